@@ -192,6 +192,7 @@ PREDICTIONS = {
     "reward": Number(1.204),
     "span-corruption": Generated("moves slowly"),
     "denoising": Generated("the glacier moves slowly"),
+    "image-text-to-text": Generated("a cat"),
     "image-classification": Scored("cat", {"cat": 0.981, "dog": 0.019}),
     "speech-recognition": Generated("the glacier moves slowly"),
     "audio-classification": Scored("dog", {"dog": 0.981, "rain": 0.019}),

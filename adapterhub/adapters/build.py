@@ -21,6 +21,7 @@ from adapterhub.adapters.parts import (
     parameter_holders,
 )
 from adapterhub.adapters.state import ModelState
+from adapterhub.anatomy.feature_layers import dropped_modules
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.backbones.token_embedding import (
@@ -73,14 +74,11 @@ def build_adapter(
         tokens = tokens_of(tokenizer)
     key = f"{_slug(name)}-{next(state.serial)}"  # apart from names that look alike as module names
     pooled = head_pooling(anatomy, pooling, f"{key}-pooling")
-    unread = bypassed(anatomy) if pooled else ()
+    dropped = dropped_modules(anatomy)
+    unread = (*dropped, *(bypassed(anatomy) if pooled else ()))
     with undrawn():
         planned = [(p, step) for m in methods for p in m.parts() for step in _plan(m, p, anatomy)]
-    steps = [
-        (part, step)
-        for part, step in planned
-        if not (isinstance(step, Unfrozen) and _is_in(step.path, unread))
-    ]
+    steps = [(p, step) for p, step in planned if not _is_in(*_place(step, unread, dropped))]
     parameters = (path for path in anatomy.parameters() if not _is_in(path, unread))
     fresh = newly_initialized(model)
     new = sorted(fresh.intersection(parameters)) if fresh else []
@@ -101,6 +99,21 @@ def build_adapter(
     )
     _refuse_duplicates(adapter)
     return adapter
+
+
+def _place(
+    step: PlanStep, unread: Sequence[str], dropped: Sequence[str]
+) -> tuple[str, Sequence[str]]:
+    """Return the path that a step changes, and the modules in which it would change nothing.
+
+    Args:
+        step: the step.
+        unread: modules whose parameters nothing reads.
+        dropped: modules whose outputs nothing reads.
+    """
+    if isinstance(step, Unfrozen):
+        return step.path, unread
+    return f"{step.site.host}.", dropped
 
 
 def _is_in(path: str, modules: Iterable[str]) -> bool:

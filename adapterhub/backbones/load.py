@@ -21,6 +21,7 @@ from adapterhub.backbones.find import PACKAGED, find_backbone, is_local_name, no
 from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
+from adapterhub.backbones.picture_processor import PICTURES_WITH_TEXT, PictureTextProcessor
 from adapterhub.backbones.pooling import check_pooling, remember_pooling
 from adapterhub.backbones.processor import processor_options, remember_processor, tokenizer_of
 from adapterhub.backbones.quantized import (
@@ -35,6 +36,7 @@ from adapterhub.backbones.task_models import (
     TaskModel,
     label_options,
     task_model,
+    text_config,
 )
 from adapterhub.backbones.token_embedding import remember_vocabulary_size
 from adapterhub.backbones.tokenizer import remember_tokenizer
@@ -65,7 +67,7 @@ def load_backbone(
         backbone: a folder or a Hub id.
         task: features (no head), embedding (nor a pooler), classification, multi-label, regression,
             tagging, question-answering, multiple-choice, seq2seq, masked-lm, causal-lm,
-            image-classification, audio-classification or speech-recognition.
+            image-classification, image-text-to-text, audio-classification or speech-recognition.
         labels: the names of the classes, in the order of the logits; an adapter brings its own.
         revision: a branch, tag or commit on the Hub.
         dtype: fp32, bf16 or fp16; by default fp32, or bf16 if the backbone is quantized.
@@ -173,7 +175,8 @@ def _load(auto: Any, folder: Path, options: dict[str, Any], backbone: str) -> An
 
 
 def _load_processor(kind: TaskModel, folder: Path, backbone: str) -> Any:
-    auto = getattr(transformers, kind.processor)
+    joined = kind.processor == PICTURES_WITH_TEXT
+    auto = PictureTextProcessor if joined else getattr(transformers, kind.processor)
     return _load(auto, folder, processor_options(kind.processor), backbone)
 
 
@@ -203,8 +206,9 @@ def _prepare_processor(
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if model is not None:
-        if model.config.pad_token_id is None:
-            model.config.pad_token_id = tokenizer.pad_token_id
+        config = model.config if hasattr(model.config, "pad_token_id") else text_config(model)
+        if config.pad_token_id is None:
+            config.pad_token_id = tokenizer.pad_token_id
         remember_vocabulary_size(model)
         size = max(tokenizer.get_vocab().values(), default=-1) + 1
         remember_tokenizer(model, tokenizer, size)

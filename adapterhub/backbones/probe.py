@@ -6,9 +6,11 @@ import inspect
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from adapterhub.backbones.picture_processor import image_placeholder, picture_inputs
 from adapterhub.backbones.processor import (
     SOUND_INPUTS,
     processor_of,
@@ -20,6 +22,7 @@ from adapterhub.backbones.weights import device_of
 from adapterhub.interrupts import Reversal
 
 ROWS, TOKENS = 4, 16
+_SIDE = 48  # pixels of the pictures of noise
 
 
 def probe_batch(
@@ -85,6 +88,32 @@ def _noise(model: PreTrainedModel, seed: int, rows: int) -> dict[str, Tensor]:
     return {name: tensor.to(device_of(model)) for name, tensor in inputs.items()}
 
 
+def picture_batch(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
+    """Make a batch of noise with a question, for a model that reads pictures with text.
+
+    Args:
+        model: the model, with its processor.
+        seed: of the noise.
+
+    Returns:
+        What the processor makes of the pictures and the texts; {} for other models.
+    """
+    processor = processor_of(model)
+    placeholder = image_placeholder(processor)
+    if placeholder is None:
+        return {}
+    numbers = np.random.default_rng(seed)
+    noise = numbers.integers(0, 256, (ROWS, _SIDE, _SIDE, 3), dtype=np.uint8)
+    pictures = [Image.fromarray(pixels) for pixels in noise]
+    texts = [f"{placeholder} {row} {row + 1}" for row in range(ROWS)]
+    made = picture_inputs(processor, pictures, texts)
+    device, dtype = device_of(model), model.dtype
+    return {
+        name: tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
+        for name, tensor in made.items()
+    }
+
+
 class EvaluationMode(Reversal[None]):
     """Sets a model to evaluation mode inside; afterwards each module is in its own mode."""
 
@@ -103,13 +132,14 @@ class EvaluationMode(Reversal[None]):
 
 
 def probe(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Run a model in evaluation mode on the probe batch and return its outputs by name.
+    """Run a model in evaluation mode on a small batch and return its outputs by name.
 
+    The batch is that of `probe_batch`, or of `picture_batch` if the model reads pictures with text.
     Its logits, or all other floating point outputs if it has none; in fp32 on the CPU.
     """
     device = str(device_of(model)).partition(":")[0]
     with EvaluationMode(model), torch.no_grad(), torch.autocast(device, enabled=False):
-        outputs = model(**probe_batch(model), return_dict=True)
+        outputs = model(**(picture_batch(model) or probe_batch(model)), return_dict=True)
     tensors = {
         name: value.to("cpu", torch.float32)
         for name, value in outputs.items()

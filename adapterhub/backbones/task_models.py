@@ -10,6 +10,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from adapterhub.backbones.picture_processor import PICTURES_WITH_TEXT
 from adapterhub.errors import ConfigError, unknown
 
 CAUSAL_LM = "causal-lm"
@@ -28,7 +29,7 @@ class TaskModel:
         pools: whether the head reads one vector of each text.
         problem_type: that of transformers, which selects the loss of a model with a new head.
         pooler: whether the pooler of a class is kept, a dense layer behind the last token states.
-        processor: the name of the auto class of what turns texts, pictures or sound into inputs.
+        processor: the name of the class that loads what turns texts, pictures or sound into inputs.
         other_auto: the auto class of architectures that `auto` does not have.
         config: options of the configuration, for those architectures that have them.
     """
@@ -103,6 +104,7 @@ TASK_MODELS = {
     "image-classification": TaskModel(
         "AutoModelForImageClassification", classes=True, processor="AutoImageProcessor"
     ),
+    "image-text-to-text": TaskModel("AutoModelForImageTextToText", processor=PICTURES_WITH_TEXT),
     "audio-classification": TaskModel(
         "AutoModelForAudioClassification", classes=True, processor="AutoFeatureExtractor"
     ),
@@ -137,6 +139,11 @@ def task_kind(model: PreTrainedModel, problem_type: str | None = None) -> str | 
     kinds = [name for name, row in TASK_MODELS.items() if type(model) in row.classes_for(config)]
     same = [name for name in kinds if TASK_MODELS[name].problem_type == chosen]
     return next(iter(same or kinds), None)
+
+
+def text_config(model: PreTrainedModel) -> PreTrainedConfig:
+    """Return the part of a configuration that is about text; all of it in most models."""
+    return model.config.get_text_config(decoder=True)
 
 
 def label_options(task: str, labels: Sequence[str]) -> dict[str, Any]:

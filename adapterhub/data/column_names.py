@@ -50,6 +50,12 @@ TRANSCRIPTS = (
     ("text", "transcription", "transcript"),
     ("sentence", "label", "target", "rawtranscription", "rawtext", "utterance", "caption"),
 )
+ASKED = (("question",), ("prompt", "instruction", "query"), ("text", "input"))
+REPLIES = (
+    ("answer",),
+    ("label", "response", "caption", "completion", "output", "target", "description"),
+    ("text", "sentence"),
+)
 PROMPTS = (
     ("text",),
     ("prompt", "instruction", "question", "input", "source", "sourcetext", "src", "document",
@@ -91,7 +97,8 @@ _NEVER = (
 )
 NEVER = frozenset(_NEVER.split())
 _LISTS = (TEXTS, CLASSES, NUMBERS, TARGETS, PROMPTS, TOKENS, TAGS, QUESTIONS, CONTEXTS, ANSWERS,
-          STEMS, CHOSEN, CHOICES, ANCHORS, POSITIVES, PICTURES, SOUNDS, TRANSCRIPTS)  # fmt: skip
+          STEMS, CHOSEN, CHOICES, ANCHORS, POSITIVES, PICTURES, SOUNDS, TRANSCRIPTS, ASKED,
+          REPLIES)  # fmt: skip
 KNOWN = frozenset(
     {name for names in _LISTS for tier in names for name in tier}
     | {name for pair in PAIRS for name in pair}

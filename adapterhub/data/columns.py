@@ -27,6 +27,8 @@ Wants = Mapping[str, str]
 WANTS: Mapping[str, Wants] = {
     "texts": {"text": "text"},
     "pictures": {"text": "picture", "label": "class"},
+    # The answer first: what is left over may be the question.
+    "asked pictures": {"text": "picture", "label": "reply", "pair": "asked"},
     "sounds": {"text": "sound", "label": "class"},
     "speech": {"text": "sound", "label": "transcript"},
     "classes": {"text": "text", "pair": "text", "label": "class"},
@@ -45,11 +47,16 @@ WANTS: Mapping[str, Wants] = {
 """What tasks want, by what they learn."""
 
 
+OPTIONAL = frozenset({"text", "asked"})
+"""The kinds of second columns that data may lack."""
+
 FILES = frozenset({"picture", "sound"})
 """The kinds of columns whose cells are files, which nothing else looks like."""
 
 # Columns of these names were the only ones that were read; what is wrong with their cells is told.
 _USUAL = {"text": "text", "pair": "context", "label": "label", "choices": "choices"}
+
+_BY_NAME = frozenset({"transcript", "asked", "reply"})  # kinds with names of their own
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,8 @@ _KINDS = {
                       "the text that belongs to it"),
     "picture": _Kind(names.PICTURES, lambda p: p.is_string or p.is_files,
                      lambda p: p.is_files, "the files of pictures"),
+    "asked": _Kind(names.ASKED, lambda p: p.is_string, _never, "the questions"),
+    "reply": _Kind(names.REPLIES, lambda p: bool(p.texts), _never, "the answers"),
     "sound": _Kind(names.SOUNDS, lambda p: p.is_string or p.is_files,
                    lambda p: p.is_files, "the files of sounds"),
     "transcript": _Kind(names.TRANSCRIPTS, lambda p: p.is_string, lambda p: p.is_text,
@@ -179,7 +188,7 @@ class _Chooser:
             column = self._choices(free) if name == "choices" else self._column(name, free)
             if column is not None:
                 chosen[name] = column
-        optional = {"pair"} if self.wants.get("pair") == "text" else set()
+        optional = {"pair"} if self.wants.get("pair") in OPTIONAL else set()
         if missing := [name for name in open_ones if name not in {*chosen, *optional}]:
             raise self._doubt(chosen, missing)
         return chosen
@@ -201,7 +210,7 @@ class _Chooser:
         """Return the column of an option by its name, or else by its cells."""
         kind = _KINDS[self.wants[name]]
         usual = _USUAL.get(name, "")
-        if usual in free and self.wants[name] not in {*FILES, "transcript"}:
+        if usual in free and self.wants[name] not in {*FILES, *_BY_NAME}:
             return None if self._is_no_class(str(usual)) and self.wants[name] == "class" else usual
         for tier in kind.names:
             hits = [c for c in free if plain_name(c) in tier and kind.named(self.profile(c))]

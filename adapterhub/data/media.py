@@ -73,7 +73,7 @@ def open_media(name: str, decode: Decode[T]) -> MediaFile:
         DataError: it cannot be read or decoded.
     """
     try:
-        return _opened(name, None, Path(), decode)
+        return opened_cell(name, None, Path(), decode)
     except ValueError as error:
         raise DataError(str(error)) from error
 
@@ -108,14 +108,20 @@ def read_media(
     def build(cell: object, *labels: object) -> MediaFile:
         label, problem = parse(labels[0]) if labels else (None, "")
         refuse(problem)
-        return _opened(cell, str(label) if labels else None, folder, decode)
+        return opened_cell(cell, str(label) if labels else None, folder, decode)
 
     columns = [options.text_column, *([options.label_column] if labelled else [])]
     return read_rows(source, options, split, columns, build)
 
 
-def _opened(cell: object, label: str | None, folder: Path, decode: Decode[T]) -> MediaFile:
+def opened_cell(cell: object, label: str | None, folder: Path, decode: Decode[T]) -> MediaFile:
     """Return the file of a cell: its name, or {bytes, path}.
+
+    Args:
+        cell: the cell.
+        label: the label of the file.
+        folder: what names are relative to.
+        decode: decodes the bytes of a file.
 
     Raises:
         ValueError: it is missing or broken.

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.backbones.load import quiet_loading
 from adapterhub.backbones.probe import probe
+from adapterhub.backbones.processor import processor_of, remember_processor
 from adapterhub.backbones.quantized_training import keep_4bit_layout
 from adapterhub.backbones.task_models import TASK_MODELS, task_kind
 from adapterhub.errors import MergeError, OutputError
@@ -144,4 +145,6 @@ def _reloaded(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
             "the merged checkpoint does not load as it was written", offenders=problems
         )
     keep_4bit_layout(loaded)
+    if (processor := processor_of(model)) is not None:  # what the model is probed with
+        remember_processor(loaded, processor)
     return loaded.eval()  # type: ignore[no-any-return]

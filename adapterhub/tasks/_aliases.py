@@ -22,6 +22,10 @@ ALIASES: dict[str, tuple[str, Mapping[str, Any]]] = {
         ("image-classification", {}),
     ),
     **dict.fromkeys(
+        ("vqa", "visual-question-answering", "image-to-text", "image-captioning", "captioning"),
+        ("image-text-to-text", {}),
+    ),
+    **dict.fromkeys(
         ("audio-cls", "sound-classification", "speech-classification", "keyword-spotting"),
         ("audio-classification", {}),
     ),

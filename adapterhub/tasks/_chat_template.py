@@ -12,7 +12,7 @@ import functools
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, nodes
@@ -98,25 +98,31 @@ class TemplateLimitError(Exception):
 
 
 def chat_text(
-    tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, str]], *, generation_prompt: bool
+    tokenizer: PreTrainedTokenizerBase,
+    turns: Sequence[Mapping[str, Any]],
+    *,
+    generation_prompt: bool,
+    template: str | None = None,
 ) -> str:
-    """Format a chat by the tokenizer's template, as `apply_chat_template` does.
+    """Format a chat by a template, as `apply_chat_template` does.
 
     Args:
         tokenizer: the tokenizer.
-        turns: the messages, each with role and content.
+        turns: the messages, each with role and content: a text, or a list of parts.
         generation_prompt: end with the beginning of a response.
+        template: the template, if it is not the tokenizer's.
 
     Raises:
         ConfigError: the template is broken, refuses the chat, or exceeds a limit.
     """
     try:
-        template = _compiled(str(tokenizer.get_chat_template()), threading.get_ident())
-        environment: Any = template.environment
+        source = str(tokenizer.get_chat_template()) if template is None else template
+        compiled = _compiled(source, threading.get_ident())
+        environment: Any = compiled.environment
         environment.restart()
         values = {"messages": [dict(turn) for turn in turns], "tools": None, "documents": None}
         special = {name: str(text) for name, text in _special_tokens(tokenizer)}
-        return str(template.render(**values, add_generation_prompt=generation_prompt, **special))
+        return str(compiled.render(**values, add_generation_prompt=generation_prompt, **special))
     except Exception as error:  # a template raises anything, and its message is its own
         raise ConfigError(
             f"the chat template of {tokenizer.name_or_path} cannot be applied: "

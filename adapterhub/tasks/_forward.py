@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 T = TypeVar("T")
+
+PIXELS = "pixel_values"
+"""The input of pictures, also of models whose main input is text."""
+
 CPU_TOKENS = 4096
 """Most padded tokens of a batch on a CPU: larger ones leave its caches, and take more memory."""
 
@@ -98,9 +102,11 @@ def on_device(
         device: the device.
     """
     moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
-    read = getattr(model, "main_input_name", "")
-    if read in moved and moved[read].is_floating_point():
-        moved[read] = moved[read].to(model.dtype)  # type: ignore[arg-type]
+    if (dtype := getattr(model, "dtype", None)) is None:
+        return moved
+    for name in {getattr(model, "main_input_name", ""), PIXELS} & moved.keys():
+        if moved[name].is_floating_point():
+            moved[name] = moved[name].to(dtype)
     return moved
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +11,10 @@ from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 from adapterhub.tasks._base import Encoded, Generated, Prediction
 from adapterhub.tasks._division import in_step, results
-from adapterhub.tasks._forward import Passed, by_length, each_batch
+from adapterhub.tasks._forward import Passed, by_length, each_batch, on_device
 from adapterhub.tasks._losses import next_token_loss
 from adapterhub.tasks._metrics import answer_metrics
-from adapterhub.tasks._rows import IGNORED, in_order, pad
+from adapterhub.tasks._rows import IGNORED, Row, Setting, in_order, pad
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +39,16 @@ class Generation:
                 f"new_tokens is {self.new_tokens}, beams is {self.beams}",
                 expected="1 to 100000 tokens, 1 to 1000 beams",
             )
+
+    def prompt_batch(self, rows: Sequence[Row], setting: Setting, side: str) -> dict[str, Tensor]:
+        """Return the model inputs for some prompts.
+
+        Args:
+            rows: the rows of the prompts.
+            setting: the tokenizer or processor.
+            side: the side on which they are padded.
+        """
+        return pad(rows, setting.tokenizer, side)
 
 
 @dataclass(frozen=True)
@@ -87,8 +97,9 @@ def generate(
     side = "right" if model.config.is_encoder_decoder else "left"
 
     def compute(indices: list[int]) -> list[tuple[int, Generated]]:
-        batch = pad([prompts.rows[i] for i in indices], tokenizer, side)
-        inputs = {k: v.to(model.device) for k, v in batch.items() if k != "labels"}
+        batch = how.prompt_batch([prompts.rows[i] for i in indices], prompts.setting, side)
+        moved = on_device(batch, model, model.device)
+        inputs = {k: v for k, v in moved.items() if k != "labels"}
         with torch.inference_mode():
             ids = model.generate(  # type: ignore[operator]
                 **inputs,

@@ -88,6 +88,7 @@ LOSSES: Mapping[str, Loss] = {
     "image-classification": class_loss,
     "audio-classification": class_loss,
     "causal-lm": next_token_loss,
+    "image-text-to-text": next_token_loss,
     "masked-lm": class_loss,
     "seq2seq": class_loss,
 }

@@ -38,7 +38,7 @@ from adapterhub.tasks._show import tokens_line
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_MAIN = {"bleu": "bleu", "rouge": "rougeL", "exact": "exact_match"}
+MAIN_SCORES = {"bleu": "bleu", "rouge": "rougeL", "exact": "exact_match"}
 
 
 @register_task
@@ -77,7 +77,7 @@ class Seq2Seq(Generation, Task):
     @property
     def main_metric(self) -> str:
         """The main score of the option `metric`."""
-        return _MAIN[self.metric]
+        return MAIN_SCORES[self.metric]
 
     # Examples
 

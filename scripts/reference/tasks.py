@@ -25,6 +25,7 @@ BACKBONES = {
     CAUSAL_LM: "Qwen/Qwen3-0.6B",
     "seq2seq": "google-t5/t5-small",
     "image-classification": "google/vit-base-patch16-224",
+    "image-text-to-text": "Qwen/Qwen2-VL-2B-Instruct",
     "audio-classification": "facebook/wav2vec2-base",
     "speech-recognition": "UsefulSensors/moonshine-tiny",
 }

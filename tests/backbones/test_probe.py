@@ -12,7 +12,7 @@ import transformers
 from torch import nn
 
 from adapterhub.backbones.load import load_backbone
-from adapterhub.backbones.probe import ROWS, TOKENS, probe, probe_batch
+from adapterhub.backbones.probe import ROWS, TOKENS, picture_batch, probe, probe_batch
 from adapterhub.backbones.processor import sound_inputs
 
 
@@ -81,3 +81,15 @@ def test_a_model_of_pictures_gets_pixels_of_its_size():
     assert batch.keys() == {"pixel_values"}
     assert batch["pixel_values"].shape == (3, 3, 8, 8)
     assert probe(model)["logits"].shape == (4, 2)
+
+
+def test_a_model_of_pictures_with_text_is_probed_with_both(backbones):
+    model, _ = load_backbone(str(backbones("vlm-qwen2_vl")), task="image-text-to-text")
+    batch = picture_batch(model)
+    assert len(batch["input_ids"]) == len(batch["image_grid_thw"]) == ROWS
+    assert torch.equal(batch["pixel_values"], picture_batch(model)["pixel_values"])
+    before = probe(model)["logits"]
+    with torch.no_grad():
+        model.model.visual.blocks[0].mlp.fc1.weight += 0.1
+    assert not torch.equal(probe(model)["logits"], before)
+    assert picture_batch(tiny_models.usual_model("bert")) == {}

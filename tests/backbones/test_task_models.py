@@ -6,12 +6,19 @@ import pytest
 import tiny_models
 
 import adapterhub as ah
-from adapterhub.backbones.task_models import TASK_MODELS, label_options, task_kind, task_model
+from adapterhub.backbones.picture_processor import PICTURES_WITH_TEXT
+from adapterhub.backbones.task_models import (
+    TASK_MODELS,
+    label_options,
+    task_kind,
+    task_model,
+    text_config,
+)
 from adapterhub.errors import ConfigError
 
 READS = {
     "AutoTokenizer": "bert", "AutoImageProcessor": "vit", "AutoFeatureExtractor": "wav2vec2",
-    "AutoProcessor": "speech-ctc",
+    "AutoProcessor": "speech-ctc", PICTURES_WITH_TEXT: "vlm-llava",
 }  # fmt: skip
 
 
@@ -47,6 +54,13 @@ def test_the_loss_of_ctc_is_a_mean_without_infinities(backbones):
     assert model.config.ctc_zero_infinity
 
 
+def test_the_configuration_of_the_text_is_all_of_it_or_a_part(backbones):
+    llama = tiny_models.model("llama")
+    assert text_config(llama) is llama.config
+    llava, _ = ah.load_backbone(str(backbones("vlm-llava")), task="image-text-to-text")
+    assert text_config(llava) is llava.config.text_config
+
+
 def test_language_models_have_a_kind():
     for architecture, task in (("llama", "causal-lm"), ("t5", "seq2seq")):
         assert task_kind(tiny_models.language_model(architecture)) == task
@@ -63,6 +77,7 @@ def test_heads_that_are_not_pretrained():
     without = {name for name, row in TASK_MODELS.items() if not row.has_head}
     assert without == {
         "features", "embedding", "masked-lm", "causal-lm", "seq2seq", "speech-recognition",
+        "image-text-to-text",
     }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import sounds
 import torch
 import transformers
+import vision_language
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -44,7 +45,12 @@ WRITING = {
     "speech-whisper": sounds.save_whisper,
     "speech-moonshine": sounds.save_moonshine,
 }
-BACKBONES = {"vit": save_vit, **{kind: partial(sounds.save, kind) for kind in HEARING}, **WRITING}
+BACKBONES = {
+    **{f"vlm-{kind}": save for kind, save in vision_language.SAVED.items()},
+    "vit": save_vit,
+    **{kind: partial(sounds.save, kind) for kind in HEARING},
+    **WRITING,
+}
 
 
 def write_digits(folder: Path, classes: int = 10, each: int = 12, skip: int = 0) -> Path:

@@ -29,6 +29,7 @@ MODELS = {
     "google-bert/bert-base-uncased": ("bert", "features"),
 }
 MEDIA = {"google/vit-base-patch16-224": "vit", "facebook/wav2vec2-base": "wav2vec2",
+         "Qwen/Qwen2-VL-2B-Instruct": "vlm-qwen2_vl",
          "UsefulSensors/moonshine-tiny": "speech-moonshine"}  # fmt: skip
 _SPECIAL = ["<unk>", "<pad>", "</s>", "<s>", "<mask>"]  # the ids of tiny_models
 # Each is one token, with the space in front of it: words of classes, and T5's sentinels.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import media
 import sounds
+import vision_language
 from fixtures import sentences, write_json_lines, write_tsv
 
 
@@ -171,6 +172,11 @@ def speech(folder: Path) -> Path:
     return sounds.write_speech(folder / "speech")
 
 
+def questions_on_pictures(folder: Path) -> Path:
+    """Write pictures of digits, each with a question and its answer."""
+    return vision_language.write_questions(folder / "vqa").parent
+
+
 CASES = {
     "classification": Case("bert", "classification", classes, ("the film was bad",), "label", 0.9),
     "multi-label": Case(
@@ -225,6 +231,10 @@ CASES = {
     "speech-recognition": Case(
         "speech-ctc", "speech-recognition", speech, ("DATA/1.wav",), "generated", most=0.1,
         epochs=120,
+    ),
+    "image-text-to-text": Case(
+        "vlm-llava", "image-text-to-text(new_tokens=2)", questions_on_pictures,
+        ("DATA/0-1.png", "--pair", "which digit?"), "generated", 0.9, epochs=80,
     ),
     "denoising": Case(
         "bart", "denoising(new_tokens=5)", lines, ("the <mask> was good",), "generated", most=2.0,

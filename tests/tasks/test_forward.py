@@ -76,6 +76,14 @@ def test_processes_that_divide_the_batches_evaluate_to_the_same(name, backbones,
         assert list(map(str, predictions)) == list(map(str, whole))
 
 
+def test_pictures_get_the_dtype_of_a_model_whose_main_input_is_text(backbones):
+    model, _ = load_backbone(str(backbones("vlm-llava")), task="image-text-to-text", dtype="bf16")
+    assert model.main_input_name == "input_ids"
+    batch = {"pixel_values": torch.ones(1, 3, 16, 16), "loss.weights": torch.ones(1)}
+    moved = on_device(batch, model, torch.device("cpu"))
+    assert [t.dtype for t in moved.values()] == [torch.bfloat16, torch.float32]
+
+
 @pytest.mark.parametrize(("name", "value", "dtype"), [
     ("pixel_values", torch.ones(1, 3, 16, 16), torch.bfloat16),
     ("input_ids", torch.ones(1, 3, dtype=torch.long), torch.long),

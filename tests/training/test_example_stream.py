@@ -22,7 +22,12 @@ from adapterhub.training.example_stream import open_examples, read_some
 ANSWERED = [
     {"question": "what", "context": "so it was", "answers": {"text": ["so"], "answer_start": [0]}}
 ] * 25
-MEDIA = {"image-classification", "audio-classification", "speech-recognition"}
+MEDIA = {
+    "image-classification",
+    "audio-classification",
+    "speech-recognition",
+    "image-text-to-text",
+}
 CLASSES = parse_task("classification")
 
 

@@ -252,6 +252,7 @@ NOT_CACHED = {
     "speech-recognition": "are decoded for each batch",
     "audio-classification": "are decoded for each batch",
     "image-classification": "are decoded for each batch",
+    "image-text-to-text": "are decoded for each batch",
     "question-answering": "outputs change",  # its loss in transformers reads padding
     "seq2seq": "outputs change",  # T5: the first of two layers hands its relative positions on
 }

@@ -33,6 +33,11 @@ LEARNED = {
     "audio-classification": {"label": "high (class 0)", "input_values": "4800"},
     "speech-recognition": {"input_values": "4480", "target": "a b"},
     "image-classification": {"label": "0 (class 0)", "pixel_values": "3 x 16 x 16"},
+    "image-text-to-text": {
+        "tokens": "<image>x16 \\n w h i c h ▁ d i g i t ? \\n 0 </s>",
+        "pixel_values": "1 x 3 x 16 x 16",
+        "learned": "·x30 0 </s>",
+    },
     "denoising": {"target": "<s> the movie was bad </s>"},
 }
 

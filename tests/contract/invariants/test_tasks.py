@@ -34,7 +34,7 @@ TOKENLESS = {
 }
 # A language model's head belongs to the backbone.
 HEADLESS = {("head", task) for task in ("causal-lm", "seq2seq", "span-corruption", "denoising")}
-HEADLESS |= {("head", "speech-recognition")}
+HEADLESS |= {("head", task) for task in ("speech-recognition", "image-text-to-text")}
 HEADLESS |= {("head", task) for task in ("embedding", "preference", "unified-qa")}
 SITELESS = {
     (m, t)

@@ -1,0 +1,185 @@
+"""Prompts with a picture: the text before the answer, and the answer as it is learned.
+
+chat template   one message of the user, with the picture and the question, and one of the
+                assistant; the answer is what the second message adds
+own template    with {image} and {text}; the answer ends with the token that ends texts
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from adapterhub.errors import ConfigError
+from adapterhub.tasks._chat_template import chat_text
+from adapterhub.tasks._rows import IGNORED, Row
+
+TOKENS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
+"""What a processor returns with a value for each token; all else is of the pictures."""
+
+_PLAIN = "{image}\n{text}\n"
+_BARE = "{image}{text}"  # processors that mark a suffix end the prompt themselves
+
+
+def check_picture_template(template: str | None) -> None:
+    """Refuse a template without a place for the picture and the question.
+
+    Raises:
+        ConfigError: one is missing, or there are several places for the picture.
+    """
+    if template is None or (template.count("{image}") == 1 and "{text}" in template):
+        return
+    raise ConfigError(
+        f"invalid template {template!r}",
+        expected="a template with {image} once, and {text}",
+        hint="template='{image}\\n{text}\\n', or null for the processor's own",
+    )
+
+
+@dataclass(frozen=True)
+class PromptedPicture:
+    """The text with one placeholder for the picture, and what follows it.
+
+    Attributes:
+        prompt: the text that the model reads.
+        answer: the text that it learns; "" to predict.
+        special: whether the tokenizer adds its special tokens to the prompt.
+    """
+
+    prompt: str
+    answer: str
+    special: bool
+
+
+class PicturePrompts:
+    """Makes prompts and tokens for one processor.
+
+    Raises:
+        ConfigError: the processor has no placeholder for pictures.
+    """
+
+    def __init__(self, processor: Any, template: str | None) -> None:
+        from adapterhub.backbones.picture_processor import image_placeholder, learns_suffix
+
+        self.processor = processor
+        self.tokenizer: Any = getattr(processor, "tokenizer", None)
+        self.suffix = learns_suffix(processor)
+        placeholder = image_placeholder(processor)
+        if placeholder is None or self.tokenizer is None:
+            raise ConfigError(
+                f"{type(processor).__name__} has no token that stands for a picture",
+                expected="a backbone that reads pictures among the tokens of a text, such as "
+                "HuggingFaceTB/SmolVLM-256M-Instruct or Qwen/Qwen2-VL-2B-Instruct",
+            )
+        self.placeholder, self.chat = placeholder, None
+        if template is None:
+            self.chat = _chat_template(processor)
+            template = _BARE if self.suffix else _PLAIN
+        self.template = template
+
+    def texts(self, question: str, answer: str | None) -> PromptedPicture:
+        """Return the texts for a question; the data of others may have the placeholder in it.
+
+        Raises:
+            ConfigError: the chat template has another form.
+        """
+        question = question.replace(self.placeholder, "").strip()
+        if self.chat is None:
+            filled = self.template.replace("{image}", self.placeholder)
+            return PromptedPicture(filled.replace("{text}", question), answer or "", True)
+        turns = [_turn("user", {"type": "image"}, {"type": "text", "text": question})]
+        turns += [] if answer is None else [_turn("assistant", {"type": "text", "text": answer})]
+        prompt = self._formatted(turns[:1], True)
+        whole = self._formatted(turns, False) if answer is not None else prompt
+        if not whole.startswith(prompt) or prompt.count(self.placeholder) != 1:
+            raise ConfigError(
+                f"the chat template of {type(self.processor).__name__} does not begin an answer "
+                f"behind one {self.placeholder}",
+                expected="a template that adds the answer to the text of the question",
+                hint="--task \"image-text-to-text(template='{image}\\n{text}\\n')\"",
+            )
+        begun = prompt.startswith(self.tokenizer.bos_token or "\0")
+        return PromptedPicture(prompt, whole[len(prompt) :], not begun)
+
+    def _formatted(self, turns: list[dict[str, Any]], begun: bool) -> str:
+        return chat_text(self.tokenizer, turns, generation_prompt=begun, template=self.chat)
+
+    def row(self, texts: PromptedPicture, picture: Any, *, labelled: bool) -> Row:
+        """Return the tokens of a prompt, with those of the picture, and of the answer.
+
+        Args:
+            texts: the prompt and the answer.
+            picture: the decoded picture.
+            labelled: whether to add the answer, and the labels.
+
+        Raises:
+            ConfigError: the processor returns a value for each token besides its tokens.
+        """
+        encoded = self.processed([texts], [picture], tensors=False)
+        ids = list(encoded["input_ids"][0])
+        for name in encoded.keys() - TOKENS:
+            if _for_each_token(encoded[name], len(ids)):
+                raise ConfigError(
+                    f"{type(self.processor).__name__} returns {name}, with a value for each token",
+                    expected="a backbone whose pictures are tokens of the text",
+                )
+        kept = len(ids) - (len(ids) > 1 and ids[-1] in self._ends())
+        row = {name: list(encoded[name][0][:kept]) for name in TOKENS & encoded.keys()}
+        if labelled:
+            learned = self._answer(texts)
+            values = {"input_ids": learned, "attention_mask": [1] * len(learned)}
+            kind = int(self.suffix)  # 1: attends to what is before it
+            values["token_type_ids"] = [kind] * len(learned)
+            for name, value in row.items():
+                row[name] = value + values.get(name, [0] * len(learned))
+            row["labels"] = [IGNORED] * kept + learned
+        return row
+
+    def processed(
+        self, texts: list[PromptedPicture], pictures: list[Any], *, tensors: bool = True
+    ) -> dict[str, Any]:
+        """Return what the processor makes of some prompts and their pictures.
+
+        Args:
+            texts: the prompts.
+            pictures: one decoded picture for each.
+            tensors: whether to return tensors, padded to the longest prompt; else lists.
+        """
+        from adapterhub.backbones.picture_processor import picture_inputs
+
+        prompts = [text.prompt for text in texts]
+        special = texts[0].special
+        return picture_inputs(self.processor, pictures, prompts, tensors=tensors, special=special)
+
+    def _ends(self) -> set[int | None]:
+        tokenizer = self.tokenizer
+        return {tokenizer.eos_token_id, tokenizer.sep_token_id} - {tokenizer.bos_token_id, None}
+
+    def _answer(self, texts: PromptedPicture) -> list[int]:
+        """Tokenize an answer; a template may end it, else the token that ends texts does."""
+        tokenizer = self.tokenizer
+        ids: list[int] = tokenizer(texts.answer, add_special_tokens=False)["input_ids"]
+        special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        ended = self.chat is not None and not special.isdisjoint(ids)
+        return ids if ended or tokenizer.eos_token_id is None else [*ids, tokenizer.eos_token_id]
+
+
+def _turn(role: str, *parts: dict[str, str]) -> dict[str, Any]:
+    return {"role": role, "content": list(parts)}
+
+
+def _chat_template(processor: Any) -> str | None:
+    """Return the chat template of a processor, or of its tokenizer; None: it has none."""
+    template = getattr(processor, "chat_template", None) or processor.tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    return str(template) if template else None
+
+
+def _for_each_token(value: Any, tokens: int) -> bool:
+    """Return whether a value of one example has as many items as there are tokens."""
+    shape: tuple[int, ...] = getattr(value, "shape", ())
+    if not shape and isinstance(value, list) and value:
+        first = value[0]
+        shape = 1, len(first) if hasattr(first, "__len__") else 0
+    return len(shape) > 1 and shape[1] == tokens

@@ -1,0 +1,335 @@
+"""Questions on pictures: prompts, batches, losses and answers as of plain transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import media
+import pytest
+import torch
+import vision_language
+from PIL import Image
+
+import adapterhub as ah
+from adapterhub.backbones.load import load_backbone
+from adapterhub.backbones.picture_processor import PictureTextProcessor, picture_inputs
+from adapterhub.backbones.processor import remember_processor
+from adapterhub.data.options import DataOptions
+from adapterhub.errors import ConfigError, DataError, MismatchError
+from adapterhub.tasks import Setting, parse_task
+from adapterhub.tasks._base import Generated
+from adapterhub.tasks._losses import next_token_loss
+
+TASK = parse_task("image-text-to-text(new_tokens=5)")
+NAMES = sorted(vision_language.SAVED)
+METHODS = ("lora", "pfeiffer", "ia3", "prefix", "prompt")
+# Their masks, which are not causal, are made before the prompt is put in front.
+UNPROMPTED = {("gemma3", "prompt"), ("paligemma", "prompt")}
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory):
+    """Pictures of two sizes with the same question."""
+    return vision_language.write_questions(tmp_path_factory.mktemp("vqa"), digits=3, each=2)
+
+
+@pytest.fixture
+def loaded(backbones):
+    def load(name, template=None):
+        model, processor = load_backbone(str(backbones(f"vlm-{name}")), task="image-text-to-text")
+        if template is not None:
+            processor.chat_template = template
+        return model, processor
+
+    return load
+
+
+def examples(file):
+    return TASK.read(str(file), DataOptions(), "train")
+
+
+def encoded(file, processor, task=TASK, labelled=True, **setting):
+    return task.encode(examples(file), Setting(processor, 128, **setting), labelled=labelled)
+
+
+def learned(row, processor):
+    return processor.tokenizer.decode([i for i in row["labels"] if i >= 0])
+
+
+def test_columns_and_examples(questions):
+    first = examples(questions)[0]
+    assert (first.name, first.question, first.label) == ("0-0.png", "which digit?", "0")
+    typed = TASK.example([str(questions.parent / "0-0.png"), "which digit?"], DataOptions())
+    assert typed.with_label("0") == first
+    assert TASK.shown(first) == ["0-0.png", "which digit?"]
+    assert TASK.shown(TASK.example([str(questions.parent / "0-0.png")], DataOptions())) == [
+        str(questions.parent / "0-0.png")
+    ]
+
+
+def test_captions_are_answers_to_the_prompt_of_the_task(questions, loaded, tmp_path):
+    table = questions.parent / "captions.csv"
+    table.write_text("image,caption\n0-0.png,a zero\n1-0.png,a one\n")
+    task, choice = TASK.fitted(str(table), DataOptions(), "train")
+    assert "no column of questions: 'Describe the picture.' is asked of each" in choice.notes[-1]
+    _, asked = TASK.fitted(str(questions), DataOptions(), "train")
+    assert not any("no column" in note for note in asked.notes)
+    _, processor = loaded("llava")
+    own = dataclasses.replace(task, prompt="What is it?")
+    read = own.read(str(table), choice.options, "train")
+    rows = own.encode(read, Setting(processor, 128), labelled=True).rows
+    assert rows[0]["texts"].prompt == "<image>\nWhat is it?\n"
+    assert learned(rows[0], processor) == "a zero</s>"
+
+
+def test_the_prompt_is_the_chat_template(questions, loaded):
+    template = vision_language.TEMPLATE.replace("IMAGE", "<image>")
+    _, processor = loaded("llava", template)
+    row = encoded(questions, processor).rows[0]
+    assert row["texts"].prompt == "<|user|><image>which digit?<|assistant|>"
+    assert row["texts"].answer == "0</s>"
+    assert learned(row, processor) == "0</s>", "the template ends it: no second end"
+    text = processor.tokenizer.decode(row["input_ids"])
+    assert text == "<|user|>" + "<image>" * 16 + "which digit?<|assistant|>0</s>"
+
+
+def test_a_template_without_an_end_gets_one(questions, loaded):
+    template = vision_language.TEMPLATE.replace("IMAGE", "<image>").replace("</s>", "")
+    _, processor = loaded("llava", template)
+    assert learned(encoded(questions, processor).rows[0], processor) == "0</s>"
+
+
+def test_a_template_of_the_task_comes_first(questions, loaded):
+    _, processor = loaded("qwen2_vl")
+    task = dataclasses.replace(TASK, template="Q: {text} {image} A:")
+    row = encoded(questions, processor, task).rows[0]
+    assert row["texts"].prompt == "Q: which digit? <|image_pad|> A:"
+    for wrong in ("{text}", "{image}", "{image}{image}{text}"):
+        with pytest.raises(ConfigError, match="invalid template"):
+            dataclasses.replace(TASK, template=wrong)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[0]['content'][1]['text'] }}",  # no picture
+        "{{ messages|length }}<image>",  # another text with the answer
+    ],
+)
+def test_a_chat_template_of_another_form_is_refused(template, questions, loaded):
+    _, processor = loaded("llava", template)
+    with pytest.raises(ConfigError, match="does not begin an answer behind one <image>"):
+        encoded(questions, processor)
+
+
+def test_a_placeholder_in_the_data_is_no_second_picture(questions, loaded):
+    _, processor = loaded("llava")
+    first = examples(questions)[0]
+    asked = dataclasses.replace(first, question="<image>\nwhich digit?")
+    setting = Setting(processor, 128)
+    same = [TASK.encode([e], setting, labelled=True).rows[0]["input_ids"] for e in (first, asked)]
+    assert same[0] == same[1]
+    with pytest.raises(DataError, match=r"1 answers have <image>"):
+        TASK.encode([first.with_label("an <image>")], setting, labelled=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_is_that_of_the_processor(name, questions, loaded):
+    """Prompts of pictures of two sizes; the tokens of the answers follow, and only they count."""
+    _, processor = loaded(name)
+    data = encoded(questions, processor, labelled=False)
+    pictures = [e.decoded(TASK.decode) for e in data.examples]
+    texts = [row["texts"].prompt for row in data.rows]
+    expected = picture_inputs(processor, pictures, texts)
+    side = "right" if expected["attention_mask"][:, 0].all() else "left"
+    batch = TASK.prompt_batch(data.rows, data.setting, side)
+    assert batch.keys() == expected.keys()
+    for key, tensor in expected.items():
+        assert torch.equal(batch[key], tensor), key
+    labelled = encoded(questions, processor)
+    for row, prompt in zip(labelled.rows, data.rows, strict=True):
+        size = len(prompt["input_ids"])
+        assert row["input_ids"][:size] == prompt["input_ids"]
+        assert row["labels"] == [-100] * size + row["input_ids"][size:]
+        assert {len(row[key]) for key in batch.keys() & row.keys()} == {len(row["labels"])}
+
+
+def test_the_answer_of_paligemma_is_its_suffix(questions, loaded):
+    """As its processor makes it, for training; the tokens of the suffix see what is before them."""
+    _, processor = loaded("paligemma")
+    row, example = encoded(questions, processor).rows[0], examples(questions)[0]
+    expected = processor(
+        images=[[example.decoded(TASK.decode)]], text=["<image>which digit?"], suffix=["0"]
+    )
+    assert row["input_ids"] == expected["input_ids"][0]
+    assert row["token_type_ids"] == expected["token_type_ids"][0]
+    assert row["labels"] == list(expected["labels"][0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_loss_is_that_of_the_model(name, questions, loaded):
+    model, processor = loaded(name)
+    data = encoded(questions, processor)
+    rows = range(len(data.rows))
+    with torch.no_grad():
+        output = model(**data.batch(rows))
+        alone = [next_token_loss(model(**data.batch([i])), data.batch([i])) for i in rows]
+    own = next_token_loss(output, data.batch(rows))
+    assert float(output.loss) == pytest.approx(float(own), rel=1e-5)
+    assert float(own) == pytest.approx(float(torch.stack(alone).mean()), rel=1e-4)
+    metrics = TASK.evaluate(model, data, batch_size=4)
+    assert metrics["loss"] == pytest.approx(float(own), rel=1e-4)
+    assert metrics.keys() == set(TASK.metric_names(data.examples))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("method", [None, *METHODS])
+def test_answers_are_those_without_a_cache_and_without_a_batch(method, name, questions, loaded):
+    """Also with methods that prepend tokens, where positions have three dimensions."""
+    model, processor = loaded(name)
+    if method is not None:
+        ah.attach(model, method, name="one")
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for p in (p for p in model.parameters() if p.requires_grad):
+                p += 0.1 * torch.randn(p.shape, generator=generator)
+    data = encoded(questions, processor)
+    if (name, method) in UNPROMPTED:
+        with pytest.raises(ah.AdapterhubError):
+            TASK.predict(model, data, batch_size=4)
+        return
+    found = [prediction.text for prediction in TASK.predict(model, data, batch_size=4)]
+    for i, example in enumerate(data.examples):
+        prompt = encoded(questions, processor, labelled=False).batch([i])
+        start = prompt["input_ids"].shape[1]
+        ids = model.generate(
+            **prompt, max_new_tokens=5, do_sample=False, use_cache=False, pad_token_id=1
+        )
+        text = processor.tokenizer.decode(ids[0, start:], skip_special_tokens=True)
+        assert found[i] == text.strip(), example.name
+
+
+def test_three_dimensional_positions_follow_the_prompt(questions, loaded):
+    """Qwen2-VL: the outputs are those of embeddings with virtual tokens put in front by hand."""
+    model, processor = loaded("qwen2_vl")
+    batch = encoded(questions, processor, labelled=False).batch([0, 1])
+    language, seen = model.model.language_model, {}
+    hook = language.register_forward_pre_hook(
+        lambda module, args, given: seen.update(given), with_kwargs=True
+    )
+    with torch.no_grad():
+        model(**batch)
+    hook.remove()
+    embeddings, positions = seen["inputs_embeds"], seen["position_ids"]
+    assert not torch.equal(positions[0], positions[2])
+    adapter = ah.attach(model, "prompt", name="one")
+    (virtual,) = [p for p in model.parameters() if p.requires_grad]
+    with torch.no_grad():
+        virtual += torch.randn(virtual.shape, generator=torch.Generator().manual_seed(0))
+        found = model(**batch).logits
+        values = virtual.detach().clone()
+        adapter.detach()
+        count, mask = len(values), batch["attention_mask"]
+        places = torch.arange(count).expand(len(positions), 2, -1)
+        output = language(
+            inputs_embeds=torch.cat([values.expand(2, -1, -1), embeddings], 1),
+            position_ids=torch.cat([places, positions + count], -1),
+            attention_mask=torch.cat([mask.new_ones(2, count), mask], 1),
+        )
+        expected = model.lm_head(output.last_hidden_state)[:, count:]
+    kept = mask.bool()
+    torch.testing.assert_close(found[kept], expected[kept])
+
+
+def test_long_rows_are_refused_with_their_names(questions, loaded):
+    _, processor = loaded("idefics3")
+    short = dataclasses.replace(TASK, tokens=40)
+    with pytest.raises(DataError, match="rows are longer than 40 tokens") as error:
+        encoded(questions, processor, short)
+    assert "0-0.png 'which digit?': " in error.value.offenders[0]
+    assert "image-text-to-text(tokens=" in str(error.value.hint)
+    with pytest.raises(DataError, match="longer than 30 tokens") as error:
+        encoded(questions, processor, positions=30)
+    assert "tokens=" not in str(error.value.hint), "more would not be read"
+    assert TASK.limits(Setting(processor, 128)) == []
+
+
+def test_pixels_scale_large_pictures_down(questions, loaded):
+    _, processor = loaded("qwen2_vl")
+    large = questions.parent / "large.png"
+    Image.new("RGB", (64, 32)).save(large)
+    small = dataclasses.replace(TASK, pixels=200)
+    example = small.example([str(large), "what?"], DataOptions())
+    assert example.decoded(small.decode).size == (20, 10)
+    assert example.decoded(TASK.decode).size == (64, 32)
+    sizes = [
+        t.encode([example], Setting(processor, 128), labelled=False).rows[0]["input_ids"]
+        for t in (small, TASK)
+    ]
+    assert len(sizes[0]) < len(sizes[1])
+    assert example.decoded(dataclasses.replace(TASK, pixels=1).decode).size == (1, 1)
+
+
+@pytest.mark.parametrize("options", ["tokens=0", "pixels=0", "new_tokens=0"])
+def test_impossible_options_are_refused(options):
+    with pytest.raises(ConfigError):
+        parse_task(f"image-text-to-text({options})")
+
+
+def test_backbones_of_another_kind_are_refused(loaded, questions):
+    model, processor = loaded("llava")
+    assert TASK.for_model(model) is TASK
+    model.config.is_encoder_decoder = True
+    with pytest.raises(ConfigError, match="a decoder of its own"):
+        TASK.for_model(model)
+    with pytest.raises(ConfigError, match="no token that stands for a picture"):
+        encoded(questions, processor.tokenizer)
+    with pytest.raises(ConfigError, match="no token that stands for a picture"):
+        encoded(questions, media.image_processor())
+
+
+def test_inputs_with_a_value_for_each_token_are_refused(questions, loaded):
+    _, processor = loaded("llava")
+
+    class Masked(type(processor)):
+        def __call__(self, **options):
+            made = super().__call__(**options)
+            made["cross_attention_mask"] = [[[1]] * len(made["input_ids"][0])]
+            return made
+
+    processor.__class__ = Masked
+    with pytest.raises(ConfigError, match="cross_attention_mask, with a value for each token"):
+        encoded(questions, processor)
+
+
+def test_what_is_shown(questions, loaded):
+    _, processor = loaded("qwen2_vl")
+    data = encoded(questions, processor)
+    facts = TASK.show_row(data.rows[0], data.setting)
+    assert "<|vision_start|> <|image_pad|>x4 <|vision_end|>" in facts["tokens"]
+    assert facts["pixel_values"] == "16 x 96"
+    assert facts["image_grid_thw"] == "1 x 3"
+    assert facts["learned"].endswith(" 0 </s>")
+
+
+def test_metrics_and_outcomes(questions):
+    data = examples(questions)[:2]
+    generated = [Generated("0"), Generated("one")]
+    assert TASK.metrics(data, generated) == {"exact_match": 0.5}
+    assert TASK.main_metric == "exact_match"
+    assert dataclasses.replace(TASK, metric="rouge").main_metric == "rougeL"
+    outcome = TASK.outcome(data[0], generated[0])
+    assert outcome == {"texts": ["0-0.png", "which digit?"], "label": "0", "prediction": "0",
+                       "score": 1.0}  # fmt: skip
+
+
+def test_the_processor_of_a_saved_adapter_is_checked(questions, backbones, loaded, tmp_path):
+    model, _ = loaded("llava")
+    adapter = ah.attach(model, "lora", name="one")
+    adapter.save(tmp_path / "one")
+    other = PictureTextProcessor.from_pretrained(backbones("vlm-llava"))
+    other.image_processor.image_mean = [0.0, 0.0, 0.0]
+    again, _ = loaded("llava")
+    remember_processor(again, other)
+    with pytest.raises(MismatchError, match="processor"):
+        ah.load(again, tmp_path / "one")
