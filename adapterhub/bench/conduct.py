@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from adapterhub.bench.records import CellRecord, RecordFolder
 from adapterhub.bench.search import RateChoice, ScoreOf, final_cell, next_cells
 from adapterhub.bench.study import BenchOptions
 from adapterhub.bench.study_folder import CLAIMS
-from adapterhub.pages.run_files import lower_is_better
 from adapterhub.training.loading import BackboneLoader
 
 POLL = 2.0  # seconds between two looks at what other processes have done
@@ -64,12 +62,7 @@ class Scores:
     def __call__(self, cell: Cell) -> float | None:
         """Return what selects: larger is better, -inf for a cell without a score."""
         record = self.record(cell)
-        if record is None:
-            return None
-        value = record.selected.get(record.metric)
-        if record.status != "done" or value is None:
-            return -math.inf
-        return -value if lower_is_better(record.metric) else value
+        return None if record is None else record.selects
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from adapterhub.config.options import from_dict
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.atomic import replace_file
 from adapterhub.pages.predictions import Outcome
+from adapterhub.pages.run_files import lower_is_better
 
 Status = Literal["done", "diverged", "failed"]
 _DIGITS = 5  # of probabilities and losses that are kept of each row
@@ -139,6 +140,14 @@ class CellRecord:
     curve: tuple[CurvePoint, ...] = ()
     costs: Costs = field(default_factory=Costs)
     origin: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def selects(self) -> float:
+        """What it is selected by: larger is better, -inf without a score."""
+        value = self.selected.get(self.metric)
+        if self.status != "done" or value is None:
+            return -math.inf
+        return -value if lower_is_better(self.metric) else value
 
     def to_json(self) -> str:
         """Return the content of the record's file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -263,10 +264,20 @@ def _finals(records: Sequence[CellRecord]) -> list[CellRecord]:
     finals = [record for record in records if record.cell.stage == "final"]
     if not finals:
         return []
-    choices = Counter((record.cell.steps, record.cell.rate) for record in finals)
-    chosen = max(choices, key=lambda choice: (choice[0], choices[choice]))
-    kept = [r for r in finals if (r.cell.steps, r.cell.rate) == chosen]
+    choices = Counter(map(_choice, finals))
+    chosen = max(choices, key=lambda each: (each[0], _tuned(records, each), choices[each]))
+    kept = [record for record in finals if _choice(record) == chosen]
     return sorted(kept, key=lambda record: record.cell.seed)
+
+
+def _choice(record: CellRecord) -> tuple[int, float]:
+    return record.cell.steps, record.cell.rate
+
+
+def _tuned(records: Sequence[CellRecord], choice: tuple[int, float]) -> tuple[int, float]:
+    """Return how many trials a choice of steps and rate has, and the mean of what they scored."""
+    trials = [r.selects for r in records if r.cell.stage == "search" and _choice(r) == choice]
+    return len(trials), fmean(trials) if trials else -math.inf
 
 
 def _rate_curve(trials: Sequence[CellRecord]) -> dict[float, list[float]]:

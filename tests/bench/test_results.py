@@ -109,6 +109,20 @@ def test_of_several_choices_that_with_the_most_steps_counts(made):
     assert {record.cell.steps for record in task.find("lora").finals} == {80}
 
 
+@pytest.mark.parametrize("best", [1e-3, 1e-2])
+def test_of_several_rates_that_with_the_best_trials_counts(made, best):
+    """As after a search that was continued with another seed: both rates have final runs."""
+    records = made_records(made, {"lora": 0.9})
+    for rate in (1e-3, 1e-2):
+        score = 0.9 if rate == best else 0.1
+        again = made_record(Cell("mine", "lora", 100, 80, rate, 1000, "search"), 0, score, 200)
+        records.append(replace(again, selected={again.metric: score}))
+    for seed in (1, 2, 3):
+        records.append(made_record(Cell("mine", "lora", 100, 80, 1e-2, seed, "final"), 0, 0.5, 200))
+    (task,) = study_results(made, records, {})
+    assert {record.cell.rate for record in task.find("lora").finals} == {best}
+
+
 def test_recorded_methods_are_compared_with_the_others_and_never_recommended(made):
     """The p-values of the table are corrected for them as well."""
     accuracy = {"head": 0.6, "lora": 0.9, "theirs": 0.99, "unnamed": 0.9}
