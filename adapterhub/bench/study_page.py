@@ -158,8 +158,9 @@ def _groups(task: TaskResult, results: Sequence[TaskResult]) -> Iterator[ChartGr
     yield from _group("Scores on the test rows", note, scores, wide=True)
     yield from _group(
         "Learning rates, on the selection rows",
-        "Grey: the first trials, with a part of the steps. The dashed line is the rate that was "
-        "chosen; a cross is a run that failed or diverged.",
+        "Grey: the first trials, with a part of the steps. Blue: all steps, a dot for each seed "
+        "and a line through their means. The dashed line is the rate that was chosen; a cross is "
+        "a run that failed or diverged.",
         {result.method: rates_chart(task, result.method) for result in task.methods},
         notes={r.method: f"rate {rate_words(r.rate)}" for r in task.methods if r.rate},
     )
