@@ -369,7 +369,8 @@ def _print_next(run: Path, data: RunData, has_page: bool) -> None:
     """
     head, first = next(iter(data.parts.items()), ("", data))
     texts = first.task.fields(first.options)
-    place, pair = shlex.quote(str(run)), ' --pair "another"' * (texts != 1)
+    second = f"a {first.task.pair_name}" if first.task.pair_name else "another"
+    place, pair = shlex.quote(str(run)), f' --pair "{second}"' * (texts != 1)
     which = f" --head {head}" * bool(head)
     say(f"{'next':12} adapterhub predict {place}{which} {first.task.typed_input()}{pair}")
     say(f"{'':12} adapterhub publish {place}")

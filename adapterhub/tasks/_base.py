@@ -112,6 +112,8 @@ class Task(ABC):
     """Whether rows name files, of pictures or sound, which are decoded for each batch."""
     input_name: ClassVar[str] = "text"
     """What an example is: its name in what `predict --json` prints."""
+    pair_name: ClassVar[str] = ""
+    """What the second text of an example is, if that has a name of its own: "question"."""
     most_tokens: ClassVar[int] = 512
     """The longest input that is chosen by default, in tokens."""
     cut_note: ClassVar[str] = ""

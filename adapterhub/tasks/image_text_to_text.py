@@ -88,6 +88,7 @@ class ImageTextToText(Generation, Task):
     outcomes = "texts"
     decodes = True
     input_name = "image"
+    pair_name = "question"
     columns = WANTS["asked pictures"]
 
     def __post_init__(self) -> None:

@@ -86,9 +86,11 @@ def _length(row: Row, rows: list[Row], encoded: Encoded) -> str:
 def _texts(encoded: Encoded, index: int) -> dict[str, str]:
     if not encoded.owners:  # packed: a row has several texts
         return {}
-    texts = encoded.task.shown(encoded.examples[encoded.owners[index]])
-    name = encoded.task.input_name
-    return {f"{name} {i}" if i > 1 else name: text for i, text in enumerate(texts, start=1)}
+    task = encoded.task
+    first, *others = task.shown(encoded.examples[encoded.owners[index]])
+    further = enumerate(others, start=2)
+    named = {task.pair_name or f"{task.input_name} {i}": text for i, text in further}
+    return {task.input_name: first, **named}
 
 
 def _cut(encoded: Encoded, index: int) -> dict[str, str]:

@@ -34,6 +34,7 @@ LEARNED = {
     "speech-recognition": {"input_values": "4480", "target": "a b"},
     "image-classification": {"label": "0 (class 0)", "pixel_values": "3 x 16 x 16"},
     "image-text-to-text": {
+        "question": "which digit?",
         "tokens": "<image>x16 \\n w h i c h ▁ d i g i t ? \\n 0 </s>",
         "pixel_values": "1 x 3 x 16 x 16",
         "learned": "·x30 0 </s>",
