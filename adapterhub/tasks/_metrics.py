@@ -8,7 +8,7 @@ import re
 import string
 import unicodedata
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from adapterhub.errors import ConfigError, DataError
@@ -225,6 +225,33 @@ def transcription_metrics(
         DataError: the two differ in length or are empty.
         ConfigError: the library that counts errors is not installed.
     """
+    _check_lengths(references, predictions)
+    pairs = [*zip(references, predictions, strict=True)]
+    return {
+        "wer": _error_rate(word_errors(said, written, exact=exact) for said, written in pairs),
+        "cer": _error_rate(_character_errors(said, written, exact) for said, written in pairs),
+    }
+
+
+def word_errors(said: str, written: str, *, exact: bool = False) -> tuple[int, int]:
+    """Count the words that were substituted, deleted or inserted, and those that were said.
+
+    Args:
+        said: the spoken text.
+        written: the recognized text.
+        exact: compare case and punctuation as well.
+
+    Raises:
+        ConfigError: the library that counts errors is not installed.
+    """
+    return _errors(_jiwer().process_words(*_compared(said, written, exact)))
+
+
+def _character_errors(said: str, written: str, exact: bool) -> tuple[int, int]:
+    return _errors(_jiwer().process_characters(*_compared(said, written, exact)))
+
+
+def _jiwer() -> Any:
     try:
         import jiwer
     except ImportError:
@@ -232,15 +259,11 @@ def transcription_metrics(
             "error rates need the library jiwer, which is not installed",
             hint='pip install "adapterhub[audio]"',
         ) from None
-    _check_lengths(references, predictions)
-    said, written = (
-        list(texts) if exact else [spoken(text) for text in texts]
-        for texts in (references, predictions)
-    )
-    return {
-        "wer": _error_rate(jiwer.process_words(said, written)),
-        "cer": _error_rate(jiwer.process_characters(said, written)),
-    }
+    return jiwer
+
+
+def _compared(said: str, written: str, exact: bool) -> tuple[str, str]:
+    return (said, written) if exact else (spoken(said), spoken(written))
 
 
 def spoken(text: str) -> str:
@@ -249,9 +272,14 @@ def spoken(text: str) -> str:
     return " ".join(filter(None, (w.strip(_APOSTROPHES) for w in "".join(letters).lower().split())))
 
 
-def _error_rate(counts: Any) -> float:
-    errors = counts.substitutions + counts.deletions + counts.insertions
-    return float(errors / max(counts.hits + counts.substitutions + counts.deletions, 1))
+def _errors(counts: Any) -> tuple[int, int]:
+    wrong = counts.substitutions + counts.deletions + counts.insertions
+    return int(wrong), int(counts.hits + counts.substitutions + counts.deletions)
+
+
+def _error_rate(counts: Iterable[tuple[int, int]]) -> float:
+    wrong, said = map(sum, zip(*counts, strict=True))
+    return wrong / max(said, 1)
 
 
 _GENERATION = {"bleu": _bleu, "rouge": _rouge, "exact": _exact}

@@ -29,7 +29,7 @@ from adapterhub.tasks._base import Encoded, Generated, Prediction, one_row_each
 from adapterhub.tasks._division import in_step, results
 from adapterhub.tasks._forward import Passed, by_length, each_row, on_device
 from adapterhub.tasks._generation import Generation, text_outcome
-from adapterhub.tasks._metrics import transcription_metrics
+from adapterhub.tasks._metrics import transcription_metrics, word_errors
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import UNLIMITED, Row, Setting, in_order, pad
 from adapterhub.tasks._show import tokens_line
@@ -239,8 +239,10 @@ class SpeechRecognition(Generation, SoundTask):
         return transcription_metrics([str(e.label) for e in examples], texts, exact=self.exact)
 
     def outcome(self, example: MediaFile, prediction: Prediction) -> dict[str, Any]:
-        """Return the spoken and the recognized text, and their word F1."""
-        return text_outcome(self.shown(example), str(example.label), prediction)
+        """Return the spoken and the recognized text, their word F1, and the wrong words of all."""
+        outcome = text_outcome(self.shown(example), str(example.label), prediction)
+        wrong, words = word_errors(outcome["label"], outcome["prediction"], exact=self.exact)
+        return outcome | {"wrong_words": wrong, "words": words}
 
 
 def _transcript(cell: object) -> tuple[str | float | None, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 import sounds
@@ -15,10 +16,13 @@ from transformers.models.whisper.modeling_whisper import shift_tokens_right
 
 import adapterhub as ah
 from adapterhub.backbones.load import load_backbone
+from adapterhub.bench.records import predicted_rows
 from adapterhub.data.options import DataOptions
 from adapterhub.data.sounds import open_sound
 from adapterhub.errors import ConfigError, DataError
+from adapterhub.pages.row_scores import row_score
 from adapterhub.tasks import Setting, parse_task
+from adapterhub.tasks._base import Generated
 from adapterhub.tasks._spelling import letter_ids
 
 TASK = parse_task("speech-recognition")
@@ -248,3 +252,20 @@ def test_a_decoder_learns_to_write(name, adapterhub, backbones, speech, tmp_path
     code, out, err = adapterhub("predict", run, speech / "1.wav", speech / "2.wav")
     assert code == 0, err
     assert [line.split("\t")[0] for line in out.splitlines()] == ["ba cab", "dad"]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_rows_that_are_compared_have_the_error_rate_of_all(exact):
+    """Also without their texts, as the records of a study keep them."""
+    task = parse_task(f"speech-recognition(exact={str(exact).lower()})")
+    texts = {"Good day, Ann.": "good day an", "well": "Well, well"}
+    examples = [SimpleNamespace(name="a.wav", label=label) for label in texts]
+    predictions = [Generated(text) for text in texts.values()]
+    outcomes = [task.outcome(e, p) for e, p in zip(examples, predictions, strict=True)]
+    kept = predicted_rows("texts", outcomes).columns
+    assert not {"label", "prediction", "texts"} & kept.keys()
+    rows = [dict(zip(kept, values, strict=True)) for values in zip(*kept.values(), strict=True)]
+    score = row_score("texts", "wer")
+    found = score.summarize(score.columns(rows).sum(0))
+    assert found == pytest.approx(task.metrics(examples, predictions)["wer"])
+    assert found == pytest.approx(4 / 4 if exact else 2 / 4)
