@@ -27,9 +27,10 @@ _home_numbers = itertools.count()
 
 @pytest.fixture(autouse=True)
 def no_home(monkeypatch, homes) -> None:
-    """Set the user's trusted keys and record of versions to new, missing files."""
+    """Set the user's registry, trusted keys and record of versions to new, missing files."""
     home = homes / str(next(_home_numbers))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(home / "data"))
     monkeypatch.setenv("ADAPTERHUB_STATE", str(home / "state"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(homes / "cache"))  # of digests, shared by the tests
     for variable in ("ADAPTERHUB_TRUST", "ADAPTERHUB_REQUIRE_SIGNATURES"):

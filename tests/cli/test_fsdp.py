@@ -35,9 +35,12 @@ METHODS = (
 CASES = CORE
 if tiny_models.FULL_MATRIX:
     CASES = [(architecture, method) for architecture in ("bert", "llama") for method in METHODS]
-    CASES += [("nf4", method) for method in METHODS if method not in ("full", "unfreeze")]
+    # The norm behind scalar-mix cancels its gamma, whose gradient is rounding that Adam enlarges.
+    left_out = ("full", "unfreeze", "scalar-mix")
+    CASES += [("nf4", method) for method in METHODS if method not in left_out]
     CASES += CORE[:1]
-OPTIONS = {"t5": ("--task", "seq2seq(new_tokens=4)"), "nf4": ("quantize=nf4",)}
+# In bf16 a last bit of a sum that differs is another rounding later.
+OPTIONS = {"t5": ("--task", "seq2seq(new_tokens=4)"), "nf4": ("quantize=nf4", "dtype=fp32")}
 TRAIN = (
     "train.batch_size=4", "train.schedule=constant", "train.warmup=0", "train.eval_every=epoch",
     "train.log_every=1", "train.frozen_cache=off", "train.tensorboard=false", "train.report=false",
@@ -166,7 +169,7 @@ def test_two_sharded_processes_train_like_one(architecture, method, folder, one,
     task = "seq2seq" if architecture == "t5" else "classification"
     quantize = "nf4" if architecture == "nf4" else None
     to = str(backbone_of(folder, architecture))
-    model, _ = ah.load_backbone(to, task=task, labels="ab", quantize=quantize)
+    model, _ = ah.load_backbone(to, task=task, labels="ab", quantize=quantize, dtype="fp32")
     ah.load(model, sharded / "adapter")  # the fingerprint is that of the whole backbone
     expected, found = losses(alone), losses(sharded)
     assert len(expected) == 9
