@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from adapterhub.status import counting
 from adapterhub.tasks._base import Encoded
-from adapterhub.tasks._division import results
+from adapterhub.tasks._division import in_step, results
 from adapterhub.tasks._losses import model_inputs
 from adapterhub.tasks._rows import in_order
 
@@ -77,18 +78,27 @@ def each_batch(
         read: returns the value of a batch.
         labels: whether the model also gets the labels, to compute its loss.
     """
-    import torch  # slow to import
 
     def compute(indices: list[int]) -> T:
         batch = on_device(data.batch(indices), model, model.device)
         inputs = {k: v for k, v in model_inputs(batch).items() if labels or k != "labels"}
-        with torch.inference_mode():
+        with without_gradients():
             output = model(**inputs)
         return read(Passed(indices, batch, output))
 
     model.eval()
     tokens = CPU_TOKENS if model.device.type == "cpu" else None
     return results(by_length(data, batch_size, tokens), compute)
+
+
+def without_gradients() -> AbstractContextManager[Any]:
+    """Return a context in which a model computes no gradients.
+
+    Sharded parameters are gathered into tensors that training uses later: no inference tensors.
+    """
+    import torch  # slow to import
+
+    return torch.no_grad() if in_step() else torch.inference_mode()
 
 
 def on_device(

@@ -11,7 +11,7 @@ from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 from adapterhub.tasks._base import Encoded, Generated, Prediction
 from adapterhub.tasks._division import in_step, results
-from adapterhub.tasks._forward import Passed, by_length, each_batch, on_device
+from adapterhub.tasks._forward import Passed, by_length, each_batch, on_device, without_gradients
 from adapterhub.tasks._losses import next_token_loss
 from adapterhub.tasks._metrics import answer_metrics
 from adapterhub.tasks._rows import IGNORED, Row, Setting, in_order, pad
@@ -90,8 +90,6 @@ def generate(
         batch_size: prompts per call of `model.generate`.
         how: the length and the search.
     """
-    import torch  # slow to import
-
     tokenizer = prompts.setting.tokenizer
     # A decoder continues from the last position, which must not be padding.
     side = "right" if model.config.is_encoder_decoder else "left"
@@ -100,7 +98,7 @@ def generate(
         batch = how.prompt_batch([prompts.rows[i] for i in indices], prompts.setting, side)
         moved = on_device(batch, model, model.device)
         inputs = {k: v for k, v in moved.items() if k != "labels"}
-        with torch.inference_mode():
+        with without_gradients():
             ids = model.generate(  # type: ignore[operator]
                 **inputs,
                 max_new_tokens=how.new_tokens,

@@ -27,7 +27,13 @@ from adapterhub.data.table import first_few
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Generated, Prediction, one_row_each
 from adapterhub.tasks._division import in_step, results
-from adapterhub.tasks._forward import Passed, by_length, each_row, on_device
+from adapterhub.tasks._forward import (
+    Passed,
+    by_length,
+    each_row,
+    on_device,
+    without_gradients,
+)
 from adapterhub.tasks._generation import Generation, text_outcome
 from adapterhub.tasks._metrics import transcription_metrics, word_errors
 from adapterhub.tasks._registry import register_task
@@ -201,8 +207,6 @@ class SpeechRecognition(Generation, SoundTask):
 
     def _written(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Generated]:
         """Return what an encoder-decoder writes."""
-        import torch  # slow to import
-
         from adapterhub.backbones.load import quiet_loading
 
         tokenizer = data.setting.tokenizer
@@ -213,7 +217,7 @@ class SpeechRecognition(Generation, SoundTask):
         def compute(indices: list[int]) -> list[tuple[int, Generated]]:
             batch = on_device(data.batch(indices), model, model.device)
             inputs = {k: v for k, v in batch.items() if k != "labels"}
-            with quiet_loading(), torch.inference_mode():  # Whisper warns of its own options
+            with quiet_loading(), without_gradients():  # Whisper warns of its own options
                 ids = model.generate(  # type: ignore[operator]
                     **inputs, **chosen, max_new_tokens=most, num_beams=self.beams,
                     do_sample=False, use_cache=True, synced_gpus=in_step(),

@@ -178,8 +178,8 @@ def _with_shards(
 ) -> FittedRows:
     """Shard the model if the options say so, and return the rows with their reference.
 
-    The model computes the reference in shares of a process's device, unless the adapter has copies
-    of backbone parameters: these cannot be exchanged any more when they are sharded.
+    A sharded model computes the reference, unless the adapter replaces parts of the backbone: these
+    cannot be exchanged any more when they are sharded.
 
     Args:
         rows: the encoded rows.
@@ -188,14 +188,14 @@ def _with_shards(
         started: whether the adapter has the tensors of another one.
     """
     size = options.eval_batch_size
-    if adapter.changed or not options.shard:
+    if adapter.replaces or not options.shard:
         rows = with_reference(rows, adapter.model, size, started=started)
     if not options.shard:
         return rows
     shard(adapter)
     return (
         rows
-        if adapter.changed
+        if adapter.replaces
         else with_reference(rows, adapter.model, size, started=started, sharded=True)
     )
 

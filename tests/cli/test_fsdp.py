@@ -26,7 +26,8 @@ from adapterhub.training.shard_files import has_shards
 # Site modules, a prefix, virtual tokens with parameters of the backbone, and a part that grows.
 # The encoder-decoder writes texts when it is evaluated.
 CORE = [
-    ("t5", "pfeiffer"), ("bert", "unfreeze"), ("bert", "mam"), ("nf4", "lora"), ("llama", "lora"),
+    ("t5", "pfeiffer"), ("bert", "unfreeze"), ("bert", "mam"), ("nf4", "lora"),
+    ("dpo", "lora"), ("llama", "lora"),
 ]  # fmt: skip
 METHODS = (
     "lora", "pfeiffer", "prefix", "mam", "ia3", "unfreeze",
@@ -40,7 +41,8 @@ if tiny_models.FULL_MATRIX:
     CASES += [("nf4", method) for method in METHODS if method not in left_out]
     CASES += CORE[:1]
 # In bf16 a last bit of a sum that differs is another rounding later.
-OPTIONS = {"t5": ("--task", "seq2seq(new_tokens=4)"), "nf4": ("quantize=nf4", "dtype=fp32")}
+OPTIONS = {"t5": ("--task", "seq2seq(new_tokens=4)"), "nf4": ("quantize=nf4", "dtype=fp32"),
+           "dpo": ("--task", "preference")}  # fmt: skip
 TRAIN = (
     "train.batch_size=4", "train.schedule=constant", "train.warmup=0", "train.eval_every=epoch",
     "train.log_every=1", "train.frozen_cache=off", "train.tensorboard=false", "train.report=false",
@@ -57,7 +59,7 @@ def output_of(folder, architecture, method):
 
 
 def words_of(folder, out, architecture, method, epochs, accumulation, *further):
-    rows = folder / "rows.tsv"
+    rows = folder / ("pairs.jsonl" if architecture == "dpo" else "rows.tsv")
     return (
         "train", "--backbone", backbone_of(folder, architecture), "--method", method,
         "--train", rows, "--eval", rows, *TRAIN, f"train.epochs={epochs}",
@@ -130,10 +132,14 @@ def folder(tmp_path_factory, backbone):
     """Return a folder with backbones without dropout, and rows whose last step is not full."""
     folder = tmp_path_factory.mktemp("fsdp")
     write_tsv(folder / "rows.tsv", sentences(20))
+    texts = [text for text, _ in sentences(20)]
+    pairs = [{"prompt": "the", "chosen": t, "rejected": t[::-1]} for t in texts]
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
     backbones = {
         "bert": tiny_models.model("bert", "features", **tiny_models.NO_DROPOUT),
         "llama": tiny_models.model("llama", "features", **tiny_models.NO_DROPOUT),
         "t5": tiny_models.model("t5", "seq2seq", **tiny_models.NO_DROPOUT),
+        "dpo": tiny_models.model("llama", "causal-lm", **tiny_models.NO_DROPOUT),
         # A block of 4-bit codes has 64 values.
         "nf4": tiny_models.model("llama", "features", hidden_size=64, intermediate_size=128),
     }
@@ -166,10 +172,12 @@ def test_two_sharded_processes_train_like_one(architecture, method, folder, one,
     same_adapters(alone, sharded)
     assert has_shards(sharded / "checkpoints" / "last")
     assert not has_shards(alone / "checkpoints" / "last")
-    task = "seq2seq" if architecture == "t5" else "classification"
+    task = {"t5": "seq2seq", "dpo": "causal-lm"}.get(architecture, "classification")
     quantize = "nf4" if architecture == "nf4" else None
     to = str(backbone_of(folder, architecture))
-    model, _ = ah.load_backbone(to, task=task, labels="ab", quantize=quantize, dtype="fp32")
+    model, _ = ah.load_backbone(
+        to, task=task, labels="ab" * (task == "classification"), quantize=quantize, dtype="fp32"
+    )
     ah.load(model, sharded / "adapter")  # the fingerprint is that of the whole backbone
     expected, found = losses(alone), losses(sharded)
     assert len(expected) == 9
