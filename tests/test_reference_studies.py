@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,11 @@ RECIPE = """\
 bench:
   methods: [lora, full]
 """
+
+
+@pytest.fixture
+def committed() -> Path:
+    return study_pages.STUDIES
 
 
 @pytest.fixture
@@ -49,11 +55,15 @@ def test_a_study_has_a_page_when_its_report_is_there(folder: Path) -> None:
     assert page.endswith(f"```yaml\n{RECIPE}```\n")
 
 
-def test_the_interactive_report_is_an_asset(folder: Path) -> None:
+def test_the_interactive_report_is_made_of_the_records(committed: Path, folder: Path) -> None:
     assert study_pages.assets() == {}
     assert "mine-charts.html" not in study_pages.pages()["studies/mine.md"]
-    (folder / "mine/report.html").write_text("<!doctype html>", encoding="utf-8")
-    assert study_pages.assets() == {"studies/mine-charts.html": folder / "mine/report.html"}
+    shutil.rmtree(folder / "mine")
+    shutil.copytree(committed / "transfer-stsb", folder / "mine")
+    (path,) = study_pages.assets().values()
+    page = path.read_text(encoding="utf-8")
+    assert "<svg" in page
+    assert str(path.parent) not in page
     assert "(mine-charts.html)" in study_pages.pages()["studies/mine.md"]
 
 

@@ -6,7 +6,12 @@ the checks of claims, as soon as claims.md is (`benchmarks/studies/claims.py ...
 
 from __future__ import annotations
 
+import atexit
 import re
+import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
@@ -46,9 +51,22 @@ def pages() -> dict[str, str]:
 
 
 def assets() -> dict[str, Path]:
-    """Return the interactive report of each study: one file each, which fetches nothing."""
-    paths = {name: STUDIES / name / f"{REPORT}.html" for name in _reported()}
-    return {f"studies/{_charts(name)}": path for name, path in paths.items() if path.is_file()}
+    """Make the interactive report of each study from its records: a file that fetches nothing."""
+    return {f"studies/{_charts(name)}": _drawn(name) for name in _reported() if _has_records(name)}
+
+
+def _has_records(name: str) -> bool:
+    return (STUDIES / name / "records").is_dir()
+
+
+def _drawn(name: str) -> Path:
+    """Make the report of a study in a folder of its own, and return the page."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    shutil.copytree(STUDIES / name, folder / name)
+    command = [sys.executable, "-m", "adapterhub", "report", name]
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    return folder / name / f"{REPORT}.html"
 
 
 def _recipes() -> list[str]:
@@ -88,7 +106,7 @@ def _study(name: str) -> str:
             "",
             "\n\n".join(_comment(name)),
             "",
-            page if f"studies/{_charts(name)}" in assets() else "",
+            page if _has_records(name) else "",
             tables.strip(),
             "",
             "## Recipe",
