@@ -91,14 +91,14 @@ def load_backbone(
     folder, commit = find_backbone(backbone, revision)
     quantize = remaining_quantization(quantize, folder)
     options = label_options(task, labels) | {"dtype": _dtype(dtype, bool(quantize), folder)}
-    given = {"attn_implementation": attention or None, "device_map": device_map}
-    options |= {name: value for name, value in given.items() if value is not None}
+    options |= _given(attn_implementation=attention or None, device_map=device_map)
     with quiet_loading():
         options |= _init_options(folder, task, backbone)
         options |= loading_by_plan(folder) if tensor_parallel else {}
         options = loading_options(auto := _auto(kind, folder), folder, options, quantize)
         model, info = _load(auto, folder, options | {"output_loading_info": True}, backbone)
         processor = _load_processor(kind, folder, backbone)
+    keep_4bit_layout(model)
     _remember_origin(model, folder, backbone, commit)
     setattr(model, NEWLY_INITIALIZED, frozenset(info["missing_keys"]))
     if kind.pools:
@@ -108,6 +108,10 @@ def load_backbone(
     if task == CAUSAL_LM:
         check_causal(model, backbone)
     return model.eval(), processor
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _dtype(name: str | None, quantized: bool, folder: Path) -> torch.dtype:

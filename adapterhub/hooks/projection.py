@@ -75,10 +75,15 @@ class OutputSlot(Slot):
             The new output, like y.
         """
         takes, gives = self.boundary
-        x = x if takes is None else takes.whole(x)
+        x = takes.whole(x) if takes is not None and self._reads_input() else x
         if gives is not None:
             return gives.own(self._left(host, x, gives.whole(y)))
         return self._left(host, x, y)
+
+    def _reads_input(self) -> bool:
+        """Return whether a module here, or one inside it, reads the input of the host."""
+        inside = (m for m in self.modules() if isinstance(m, OutputModule))
+        return any(module.source != "output" for module in inside)
 
     def _left(self, host: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """Apply the modules to whole activations."""
