@@ -37,6 +37,9 @@ def test_a_method_that_works_is_ok(model, method):
         ("mobilebert", "full"),  # an empty parameter
         ("parakeet_ctc", "lora"),  # integer buffers
         ("qianfan_ocr", "lora"),  # other names in a checkpoint of the base model
+        ("convnext", "pfeiffer"),  # stages of several sizes, networks alone
+        ("mgp-str", "lora"),  # a sequence of layers, no list
+        ("swin", "pfeiffer"),  # stages of several sizes
         ("pp_lcnet", "head"),  # modules without parameters behind the encoder
         ("pvt", "freeze"),  # a number of labels without names
         ("rwkv", "lora"),  # states that are changed in place, unless it trains
