@@ -3,6 +3,7 @@
     python scripts/sweep.py                      # all of them, into docs/architectures.md
     python scripts/sweep.py qwen3 gpt_oss --methods lora,prefix
     python scripts/sweep.py --peft               # with peft's LoRA on the same models
+    python scripts/sweep.py rwkv mra --peft --update     # some of them again, in the page
 
 Each type is built tiny, with random weights, from the defaults of its configuration, in a process
 of its own with limits of time and memory. What is checked of a cell is in sweep_cells.py. A type
@@ -19,8 +20,7 @@ import os
 import resource
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -57,6 +57,7 @@ def main() -> None:
     torch.set_num_threads(1)
     sys.path.insert(0, str(ROOT / "scripts"))
     import every_type
+    from sweep_page import findings, page, read
 
     types = options.types or every_type.TYPES
     methods = tuple(options.methods.split(","))
@@ -66,17 +67,17 @@ def main() -> None:
         if "reason" not in result:
             print(_line(result), flush=True)
         results.append(result)
-    results.sort(key=lambda result: str(result["type"]))
-    found = {
-        "transformers": transformers.__version__,
-        "seconds": round(time.monotonic() - started),
-        "methods": methods,
-        "types": results,
-    }
-    print("\n".join(summary(found)))
+    seconds = time.monotonic() - started
+    found = findings(results, transformers.__version__, seconds, methods)
+    for row in found.counts():
+        print("{:16}{:>6} work ({}), {} refused, {} refused in use, {} fail".format(*row))
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    if not options.types and methods == METHODS:
+        options.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    if options.update:
+        kept = read(PAGE.read_text("utf-8"))
+        kept.update(found)
+        found = kept
+    if options.update or (not options.types and methods == METHODS):
         PAGE.write_text(page(found), "utf-8")
 
 
@@ -88,6 +89,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--peft", action="store_true", help="attach peft's LoRA as well")
+    parser.add_argument("--update", action="store_true", help="replace these types in the page")
     parser.add_argument("--json", type=Path, help="write all results, with the reasons")
     return parser.parse_args()
 
@@ -180,66 +182,6 @@ def _line(result: Result) -> str:
 
 def _word(text: str) -> str:
     return text.partition(":")[0].partition(",")[0]
-
-
-def built(found: Mapping[str, Any]) -> list[Result]:
-    """Return the results of the types that were built."""
-    return [result for result in found["types"] if "class" in result]
-
-
-def summary(found: Mapping[str, Any]) -> list[str]:
-    """Count the types on which each method works, is refused, or fails."""
-    types = built(found)
-    lines = [f"{len(types)} model types of transformers {found['transformers']} were built"]
-    for method in found["methods"]:
-        words = Counter(_word(result["cells"].get(method, "error")) for result in types)
-        counts = ", ".join(f"{count} {word}" for word, count in words.most_common())
-        lines.append(f"{method}: {counts}")
-    for name, label in ((None, "peft, its own targets"), ("all-linear", "peft, all-linear")):
-        known = [result["peft"] for result in types if "peft" in result]
-        if known:
-            works = sum(each.get(name, each.get("null")) == "ok" for each in known)
-            lines.append(f"lora of {label}: attached to {works} of {len(known)}")
-    return lines
-
-
-_SIGNS = {"ok": "✓", "refused": "-", "refused in use": "(-)", "wrong": "✗", "error": "✗"}
-
-
-def page(found: Mapping[str, Any]) -> str:
-    """Return the page of all types."""
-    rows = [
-        "| " + " | ".join([result["type"], *(_sign(result, m) for m in found["methods"])]) + " |"
-        for result in built(found)
-    ]
-    head = ["model type", *found["methods"]]
-    return "\n".join(
-        [
-            "# Architectures",
-            "",
-            f"Written by `make sweep` with transformers {found['transformers']}: every model type "
-            "that can be built from the",
-            "defaults of its configuration, tiny and with random weights. ✓ works: attached, it "
-            "starts as it should, its parts",
-            "get gradients and change the outputs, a step with a cache equals one without, it is "
-            "saved and loaded, and",
-            "detaching gives the backbone's outputs to the bit (where nothing is known that the "
-            "model runs on, it is attached",
-            "and detached only). - is refused with an error that says why and which methods fit. "
-            "✗ fails.",
-            "",
-            *[f"- {line}" for line in summary(found)],
-            "",
-            "| " + " | ".join(head) + " |",
-            "|" + "---|" * len(head),
-            *rows,
-            "",
-        ]
-    )
-
-
-def _sign(result: Result, method: str) -> str:
-    return _SIGNS[_word(result["cells"].get(method, "error"))]
 
 
 if __name__ == "__main__":

@@ -249,7 +249,8 @@ class Adapter:
         Raises:
             AttachError: FSDP2 has sharded its backbone parameters, and would put them back.
         """
-        if sharded := [changed.name for changed in self.changed if is_sharded(changed.own)]:
+        own = {c.name for c in self.changed if is_sharded(c.own) and not is_sharded(c.original)}
+        if sharded := sorted(own):
             raise AttachError(
                 f"the backbone parameters of {self.name!r} are sharded and cannot be swapped",
                 offenders=sharded[:5],

@@ -13,6 +13,7 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.wrong_models import library_inside, remedy, remedy_inside
 from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.anatomy.sites import own_parameters
+from adapterhub.backbones.tensor_parallel import tensor_parallel
 from adapterhub.backbones.weights import is_sharded
 from adapterhub.errors import AttachError
 from adapterhub.hooks.attention import check_attention
@@ -65,7 +66,8 @@ def check_model(model: PreTrainedModel) -> None:
             expected="the backbone as it was loaded",
             hint=remedy_inside(library),
         )
-    if any(is_sharded(p) for _, m in own_modules(model) for _, p in own_parameters(m)):
+    sharded = any(is_sharded(p) for _, m in own_modules(model) for _, p in own_parameters(m))
+    if sharded and tensor_parallel(model) is None:
         raise AttachError(
             "the model is sharded: new parameters would differ between the processes",
             hint="attach first, then fully_shard(model)",

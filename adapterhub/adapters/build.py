@@ -25,13 +25,14 @@ from adapterhub.adapters.state import ModelState
 from adapterhub.anatomy.feature_layers import dropped_modules
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.newly_initialized import newly_initialized
+from adapterhub.backbones.tensor_parallel import tensor_parallel
 from adapterhub.backbones.token_embedding import (
     checkpoint_vocabulary_size,
     token_embedding,
     token_tables,
 )
 from adapterhub.backbones.tokenizer import TokenizerSnapshot, tokenizer_snapshot
-from adapterhub.backbones.weights import device_of, offloaded, storage_problems
+from adapterhub.backbones.weights import device_of, is_sharded, offloaded, storage_problems
 from adapterhub.errors import AdapterhubError, AttachError, SiteError
 from adapterhub.files.manifest import NewToken, name_problems
 from adapterhub.hooks.head import without_variant_slots
@@ -70,6 +71,8 @@ def build_adapter(
     """
     _check_name(state, name)
     anatomy, model = state.anatomy, state.model
+    if parallel := tensor_parallel(model):
+        parallel.draw_alike()
     tokenizer = tokenizer or tokenizer_snapshot(model)
     if tokens is None:
         tokens = tokens_of(tokenizer)
@@ -219,7 +222,7 @@ def _refuse_untrainable(part: Method, steps: Iterable[PlanStep], anatomy: Anatom
         problem = f"{part.name} trains weights that are offloaded on this backbone"
         raise SiteError(problem, offenders=away, expected="weights that stay on a device")
     named = anatomy.parameters(every_use=True) if paths else {}
-    if wrong := storage_problems(named, paths):
+    if wrong := storage_problems(named, (path for path in paths if not is_sharded(named[path]))):
         problem = f"{part.name} trains weights that cannot be trained as they are stored"
         raise SiteError(
             problem,

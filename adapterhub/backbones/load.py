@@ -38,6 +38,7 @@ from adapterhub.backbones.task_models import (
     task_model,
     text_config,
 )
+from adapterhub.backbones.tensor_parallel import loading_by_plan
 from adapterhub.backbones.token_embedding import remember_vocabulary_size
 from adapterhub.backbones.tokenizer import remember_tokenizer
 from adapterhub.backbones.weights import DTYPES
@@ -60,6 +61,7 @@ def load_backbone(
     new_tokens: Sequence[str] = (),
     pooling: str | None = None,
     family: FamilySource | None = None,
+    tensor_parallel: bool = False,
 ) -> tuple[PreTrainedModel, Any]:
     """Load a pre-trained model with the head of a task, and its tokenizer or processor.
 
@@ -78,22 +80,22 @@ def load_backbone(
         pooling: what the heads of adapters read of each text: cls, mean, last, max, or "model", as
             the class does; by default as sentence-transformers trained the backbone.
         family: a row in place of that of its type: a `Family`, its fields, or a YAML file.
+        tensor_parallel: divide projections over the processes of `torchrun` by transformers' plan.
 
     Raises:
-        BackboneError: the backbone was not found, cannot be loaded, or does not fit `family`.
+        BackboneError: the backbone was not found, cannot be loaded, or does not fit an option.
         ConfigError: an option is unknown, or does not fit the model, or a library is missing.
     """
-    kind = task_model(task)
-    family, pooling = family and read_family(family), pooling and check_pooling(pooling)
+    kind, family = task_model(task), family and read_family(family)
+    pooling = pooling and check_pooling(pooling)
     folder, commit = find_backbone(backbone, revision)
     quantize = remaining_quantization(quantize, folder)
     options = label_options(task, labels) | {"dtype": _dtype(dtype, bool(quantize), folder)}
-    options |= {"attn_implementation": attention} if attention else {}
+    options |= _given(attn_implementation=attention or None, device_map=device_map)
     with quiet_loading():
         options |= _init_options(folder, task, backbone)
-        auto = _auto(kind, folder)
-        options = loading_options(auto, folder, options, quantize)
-        options |= {"device_map": device_map} if device_map is not None else {}
+        options |= loading_by_plan(folder) if tensor_parallel else {}
+        options = loading_options(auto := _auto(kind, folder), folder, options, quantize)
         model, info = _load(auto, folder, options | {"output_loading_info": True}, backbone)
         processor = _load_processor(kind, folder, backbone)
     keep_4bit_layout(model)
@@ -106,6 +108,10 @@ def load_backbone(
     if task == CAUSAL_LM:
         check_causal(model, backbone)
     return model.eval(), processor
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _dtype(name: str | None, quantized: bool, folder: Path) -> torch.dtype:

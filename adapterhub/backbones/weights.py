@@ -34,6 +34,8 @@ def storage_problem(parameter: object) -> str:
     """
     if not isinstance(parameter, nn.Parameter):
         return "it is not stored as one parameter"
+    if is_sharded(parameter):
+        return "each process holds a share of it"
     # Quantized weights are a subclass of Parameter or Tensor, or hold integers.
     if type(parameter) is not nn.Parameter or type(parameter.data) is not Tensor:
         return f"it is quantized: {type(parameter).__name__}"
@@ -170,9 +172,11 @@ def read_weight(module: nn.Module, part: FeatureSlice | None = None) -> Tensor:
     """
     with _onloaded(module):
         weight = getattr(module, "weight", None)
-        rows = dequantized(module) if storage_problem(weight) else None
+        coded = storage_problem(weight) and not (weight is not None and is_sharded(weight))
+        rows = dequantized(module) if coded else None
         if rows is None:
             rows = _stored(module, weight)
+    rows = whole(rows)
     return (rows if part is None else part.read(rows.T).T).to(torch.float32)
 
 
@@ -192,4 +196,5 @@ def read_bias(module: nn.Module, part: FeatureSlice | None = None) -> Tensor | N
     """Return the bias b of y = W x + b, (d_out,), as stored; None if there is none."""
     with _onloaded(module):
         bias: Tensor | None = getattr(module, "bias", None)
+    bias = bias if bias is None else whole(bias)
     return bias if bias is None or part is None else part.read(bias)

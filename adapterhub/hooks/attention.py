@@ -28,6 +28,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from adapterhub.anatomy.sites import CHILD, Site
+from adapterhub.backbones.tensor_parallel import TensorParallel, tensor_parallel
 from adapterhub.errors import SiteError
 from adapterhub.hooks.composition import BatchPlan
 from adapterhub.hooks.relative_bias import RelativeBias, note_past
@@ -88,6 +89,7 @@ class KeyValueSlot(Slot):
         super().__init__()
         self.bias: RelativeBias | None = None
         self.eager: Callable[..., Any] | None = None
+        self.parallel: TensorParallel | None = None
 
     def placed(self, key: str) -> KeyValueModule | GatedKeyValueModule:
         """Return the module with a key."""
@@ -105,7 +107,7 @@ class KeyValueSlot(Slot):
             call: the call of the attention function.
             names: the keys of the modules.
         """
-        prefixes = [_prefix(self.placed(name), call) for name in names]
+        prefixes = [self._prefix(self.placed(name), call) for name in names]
         gates = [gate for _, gate in prefixes if gate is not None]
         key, value = (_in_block(t, 0, len(gates)) for t in (call.key, call.value))
         block = 0
@@ -116,16 +118,36 @@ class KeyValueSlot(Slot):
         lengths = {name: p.shape[3] for name, (p, _) in zip(names, prefixes, strict=True)}
         return PrefixedKeyValues(key, value, gates, lengths)
 
+    def _prefix(
+        self, module: KeyValueModule | GatedKeyValueModule, call: AttentionCall
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute a prefix (2, batch, heads, length, head_dim) and its gate."""
+        gated = isinstance(module, GatedKeyValueModule)
+        prefix, gate = module(call.x) if gated else (module(), None)  # (2, length, d_kv)
+        if gate is not None and self.parallel and self._has_others(prefix, call.key):
+            gate = self.parallel.read_by_own(gate)
+        prefix = self.in_heads(prefix, call.key)
+        return prefix[:, None].expand(2, len(call.key), -1, -1, -1), gate
 
-def _prefix(
-    module: KeyValueModule | GatedKeyValueModule, call: AttentionCall
-) -> tuple[Tensor, Tensor | None]:
-    """Compute a prefix (2, batch, heads, length, head_dim) and its gate."""
-    batch, heads, _, head_dim = call.key.shape
-    gated = isinstance(module, GatedKeyValueModule)
-    prefix, gate = module(call.x) if gated else (module(), None)  # (2, length, d_kv)
-    prefix = prefix.view(2, -1, heads, head_dim).transpose(1, 2).to(call.key.dtype)
-    return prefix[:, None].expand(2, batch, -1, -1, -1), gate
+    def _has_others(self, prefix: Tensor, key: Tensor) -> bool:
+        """Return whether other processes attend with other heads of a prefix."""
+        return prefix.shape[-1] > key.shape[1] * key.shape[3]
+
+    def in_heads(self, prefix: Tensor, key: Tensor) -> Tensor:
+        """Divide a prefix into heads, those that this process attends with.
+
+        Args:
+            prefix: (..., length, d_kv).
+            key: (batch, heads, keys, head_dim).
+
+        Returns:
+            (..., heads, length, head_dim), in the dtype of the keys.
+        """
+        if self.parallel and self._has_others(prefix, key):
+            prefix = self.parallel.features(prefix.shape[-1]).own(prefix)
+        heads = key.shape[1]
+        parts = prefix.view(*prefix.shape[:-1], heads, -1)
+        return parts.transpose(-3, -2).to(key.dtype)
 
 
 def _in_block(part: Tensor, block: int, gates: int) -> Tensor:
@@ -148,6 +170,7 @@ def keyvalue_slot(model: PreTrainedModel, site: Site, module: SiteModule) -> Key
     if not isinstance(slot, KeyValueSlot):
         slot = KeyValueSlot()
         slot.eager = _eager_function(host)
+        slot.parallel = tensor_parallel(model)
         slot.handles.append(ConfigRoute(host, slot))
         host.add_module(CHILD, slot)
     if isinstance(module, GatedKeyValueModule):
@@ -250,7 +273,7 @@ def _attention_with_prefix(name: str) -> Callable[..., Any]:
         columns = None if biased else slot.stacked(query)
         if columns is not None and len(columns) == 1:
             copies = len(query) // plan.rows
-            return _attend_stacked(attend, module, columns[0].stack, copies, call)
+            return _attend_stacked(attend, module, slot, columns[0].stack, copies, call)
         return _attend_per_row(attend, module, slot, plan, call)
 
     return attention
@@ -322,13 +345,19 @@ def _sum_blocks(output: Tensor, gates: list[Tensor]) -> Tensor:
 
 
 def _attend_stacked(
-    attend: Callable[..., Any], module: nn.Module, stack: RowStack, copies: int, call: AttentionCall
+    attend: Callable[..., Any],
+    module: nn.Module,
+    slot: KeyValueSlot,
+    stack: RowStack,
+    copies: int,
+    call: AttentionCall,
 ) -> Any:
     """Call the backbone's attention once, over a prefix and the keys of each row.
 
     Args:
         attend: the attention function.
         module: the attention module.
+        slot: its slot.
         stack: the prefix of each row of the route.
         copies: how often the batch repeats each row.
         call: the call.
@@ -337,7 +366,7 @@ def _attend_stacked(
     if copies > 1:
         prefixes = prefixes.repeat_interleave(copies, 1)
         own = None if own is None else own.repeat_interleave(copies, 0)
-    prefixes = prefixes.unflatten(-1, (call.key.shape[1], -1)).transpose(2, 3).to(call.key.dtype)
+    prefixes = slot.in_heads(prefixes, call.key)
     call = _with_explicit_mask(module, call)
     key, value = (torch.cat([p, t], 2) for p, t in zip(prefixes, call[1:3], strict=True))
     mask = _widen_mask(call, prefixes.shape[3], own)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import CHILD, Site
+from adapterhub.backbones.tensor_parallel import tensor_parallel
 from adapterhub.errors import AttachError
 from adapterhub.hooks.adapted_weight import AdaptedWeight, Product
 from adapterhub.hooks.composition import BatchPlan, through
@@ -210,6 +211,8 @@ def held_weight_slot(model: nn.Module, site: Site) -> HeldWeightSlot:
     host = model.get_submodule(site.host)
     slot = host._modules.get(CHILD)
     if not isinstance(slot, HeldWeightSlot):
+        if parallel := tensor_parallel(model):
+            parallel.boundary(site.host, site.d_out)  # refuses routed experts
         slot = HeldWeightSlot()
         slot.handles.append(ForwardOverride(host))
         host.add_module(CHILD, slot)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.projections import is_projection
 from adapterhub.anatomy.sites import CHILD, STREAM, Site, Stream
+from adapterhub.backbones.tensor_parallel import WHOLE, tensor_parallel
 from adapterhub.backbones.weights import read_bias, read_weight
 from adapterhub.hooks.composition import as_before, by_row
 from adapterhub.hooks.row_stacks import StackedColumn
@@ -24,12 +25,14 @@ class OutputSlot(Slot):
     """Applies the active modules of a projection or sublayer.
 
     An `OutputModule` maps the host's input x and output y to a new y, an `InputModule` maps x to a
-    new x.
+    new x. Modules compute on whole activations where processes share those of the host, as
+    `boundary` says.
     """
 
     def __init__(self, batch_dim: int = 0) -> None:
         super().__init__()
         self.takes_input = False
+        self.boundary = WHOLE
         self.batch_dim = batch_dim
         self.norms: list[nn.Module | None] = []  # in a list, so that they are not child modules
 
@@ -41,6 +44,12 @@ class OutputSlot(Slot):
 
     def enter(self, x: Tensor) -> Tensor:
         """Apply the modules that change the input. x: (batch, tokens, d_in) -> x' like x."""
+        share = self.boundary.input
+        if share is not None:
+            return share.own(self._entered(share.whole(x)))
+        return self._entered(x)
+
+    def _entered(self, x: Tensor) -> Tensor:
         columns = self.stacked(x, self.batch_dim)
         if columns is None:
             return self.run(self._change_input, x, dim=self.batch_dim)
@@ -65,6 +74,19 @@ class OutputSlot(Slot):
         Returns:
             The new output, like y.
         """
+        takes, gives = self.boundary
+        x = takes.whole(x) if takes is not None and self._reads_input() else x
+        if gives is not None:
+            return gives.own(self._left(host, x, gives.whole(y)))
+        return self._left(host, x, y)
+
+    def _reads_input(self) -> bool:
+        """Return whether a module here, or one inside it, reads the input of the host."""
+        inside = (m for m in self.modules() if isinstance(m, OutputModule))
+        return any(module.source != "output" for module in inside)
+
+    def _left(self, host: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """Apply the modules to whole activations."""
         inputs = (x, self.take(SUBLAYER_INPUT), self.take(_RESIDUAL))
         columns = self._stacked_with(y, inputs)
         if columns is not None:
@@ -180,6 +202,8 @@ def output_slot(model: nn.Module, site: Site, module: SiteModule, batch_dim: int
     slot = host._modules.get(CHILD)
     if not isinstance(slot, OutputSlot):
         slot = OutputSlot(batch_dim)
+        if parallel := tensor_parallel(model):
+            slot.boundary = parallel.boundary(site.host, site.d_out)
         host.add_module(CHILD, slot)
         if is_projection(host):
             slot.handles.append(host.register_forward_hook(call_slot))

@@ -271,9 +271,9 @@ def random_state() -> dict[str, Any]:
     }
 
 
-def random_states() -> dict[str, Any] | list[dict[str, Any]]:
-    """Return the random state of this process, or those of all, if there are several."""
-    if process_count() == 1:
+def random_states(world: int) -> dict[str, Any] | list[dict[str, Any]]:
+    """Return the random state of this process, or those of all, if `world` is not 1."""
+    if world == 1:
         return random_state()
     buffer = io.BytesIO()  # an object that is sent to other processes may not have tensors
     torch.save(random_state(), buffer)

@@ -35,6 +35,7 @@ from adapterhub.training.processes import (
     from_main,
     join_processes,
     process_count,
+    readers,
     without_launcher_sharding,
 )
 from adapterhub.training.report import peak_text
@@ -95,7 +96,7 @@ class Engine:
         self.trainee, self.options, self.loss = trainee, options, loss
         self.device = next(iter(trainee.tensors().values())).device
         self.accelerator = _accelerator(options, self.device, trainee.staged)
-        self.world = self.accelerator.num_processes
+        self.rank, self.world = readers(options.tensor_parallel)
         self.per_step = options.gradient_accumulation * self.world
         self.model = trainee.model
         self.sharded = any(map(is_sharded, trainee.model.parameters()))
@@ -123,7 +124,7 @@ class Engine:
         Returns:
             The numbers of examples and of tokens, over all processes.
         """
-        indices = share(window, self.accelerator.process_index, self.world)
+        indices = share(window, self.rank, self.world)
         loss = torch.zeros((), device=self.device)
         examples = tokens = 0
         for position, index in enumerate(indices):

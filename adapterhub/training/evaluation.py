@@ -15,13 +15,15 @@ from adapterhub.training.processes import (
 
 
 @contextmanager
-def divided_evaluation(*, sharded: bool = False) -> Iterator[None]:
+def divided_evaluation(*, sharded: bool = False, together: bool = False) -> Iterator[None]:
     """Divide the batches inside over the processes of the run; all get the same results.
 
     Args:
         sharded: whether each process holds a share of the parameters.
+        together: whether the processes compute each batch together (tensor parallelism): then
+            nothing is divided.
     """
-    if process_count() == 1:
+    if process_count() == 1 or together:
         yield
         return
     join_processes()

@@ -25,7 +25,7 @@ from adapterhub.tasks import Encoded, Setting, dump_task
 from adapterhub.training.activation_store import KeptActivations, memory_limit
 from adapterhub.training.kernels import KernelChoice, can_compute, without_bf16
 from adapterhub.training.lengths import FittedRows, fit_rows
-from adapterhub.training.processes import own_device
+from adapterhub.training.processes import join_processes, own_device
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.run_data import RunData
 
@@ -162,6 +162,8 @@ def _backbone_key(recipe: Recipe, data: RunData, kernels: KernelChoice) -> Hasha
 
 def _load(recipe: Recipe, data: RunData, kernels: KernelChoice) -> Loaded:
     set_seed(recipe.seed)
+    if recipe.train.tensor_parallel:
+        join_processes()
     with doing(f"loading {recipe.backbone}"):
         model, processor = load_backbone(
             recipe.backbone,
@@ -174,8 +176,9 @@ def _load(recipe: Recipe, data: RunData, kernels: KernelChoice) -> Loaded:
             new_tokens=recipe.new_tokens,
             pooling=data.task.pooling,
             family=recipe.family,
+            tensor_parallel=recipe.train.tensor_parallel,
         )
-    make_ready(model, move=not recipe.train.shard)
+    make_ready(model, move=not (recipe.train.shard or recipe.train.tensor_parallel))
     return Loaded(model, processor, kernels)
 
 

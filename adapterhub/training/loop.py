@@ -32,7 +32,7 @@ from adapterhub.training.engine import Engine, LossOfBatch, MicroBatch, model_lo
 from adapterhub.training.gradient_checkpointing import CheckpointedLayers, recompute
 from adapterhub.training.lengthening import check_length, comparable, total_steps
 from adapterhub.training.options import PLACES, REPORTS, RunOptions
-from adapterhub.training.processes import any_process, everyone_s, process_index
+from adapterhub.training.processes import any_process, everyone_s
 from adapterhub.training.progress import RunProgress
 from adapterhub.training.report import Evaluated, Reporter, TrainingLine
 from adapterhub.training.stages import improvements
@@ -169,7 +169,7 @@ class TrainingSession:
             FileError: a checkpoint is broken.
             OutputError: there is a checkpoint, and the run is not resumed.
         """
-        set_seed(self.seed, device_specific=True)
+        set_seed(self.seed, device_specific=self.engine.world > 1)
         self.saved = self._load_saved(self.resume)
 
     @contextmanager
@@ -293,15 +293,15 @@ class TrainingSession:
                 expected="as many as before: each one reads rows of its own",
                 hint=f"torchrun --nproc-per-node {len(places)} -m adapterhub train ... --resume",
             )
-        stream.load_state(places[process_index()])
+        stream.load_state(places[self.engine.rank])
 
     def _restore_random(self, saved: Any) -> None:
         """Continue with the random numbers of the checkpoint, if there are as many processes."""
         states = saved if isinstance(saved, list) else [saved]
         if len(states) == self.engine.world:
-            checkpoint.set_random_state(states[process_index()])
+            checkpoint.set_random_state(states[self.engine.rank])
         else:
-            set_seed(self.seed + self.progress.step, device_specific=True)
+            set_seed(self.seed + self.progress.step, device_specific=self.engine.world > 1)
 
     def _train_epoch(self, epoch: BatchList) -> Iterator[MicroBatch]:
         """Train on the rest of one epoch, from `progress.batch` on."""
@@ -433,9 +433,11 @@ class TrainingSession:
         tensors = self.engine.finite_tensors()
         self.clock.add_training()
         self.reporter.flush()
-        training = {"engine": self.engine.state(), "random": checkpoint.random_states()}
-        if self.stream is not None:  # of each process: they read different rows
-            training["stream"] = everyone_s(self.stream.state())
+        random, world = checkpoint.random_states(self.engine.world), self.engine.world
+        training = {"engine": self.engine.state(), "random": random}
+        if self.stream is not None:  # of each process that reads other rows
+            place = self.stream.state()
+            training["stream"] = everyone_s(place) if world > 1 else [place]
         progress, reports = dataclasses.asdict(self.progress), self.reporter.written()
         state = checkpoint.State(tensors, progress, self.run, training, reports)
         checkpoint.save(self.last, state)

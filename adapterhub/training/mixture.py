@@ -20,7 +20,7 @@ from adapterhub.training.batching import batch_order
 from adapterhub.training.lengths import FittedRows
 from adapterhub.training.mixing import Mixing, draw_tasks, mixture_shares
 from adapterhub.training.options import RunOptions
-from adapterhub.training.processes import process_count
+from adapterhub.training.processes import process_count, readers
 from adapterhub.training.run_data import RunData
 from adapterhub.training.task_mixture import MixedRows, TaskRows, TaskSwitch
 
@@ -138,8 +138,13 @@ def steps_of_tasks(
 
 def _steps(rows: MixedRows, options: RunOptions) -> int:
     """Return the steps of an epoch: as many as all rows fill."""
-    per_step = options.gradient_accumulation * process_count()
+    per_step = _batches_per_step(options)
     return -(-len(rows.rows) // (options.batch_size * per_step))
+
+
+def _batches_per_step(options: RunOptions) -> int:
+    _, world = readers(options.tensor_parallel)
+    return options.gradient_accumulation * world
 
 
 def mixed_order(
@@ -157,7 +162,7 @@ def mixed_order(
         epoch: the epoch, counted from 0.
         seed: the seed of the run.
     """
-    per_step, steps = options.gradient_accumulation * process_count(), _steps(rows, options)
+    per_step, steps = _batches_per_step(options), _steps(rows, options)
     shares = list(mixture_shares(mixing, rows.sizes).values())
     done: Counter[int] = Counter()
     for earlier in range(epoch):

@@ -9,7 +9,11 @@ from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 
 REPORTS = ("report", "tracker")  # options that change only what is written beside the adapter
-PLACES = ("shard", "offload_activations")  # options that change only where it is computed
+PLACES = (
+    "shard",
+    "tensor_parallel",
+    "offload_activations",
+)  # options that change only where it is computed
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,9 @@ class TrainOptions:
         None,
         "divide the parameters over the processes, FSDP2: docs/guides/fsdp.md (null: as the "
         "launcher says)",
+    )
+    tensor_parallel: bool = option(
+        False, "let all processes compute each example together: docs/guides/fsdp.md"
     )
 
     def __post_init__(self) -> None:

@@ -189,7 +189,9 @@ def _with_shards(
     """
     size = options.eval_batch_size
     if adapter.replaces or not options.shard:
-        rows = with_reference(rows, adapter.model, size, started=started)
+        rows = with_reference(
+            rows, adapter.model, size, started=started, together=options.tensor_parallel
+        )
     if not options.shard:
         return rows
     shard(adapter)

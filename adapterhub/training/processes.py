@@ -37,6 +37,15 @@ def process_count() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def readers(tensor_parallel: bool) -> tuple[int, int]:
+    """Return the number and the count of the processes that read different examples.
+
+    Args:
+        tensor_parallel: whether the processes compute every example together.
+    """
+    return (0, 1) if tensor_parallel else (process_index(), process_count())
+
+
 def join_processes() -> None:
     """Connect the processes of the run, if they are not connected yet."""
     from accelerate import PartialState  # slow to import

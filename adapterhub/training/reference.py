@@ -20,6 +20,7 @@ def with_reference(
     *,
     started: bool,
     sharded: bool = False,
+    together: bool = False,
 ) -> FittedRows:
     """Return rows with their reference, if their task compares with one.
 
@@ -33,13 +34,15 @@ def with_reference(
         batch_size: rows per forward pass.
         started: whether the adapter has the tensors of another one.
         sharded: whether each process holds a share of the model.
+        together: whether the processes compute each batch together.
     """
     task = rows.train.task
     if not task.compares_with_reference:
         return rows
     parts = (rows.train, rows.evaluation)
     off = nullcontext() if started else only_foundations(model)
-    with off, doing("computing the reference"), divided_evaluation(sharded=sharded):
+    divided = divided_evaluation(sharded=sharded, together=together)
+    with off, doing("computing the reference"), divided:
         train, evaluation = (
             task.with_reference(model, part, batch_size) if part.rows else part for part in parts
         )

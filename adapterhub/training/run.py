@@ -287,7 +287,7 @@ def _evaluation(
         record = page.latest.predictions if page else None
         if record is not None:
             record.clear()
-        with divided_evaluation(sharded=bool(options.shard)):
+        with divided_evaluation(sharded=bool(options.shard), together=options.tensor_parallel):
             size = options.eval_batch_size
             return prepared.data.task.evaluate(prepared.model, evaluation, size, record)
 
@@ -371,7 +371,8 @@ def _save(prepared: PreparedRun, output: Path, result: loop.TrainingResult) -> R
         "backbone_parameters": sum(map(size_of, adapter.anatomy.parameters().values())),
     }
     folder = output / "adapter"
-    if is_main() or prepared.options.shard:  # all processes gather what is sharded
+    shared = prepared.options.shard or prepared.options.tensor_parallel
+    if is_main() or shared:  # all processes gather what is sharded
         adapter.save(folder, overwrite=True)
     wait_for_everyone()
     total = sum(p.numel() for p in adapter.parameters())

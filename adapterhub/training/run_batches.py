@@ -10,7 +10,7 @@ from adapterhub.training.example_stream import BUFFER
 from adapterhub.training.mixing import parse_mixing
 from adapterhub.training.mixture import mixed_order
 from adapterhub.training.prepare import PreparedRun
-from adapterhub.training.processes import process_count, process_index
+from adapterhub.training.processes import readers
 from adapterhub.training.stream_batches import StreamBatches, StreamedRows
 from adapterhub.training.task_mixture import MixedRows
 
@@ -20,12 +20,13 @@ def drawn_batches(prepared: PreparedRun) -> StreamBatches | None:
     if not isinstance(prepared.train, StreamedRows):
         return None
     data = prepared.data.options
+    rank, world = readers(prepared.options.tensor_parallel)
     return StreamBatches(
         prepared.train,
         prepared.options,
         workers=data.workers or 0,
-        rank=process_index(),
-        world=process_count(),
+        rank=rank,
+        world=world,
         buffer=data.buffer or BUFFER,
     )
 

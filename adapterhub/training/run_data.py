@@ -18,7 +18,7 @@ from adapterhub.data.text_stream import TextStream, open_stream
 from adapterhub.errors import ConfigError, unknown
 from adapterhub.tasks import Task, parse_task
 from adapterhub.training.example_stream import ExampleStream, open_examples, read_some
-from adapterhub.training.processes import process_count
+from adapterhub.training.processes import readers
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.task_mixture import TaskMixture
 
@@ -126,7 +126,8 @@ def _streamed_rows(recipe: Recipe) -> RunData:
     options, train = recipe.data, recipe.train
     stream, notes = open_examples(str(options.train), options, parse_task(recipe.task))
     task, options = stream.task, stream.options
-    per_step = (train.batch_size or STREAM_BATCH) * train.gradient_accumulation * process_count()
+    _, world = readers(train.tensor_parallel)
+    per_step = (train.batch_size or STREAM_BATCH) * train.gradient_accumulation * world
     stream = replace(stream, epoch=int(train.max_steps or 0) * per_step)
     named = tuple(options.label_names.values())
     labels = named if named and task.labels(stream.head) else stream.labels()

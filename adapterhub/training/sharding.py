@@ -152,8 +152,8 @@ def clip_gradients(params: Sequence[Tensor], limit: float) -> Tensor:
         limit: the largest norm.
     """
     gradients = [p.grad for p in params if p.grad is not None]
-    shards = [local(g) for g in gradients if is_sharded(g)]
-    wholes = [g for g in gradients if not is_sharded(g)]
+    shards = [local(g) for g in gradients if _is_divided(g)]
+    wholes = [local(g) for g in gradients if not _is_divided(g)]
     squared = torch.nn.utils.get_total_norm(shards).square()
     if shards:
         torch.distributed.all_reduce(squared)
@@ -162,6 +162,12 @@ def clip_gradients(params: Sequence[Tensor], limit: float) -> Tensor:
     for gradient in (*shards, *wholes):
         gradient.mul_(factor)
     return norm
+
+
+def _is_divided(tensor: Tensor) -> bool:
+    """Return whether each process holds other numbers of a tensor: not of a copy in each."""
+    placements: Any = getattr(tensor, "placements", ())
+    return not all(placement.is_replicate() for placement in placements)
 
 
 def is_finite(tensor: Tensor) -> bool:

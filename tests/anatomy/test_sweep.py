@@ -6,6 +6,7 @@ import every_type
 import pytest
 import sweep
 import sweep_cells
+import sweep_page
 
 import adapterhub as ah
 from adapterhub.methods import METHODS
@@ -124,23 +125,57 @@ def test_a_process_that_takes_too_long_is_ended(monkeypatch):
     assert sweep._in_a_process("bert", ("lora",), False)["reason"] == "more than 0.0 s"
 
 
+CELLS = {
+    "lora": "ok",
+    "prefix": "refused: prefix does not fit an a backbone: this a backbone has no such site",
+    "full": "error: KeyError: 1",
+}
+RESULTS = [
+    {"type": "a", "class": "A", "cells": CELLS, "peft": {None: "error", "all-linear": "ok"}},
+    {"type": "b", "class": "B", "cells": CELLS | {"full": "ok, not run"}},
+    {"type": "c", "cells": {}, "reason": "it cannot be built"},
+]
+
+
 def test_types_are_counted_and_shown():
-    cells = {"lora": "ok", "prefix": "refused: it has no tokens", "full": "error: KeyError: 1"}
-    types = [
-        {"type": "a", "class": "A", "cells": cells, "peft": {None: "error", "all-linear": "ok"}},
-        {"type": "b", "class": "B", "cells": cells | {"full": "ok, not run"}},
-        {"type": "c", "cells": {}, "reason": "it cannot be built"},
+    found = sweep_page.findings(RESULTS, "5", 100, tuple(CELLS))
+    assert found.counts() == [
+        ("lora", "2", "100.0%", "0", "0", "0"),
+        ("prefix", "0", "0.0%", "2", "0", "0"),
+        ("full", "1", "50.0%", "0", "0", "1"),
+        ("peft", "0", "0.0%", "0", "0", "1"),
+        ("peft all-linear", "1", "100.0%", "0", "0", "0"),
     ]
-    found = {"transformers": "5", "methods": tuple(cells), "types": types}
-    assert sweep.summary(found) == [
-        "2 model types of transformers 5 were built",
-        "lora: 2 ok",
-        "prefix: 2 refused",
-        "full: 1 error, 1 ok",
-        "lora of peft, its own targets: attached to 0 of 1",
-        "lora of peft, all-linear: attached to 1 of 1",
-    ]
-    assert "| a | ✓ | - | ✗ |\n| b | ✓ | - | ✓ |\n" in sweep.page(found)
+    text = sweep_page.page(found)
+    assert "| a | ✓ | - | ✗ | ✗ | ✓ |\n| b | ✓ | - | ✓ |  |  |\n" in text
+    assert "- prefix refused, 2 types, *this backbone has no such site*: a, b\n" in text
+    assert "- full fails, 1 type, *KeyError: 1*: a\n" in text
+
+
+@pytest.mark.parametrize("listed", [60, 1])
+def test_a_page_is_read_as_it_was_written(listed, monkeypatch):
+    monkeypatch.setattr(sweep_page, "LISTED", listed)
+    found = sweep_page.findings(RESULTS, "5.23.0", 100, tuple(CELLS))
+    assert sweep_page.read(sweep_page.page(found)) == found
+
+
+def test_some_types_are_replaced_in_the_page():
+    found = sweep_page.findings(RESULTS, "5.23.0", 100, tuple(CELLS))
+    again = [{"type": "a", "class": "A", "cells": CELLS | {"full": "ok"}}]
+    kept = sweep_page.read(sweep_page.page(found))
+    kept.update(sweep_page.findings(again, "5.23.0", 9, tuple(CELLS)))
+    assert kept.rows["a"]["peft all-linear"].word == "works"
+    assert "KeyError" not in sweep_page.page(kept)
+    with pytest.raises(ValueError, match="no page of a sweep"):
+        sweep_page.read("# Another page")
+
+
+def test_the_page_in_the_documentation_is_whole():
+    found = sweep_page.read(sweep.PAGE.read_text("utf-8"))
+    assert found.columns == (*sweep.METHODS, *sweep_page.PEFT)
+    assert len(found.rows) >= 530
+    words = [cell.word for row in found.rows.values() for cell in row.values()]
+    assert words.count("works") > len(words) / 2
 
 
 def test_the_methods_of_the_sweep_exist():

@@ -6,21 +6,16 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 import tiny_models
-import torch
 from fixtures import sentences, write_tsv
-from safetensors.torch import load_file
 from transformers import AutoTokenizer
+from two_processes import evaluations, finished, losses, run_all, same_adapters, torchrun
 
 import adapterhub as ah
-from adapterhub import cli
 from adapterhub.training.shard_files import has_shards
 
 # Site modules, a prefix, virtual tokens with parameters of the backbone, and a part that grows.
@@ -66,65 +61,6 @@ def words_of(folder, out, architecture, method, epochs, accumulation, *further):
         f"train.gradient_accumulation={accumulation}", *OPTIONS.get(architecture, ()),
         "--output", output_of(folder / out, architecture, method), *further,
     )  # fmt: skip
-
-
-def run_all(commands):
-    """Run commands one after another in this process, which may be one of several."""
-    before = sys.argv
-    try:
-        for words in commands:
-            sys.argv = ["adapterhub", *map(str, words)]
-            with pytest.raises(SystemExit) as ended:
-                cli.main()
-            assert not ended.value.code, words
-    finally:
-        sys.argv = before
-
-
-def torchrun(folder, commands, *, launcher=("torch.distributed.run", "--standalone"), wait=True):
-    """Run commands in two processes."""
-    (folder / "commands.json").write_text(json.dumps([[*map(str, words)] for words in commands]))
-    count = [] if "--num_processes=2" in launcher else ["--nproc-per-node=2"]
-    words = [*launcher, *count, __file__, str(folder / "commands.json")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
-    started = subprocess.Popen(
-        [sys.executable, "-m", *words],
-        env=environment | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    return finished(started) if wait else started
-
-
-def finished(started):
-    try:
-        printed, _ = started.communicate(timeout=400)
-    except subprocess.TimeoutExpired:
-        started.terminate()
-        printed, _ = started.communicate()
-    assert started.returncode == 0, printed[-4000:]
-    return printed
-
-
-def same_adapters(one, two):
-    files = (folder / "adapter" / "adapter.safetensors" for folder in (one, two))
-    expected, found = map(load_file, files)
-    assert expected.keys() == found.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, atol=2e-5, rtol=1e-3, msg=name)
-
-
-def losses(folder):
-    """Return the loss of each step of a run, rounded as it was recorded."""
-    return [line["loss"] for line in lines_of(folder) if "loss" in line]
-
-
-def evaluations(folder):
-    """Return the metrics of each evaluation of a run."""
-    return [line["metrics"] for line in lines_of(folder) if "metrics" in line]
-
-
-def lines_of(folder):
-    return [*map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())]
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +171,3 @@ def test_accelerate_launches_fsdp2(folder, two):
     launched = output_of(folder / "accelerate", *case)
     assert has_shards(launched / "checkpoints" / "last")
     same_adapters(output_of(two, *case), launched)
-
-
-if __name__ == "__main__":
-    run_all(json.loads(Path(sys.argv[1]).read_text()))

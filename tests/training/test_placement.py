@@ -47,3 +47,26 @@ def test_every_option_that_does_not_know_shards_is_named(monkeypatch: pytest.Mon
     assert "train.mixed_precision=fp16" in text
     assert "quantize=int8" in text
     assert placed(with_train(shard=True, mixed_precision="bf16")).train.shard is True
+
+
+def test_processes_that_compute_together_are_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="there is only one") as error:
+        placed(with_train(tensor_parallel=True))
+    assert "torchrun" in error.value.hint
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert placed(with_train(tensor_parallel=True)).train.tensor_parallel
+
+
+def test_every_option_that_does_not_know_tensor_parallelism_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    recipe = with_train(
+        tensor_parallel=True, shard=True, optimizer="adamw8bit", mixed_precision="fp16"
+    )
+    recipe = replace(recipe, quantize="nf4", new_tokens=("<a>",))
+    with pytest.raises(ConfigError, match="these options") as error:
+        placed(replace(recipe, train=replace(recipe.train, shard=False)))
+    named = [line.partition(":")[0] for line in error.value.offenders]
+    assert named == ["train.optimizer=adamw8bit", "train.mixed_precision=fp16", "quantize=nf4",
+                     "new_tokens"]  # fmt: skip
