@@ -1,6 +1,7 @@
-"""Memory and time of large backbones over N GPUs with FSDP2, counted and not measured.
+"""Memory and time of large backbones over N GPUs, by FSDP2 or tensor parallel: counted only.
 
     python benchmarks/scale.py
+    python benchmarks/scale.py --tensor-parallel
 
 Backbones with the shapes of Llama 3 are built without weights, so that parameters are counted
 exactly, by the library's own methods. Per process, with P parameters in bf16, of which P_layer are
@@ -17,6 +18,14 @@ and a vocabulary of V:
                   + 4 A (N - 1) / N      gradients reduced
     computation   6 P T or 8 P T         forward, again in the backward pass, and backward; with
                                          gradients of all weights 8
+
+Tensor parallel, with T tokens of all processes, R all-reduces and G gathers of a layer in a step
+(benchmarks/tensor_parallel.py, and those of the forward pass once more), each of 2 T d bytes:
+
+    weights       2 P / N
+    training      16 A; with all weights 16 A / N
+    communication (2 R + G) 2 T d L (N - 1) / N, which waits for what is computed
+    computation   6 P T / N or 8 P T / N
 
 What one layer keeps, in bytes for each token, is counted on a layer of a sixteenth of the width.
 """
@@ -44,6 +53,9 @@ SHAPES = {  # width, feed-forward width, layers, attention heads; 8 key-value he
 METHODS = ("lora(rank=16)", "pfeiffer", "prefix", "full")
 GPUS = (1, 8, 64)
 TOKENS = 4096  # in a batch of one process
+COLLECTIVES = {"lora(rank=16)": (9, 6), "pfeiffer": (9, 0), "prefix": (9, 1), "full": (9, 0)}
+TOGETHER = (2, 8)  # GPUs of one host
+LINK = 400e9  # bytes a second that a process receives within a host
 FLOPS = 400e12  # a second that a GPU computes, in bf16: 40 % of an H100's peak
 BANDWIDTH = 50e9  # bytes a second that a process receives: 400 Gbit/s
 
@@ -173,6 +185,43 @@ def need(counted: Counted, gpus: int, tokens: int = TOKENS) -> Needed:
     return Needed(memory, received, operations / FLOPS)
 
 
+def need_together(counted: Counted, method: str, gpus: int, tokens: int = TOKENS) -> Needed:
+    """Return what one of `gpus` processes needs that compute each example together.
+
+    Args:
+        counted: what was counted.
+        method: the method's spec.
+        gpus: the number of processes.
+        tokens: in a batch of all of them.
+    """
+    full = counted.trained >= counted.parameters
+    memory = {
+        "weights": 0 if full else 2 * counted.parameters / gpus,
+        "training": 16 * counted.trained / (gpus if full else 1),
+        "activations": tokens * (2 * counted.layers * counted.width + counted.kept),
+        "logits": LOGIT_BYTES * tokens * VOCABULARY,
+    }
+    reduced, gathered = COLLECTIVES[method]
+    size = 2 * tokens * counted.width * counted.layers
+    received = (2 * reduced + gathered) * size * (gpus - 1) / gpus
+    operations = (8 if full else 6) * counted.parameters * tokens / gpus
+    return Needed(memory, received, operations / FLOPS)
+
+
+def rows_together() -> Iterator[list[str]]:
+    """Yield the rows of the table of tensor parallel processes."""
+    for name, shape in SHAPES.items():
+        for method in METHODS:
+            counted = count(shape, method)
+            for gpus in TOGETHER:
+                found = need_together(counted, method, gpus)
+                seconds = found.computing + found.received / LINK
+                yield [
+                    name, f"`{method}`", str(gpus), f"{found.total / 1e9:,.0f} GB",
+                    f"{found.received / 1e9:,.0f} GB", f"{seconds:,.1f} s",
+                ]  # fmt: skip
+
+
 def rows() -> Iterator[list[str]]:
     """Yield the rows of the table."""
     for name, shape in SHAPES.items():
@@ -190,12 +239,15 @@ def rows() -> Iterator[list[str]]:
 
 def main() -> None:
     """Print the table."""
-    argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    ).parse_args()
+    )
+    parser.add_argument("--tensor-parallel", action="store_true", help="the second table")
+    together = parser.parse_args().tensor_parallel
     head = ["backbone", "method", "trained", "GPUs", "memory of each", "received", "a step"]
+    head = [name for name in head if not (together and name == "trained")]
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
-    for row in rows():
+    for row in rows_together() if together else rows():
         print(f"| {' | '.join(row)} |", flush=True)
 
 

@@ -27,3 +27,19 @@ def test_more_processes_hold_less_and_receive_more() -> None:
     assert two.received == pytest.approx(2000 + 20)
     assert many.memory["weights"] + many.memory["training"] < 3
     assert many.total > many.memory["gathered"] == two.memory["gathered"]
+
+
+def test_processes_that_compute_together_share_the_work() -> None:
+    counted = scale.Counted(1000, 300, 10, 8, 3, 2.0)
+    two, eight = (scale.need_together(counted, "pfeiffer", gpus, tokens=1) for gpus in (2, 8))
+    assert two.memory["weights"] == 1000
+    assert two.computing == 4 * eight.computing
+    assert two.received == pytest.approx(18 * 2 * 8 * 3 / 2)
+    lora = scale.need_together(counted, "lora(rank=16)", 2, tokens=1)
+    assert lora.received == pytest.approx(two.received * 24 / 18)
+
+
+def test_the_table_of_tensor_parallelism_is_that_of_the_script() -> None:
+    text = DOCS.read_text("utf-8")
+    for row in scale.rows_together():
+        assert f"| {' | '.join(row)} |" in text

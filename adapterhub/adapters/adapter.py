@@ -335,8 +335,8 @@ class Adapter:
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Manifest:
         """Write the adapter's folder: tensors, manifest and card. Files are read back and compared.
 
-        Under FSDP2 every process must call this: the tensors are gathered, and the first process
-        writes them; the manifest that the others return does not list the files.
+        Where processes share parameters (FSDP2, tensor parallelism) each must call this: tensors
+        are gathered, and the first process writes them; the manifest of the others lists no files.
 
         Raises:
             OutputError: the folder exists (unless `overwrite`), or cannot be written; nothing is

@@ -70,17 +70,17 @@ def image_placeholder(processor: Any) -> str | None:
 
 def picture_inputs(
     processor: Any,
-    pictures: Sequence[Any],
+    pictures: Sequence[Sequence[Any]],
     texts: Sequence[str],
     *,
     tensors: bool = True,
     special: bool = True,
 ) -> dict[str, Any]:
-    """Return what a processor makes of texts that have one placeholder each.
+    """Return what a processor makes of texts that have a placeholder for each picture.
 
     Args:
         processor: the processor.
-        pictures: the picture of each text.
+        pictures: the pictures of each text.
         texts: the texts.
         tensors: whether to return tensors, padded to the longest text; else lists.
         special: whether the tokenizer adds its special tokens.
@@ -88,7 +88,7 @@ def picture_inputs(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of numpy, in code of transformers
         made = processor(
-            images=[[picture] for picture in pictures],
+            images=[list(some) for some in pictures],
             text=list(texts),
             add_special_tokens=special,
             return_tensors="pt" if tensors else None,

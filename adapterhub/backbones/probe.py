@@ -104,7 +104,7 @@ def picture_batch(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
         return {}
     numbers = np.random.default_rng(seed)
     noise = numbers.integers(0, 256, (ROWS, _SIDE, _SIDE, 3), dtype=np.uint8)
-    pictures = [Image.fromarray(pixels) for pixels in noise]
+    pictures = [[Image.fromarray(pixels)] for pixels in noise]
     texts = [f"{placeholder} {row} {row + 1}" for row in range(ROWS)]
     made = picture_inputs(processor, pictures, texts)
     device, dtype = device_of(model), model.dtype

@@ -15,6 +15,7 @@ from adapterhub.data.columns import Wants, choose_columns
 from adapterhub.data.examples import EmptyCell, read_rows, refuse, text_problem
 from adapterhub.data.media import MediaFile, open_media, opened_cell
 from adapterhub.data.options import DataOptions
+from adapterhub.data.picture_chats import Turn
 
 Open = Callable[[bytes], Any]
 
@@ -28,6 +29,16 @@ class AskedPicture(MediaFile):
     """
 
     question: str = ""
+
+    @property
+    def pictures(self) -> tuple[MediaFile, ...]:
+        """The picture, as the only one."""
+        return (self,)
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The question on the picture, as the only message."""
+        return (("user", (None, self.question)),)
 
 
 def ask(name: str, question: str, decode: Open) -> AskedPicture:

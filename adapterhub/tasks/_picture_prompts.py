@@ -1,15 +1,18 @@
-"""Prompts with a picture: the text before the answer, and the answer as it is learned.
+"""Prompts with pictures: the text before the answer, and the answer as it is learned.
 
-chat template   one message of the user, with the picture and the question, and one of the
-                assistant; the answer is what the second message adds
-own template    with {image} and {text}; the answer ends with the token that ends texts
+chat template   the messages, with their pictures, and one of the assistant; the answer is what the
+                last message adds
+own template    with {image} and {text}, for one message; the answer ends with the token that ends
+                texts
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from adapterhub.data.picture_chats import Turn
 from adapterhub.errors import ConfigError
 from adapterhub.tasks._chat_template import chat_text
 from adapterhub.tasks._rows import IGNORED, Row
@@ -38,7 +41,7 @@ def check_picture_template(template: str | None) -> None:
 
 @dataclass(frozen=True)
 class PromptedPicture:
-    """The text with one placeholder for the picture, and what follows it.
+    """The text with a placeholder for each picture, and what follows it.
 
     Attributes:
         prompt: the text that the model reads.
@@ -71,51 +74,78 @@ class PicturePrompts:
                 expected="a backbone that reads pictures among the tokens of a text, such as "
                 "HuggingFaceTB/SmolVLM-256M-Instruct or Qwen/Qwen2-VL-2B-Instruct",
             )
-        self.placeholder, self.chat = placeholder, None
+        self.placeholder, self.chat, self.given = placeholder, None, template
         if template is None:
             self.chat = _chat_template(processor)
             template = _BARE if self.suffix else _PLAIN
         self.template = template
 
-    def texts(self, question: str, answer: str | None) -> PromptedPicture:
-        """Return the texts for a question; the data of others may have the placeholder in it.
+    def texts(self, turns: Sequence[Turn], answer: str | None) -> PromptedPicture:
+        """Return the texts for some messages; the data of others may have the placeholder in it.
 
         Raises:
-            ConfigError: the chat template has another form.
+            ConfigError: the chat template has another form, or there is none for a chat.
         """
-        question = question.replace(self.placeholder, "").strip()
+        pictures = sum(part is None for _, parts in turns for part in parts)
         if self.chat is None:
-            filled = self.template.replace("{image}", self.placeholder)
-            return PromptedPicture(filled.replace("{text}", question), answer or "", True)
-        turns = [_turn("user", {"type": "image"}, {"type": "text", "text": question})]
-        turns += [] if answer is None else [_turn("assistant", {"type": "text", "text": answer})]
-        prompt = self._formatted(turns[:1], True)
-        whole = self._formatted(turns, False) if answer is not None else prompt
-        if not whole.startswith(prompt) or prompt.count(self.placeholder) != 1:
+            return self._filled(turns, answer, pictures)
+        messages = [self._message(role, parts) for role, parts in turns]
+        prompt = whole = self._formatted(messages, True)
+        if answer is not None:
+            messages.append({"role": "assistant", "content": [_text(answer)]})
+            whole = self._formatted(messages, False)
+        if not whole.startswith(prompt) or prompt.count(self.placeholder) != pictures:
+            count = "one" if pictures == 1 else pictures
             raise ConfigError(
                 f"the chat template of {type(self.processor).__name__} does not begin an answer "
-                f"behind one {self.placeholder}",
+                f"behind {count} {self.placeholder}",
                 expected="a template that adds the answer to the text of the question",
                 hint="--task \"image-text-to-text(template='{image}\\n{text}\\n')\"",
             )
         begun = prompt.startswith(self.tokenizer.bos_token or "\0")
         return PromptedPicture(prompt, whole[len(prompt) :], not begun)
 
+    def _filled(self, turns: Sequence[Turn], answer: str | None, pictures: int) -> PromptedPicture:
+        """Fill the template of the task with a message.
+
+        Raises:
+            ConfigError: there are several messages.
+        """
+        if len(turns) > 1:
+            raise ConfigError(
+                f"a chat has {len(turns)} messages before its answer, and the prompt is a template "
+                "for one",
+                expected="a backbone whose processor has a chat template"
+                if self.given is None
+                else "the chat template of the processor",
+                hint="another backbone" if self.given is None else "leave template out",
+            )
+        text = " ".join(part for part in map(self._cleaned, turns[0][1]) if part)
+        filled = self.template.replace("{image}", self.placeholder * pictures)
+        return PromptedPicture(filled.replace("{text}", text), answer or "", True)
+
+    def _cleaned(self, part: str | None) -> str:
+        return "" if part is None else part.replace(self.placeholder, "").strip()
+
+    def _message(self, role: str, parts: Sequence[str | None]) -> dict[str, Any]:
+        content = [{"type": "image"} if p is None else _text(self._cleaned(p)) for p in parts]
+        return {"role": role, "content": content}
+
     def _formatted(self, turns: list[dict[str, Any]], begun: bool) -> str:
         return chat_text(self.tokenizer, turns, generation_prompt=begun, template=self.chat)
 
-    def row(self, texts: PromptedPicture, picture: Any, *, labelled: bool) -> Row:
-        """Return the tokens of a prompt, with those of the picture, and of the answer.
+    def row(self, texts: PromptedPicture, pictures: Sequence[Any], *, labelled: bool) -> Row:
+        """Return the tokens of a prompt, with those of its pictures, and of the answer.
 
         Args:
             texts: the prompt and the answer.
-            picture: the decoded picture.
+            pictures: the decoded pictures.
             labelled: whether to add the answer, and the labels.
 
         Raises:
             ConfigError: the processor returns a value for each token besides its tokens.
         """
-        encoded = self.processed([texts], [picture], tensors=False)
+        encoded = self.processed([texts], [pictures], tensors=False)
         ids = list(encoded["input_ids"][0])
         for name in encoded.keys() - TOKENS:
             if _for_each_token(encoded[name], len(ids)):
@@ -136,13 +166,17 @@ class PicturePrompts:
         return row
 
     def processed(
-        self, texts: list[PromptedPicture], pictures: list[Any], *, tensors: bool = True
+        self,
+        texts: Sequence[PromptedPicture],
+        pictures: Sequence[Sequence[Any]],
+        *,
+        tensors: bool = True,
     ) -> dict[str, Any]:
         """Return what the processor makes of some prompts and their pictures.
 
         Args:
             texts: the prompts.
-            pictures: one decoded picture for each.
+            pictures: the decoded pictures of each.
             tensors: whether to return tensors, padded to the longest prompt; else lists.
         """
         from adapterhub.backbones.picture_processor import picture_inputs
@@ -164,8 +198,8 @@ class PicturePrompts:
         return ids if ended or tokenizer.eos_token_id is None else [*ids, tokenizer.eos_token_id]
 
 
-def _turn(role: str, *parts: dict[str, str]) -> dict[str, Any]:
-    return {"role": role, "content": list(parts)}
+def _text(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
 
 
 def _chat_template(processor: Any) -> str | None:

@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from adapterhub.config.options import option
 from adapterhub.data.asked_pictures import AskedPicture, ask, read_asked
 from adapterhub.data.columns import WANTS, ColumnChoice
 from adapterhub.data.options import DataOptions
+from adapterhub.data.picture_chats import PLACE, PictureChat, Turn, chat_choice, read_chats
 from adapterhub.data.pictures import open_picture
 from adapterhub.data.table import first_few
 from adapterhub.errors import ConfigError, DataError
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
+Asked: TypeAlias = AskedPicture | PictureChat
+
 
 @register_task
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class ImageTextToText(Generation, Task):
         2.png,What color is the car?,red
 
     A table without questions has captions; the option `prompt` is then asked of each picture.
+    Chats with several messages and pictures are columns `messages` and `images`, or those of LLaVA;
+    the last message is learned.
 
     The prompt is the chat template of the backbone's processor, filled with the picture and the
     question; without one, or with `template`, it is the picture, the question and a line feed. No
@@ -132,7 +137,9 @@ class ImageTextToText(Generation, Task):
     def fitted(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> tuple[Task, ColumnChoice]:
-        """Choose columns; that there are no questions is told."""
+        """Choose columns, or those of chats; that there are no questions is told."""
+        if chats := chat_choice(source, options, split):
+            return self, chats
         _, choice = super().fitted(source, options, split, labelled=labelled)
         if choice.options.pair is not None:
             return self, choice
@@ -142,7 +149,9 @@ class ImageTextToText(Generation, Task):
     def read(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> list[Any]:
-        """Read pictures, their questions if there are some, and the answers."""
+        """Read pictures, their questions if there are some, and the answers; or chats."""
+        if chats := chat_choice(source, options, split):
+            return list(read_chats(source, chats.options, split, self.decode, labelled=labelled))
         return read_asked(source, options, split, self.columns, self.decode, labelled=labelled)
 
     def example(self, fields: Sequence[str], options: DataOptions) -> AskedPicture:
@@ -153,18 +162,26 @@ class ImageTextToText(Generation, Task):
         """Return 2: a picture and a question."""
         return 2
 
-    def shown(self, example: AskedPicture) -> list[str]:
-        """Return the name of the picture, and the question."""
-        return [example.name, *[example.question] * bool(example.question)]
+    def shown(self, example: Asked) -> list[str]:
+        """Return the names of the pictures, and the question, or the messages of a chat."""
+        if len(example.turns) == 1:
+            return [example.name, *[example.question] * bool(example.question)]
+        lines = (f"{role}: {' '.join(p or PLACE for p in parts)}" for role, parts in example.turns)
+        return [example.name, "\n".join(lines)]
 
     # Rows
 
-    def _texts(self, example: AskedPicture, prompts: PicturePrompts) -> PromptedPicture:
-        return prompts.texts(example.question or self.prompt, example.label)
+    def _texts(self, example: Asked, prompts: PicturePrompts) -> PromptedPicture:
+        turns: tuple[Turn, ...] = example.turns
+        if not example.question:
+            *before, (role, parts) = turns
+            turns = (*before, (role, (*(p for p in parts if p is None), self.prompt)))
+        return prompts.texts(turns, example.label)
 
-    def encode(
-        self, examples: Sequence[AskedPicture], setting: Setting, *, labelled: bool
-    ) -> Encoded:
+    def _decoded(self, example: Asked) -> list[Any]:
+        return [picture.decoded(self.decode) for picture in example.pictures]
+
+    def encode(self, examples: Sequence[Asked], setting: Setting, *, labelled: bool) -> Encoded:
         """Tokenize prompts, with as many tokens as each picture takes, and answers.
 
         Raises:
@@ -175,7 +192,7 @@ class ImageTextToText(Generation, Task):
         rows: list[Row] = []
         for example in examples:
             texts = self._texts(example, prompts)
-            row = prompts.row(texts, example.decoded(self.decode), labelled=labelled)
+            row = prompts.row(texts, self._decoded(example), labelled=labelled)
             rows.append(row | {"file": example, "texts": texts})
         self._check(rows, setting, prompts)
         return one_row_each(self, examples, setting, rows)
@@ -234,7 +251,7 @@ class ImageTextToText(Generation, Task):
         if not rows:
             return batch
         prompts = PicturePrompts(setting.processor, self.template)
-        pictures = [row["file"].decoded(self.decode) for row in rows]
+        pictures = [self._decoded(row["file"]) for row in rows]
         processed = prompts.processed([row["texts"] for row in rows], pictures)
         return batch | {k: v for k, v in processed.items() if k not in kept}
 
@@ -260,12 +277,12 @@ class ImageTextToText(Generation, Task):
 
     # Metrics
 
-    def metric_names(self, examples: Sequence[AskedPicture]) -> tuple[str, ...]:
+    def metric_names(self, examples: Sequence[Asked]) -> tuple[str, ...]:
         """Return the scores of the option `metric`, loss and perplexity."""
         return (*GENERATION_METRICS[self.metric], "loss", "perplexity")
 
     def metrics(
-        self, examples: Sequence[AskedPicture], predictions: Sequence[Prediction]
+        self, examples: Sequence[Asked], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
         """Compute the scores of the option `metric`."""
         generated = [p.text for p in predictions if isinstance(p, Generated)]
@@ -282,7 +299,7 @@ class ImageTextToText(Generation, Task):
         metrics = super().evaluate(model, data, batch_size, record)
         return metrics | token_loss(model, data, batch_size, shifted=True)
 
-    def outcome(self, example: AskedPicture, prediction: Prediction) -> dict[str, Any]:
+    def outcome(self, example: Asked, prediction: Prediction) -> dict[str, Any]:
         """Return the answer and the generated text, and their word F1 or exact match."""
         outcome = text_outcome(self.shown(example), str(example.label), prediction)
         if self.metric == "exact":

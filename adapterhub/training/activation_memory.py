@@ -36,7 +36,9 @@ HEAP = 1.5  # measured with glibc: 1.5 with lora, 1.2 with full, for 16 and 64 r
 LONGEST = 24  # tokens per row of the small batches
 
 
-def activation_bytes(adapter: Adapter, rows: int, tokens: int, recomputed: bool = False) -> int:
+def activation_bytes(
+    adapter: Adapter, rows: int, tokens: int, recomputed: bool = False, offloaded: bool = False
+) -> int:
     """Predict the bytes that the backward pass keeps of a batch. The model is not changed.
 
     Args:
@@ -44,12 +46,13 @@ def activation_bytes(adapter: Adapter, rows: int, tokens: int, recomputed: bool 
         rows: the batch size.
         tokens: the tokens per row.
         recomputed: with gradient checkpointing.
+        offloaded: and the inputs of all layers but one in the memory of the host.
     """
     with _train_mode(adapter):
         total = _extrapolated(adapter, rows, tokens, recomputed=False)
         if recomputed:
-            inputs = _extrapolated(adapter, rows, tokens, recomputed=True)
-            total = inputs + (total - inputs) / _layers(adapter)
+            inputs, layers = _extrapolated(adapter, rows, tokens, recomputed=True), _layers(adapter)
+            total = (inputs / layers if offloaded else inputs) + (total - inputs) / layers
     return round(total) + logit_bytes(adapter, rows, tokens)
 
 

@@ -114,9 +114,11 @@ def _memory(prepared: PreparedRun) -> dict[str, int]:
     """Estimate the bytes that the run takes, by part."""
     adapter, options = prepared.adapter, prepared.options
     rows, tokens = options.batch_size, max(prepared.train.lengths)
-    activations = activation_bytes(adapter, rows, tokens, options.gradient_checkpointing)
-    logits = logit_bytes(adapter, rows, tokens)
     on_cpu = device_of(adapter.model) == torch.device("cpu")
+    offloaded = options.offload_activations and not on_cpu
+    recomputed = options.gradient_checkpointing
+    activations = activation_bytes(adapter, rows, tokens, recomputed, offloaded)
+    logits = logit_bytes(adapter, rows, tokens)
     evaluation = _largest_evaluation(prepared, on_cpu) or (rows, tokens)
     eval_logits = logit_bytes(adapter, *evaluation)
     heap = HEAP if on_cpu else 1.0

@@ -8,6 +8,7 @@ import media
 import pytest
 import torch
 import vision_language
+from fixtures import write_json_lines
 from PIL import Image
 
 import adapterhub as ah
@@ -136,7 +137,7 @@ def test_a_batch_is_that_of_the_processor(name, questions, loaded):
     """Prompts of pictures of two sizes; the tokens of the answers follow, and only they count."""
     _, processor = loaded(name)
     data = encoded(questions, processor, labelled=False)
-    pictures = [e.decoded(TASK.decode) for e in data.examples]
+    pictures = [[e.decoded(TASK.decode)] for e in data.examples]
     texts = [row["texts"].prompt for row in data.rows]
     expected = picture_inputs(processor, pictures, texts)
     side = "right" if expected["attention_mask"][:, 0].all() else "left"
@@ -233,6 +234,79 @@ def test_three_dimensional_positions_follow_the_prompt(questions, loaded):
         expected = model.lm_head(output.last_hidden_state)[:, count:]
     kept = mask.bool()
     torch.testing.assert_close(found[kept], expected[kept])
+
+
+CHAT = [
+    {"from": "human", "value": "<image> and <image>\nwhich digits?"},
+    {"from": "gpt", "value": "0 and 1"},
+    {"from": "human", "value": "and this? <image>"},
+    {"from": "gpt", "value": "2"},
+]
+CHATTING = [name for name in NAMES if name not in ("llava", "paligemma")]
+
+
+@pytest.fixture(scope="module")
+def chats(questions):
+    """Chats with one, two and three pictures."""
+    rows = [
+        {"images": ["0-0.png", "1-0.png", "2-0.png"], "conversations": CHAT},
+        {"images": ["0-1.png", "1-1.png"], "conversations": CHAT[:2]},
+        {"images": ["2-1.png"], "conversations": [{"from": "human", "value": "what?"}, CHAT[3]]},
+    ]
+    return write_json_lines(questions.parent / "chats.jsonl", rows)
+
+
+@pytest.mark.parametrize("name", [*CHATTING, "llava"])
+def test_chats_with_several_pictures_are_those_of_the_processor(name, chats, loaded):
+    """Tokens, pictures, loss and answers, in a batch and alone."""
+    template = vision_language.TEMPLATE.replace("IMAGE", "<image>") if name == "llava" else None
+    model, processor = loaded(name, template)
+    task, choice = TASK.fitted(str(chats), DataOptions(), "train")
+    assert choice.notes[-1].startswith("read as chats with pictures: messages from 'conversations'")
+    found = task.read(str(chats), choice.options, "train")
+    data = task.encode(found, Setting(processor, 512), labelled=True)
+    first = data.rows[0]["texts"]
+    assert first.prompt.index("which digits?") < first.prompt.index("0 and 1")
+    assert learned(data.rows[0], processor).startswith("2")
+    asked = task.encode(found, Setting(processor, 512), labelled=False)
+    pictures = [[p.decoded(task.decode) for p in e.pictures] for e in found]
+    expected = picture_inputs(processor, pictures, [row["texts"].prompt for row in data.rows])
+    side = "right" if expected["attention_mask"][:, 0].all() else "left"
+    batch = task.prompt_batch(asked.rows, asked.setting, side)
+    for key, tensor in expected.items():
+        assert torch.equal(batch[key], tensor), key
+    with torch.no_grad():
+        alone = [next_token_loss(model(**data.batch([i])), data.batch([i])) for i in range(3)]
+        counts = torch.tensor([sum(i >= 0 for i in row["labels"]) for row in data.rows])
+    metrics = task.evaluate(model, data, batch_size=3)
+    mean = float((torch.stack(alone) * counts).sum() / counts.sum())
+    assert metrics["loss"] == pytest.approx(mean, rel=1e-4)
+    texts = [p.text for p in task.predict(model, data, batch_size=3)]
+    assert texts == [p.text for p in task.predict(model, data, batch_size=1)]
+
+
+def test_a_chat_needs_a_chat_template(chats, loaded):
+    _, processor = loaded("llava")
+    task, choice = TASK.fitted(str(chats), DataOptions(), "train")
+    found = task.read(str(chats), choice.options, "train")
+    setting = Setting(processor, 128)
+    with pytest.raises(ConfigError, match="a chat has 3 messages") as error:
+        task.encode(found, setting, labelled=True)
+    assert error.value.hint == "another backbone"
+    row = task.encode(found[1:2], setting, labelled=True).rows[0]
+    assert row["texts"].prompt == "<image><image>\nand which digits?\n"
+    own = dataclasses.replace(task, template="{image}{text}")
+    with pytest.raises(ConfigError, match="a chat has 3 messages") as error:
+        own.encode(found, setting, labelled=True)
+    assert error.value.hint == "leave template out"
+
+
+def test_what_is_shown_of_a_chat(chats):
+    found = TASK.read(str(chats), DataOptions(), "train")
+    assert TASK.shown(found[1]) == ["0-1.png, 1-1.png", "and which digits?"]
+    assert TASK.shown(found[0])[1].splitlines() == [
+        "user: <image> and <image> which digits?", "assistant: 0 and 1", "user: and this? <image>",
+    ]  # fmt: skip
 
 
 def test_long_rows_are_refused_with_their_names(questions, loaded):

@@ -51,6 +51,8 @@ def test_gradient_checkpointing_keeps_inputs_and_one_layer():
     inputs = saved_bytes(adapter, 4, 48, recomputed=True)
     assert 4 * 4 * 48 * 32 * 4 <= inputs < whole / 4  # layers, rows, tokens, width, bytes
     assert less == pytest.approx(inputs + (whole - inputs) / 4, rel=0.05)
+    offloaded = activation_bytes(adapter, 4, 48, True, True)
+    assert less - offloaded == pytest.approx(inputs * 3 / 4, rel=0.05)
 
 
 def test_logits_are_counted():

@@ -1,0 +1,242 @@
+"""Chats with pictures: messages of several turns, and any number of pictures in them.
+
+OpenAI      messages: [{role: user, content: [{type: image}, {type: text, text: ...}]}, ...]
+LLaVA       conversations: [{from: human, value: "<image> ..."}, {from: gpt, value: ...}]
+
+Pictures are in a column beside the messages (`images`, a list, or `image`), in the order of their
+places, or in the messages themselves: {type: image, image: FILE}. `<image>` in a text is a place,
+too; pictures without a place come first. The last message is the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from adapterhub.data.chat_formats import ROLES
+from adapterhub.data.columns import ColumnChoice
+from adapterhub.data.examples import EmptyCell, read_rows
+from adapterhub.data.media import MediaFile, opened_cell
+from adapterhub.data.options import DataOptions
+from adapterhub.data.table import Table
+from adapterhub.data.tables import keep_table, read_table
+
+Turn: TypeAlias = tuple[str, tuple[str | None, ...]]
+"""A role, and the parts of its message: texts, and None for each picture."""
+
+PLACE = "<image>"
+_CHATS = ("messages", "conversations", "conversation")
+_PICTURES = ("images", "image", "pictures", "picture")
+_OWN = ("image", "path", "file", "url", "image_url")  # keys of a picture in a part
+_KEYS = (("role", "content"), ("from", "value"))
+
+
+@dataclass(frozen=True)
+class PictureChat:
+    """Messages with pictures; the label is the answer to the last one.
+
+    Attributes:
+        sha256: the digests of the pictures, in the order of their places.
+        turns: the messages before the answer.
+        label: the answer.
+        pictures: the pictures, in the order of their places.
+    """
+
+    sha256: tuple[str, ...]
+    turns: tuple[Turn, ...]
+    label: str | None = None
+    pictures: tuple[MediaFile, ...] = field(default=(), compare=False)
+
+    @property
+    def name(self) -> str:
+        """The names of the pictures."""
+        return ", ".join(picture.name for picture in self.pictures)
+
+    @property
+    def question(self) -> str:
+        """The text of the last message."""
+        return " ".join(part for part in self.turns[-1][1] if part)
+
+    def with_label(self, label: str) -> PictureChat:
+        """Return the same chat with another answer."""
+        return replace(self, label=label)
+
+
+def chat_choice(source: str, options: DataOptions, split: str) -> ColumnChoice | None:
+    """Choose the columns of chats with pictures; None if the data is no chats.
+
+    Args:
+        source: the file or dataset id.
+        options: the format, and the columns if they are fixed: `text` is that of the messages,
+            `pair` that of the pictures.
+        split: "train", "eval" or the name of a Hub split.
+
+    Raises:
+        DataError: the source cannot be read.
+    """
+    table = read_table(source, options, split)
+    column = options.text or next((c for c in table.columns if c.lower() in _CHATS), None)
+    if column is None or not _has_chats(table, column):
+        return None
+    beside = options.pair or next((n for n in table.columns if n.lower() in _PICTURES), None)
+    chosen = replace(options, text=column, pair=beside)
+    keep_table(table, source, chosen, split)
+    where = f"pictures from {beside!r}" if beside else "pictures in the messages"
+    about = f"read as chats with pictures: messages from {column!r}, {where}"
+    notes = (f"{table.shown_source}: {table.described()}", *table.notes, about)
+    return ColumnChoice(chosen, table, notes)
+
+
+def _has_chats(table: Table, column: str) -> bool:
+    if column not in table.columns:
+        return False
+    first = next((value for value in table.spread(column, 20) if value), None)
+    return isinstance(first, list) and all(_keys_of(item) for item in first)
+
+
+def _keys_of(item: object) -> tuple[str, str] | None:
+    if not isinstance(item, Mapping):
+        return None
+    return next((keys for keys in _KEYS if isinstance(item.get(keys[0]), str)), None)
+
+
+def read_chats(
+    source: str,
+    options: DataOptions,
+    split: str,
+    decode: Callable[[bytes], Any],
+    *,
+    labelled: bool,
+) -> list[PictureChat]:
+    """Read chats with pictures, in order; each picture is decoded once.
+
+    Args:
+        source: the table, a folder with one, or the dataset id.
+        options: the format and the columns, as `chat_choice` names them.
+        split: "train", "eval" or the name of a Hub split.
+        decode: decodes the bytes of a file, or raises a ValueError that says what is wrong.
+        labelled: whether each chat needs an answer; without, one is left out.
+
+    Raises:
+        DataError: the source is missing, empty or malformed, or rows are invalid; lists all.
+    """
+    folder = Path(source) if Path(source).is_dir() else Path(source).parent
+
+    def build(messages: object, beside: object = None) -> PictureChat:
+        turns, cells = _placed(_parsed(messages), _listed(beside))
+        answer = _answer(turns, labelled=labelled)
+        pictures = tuple(opened_cell(cell, None, folder, decode) for cell in cells)
+        if not pictures:
+            raise ValueError(EmptyCell("the chat has no picture"))
+        if not turns or turns[-1][0] != "user":
+            raise ValueError("no message of the user is in front of the answer")
+        return PictureChat(tuple(p.sha256 for p in pictures), tuple(turns), answer, pictures)
+
+    columns = [str(options.text), *([options.pair] if options.pair else [])]
+    return read_rows(source, options, split, columns, build)
+
+
+def _listed(cell: object) -> list[object]:
+    """Return the pictures of a cell: a list of them, one, or none."""
+    if cell is None or cell != cell:  # NaN marks a missing one
+        return []
+    return list(cell) if isinstance(cell, Sequence) and not isinstance(cell, str) else [cell]
+
+
+Parsed: TypeAlias = list[tuple[str, list[Any]]]
+"""Roles with the parts of messages: texts, None for a place, and pictures of the message's own."""
+
+
+@dataclass(frozen=True)
+class _Own:
+    """A picture that a message has itself."""
+
+    cell: object
+
+
+def _parsed(messages: object) -> Parsed:
+    """Parse messages.
+
+    Raises:
+        ValueError: they have another form.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise ValueError(EmptyCell("the list of messages is missing"))
+    parsed = []
+    for item in messages:
+        keys = _keys_of(item)
+        if keys is None:
+            raise ValueError(f"a message is {str(item)[:60]!r}: expected role and content")
+        role = item[keys[0]] if keys[0] == "role" else ROLES.get(item["from"], item["from"])
+        parsed.append((str(role), list(_parts(item.get(keys[1])))))
+    return parsed
+
+
+def _parts(content: object) -> Iterator[Any]:
+    """Yield the parts of a message's content: a text, or a list of parts."""
+    if isinstance(content, str):
+        for number, text in enumerate(content.split(PLACE)):
+            yield from [None] * (number > 0)
+            yield from [text.strip()] * bool(text.strip())
+        return
+    for part in content if isinstance(content, Sequence) else ():
+        kind = part.get("type") if isinstance(part, Mapping) else "text"
+        if isinstance(part, str) or kind == "text":
+            text = part if isinstance(part, str) else str(part.get("text") or "")
+            yield from [text.strip()] * bool(text.strip())
+        elif kind in ("image", "image_url"):
+            given = next((part[key] for key in _OWN if part.get(key) is not None), None)
+            cell = given.get("url", given) if isinstance(given, Mapping) else given
+            yield None if cell is None else _Own(cell)
+        else:
+            raise ValueError(f"a part of a message has the type {kind!r}: expected text or image")
+
+
+def _placed(parsed: Parsed, beside: list[object]) -> tuple[list[Turn], list[object]]:
+    """Give each place its picture; pictures without a place come first.
+
+    Raises:
+        ValueError: there are more places than pictures.
+    """
+    places = sum(part is None for _, parts in parsed for part in parts)
+    if places > len(beside):
+        raise ValueError(f"the messages have {places} places for pictures, and {len(beside)} are "
+                         "given")  # fmt: skip
+    first = [None] * (len(beside) - places)
+    if first:
+        user = next((parts for role, parts in parsed if role == "user"), None)
+        if user is None:
+            raise ValueError("no message of the user is there for the pictures")
+        user[:0] = first
+    rest, cells = iter(beside), []
+    for _, parts in parsed:
+        for part in parts:
+            if not isinstance(part, str):
+                cells.append(part.cell if isinstance(part, _Own) else next(rest))
+    turns = [
+        (role, tuple(part if isinstance(part, str) else None for part in parts))
+        for role, parts in parsed
+    ]
+    return turns, cells
+
+
+def _answer(turns: list[Turn], *, labelled: bool) -> str | None:
+    """Take the answer from the end of a chat.
+
+    Raises:
+        ValueError: there is none, or it is no text.
+    """
+    role, parts = turns[-1]
+    if role != "assistant":
+        if labelled:
+            raise ValueError(f"the last message is of the role {role!r}: expected the answer")
+        return None
+    del turns[-1]
+    texts = [part for part in parts if part]
+    if len(texts) < len(parts):
+        raise ValueError("the answer has a picture")
+    if labelled and not texts:
+        raise ValueError(EmptyCell("the answer is empty"))
+    return " ".join(texts) if labelled else None

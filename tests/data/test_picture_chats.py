@@ -1,0 +1,192 @@
+"""Chats with pictures: formats, places of pictures, and rows that are refused."""
+
+from __future__ import annotations
+
+import io
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fixtures import write_json_lines
+from PIL import Image
+
+from adapterhub.data.examples import data_hash
+from adapterhub.data.options import DataOptions
+from adapterhub.data.picture_chats import PictureChat, chat_choice, read_chats
+from adapterhub.data.pictures import open_picture
+from adapterhub.errors import DataError
+
+
+def encoded(red: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (4, 4), (red, 0, 0)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    for i in range(3):
+        (tmp_path / f"{i}.png").write_bytes(encoded(40 * i))
+    return tmp_path
+
+
+def text(words):
+    return {"type": "text", "text": words}
+
+
+def turn(role, *parts):
+    return {"role": role, "content": list(parts)}
+
+
+def read(file, labelled=True, **options):
+    choice = chat_choice(str(file), DataOptions(**options), "train")
+    assert choice is not None
+    return read_chats(str(file), choice.options, "train", open_picture, labelled=labelled)
+
+
+PLACE = {"type": "image"}
+TWO = (("user", (None, None, "which is red?")),)
+ROWS = {
+    "OpenAI": {
+        "messages": [turn("user", PLACE, PLACE, text("which is red?")),
+                     turn("assistant", text("the second"))],
+        "images": ["0.png", "1.png"],
+    },
+    "texts": {
+        "messages": [{"role": "user", "content": "<image><image>\nwhich is red?"},
+                     {"role": "assistant", "content": "the second"}],
+        "images": ["0.png", "1.png"],
+    },
+    "LLaVA": {
+        "id": "x",
+        "image": ["0.png", "1.png"],
+        "conversations": [{"from": "human", "value": "<image>\n<image>\nwhich is red?"},
+                          {"from": "gpt", "value": "the second"}],
+    },
+    "without places": {
+        "images": ["0.png", "1.png"],
+        "conversations": [{"from": "human", "value": "which is red?"},
+                          {"from": "gpt", "value": "the second"}],
+    },
+    "own pictures": {
+        "messages": [turn("user", {"type": "image", "image": "0.png"},
+                          {"type": "image_url", "image_url": {"url": "1.png"}},
+                          text("which is red?")),
+                     turn("assistant", text("the second"))],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ROWS)
+def test_formats_say_the_same(form, pictures):
+    file = write_json_lines(pictures / "rows.jsonl", [ROWS[form]])
+    (chat,) = read(file)
+    assert isinstance(chat, PictureChat)
+    assert chat.turns == TWO
+    assert chat.label == "the second"
+    assert (chat.name, chat.question) == ("0.png, 1.png", "which is red?")
+    assert [p.decoded(open_picture).getpixel((0, 0))[0] for p in chat.pictures] == [0, 40]
+    (asked,) = read(file, labelled=False)
+    assert asked == PictureChat(chat.sha256, TWO)
+
+
+def test_a_chat_of_several_turns_keeps_its_order(pictures):
+    """Pictures in a later message, with one of its own between those of the column."""
+    own = {"type": "image", "path": "2.png"}
+    row = {"messages": [turn("system", text("be short")), turn("user", PLACE, text("what?")),
+                        turn("assistant", text("black")),
+                        turn("user", text("and"), own, text("or"), PLACE),
+                        turn("assistant", text("both"))],
+           "images": ["0.png", "1.png"]}  # fmt: skip
+    (chat,) = read(write_json_lines(pictures / "rows.jsonl", [row]))
+    assert [p.name for p in chat.pictures] == ["0.png", "2.png", "1.png"]
+    assert chat.turns == (
+        ("system", ("be short",)),
+        ("user", (None, "what?")),
+        ("assistant", ("black",)),
+        ("user", ("and", None, "or", None)),
+    )
+    assert (chat.question, chat.label) == ("and or", "both")
+
+
+def test_parquet_has_bytes_and_missing_keys(pictures):
+    """As data sets of the Hub are stored: every part has all keys, and cells are mappings."""
+    part = pa.struct([("type", pa.string()), ("text", pa.string())])
+    message = pa.struct([("role", pa.string()), ("content", pa.list_(part))])
+    chats = [[turn("user", {"type": "image", "text": None}, text("what?")),
+              turn("assistant", text("red"))]]  # fmt: skip
+    cells = [[{"bytes": encoded(200), "path": None}]]
+    table = pa.table({"images": cells, "messages": pa.array(chats, pa.list_(message))})
+    pq.write_table(table, pictures / "rows.parquet")
+    (chat,) = read(pictures / "rows.parquet")
+    assert chat.turns == (("user", (None, "what?")),)
+    assert chat.pictures[0].decoded(open_picture).getpixel((0, 0)) == (200, 0, 0)
+
+
+def test_options_name_the_columns(pictures):
+    row = {"talk": ROWS["OpenAI"]["messages"], "shots": ["0.png", "1.png"], "messages": "no"}
+    file = write_json_lines(pictures / "rows.jsonl", [row])
+    assert chat_choice(str(file), DataOptions(), "train") is None
+    (chat,) = read(file, text="talk", pair="shots")
+    assert chat.turns == TWO
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"image": "0.png", "question": "what?", "answer": "red"},
+        {"messages": "a text", "images": ["0.png"]},
+        {"messages": [1, 2], "images": ["0.png"]},
+    ],
+)
+def test_other_tables_are_no_chats(row, pictures):
+    file = write_json_lines(pictures / "rows.jsonl", [row])
+    assert chat_choice(str(file), DataOptions(), "train") is None
+
+
+FINE = ROWS["OpenAI"]["messages"]
+WRONG = {
+    "the messages have 2 places for pictures, and 1 are given": {
+        "messages": FINE, "images": ["0.png"]},
+    "the chat has no picture": {"messages": [turn("user", text("hi")),
+                                             turn("assistant", text("ho"))], "images": []},
+    "the last message is of the role 'user'": {"messages": FINE[:1], "images": ["0.png", "1.png"]},
+    "the answer is empty": {"messages": [FINE[0], turn("assistant")],
+                            "images": ["0.png", "1.png"]},
+    "the answer has a picture": {"messages": [FINE[0], turn("assistant", PLACE)],
+                                 "images": ["0.png", "1.png", "2.png"]},
+    "no message of the user is in front of": {
+        "messages": [FINE[0], FINE[1], FINE[1]], "images": ["0.png", "1.png"]},
+    "no message of the user is there for": {"messages": [turn("assistant", text("x"))],
+                                            "images": ["0.png"]},
+    "the type 'video'": {"messages": [turn("user", {"type": "video"}), FINE[1]],
+                         "images": ["0.png"]},
+    "expected role and content": {"messages": [{"who": "x"}], "images": ["0.png"]},
+    "the list of messages is missing": {"messages": None, "images": ["0.png"]},
+    "gone.png": {"messages": FINE, "images": ["0.png", "gone.png"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("problem", WRONG)
+def test_an_invalid_row_is_told(problem, pictures):
+    file = write_json_lines(pictures / "rows.jsonl", [ROWS["OpenAI"], WRONG[problem]])
+    with pytest.raises(DataError, match="invalid rows") as error:
+        read(file)
+    assert "line 2" in error.value.offenders[0]
+    assert problem in error.value.offenders[0]
+
+
+def test_rows_without_pictures_may_be_skipped(pictures):
+    file = write_json_lines(
+        pictures / "rows.jsonl", [WRONG["the chat has no picture"], ROWS["OpenAI"]]
+    )
+    assert len(read(file, skip_empty=True)) == 1
+
+
+def test_pictures_places_and_answers_are_content(pictures):
+    file = write_json_lines(pictures / "rows.jsonl", [ROWS["OpenAI"], ROWS["own pictures"]])
+    one, same = read(file)
+    other = PictureChat(one.sha256[::-1], one.turns, one.label)
+    assert one == same
+    assert data_hash([one]) == data_hash([same])
+    assert len({data_hash([c]) for c in (one, other, one.with_label("x"))}) == 3
