@@ -33,6 +33,7 @@ ADAPTED = (
 TYPES = tuple(CONFIG_MAPPING)
 FEW_PARAMETERS = 2_000_000  # of a tiny model, if its type can be as small
 MOST_PARAMETERS = 5_000_000
+VANISHING = 1e-6
 
 
 def build(model_type: str, auto: str, tiny: bool = False) -> PreTrainedModel | None:
@@ -76,9 +77,24 @@ def _tiny(model_type: str, auto: str, default: PreTrainedConfig) -> PreTrainedMo
         return None
     config = CONFIG_MAPPING[model_type](**sizes[min(sizes)])
     try:
-        return getattr(transformers, auto).from_config(config).eval()
+        model: PreTrainedModel = getattr(transformers, auto).from_config(config).eval()
     except Exception:  # what is computed from weights while it is built
         return None
+    _redraw_vanishing(model)
+    return model
+
+
+@torch.no_grad()
+def _redraw_vanishing(model: PreTrainedModel) -> None:
+    """Give values to matrices that are zero, or near: what is behind them would not count.
+
+    NeoMME starts with outputs of zero in each sublayer, SAM with weights of 1e-10.
+    """
+    for module in model.modules():
+        weight = module._parameters.get("weight")
+        projects = isinstance(module, torch.nn.Linear | torch.nn.Conv2d) and weight is not None
+        if projects and weight.is_floating_point() and bool((weight.abs() < VANISHING).all()):
+            weight.normal_(std=0.02)
 
 
 def _on_meta(model_type: str, auto: str, options: Options) -> PreTrainedModel:

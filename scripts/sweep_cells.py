@@ -37,7 +37,7 @@ class Broken(Exception):
 
 
 class Unreached(Exception):
-    """The inputs do not reach what is adapted: a text, and biases of a vision tower alone."""
+    """The outputs do not depend on what is adapted: of a text, on biases of a vision tower."""
 
 
 def cell(model: PreTrainedModel, method: str, inputs: Inputs | None) -> str:
@@ -105,13 +105,58 @@ def _invariants(
 def _check_gradients(model: PreTrainedModel, adapter: Any, inputs: Inputs) -> None:
     """Every placed module or unfrozen tensor, but a head that this output does not pass, learns."""
     _redraw(adapter)
-    loss = _floats(model(**inputs))[0].float().pow(2).sum()
-    if not loss.requires_grad:
+    learns = _learns(model, adapter, inputs)
+    if not learns and not _hosts_learn(model, adapter, inputs):
         raise Unreached
-    loss.backward()
-    if not any(p.grad is not None and p.grad.any() for p in adapter.parameters()):
+    if not learns:
         raise Broken("gradients")
-    model.zero_grad()
+
+
+def _learns(model: PreTrainedModel, adapter: Any, inputs: Inputs) -> bool:
+    """Return whether a loss has gradients at an adapter's parameters; as in training, no cache."""
+    options = {"use_cache": False} if _has_cache(model) else {}
+    try:
+        loss = _floats(model(**inputs, **options))[0].float().pow(2).sum()
+        if not loss.requires_grad:
+            raise Unreached
+        loss.backward()
+        return any(p.grad is not None and bool(p.grad.any()) for p in adapter.parameters())
+    finally:
+        model.zero_grad()
+
+
+def _hosts_learn(model: PreTrainedModel, adapter: Any, inputs: Inputs) -> bool:
+    """Return whether the backbone's own parameters would learn at the sites of an adapter.
+
+    Where they would not, the backbone does not use what it computes there: MRA's attention is zero
+    without its CUDA kernel, for each token and for virtual ones.
+    """
+    kinds = {placed.site.kind for placed in adapter.placed}
+    if kinds == {"embed"}:
+        return _tokens_mix(model, inputs)
+    hosts = [model.get_submodule(placed.site.host) for placed in adapter.placed]
+    own = {id(p): p for h in hosts for p in h.parameters()}
+    frozen = [p for p in own.values() if p.is_floating_point() and not p.requires_grad]
+    if not frozen:
+        return True
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        with ah.disabled(model):
+            _floats(model(**inputs))[0].float().pow(2).sum().backward()
+        return any(p.grad is not None and bool(p.grad.any()) for p in frozen)
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False).grad = None
+
+
+def _tokens_mix(model: PreTrainedModel, inputs: Inputs) -> bool:
+    """Return whether a token changes the outputs of others."""
+    ids = inputs["input_ids"]
+    others = torch.cat([(ids[:, :1] + 1) % 5, ids[:, 1:]], dim=1)
+    with ah.disabled(model):
+        one, other = (outputs(model, inputs | {"input_ids": each}) for each in (ids, others))
+    return one.dim() < 3 or not torch.equal(one[:, 1:], other[:, 1:])
 
 
 @torch.no_grad()

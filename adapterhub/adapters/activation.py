@@ -429,7 +429,7 @@ def _common_labels(
     labels = [row if row is not None else bare for row in per_row]
     if all(row == labels[0] for row in labels):
         return dict(labels[0])
-    names = [f"LABEL_{i}" for i in range(max(len(row["id2label"]) for row in labels))]
+    names = [f"LABEL_{i}" for i in range(max(len(row["id2label"] or ()) for row in labels))]
     kinds = {row["problem_type"] for row in labels}
     return {
         "id2label": dict(enumerate(names)),

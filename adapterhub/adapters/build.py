@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -301,7 +302,15 @@ def _own_head(anatomy: Anatomy) -> AdapterHead | None:
         module.float().requires_grad_(True)
     config = anatomy.model.config
     labels = {name: copy.deepcopy(getattr(config, name)) for name in LABEL_FIELDS}
-    return AdapterHead(own, original, labels, dict(labels))
+    return AdapterHead(own, original, _named_labels(labels, config.num_labels), dict(labels))
+
+
+def _named_labels(labels: dict[str, Any], count: int | None) -> dict[str, Any]:
+    """Return labels with numbered names if there are none, as where PVT counts labels alone."""
+    if labels["id2label"] is not None or not count:
+        return dict(labels)
+    names = {number: f"LABEL_{number}" for number in range(count)}
+    return labels | {"id2label": names, "label2id": {name: n for n, name in names.items()}}
 
 
 def _slug(name: str) -> str:

@@ -119,6 +119,6 @@ def _routed(state: ModelState, compositions: tuple[Composition, ...]) -> Routed:
     labels = tuple(owner.labels if owner else () for owner in owners)
     heads = [adapter.head for adapter in state.adapters.values() if adapter.head]
     bare = heads[0].original_labels if heads else {"id2label": {}}
-    sizes = [len((o.head.labels if o and o.head else bare)["id2label"]) for o in owners]
+    sizes = [len((o.head.labels if o and o.head else bare)["id2label"] or ()) for o in owners]
     one_size = len(set(sizes)) == 1
     return Routed(compositions, labels, (None,) * len(sizes) if one_size else tuple(sizes))

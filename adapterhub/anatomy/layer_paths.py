@@ -18,7 +18,7 @@ def layer_paths(base: nn.Module, spec: str) -> list[str]:
 
 def _length(base: nn.Module, path: str) -> int:
     module = _get(base, path)
-    return len(module) if isinstance(module, nn.ModuleList) else 0
+    return len(module) if isinstance(module, nn.ModuleList | nn.Sequential) else 0
 
 
 def _get(module: nn.Module, path: str) -> nn.Module | None:

@@ -299,7 +299,8 @@ class Anatomy:
         encoders = {path.partition(".")[0] for paths in self.layers.values() for path in paths}
         children = list(self.model.named_children())
         last = max((n for n, (name, _) in enumerate(children) if name in encoders), default=-1)
-        behind = dict(children[last + 1 :]) if encoders else {}
+        learned = [(n, m) for n, m in children[last + 1 :] if any(True for _ in m.parameters())]
+        behind = dict(learned) if encoders else {}
         modules = [module for child in behind.values() for module in child.modules()]
         outputs = {getattr(module, "out_features", None) for module in modules}
         return behind if self.model.config.num_labels in outputs else {}

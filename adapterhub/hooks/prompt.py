@@ -20,9 +20,15 @@ from transformers import PreTrainedModel
 
 from adapterhub.anatomy.positions import padding_table, position_module
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
-from adapterhub.hooks.prompt_checks import CachedPrompt, check_cached_prompt, remember_prompt
+from adapterhub.hooks.prompt_around import watch_around
+from adapterhub.hooks.prompt_checks import (
+    CachedPrompt,
+    check_cached_prompt,
+    check_cached_states,
+    remember_prompt,
+)
 from adapterhub.hooks.prompt_inputs import PromptedInputs, past_length
-from adapterhub.hooks.prompt_slot import ADDED, AddedPrompt, PromptSlot
+from adapterhub.hooks.prompt_slot import ADDED, OUTER, AddedPrompt, OuterInputs, PromptSlot
 from adapterhub.hooks.virtual_tokens import gathered
 
 _PROMPT = "_adapterhub_prompt"
@@ -70,6 +76,7 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
     if table is not None:
         slot.table_padding = table.padding_idx  # type: ignore[assignment]
         slot.handles.append(_pre_hook(table, slot, show_padding))
+    watch_around(model, site.host, slot)
     root.add_module(CHILD, slot)
     return slot
 
@@ -128,10 +135,23 @@ def add_prompt(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if not slot.keys:
         cache = values.get("past_key_values")
         check_cached_prompt(cache, past_length(cache), CachedPrompt())
+        check_cached_states(values.get("cache_params"), CachedPrompt())
         return None
-    if (added := PromptedInputs(values, slot).extend(root)) is not None:
+    outer: OuterInputs | None = slot.kept(OUTER)
+    if (outer and outer.extended) or _continues_states(slot, values):
+        return (), values
+    if (added := PromptedInputs(values, slot, outer).extend(root)) is not None:
         slot.keep(ADDED, added)
     return (), values
+
+
+def _continues_states(slot: PromptSlot, values: dict[str, Any]) -> bool:
+    """Return whether tokens follow states that were computed behind the active prompts."""
+    if (states := values.get("cache_params")) is None:
+        return False
+    ids = values.get("input_ids")
+    rows = len(values["inputs_embeds"] if ids is None else ids)
+    return check_cached_states(states, slot.record(slot(rows).length))
 
 
 def strip_prompt(
@@ -144,9 +164,10 @@ def strip_prompt(
     if added is None:
         return output
     values = output if isinstance(output, tuple) else tuple(output.values())
-    masked = 0 if kwargs.get("attention_mask") is None else added.tokens
+    mask = kwargs.get("attention_mask")  # one over pairs has the prompt in front of padding
+    masked = added.tokens if isinstance(mask, Tensor) and mask.ndim == 2 else 0
     for value in values:
-        remember_prompt(value, slot.record(added.length, masked))
+        remember_prompt(value, slot.record(added.length, masked, added.first))
     return _strip(output, _SEQUENCES, added.tokens, added.places) if slot.strips else output
 
 

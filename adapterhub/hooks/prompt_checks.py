@@ -17,7 +17,14 @@ from transformers import Cache
 from adapterhub.errors import SiteError
 
 _RECORD = "_adapterhub_prompt"
-_EXTENDED = ("input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids")
+_EXTENDED = (
+    "input_ids",
+    "inputs_embeds",
+    "attention_mask",
+    "position_ids",
+    "token_type_ids",
+    "per_layer_inputs",
+)
 _MEMORIES = ("mems", "cache_params", "state")
 _PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens", "seq_idx")
 
@@ -28,12 +35,41 @@ class CachedPrompt(NamedTuple):
     keys: frozenset[str] = frozenset()  # of the modules that computed it
     length: int = 0  # virtual tokens of a row
     tokens: int = 0  # tokens that had a mask when the prompt entered
+    first: int = 0  # the position of the first token of the text; PaliGemma counts from 1
 
 
 def cached_prompt(cache: Any) -> CachedPrompt:
     """Return the record of the prompt in a cache; an empty one if there is none."""
     record = getattr(cache, _RECORD, None)
     return record if isinstance(record, CachedPrompt) else CachedPrompt()
+
+
+def check_cached_states(cache: Any, active: CachedPrompt) -> bool:
+    """Return whether a cache has states of earlier tokens, which were computed behind a prompt.
+
+    Later tokens then enter as they are: states, unlike keys, need no mask over earlier tokens.
+
+    Args:
+        cache: a cache of states, as of Mamba; without keys and values.
+        active: the active prompts.
+
+    Raises:
+        SiteError: the states were computed behind other prompts.
+    """
+    if not isinstance(cache, Cache):
+        return False
+    flags = (getattr(layer, "has_previous_state", None) or {} for layer in cache.layers)
+    if not any(any(each.values()) for each in flags):
+        return False
+    held = cached_prompt(cache)
+    if (held.length, held.keys) != (active.length, active.keys):
+        raise SiteError(
+            f"the states in the cache were computed behind {_described(held)}; active now: "
+            f"{_described(active)}",
+            expected="the prompt with which the cache was filled",
+            hint="activate that prompt, or pass the whole text with an empty cache",
+        )
+    return True
 
 
 def remember_prompt(cache: Any, record: CachedPrompt) -> None:
@@ -126,7 +162,7 @@ def check_cached_padding(lead: Tensor, before: int, held: CachedPrompt) -> None:
         )
 
 
-def check_cached_positions(inputs: dict[str, Any], before: int) -> None:
+def check_cached_positions(inputs: dict[str, Any], before: int, first: int = 0) -> None:
     """Refuse tokens that do not follow those in the cache: their positions leave a gap.
 
     generate leaves out tokens as if virtual ones in the cache were the caller's.
@@ -134,6 +170,7 @@ def check_cached_positions(inputs: dict[str, Any], before: int) -> None:
     Args:
         inputs: the inputs of a stack, by name.
         before: the caller's tokens in the cache.
+        first: the position of the first of them.
 
     Raises:
         SiteError: there is a gap.
@@ -142,7 +179,8 @@ def check_cached_positions(inputs: dict[str, Any], before: int) -> None:
     if positions is None or inputs.get("attention_mask") is not None:
         return
     text = _text_positions(positions)
-    if text is None or (not torch.compiler.is_compiling() and bool((text[:, 0] != before).any())):
+    expected = first + before
+    if text is None or (not torch.compiler.is_compiling() and bool((text[:, 0] != expected).any())):
         found = positions[..., 0].flatten().tolist()
         raise SiteError(
             f"the cache holds {before} tokens of the text, the next ones have positions {found}",
@@ -164,7 +202,8 @@ def check_other_inputs(names: Collection[str], inputs: dict[str, Any], source: T
         SiteError: there are some.
     """
     rows, tokens = source.shape[:2]
-    unknown = [name for name in _MEMORIES if inputs.get(name) is not None] + [
+    memories = [name for name in _MEMORIES if inputs.get(name) is not None]
+    unknown = [name for name in memories if not isinstance(inputs[name], Cache)] + [
         name
         for name, value in inputs.items()
         if name in names and name not in _EXTENDED and not name.startswith("encoder_")

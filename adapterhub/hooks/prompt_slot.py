@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from adapterhub.hooks.virtual_tokens import VirtualTokenBatch, pad_left
 from adapterhub.methods._site_module import EmbeddingModule
 
 ADDED = "added"  # the name under which a pass keeps its AddedPrompt
+OUTER = "outer"  # and its OuterInputs
 
 
 @dataclass
@@ -25,6 +27,15 @@ class AddedPrompt:
     tokens: int  # of the caller
     places: Tensor | None = None  # of the caller's tokens, (batch, tokens)
     ids: Tensor | None = None  # (batch, length + tokens), valid only as padding or not
+    first: int = 0  # the position of the first token of the text
+
+
+class OuterInputs(NamedTuple):
+    """What a larger model around a stack was called with, see prompt_around.py."""
+
+    mask: Tensor | None = None  # of the caller, (batch, tokens)
+    positions: bool = False  # whether the caller gave any
+    extended: bool = False  # whether mask and positions cover the virtual tokens already
 
 
 class PromptSlot(Slot):
@@ -103,14 +114,15 @@ class PromptSlot(Slot):
         """Return the keys of the active modules that have virtual tokens."""
         return tuple(key for key in self.keys if not self.placed(key).skipped_positions)
 
-    def record(self, length: int, tokens: int = 0) -> CachedPrompt:
+    def record(self, length: int, tokens: int = 0, first: int = 0) -> CachedPrompt:
         """Describe the active prompts for a cache.
 
         Args:
             length: the virtual tokens of a row.
             tokens: the tokens that have a mask when the prompt enters.
+            first: the position of the first token of the text.
         """
-        return CachedPrompt(frozenset(self._prompts()), length, tokens)
+        return CachedPrompt(frozenset(self._prompts()), length, tokens, first)
 
     def skipped(self) -> int:
         """Return the number of positions left free in front of the tokens."""

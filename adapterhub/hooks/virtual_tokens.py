@@ -36,7 +36,7 @@ class VirtualTokenBatch(NamedTuple):
 
         mask: (batch, tokens) -> (batch, 1); None: no row has any.
         """
-        if mask is None or mask.ndim != 2 or self.skips is False:
+        if not isinstance(mask, Tensor) or mask.ndim != 2 or self.skips is False:
             return None
         return mask.ne(0).cumsum(1).eq(0).sum(1, keepdim=True) * self.skips
 
@@ -78,24 +78,27 @@ class VirtualTokenBatch(NamedTuple):
         visible = torch.arange(self.length, device=mask.device) >= self.padding.to(mask.device)
         return arranged(torch.cat([visible.to(mask.dtype), mask], dim=1), places)
 
-    def widen_pairs(self, mask: Tensor, entering: bool) -> Tensor:
+    def widen_pairs(self, mask: Tensor, entering: bool, window: int | None = None) -> Tensor:
         """Extend a mask over pairs of a causal stack's tokens to the virtual tokens, in front.
 
         Args:
             mask: (batch or 1, heads or 1, queries, keys), bool or added to the scores.
             entering: whether the virtual tokens are queries too.
+            window: how many keys a query attends to, where that is part of the mask.
         """
         number = torch.arange(self.length, device=mask.device)
         padding = 0 if self.padding is None else self.padding.to(mask.device)
         shown = (number >= padding).expand(len(self.tokens), -1)
         rows = max(len(mask), len(shown))
-        keys = as_mask(shown[:, None, None], mask)
-        keys = keys.expand(rows, *mask.shape[1:3], -1)
+        query = torch.arange(mask.shape[-1] - mask.shape[-2], mask.shape[-1], device=mask.device)
+        near = self.length + query[:, None] - number < (window or torch.inf)
+        keys = as_mask(shown[:, None, None] & near, mask).expand(rows, mask.shape[1], -1, -1)
         widened = torch.cat([keys, mask.expand(rows, -1, -1, -1)], dim=-1)
         if not entering:
             return widened
         # Padding attends to itself: no query is left without a key.
-        own = (shown[:, None] & (number <= number[:, None])) | (number == number[:, None])
+        back = number[:, None] - number
+        own = (shown[:, None] & (back >= 0) & (back < (window or torch.inf))) | (back == 0)
         queries = as_mask(F.pad(own, (0, mask.shape[-1]))[:, None], mask)
         return torch.cat([queries.expand(rows, mask.shape[1], -1, -1), widened], dim=2)
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from adapterhub.anatomy.layer_selection import layer_numbers, number_ranges
+from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.anatomy.site_patterns import sites_option
 from adapterhub.anatomy.sites import ROUTER, Anatomy, Kind, Site, matches
 from adapterhub.errors import ConfigError, SiteError
@@ -41,7 +42,8 @@ def select_sites(method: Any, anatomy: Anatomy, *kinds: Kind) -> tuple[Site, ...
 
     Sites that the user named must exist. In a layer that lacks a default site, what stands for it
     is selected (`_INSTEAD`): the second projections of latent attention, a fused q, k and v or all
-    of a mixer for a query, a mixer for a feed-forward network. Default sites may be absent, but no
+    of a mixer for a query, a mixer for a feed-forward network; the networks of a layer without
+    attention, if others have some or none is there. Default sites may be absent, but no
     selected layer may be left without any. A pattern with wildcards selects sites of the kinds
     that the defaults have, if there are any: `attn.*` of a LoRA are the projections, not the norm.
 
@@ -109,9 +111,16 @@ def _instead(
         empty += [] if own or roles & {*default} else [sites]
     if {"attn.q", "attn.k"} & {*default}:
         found += [name for sites in empty for name in _first(_MIXERS, sites, {"linear"})]
-        if len(empty) < len(by_layer) or found:  # a layer of networks alone
+        some = len(empty) < len(by_layer) or bool(found)
+        if some or not _has_attention(anatomy):  # layers of networks alone
             found += [name for s in empty for name in _of_networks(s, found)]
     return found
+
+
+def _has_attention(anatomy: Anatomy) -> bool:
+    """Return whether layers have attention, also one whose weights are no projections, as XLNet."""
+    layers = (anatomy.model.get_submodule(p) for paths in anatomy.layers.values() for p in paths)
+    return any("att" in path for layer in layers for path, _ in own_modules(layer))
 
 
 def _of_networks(sites: Sequence[Site], found: Collection[str]) -> list[str]:

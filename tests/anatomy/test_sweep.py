@@ -38,12 +38,39 @@ def test_a_method_that_works_is_ok(model, method):
         ("mobilebert", "full"),  # an empty parameter
         ("parakeet_ctc", "lora"),  # integer buffers
         ("qianfan_ocr", "lora"),  # other names in a checkpoint of the base model
+        ("convnext", "pfeiffer"),  # stages of several sizes, networks alone
+        ("mgp-str", "lora"),  # a sequence of layers, no list
+        ("swin", "pfeiffer"),  # stages of several sizes
+        ("pp_lcnet", "head"),  # modules without parameters behind the encoder
+        ("pvt", "freeze"),  # a number of labels without names
+        ("rwkv", "lora"),  # states that are changed in place, unless it trains
     ],
 )
 def test_a_method_works_on_an_irregular_architecture(model_type, method):
     auto = every_type.autos(model_type, every_type.ADAPTED)[0]
     found = every_type.build(model_type, auto, tiny=True)
     assert sweep_cells.cell(found, method, sweep_cells.inputs_for(found)) in ("ok", "ok, not run")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "cells"),
+    [
+        ("neomme", {"lora": "ok"}),  # outputs of zero at the start, in each sublayer
+        ("mra", {"lora": "ok, not run", "prompt": "ok, not run", "pfeiffer": "ok"}),
+    ],
+)
+def test_what_a_random_model_does_not_compute_is_no_failure(model_type, cells):
+    """MRA's attention is zero without its kernel; NeoMME's weights are drawn again."""
+    found = every_type.build(model_type, "AutoModelForMaskedLM", tiny=True)
+    inputs = sweep_cells.inputs_for(found)
+    assert {method: sweep_cells.cell(found, method, inputs) for method in cells} == cells
+
+
+def test_a_module_that_gets_no_gradient_is_seen_where_the_backbone_would_learn(model, monkeypatch):
+    monkeypatch.setattr(sweep_cells, "_learns", lambda *rest: False)
+    inputs = sweep_cells.inputs_for(model)
+    for method in ("lora", "prefix", "prompt", "full"):
+        assert sweep_cells.cell(model, method, inputs) == "wrong: gradients"
 
 
 def test_a_refusal_has_its_reason(model):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import every_type
 import pytest
 import tiny_models
 import torch
@@ -35,7 +36,7 @@ def refusal(model, **inputs):
 @pytest.mark.parametrize(
     "mask",
     [
-        {"full_attention": None},
+        {"full_attention": torch.ones(2, 6, 6)},
         torch.ones(2, 6, 6),
         torch.ones(2, 1, 6, 6, dtype=torch.long),
     ],
@@ -98,6 +99,30 @@ def test_caches_of_other_prompts():
     assert cached_prompt(bare) == CachedPrompt()
     ah.activate(model, "prompt")
     assert "no prompt" in refusal(model, input_ids=ids(2), past_key_values=bare)
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "mamba2", "falcon_mamba"])
+def test_states_of_other_prompts(model_type):
+    """States have the prompt that came first; tokens that follow them enter as they are."""
+    model = every_type.build(model_type, "AutoModelForCausalLM", tiny=True)
+    for name in ("prompt", "other"):
+        tiny_models.scramble(ah.attach(model, "prompt(length=4)", name=name), seed=len(name))
+    ah.activate(model, "prompt")
+    with torch.no_grad():
+        whole = model(ids()).logits
+        states = model(ids()[:, :-1], use_cache=True).cache_params
+        last = model(ids()[:, -1:], cache_params=copy.deepcopy(states)).logits
+        torch.testing.assert_close(last[:, -1], whole[:, -1], atol=1e-4, rtol=1e-4)
+        own = DynamicCache(config=model.config)
+        model(ids()[:, :-1], cache_params=own, use_cache=True)
+        assert cached_prompt(own) == cached_prompt(states)
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 1, "eos_token_id": None}
+    cached, not_cached = (model.generate(ids(), use_cache=c, **options) for c in (True, False))
+    assert torch.equal(cached, not_cached)
+    for names in (["other"], ["prompt", "other"], []):
+        ah.activate(model, *names)
+        message = refusal(model, input_ids=ids(1), cache_params=states)
+        assert "behind a prompt of 4 virtual tokens" in message
 
 
 def test_an_empty_cache_that_the_caller_gives_is_filled():

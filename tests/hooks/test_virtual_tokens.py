@@ -70,6 +70,18 @@ def test_a_mask_over_pairs(additive):
     assert torch.equal(later, widened[:, :, 2:])
 
 
+@pytest.mark.parametrize("past", [0, 2])
+def test_a_mask_over_pairs_in_a_sliding_window(past):
+    """As if the virtual tokens were the first of a longer text."""
+    length, tokens, window = 2, 5, 4
+    whole = torch.ones(length + tokens, length + tokens).tril().triu(1 - window).bool()
+    mask = whole[length + past :, length:][None, None]
+    virtual = VirtualTokenBatch(torch.zeros(1, length, 3), None)
+    assert torch.equal(virtual.widen_pairs(mask, False, window)[0, 0], whole[length + past :])
+    if not past:
+        assert torch.equal(virtual.widen_pairs(mask, True, window)[0, 0], whole)
+
+
 def test_positions_of_several_axes_move_along_the_last_dimension():
     places = torch.tensor([[1, 0, 2]])
     positions = torch.tensor([[[5, 6, 7]], [[1, 2, 3]]])

@@ -19,12 +19,13 @@ from adapterhub.anatomy.projections import (
 )
 from adapterhub.anatomy.sites import join
 
+_PREFIX = re.compile(r"^(project|projection)_(?=.)")
 _SUFFIX = re.compile(r"_(proj|projection|lin|linear|layer)$")
 _NAMES = {
     "q": ("q", "query", "wq"),
     "k": ("k", "key", "wk"),
     "v": ("v", "value", "wv"),
-    "o": ("o", "out", "output", "dense", "c", "wo", "proj", "projection"),
+    "o": ("o", "out", "output", "dense", "c", "wo", "proj", "projection", "attention_out"),
     "qkv": ("qkv", "query_key_value", "wqkv", "c_attn", "in"),
     # Latent attention: keys and values, often queries too, through a small bottleneck.
     "q_a": ("q_a",),
@@ -58,7 +59,7 @@ def attention_modules(layer: nn.Module) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _role(name: str) -> str | None:
-    stem = _SUFFIX.sub("", name.lower())
+    stem = _PREFIX.sub("", _SUFFIX.sub("", name.lower()))
     return next((role for role, names in _NAMES.items() if stem in names), None)
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from adapterhub.anatomy.forward_source import returns_tuple
 
 MIXER = re.compile(
-    r"mamba|mixer|ssm|linear_?att|delta|conv|recurrent|rwkv|time_mix|lightning|short_?conv"
+    r"mamba|mixer|ssm|linear_?att|delta|(?<!pw)(?<!pointwise_)conv|recurrent|rwkv|time_mix|lightning|short_?conv"
     r"|temporal_block|fourier",
     re.IGNORECASE,
 )

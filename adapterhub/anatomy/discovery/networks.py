@@ -54,14 +54,18 @@ def _last_network(candidates: dict[str, nn.Module], width: int) -> dict[str, str
         ups = [path for path, size in outputs.items() if size == inner]
         fused = [path for path, size in outputs.items() if size == 2 * inner]
         if ups or fused:
-            return {"ffn.down": down} | _ups(ups, [p for p in fused if "gate_up" in p])
+            alone = not ups and len(fused) == 1 and fused[0] in beside
+            known = fused if alone else [p for p in fused if "gate_up" in p]
+            return {"ffn.down": down} | _ups(ups, known)
     return {}
 
 
 def _ups(ups: list[str], fused: list[str]) -> dict[str, str]:
     if fused:
         return {"ffn.gate_up": fused[0]}
-    gates = [p for p in ups if "gate" in p or p.endswith(("wi_0", "w1"))] if len(ups) > 1 else []
+    gates = (
+        [p for p in ups if "gate" in p or p.endswith(("wi_0", "w_0", "w1"))] if len(ups) > 1 else []
+    )
     plain = [p for p in ups if p not in gates]
     if len(gates) > 1 or len(plain) != 1:
         return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 from torch import nn
@@ -18,7 +18,12 @@ from adapterhub.anatomy.discovery.fused_layout import fused_layout
 from adapterhub.anatomy.discovery.layer_sites import sites_of_layer
 from adapterhub.anatomy.family import WHOLE, Layout, Stack
 from adapterhub.anatomy.layer_paths import first_existing
-from adapterhub.anatomy.projections import in_features, usual_size
+from adapterhub.anatomy.projections import (
+    in_features,
+    out_features,
+    plain_projections,
+    usual_size,
+)
 from adapterhub.anatomy.sites import join
 
 
@@ -33,8 +38,8 @@ def discovered_stack(
         layers: the layers.
         alone: whether the model has no other stack.
     """
-    width = _width(layers)
-    found = [sites_of_layer(layer, width) for layer in layers]
+    usual = usual_size(layers)
+    found = [_sites(layer, usual) for layer in layers]
     sites, own = _merged(layers, found)
     root = _root(model.base_model, path) or ("" if alone else _tower(path))
     inside = path.removeprefix(f"{root}.") if root else path
@@ -56,16 +61,40 @@ def _layouts(layers: list[nn.Module], found: list[dict[str, str]]) -> dict[str, 
                 known = f"{role[:-4]}.o" in sites  # its input has the size of the queries
                 layout = fused_layout(layer.get_submodule(around), name) if known else WHOLE
                 layouts.setdefault(role, set()).add(layout)
+        if "gate_up" not in sites.get("ffn.gate_up", "gate_up"):  # by its size, in any order
+            layouts["ffn.gate_up"] = {WHOLE}
     return {role: all_.pop() if len(all_) == 1 else WHOLE for role, all_ in layouts.items()}
 
 
-def _width(layers: Iterable[nn.Module]) -> int:
-    """Return the size of layers in features: the input size of the first attention."""
-    for layer in layers:
-        for path, projections in attention_modules(layer):
-            query = next(projections[r] for r in ("q", "q_a", "qkv", "kv_a") if r in projections)
-            return in_features(layer.get_submodule(join(path, query)))
-    return usual_size(layers)
+def _sites(layer: nn.Module, usual: int) -> dict[str, str]:
+    """Map the roles in a layer to paths, by the first of its possible sizes that shows an output.
+
+    Layers of one stack may differ in size, as in vision encoders whose later stages have more
+    features, and one may change it, as where such a stage starts.
+
+    Args:
+        layer: a layer.
+        usual: the size in features of most layers of the stack.
+    """
+    sizes = dict.fromkeys(_sizes_of_attention(layer))
+    shows = {"attn.o"} if sizes else {"ffn", "ffn.down", "mixer"}
+    sizes = sizes or dict.fromkeys((usual, *sorted(map(in_features, _projections(layer)))))
+    found = [sites_of_layer(layer, size) for size in sizes]
+    return next((sites for sites in found if shows & sites.keys()), found[0])
+
+
+def _sizes_of_attention(layer: nn.Module) -> Iterator[int]:
+    """Yield the input size and the output size of the first attention in a layer."""
+    for path, projections in attention_modules(layer):
+        query = next(projections[r] for r in ("q", "q_a", "qkv", "kv_a") if r in projections)
+        yield in_features(layer.get_submodule(join(path, query)))
+        if "o" in projections:
+            yield out_features(layer.get_submodule(join(path, projections["o"])))
+        return
+
+
+def _projections(layer: nn.Module) -> Iterable[nn.Module]:
+    return plain_projections(layer).values()
 
 
 def _stack_name(

@@ -95,3 +95,10 @@ def test_keys_and_values_of_two_sizes_are_no_site_for_virtual_ones(monkeypatch):
         layer = nn.ModuleDict({"attn": module(**SEPARATE | {"v_proj": (4, size)})})
         ((path, projections),) = attention_modules(layer)
         assert ("attn.kv" in attention_sites(layer, "attn", path, projections, 4)) is found
+
+
+@pytest.mark.parametrize("name", ["projection_{}", "project_{}", "{}_proj", "{}_lin"])
+def test_a_projection_may_be_named_before_or_behind_its_role(name):
+    layer = nn.ModuleDict({"attn": module(**{name.format(r): (4, 4) for r in "qkv"})})
+    ((_, projections),) = attention_modules(layer)
+    assert projections == {role: name.format(role) for role in "qkv"}

@@ -46,10 +46,36 @@ def test_a_list_with_a_place_for_a_module_that_is_missing_is_no_list_of_layers()
 
 def test_a_shorter_list_beside_layers_with_attention_belongs_to_them():
     blocks = nn.ModuleList([attention(n) for n in "abc"])
-    tower = {"blocks": blocks, "mergers": nn.ModuleList(map(feed_forward, "ab"))}
+    tower = {"blocks": blocks, "others": nn.ModuleList(map(feed_forward, "ab"))}
     assert [path for path, _ in layer_lists(nn.ModuleDict(tower))] == ["blocks"]
-    tower["mergers"] = nn.ModuleList(map(feed_forward, "abc"))
-    assert [path for path, _ in layer_lists(nn.ModuleDict(tower))] == ["blocks", "mergers"]
+    tower["others"] = nn.ModuleList(map(feed_forward, "abc"))
+    assert [path for path, _ in layer_lists(nn.ModuleDict(tower))] == ["blocks", "others"]
+    tower["others"] = nn.ModuleDict({"mergers": tower["others"]})
+    assert [path for path, _ in layer_lists(nn.ModuleDict(tower))] == ["blocks"]
+    del tower["blocks"]  # of networks alone
+    assert [path for path, _ in layer_lists(nn.ModuleDict(tower))] == ["others.mergers"]
+
+
+def test_a_sequence_of_layers_with_attention_is_a_list():
+    layers = nn.Sequential(attention("a"), attention("b"))
+    model = nn.ModuleDict({"blocks": layers, "head": nn.Sequential(*map(feed_forward, "ab"))})
+    assert layer_lists(model) == [("blocks", list(layers))]
+    mixed = nn.Sequential(attention("a"), nn.ReLU())
+    assert layer_lists(nn.ModuleDict({"blocks": mixed})) == []
+
+
+def test_the_layers_of_stages_are_layers():
+    """Where each stage has some; else the stages are."""
+
+    def stage(**lists):
+        return nn.ModuleDict({n: nn.ModuleList(map(feed_forward, m)) for n, m in lists.items()})
+
+    stages = nn.ModuleList([stage(layers="a"), stage(layers="ab")])
+    ((path, layers),) = layer_lists(nn.ModuleDict({"stages": stages}))
+    assert path == "stages.*.layers"
+    assert layers == [*stages[0]["layers"], *stages[1]["layers"]]
+    stages = nn.ModuleList([stage(layers="a"), stage(parts="ab")])
+    assert [path for path, _ in layer_lists(nn.ModuleDict({"stages": stages}))] == ["stages"]
 
 
 def attention(_):

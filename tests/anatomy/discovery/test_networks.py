@@ -33,9 +33,14 @@ class Layer(nn.ModuleDict):
             {"ffn.gate": "gate", "ffn.up": "up", "ffn.down": "down"},
         ),
         ({"gate_up": (4, 16), "down": (8, 4)}, {"ffn.gate_up": "gate_up", "ffn.down": "down"}),
-        # Which of two is the gate is unknown, and so is the use of a double width.
+        (
+            {"w_0": (4, 8), "w_1": (4, 8), "down": (8, 4)},
+            {"ffn.gate": "w_0", "ffn.up": "w_1", "ffn.down": "down"},
+        ),
+        ({"wide": (4, 16), "down": (8, 4)}, {"ffn.gate_up": "wide", "ffn.down": "down"}),
+        # Which of two is the gate, or of two of double width the network's, is unknown.
         ({"one": (4, 8), "two": (4, 8), "down": (8, 4)}, {"ffn.down": "down"}),
-        ({"wide": (4, 16), "down": (8, 4)}, {"ffn.down": "down"}),
+        ({"wide": (4, 16), "other": (4, 16), "down": (8, 4)}, {"ffn.down": "down"}),
     ],
 )
 def test_a_network_is_found_by_its_sizes(projections, found):

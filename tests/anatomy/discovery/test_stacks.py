@@ -12,6 +12,7 @@ from transformers import AutoConfig
 
 import adapterhub as ah
 from adapterhub.anatomy.discovery.stacks import discovered_stack
+from adapterhub.errors import SiteError
 
 _PLAIN = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
@@ -59,3 +60,57 @@ def test_layers_with_other_paths_for_a_role_are_kept_apart():
     stack = discovered_stack(model, "encoder.layer", layers, alone=True)
     assert stack.sites["ffn.up"] == "intermediate.dense"
     assert {n: "ffn.up" in sites for n, sites in stack.own.items()} == {1: False}
+
+
+# Vision and sound encoders whose stages have sizes of their own, and layers that change the size.
+STAGES = (
+    "convnext",
+    "cvt",
+    "focalnet",
+    "fun_asr_nano_encoder",
+    "hiera",
+    "segformer",
+    "swin",
+    "swinv2",
+)
+
+
+def auto_model(model_type):
+    return every_type.build(model_type, "AutoModel", tiny=True)
+
+
+@pytest.mark.parametrize("model_type", STAGES)
+def test_each_layer_of_stages_is_found_by_its_own_size(model_type):
+    model = auto_model(model_type)
+    anatomy = ah.anatomy_of(model)
+    roles = [site.role for site in anatomy.sites.values()]
+    depth = anatomy.depth("encoder")
+    assert [roles.count(role) for role in ("ffn", "ffn.up", "ffn.down")] == [depth] * 3
+    attends = "attn.q" in roles
+    assert roles.count("attn") == roles.count("attn.o") == (depth if attends else 0)
+    sizes = {site.d_out for site in anatomy.sites.values() if site.role == "ffn"}
+    assert len(sizes) > (model_type != "fun_asr_nano_encoder"), "stages of several sizes"
+    for method in ("lora", "pfeiffer", "houlsby", "scaled-parallel"):
+        adapter = ah.attach(model, method)
+        assert {placed.site.layer for placed in adapter.placed} == set(range(depth))
+        adapter.detach()
+
+
+@pytest.mark.parametrize("model_type", ["moshi", "moonshine", "modernbert-decoder"])
+def test_a_fused_projection_with_another_name_has_no_parts(model_type):
+    """Which half is the gate is not known; networks have an input and an output all the same."""
+    model = auto_model(model_type)
+    decoder = [s for s in ah.anatomy_of(model).sites.values() if s.stack == "decoder"]
+    roles = {site.role for site in decoder}
+    assert {"ffn", "ffn.gate_up", "ffn.down"} <= roles
+    assert not {"ffn.up", "ffn.gate"} & roles
+    (width,) = {site.d_in for site in decoder if site.role == "ffn.gate_up"}
+    assert {(s.d_in, s.d_out) for s in decoder if s.role == "ffn"} == {(width, width)}
+
+
+def test_networks_stand_in_for_attention_only_where_there_is_none():
+    """FNet has none; XLNet's is of parameters, which are no projections."""
+    adapter = ah.attach(every_type.build("fnet", "AutoModel", tiny=True), "lora")
+    assert {placed.site.role for placed in adapter.placed} == {"ffn.up", "ffn.down"}
+    with pytest.raises(SiteError, match="no such site"):
+        ah.attach(every_type.build("xlnet", "AutoModel", tiny=True), "lora")
