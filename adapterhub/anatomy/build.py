@@ -19,6 +19,7 @@ from adapterhub.anatomy.own_family import own_family
 from adapterhub.anatomy.projections import (
     in_features,
     is_projection,
+    latent_sizes,
     out_features,
     plain_projections,
     usual_size,
@@ -173,8 +174,8 @@ def _layer_sites(
     for role, fields in _held_weights(model, paths):
         yield role, "weight", fields
     for role in SUBLAYERS:
-        if f"{role}.kv" in paths and f"{role}.k" in linear and _first_projection(role, linear):
-            yield f"{role}.kv", "keyvalue", _keyvalue(role, paths, linear)
+        if f"{role}.kv" in paths and (own := _keyvalue(model, role, paths, linear)):
+            yield f"{role}.kv", "keyvalue", own
         if sublayer := _sublayer(model, layer, role, paths, linear):
             stream = _stream(model, stack.norms, role, paths, sublayer["input_host"])
             yield role, "sublayer", sublayer | {"stream": stream}
@@ -287,14 +288,20 @@ def _head_counts(model: PreTrainedModel) -> tuple[int, int]:
     return heads, groups if isinstance(groups, int) else heads
 
 
-def _keyvalue(role: str, paths: _Paths, linear: Mapping[str, _Fields]) -> _Fields:
-    first = _first_projection(role, linear)
-    return {
-        "host": paths[f"{role}.kv"][0],
-        "d_in": first["d_in"],
-        "d_out": linear[f"{role}.k"]["d_out"],
-        "input_host": first["host"],
-    }
+def _keyvalue(
+    model: PreTrainedModel, role: str, paths: _Paths, linear: Mapping[str, _Fields]
+) -> _Fields | None:
+    """Return the fields of an attention's keys and values, if their sizes are known."""
+    first, host = _first_projection(role, linear), paths[f"{role}.kv"][0]
+    sizes = latent_sizes(model.get_submodule(host))
+    if f"{role}.k" in linear:
+        keys = linear[f"{role}.k"]["d_out"]
+        sizes = keys, linear.get(f"{role}.v", {"d_out": keys})["d_out"]
+    if not first or sizes is None:
+        return None
+    values = None if sizes[0] == sizes[1] else sizes[1]
+    own = {"d_in": first["d_in"], "d_out": sizes[0], "d_values": values}
+    return {"host": host, "input_host": first["host"], **own}
 
 
 def _sublayer(

@@ -29,6 +29,19 @@ def plain_projections(module: nn.Module) -> dict[str, nn.Module]:
     return {p: m for p, m in own_modules(module) if is_projection(m) and not returns_tuple(m)}
 
 
+def latent_sizes(attention: nn.Module) -> tuple[int, int] | None:
+    """Return the sizes of the keys and the values of latent attention, which it makes itself.
+
+    Keys have `qk_head_dim` features in each head, values `v_head_dim`: DeepSeek-V2, section 2.1,
+    https://arxiv.org/abs/2405.04434.
+    """
+    names = ("num_heads", "qk_head_dim", "v_head_dim")
+    heads, keys, values = (getattr(attention, name, None) for name in names)
+    if not (isinstance(heads, int) and isinstance(keys, int) and isinstance(values, int)):
+        return None
+    return heads * keys, heads * values
+
+
 def in_features(module: nn.Module) -> int:
     """Return the input size of a projection."""
     size = getattr(module, "in_features", None) or getattr(module, "nx", None)

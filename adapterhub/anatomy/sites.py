@@ -136,6 +136,7 @@ class Site:
         part: the output features that the site owns, if the host is a fused projection.
         stream: how the sublayer is connected to the residual stream; None if unknown.
         bias: the path of the attention that computes the bias of relative positions used here.
+        d_values: the size of the values of an attention, if it is not that of its keys, d_out.
         held: the weight, if the host multiplies by it itself (`weight`); sizes are those of one
             matrix of it.
     """
@@ -153,6 +154,12 @@ class Site:
     stream: Stream | None = None
     bias: str | None = None
     held: HeldWeight | None = None
+    d_values: int | None = None
+
+    @property
+    def d_kv(self) -> tuple[int, int]:
+        """The sizes of the keys and of the values of an attention."""
+        return self.d_out, self.d_out if self.d_values is None else self.d_values
 
 
 @dataclass(frozen=True)

@@ -113,21 +113,22 @@ class KeyValueSlot(Slot):
         block = 0
         for prefix, gate in prefixes:
             block += gate is not None
-            wide = _in_block(prefix, block if gate is not None else 0, len(gates))
+            wide = [_in_block(p, block if gate is not None else 0, len(gates)) for p in prefix]
             key, value = torch.cat([wide[0], key], dim=2), torch.cat([wide[1], value], dim=2)
-        lengths = {name: p.shape[3] for name, (p, _) in zip(names, prefixes, strict=True)}
+        lengths = {name: p[0].shape[2] for name, (p, _) in zip(names, prefixes, strict=True)}
         return PrefixedKeyValues(key, value, gates, lengths)
 
     def _prefix(
         self, module: KeyValueModule | GatedKeyValueModule, call: AttentionCall
-    ) -> tuple[Tensor, Tensor | None]:
-        """Compute a prefix (2, batch, heads, length, head_dim) and its gate."""
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """Compute a prefix's keys and values, (batch, heads, length, head_dim), and its gate."""
         gated = isinstance(module, GatedKeyValueModule)
-        prefix, gate = module(call.x) if gated else (module(), None)  # (2, length, d_kv)
-        if gate is not None and self.parallel and self._has_others(prefix, call.key):
+        prefix, gate = module(call.x) if gated else (module(), None)  # each (length, d)
+        if gate is not None and self.parallel and self._has_others(prefix[0], call.key):
             gate = self.parallel.read_by_own(gate)
-        prefix = self.in_heads(prefix, call.key)
-        return prefix[:, None].expand(2, len(call.key), -1, -1, -1), gate
+        pairs = zip(prefix, call[1:3], strict=True)
+        parts = [self.in_heads(own, theirs) for own, theirs in pairs]
+        return [part.expand(len(call.key), -1, -1, -1) for part in parts], gate
 
     def _has_others(self, prefix: Tensor, key: Tensor) -> bool:
         """Return whether other processes attend with other heads of a prefix."""

@@ -84,7 +84,7 @@ class GatedKeyValues(GatedKeyValueModule):
         self.gate = gate
         self.positions = prefix.positions
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor) -> tuple[Tensor | tuple[Tensor, Tensor], Tensor]:
         """Return keys and values, (2, length, d_kv), and gates, (batch, tokens, 1).
 
         x: (batch, tokens, d), the input of the attention.

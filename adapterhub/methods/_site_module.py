@@ -130,16 +130,16 @@ class PrefixModule(SiteModule):
 class KeyValueModule(PrefixModule):
     """Returns prefix keys and values."""
 
-    def forward(self) -> Tensor:
-        """Return keys and values: (2, length, d_kv)."""
+    def forward(self) -> Tensor | tuple[Tensor, Tensor]:
+        """Return keys (length, d_k) and values (length, d_v); stacked if both have one size."""
         raise NotImplementedError
 
 
 class GatedKeyValueModule(PrefixModule):
     """Returns prefix keys and values and a gate for each query, computed from the attention's x."""
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (2, length, d_kv) and the gates. x: (batch, tokens, d) -> (batch, tokens, 1)."""
+    def forward(self, x: Tensor) -> tuple[Tensor | tuple[Tensor, Tensor], Tensor]:
+        """Return keys and values, and gates. x: (batch, tokens, d) -> (batch, tokens, 1)."""
         raise NotImplementedError
 
 

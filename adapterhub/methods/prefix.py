@@ -3,7 +3,7 @@
     attention(Q, [P_k; K], [P_v; V])                                             (section 4.1)
 
     P_k, P_v: (length, d_kv), N(0, 0.02²)    K, V: (tokens, d_kv)
-    d_kv: key-value heads times head size
+    d_kv: key-value heads times head size; in latent attention, K and V have sizes of their own
 
 The prefix has no positions, is never masked, and is not in the KV cache. With `positions: true`
 tokens count their positions from after the prefix, as in implementations that cache it. For
@@ -87,6 +87,19 @@ class PrefixKeyValues(KeyValueModule):
         return self.prefix
 
 
+class UnequalKeyValues(KeyValueModule):
+    """Returns P_k and P_v, of two sizes."""
+
+    def __init__(self, keys: Tensor, values: Tensor, positions: Positions = False) -> None:
+        super().__init__()
+        self.keys, self.values = nn.Parameter(keys), nn.Parameter(values)
+        self.positions = positions
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Return keys (length, d_k) and values (length, d_v)."""
+        return self.keys, self.values
+
+
 class SharedTrunk(SharedModule):
     """The shared part of a reparametrized prefix: tanh(W P' + b)."""
 
@@ -104,24 +117,38 @@ class ReparametrizedKeyValues(KeyValueModule):
     """Computes P_k and P_v, stacked, by the network."""
 
     def __init__(
-        self, trunk: SharedTrunk, width: int, owns_trunk: bool, positions: Positions = False
+        self,
+        trunk: SharedTrunk,
+        widths: tuple[int, int],
+        owns_trunk: bool,
+        positions: Positions = False,
     ) -> None:
         super().__init__()
-        self.positions = positions
+        self.positions, self.widths = positions, widths
         # A child module only at its first site, so each of its tensors has one name.
         self.trunk = trunk if owns_trunk else None
         self.shared = [trunk]
-        self.outer = nn.Linear(trunk.inner.out_features, 2 * width)
+        self.outer = nn.Linear(trunk.inner.out_features, sum(widths))
 
-    def forward(self) -> Tensor:
-        """Compute keys and values: (2, length, d_kv)."""
-        key_values: Tensor = self.outer(self.shared[0]())
-        return key_values.view(len(key_values), 2, -1).transpose(0, 1)
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Compute keys (length, d_k) and values (length, d_v)."""
+        keys, values = self.outer(self.shared[0]()).split(self.widths, dim=-1)
+        return keys, values
 
-    def inference_form(self) -> PrefixKeyValues:
+    def inference_form(self) -> PrefixKeyValues | UnequalKeyValues:
         """Return the current prefix, without the network."""
         with torch.no_grad():
-            return PrefixKeyValues(self().contiguous(), self.positions)
+            keys, values = self()
+            return _plain(keys, values, self.positions)
+
+
+def _plain(
+    keys: Tensor, values: Tensor, positions: Positions
+) -> PrefixKeyValues | UnequalKeyValues:
+    """Return keys and values as a module: in one tensor, if they have one size."""
+    if keys.shape == values.shape:
+        return PrefixKeyValues(torch.stack([keys, values]), positions)
+    return UnequalKeyValues(keys.clone(), values.clone(), positions)
 
 
 class SkippedPositions(EmbeddingModule):
@@ -176,15 +203,13 @@ class Prefix(Method):
         for site in sites:
             positions = self.positions if site.bias else False
             if not self.reparametrize:
-                shape = 2, self.length, site.d_out
-                initial = torch.empty(shape) if init_is_skipped() else torch.randn(shape) * 0.02
-                yield Placement(site, PrefixKeyValues(initial, positions))
+                yield Placement(site, _drawn(self.length, site, positions))
                 continue
             owns_trunk = _trunk_key(site) not in trunks
             if owns_trunk:
                 trunks[_trunk_key(site)] = SharedTrunk(self.length, site.d_out, self.middle)
             trunk = trunks[_trunk_key(site)]
-            module = ReparametrizedKeyValues(trunk, site.d_out, owns_trunk, positions)
+            module = ReparametrizedKeyValues(trunk, site.d_kv, owns_trunk, positions)
             yield Placement(site, module)
 
     def _skipped_positions(self, anatomy: Anatomy, sites: Iterable[Site]) -> Iterator[Placement]:
@@ -210,13 +235,13 @@ class Prefix(Method):
             yield Placement(embed, SkippedPositions(self.length, embed.d_out))
 
     def count(self, anatomy: Anatomy) -> int:
-        """Sum 2 length d_kv over the sites; with `reparametrize`, count the network."""
+        """Sum length (d_k + d_v) over the sites; with `reparametrize`, count the network."""
         sites = select_sites(self, anatomy, "keyvalue")
         if not self.reparametrize:
-            return sum(2 * self.length * site.d_out for site in sites)
+            return sum(self.length * sum(site.d_kv) for site in sites)
         widths = {_trunk_key(site): site.d_out for site in reversed(sites)}.values()
         shared = sum(self.length * d + self.middle * (d + 1) for d in widths)
-        return shared + sum(2 * site.d_out * (self.middle + 1) for site in sites)
+        return shared + sum(sum(site.d_kv) * (self.middle + 1) for site in sites)
 
     def rate(self, name: str) -> float:
         """Return a tenth for a reparametrized prefix."""
@@ -225,6 +250,20 @@ class Prefix(Method):
     def inference_form(self) -> Prefix:
         """Return plain prefix tuning."""
         return dataclasses.replace(self, reparametrize=False)
+
+
+def _drawn(length: int, site: Site, positions: Positions) -> PrefixKeyValues | UnequalKeyValues:
+    """Draw a prefix from N(0, 0.02²)."""
+    widths = site.d_kv
+    if widths[0] == widths[1]:
+        shape = 2, length, widths[0]
+        initial = torch.empty(shape) if init_is_skipped() else torch.randn(shape) * 0.02
+        return PrefixKeyValues(initial, positions)
+    if init_is_skipped():
+        keys, values = (torch.empty(length, width) for width in widths)
+    else:
+        keys, values = (torch.randn(length, width) * 0.02 for width in widths)
+    return UnequalKeyValues(keys, values, positions)
 
 
 def _trunk_key(site: Site) -> tuple[str, str]:

@@ -72,17 +72,13 @@ REFUSED = {
     ("bitfit", "t5gemma"): "none",
     ("prefix", "big_bird"): "no such site",
     ("prefix", "convnext"): "no such site",
-    ("prefix", "deepseek_v2"): "no such site",
-    ("prefix", "deepseek_v3"): "no such site",
     ("prefix", "falcon"): "no such site",
     ("prefix", "gemma3n_text"): "not all layers",
-    ("prefix", "glm4_moe_lite"): "no such site",
-    ("prefix", "kimi_linear"): "no such site",
+    ("prefix", "kimi_linear"): "not all layers",
     ("prefix", "led"): "no such site",
     ("prefix", "longformer"): "no such site",
     ("prefix", "mamba"): "no such site",
     ("prefix", "mamba2"): "no such site",
-    ("prefix", "minicpm3"): "no such site",
     ("prefix", "mpt"): "no such site",
 }
 # The biases are in a part of the model that texts do not reach.

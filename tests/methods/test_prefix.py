@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import every_type
 import pytest
 import tiny_models
 import torch
 from one_site import attention_tensors
 
 import adapterhub as ah
+from adapterhub.anatomy.sites import CHILD
 from adapterhub.errors import ConfigError
 from adapterhub.methods.prefix import Prefix
 from adapterhub.training.options import TrainOptions
@@ -33,6 +35,65 @@ def test_attention_reads_the_prefix_before_keys_and_values():
     torch.testing.assert_close(seen["output"], expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.fixture
+def latent():
+    """Return a model whose keys have 10 features in each head, and its values 8."""
+    return every_type.build("deepseek_v3", "AutoModelForCausalLM", tiny=True)
+
+
+def test_latent_attention_reads_keys_and_values_of_two_sizes(latent, monkeypatch):
+    adapter = ah.attach(latent, "prefix(length=3)")
+    tiny_models.scramble(adapter, std=0.5)
+    attention = latent.model.layers[0].self_attn
+    slot, seen = attention._modules[CHILD], []
+    eager = slot.eager
+    monkeypatch.setattr(
+        slot, "eager", lambda *given, **options: seen.append(given) or eager(*given, **options)
+    )
+    ids = torch.randint(5, 60, (2, 7), generator=torch.Generator().manual_seed(0))
+    latent.set_attn_implementation("eager")
+    with torch.no_grad():
+        latent(input_ids=ids)
+    _, _, key, value, *_ = seen[0]
+    tensors, heads = adapter.tensors(), attention.num_heads
+    for kind, own in (("keys", key), ("values", value)):
+        prefix = tensors[f"decoder.0.attn.kv.prefix.{kind}"].detach()
+        assert prefix.shape == (3, heads * own.shape[-1])
+        assert own.shape[2] == 3 + 7
+        expected = prefix.unflatten(-1, (heads, -1)).transpose(0, 1).expand(2, -1, -1, -1)
+        assert torch.equal(own[:, :, :3], expected)
+    assert key.shape[-1] != value.shape[-1]
+    assert adapter.count() == Prefix(length=3).count(adapter.anatomy)
+
+
+def test_a_reparametrized_prefix_of_two_sizes_is_saved_as_a_plain_one(latent, tmp_path):
+    ids = torch.randint(5, 60, (2, 7), generator=torch.Generator().manual_seed(0))
+    method = Prefix(length=3, reparametrize=True, middle=4)
+    adapter = ah.attach(latent, method)
+    tiny_models.scramble(adapter, std=0.5)
+    assert adapter.count() == method.count(adapter.anatomy)
+    with torch.no_grad():
+        expected = latent(input_ids=ids).logits
+    adapter.save(tmp_path / "a")
+    ah.detach(latent)
+    loaded = ah.load(latent, tmp_path / "a")
+    assert not loaded.methods[0].reparametrize
+    with torch.no_grad():
+        torch.testing.assert_close(latent(input_ids=ids).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_rows_may_have_different_prefixes_of_two_sizes(latent):
+    ids = torch.randint(5, 60, (2, 7), generator=torch.Generator().manual_seed(0))
+    alone = []
+    for name, length in (("one", 2), ("two", 4)):
+        tiny_models.scramble(ah.attach(latent, Prefix(length=length), name=name), std=0.5)
+        with torch.no_grad():
+            alone.append(latent(input_ids=ids).logits[len(alone)])
+    with ah.route(latent, ["one", "two"]), torch.no_grad():
+        found = latent(input_ids=ids).logits
+    torch.testing.assert_close(found, torch.stack(alone), atol=1e-5, rtol=1e-5)
+
+
 def test_a_network_computes_the_reparametrized_prefix():
     """[P_k; P_v] = W_site tanh(W P' + b) + b_site."""
     spec = "prefix(length=3, reparametrize=true, middle=5)"
@@ -45,7 +106,7 @@ def test_a_network_computes_the_reparametrized_prefix():
     both = middle @ tensors[f"{path}.weight"].T + tensors[f"{path}.bias"]
     (module,) = (p.module for p in adapter.placed if p.site.id == "encoder.1.attn.kv")
     expected = torch.stack([both[:, :32], both[:, 32:]])
-    torch.testing.assert_close(module().detach(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(torch.stack(module()), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_the_count_is_its_formula():

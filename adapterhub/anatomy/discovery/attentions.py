@@ -14,6 +14,7 @@ from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.anatomy.projections import (
     in_features,
     is_projection,
+    latent_sizes,
     out_features,
     plain_projections,
 )
@@ -107,10 +108,8 @@ def attention_sites(
     if output := _attention_output(layer, path, projections.get("o"), width):
         sites[f"{sublayer}.o"] = output
     attention = layer.get_submodule(path)
-    sizes = {
-        out_features(attention.get_submodule(projections[n])) for n in "kv" if n in projections
-    }
-    if _on_interface(attention) and len(sizes) <= 1:  # virtual keys and values have one size
+    latent = "k" not in projections and {"kv_a", "kv_b"} & projections.keys()
+    if _on_interface(attention) and (not latent or latent_sizes(attention)):
         sites[f"{sublayer}.kv"] = path
     return sites
 

@@ -164,6 +164,8 @@ def prefix_problems(anatomy: Anatomy) -> list[str]:
         problems.append("a prefix in the KV cache leaves a sliding window, ours never does")
     if not prefix_sites(anatomy):
         return [*problems, f"prefixes cannot enter the attention of {config.model_type}"]
+    if any(site.d_values is not None for site in prefix_sites(anatomy)):
+        problems.append(f"keys and values of {config.model_type} have two sizes, peft's have one")
     base = anatomy.model.get_submodule(anatomy.base_path)
     if "past_key_values" not in inspect.signature(base.forward).parameters:
         problems.append(f"peft needs a KV cache for prefixes, and {config.model_type} has none")

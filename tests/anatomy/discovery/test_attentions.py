@@ -12,6 +12,7 @@ from adapterhub.anatomy.discovery.attentions import (
     attention_sites,
     attention_sublayers,
 )
+from adapterhub.anatomy.projections import latent_sizes
 
 
 def module(**projections):
@@ -89,12 +90,17 @@ def test_the_output_may_be_beside_the_attention():
     assert "attn.o" not in attention_sites(layer, "attn", path, projections, 5)
 
 
-def test_keys_and_values_of_two_sizes_are_no_site_for_virtual_ones(monkeypatch):
+def test_latent_keys_and_values_have_a_site_if_their_sizes_are_known(monkeypatch):
     monkeypatch.setattr(attentions, "_on_interface", lambda attention: True)
-    for size, found in ((2, True), (4, False)):
-        layer = nn.ModuleDict({"attn": module(**SEPARATE | {"v_proj": (4, size)})})
-        ((path, projections),) = attention_modules(layer)
-        assert ("attn.kv" in attention_sites(layer, "attn", path, projections, 4)) is found
+    latent = {"q_proj": (4, 4), "kv_a_proj_with_mqa": (4, 3), "kv_b_proj": (2, 8), "o_proj": (4, 4)}
+    layer = nn.ModuleDict({"attn": module(**latent)})
+    ((path, projections),) = attention_modules(layer)
+    assert "attn.kv" not in attention_sites(layer, "attn", path, projections, 4)
+    sizes = {"num_heads": 2, "qk_head_dim": 3, "v_head_dim": 2}
+    for name, size in sizes.items():
+        setattr(layer["attn"], name, size)
+    assert attention_sites(layer, "attn", path, projections, 4)["attn.kv"] == "attn"
+    assert latent_sizes(layer["attn"]) == (6, 4)
 
 
 @pytest.mark.parametrize("name", ["projection_{}", "project_{}", "{}_proj", "{}_lin"])
