@@ -30,7 +30,7 @@ def test_a_processor_of_each_layout_loads(name, backbones):
     processor = PictureTextProcessor.from_pretrained(folder)
     assert type(processor.image_processor).__name__.endswith("Pil")
     placeholder = image_placeholder(processor)
-    made = picture_inputs(processor, [Image.new("RGB", (16, 16))], [f"{placeholder}what?"])
+    made = picture_inputs(processor, [[Image.new("RGB", (16, 16))]], [f"{placeholder}what?"])
     assert made["input_ids"].shape[1] > 4
     assert "pixel_values" in made
     assert learns_suffix(processor) == (name == "paligemma")
