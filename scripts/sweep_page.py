@@ -97,7 +97,9 @@ def cell_of(text: str) -> Cell:
     word = word.partition(",")[0]
     reason = re.sub(r"^\S+ does not fit an? \S+ backbone: ", "", reason)
     reason = re.sub(r"this \S+ backbone", "this backbone", reason)
-    return Cell(WORDS.get(word, word), " ".join(re.sub(r"[|*]", " ", reason).split())[:110])
+    return Cell(
+        WORDS.get(word, word), " ".join(re.sub(r"[|*]", " ", reason).split())[:110].rstrip(" :,")
+    )
 
 
 def page(found: Findings) -> str:
@@ -122,10 +124,11 @@ def page(found: Findings) -> str:
             "the model runs on, it is attached and detached only). - is refused with an error "
             "that says why and which methods",
             "fit: `head` where the class has none, `bitfit` where there are no biases, `prefix` "
-            "and `prompt` where nothing attends to",
-            "tokens; (-) is refused when the model runs; ✗ fails. Of peft, ✓ says that LoRA was "
-            "attached, with peft's targets for the",
-            "type or with `all-linear`; nothing was run.",
+            "where attention does not use",
+            "transformers' attention interface, `prompt` where no stack reads tokens; (-) is "
+            "refused when the model runs; ✗ fails. Of",
+            "peft, ✓ says that LoRA was attached, with peft's targets for the type or with "
+            "`all-linear`; nothing was run.",
             "",
             f"{len(found.rows)} types were built:",
             "",
