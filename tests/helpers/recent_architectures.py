@@ -12,6 +12,7 @@ TYPES = (
     "deepseek_v2",
     "deepseek_v3",
     "dinov2",
+    "dinov3_vit",
     "falcon",
     "falcon_h1",
     "gemma3",
@@ -45,6 +46,7 @@ TYPES = (
     "qwen3_next",
     "qwen3_vl",
     "recurrent_gemma",
+    "rwkv",
     "segformer",
     "siglip",
     "smolvlm",
@@ -53,6 +55,7 @@ TYPES = (
     "vit",
     "wav2vec2",
     "whisper",
+    "zamba2",
 )
 # Latent attention, experts, one key-value head, pictures, sound.
 CORE = ("deepseek_v3", "gpt_oss", "falcon", "vit", "wav2vec2")
@@ -80,6 +83,7 @@ REFUSED = {
     ("prefix", "mamba"): "no such site",
     ("prefix", "mamba2"): "no such site",
     ("prefix", "mpt"): "no such site",
+    ("prefix", "rwkv"): "no such site",
 }
 # The biases are in a part of the model that texts do not reach.
 NOT_REACHED = {
