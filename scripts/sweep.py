@@ -5,6 +5,8 @@
     python scripts/sweep.py --peft               # with peft's LoRA on the same models
     python scripts/sweep.py rwkv mra --peft --update     # some of them again, in the page
 
+Ctrl-C ends it; with --update, what was found until then is written.
+
 Each type is built tiny, with random weights, from the defaults of its configuration, in a process
 of its own with limits of time and memory. What is checked of a cell is in sweep_cells.py. A type
 that cannot be built is not counted: it needs a package that is missing here, or a configuration
@@ -22,6 +24,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -63,10 +66,12 @@ def main() -> None:
     methods = tuple(options.methods.split(","))
     started = time.monotonic()
     results = []
-    for result in _sweep(types, methods, options.processes, options.peft):
-        if "reason" not in result:
-            print(_line(result), flush=True)
-        results.append(result)
+    with suppress(KeyboardInterrupt):  # the page is updated by what was found until then
+        for result in _sweep(types, methods, options.processes, options.peft):
+            if "reason" not in result:
+                print(_line(result), flush=True)
+            results.append(result)
+    stopped = len(results) < len(types)
     seconds = time.monotonic() - started
     found = findings(results, transformers.__version__, seconds, methods)
     for row in found.counts():
@@ -77,7 +82,7 @@ def main() -> None:
         kept = read(PAGE.read_text("utf-8"))
         kept.update(found)
         found = kept
-    if options.update or (not options.types and methods == METHODS):
+    if options.update or not (options.types or stopped or methods != METHODS):
         PAGE.write_text(page(found), "utf-8")
 
 
@@ -99,8 +104,11 @@ def _sweep(
 ) -> Iterator[Result]:
     """Yield the results of each type, computed in forks of this process."""
     _import_all()
-    with ThreadPoolExecutor(processes) as pool:
+    pool = ThreadPoolExecutor(processes)
+    try:
         yield from pool.map(lambda each: _in_a_process(each, methods, peft), types)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _import_all() -> None:
