@@ -125,7 +125,8 @@ def page(found: Findings) -> str:
             "that says why and which methods",
             "fit: `head` where the class has none, `bitfit` where there are no biases, `prefix` "
             "where attention does not use",
-            "transformers' attention interface, `prompt` where no stack reads tokens; (-) is "
+            "transformers' attention interface, `prompt` where no stack of tokens was found; "
+            "(-) is "
             "refused when the model runs; ✗ fails. Of",
             "peft, ✓ says that LoRA was attached, with peft's targets for the type or with "
             "`all-linear`; nothing was run.",

@@ -22,6 +22,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -116,8 +117,8 @@ class TensorParallel:
                 f"{path} is divided by the tensor parallel style {name!r}, which adapters do not "
                 "know",
                 expected="sites at projections that are divided by columns or rows",
-                hint="leave the site out (exclude=...), or train.shard=true (FSDP2) in place of "
-                "tensor parallelism",
+                hint="sites=[...] without it, or train.shard=true (FSDP2) in place of tensor "
+                "parallelism",
             )
         module: Any = self.model.get_submodule(path)
         takes = getattr(style, "input_layouts", None)
@@ -186,6 +187,8 @@ def tensor_parallel(model: nn.Module) -> TensorParallel | None:
     if not size or size == 1 or mesh is None or (getattr(model, "_fsdp_size", None) or 1) > 1:
         return None
     assert isinstance(model, PreTrainedModel)
+    if find_spec("transformers.distributed.parallel_utils") is None:  # an older transformers
+        return None
     return TensorParallel(model, mesh["tp"] if mesh.ndim > 1 else mesh)
 
 

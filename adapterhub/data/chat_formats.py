@@ -30,6 +30,7 @@ ROLES = {
     "tool": "tool",
     "function": "tool",
 }
+CHAT_COLUMNS = ("messages", "conversations", "conversation")
 _UNREAD = ("system", "history", "tools", "images")
 _PAIRS = (("prompt", "completion"), ("prompt", "response"), ("instruction", "output"),
           ("instruction", "response"))  # fmt: skip
@@ -59,7 +60,7 @@ def recognize_format(table: Table) -> ChatFormat | None:
 
 def _format_of(table: Table, columns: Mapping[str, str]) -> ChatFormat | None:
     """Return the format of a table; `columns` are its columns by their names in lower case."""
-    chats = [name for name in ("messages", "conversations", "conversation") if name in columns]
+    chats = [name for name in CHAT_COLUMNS if name in columns]
     if len(chats) == 1 and not {"text", "label"} & columns.keys():
         column = columns[chats[0]]
         first = next((v for v in table.spread(column, 20) if v), None)

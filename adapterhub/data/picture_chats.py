@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from adapterhub.data.chat_formats import ROLES
+from adapterhub.data.chat_formats import CHAT_COLUMNS, ROLES
 from adapterhub.data.columns import ColumnChoice
 from adapterhub.data.examples import EmptyCell, read_rows
 from adapterhub.data.media import MediaFile, opened_cell
@@ -27,7 +27,6 @@ Turn: TypeAlias = tuple[str, tuple[str | None, ...]]
 """A role, and the parts of its message: texts, and None for each picture."""
 
 PLACE = "<image>"
-_CHATS = ("messages", "conversations", "conversation")
 _PICTURES = ("images", "image", "pictures", "picture")
 _OWN = ("image", "path", "file", "url", "image_url")  # keys of a picture in a part
 _KEYS = (("role", "content"), ("from", "value"))
@@ -77,7 +76,7 @@ def chat_choice(source: str, options: DataOptions, split: str) -> ColumnChoice |
         DataError: the source cannot be read.
     """
     table = read_table(source, options, split)
-    column = options.text or next((c for c in table.columns if c.lower() in _CHATS), None)
+    column = options.text or next((c for c in table.columns if c.lower() in CHAT_COLUMNS), None)
     if column is None or not _has_chats(table, column):
         return None
     beside = options.pair or next((n for n in table.columns if n.lower() in _PICTURES), None)

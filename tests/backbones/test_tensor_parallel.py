@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
+from importlib.util import find_spec
 
 import every_type
 import pytest
 import tensor_parallel_cells
 import tiny_models
 import torch
+from two_processes import finished, start
 
 from adapterhub.backbones.tensor_parallel import loading_by_plan, tensor_parallel
 from adapterhub.errors import BackboneError, ConfigError
 from adapterhub.methods import METHODS
 
+pytestmark = pytest.mark.skipif(
+    find_spec("transformers.distributed.parallel_utils") is None, reason="no plans that train"
+)
 EVERY = sorted({cls.example().name for cls in METHODS.values()})
 TOGETHER = 26  # cells of one start
 FEW = ["lora", "prefix", "ia3", "unipelt", "dora"]
@@ -53,15 +56,8 @@ def result(tmp_path_factory):
 def computed(cells, folder):
     """Compute cells in two processes."""
     (folder / "cells.json").write_text(json.dumps(cells))
-    words = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    script = tensor_parallel_cells.__file__
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
-    ended = subprocess.run(
-        [sys.executable, "-m", *words, script, folder / "cells.json", folder],
-        env=environment | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
-    assert not ended.returncode, ended.stderr[-4000:]
+    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    finished(start(*launcher, tensor_parallel_cells.__file__, folder / "cells.json", folder))
     return json.loads((folder / "results.json").read_text())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 
 import pytest
 import tiny_models
@@ -12,6 +13,9 @@ from two_processes import evaluations, losses, run_all, same_adapters, torchrun
 
 import adapterhub as ah
 
+pytestmark = pytest.mark.skipif(
+    find_spec("transformers.distributed.parallel_utils") is None, reason="no plans that train"
+)
 # Site modules at divided projections, a prefix of own heads, copies of divided parameters.
 CASES = [("llama", "lora"), ("llama", "unipelt"), ("llama", "full"), ("dpo", "lora")]
 TRAIN = (

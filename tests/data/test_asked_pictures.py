@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
-
+import media
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fixtures import write_json_lines, write_tsv
-from PIL import Image
 
 from adapterhub.data.asked_pictures import AskedPicture, ask, read_asked
 from adapterhub.data.columns import WANTS, choose_columns
@@ -20,17 +18,9 @@ from adapterhub.errors import DataError
 WANTED = WANTS["asked pictures"]
 
 
-def encoded(red: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (4, 4), (red, 0, 0)).save(file, "PNG")
-    return file.getvalue()
-
-
 @pytest.fixture
 def pictures(tmp_path):
-    for i in range(3):
-        (tmp_path / f"{i}.png").write_bytes(encoded(40 * i))
-    return tmp_path
+    return media.write_red(tmp_path)
 
 
 def read(file, labelled=True, **options):
@@ -71,7 +61,7 @@ def test_options_name_the_columns(pictures):
 
 
 def test_pictures_may_be_bytes_in_cells(pictures):
-    cells = [{"bytes": encoded(i), "path": f"in-cell-{i}.png"} for i in range(2)]
+    cells = [{"bytes": media.red_png(i), "path": f"in-cell-{i}.png"} for i in range(2)]
     table = pa.table({"image": cells, "question": ["a?", "b?"], "answer": ["1", "2"]})
     pq.write_table(table, pictures / "rows.parquet")
     found = read(pictures / "rows.parquet")
@@ -80,7 +70,7 @@ def test_pictures_may_be_bytes_in_cells(pictures):
 
 
 def test_all_invalid_rows_are_told(pictures):
-    (pictures / "broken.png").write_bytes(encoded(1)[:40])
+    (pictures / "broken.png").write_bytes(media.red_png(1)[:40])
     rows = [
         {"image": "0.png", "question": "", "answer": "x"},
         {"image": "1.png", "question": "q", "answer": " "},

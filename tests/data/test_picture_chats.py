@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
-
+import media
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fixtures import write_json_lines
-from PIL import Image
 
 from adapterhub.data.examples import data_hash
 from adapterhub.data.options import DataOptions
@@ -17,17 +15,9 @@ from adapterhub.data.pictures import open_picture
 from adapterhub.errors import DataError
 
 
-def encoded(red: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (4, 4), (red, 0, 0)).save(file, "PNG")
-    return file.getvalue()
-
-
 @pytest.fixture
 def pictures(tmp_path):
-    for i in range(3):
-        (tmp_path / f"{i}.png").write_bytes(encoded(40 * i))
-    return tmp_path
+    return media.write_red(tmp_path)
 
 
 def text(words):
@@ -115,7 +105,7 @@ def test_parquet_has_bytes_and_missing_keys(pictures):
     message = pa.struct([("role", pa.string()), ("content", pa.list_(part))])
     chats = [[turn("user", {"type": "image", "text": None}, text("what?")),
               turn("assistant", text("red"))]]  # fmt: skip
-    cells = [[{"bytes": encoded(200), "path": None}]]
+    cells = [[{"bytes": media.red_png(200), "path": None}]]
     table = pa.table({"images": cells, "messages": pa.array(chats, pa.list_(message))})
     pq.write_table(table, pictures / "rows.parquet")
     (chat,) = read(pictures / "rows.parquet")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from functools import partial
 from pathlib import Path
 
@@ -69,4 +70,18 @@ def write_digits(folder: Path, classes: int = 10, each: int = 12, skip: int = 0)
         for number, pixels in enumerate(own[skip : skip + each]):
             image = Image.fromarray((pixels * 255 / 16).astype("uint8"))
             image.save(folder / str(digit) / f"{number}.png")
+    return folder
+
+
+def red_png(red: int) -> bytes:
+    """Return a PNG of 4 x 4 pixels that are as red."""
+    file = io.BytesIO()
+    Image.new("RGB", (4, 4), (red, 0, 0)).save(file, "PNG")
+    return file.getvalue()
+
+
+def write_red(folder: Path, count: int = 3) -> Path:
+    """Write `0.png`, `1.png`, ..., each redder than the one before; return the folder."""
+    for number in range(count):
+        (folder / f"{number}.png").write_bytes(red_png(40 * number))
     return folder

@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 import transformers
 from transformers import CONFIG_MAPPING
-from transformers.distributed import DistributedConfig
 
 import adapterhub as ah
 from adapterhub.backbones.tensor_parallel import planned_config
@@ -56,6 +55,8 @@ def save_models(model_types, folder):
 
 def divided_and_whole(cls, folder):
     """Load a model over two processes, and in one."""
+    from transformers.distributed import DistributedConfig  # absent in older versions
+
     plan = DistributedConfig(tp_size=2, tp_plan="auto")
     return [cls.from_pretrained(folder, **o).eval() for o in ({"distributed_config": plan}, {})]
 

@@ -32,14 +32,18 @@ def torchrun(folder, commands, *, launcher=("torch.distributed.run", "--standalo
     """Run commands in two processes."""
     (folder / "commands.json").write_text(json.dumps([[*map(str, words)] for words in commands]))
     count = [] if "--num_processes=2" in launcher else ["--nproc-per-node=2"]
-    words = [*launcher, *count, __file__, str(folder / "commands.json")]
+    started = start(*launcher, *count, __file__, folder / "commands.json")
+    return finished(started) if wait else started
+
+
+def start(*words):
+    """Start a module of Python, such as torchrun, without GPUs."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
-    started = subprocess.Popen(
-        [sys.executable, "-m", *words],
+    return subprocess.Popen(
+        [sys.executable, "-m", *map(str, words)],
         env=environment | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    return finished(started) if wait else started
 
 
 def finished(started):
