@@ -162,8 +162,18 @@ def call_slot(host: nn.Module, args: tuple[Any, ...], y: Any) -> Any:
 def call_slot_of_block(
     host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Any
 ) -> Any:
-    """Change the output of a host that is a whole sublayer: layers may name its input."""
-    return call_slot(host, (first_input(args, kwargs),), y)
+    """Change the output of a host that is a whole sublayer: its forward hook.
+
+    Layers may name its input. It may return a tuple whose first entry is its output, as experts do
+    that return their router's scores too, and the output may be flat, (batch x tokens, d).
+    """
+    slot = host._modules[CHILD]
+    if slot is None or not slot.keys:
+        return y
+    x = first_input(args, kwargs)
+    output = y[0] if isinstance(y, tuple) else y
+    changed = slot(host, x, output.view(*x.shape[:-1], -1)).view(output.shape)
+    return (changed, *y[1:]) if isinstance(y, tuple) else changed
 
 
 def call_slot_before(host: nn.Module, args: tuple[Any, ...]) -> Any:

@@ -16,6 +16,7 @@ import torch
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES, anatomy_of
+from adapterhub.anatomy.forward_source import call_order
 from adapterhub.errors import AdapterhubError, SiteError
 from adapterhub.methods import METHODS
 
@@ -25,11 +26,14 @@ SOME = (
     "afmoe",  # experts in all layers but one; names the mask in calls of the attention function
     "canine",  # no table of tokens
     "clip",  # two stacks of one kind
+    "convnext",  # no attention; of a network, the inner size may be that of most layers
     "doge",  # a mask of another form
     "fsmt",  # stacks that are no models of transformers
     "gpt_oss",  # experts whose output is a tuple
+    "focalnet",  # the same, with layers in several lists
     "ibert",  # projections whose output is a tuple
     "kimi_linear",  # attention of two kinds
+    "jetmoe",  # experts in two modules; projections of attention are experts
     "layoutlm",  # each token has a box
     "nllb-moe",  # experts in some layers
     "qwen3_next",  # attention in some layers
@@ -37,6 +41,7 @@ SOME = (
     "t5gemma",  # two configurations without a common size
     "wav2vec2",  # sound
     "xmod",  # adapters of its own in each layer
+    "zaya",  # experts whose output is a tuple
 )  # fmt: skip
 # Its head reshapes an output of its own, which keeps the virtual positions: torch raises.
 NOT_REFUSED = {("prophetnet", "AutoModelForCausalLM"): ("prompt",)}
@@ -107,6 +112,21 @@ def test_a_method_works_or_is_refused_and_leaves_the_model_as_it_was(model_type,
         assert structure(model) == before, method
         if output is not None and not output.isnan().any():
             assert torch.equal(forward(model), output), method
+
+
+@pytest.mark.parametrize("model_type", sorted({t for t, _ in MODELS}))
+def test_a_network_ends_in_its_last_projection(model_type):
+    model = build(model_type, every_type.autos(model_type)[0])
+    sites = anatomy_of(model).sites
+    networks = {name.removesuffix(".down") for name, s in sites.items() if s.role == "ffn.down"}
+    for network in networks:
+        down = sites[f"{network}.down"].host
+        around = model.get_submodule(down.rpartition(".")[0])
+        order = [f"{down.rpartition('.')[0]}.{name}" for name in call_order(around)]
+        for first in ("gate", "up", "gate_up"):
+            site = sites.get(f"{network}.{first}")
+            if site and {site.host, down} <= set(order):
+                assert order.index(site.host) < order.index(down), network
 
 
 @pytest.mark.parametrize("model_type", ["afmoe", "nllb-moe", "switch_transformers"])

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 import tiny_models
 import torch
+from expert_models import TYPES, expert_model, logits, redraw
 
 import adapterhub as ah
+from adapterhub.anatomy.discovery.networks import expert_blocks
 from adapterhub.hooks.forward_pass import AppliedModules
 from adapterhub.hooks.projection import output_slot
 from adapterhub.methods._site_module import InputModule
+
+# Experts that return scores or a state too, or that hold a matrix for each in several modules.
+BLOCKS = (*TYPES, "lfm2_moe", "zaya", "jetmoe")
 
 
 def down_projection(*methods):
@@ -64,3 +70,54 @@ def test_a_parallel_adapter_reads_the_unchanged_input():
         x = torch.randn(1, 2, 32)
         layer.intermediate(x)
         assert torch.equal(layer.output.dense.adapterhub.kept("sublayer_input"), x)
+
+
+@pytest.mark.parametrize("method", ["pfeiffer", "parallel"])
+@pytest.mark.parametrize("model_type", BLOCKS)
+def test_a_block_of_experts_is_a_sublayer_whatever_it_returns(model_type, method):
+    """One tensor, or a tuple that its output comes first in; as the input is, or flat."""
+    model = expert_model(model_type)
+    adapter = ah.attach(model, f"{method}(sites=[ffn], activation=relu)")
+    redraw(adapter)
+    blocks = [p for p in adapter.placed if expert_hosts(model) & {p.site.host}]
+    placed = blocks[0]
+    host = model.get_submodule(placed.site.host)
+    x = torch.randn(2, 3, placed.site.d_in)
+    with torch.no_grad():
+        alone, adapted = host.forward(x), host(x)
+        assert type(alone) is type(adapted)
+        alone, adapted = (y[0] if isinstance(y, tuple) else y for y in (alone, adapted))
+        assert adapted.shape == alone.shape
+        down, up = placed.module.down, placed.module.up
+        source = x if method == "parallel" else alone.view(x.shape)
+        change = up(torch.relu(down(source))) * placed.module.scale
+        torch.testing.assert_close(adapted.view(x.shape), alone.view(x.shape) + change)
+    logits(model).square().sum().backward()
+    assert all(p.module.up.weight.grad.abs().sum() > 0 for p in blocks)
+    ah.detach(model)
+
+
+@pytest.mark.parametrize("model_type", BLOCKS)
+def test_rows_have_their_own_bottlenecks_at_a_block_of_experts(model_type):
+    model = expert_model(model_type)
+    specs = "pfeiffer(sites=[ffn])", "parallel(sites=[ffn])"
+    for number, spec in enumerate(specs):
+        redraw(ah.attach(model, spec, name=str(number)), seed=number)
+    alone = []
+    with torch.no_grad():
+        for row, name in enumerate(("0", "1", None)):
+            ah.activate(model, *filter(None, [name]))
+            alone.append(logits(model, [row]))
+        with ah.route(model, ["0", "1", None]):
+            torch.testing.assert_close(logits(model), torch.cat(alone), atol=1e-5, rtol=1e-4)
+    ah.detach(model)
+
+
+def expert_hosts(model):
+    """Return the paths of the blocks of experts in the layers of a model."""
+    layers = [path for paths in ah.anatomy_of(model).layers.values() for path in paths]
+    return {
+        f"{layer}.{block}"
+        for layer in layers
+        for block in expert_blocks(model.get_submodule(layer))
+    }

@@ -20,6 +20,7 @@ from adapterhub.anatomy.discovery.networks import (
 )
 from adapterhub.anatomy.discovery.norm_roles import norm_roles
 from adapterhub.anatomy.held_weights import expert_modules, router_path
+from adapterhub.anatomy.layer_paths import has_path
 from adapterhub.anatomy.projections import plain_projections
 from adapterhub.anatomy.sites import EXPERTS, ROUTER, join
 
@@ -50,7 +51,9 @@ def _experts(layer: nn.Module) -> dict[str, str]:
     stacked = expert_modules(layer)
     if stacked:
         sites[EXPERTS] = stacked[0]
-    blocks = [join(path, "experts") for path in expert_blocks(layer)]
+    blocks = [
+        path for path in (join(p, "experts") for p in expert_blocks(layer)) if has_path(layer, path)
+    ]
     for experts in (*stacked[:1], *blocks[:1]):
         if router := router_path(layer, experts):
             return sites | {ROUTER: router}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from torch import nn
+from torch import Tensor, nn
 
 from adapterhub.anatomy.discovery.further_sites import kind_of
-from adapterhub.anatomy.forward_source import returns_tuple
 from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.anatomy.projections import in_features, out_features, plain_projections
 
@@ -29,7 +28,7 @@ def feed_forward_networks(layer: nn.Module, groups: list[str], width: int) -> li
         for path, module in plain_projections(layer).items()
         if not path.startswith(apart) and kind_of(layer, path) not in ("attn", "mixer")
     }
-    networks = [_whole_block(layer, path) for path in blocks]
+    networks = [_whole_block(path) for path in blocks]
     while network := _last_network(candidates, width):
         networks.append(network)
         candidates = {p: m for p, m in candidates.items() if p not in network.values()}
@@ -73,14 +72,25 @@ def _ups(ups: list[str], fused: list[str]) -> dict[str, str]:
 
 
 def expert_blocks(layer: nn.Module) -> list[str]:
-    """List the outermost modules with experts."""
-    paths = [p for p, m in own_modules(layer) if isinstance(getattr(m, "experts", None), nn.Module)]
-    return [p for p in paths if not any(p.startswith(f"{q}.") for q in paths)]
+    """List the outermost modules with experts, but for attention whose projections are experts."""
+    paths = [path for path, module in own_modules(layer) if _has_experts(module)]
+    outermost = [p for p in paths if not any(p.startswith(f"{q}.") for q in paths)]
+    return [p for p in outermost if kind_of(layer, f"{p}.experts") != "attn"]
 
 
-def _whole_block(layer: nn.Module, path: str) -> dict[str, str]:
-    """Return a mixture of experts as one sublayer, if its output is one tensor."""
-    return {"ffn": path} if path and not returns_tuple(layer.get_submodule(path)) else {}
+def _has_experts(module: nn.Module) -> bool:
+    """Return whether a module has experts, or projections with a matrix for each expert."""
+    stacked = (m for m in module.children() if not type(m).__module__.startswith("torch."))
+    weights = (getattr(m, "weight", None) for m in stacked)
+    counts = [len(w) for w in weights if isinstance(w, Tensor) and w.ndim == 3]
+    return isinstance(getattr(module, "experts", None), nn.Module) or (
+        len(counts) > 1 and len(set(counts)) == 1
+    )
+
+
+def _whole_block(path: str) -> dict[str, str]:
+    """Return a mixture of experts as one sublayer."""
+    return {"ffn": path} if path else {}
 
 
 def inner_size(layer: nn.Module, network: Mapping[str, str]) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from adapterhub.anatomy.forward_source import call_order
 
@@ -53,6 +53,13 @@ def _is_norm(path: str, module: nn.Module, width: int) -> bool:
     fits = weight is None or tuple(weight.shape) == (width,)
     named = "norm" in type(module).__name__.lower()
     return named and fits and not _HEAD_NORM.match(path.rpartition(".")[2])
+
+
+def norm_size(module: nn.Module) -> int | None:
+    """Return the size of a norm's weight; None for a norm without, and for other modules."""
+    weight = getattr(module, "weight", None)
+    named = "norm" in type(module).__name__.lower()
+    return weight.shape[0] if named and isinstance(weight, Tensor) and weight.ndim == 1 else None
 
 
 def _inner(layer: nn.Module, norm: str, projections: Sequence[str]) -> bool:

@@ -16,6 +16,7 @@ from transformers.models.auto.modeling_auto import (
 from adapterhub.anatomy.discovery.attentions import attention_modules
 from adapterhub.anatomy.discovery.fused_layout import fused_layout
 from adapterhub.anatomy.discovery.layer_sites import sites_of_layer
+from adapterhub.anatomy.discovery.norm_roles import norm_size
 from adapterhub.anatomy.family import WHOLE, Layout, Stack
 from adapterhub.anatomy.layer_paths import first_existing
 from adapterhub.anatomy.projections import (
@@ -70,7 +71,8 @@ def _sites(layer: nn.Module, usual: int) -> dict[str, str]:
     """Map the roles in a layer to paths, by the first of its possible sizes that shows an output.
 
     Layers of one stack may differ in size, as in vision encoders whose later stages have more
-    features, and one may change it, as where such a stage starts.
+    features, and one may change it, as where such a stage starts. Without attention, a size that a
+    norm of the layer has comes first: the size of most layers may be the inner one of this network.
 
     Args:
         layer: a layer.
@@ -78,7 +80,7 @@ def _sites(layer: nn.Module, usual: int) -> dict[str, str]:
     """
     sizes = dict.fromkeys(_sizes_of_attention(layer))
     shows = {"attn.o"} if sizes else {"ffn", "ffn.down", "mixer"}
-    sizes = sizes or dict.fromkeys((usual, *sorted(map(in_features, _projections(layer)))))
+    sizes = sizes or dict.fromkeys(_sizes_of_norms_and_projections(layer, usual))
     found = [sites_of_layer(layer, size) for size in sizes]
     return next((sites for sites in found if shows & sites.keys()), found[0])
 
@@ -91,6 +93,13 @@ def _sizes_of_attention(layer: nn.Module) -> Iterator[int]:
         if "o" in projections:
             yield out_features(layer.get_submodule(join(path, projections["o"])))
         return
+
+
+def _sizes_of_norms_and_projections(layer: nn.Module, usual: int) -> list[int]:
+    """List the sizes that a layer without attention may have, likely ones first."""
+    normed = {size for size in map(norm_size, layer.modules()) if size}
+    sizes = (usual, *sorted(map(in_features, _projections(layer))))
+    return sorted(sizes, key=lambda size: size not in normed)
 
 
 def _projections(layer: nn.Module) -> Iterable[nn.Module]:
