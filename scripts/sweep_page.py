@@ -124,9 +124,9 @@ def page(found: Findings) -> str:
             "the model runs on, it is attached and detached only). - is refused with an error "
             "that says why and which methods",
             "fit: `head` where the class has none, `bitfit` where there are no biases, `prefix` "
-            "where attention does not use",
-            "transformers' attention interface, `prompt` where no stack of tokens was found; "
-            "(-) is "
+            "where no attention computes",
+            "softmax(q kᵀ) v by transformers' attention interface or torch's products, `prompt` "
+            "where no stack of tokens was found; (-) is",
             "refused when the model runs; ✗ fails. Of",
             "peft, ✓ says that LoRA was attached, with peft's targets for the type or with "
             "`all-linear`; nothing was run.",

@@ -189,7 +189,7 @@ def make_slot(anatomy: Anatomy, placed: PlacedModule) -> Slot:
     """Return the slot of a site's host, of the class that the site needs; create it if missing."""
     site = placed.site
     if site.kind == "keyvalue":
-        return keyvalue_slot(anatomy.model, site, placed.module)
+        return keyvalue_slot(anatomy.model, site, placed.module, anatomy.family.batch_dim)
     if site.kind == "embed":
         return prompt_slot(anatomy, site)
     if site.kind == "mix":

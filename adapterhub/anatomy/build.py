@@ -132,7 +132,7 @@ def _sites_of_layers(
         paths = {
             role: tuple(join(prefix, end) for end in path.split(">"))
             for role, spec in stack.own.get(number, stack.sites).items()
-            if (path := first_existing(layer, spec))
+            if (path := first_existing(layer, spec)) is not None
         }
         paths = {role: path for role, path in paths.items() if _has_sublayer(role, paths)}
         if stack.bias and has_path(layer, stack.bias):
@@ -297,6 +297,9 @@ def _keyvalue(
     if f"{role}.k" in linear:
         keys = linear[f"{role}.k"]["d_out"]
         sizes = keys, linear.get(f"{role}.v", {"d_out": keys})["d_out"]
+    elif {f"{role}.qkv", f"{role}.o"} <= linear.keys():  # in an unknown order
+        keys = (linear[f"{role}.qkv"]["d_out"] - linear[f"{role}.o"]["d_in"]) // 2
+        sizes = keys, keys
     if not first or sizes is None:
         return None
     values = None if sizes[0] == sizes[1] else sizes[1]

@@ -84,6 +84,11 @@ def _names_in(call: ast.Call) -> set[str]:
     return {n.id for value in passed for n in ast.walk(value) if isinstance(n, ast.Name)}
 
 
+def definition_of(module: nn.Module, method: str) -> ast.FunctionDef | None:
+    """Return the definition of a method of a module's class; None without a source."""
+    return _definition(_method(module, method))
+
+
 def own_methods(module: nn.Module) -> list[ast.FunctionDef]:
     """List the definitions of the methods of a module's class, but those of `nn.Module`."""
     classes = type(module).__mro__

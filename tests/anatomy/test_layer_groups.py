@@ -47,7 +47,8 @@ def test_biases_of_experts_are_other_weights():
     ("model_type", "missing"),
     [
         ("persimmon", ("q, k and v in attn.qkv",)),
-        ("rembert", ("keys and values in attn",)),
+        ("nystromformer", ("keys and values in attn",)),
+        ("rembert", ()),
         ("mamba", ("a feed-forward network",)),
     ],
 )

@@ -9,11 +9,8 @@ from adapterhub.errors import AttachError, ConfigError, SiteError
 from adapterhub.methods import METHODS, Method
 from adapterhub.methods._spec import parse_methods
 
-# Their attention does not use transformers' attention interface, through which prefixes enter.
-OFF_INTERFACE = (
-    "deberta", "deberta-v2", "mpnet", "xlnet", "openai-gpt", "gpt_neo", "gptj", "bloom", "xglm",
-    "falcon", "mpt",
-)  # fmt: skip
+# Its attention is built of `einsum`, which no prefix follows.
+WITHOUT_KEYS_AND_VALUES = ("xlnet",)
 # bitfit trains bias terms.
 WITHOUT_BIAS = (
     "modernbert", "llama", "mistral", "qwen3", "olmo", "olmo2", "gemma3_text", "phi3", "mixtral",
@@ -22,7 +19,7 @@ WITHOUT_BIAS = (
 PREFIX_METHODS = ("prefix", "mam", "unipelt")
 LOW_RANK_METHODS = ("lora", "rslora", "lora-plus", "dora", "pissa")
 REFUSED: dict[tuple[str, str], type[Exception]] = {
-    **{(method, a): SiteError for method in PREFIX_METHODS for a in OFF_INTERFACE},
+    **{(method, a): SiteError for method in PREFIX_METHODS for a in WITHOUT_KEYS_AND_VALUES},
     **{("bitfit", a): SiteError for a in WITHOUT_BIAS},
     # XLNet's projections are plain tensors, not modules.
     **{(method, "xlnet"): SiteError for method in LOW_RANK_METHODS},

@@ -75,14 +75,11 @@ REFUSED = {
     ("bitfit", "t5gemma"): "none",
     ("prefix", "big_bird"): "no such site",
     ("prefix", "convnext"): "no such site",
-    ("prefix", "falcon"): "no such site",
     ("prefix", "gemma3n_text"): "not all layers",
-    ("prefix", "kimi_linear"): "not all layers",
-    ("prefix", "led"): "no such site",
+    ("prefix", "led"): "not all layers",
     ("prefix", "longformer"): "no such site",
     ("prefix", "mamba"): "no such site",
     ("prefix", "mamba2"): "no such site",
-    ("prefix", "mpt"): "no such site",
     ("prefix", "rwkv"): "no such site",
 }
 # The biases are in a part of the model that texts do not reach.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterator, Mapping
 
 from torch import nn
 
+from adapterhub.anatomy.attention_source import attends
 from adapterhub.anatomy.discovery.further_sites import MIXER, own_name
 from adapterhub.anatomy.forward_source import returns_tuple
 from adapterhub.anatomy.own_modules import own_modules
@@ -20,7 +20,7 @@ from adapterhub.anatomy.projections import (
 )
 from adapterhub.anatomy.sites import join
 
-_PREFIX = re.compile(r"^(project|projection)_(?=.)")
+_PREFIX = re.compile(r"^(project|projection|linear)_(?=.)")
 _SUFFIX = re.compile(r"_(proj|projection|lin|linear|layer)$")
 _NAMES = {
     "q": ("q", "query", "wq"),
@@ -43,7 +43,7 @@ _SEPARATE = ("q", "k", "v", "q_a", "q_b", "kv_a", "kv_b")
 def attention_modules(layer: nn.Module) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the attention modules inside a layer, with the names of their projections by role."""
     for path, module in own_modules(layer):
-        children = {n: m for n, m in module.named_children() if is_projection(m)}
+        children = dict(_children(module))
         projections = {role: name for name in children if (role := _role(name)) is not None}
         by_role = {role: children[name] for role, name in projections.items()}
         if any(map(returns_tuple, by_role.values())):
@@ -59,8 +59,17 @@ def attention_modules(layer: nn.Module) -> Iterator[tuple[str, dict[str, str]]]:
             yield path, projections
 
 
+def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the projections of a module; some are wrapped, as `q_proj.linear`."""
+    for name, child in module.named_children():
+        if is_projection(child):
+            yield name, child
+        elif list(plain_projections(child)) == ["linear"]:
+            yield f"{name}.linear", child.get_submodule("linear")
+
+
 def _role(name: str) -> str | None:
-    stem = _PREFIX.sub("", _SUFFIX.sub("", name.lower()))
+    stem = _PREFIX.sub("", _SUFFIX.sub("", name.lower().removesuffix(".linear")))
     return next((role for role, names in _NAMES.items() if stem in names), None)
 
 
@@ -109,7 +118,7 @@ def attention_sites(
         sites[f"{sublayer}.o"] = output
     attention = layer.get_submodule(path)
     latent = "k" not in projections and {"kv_a", "kv_b"} & projections.keys()
-    if _on_interface(attention) and (not latent or latent_sizes(attention)):
+    if attends(attention) and (not latent or latent_sizes(attention)):
         sites[f"{sublayer}.kv"] = path
     return sites
 
@@ -121,8 +130,3 @@ def _attention_output(layer: nn.Module, path: str, name: str | None, width: int)
     around = (join(group, p) for p in plain_projections(layer.get_submodule(group)))
     candidates += [p for p in around if not p.startswith(f"{path}.")]
     return next((c for c in candidates if out_features(layer.get_submodule(c)) == width), None)
-
-
-def _on_interface(attention: nn.Module) -> bool:
-    code = getattr(inspect.unwrap(type(attention).forward), "__code__", None)
-    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names

@@ -22,6 +22,7 @@ MIXER = re.compile(
     r"|temporal_block|fourier",
     re.IGNORECASE,
 )
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|_")
 _WORDS = {
     "mixer": MIXER,
     "attn": re.compile(r"att(n|ention)|mha\b", re.IGNORECASE),
@@ -99,9 +100,10 @@ def own_name(module: nn.Module, layer: nn.Module) -> str:
 
     `MLP` of a RecurrentGemmaMLP in a RecurrentGemmaDecoderLayer.
     """
-    name, whole = type(module).__name__, type(layer).__name__
-    equal = [a == b for a, b in zip(name, whole, strict=False)]
-    return name[equal.index(False) if False in equal else len(equal) :] or name
+    words, whole = (_WORD.findall(type(each).__name__) for each in (module, layer))
+    equal = [a == b for a, b in zip(words, whole, strict=False)]
+    shared = equal.index(False) if False in equal else len(equal)
+    return "".join(words[shared:] or words)
 
 
 def _name(path: str, others: Collection[str], kind: str, taken: Mapping[str, str]) -> str:

@@ -154,7 +154,7 @@ def _merged(
 
 def _existing(layer: nn.Module, specs: Mapping[str, str]) -> dict[str, str]:
     paths = {role: first_existing(layer, spec) for role, spec in specs.items()}
-    return {role: path for role, path in paths.items() if path}
+    return {role: path for role, path in paths.items() if path is not None}
 
 
 def _tower(path: str) -> str:

@@ -51,10 +51,9 @@ def _without(sites: dict[str, str], *roles: str) -> dict[str, str]:
     return {role: path for role, path in sites.items() if role not in roles}
 
 
-# A row without attn.kv: its attention does not use transformers' attention interface.
 OPENAI_GPT = Family(
     ("openai-gpt",),
-    stacks=(Stack("decoder", "h", _without(_GPT2_SITES, "attn.kv"), norms="post"),),
+    stacks=(Stack("decoder", "h", _GPT2_SITES, norms="post"),),
     below=("tokens_embed", "positions_embed"),
 )
 
@@ -82,6 +81,7 @@ GPT_NEO = Family(
                 "attn.k": "attn.attention.k_proj",
                 "attn.v": "attn.attention.v_proj",
                 "attn.o": "attn.attention.out_proj",
+                "attn.kv": "attn.attention",
                 "attn.norm": "ln_1",
                 "ffn.up": "mlp.c_fc",
                 "ffn.down": "mlp.c_proj",
@@ -105,6 +105,7 @@ GPTJ = Family(
                 "attn.k": "attn.k_proj",
                 "attn.v": "attn.v_proj",
                 "attn.o": "attn.out_proj",
+                "attn.kv": "attn",
                 "attn.norm": "ln_1",
                 "ffn.up": "mlp.fc_in",
                 "ffn.down": "mlp.fc_out",
@@ -128,10 +129,11 @@ BLOOM = Family(
         Stack(
             "decoder",
             "h",
-            _without(_NEOX_SITES, "attn.kv")
+            _NEOX_SITES
             | {
                 "attn.qkv": "self_attention.query_key_value",
                 "attn.o": "self_attention.dense",
+                "attn.kv": "self_attention",
             },
             fused={"attn.qkv": "heads"},
         ),
@@ -152,6 +154,7 @@ FALCON = Family(
             {
                 "attn.qkv": "self_attention.query_key_value",
                 "attn.o": "self_attention.dense",
+                "attn.kv": "self_attention",
                 "attn.norm": "ln_attn|input_layernorm",
                 "ffn.up": "mlp.dense_h_to_4h",
                 "ffn.down": "mlp.dense_4h_to_h",
@@ -174,6 +177,7 @@ MPT = Family(
             {
                 "attn.qkv": "attn.Wqkv",
                 "attn.o": "attn.out_proj",
+                "attn.kv": "attn",
                 "attn.norm": "norm_1",
                 "ffn.up": "ffn.up_proj",
                 "ffn.down": "ffn.down_proj",
@@ -199,7 +203,7 @@ OPT = Family(
 
 XGLM = Family(
     ("xglm",),
-    stacks=(Stack("decoder", "layers", _without(_OPT_SITES, "attn.kv"), norms="pre"),),
+    stacks=(Stack("decoder", "layers", _OPT_SITES, norms="pre"),),
     below=("embed_tokens",),
 )
 

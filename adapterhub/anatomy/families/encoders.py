@@ -15,7 +15,6 @@ _BERT_SITES = {
     "ffn.down": "output.dense",
     "ffn.norm": "output.LayerNorm",
 }
-_WITHOUT_KEYVALUE = {role: path for role, path in _BERT_SITES.items() if role != "attn.kv"}
 
 BERT = Family(
     ("bert",),
@@ -81,15 +80,14 @@ DISTILBERT = Family(
     below=("embeddings",),
 )
 
-# No attn.kv: disentangled attention does not use transformers' attention interface. With shared
-# position projections, q and k are called twice, and only the attention module's input is x.
+# With shared position projections, q and k are called twice: only the attention's input is x.
 DEBERTA_V2 = Family(
     ("deberta-v2",),
     stacks=(
         Stack(
             "encoder",
             "encoder.layer",
-            _WITHOUT_KEYVALUE
+            _BERT_SITES
             | {
                 "attn": "attention.self>attention.output.dense",
                 "attn.q": "attention.self.query_proj",
@@ -103,7 +101,7 @@ DEBERTA_V2 = Family(
 )
 
 _DEBERTA_SITES = {
-    role: path for role, path in _WITHOUT_KEYVALUE.items() if role not in ("attn.k", "attn.v")
+    role: path for role, path in _BERT_SITES.items() if role not in ("attn.k", "attn.v")
 }
 _DEBERTA_SITES["attn.qkv"] = _DEBERTA_SITES.pop("attn.q").replace("query", "in_proj")
 
@@ -127,12 +125,13 @@ MPNET = Family(
         Stack(
             "encoder",
             "encoder.layer",
-            _WITHOUT_KEYVALUE
+            _BERT_SITES
             | {
                 "attn.q": "attention.attn.q",
                 "attn.k": "attention.attn.k",
                 "attn.v": "attention.attn.v",
                 "attn.o": "attention.attn.o",
+                "attn.kv": "attention.attn",
                 "attn.norm": "attention.LayerNorm",
             },
             body="encoder",

@@ -160,12 +160,20 @@ def prefix_problems(anatomy: Anatomy) -> list[str]:
     """List the reasons why a prefix computes something else here than in peft."""
     config = anatomy.model.config.get_text_config()
     problems = []
-    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+    local = "local" in (getattr(config, "attention_layers", None) or ())  # GPT-Neo
+    windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", 1)
+    if windowed or local:
         problems.append("a prefix in the KV cache leaves a sliding window, ours never does")
     if not prefix_sites(anatomy):
         return [*problems, f"prefixes cannot enter the attention of {config.model_type}"]
     if any(site.d_values is not None for site in prefix_sites(anatomy)):
         problems.append(f"keys and values of {config.model_type} have two sizes, peft's have one")
+    widths = {site.d_out for site in prefix_sites(anatomy)}
+    if not hasattr(config, "num_key_value_heads") and widths != {config.hidden_size}:
+        problems.append(
+            f"peft gives a prefix the {config.num_attention_heads} heads of the queries, "
+            f"the keys of {config.model_type} have fewer"
+        )
     base = anatomy.model.get_submodule(anatomy.base_path)
     if "past_key_values" not in inspect.signature(base.forward).parameters:
         problems.append(f"peft needs a KV cache for prefixes, and {config.model_type} has none")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import every_type
 import pytest
 from torch import nn
 
+import adapterhub as ah
 from adapterhub.anatomy.discovery import attentions
 from adapterhub.anatomy.discovery.attentions import (
     attention_group,
@@ -91,7 +93,7 @@ def test_the_output_may_be_beside_the_attention():
 
 
 def test_latent_keys_and_values_have_a_site_if_their_sizes_are_known(monkeypatch):
-    monkeypatch.setattr(attentions, "_on_interface", lambda attention: True)
+    monkeypatch.setattr(attentions, "attends", lambda attention: "interface")
     latent = {"q_proj": (4, 4), "kv_a_proj_with_mqa": (4, 3), "kv_b_proj": (2, 8), "o_proj": (4, 4)}
     layer = nn.ModuleDict({"attn": module(**latent)})
     ((path, projections),) = attention_modules(layer)
@@ -103,8 +105,23 @@ def test_latent_keys_and_values_have_a_site_if_their_sizes_are_known(monkeypatch
     assert latent_sizes(layer["attn"]) == (6, 4)
 
 
-@pytest.mark.parametrize("name", ["projection_{}", "project_{}", "{}_proj", "{}_lin"])
+@pytest.mark.parametrize("name", ["projection_{}", "project_{}", "linear_{}", "{}_proj", "{}_lin"])
 def test_a_projection_may_be_named_before_or_behind_its_role(name):
     layer = nn.ModuleDict({"attn": module(**{name.format(r): (4, 4) for r in "qkv"})})
     ((_, projections),) = attention_modules(layer)
     assert projections == {role: name.format(role) for role in "qkv"}
+
+
+def test_a_projection_may_be_wrapped():
+    wrapped = {f"{role}_proj": nn.ModuleDict({"linear": nn.Linear(4, 4)}) for role in "qkv"}
+    layer = nn.ModuleDict({"attn": nn.ModuleDict(wrapped)})
+    ((_, projections),) = attention_modules(layer)
+    assert projections == {role: f"{role}_proj.linear" for role in "qkv"}
+
+
+def test_a_layer_may_be_an_attention_itself():
+    """The path of its keys and values is empty."""
+    anatomy = ah.anatomy_of(every_type.build("xlm", "AutoModel", tiny=True))
+    site = anatomy.sites["encoder.0.attn.kv"]
+    assert site.host == anatomy.layers["encoder"][0]
+    assert (site.d_out, site.d_values) == (site.d_in, None)

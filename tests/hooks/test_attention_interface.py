@@ -9,12 +9,12 @@ import pickle
 import pytest
 import tiny_models
 import torch
-from matrix import OFF_INTERFACE
 from transformers import PreTrainedModel
 
 import adapterhub as ah
+from adapterhub.anatomy.attention_source import attends
 from adapterhub.errors import SiteError
-from adapterhub.hooks.attention import SUPPORTED
+from adapterhub.hooks.attention_interface import SUPPORTED
 
 
 def logits(model, **options):
@@ -90,7 +90,14 @@ def test_an_unsupported_implementation_is_refused():
     assert "eager" in error.value.expected
 
 
-ROUTED = [a for a in tiny_models.MATRIX if a not in OFF_INTERFACE]
+def is_routed(architecture):
+    model = tiny_models.usual_model(architecture)
+    sites = ah.anatomy_of(model).sites.values()
+    hosts = [model.get_submodule(site.host) for site in sites if site.kind == "keyvalue"]
+    return bool(hosts) and all(attends(host) == "interface" for host in hosts)
+
+
+ROUTED = list(filter(is_routed, tiny_models.MATRIX))
 SWITCHES = [(a, *pair) for a in ROUTED for pair in itertools.permutations(SUPPORTED)]
 
 

@@ -1,0 +1,205 @@
+"""The slot at an attention module: the prefixes of the active modules, and their gates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from adapterhub.backbones.tensor_parallel import TensorParallel
+from adapterhub.hooks.composition import BatchPlan
+from adapterhub.hooks.relative_bias import RelativeBias
+from adapterhub.hooks.slot import Slot
+from adapterhub.methods._site_module import GatedKeyValueModule, KeyValueModule
+
+
+class AttentionCall(NamedTuple):
+    """The arguments of one call of an attention function, without its module."""
+
+    query: Tensor  # (batch, heads, queries, head_dim)
+    key: Tensor  # (batch, heads, keys, head_dim)
+    value: Tensor  # like key
+    mask: Tensor | None  # (batch or 1, heads or 1, queries, keys), bool or added to the scores
+    x: Tensor | None  # (batch, tokens, d), the input of the attention module, where a gate reads it
+    options: dict[str, Any]
+
+    def run(self, attend: Callable[..., Any], module: nn.Module) -> Any:
+        """Call an attention function: the output and the attention weights."""
+        return attend(module, self.query, self.key, self.value, self.mask, **self.options)
+
+    def split(self, plan: BatchPlan, copies: int) -> list[AttentionCall]:
+        """Return one call for each group of rows; the batch repeats each row `copies` times."""
+        query, key, value, mask, x = (plan.split(tensor, copies) for tensor in self[:5])
+        options = {name: plan.split(option, copies) for name, option in self.options.items()}
+        return [
+            AttentionCall(
+                query[n], key[n], value[n], mask[n], x[n], {o: v[n] for o, v in options.items()}
+            )
+            for n in range(len(plan.groups))
+        ]
+
+
+class PrefixedKeyValues(NamedTuple):
+    """Keys and values behind their prefixes."""
+
+    key: Tensor
+    value: Tensor
+    gates: list[Tensor]  # (batch, tokens, 1), of the prefixes that have one
+    lengths: dict[str, int]  # tokens, by the keys of the modules
+
+
+class JoinedPrefixes(NamedTuple):
+    """The prefixes of the rows of a batch, one behind the other; shorter ones padded in front.
+
+    Attributes:
+        key: (batch or 1, length, d_k).
+        value: (batch or 1, length, d_v).
+        own: (batch, length), which are not padding; None: all of them.
+        gate: (batch, queries, length), 1 where a prefix has none; None: no prefix has one.
+    """
+
+    key: Tensor
+    value: Tensor
+    own: Tensor | None = None
+    gate: Tensor | None = None
+
+
+class KeyValueSlot(Slot):
+    """Collects the prefixes, and their gates, of the active modules at an attention module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch_dim = 0
+        self.bias: RelativeBias | None = None
+        self.eager: Callable[..., Any] | None = None
+        self.parallel: TensorParallel | None = None
+
+    def placed(self, key: str) -> KeyValueModule | GatedKeyValueModule:
+        """Return the module with a key."""
+        module = super().placed(key)
+        assert isinstance(module, KeyValueModule | GatedKeyValueModule)
+        return module
+
+    def forward(self, call: AttentionCall, names: tuple[str, ...]) -> PrefixedKeyValues:
+        """Put prefixes in front of the keys and values of a call.
+
+        With n gates the keys and values are (1 + n) head_dim wide: block i holds those of gate i,
+        block 0 all others.
+
+        Args:
+            call: the call of the attention function.
+            names: the keys of the modules.
+        """
+        prefixes = [self._prefix(self.placed(name), call) for name in names]
+        gates = [gate for _, gate in prefixes if gate is not None]
+        key, value = (_in_block(t, 0, len(gates)) for t in (call.key, call.value))
+        block = 0
+        for prefix, gate in prefixes:
+            block += gate is not None
+            wide = [_in_block(p, block if gate is not None else 0, len(gates)) for p in prefix]
+            key, value = torch.cat([wide[0], key], dim=2), torch.cat([wide[1], value], dim=2)
+        lengths = {name: p[0].shape[2] for name, (p, _) in zip(names, prefixes, strict=True)}
+        return PrefixedKeyValues(key, value, gates, lengths)
+
+    def _prefix(
+        self, module: KeyValueModule | GatedKeyValueModule, call: AttentionCall
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """Compute a prefix's keys and values, (batch, heads, length, head_dim), and its gate."""
+        gated = isinstance(module, GatedKeyValueModule)
+        prefix, gate = module(call.x) if gated else (module(), None)  # each (length, d)
+        if gate is not None and self.parallel and self._has_others(prefix[0], call.key):
+            gate = self.parallel.read_by_own(gate)
+        pairs = zip(prefix, call[1:3], strict=True)
+        parts = [self.in_heads(own, theirs) for own, theirs in pairs]
+        return [part.expand(len(call.key), -1, -1, -1) for part in parts], gate
+
+    def joined(self, batch: int, x: Tensor | None) -> JoinedPrefixes:
+        """Return the prefixes of this call by row, with the keys and values of all heads.
+
+        Args:
+            batch: its rows.
+            x: the input of the attention module, where a gate reads it.
+        """
+        keys, plan, _ = self.applied
+        x = x if x is None else x.transpose(0, self.batch_dim)
+        if plan is None or len(plan.groups) == 1:
+            return self._of_group(plan.groups[0] if plan else keys, x)
+        copies = plan.copies(batch, self.where())
+        inputs = plan.split(x, copies)
+        groups = [self._of_group(*each) for each in zip(plan.groups, inputs, strict=True)]
+        return _joined_rows(groups, plan, copies)
+
+    def _of_group(self, names: tuple[str, ...], x: Tensor | None) -> JoinedPrefixes:
+        """Return the prefixes of rows that have the same: the last module's is the first."""
+        sizes = next(iter(self.sites.values())).d_kv
+        device = next(self.parameters()).device
+        keys, values = ([torch.empty(0, size, device=device)] for size in sizes)
+        gates: list[Tensor | None] = []
+        for name in names:
+            module = self.placed(name)
+            gated = isinstance(module, GatedKeyValueModule)
+            (key, value), gate = module(x) if gated else (module(), None)
+            keys.insert(0, key)
+            values.insert(0, value)
+            gates.insert(0, gate)
+        gate = _joined_gates(gates, [len(key) for key in keys])
+        return JoinedPrefixes(torch.cat(keys)[None], torch.cat(values)[None], None, gate)
+
+    def _has_others(self, prefix: Tensor, key: Tensor) -> bool:
+        """Return whether other processes attend with other heads of a prefix."""
+        return prefix.shape[-1] > key.shape[1] * key.shape[3]
+
+    def in_heads(self, prefix: Tensor, key: Tensor) -> Tensor:
+        """Divide a prefix into heads, those that this process attends with.
+
+        Args:
+            prefix: (..., length, d_kv).
+            key: (batch, heads, keys, head_dim).
+
+        Returns:
+            (..., heads, length, head_dim), in the dtype of the keys.
+        """
+        if self.parallel and self._has_others(prefix, key):
+            prefix = self.parallel.features(prefix.shape[-1]).own(prefix)
+        heads = key.shape[1]
+        parts = prefix.view(*prefix.shape[:-1], heads, -1)
+        return parts.transpose(-3, -2).to(key.dtype)
+
+
+def _joined_gates(gates: list[Tensor | None], lengths: list[int]) -> Tensor | None:
+    """Return the gate of each token of several prefixes: (batch, queries, length)."""
+    some = next((gate for gate in gates if gate is not None), None)
+    if some is None:
+        return None
+    ones = torch.ones_like(some)
+    columns = zip(gates, lengths, strict=False)
+    return torch.cat([(ones if g is None else g).expand(-1, -1, n) for g, n in columns], dim=-1)
+
+
+def _joined_rows(groups: list[JoinedPrefixes], plan: BatchPlan, copies: int) -> JoinedPrefixes:
+    """Join the prefixes of groups of rows into those of the batch."""
+    longest = max(group.key.shape[1] for group in groups)
+    parts: list[list[Tensor]] = [[], [], [], []]
+    some = next((group.gate for group in groups if group.gate is not None), None)
+    for group, size in zip(groups, plan.sizes, strict=True):
+        rows, missing = size * copies, longest - group.key.shape[1]
+        own = group.key.new_ones(rows, group.key.shape[1], dtype=torch.bool)
+        parts[0].append(F.pad(group.key, (0, 0, missing, 0)).expand(rows, -1, -1))
+        parts[1].append(F.pad(group.value, (0, 0, missing, 0)).expand(rows, -1, -1))
+        parts[2].append(F.pad(own, (missing, 0)))
+        if some is not None:
+            gate = group.gate
+            gate = some.new_ones(rows, some.shape[1], own.shape[1]) if gate is None else gate
+            parts[3].append(F.pad(gate, (missing, 0)))
+    key, value, own = (plan.join(part, copies) for part in parts[:3])
+    gate = plan.join(parts[3], copies) if some is not None else None
+    return JoinedPrefixes(key, value, None if bool(own.all()) else own, gate)
+
+
+def _in_block(part: Tensor, block: int, gates: int) -> Tensor:
+    """Widen the last dimension d to (1 + gates) d, zero outside one block."""
+    width = part.shape[-1]
+    return F.pad(part, (block * width, (gates - block) * width)) if gates else part

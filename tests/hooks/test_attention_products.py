@@ -1,0 +1,254 @@
+"""Prefixes in attention that is computed with torch's functions: what the interface computes."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import tiny_models
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+
+import adapterhub as ah
+import adapterhub.hooks.attention as attention
+from adapterhub.anatomy.attention_source import attends
+from adapterhub.errors import AttachError
+from adapterhub.hooks.attention_products import WatchedProducts
+from adapterhub.hooks.keyvalue import JoinedPrefixes
+
+SPECS = ("prefix(length=3)", "prefix(length=2)", "unipelt(length=3, sites=['attn.kv'])")
+# Keys and values of all heads; of fewer heads than queries; with biases of relative positions;
+# encoder and decoder.
+ARCHITECTURES = ("bert", "gpt2", "llama", "qwen3", "t5", "bart")
+ROUTE = ["2", "0", None, "1", ["0", "1"]]
+
+
+def logits(model, rows=5, **options):
+    inputs = tiny_models.batch(rows) | options
+    inputs["attention_mask"][0, -3:] = 0
+    with torch.no_grad():
+        return model(**inputs, **tiny_models.decoder_inputs(model, inputs)).logits
+
+
+def prefixed(architecture, implementation):
+    model = tiny_models.usual_model(architecture)
+    model.set_attn_implementation(implementation)
+    for number, spec in enumerate(SPECS):
+        torch.manual_seed(number)
+        tiny_models.scramble(ah.attach(model, spec, name=str(number)), std=0.5, seed=number)
+    return model
+
+
+@pytest.fixture
+def of_torch(monkeypatch):
+    """Let transformers' own eager and sdpa functions be watched, as those of a module's own."""
+    monkeypatch.setattr(attention, "attends", lambda module: "torch")
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_it_computes_what_the_interface_computes(architecture, implementation, of_torch):
+    watched = prefixed(architecture, implementation)
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(attention, "attends", attends)
+        routed = prefixed(architecture, implementation)
+    for names in (["0"], ["2"], ["0", "2", "1"], []):
+        for model in (watched, routed):
+            ah.activate(model, *names)
+        torch.testing.assert_close(logits(watched), logits(routed), atol=2e-5, rtol=1e-4)
+    with ah.route(watched, ROUTE):
+        found = logits(watched)
+    with ah.route(routed, ROUTE):
+        torch.testing.assert_close(found, logits(routed), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["falcon", "bloom", "mpt", "gptj", "gpt_neo"])
+def test_rows_have_their_own_prefixes_in_generation(architecture):
+    model = tiny_models.language_model(architecture)
+    for number, spec in enumerate(SPECS):
+        tiny_models.scramble(ah.attach(model, spec, name=str(number)), std=0.5, seed=number)
+    inputs = tiny_models.batch(3)
+    inputs["attention_mask"][:] = 1
+    options = {"max_new_tokens": 5, "do_sample": False, "num_beams": 2, "pad_token_id": 1}
+    alone = []
+    for row, name in enumerate("012"):
+        ah.activate(model, name)
+        one = {key: value[row : row + 1] for key, value in inputs.items()}
+        alone.append(model.generate(**one, **options, min_new_tokens=5))
+    with ah.route(model, list("012")):
+        together = model.generate(**inputs, **options, min_new_tokens=5)
+    assert together.tolist() == torch.cat(alone).tolist()
+
+
+# Falcon's own eager attention adds the bias twice, so its implementations differ without adapters.
+@pytest.mark.parametrize(
+    ("architecture", "implementation"),
+    [("falcon", "eager"), ("falcon", "sdpa"), ("bloom", "eager"), ("mpt", "eager")],
+)
+def test_with_alibi_a_prefix_stands_where_the_first_token_does(architecture, implementation):
+    """So a row does not depend on padding."""
+    options = {"alibi": True} if architecture == "falcon" else {}
+    model = tiny_models.usual_model(architecture, **options)
+    model.config._attn_implementation = implementation
+    ids = tiny_models.batch(1, 8)["input_ids"].repeat(3, 1)
+    ids[1, :3], ids[2, -3:] = 1, 1
+    rows = [slice(0, 8), slice(3, 8), slice(0, 5)]
+    with torch.no_grad():
+        bare = model.base_model(ids, attention_mask=(ids != 1).long()).last_hidden_state
+        tiny_models.scramble(ah.attach(model, "prefix(length=3)"), std=0.5)
+        hidden = model.base_model(ids, attention_mask=(ids != 1).long()).last_hidden_state
+        alone = [model.base_model(ids[n : n + 1, r])[0][0] for n, r in enumerate(rows)]
+    for n, r in enumerate(rows):
+        torch.testing.assert_close(hidden[n, r], alone[n], atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(bare, hidden, atol=1e-2)
+
+
+def prefixes(own=None, gate=None):
+    generator = torch.Generator().manual_seed(1)
+    key, value = (torch.randn(1, 3, 8, generator=generator) for _ in range(2))
+    return JoinedPrefixes(key, value, own, gate)
+
+
+def tensors():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, 2, 5, 4, generator=generator) for _ in range(3)]
+
+
+def expected(query, key, value, joined, mask=0.0):
+    heads = (part.view(1, 3, 2, 4).transpose(1, 2) for part in joined[:2])
+    own_key, own_value = (part.expand(2, -1, -1, -1) for part in heads)
+    scores = torch.cat([query @ own_key.mT, query @ key.mT + mask], dim=-1) / 2
+    return scores.softmax(-1) @ torch.cat([own_value, value], dim=-2)
+
+
+def scaled_before(query, key, value, mask):
+    return F.softmax((query / 2) @ key.mT + mask / 2, dim=-1) @ value
+
+
+def scaled_key(query, key, value, mask):
+    return torch.softmax(torch.matmul(query, key.mT / 2) + mask / 2, dim=-1).matmul(value)
+
+
+def scaled_in_place(query, key, value, mask):
+    scores = query @ key.mT
+    scores += mask
+    scores /= 2
+    scores -= scores.max(-1, keepdim=True).values
+    return nn.Softmax(dim=-1)(scores) @ value
+
+
+def in_one_dimension_of_rows(query, key, value, mask):
+    query, key, value = (each.flatten(0, 1) for each in (query, key, value))
+    scores = torch.baddbmm(mask.expand(4, 5, 5), query, key.mT, beta=0.5, alpha=0.5)
+    scores = scores.view(2, 2, 5, 5).float()
+    weights = scores.softmax(-1).type_as(query)
+    returned = weights.view(4, 5, 5)
+    return torch.bmm(F.dropout(returned, 0.5, training=False), value).view(2, 2, 5, 4)
+
+
+def multiplied_by_a_mask(query, key, value, mask):
+    shown = (mask == 0).float()
+    return F.softmax((query @ key.mT / 2) * shown - 1e4 * (1 - shown), dim=-1) @ value
+
+
+def fused(query, key, value, mask):
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask / 2, scale=0.5)
+
+
+def fused_and_causal(query, key, value, mask):
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+FORMS = (
+    scaled_before,
+    scaled_key,
+    scaled_in_place,
+    in_one_dimension_of_rows,
+    multiplied_by_a_mask,
+    fused,
+    fused_and_causal,
+)
+CAUSAL = torch.full((5, 5), -1e9).triu(1)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_attention(form):
+    joined = prefixes()
+    query, key, value = tensors()
+    with WatchedProducts(lambda: joined, 2, "site") as watch:
+        found = form(query, key, value, CAUSAL)
+    watch.check()
+    torch.testing.assert_close(found, expected(query, key, value, joined, CAUSAL))
+    assert not torch.allclose(found, form(query, key, value, CAUSAL), atol=1e-2)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gates_and_padding_in_all_forms(form):
+    """A closed gate leaves a zero key and value; padding leaves nothing."""
+    query, key, value = tensors()
+    open_, closed = torch.ones(2, 5, 3), torch.zeros(2, 5, 3)
+    hidden = torch.zeros(2, 3, dtype=torch.bool)
+    zero = JoinedPrefixes(*(torch.zeros(1, 3, 8) for _ in range(2)))
+    outputs = []
+    for joined in (prefixes(), prefixes(gate=open_), zero, prefixes(gate=closed), prefixes(hidden)):
+        with WatchedProducts(lambda joined=joined: joined, 2, "site") as watch:
+            outputs.append(form(query, key, value, CAUSAL))
+        watch.check()
+    plain, gated, of_zeros, shut, padded = outputs
+    torch.testing.assert_close(gated, plain)
+    torch.testing.assert_close(shut, of_zeros)
+    torch.testing.assert_close(padded, form(query, key, value, CAUSAL))
+    assert not torch.allclose(shut, padded, atol=1e-3)
+
+
+def two_softmaxes(query, key, value, mask):
+    return scaled_before(query, key, scaled_before(query, key, value, mask), mask)
+
+
+def over_queries(query, key, value, mask):
+    return F.softmax(query @ key.mT, dim=-2) @ value
+
+
+def by_einsum(query, key, value, mask):
+    scores = torch.einsum("bhqd,bhkd->bhqk", query, key)
+    return torch.einsum("bhqk,bhkd->bhqd", scores.softmax(-1), value)
+
+
+def capped(query, key, value, mask):
+    return F.softmax(torch.tanh(query @ key.mT), dim=-1) @ value
+
+
+def of_other_sizes(query, key, value, mask):
+    return F.softmax(query[..., :3] @ key[..., :3].mT, dim=-1) @ value
+
+
+@pytest.mark.parametrize("form", [two_softmaxes, over_queries, by_einsum, capped, of_other_sizes])
+def test_attention_of_another_form_is_refused(form):
+    def run():
+        with WatchedProducts(prefixes, 2, "encoder.0.attn.kv") as watch:
+            form(*tensors(), CAUSAL)
+        watch.check()
+
+    with pytest.raises(AttachError, match=r"encoder\.0\.attn\.kv"):
+        run()
+
+
+def test_an_error_ends_the_watch():
+    model = tiny_models.model("mpnet")
+    ah.attach(model, "prefix")
+    with pytest.raises(RuntimeError):
+        model.mpnet.encoder.layer[0](torch.zeros(2, 3, 5))
+    assert not _get_current_function_mode_stack()
+    assert logits(model).isfinite().all()
+
+
+def test_a_copied_model_has_its_own_prefix():
+    model = tiny_models.model("deberta-v2")
+    adapter = ah.attach(model, "prefix")
+    other = copy.deepcopy(model)
+    expected = logits(other)
+    tiny_models.scramble(adapter)
+    assert torch.equal(logits(other), expected)
+    assert not torch.allclose(logits(model), expected, atol=1e-3)
