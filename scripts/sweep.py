@@ -5,7 +5,7 @@
     python scripts/sweep.py --peft               # with peft's LoRA on the same models
     python scripts/sweep.py rwkv mra --peft --update     # some of them again, in the page
 
-Ctrl-C ends it; with --update, what was found until then is written.
+Ctrl-C or SIGTERM ends it; with --update, what was found until then is written.
 
 Each type is built tiny, with random weights, from the defaults of its configuration, in a process
 of its own with limits of time and memory. What is checked of a cell is in sweep_cells.py. A type
@@ -20,6 +20,7 @@ import json
 import multiprocessing
 import os
 import resource
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -66,6 +67,7 @@ def main() -> None:
     methods = tuple(options.methods.split(","))
     started = time.monotonic()
     results = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt):  # the page is updated by what was found until then
         for result in _sweep(types, methods, options.processes, options.peft):
             if "reason" not in result:
