@@ -47,7 +47,7 @@ METHODS = (
     "full",
 )
 SECONDS = 240
-GIGABYTES = 6
+GIGABYTES = 10
 Result = dict[str, Any]
 
 
