@@ -10,6 +10,7 @@ gate g_i of a prefix scales its keys and values for query i: s g_i q P_kᵀ, g_i
 that grows with the position of the key (ALiBi), a prefix stands where the first visible key does.
 
 What such a module returns as attention weights are those of the tokens: less than one in sum.
+torch.compile breaks its graph in such a module.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class WatchedProducts(TorchFunctionMode):
         self.prefixes, self.batch, self.where = prefixes, batch, where
         self.joined: JoinedPrefixes | None = None
         self.followed: list[Followed] = []
-        self.scaled: tuple[Tensor | None, float] = (None, 1.0)  # the last tensor times a number
+        self.scaled: tuple[Any, str, Any] = (None, "", 1.0)  # the last tensor times a number
         self.done = False
 
     def __torch_function__(
@@ -83,7 +84,7 @@ class WatchedProducts(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "").strip("_")
         if self.done:
-            if name == "softmax" and args[0].ndim > 2:
+            if name == "softmax" and next(chain(args, kwargs.values())).ndim > 2:
                 self._refuse("computes more than one softmax")
             return func(*args, **kwargs)
         if not self.followed:
@@ -130,18 +131,17 @@ class WatchedProducts(TorchFunctionMode):
                 bias = bias if bias is None else bias * kwargs.get("beta", 1.0)
                 self.followed[0] = self.followed[0]._replace(bias=bias)
         elif name in _SCALES and len(args) > 1 and _is_number(args[1]):
-            number = float(args[1])
-            self.scaled = (out, 1 / number if "div" in name else number)
+            self.scaled = out, name, args[1]
         return out
 
     def _score(self, scores: Tensor, query: Tensor, keys: Tensor, scale: float) -> None:
         """Compute the scores of the prefix as those of the tokens have been, scale x q kᵀ."""
         joined = self._joined()
         heads = self._in_heads(joined.key, keys.shape, keys.shape[-2]).to(query.dtype)
-        scaled, factor = self.scaled
-        scale = scale * factor if scaled is keys else scale  # q (k / s) in place of (q / s) k
         own = query @ heads.transpose(-1, -2)
         own = own if joined.gate is None else own * self._by_row(joined.gate, own)
+        scaled, name, number = self.scaled
+        own = _changed(own, name, number) if scaled is keys else own  # q (k / s), not (q / s) k
         self.followed = [Followed(scores, own if scale == 1 else own * scale)]
 
     def _in_heads(self, prefix: Tensor, like: torch.Size, size: int) -> Tensor:

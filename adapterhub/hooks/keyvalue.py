@@ -134,10 +134,8 @@ class KeyValueSlot(Slot):
 
     def _of_group(self, names: tuple[str, ...], x: Tensor | None) -> JoinedPrefixes:
         """Return the prefixes of rows that have the same: the last module's is the first."""
-        sizes = next(iter(self.sites.values())).d_kv
-        device = next(self.parameters()).device
-        keys, values = ([torch.empty(0, size, device=device)] for size in sizes)
-        gates: list[Tensor | None] = []
+        keys, values = ([self._nothing(size)] for size in next(iter(self.sites.values())).d_kv)
+        gates: list[Tensor | None] = [None]
         for name in names:
             module = self.placed(name)
             gated = isinstance(module, GatedKeyValueModule)
@@ -147,6 +145,9 @@ class KeyValueSlot(Slot):
             gates.insert(0, gate)
         gate = _joined_gates(gates, [len(key) for key in keys])
         return JoinedPrefixes(torch.cat(keys)[None], torch.cat(values)[None], None, gate)
+
+    def _nothing(self, size: int) -> Tensor:
+        return torch.empty(0, size, device=next(self.parameters()).device)
 
     def _has_others(self, prefix: Tensor, key: Tensor) -> bool:
         """Return whether other processes attend with other heads of a prefix."""
@@ -175,7 +176,7 @@ def _joined_gates(gates: list[Tensor | None], lengths: list[int]) -> Tensor | No
     if some is None:
         return None
     ones = torch.ones_like(some)
-    columns = zip(gates, lengths, strict=False)
+    columns = zip(gates, lengths, strict=True)
     return torch.cat([(ones if g is None else g).expand(-1, -1, n) for g, n in columns], dim=-1)
 
 
