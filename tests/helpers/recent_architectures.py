@@ -73,7 +73,6 @@ REFUSED = {
     ("bitfit", "olmo_hybrid"): "none",
     ("bitfit", "qwen3_next"): "none",
     ("bitfit", "t5gemma"): "none",
-    ("prefix", "big_bird"): "no such site",
     ("prefix", "convnext"): "no such site",
     ("prefix", "gemma3n_text"): "not all layers",
     ("prefix", "led"): "not all layers",
