@@ -182,7 +182,8 @@ def _joined_gates(gates: list[Tensor | None], lengths: list[int]) -> Tensor | No
 
 def _joined_rows(groups: list[JoinedPrefixes], plan: BatchPlan, copies: int) -> JoinedPrefixes:
     """Join the prefixes of groups of rows into those of the batch."""
-    longest = max(group.key.shape[1] for group in groups)
+    lengths = {group.key.shape[1] for group in groups}
+    longest = max(lengths)
     parts: list[list[Tensor]] = [[], [], [], []]
     some = next((group.gate for group in groups if group.gate is not None), None)
     for group, size in zip(groups, plan.sizes, strict=True):
@@ -197,7 +198,7 @@ def _joined_rows(groups: list[JoinedPrefixes], plan: BatchPlan, copies: int) -> 
             parts[3].append(F.pad(gate, (missing, 0)))
     key, value, own = (plan.join(part, copies) for part in parts[:3])
     gate = plan.join(parts[3], copies) if some is not None else None
-    return JoinedPrefixes(key, value, None if bool(own.all()) else own, gate)
+    return JoinedPrefixes(key, value, own if len(lengths) > 1 else None, gate)
 
 
 def _in_block(part: Tensor, block: int, gates: int) -> Tensor:
