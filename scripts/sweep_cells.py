@@ -115,6 +115,7 @@ def _check_gradients(model: PreTrainedModel, adapter: Any, inputs: Inputs) -> No
 def _learns(model: PreTrainedModel, adapter: Any, inputs: Inputs) -> bool:
     """Return whether a loss has gradients at an adapter's parameters; as in training, no cache."""
     options = {"use_cache": False} if _has_cache(model) else {}
+    adapter.train_mode()
     try:
         loss = _floats(model(**inputs, **options))[0].float().pow(2).sum()
         if not loss.requires_grad:
@@ -122,7 +123,7 @@ def _learns(model: PreTrainedModel, adapter: Any, inputs: Inputs) -> bool:
         loss.backward()
         return any(p.grad is not None and bool(p.grad.any()) for p in adapter.parameters())
     finally:
-        model.zero_grad()
+        model.eval().zero_grad()
 
 
 def _hosts_learn(model: PreTrainedModel, adapter: Any, inputs: Inputs) -> bool:

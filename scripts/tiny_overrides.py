@@ -95,8 +95,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "indexer_compress_ratio": 2,
     },
     "reformer": {
-        "axial_pos_embds_dim": [8, 24],
-        "axial_pos_shape": [8, 8],
+        "axial_pos_embds": False,
+        "local_attn_chunk_length": 3,  # training takes multiples of it
+        "lsh_attn_chunk_length": 3,
         "max_position_embeddings": 64,
         "attention_head_size": 8,
         "num_buckets": 4,

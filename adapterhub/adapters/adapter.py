@@ -43,6 +43,7 @@ from adapterhub.hooks.forward_pass import ModelScope
 from adapterhub.hooks.new_tokens import NewTokenRows, add_new_tokens, first_id
 from adapterhub.hooks.pooling import HeadPooling
 from adapterhub.hooks.prompt import forget_prompt
+from adapterhub.hooks.reversible import keep_training
 from adapterhub.hooks.slot import Slot, drop_slot
 from adapterhub.interchange.peft.export_types import ExportedModule, ExportSource
 from adapterhub.interchange.peft.exporter import check_format, to_peft
@@ -485,6 +486,7 @@ class Adapter:
             for name, child in self.model.named_children():
                 if name not in heads:
                     _still(child, trained, True)
+            keep_training(self.anatomy)
             for below in self.on:
                 below.still()
 

@@ -31,7 +31,7 @@ from adapterhub.adapters.attachable import (
     require_model,
 )
 from adapterhub.adapters.foundations import refuse_below, with_brought
-from adapterhub.adapters.model_methods import ModelMethod, replace_methods
+from adapterhub.adapters.model_methods import replace_methods
 from adapterhub.adapters.original_backbone import first_fingerprint_before, identities_before
 from adapterhub.adapters.passes import STRUCTURE_LOCK, BegunPass, ForwardPasses
 from adapterhub.adapters.structure import ModelStructure
@@ -50,6 +50,8 @@ from adapterhub.backbones.tokenizer import (
 from adapterhub.errors import AttachError, did_you_mean
 from adapterhub.hooks.composition import Composition, adapter_names
 from adapterhub.hooks.forward_pass import NO_MODULES, ModelScope, current_entry, set_entry
+from adapterhub.hooks.reversible import require_input_gradients
+from adapterhub.hooks.slot import Removable
 from adapterhub.interrupts import Reversal, deferred_interrupts
 
 _STATE = "_adapterhub"
@@ -67,7 +69,7 @@ class ModelState:
     serial: Any = field(default_factory=itertools.count)
     routes: list[RouteActivation] = field(default_factory=list)  # the open ones, of all threads
     layouts: list[nn.Module] = field(default_factory=list)
-    methods: list[ModelMethod] = field(default_factory=list)
+    changes: list[Removable] = field(default_factory=list)  # of the model, for all adapters
     recorded: TokenizerSnapshot | None = None  # for the model, before the first adapter
     passes: ForwardPasses = field(init=False)
     known: dict[bool, BackboneIdentity] = field(default_factory=dict)  # see keep_identity
@@ -236,7 +238,7 @@ class ModelState:
         if not self.adapters:
             setattr(self.model, _STATE, self)
             self.recorded = tokenizer_snapshot(self.model)
-            self.methods = replace_methods(self)
+            self.changes = [*replace_methods(self), *require_input_gradients(self.anatomy)]
             self.passes.watch(self._entrances())
         if adapter.tokenizer:
             record_snapshot(self.model, adapter.tokenizer)
@@ -307,9 +309,9 @@ class ModelState:
                 parameter.requires_grad_(flag)
             restore_quantized(self.layouts)
             self.layouts = []
-            for method in self.methods:
-                method.remove()
-            self.methods = []
+            for change in self.changes:
+                change.remove()
+            self.changes = []
             record_snapshot(self.model, self.recorded)
             delattr(self.model, _STATE)
 

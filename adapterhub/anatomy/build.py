@@ -24,6 +24,7 @@ from adapterhub.anatomy.projections import (
     plain_projections,
     usual_size,
 )
+from adapterhub.anatomy.reversible import reversible_stack
 from adapterhub.anatomy.sites import (
     EXPERTS,
     NORMS,
@@ -105,9 +106,11 @@ def _stack_sites(
         yield Site(f"{stack.name}.embed", stack.name, None, "embed", "embed", host, width, width)
     sites = list(_sites_of_layers(model, stack, layers))
     yield from sites
-    # Where layers share modules, a hook cannot tell which layer's output it receives.
+    # Where layers share modules, a hook cannot tell which layer's output it receives; reversible
+    # ones return two streams.
     widths = {s.d_out for s in sites if s.kind == "sublayer"}
-    if ".*." not in stack.layers and len(widths) == 1:
+    alone = ".*." not in stack.layers and not reversible_stack(model, layers[0])
+    if alone and len(widths) == 1:
         (width,) = widths
         yield Site(f"{stack.name}.mix", stack.name, None, "mix", "mix", layers[-1], width, width)
 

@@ -24,6 +24,7 @@ from adapterhub.adapters.foundations import adapters_below
 from adapterhub.errors import AdapterhubError
 from adapterhub.hooks.composition import adapter_names
 from adapterhub.hooks.replay import ReplayPlan, StackReplay, replayable
+from adapterhub.hooks.reversible import is_reversible
 from adapterhub.status import counting, doing
 from adapterhub.tasks import Encoded
 from adapterhub.tasks._losses import model_inputs
@@ -105,6 +106,7 @@ def _reason_against(prepared: PreparedRun) -> str | None:
         f"the rows of {task.name} change with each epoch": task.varies,
         f"the rows of {task.name} are decoded for each batch": task.decodes,
         "the backbone has no layers": not prepared.adapter.anatomy.stacks,
+        "autograd does not see its reversible layers": is_reversible(prepared.adapter.anatomy),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 
