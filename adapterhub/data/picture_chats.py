@@ -5,7 +5,7 @@ LLaVA       conversations: [{from: human, value: "<image> ..."}, {from: gpt, val
 
 Pictures are in a column beside the messages (`images`, a list, or `image`), in the order of their
 places, or in the messages themselves: {type: image, image: FILE}. `<image>` in a text is a place,
-too; pictures without a place come first. The last message is the answer.
+too; pictures without a place come first. The last message is the answer to the chat.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Prompts with pictures: the text before the answer, and the answer as it is learned.
+"""Prompts with pictures: the text before the answer, and the answers as they are learned.
 
-chat template   the messages, with their pictures, and one of the assistant; the answer is what the
-                last message adds
+chat template   the messages, with their pictures; an answer is what a message of the assistant adds
 own template    with {image} and {text}, for one message; the answer ends with the token that ends
                 texts
 """
@@ -10,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from adapterhub.data.picture_chats import Turn
@@ -45,13 +45,21 @@ class PromptedPicture:
 
     Attributes:
         prompt: the text that the model reads.
-        answer: the text that it learns; "" to predict.
+        answer: the text that it learns to write behind it; "" to predict.
         special: whether the tokenizer adds its special tokens to the prompt.
+        earlier: where answers begin and end in the prompt; they are learned, too.
     """
 
     prompt: str
     answer: str
     special: bool
+    earlier: tuple[tuple[int, int], ...] = ()
+
+    def pieces(self) -> list[tuple[str, bool]]:
+        """Divide the prompt into texts that are read, and answers, which are learned (true)."""
+        cuts = [0, *(place for span in self.earlier for place in span), len(self.prompt)]
+        texts = [self.prompt[begin:end] for begin, end in pairwise(cuts)]
+        return [(text, bool(number % 2)) for number, text in enumerate(texts)]
 
 
 class PicturePrompts:
@@ -103,7 +111,31 @@ class PicturePrompts:
                 hint="--task \"image-text-to-text(template='{image}\\n{text}\\n')\"",
             )
         begun = prompt.startswith(self.tokenizer.bos_token or "\0")
-        return PromptedPicture(prompt, whole[len(prompt) :], not begun)
+        earlier = self._earlier(messages[: len(turns)], prompt)
+        return PromptedPicture(prompt, whole[len(prompt) :], not begun, earlier)
+
+    def _earlier(self, messages: list[dict[str, Any]], prompt: str) -> tuple[tuple[int, int], ...]:
+        """Find the answers in a prompt; those with a picture are only read.
+
+        Raises:
+            ConfigError: the chat template rewrites earlier messages.
+        """
+        spans = []
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = self._formatted(messages[:number], True)
+            through = self._formatted(messages[: number + 1], False)
+            if not (prompt.startswith(through) and through.startswith(before)):
+                raise ConfigError(
+                    f"the chat template of {type(self.processor).__name__} rewrites earlier "
+                    "messages",
+                    expected="a template in which each message only adds text",
+                    hint="chats with one question and its answer",
+                )
+            if self.placeholder not in through[len(before) :]:
+                spans.append((len(before), len(through)))
+        return tuple(spans)
 
     def _filled(self, turns: Sequence[Turn], answer: str | None, pictures: int) -> PromptedPicture:
         """Fill the template of the task with a message.
@@ -145,7 +177,24 @@ class PicturePrompts:
         Raises:
             ConfigError: the processor returns a value for each token besides its tokens.
         """
-        encoded = self.processed([texts], [pictures], tensors=False)
+        parts: list[Row] = []
+        rest = list(pictures)
+        for text, learned in texts.pieces():
+            count = text.count(self.placeholder)
+            own, rest = rest[:count], rest[count:]
+            special = texts.special and not parts
+            ids = self._ids(text) if learned else []
+            parts.append(self._learned(ids) if learned else self._read(text, own, special))
+        parts += [self._learned(self._answer(texts))] if labelled else []
+        row = _joined(parts)
+        return row if labelled else {name: row[name] for name in row if name != "labels"}
+
+    def _read(self, text: str, pictures: Sequence[Any], special: bool) -> Row:
+        """Return the tokens of a text that is read, with those of its pictures."""
+        if not pictures:
+            ids = self._without_end(self._ids(text, special))
+            return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+        encoded = self.processed([PromptedPicture(text, "", special)], [pictures], tensors=False)
         ids = list(encoded["input_ids"][0])
         for name in encoded.keys() - TOKENS:
             if _for_each_token(encoded[name], len(ids)):
@@ -153,17 +202,18 @@ class PicturePrompts:
                     f"{type(self.processor).__name__} returns {name}, with a value for each token",
                     expected="a backbone whose pictures are tokens of the text",
                 )
-        kept = len(ids) - (len(ids) > 1 and ids[-1] in self._ends())
-        row = {name: list(encoded[name][0][:kept]) for name in TOKENS & encoded.keys()}
-        if labelled:
-            learned = self._answer(texts)
-            values = {"input_ids": learned, "attention_mask": [1] * len(learned)}
-            kind = int(self.suffix)  # 1: attends to what is before it
-            values["token_type_ids"] = [kind] * len(learned)
-            for name, value in row.items():
-                row[name] = value + values.get(name, [0] * len(learned))
-            row["labels"] = [IGNORED] * kept + learned
-        return row
+        kept = len(self._without_end(ids))
+        return {name: list(encoded[name][0][:kept]) for name in TOKENS & encoded.keys()}
+
+    def _learned(self, ids: list[int]) -> Row:
+        """Return the tokens of an answer; of the kind 1, they attend to what is before them."""
+        kinds = [int(self.suffix)] * len(ids)
+        mask = [1] * len(ids)
+        return {"input_ids": ids, "attention_mask": mask, "token_type_ids": kinds, "labels": ids}
+
+    def _ids(self, text: str, special: bool = False) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        return ids
 
     def processed(
         self,
@@ -185,17 +235,32 @@ class PicturePrompts:
         special = texts[0].special
         return picture_inputs(self.processor, pictures, prompts, tensors=tensors, special=special)
 
-    def _ends(self) -> set[int | None]:
+    def _without_end(self, ids: list[int]) -> list[int]:
+        """Remove the token by which a tokenizer ends texts."""
         tokenizer = self.tokenizer
-        return {tokenizer.eos_token_id, tokenizer.sep_token_id} - {tokenizer.bos_token_id, None}
+        ends = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {tokenizer.bos_token_id, None}
+        return ids[:-1] if len(ids) > 1 and ids[-1] in ends else ids
 
     def _answer(self, texts: PromptedPicture) -> list[int]:
         """Tokenize an answer; a template may end it, else the token that ends texts does."""
         tokenizer = self.tokenizer
-        ids: list[int] = tokenizer(texts.answer, add_special_tokens=False)["input_ids"]
+        ids = self._ids(texts.answer)
         special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         ended = self.chat is not None and not special.isdisjoint(ids)
         return ids if ended or tokenizer.eos_token_id is None else [*ids, tokenizer.eos_token_id]
+
+
+def _joined(parts: Sequence[Row]) -> Row:
+    """Join the tokens of texts that are read and of answers, with what processors return of them.
+
+    What a part lacks is zero, and texts that are read have no labels.
+    """
+    read = {name for part in parts if "labels" not in part for name in part}
+    missing = {"labels": IGNORED}
+    return {
+        name: [i for p in parts for i in p.get(name, [missing.get(name, 0)] * len(p["input_ids"]))]
+        for name in (*sorted(read), "labels")
+    }
 
 
 def _text(text: str) -> dict[str, str]:

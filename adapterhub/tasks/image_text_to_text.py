@@ -8,7 +8,7 @@
 
 The backbone has an encoder of pictures whose outputs take the places of tokens in the text of a
 language model (Liu et al. 2023, https://arxiv.org/abs/2304.08485, section 4.1). The loss covers
-only the answer, each token predicted from those before it.
+only answers, each token predicted from those before it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ImageTextToText(Generation, Task):
 
     A table without questions has captions; the option `prompt` is then asked of each picture.
     Chats with several messages and pictures are columns `messages` and `images`, or those of LLaVA;
-    the last message is learned.
+    the messages of the assistant are learned.
 
     The prompt is the chat template of the backbone's processor, filled with the picture and the
     question; without one, or with `template`, it is the picture, the question and a line feed. No
@@ -308,9 +308,11 @@ class ImageTextToText(Generation, Task):
 
 
 def _prompt_of(row: Row) -> Row:
-    """Return a row without the answer."""
-    learned = (i for i, label in enumerate(row.get("labels", ())) if label != IGNORED)
-    end = next(learned, len(row["input_ids"]))
+    """Return a row without the answer, which is the last of those that are learned."""
+    labels = [*row.get("labels", [IGNORED] * len(row["input_ids"]))]
+    end = len(labels)
+    while end and labels[end - 1] != IGNORED:
+        end -= 1
     return {k: v[:end] if k in TOKENS else v for k, v in row.items() if k != "labels"}
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from itertools import groupby
 
 import media
 import pytest
@@ -20,6 +22,7 @@ from adapterhub.errors import ConfigError, DataError, MismatchError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks._base import Generated
 from adapterhub.tasks._losses import next_token_loss
+from adapterhub.tasks._picture_prompts import TOKENS
 
 TASK = parse_task("image-text-to-text(new_tokens=5)")
 NAMES = sorted(vision_language.SAVED)
@@ -53,6 +56,13 @@ def encoded(file, processor, task=TASK, labelled=True, **setting):
 
 def learned(row, processor):
     return processor.tokenizer.decode([i for i in row["labels"] if i >= 0])
+
+
+def answers(row, processor):
+    """Return what is learned, as texts without what ends them; between them texts are read."""
+    groups = groupby(row["labels"], lambda label: label >= 0)
+    texts = [processor.tokenizer.decode(list(group)) for learned, group in groups if learned]
+    return [re.split(r"[<\n]", text)[0].strip() for text in texts]
 
 
 def test_columns_and_examples(questions):
@@ -267,7 +277,8 @@ def test_chats_with_several_pictures_are_those_of_the_processor(name, chats, loa
     data = task.encode(found, Setting(processor, 512), labelled=True)
     first = data.rows[0]["texts"]
     assert first.prompt.index("which digits?") < first.prompt.index("0 and 1")
-    assert learned(data.rows[0], processor).startswith("2")
+    assert answers(data.rows[0], processor) == ["0 and 1", "2"]
+    assert [answers(row, processor) for row in data.rows[1:]] == [["0 and 1"], ["2"]]
     asked = task.encode(found, Setting(processor, 512), labelled=False)
     pictures = [[p.decoded(task.decode) for p in e.pictures] for e in found]
     expected = picture_inputs(processor, pictures, [row["texts"].prompt for row in data.rows])
@@ -283,6 +294,41 @@ def test_chats_with_several_pictures_are_those_of_the_processor(name, chats, loa
     assert metrics["loss"] == pytest.approx(mean, rel=1e-4)
     texts = [p.text for p in task.predict(model, data, batch_size=3)]
     assert texts == [p.text for p in task.predict(model, data, batch_size=1)]
+
+
+@pytest.mark.parametrize("name", CHATTING)
+def test_a_picture_may_come_late_and_an_answer_may_have_one(name, questions, loaded):
+    _, processor = loaded(name)
+    chat = [
+        {"from": "human", "value": "hello"},
+        {"from": "gpt", "value": "hello, too"},
+        {"from": "human", "value": "show a two"},
+        {"from": "gpt", "value": "this is one: <image>"},
+        {"from": "human", "value": "and this? <image>"},
+        {"from": "gpt", "value": "a one"},
+    ]
+    row = {"images": ["2-0.png", "1-0.png"], "conversations": chat}
+    file = write_json_lines(questions.parent / "late.jsonl", [row])
+    found = TASK.read(str(file), DataOptions(), "train")
+    (row,) = TASK.encode(found, Setting(processor, 512), labelled=True).rows
+    assert answers(row, processor) == ["hello, too", "a one"]
+    (asked,) = TASK.encode(found, Setting(processor, 512), labelled=False).rows
+    pictures = [[p.decoded(TASK.decode) for p in found[0].pictures]]
+    whole = picture_inputs(processor, pictures, [row["texts"].prompt], tensors=False)
+    for key in TOKENS & whole.keys():
+        assert list(whole[key][0]) == asked[key] == row[key][: len(asked[key])], key
+    assert not asked.keys() - TOKENS - {"file", "texts"}
+
+
+def test_a_template_that_rewrites_earlier_answers_is_refused(chats, loaded):
+    template = vision_language.TEMPLATE.replace("IMAGE", "<image>")
+    part = "{{ part['text'] }}"
+    kept = "message['role'] == 'user' or message == messages[-1]"
+    _, processor = loaded("llava", template.replace(part, f"{{% if {kept} %}}{part}{{% endif %}}"))
+    found = TASK.read(str(chats), DataOptions(), "train")
+    TASK.encode(found[1:], Setting(processor, 512), labelled=True)
+    with pytest.raises(ConfigError, match="LlavaProcessor rewrites earlier messages"):
+        TASK.encode(found[:1], Setting(processor, 512), labelled=True)
 
 
 def test_a_chat_needs_a_chat_template(chats, loaded):
