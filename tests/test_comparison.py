@@ -18,6 +18,7 @@ import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import AutoModel
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, AttachError, FileError, MismatchError
@@ -111,6 +112,22 @@ def test_any_torch_module():
     get_peft_model(layers, LoraConfig(target_modules=["0"]))
     with pytest.raises(AttachError):
         ah.attach(nn.Sequential(nn.Linear(2, 2)), "lora")
+
+
+@pytest.mark.parametrize("architecture", ["vit", "wav2vec2", "vlm-llava"])
+def test_pictures_and_sounds(architecture, backbones):
+    model = AutoModel.from_pretrained(backbones(architecture))
+    get_peft_model(copy.deepcopy(model), LoraConfig(target_modules="all-linear"))
+    ah.attach(model, "lora")
+
+
+def test_counts_of_architectures():
+    table = (ROOT / "docs/architectures.md").read_text(encoding="utf-8")
+    counts = dict(re.findall(r"^\| ([\w -]+) \| (\d+) \|", table, re.MULTILINE))
+    types = re.search(r"^(\d+) types were built", table, re.MULTILINE)[1]
+    ours, default, linear = (counts[name] for name in ("lora", "peft", "peft all-linear"))
+    row = f"of {types} types | {ours} | {default}, or {linear} to all linear layers |"
+    assert row in PAGE
 
 
 def load_silently(model, folder):
