@@ -112,7 +112,7 @@ def observed_state(model: Any) -> dict[str, Any]:
         "entry": current_entry(state.scope),
         "labels": state.passes.labels,
         "layouts": len(state.layouts),
-        "methods": [method.name for method in state.methods],
+        "changes": [type(change).__name__ for change in state.changes],
     }
 
 

@@ -59,10 +59,13 @@ def test_the_peak_memory_never_falls() -> None:
 
 
 def test_the_memory_of_the_process_grows_with_what_it_holds() -> None:
-    before = process_memory()
-    held = torch.ones(64 << 20, dtype=torch.uint8)
-    assert before < process_memory() - len(held) // 2
-    assert process_memory() <= 1.1 * peak_memory(CPU)
+    code = (  # a process of its own, which gives nothing back meanwhile
+        "import torch; from adapterhub.training.clock import *; before = process_memory();"
+        "held = torch.ones(256 << 20, dtype=torch.uint8); after = process_memory();"
+        "print(before, after, peak_memory(torch.device('cpu')))"
+    )
+    before, after, peak = map(int, subprocess.check_output([sys.executable, "-c", code]).split())
+    assert before + (128 << 20) < after <= 1.1 * peak
 
 
 def test_the_peak_of_a_large_parent_process_is_not_counted() -> None:
