@@ -68,6 +68,7 @@ def each_batch(
     read: Callable[[Passed], T],
     *,
     labels: bool = False,
+    run: Callable[[dict[str, Tensor]], Any] | None = None,
 ) -> list[T]:
     """Run a model on all rows, and return what is read from its output for each batch.
 
@@ -77,13 +78,14 @@ def each_batch(
         batch_size: most rows per forward pass; rows of similar length share a batch.
         read: returns the value of a batch.
         labels: whether the model also gets the labels, to compute its loss.
+        run: computes the output of a batch in place of the model, by means of it.
     """
 
     def compute(indices: list[int]) -> T:
         batch = on_device(data.batch(indices), model, model.device)
         inputs = {k: v for k, v in model_inputs(batch).items() if labels or k != "labels"}
         with without_gradients():
-            output = model(**inputs)
+            output = model(**inputs) if run is None else run(batch)
         return read(Passed(indices, batch, output))
 
     model.eval()

@@ -5,19 +5,35 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 from adapterhub.tasks._base import Encoded, Generated, Prediction
+from adapterhub.tasks._below_head import (
+    logits_at_once,
+    plain_head,
+    states_below,
+    targets_of,
+    token_losses,
+    whole_output,
+)
 from adapterhub.tasks._division import in_step, results
-from adapterhub.tasks._forward import Passed, by_length, each_batch, on_device, without_gradients
+from adapterhub.tasks._forward import (
+    Passed,
+    by_length,
+    each_batch,
+    on_device,
+    rows_at_once,
+    without_gradients,
+)
 from adapterhub.tasks._losses import next_token_loss
 from adapterhub.tasks._metrics import answer_metrics
 from adapterhub.tasks._rows import IGNORED, Row, Setting, in_order, pad
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
     from transformers import PreTrainedModel
 
 TOKEN_METRICS = frozenset({"loss", "perplexity"})
@@ -136,6 +152,16 @@ def token_loss(
         record: gets the loss of each example, unless several share a row.
     """
     each = record is not None and len(data.owners) > 0
+    head = _head_in_chunks(model, data, batch_size)
+
+    def read_states(passed: Passed) -> _BatchLoss:
+        assert head is not None
+        targets = targets_of(passed.batch, shifted)
+        learned = targets != IGNORED
+        losses = token_losses(passed.output[learned], head, targets[learned])
+        summed = losses.new_zeros(learned.shape).masked_scatter(learned, losses).sum(1)
+        own = [*zip(summed.tolist(), learned.sum(1).tolist(), strict=True)]
+        return float(losses.sum()), len(losses), [*zip(passed.indices, own, strict=True)]
 
     def read(passed: Passed) -> _BatchLoss:
         labels = passed.batch["labels"][:, 1:] if shifted else passed.batch["labels"]
@@ -149,7 +175,11 @@ def token_loss(
         mean = next_token_loss(passed.output, passed.batch) if shifted else passed.output.loss
         return float(mean) * tokens, tokens, rows
 
-    batches = each_batch(model, data, batch_size, read, labels=not shifted)
+    if head is not None:
+        below = partial(states_below, model, head)
+        batches = each_batch(model, data, batch_size, read_states, run=below)
+    else:
+        batches = each_batch(model, data, batch_size, read, labels=not shifted)
     if record is not None and each:
         sums = [[0.0, 0] for _ in data.examples]
         for index, row in (pair for _, _, rows in batches for pair in rows):
@@ -160,6 +190,21 @@ def token_loss(
     total = sum(summed for summed, _, _ in batches)
     loss = total / max(count, 1)
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+
+
+def _head_in_chunks(model: PreTrainedModel, data: Encoded, batch_size: int) -> nn.Linear | None:
+    """Return the head, if its logits are those of the model, and too many for one batch."""
+    head = None if in_step() or not data.rows else plain_head(model)
+    if head is None:
+        return None
+    longest = max(data.lengths)
+    rows = rows_at_once(batch_size, longest) if model.device.type == "cpu" else batch_size
+    if logits_at_once(head, rows * longest) == rows * longest:
+        return None
+    model.eval()
+    batch = on_device(data.batch([0]), model, model.device)
+    with without_gradients():
+        return None if whole_output(model, head, batch) is None else head
 
 
 def _row_losses(

@@ -11,9 +11,9 @@ Both are measured on this model, method and attention implementation, and are ex
 if sizes follow the polynomials. With gradient checkpointing, the inputs of all layers are kept, and
 everything of one layer at a time.
 
-The logits of a language model, with their fp32 loss, add LOGIT_BYTES each. Temporary buffers within
-single operations are not counted; on a CPU, freed ones leave gaps between the tensors that are
-kept, by which the process grows up to HEAP times as much.
+The logits of a language model, with their fp32 loss, take LOGIT_BYTES each besides. Temporary
+buffers within single operations are not counted; on a CPU, freed ones leave gaps between the
+tensors that are kept, by which the process grows up to HEAP times as much.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ LONGEST = 24  # tokens per row of the small batches
 def activation_bytes(
     adapter: Adapter, rows: int, tokens: int, recomputed: bool = False, offloaded: bool = False
 ) -> int:
-    """Predict the bytes that the backward pass keeps of a batch. The model is not changed.
+    """Predict the bytes that the backward pass keeps of a batch, without its logits.
+
+    The model is not changed.
 
     Args:
         adapter: the attached adapter.
@@ -53,11 +55,11 @@ def activation_bytes(
         if recomputed:
             inputs, layers = _extrapolated(adapter, rows, tokens, recomputed=True), _layers(adapter)
             total = (inputs / layers if offloaded else inputs) + (total - inputs) / layers
-    return round(total) + logit_bytes(adapter, rows, tokens)
+    return round(total)
 
 
 def evaluation_bytes(adapter: Adapter, rows: int, tokens: int) -> int:
-    """Estimate what an evaluation of a batch takes at most: one layer at a time, and the logits.
+    """Estimate what an evaluation of a batch takes at most, without its logits: one layer's.
 
     Args:
         adapter: the attached adapter.
@@ -66,20 +68,19 @@ def evaluation_bytes(adapter: Adapter, rows: int, tokens: int) -> int:
     """
     with _train_mode(adapter):
         total = _extrapolated(adapter, rows, tokens, recomputed=False)
-    return round(total / _layers(adapter)) + logit_bytes(adapter, rows, tokens)
+    return round(total / _layers(adapter))
 
 
-def logit_bytes(adapter: Adapter, rows: int, tokens: int) -> int:
+def logit_bytes(adapter: Adapter, tokens: int) -> int:
     """Count the bytes of a language model's logits and their loss; 0 for other models.
 
     Args:
         adapter: the attached adapter.
-        rows: the batch size.
-        tokens: the tokens per row.
+        tokens: the tokens that have their logits at a time.
     """
     has_logits = adapter.model.get_output_embeddings() is not None
     vocabulary = adapter.model.config.get_text_config().vocab_size if has_logits else 0
-    return round(LOGIT_BYTES * rows * tokens * vocabulary)
+    return round(LOGIT_BYTES * tokens * vocabulary)
 
 
 def _layers(adapter: Adapter) -> int:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
@@ -52,6 +52,13 @@ LossOfBatch = Callable[[Any, Batch], torch.Tensor | None]
 """Computes the loss of a batch from the model's output and the batch."""
 
 
+class LossBelowHead(Protocol):
+    """Computes the loss of a batch without the model's logits."""
+
+    def __call__(self, batch: Batch) -> torch.Tensor | None:
+        """Return the loss; None: it is to be computed of the logits."""
+
+
 def model_loss(output: Any, batch: Batch) -> torch.Tensor | None:
     """Return the loss that the model computed."""
     loss: torch.Tensor | None = output.loss
@@ -90,10 +97,15 @@ class Engine:
     optimizer: torch.optim.Optimizer
 
     def __init__(
-        self, trainee: Trainee, options: RunOptions, loss: LossOfBatch = model_loss
+        self,
+        trainee: Trainee,
+        options: RunOptions,
+        loss: LossOfBatch = model_loss,
+        below_head: LossBelowHead | None = None,
     ) -> None:
         _check_fp32(trainee)
         self.trainee, self.options, self.loss = trainee, options, loss
+        self.below_head = below_head
         self.device = next(iter(trainee.tensors().values())).device
         self.accelerator = _accelerator(options, self.device, trainee.staged)
         self.rank, self.world = readers(options.tensor_parallel)
@@ -153,7 +165,7 @@ class Engine:
         try:
             with nullcontext() if needed.last or self.sharded else self._unsynchronized():
                 with self.accelerator.autocast():
-                    loss: torch.Tensor | None = self.loss(self.model(**model_inputs(batch)), batch)
+                    loss = self._loss(batch)
                 if loss is None:
                     raise TrainingError(
                         "the model returned no loss",
@@ -165,6 +177,10 @@ class Engine:
         except torch.OutOfMemoryError as error:
             raise _out_of_memory(self.options) from error
         needed.loss = part.detach()
+
+    def _loss(self, batch: Batch) -> torch.Tensor | None:
+        loss = self.below_head(batch) if self.below_head is not None else None
+        return self.loss(self.model(**model_inputs(batch)), batch) if loss is None else loss
 
     def _unsynchronized(self) -> AbstractContextManager[None]:
         """Return a context in which gradients are not averaged over the processes."""

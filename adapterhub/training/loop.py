@@ -28,7 +28,13 @@ from adapterhub.status import doing, showing
 from adapterhub.training import checkpoint
 from adapterhub.training.batching import BatchList, StatefulBatches
 from adapterhub.training.clock import RunClock
-from adapterhub.training.engine import Engine, LossOfBatch, MicroBatch, model_loss
+from adapterhub.training.engine import (
+    Engine,
+    LossBelowHead,
+    LossOfBatch,
+    MicroBatch,
+    model_loss,
+)
 from adapterhub.training.gradient_checkpointing import CheckpointedLayers, recompute
 from adapterhub.training.lengthening import check_length, comparable, total_steps
 from adapterhub.training.options import PLACES, REPORTS, RunOptions
@@ -112,6 +118,7 @@ class TrainingSession:
         loss: computes the loss of a batch; by default the model's own.
         loss_of_rows: the same loss of the model's logits, which may be a part of a larger batch;
             None: there is none, and no pass is shared with other runs.
+        below_head: the same loss, without the logits of all tokens.
         entered: called in training mode before the first step, and when other tensors train.
         alone: returns whether passes may not be shared with other runs now.
         stream: the batches of all epochs, if they are drawn of a stream: its place is saved.
@@ -138,11 +145,12 @@ class TrainingSession:
         checked: Callable[[], None] = lambda: None,
         loss: LossOfBatch = model_loss,
         loss_of_rows: LossOfBatch | None = None,
+        below_head: LossBelowHead | None = None,
         entered: Callable[[], None] = lambda: None,
         alone: Callable[[], bool] = lambda: False,
         stream: StatefulBatches | None = None,
     ) -> None:
-        self.engine = Engine(trainee, options, loss)
+        self.engine = Engine(trainee, options, loss, below_head)
         self.trainee, self.batches, self.evaluate = trainee, batches, evaluate
         self.options, self.seed, self.resume = options, seed, resume
         self.loss_of_rows, self.alone = loss_of_rows, alone

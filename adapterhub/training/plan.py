@@ -6,6 +6,7 @@ with Python, torch and the data, and what training adds to it.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.backbones.quantized_weights import bytes_of, size_of
 from adapterhub.backbones.weights import device_of
+from adapterhub.tasks._below_head import logits_at_once, plain_head
 from adapterhub.tasks._forward import rows_at_once
 from adapterhub.training.activation_memory import (
     HEAP,
@@ -24,6 +26,7 @@ from adapterhub.training.activation_memory import (
 )
 from adapterhub.training.clock import process_memory
 from adapterhub.training.defaults import steps_per_epoch
+from adapterhub.training.head_loss import frozen_head
 from adapterhub.training.mixing import mixture_shares, parse_mixing
 from adapterhub.training.mixture import steps_of_tasks
 from adapterhub.training.optimizers import OPTIMIZERS
@@ -117,14 +120,15 @@ def _memory(prepared: PreparedRun) -> dict[str, int]:
     on_cpu = device_of(adapter.model) == torch.device("cpu")
     offloaded = options.offload_activations and not on_cpu
     recomputed = options.gradient_checkpointing
-    activations = activation_bytes(adapter, rows, tokens, recomputed, offloaded)
-    logits = logit_bytes(adapter, rows, tokens)
-    evaluation = _largest_evaluation(prepared, on_cpu) or (rows, tokens)
-    eval_logits = logit_bytes(adapter, *evaluation)
+    layers = activation_bytes(adapter, rows, tokens, recomputed, offloaded)
+    frozen = frozen_head(adapter, prepared.data.task, options)
+    activations = layers + logit_bytes(adapter, logits_at_once(frozen, rows * tokens))
+    evaluated = _largest_evaluation(prepared, on_cpu) or (rows, tokens)
+    written = logits_at_once(plain_head(adapter.model), math.prod(evaluated))
     heap = HEAP if on_cpu else 1.0
     peak = max(
-        logits + heap * (activations - logits),
-        eval_logits + heap * (evaluation_bytes(adapter, *evaluation) - eval_logits),
+        activations + (heap - 1) * layers,
+        logit_bytes(adapter, written) + heap * evaluation_bytes(adapter, *evaluated),
     )
     weights = {
         "backbone weights": weight_bytes(adapter),

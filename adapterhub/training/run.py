@@ -24,6 +24,7 @@ from adapterhub.training.compiled_layers import compiled_layers
 from adapterhub.training.engine import model_loss
 from adapterhub.training.evaluation import divided_evaluation
 from adapterhub.training.frozen_cache import frozen_cache
+from adapterhub.training.head_loss import HeadLoss, choose_head_loss
 from adapterhub.training.kernels import KernelChoice
 from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.mixing import dump_mixing, parse_mixing
@@ -255,6 +256,7 @@ def training_session(
         compiled_layers(prepared.adapter, options, batches, tell, cache.enter) as entered,
     ):
         stream = drawn_batches(prepared)
+        below_head = None if own_loss or data.parts else _below_head(prepared, tell)
         yield loop.TrainingSession(
             AdapterTrainee(prepared.adapter),
             lambda epoch: stream or epoch_batches(prepared, epoch),
@@ -269,10 +271,17 @@ def training_session(
             checked=checked,
             loss=loss,
             loss_of_rows=None if data.parts else own_loss or data.task.loss_of_logits(),
+            below_head=below_head,
             entered=entered,
             alone=lambda: cache.replaying,
             stream=stream,
         )
+
+
+def _below_head(prepared: PreparedRun, note: Callable[[str], None]) -> HeadLoss | None:
+    """Return what computes the loss without the logits of all tokens, if that is worthwhile."""
+    row = partial(prepared.train.batch, [0])
+    return choose_head_loss(prepared.adapter, prepared.data.task, prepared.options, row, note)
 
 
 def _evaluation(

@@ -10,6 +10,8 @@ agree (relative tolerances 1e-3 and 2e-2); only then are they timed, in the orde
 warm-up steps, then the median. The variants:
 
     adapterhub      attach(model, "lora"); bf16 without autocast
+    adapterhub-train
+                    the same, with the loss of `adapterhub train`: logits of some tokens at a time
     peft            get_peft_model under autocast in bf16: peft's fastest setup
     peft-kbit       with prepare_model_for_kbit_training, as in its documentation
     trainer         peft in transformers' Trainer (bf16=True), timed per step
@@ -44,7 +46,9 @@ from torch import nn
 from transformers import LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 import adapterhub as ah
-from adapterhub.training.activation_memory import activation_bytes
+from adapterhub.tasks._below_head import logits_at_once
+from adapterhub.training.activation_memory import activation_bytes, logit_bytes
+from adapterhub.training.head_loss import HeadLoss
 from adapterhub.training.plan import weight_bytes
 
 LOSS, GRADIENT = 1e-3, 2e-2  # relative; autocast rounds to bf16 at different points
@@ -96,6 +100,12 @@ class Live:
     factors: dict[str, tuple[nn.Parameter, nn.Parameter]]
     context: Callable[[], Any]
     parameters: list[nn.Parameter]
+    below_head: HeadLoss | None = None
+
+    def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Compute the loss of a batch."""
+        with self.context():
+            return self.below_head(batch) if self.below_head else self.model(**batch).loss
 
 
 @contextmanager
@@ -111,6 +121,14 @@ def attach_adapterhub(
         yield Live(model, factors, nullcontext, adapter.parameters())
     finally:
         ah.detach(model)
+
+
+@contextmanager
+def attach_train(model: LlamaForCausalLM, setting: Setting) -> Iterator[Live]:
+    """Attach with adapterhub, and compute the loss as `adapterhub train` does."""
+    with attach_adapterhub(model, setting) as live:
+        (adapter,) = ah.adapters(model).values()
+        yield replace(live, below_head=HeadLoss(adapter, model.lm_head, shifted=True))
 
 
 @contextmanager
@@ -174,8 +192,7 @@ def check(model: LlamaForCausalLM, batch: dict[str, torch.Tensor], setting: Sett
         with variant(model, setting) as live:
             fill(live)
             model.train()
-            with live.context():
-                loss = live.model(**batch).loss
+            loss = live.loss(batch)
             loss.backward()
             losses[name] = loss.item()
             gradients[name] = {
@@ -198,6 +215,7 @@ def compared() -> dict[str, Any]:
     """Return the variants whose losses and gradients must agree."""
     return {
         "adapterhub": attach_adapterhub,
+        "adapterhub-train": attach_train,
         "peft": attach_peft,
         "peft-kbit": lambda model, setting: attach_peft(model, setting, kbit=True),
     }
@@ -216,9 +234,7 @@ def time_steps(
             if number == setting.warm_up:
                 _reset_peak(setting)
             start = _now(setting)
-            with live.context():
-                loss = live.model(**batch).loss
-            loss.backward()
+            live.loss(batch).backward()
             fused.step()
             fused.zero_grad(set_to_none=True)
             timed.seconds.append(_now(setting) - start)
@@ -291,7 +307,8 @@ def predicted(model: LlamaForCausalLM, setting: Setting, checkpointing: bool) ->
     memory = {
         "backbone weights": weight_bytes(adapter),
         "adapter, gradients, optimizer": 16 * trained,
-        "activations": activation_bytes(adapter, setting.rows, setting.length, checkpointing),
+        "activations": activation_bytes(adapter, setting.rows, setting.length, checkpointing)
+        + logit_bytes(adapter, logits_at_once(model.lm_head, setting.rows * setting.length)),
     }
     ah.detach(model)
     return memory
@@ -358,7 +375,7 @@ def table(record: dict[str, Any]) -> str:
         lines.append(f"| {name} | {speed:,.0f} | {speed / base:.2f} | {memory} |")
     if gpu:
         peak, whole = (
-            record["variants"]["adapterhub"]["allocated"],
+            record["variants"]["adapterhub-train"]["allocated"],
             sum(record["predicted"].values()),
         )
         lines += ["", f"Memory predicted {whole / 1e9:.1f} GB, measured {peak / 1e9:.1f} GB."]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from adapterhub.training import clock
-from adapterhub.training.clock import RunClock, peak_memory, process_memory
+from adapterhub.training.clock import RunClock, peak_memory
 from adapterhub.training.progress import RunProgress
 
 CPU = torch.device("cpu")
