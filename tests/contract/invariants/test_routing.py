@@ -6,7 +6,7 @@ import pytest
 import tiny_models
 import torch
 from fixtures import word_tokenizer
-from matrix import CELLS, example
+from matrix import CELLS, SHARED, SMALLER, attach_smaller, example
 from transformers import AutoModelForMaskedLM, BertTokenizerFast
 
 import adapterhub as ah
@@ -23,19 +23,6 @@ GENERATING = [
 ]
 routed_cells = pytest.mark.parametrize(("method", "architecture"), ROUTED)
 
-# DeBERTa-v2 applies these projections to its relative positions too, which belong to no row.
-SHARED = {"deberta-v2": ("attn.q", "attn.k")}
-# A second adapter of the same method with other shapes or sites.
-SMALLER = {
-    "prefix": "prefix(length=4)",
-    "mam": "mam(length=3, size=8)",
-    "prompt": "prompt(length=5)",
-    "p-tuning": "p-tuning(length=3)",
-    "lora": "lora(rank=3, sites=['attn.v', 'attn.o', 'attn'])",
-    "pfeiffer": "pfeiffer(size=8, layers='top 1')",
-    "ia3": "ia3(sites=['attn.v', 'attn'])",
-}
-
 
 def logits(model, **inputs):
     inputs = inputs or tiny_models.batch()
@@ -47,10 +34,7 @@ def attach_two(model, method):
     """Attach two adapters of one method, of different size if the method has one."""
     first = ah.attach(model, example(method), name="a")
     tiny_models.scramble(first, seed=1)
-    try:
-        second = ah.attach(model, SMALLER.get(method) or example(method), name="b")
-    except ah.AdapterhubError:
-        second = ah.attach(model, example(method), name="b")
+    second = attach_smaller(model, method, name="b")
     tiny_models.scramble(second, seed=2)
     return first, second
 
