@@ -32,6 +32,7 @@ class Recommendation:
         tied: the methods that cannot be told apart from the best, with it, in the study's order.
         reasons: sentences that say why, with numbers.
         unknown: sentences that say what the study does not show.
+        unproven: the untrained baselines that the method was not shown to be better than.
     """
 
     method: str | None
@@ -39,6 +40,7 @@ class Recommendation:
     tied: tuple[str, ...]
     reasons: tuple[str, ...]
     unknown: tuple[str, ...]
+    unproven: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -151,10 +153,12 @@ def _recommend(
     method = cheapest(whole, costs)
     reasons = [_take(estimates[method], costs.get(method, MethodCost()))]
     reasons += _why_this(method, best, candidates, pairs, costs)
-    reasons += candidates.left_out
+    unproven = _unproven(method, tested, costs)
+    reasons += [*candidates.left_out, *map(_not_better, unproven)]
     unknown = [*_failed_ties(tied, method), *unknown, *_resolution(pairs)]
     names = tuple(runs.method for runs in tied)
-    return Recommendation(method, best, names, tuple(reasons), tuple(unknown))
+    beyond = tuple(pair.baseline for pair in unproven)
+    return Recommendation(method, best, names, tuple(reasons), tuple(unknown), beyond)
 
 
 @dataclass(frozen=True)
@@ -333,6 +337,22 @@ def _why_this(
     if len(near) > 1 and is_best and costs.get(method, MethodCost()).trained == 0:
         reasons.append(f"No trained method was shown to be better than {method}.")
     return reasons
+
+
+def _unproven(
+    method: str, tested: Sequence[RepeatedRuns], costs: Mapping[str, MethodCost]
+) -> list[PairedComparison]:
+    """Compare a trained method with what is not trained, where it was not shown to be better."""
+    untrained = {name for name, cost in costs.items() if cost.trained == 0}
+    if method in untrained:
+        return []
+    pairs = [each if each.method == method else each.mirrored for each in compare_all_pairs(tested)]
+    mine = [each for each in pairs if each.method == method and each.baseline in untrained]
+    return [each for each in mine if each.verdict != "better"]
+
+
+def _not_better(pair: PairedComparison) -> str:
+    return f"It was not shown to be better than {pair.baseline} ({numbers_text(pair)})."
 
 
 def _near(margin: float | None) -> str:

@@ -7,6 +7,7 @@
 A study has short runs, so that many fit into its time; the winner is trained for some epochs, with
 the rate that was tuned for it. Its card shows the scores of the study's runs, and says that they
 are not those of this file. The rows that select the checkpoint are held out from the training rows.
+A task on which no method was shown to be better than an untrained baseline has no winner.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def winners(folder: Path, output: Path, epochs: int) -> Iterator[tuple[str, str,
     commands = train_commands(study, results, output)
     for task in results:
         command = commands.get((task.task, task.rows))
-        if command is not None:
+        if command is not None and not task.advice.unproven:
             spec = study.labels()[str(task.advice.method)]
             (method, *_) = parse_methods(spec)  # type: ignore[arg-type]
             yield task.task, method.name, longer(command, task, output, epochs)

@@ -217,6 +217,18 @@ def test_an_untrained_method_may_be_as_good():
     assert found.reasons[-1] == "No trained method was shown to be better than majority."
     learned = recommend([majority(0.61), *study_of((0.8, 0.6))], costs)
     assert (learned.method, learned.tied) == ("head", ("head",))
+    assert "not shown to be better" not in learned.text
+    assert found.unproven == learned.unproven == ()
+
+
+def test_a_trained_method_that_may_be_no_better_than_an_untrained_one_says_so():
+    costs = {**COSTS, "majority": MethodCost(0, 0.0, 0)}
+    found = recommend([majority(0.58), *study_of((0.66, 0.67, 0.64, 0.65))], costs)
+    assert found.method != "majority"
+    assert found.unproven == ("majority",)
+    (reason,) = [each for each in found.reasons if "not shown" in each]
+    assert reason.startswith("It was not shown to be better than majority (+")
+    assert "after correction for 10 comparisons" in reason
 
 
 def test_a_lower_loss_is_recommended():
