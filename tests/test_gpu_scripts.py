@@ -7,27 +7,51 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 
 
-def test_all_variants_agree_before_they_are_timed(tmp_path: Path) -> None:
+def record_of(script: str, folder: Path, *words: str) -> dict[str, Any]:
+    """Run a script on its small model, and return its record."""
+    out = folder / "small.json"
+    command = [sys.executable, f"benchmarks/gpu/{script}.py", "--small", "--out", str(out), *words]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, env=environment)
+    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.mark.parametrize("backbone", ["nf4", "bf16"])
+def test_all_variants_agree_before_they_are_timed(backbone: str, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     pytest.importorskip("peft")
-    record = tmp_path / "small.json"
-    script = [sys.executable, "benchmarks/gpu/quantized.py", "--small"]
-    subprocess.run(
-        [*script, "--out", str(record), "--methods", "prefix"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    found = json.loads(record.read_text(encoding="utf-8"))
+    words = ["--bf16"] if backbone == "bf16" else []
+    found = record_of("quantized", tmp_path, "--methods", "prefix", *words)
     losses = found["agreement"]["loss"]
-    assert losses.keys() == {"adapterhub", "adapterhub-train", "peft", "peft-kbit"}
+    kbit = {"peft-kbit"} if backbone == "nf4" else set()
+    assert losses.keys() == {"adapterhub", "adapterhub-train", "peft", *kbit}
     assert max(losses.values()) == pytest.approx(min(losses.values()), rel=1e-3)
     assert found["variants"].keys() == {*losses, "prefix", "routed", "trainer"}
     assert all(variant["tokens_per_second"] > 0 for variant in found["variants"].values())
+
+
+def test_many_adapters_agree_before_they_are_timed(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    found = record_of("many_adapters", tmp_path)["adapters"]
+    assert found.keys() == {"1", "8", "24"}
+    for cell in found.values():
+        assert cell["difference"] < 0.05
+        assert all(cell[name]["decode"] > 0 for name in ("plain", "adapterhub", "peft"))
+        assert cell["lifecycle"]["load"] > 0
+
+
+def test_adapters_are_correct_on_this_device(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    results = record_of("correctness", tmp_path)["results"]
+    assert [each for each in results if not each["ok"]] == []
+    checks = {each["cell"].rpartition(", ")[2] for each in results}
+    assert checks >= {"fp32", "bf16 sdpa", "routed", "compiled", "static", "reloaded", "detached"}
+    assert checks >= {"nf4", "fp4", "int8"}

@@ -1,4 +1,4 @@
-"""A Llama with random weights, quantized to nf4 on its device."""
+"""A Llama with random weights on its device: quantized to nf4, or in bf16."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SMALL = {
 }  # fmt: skip
 
 
-def build(shape: dict[str, Any], device: str) -> LlamaForCausalLM:
+def build(shape: dict[str, Any], device: str, quantized: bool = True) -> LlamaForCausalLM:
     """Build a random model, quantized layer by layer: it is never in bf16 as a whole."""
     config = LlamaConfig(**shape, use_cache=False, pad_token_id=0)
     with torch.device("meta"):
         model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
     torch.manual_seed(0)
     for path, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear) and path != "lm_head":
+        if quantized and isinstance(module, nn.Linear) and path != "lm_head":
             four = bnb.nn.Linear4bit(
                 module.in_features, module.out_features, bias=False, quant_type="nf4",
                 compute_dtype=torch.bfloat16, compress_statistics=True, device="meta",
@@ -41,7 +41,7 @@ def build(shape: dict[str, Any], device: str) -> LlamaForCausalLM:
             setattr(model.get_submodule(parent), name, four)
     _fill(model, device)
     model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
-    model.is_loaded_in_4bit = True  # otherwise peft treats the layers as unquantized
+    model.is_loaded_in_4bit = quantized  # otherwise peft treats the layers as unquantized
     return model
 
 

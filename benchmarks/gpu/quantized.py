@@ -1,7 +1,8 @@
-"""Compare LoRA on an 8 B Llama in nf4, all projections, with peft: tokens/s and memory.
+"""Compare LoRA on an 8 B Llama in nf4 or bf16, all projections, with peft: tokens/s and memory.
 
     python benchmarks/gpu/quantized.py --out 8b.json             # one GPU of 80 GB, about 5 minutes
     python benchmarks/gpu/quantized.py --small --out small.json  # the same on a CPU, in seconds
+    python benchmarks/gpu/quantized.py --bf16 --out 8b-bf16.json # a backbone that is not quantized
     python benchmarks/gpu/quantized.py --table 8b.json
 
 The weights are random and never leave the device. All variants share them, the batch, the values of
@@ -13,7 +14,7 @@ warm-up steps, then the median. The variants:
     adapterhub-train
                     the same, with the loss of `adapterhub train`: logits of some tokens at a time
     peft            get_peft_model under autocast in bf16: peft's fastest setup
-    peft-kbit       with prepare_model_for_kbit_training, as in its documentation
+    peft-kbit       with prepare_model_for_kbit_training, as in its documentation; not with --bf16
     trainer         peft in transformers' Trainer (bf16=True), timed per step
     --methods       further methods of adapterhub on the same backbone, only timed
     routed          row i of the batch uses LoRA i, all of the same size, only timed
@@ -155,7 +156,8 @@ def attach_peft(model: LlamaForCausalLM, setting: Setting, kbit: bool = False) -
     config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=list(PROJECTIONS))
     wrapped = peft.get_peft_model(model, config)
     layers = {n: m for n, m in model.named_modules() if isinstance(m, peft.tuners.lora.LoraLayer)}
-    assert {type(m).__name__ for m in layers.values()} == {"Linear4bit"}, "unexpected peft layer"
+    kind = "Linear4bit" if model.is_loaded_in_4bit else "Linear"
+    assert {type(m).__name__ for m in layers.values()} == {kind}, "unexpected peft layer"
     pairs = {n: (m.lora_A["default"], m.lora_B["default"]) for n, m in layers.items()}
     factors = {n: (a.weight, b.weight) for n, (a, b) in pairs.items()}
     parameters = [p for p in wrapped.parameters() if p.requires_grad]
@@ -188,7 +190,7 @@ def recompute(model: LlamaForCausalLM, on: bool) -> None:
 def check(model: LlamaForCausalLM, batch: dict[str, torch.Tensor], setting: Setting) -> dict:
     """Return each variant's loss, and its largest relative gradient difference from adapterhub."""
     losses, gradients = {}, {}
-    for name, variant in compared().items():
+    for name, variant in compared(model).items():
         with variant(model, setting) as live:
             fill(live)
             model.train()
@@ -211,14 +213,16 @@ def check(model: LlamaForCausalLM, batch: dict[str, torch.Tensor], setting: Sett
     return {"loss": losses, "gradient": far}
 
 
-def compared() -> dict[str, Any]:
+def compared(model: LlamaForCausalLM) -> dict[str, Any]:
     """Return the variants whose losses and gradients must agree."""
-    return {
+    variants = {
         "adapterhub": attach_adapterhub,
         "adapterhub-train": attach_train,
         "peft": attach_peft,
-        "peft-kbit": lambda model, setting: attach_peft(model, setting, kbit=True),
     }
+    if model.is_loaded_in_4bit:
+        variants["peft-kbit"] = partial(attach_peft, kbit=True)
+    return variants
 
 
 def time_steps(
@@ -318,13 +322,13 @@ def measure(
     options: argparse.Namespace, setting: Setting, write: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
     """Run the whole benchmark; `write` is called with the record after each run."""
-    model = build(SMALL if options.small else EIGHT_B, setting.device)
+    model = build(SMALL if options.small else EIGHT_B, setting.device, not options.bf16)
     recompute(model, options.checkpointing)
     batch = batch_of(model, setting)
-    variants = compared()
+    variants = compared(model)
     record: dict[str, Any] = {
         "setting": asdict(setting)
-        | {"checkpointing": options.checkpointing, "small": options.small},
+        | {"checkpointing": options.checkpointing, "small": options.small, "bf16": options.bf16},
         "device": _device(setting),
         "versions": {m.__name__: m.__version__ for m in (torch, transformers, peft, bnb)}
         | {"python": platform.python_version()},
@@ -389,6 +393,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, metavar="RECORD")
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--no-checkpointing", dest="checkpointing", action="store_false")
     parser.add_argument("--methods", default="houlsby,prefix,mam")
     options = parser.parse_args()

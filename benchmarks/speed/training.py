@@ -13,6 +13,9 @@ rate and schedule; the wall time includes imports, tokenization, evaluation and 
 has each run's time, peak memory and accuracy, the median ratios, and the share of the machine's
 roofline: the operations of the frozen products (2 per weight and token forward, 2 for the gradient
 of the input) by the rate of such products, measured in the same run.
+
+On a GPU, leave out the loops, which are written for a CPU: `--only adapterhub,trainer`. Its record
+then names the device; the roofline is that of the CPU, and means nothing.
 """
 
 from __future__ import annotations
@@ -53,17 +56,18 @@ def main() -> None:
     parser.add_argument("--tasks", default="sst2,mrpc")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--only", help="contestants, by commas")
+    parser.add_argument("--backbone", default=BACKBONE)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     contestants = (options.only or f"{OURS},{TRAINER},{LOOP_FP32},{LOOP_BF16}").split(",")
     seeds = [int(seed) for seed in options.seeds.split(",")]
     record = {
         "tasks": {
-            name: measure(options.glue, name, seeds, contestants)
+            name: measure(options.glue, name, seeds, contestants, options.backbone)
             for name in options.tasks.split(",")
         },
         "versions": versions(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "machine": machine(),
     }
     text = json.dumps(record, indent=1)
     print(text)
@@ -71,12 +75,20 @@ def main() -> None:
         options.output.write_text(text + "\n", encoding="utf-8")
 
 
-def measure(glue: Path, task: str, seeds: list[int], contestants: list[str]) -> dict[str, Any]:
+def machine() -> str:
+    """Name what the contestants run on: a GPU if torch finds one, but for the loops by hand."""
+    cores = f"{platform.machine()}, {os.cpu_count()} cores"
+    return f"{torch.cuda.get_device_name()}, {cores}" if torch.cuda.is_available() else cores
+
+
+def measure(
+    glue: Path, task: str, seeds: list[int], contestants: list[str], backbone: str
+) -> dict[str, Any]:
     """Run all contestants in turns, once per seed."""
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in contestants}
     rates = []
     with tempfile.TemporaryDirectory() as folder:
-        job = prepare(glue / task, TASKS[task], Path(folder))
+        job = prepare(glue / task, TASKS[task], Path(folder), backbone)
         for seed in seeds:
             rates.append({"fp32": rate(torch.float32), "bf16": rate(torch.bfloat16)})
             for name in contestants:
@@ -85,10 +97,10 @@ def measure(glue: Path, task: str, seeds: list[int], contestants: list[str]) -> 
     return {"runs": runs, "gflops": rates, **summary(runs, rates)}
 
 
-def prepare(source: Path, task: dict[str, Any], folder: Path) -> dict[str, Any]:
+def prepare(source: Path, task: dict[str, Any], folder: Path, backbone: str) -> dict[str, Any]:
     """Write the rows that all contestants train on."""
     job: dict[str, Any] = {k: task[k] for k in ("texts", "label", "epochs")}
-    job["backbone"] = packaged_backbone()
+    job["backbone"] = found_backbone(backbone)
     for part, name in (("train", "train.tsv"), ("eval", "dev.tsv")):
         with open(source / name, encoding="utf-8-sig", newline="") as file:
             header, *rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -101,11 +113,11 @@ def prepare(source: Path, task: dict[str, Any], folder: Path) -> dict[str, Any]:
     return job
 
 
-def packaged_backbone() -> str:
+def found_backbone(name: str) -> str:
     """Return the folder of the backbone, which peers load by its path."""
     from adapterhub.backbones.find import find_backbone
 
-    return str(find_backbone(BACKBONE)[0])
+    return str(find_backbone(name)[0])
 
 
 def run(name: str, job: dict[str, Any], folder: Path) -> dict[str, float]:
@@ -142,7 +154,7 @@ def ours(job: dict[str, Any], output: Path) -> list[str]:
     columns += ["--pair", job["texts"][1]] if len(job["texts"]) > 1 else []
     files = ["--train", job["train"], "--eval", job["eval"], "--output", str(output)]
     rest = [f"seed={job['seed']}", f"train.epochs={job['epochs']}", "--quiet"]
-    command = [sys.executable, "-m", "adapterhub", "train", "--backbone", BACKBONE]
+    command = [sys.executable, "-m", "adapterhub", "train", "--backbone", job["backbone"]]
     return [*command, *columns, *files, *rest]
 
 
