@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from adapterhub.bench.records import Costs
 from adapterhub.bench.results import MethodResult, TaskResult
-from adapterhub.bench.wording import p_text, points_text, time_words
+from adapterhub.bench.wording import p_text, points_text, time_words, without_negative_zero
 
 NONE = "-"  # what was not measured, or does not exist
 _UNKNOWN = "not known"
@@ -78,7 +78,8 @@ def _score_columns(task: TaskResult) -> list[StudyColumn]:
     def gap(result: MethodResult) -> TableCell:
         if result.gap is None:
             return TableCell(NONE)
-        return TableCell(f"{result.gap * points:+.{1 if points > 1 else 3}f}", result.gap)
+        text = f"{result.gap * points:+.{1 if points > 1 else 3}f}"
+        return TableCell(without_negative_zero(text), result.gap)
 
     title = f"against {task.baseline}"
     tied = "tied: cannot be told apart by these rows and seeds"
@@ -109,7 +110,8 @@ def verdict_text(task: TaskResult, result: MethodResult) -> str:
         return "baseline" if result.method == task.baseline else NONE
     if found.value is None:
         return NONE
-    number = f"{found.value * found.points:+.{1 if found.points > 1 else 3}f}"
+    digits = 1 if found.points > 1 else 3
+    number = without_negative_zero(f"{found.value * found.points:+.{digits}f}")
     if found.corrected is None:
         return f"{number}, {_UNKNOWN}"
     return f"{number}, {found.verdict} ({p_text(found.corrected)})"

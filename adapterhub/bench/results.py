@@ -6,18 +6,19 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean, median
 
 from adapterhub.bench.advice import Recommendation, recommend
-from adapterhub.bench.baselines import Constant
+from adapterhub.bench.baselines import Constant, read_constants
 from adapterhub.bench.method_costs import MethodCost
 from adapterhub.bench.paired import PairedComparison, compare_with, compare_with_best
-from adapterhub.bench.prompted_rows import ZERO_SHOT_NAME, PromptedRows
+from adapterhub.bench.prompted_rows import ZERO_SHOT_NAME, PromptedRows, read_prompted
 from adapterhub.bench.rates import GoodRates, good_rates
 from adapterhub.bench.records import CellRecord, Costs, PredictedRows
 from adapterhub.bench.statistics import Estimate, RepeatedRuns, estimate_all, repeated_runs
 from adapterhub.bench.study import Study
-from adapterhub.bench.timings import TaskTimings, fitting
+from adapterhub.bench.timings import TIMINGS, TaskTimings, TimingFolder, fitting
 from adapterhub.errors import ConfigError
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.pages.predictions import PredictionFile
@@ -159,6 +160,23 @@ def study_results(
             result = _task_result(study, (task, rows), group, beside)
             found += [result] if result else []
     return tuple(found)
+
+
+def read_results(
+    folder: Path, study: Study, records: Iterable[CellRecord]
+) -> tuple[TaskResult, ...]:
+    """Collect the results of a study with its baselines and times, as its report shows them.
+
+    Args:
+        folder: the folder of the study.
+        study: the study.
+        records: its records.
+
+    Raises:
+        FileError: a file of the folder is broken.
+    """
+    timings, prompted = TimingFolder(folder / TIMINGS).all(), read_prompted(folder)
+    return study_results(study, records, read_constants(folder), timings, prompted)
 
 
 def _of_one_origin(records: list[CellRecord]) -> list[CellRecord]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from adapterhub.bench.baselines import read_constants
 from adapterhub.bench.columns import study_columns
 from adapterhub.bench.markdown import table_lines
 from adapterhub.bench.records import RecordFolder
-from adapterhub.bench.results import MethodResult, TaskResult, study_results
+from adapterhub.bench.results import MethodResult, TaskResult, read_results
 from adapterhub.bench.study import Study, read_study, start_of
 from adapterhub.bench.study_folder import RECORDS, STUDY
 from adapterhub.bench.wording import comparison_sentence
@@ -37,7 +36,7 @@ def study_section(folder: Path, manifest: Manifest, task: str | None = None) -> 
     """
     study = read_study(folder / STUDY)
     records = RecordFolder(folder / RECORDS).all()
-    results = study_results(study, records, read_constants(folder))
+    results = read_results(folder, study, records)
     found = _task(folder, results, task)
     result = found.find(_label(study, manifest, folder))
     _check_backbone(result, manifest, folder)

@@ -117,8 +117,12 @@ def _failures(failed: int, seeds: int) -> str:
 
 
 def _signed(value: float, points: float) -> str:
-    text = f"{value * points:+.1f}" if points > 1 else f"{value:+.3g}"
-    return text.replace("-", "+", 1) if not float(text) else text
+    return without_negative_zero(f"{value * points:+.1f}" if points > 1 else f"{value:+.3g}")
+
+
+def without_negative_zero(number: str) -> str:
+    """Write +0.0 for a signed number that is -0.0 by rounding."""
+    return number if float(number) else number.replace("-", "+", 1)
 
 
 def time_words(seconds: float) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from adapterhub.bench.baselines import read_constants
 from adapterhub.bench.columns import (
     NONE,
     failure_word,
@@ -14,13 +13,11 @@ from adapterhub.bench.columns import (
     verdict_text,
 )
 from adapterhub.bench.markdown import failure_lines, result_title
-from adapterhub.bench.prompted_rows import read_prompted
 from adapterhub.bench.records import CellRecord, RecordFolder
-from adapterhub.bench.results import MethodResult, TaskResult, study_results
+from adapterhub.bench.results import MethodResult, TaskResult, read_results
 from adapterhub.bench.study import Study, read_study
 from adapterhub.bench.study_folder import RECORDS, STUDY
 from adapterhub.bench.study_page import write_study_reports
-from adapterhub.bench.timings import TIMINGS, TimingFolder
 from adapterhub.bench.wording import points_text, time_words
 from adapterhub.cli._format import PlainTable, print_table, say, say_wrapped
 from adapterhub.cli._train_command import train_commands
@@ -71,8 +68,7 @@ def conclude_study(folder: Path, study: Study, records: Sequence[CellRecord]) ->
 
 
 def _results(folder: Path, study: Study, records: Sequence[CellRecord]) -> tuple[TaskResult, ...]:
-    timings, prompted = TimingFolder(folder / TIMINGS).all(), read_prompted(folder)
-    results = study_results(study, records, read_constants(folder), timings, prompted)
+    results = read_results(folder, study, records)
     if not results:
         errors = [f"{r.cell.method}: {r.error}" for r in records if r.error]
         raise FileError(

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from adapterhub.bench.records import RecordFolder
-from adapterhub.bench.results import TaskResult, study_results
+from adapterhub.bench.results import TaskResult, read_results
 from adapterhub.bench.study import read_study
 from adapterhub.bench.study_folder import RECORDS, STUDY
 from adapterhub.cli._train_command import train_commands
@@ -62,7 +62,7 @@ def winners(folder: Path, output: Path, epochs: int) -> Iterator[tuple[str, str,
         epochs: of each run.
     """
     study = read_study(folder / STUDY)
-    results = study_results(study, RecordFolder(folder / RECORDS).all(), {})
+    results = read_results(folder, study, RecordFolder(folder / RECORDS).all())
     commands = train_commands(study, results, output)
     for task in results:
         command = commands.get((task.task, task.rows))

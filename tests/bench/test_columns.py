@@ -71,6 +71,8 @@ def test_the_baseline_and_what_is_not_known(made_results):
     head = task.find("head")
     unknown = replace(head, comparison=replace(head.comparison, corrected=None))
     assert verdict_text(task, unknown).endswith(", not known")
+    even = replace(head, comparison=replace(head.comparison, value=-1e-7))
+    assert verdict_text(task, even).startswith("+0.0, ")
 
 
 def test_failed_seeds_are_counted(made_results):

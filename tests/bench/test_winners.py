@@ -9,6 +9,7 @@ from pathlib import Path
 import winners
 from studies import made_records
 
+from adapterhub.bench.baselines import Constant, write_constants
 from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.study import Study
 from adapterhub.bench.study_folder import RECORDS, STUDY
@@ -38,3 +39,15 @@ def test_the_winner_is_trained_for_epochs_with_its_rate_and_published_with_its_r
     assert line[line.index("--study") :] == [
         "--study", str(tmp_path), "--study-task", "mine", "--registry", str(tmp_path / "registry")
     ]  # fmt: skip
+
+
+def test_a_task_on_which_nothing_was_shown_to_learn_has_no_winner(
+    made_study: Study, tmp_path: Path
+) -> None:
+    (tmp_path / STUDY).write_text(made_study.to_yaml(), encoding="utf-8")
+    records = RecordFolder(tmp_path / RECORDS)
+    for record in made_records(made_study, {"head": 0.5, "lora": 0.53, "mam": float("nan")}):
+        records.write(record)
+    assert len(list(winners.winners(tmp_path, tmp_path / "runs", 3))) == 1
+    write_constants(tmp_path, {"mine": Constant("majority class", "classes", "pos", 0.6)})
+    assert list(winners.winners(tmp_path, tmp_path / "runs", 3)) == []
