@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _WORTHWHILE = 1 << 24  # logits of a batch: 64 MiB in fp32
 _CHUNK = {"cpu": 1 << 23}  # logits of a chunk, 32 MiB in fp32: larger ones leave the caches
 _CHUNK_ELSEWHERE = 1 << 27
+_FEW = 64  # tokens
+_OF_TOKENS = {"input_ids", "attention_mask", "token_type_ids", "position_ids", "labels"}
 
 
 class _Reached(Exception):
@@ -71,7 +73,8 @@ def _end(head: nn.Module, args: tuple[Any, ...]) -> None:
 def whole_output(model: PreTrainedModel, head: nn.Linear, batch: Mapping[str, Tensor]) -> Any:
     """Compute the output of a model; None if its logits are not what the head returned.
 
-    Logits that are scaled or bounded differ, even where their loss is the same by rounding.
+    Logits that are scaled or bounded differ, even where their loss is the same by rounding. None
+    too if the model does not take these tokens, as Reformer only takes certain numbers of them.
 
     Args:
         model: the model.
@@ -84,10 +87,29 @@ def whole_output(model: PreTrainedModel, head: nn.Linear, batch: Mapping[str, Te
     handle = head.register_forward_hook(lambda _, args, output: written.append(output))
     try:
         output = model(**model_inputs(batch))
+    except (RuntimeError, ValueError):
+        return None
     finally:
         handle.remove()
     same = len(written) == 1 and torch.equal(written[0].float(), output.logits.float())
     return output if same else None
+
+
+def few_tokens(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a row with few of its tokens, the last learned one among them, to compare logits of.
+
+    Rows with more than ids, as of pictures, whose tokens belong together, are returned whole.
+
+    Args:
+        batch: a batch of one row, with its labels.
+    """
+    labels = batch["labels"]
+    if not batch.keys() <= _OF_TOKENS or any(tensor.dim() != 2 for tensor in batch.values()):
+        return dict(batch)
+    learned = (labels[0] != IGNORED).nonzero()
+    end = int(learned[-1]) + 1 if len(learned) else labels.shape[1]
+    window = slice(max(end - _FEW, 0), end)
+    return {n: t[:, window] if t.shape == labels.shape else t for n, t in batch.items()}
 
 
 def targets_of(batch: Mapping[str, Tensor], shifted: bool) -> Tensor:

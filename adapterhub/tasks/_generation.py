@@ -12,6 +12,7 @@ from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 from adapterhub.tasks._base import Encoded, Generated, Prediction
 from adapterhub.tasks._below_head import (
+    few_tokens,
     logits_at_once,
     plain_head,
     states_below,
@@ -202,7 +203,7 @@ def _head_in_chunks(model: PreTrainedModel, data: Encoded, batch_size: int) -> n
     if logits_at_once(head, rows * longest) == rows * longest:
         return None
     model.eval()
-    batch = on_device(data.batch([0]), model, model.device)
+    batch = on_device(few_tokens(data.batch([0])), model, model.device)
     with without_gradients():
         return None if whole_output(model, head, batch) is None else head
 

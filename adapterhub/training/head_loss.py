@@ -12,8 +12,8 @@ chunk are there at a time, and only the gradient of h is kept, since W has none.
 learned (prompts, padding) have no logits at all. The products are those of the usual forward and
 backward pass.
 
-Before the first step, loss and gradients of one row are computed both ways. Where they differ (a
-model that scales or bounds its logits, or that adds another loss), the model's own loss is used.
+Before the first step, loss and gradients of a few tokens are computed both ways. Where they differ
+(a model that scales or bounds its logits, or that adds another loss), the model's own is used.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.tasks import Task
 from adapterhub.tasks._below_head import (
+    few_tokens,
     logits_at_once,
     plain_head,
     states_below,
@@ -165,7 +166,7 @@ def choose_head_loss(
     if head is None or at_once == tokens:
         return None
     chosen = HeadLoss(adapter, head, shifted=task.loss_of_logits() is next_token_loss)
-    if not _agrees(chosen, row()):
+    if not _agrees(chosen, few_tokens(row())):
         return None
     saved = LOGIT_BYTES * (tokens - at_once) * head.weight.shape[0] / 1e9
     note(f"logits of {at_once:,} tokens at a time, not of {tokens:,}: {saved:.1f} GB less memory")

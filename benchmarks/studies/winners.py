@@ -34,6 +34,13 @@ DESCRIPTIONS = {
     "stsb": "How similar two sentences are, from 0 to 5, trained on STS-B of GLUE.",
 }
 
+# What the classes of the files mean; predictions are these words.
+LABELS = {
+    "sst2": "0=negative,1=positive",
+    "cola": "0=unacceptable,1=acceptable",
+    "mrpc": "0=not_equivalent,1=equivalent",
+}
+
 
 def main() -> None:
     """Train and publish."""
@@ -85,7 +92,8 @@ def longer(command: str, task: TaskResult, output: Path, epochs: int) -> list[st
     for flag, value in (("--steps", None), ("--output", str(output / task.task))):
         place = words.index(flag)
         words[place : place + 2] = [] if value is None else [flag, value]
-    return ["train", *words, "--epochs", str(epochs), "--quiet"]
+    labels = ["--labels", LABELS[task.task]] if task.task in LABELS else []
+    return ["train", *words, *labels, "--epochs", str(epochs), "--quiet"]
 
 
 def published(task: str, method: str, options: argparse.Namespace) -> list[str]:

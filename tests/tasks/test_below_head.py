@@ -15,6 +15,7 @@ import adapterhub as ah
 from adapterhub.data.examples import Example
 from adapterhub.tasks import Setting, _below_head, _generation, parse_task
 from adapterhub.tasks._below_head import (
+    few_tokens,
     logits_at_once,
     plain_head,
     states_below,
@@ -77,6 +78,32 @@ def test_few_tokens_have_their_logits_at_once(monkeypatch: pytest.MonkeyPatch) -
         range(10, 12),
     ]
     assert logits_at_once(nn.Linear(2, 10**4), 100) == 1  # one token is the least
+
+
+@pytest.mark.parametrize("last", [0, 63, 64, 199])
+def test_few_tokens_end_with_the_last_learned_one(last: int) -> None:
+    ids = torch.arange(200)[None]
+    labels = torch.full_like(ids, -100)
+    labels[0, last] = last
+    row = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+    few = few_tokens(row)
+    assert {tuple(tensor.shape) for tensor in few.values()} == {(1, min(last + 1, 64))}
+    assert few["input_ids"][0, -1] == few["labels"][0, -1] == last
+    sources = few_tokens(row | {"labels": labels[:, :100]})  # those of an encoder are not cut
+    assert sources["input_ids"].shape == (1, 200)
+    assert sources["labels"].shape == (1, 64 if last == 199 else min(last + 1, 64))
+    pictures = row | {"pixel_values": torch.zeros(1, 3, 4, 4)}
+    assert few_tokens(pictures)["input_ids"].shape == (1, 200)
+
+
+def test_a_model_that_does_not_take_so_few_tokens_keeps_its_logits() -> None:
+    model = tiny_models.language_model("llama")
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("the length has to be a multiple of 128")
+
+    model.register_forward_pre_hook(refuse)
+    assert whole_output(model, plain_head(model), tiny_models.batch()) is None
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 5, 11])
