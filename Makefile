@@ -12,7 +12,7 @@ FAST := tests/test_docs.py tests/test_errors.py tests/test_house.py tests/test_i
 	tests/anatomy/families tests/config tests/methods tests/tasks/test_base.py \
 	tests/contract/invariants/test_every_method.py
 
-.PHONY: quickstart test fast docs build release-check catalogue matrix interchange sweep threads trl torchao oldest bench-speed check lint types venv clean
+.PHONY: quickstart test fast docs build release-check catalogue matrix interchange sweep threads trl torchao liger oldest bench-speed check lint types venv clean
 
 quickstart: venv
 	.venv/bin/adapterhub quickstart
@@ -67,6 +67,10 @@ trl: .venv-trl/.installed
 torchao: .venv-torchao/.installed
 	$(TEST_ENV) .venv-torchao/bin/python -m pytest tests/contract/invariants/test_quantized.py tests/cli/test_quantize.py $(ARGS)
 
+# Liger's kernels, by Triton's interpreter on a CPU.
+liger: .venv-liger/.installed
+	TRITON_INTERPRET=1 $(TEST_ENV) .venv-liger/bin/python -m pytest -n 2 tests/training/test_fused_kernels.py $(ARGS)
+
 # The contract suite with the oldest release of each dependency that pyproject.toml allows.
 oldest: .venv-oldest/.installed
 	$(TEST_ENV) .venv-oldest/bin/python -m pytest -n 2 tests/contract tests/methods $(ARGS)
@@ -102,6 +106,7 @@ PINNED = PIP_CONSTRAINT="$(PINS) constraints-build.txt" PIP_BUILD_CONSTRAINT=con
 .venv/.installed: EXTRAS := minilm,quantized,test,dev,docs,tensorboard,signatures,ray,buckets,audio
 .venv-trl/.installed: EXTRAS := test,trl
 .venv-torchao/.installed: EXTRAS := quantized,test,torchao
+.venv-liger/.installed: EXTRAS := test,liger
 .venv-oldest/.installed: EXTRAS := test,signatures
 .venv-oldest/.installed: PINS := constraints-oldest.txt
 .venv-oldest/.installed: constraints-oldest.txt
@@ -113,4 +118,4 @@ PINNED = PIP_CONSTRAINT="$(PINS) constraints-build.txt" PIP_BUILD_CONSTRAINT=con
 	touch $@
 
 clean:
-	rm -rf .venv .venv-trl .venv-torchao .venv-oldest .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .venv-trl .venv-torchao .venv-liger .venv-oldest .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -142,7 +142,7 @@ def test_format_page_matches_the_code():
 def test_make_installs_every_extra():
     """Tests are skipped without their extra, so each extra is in one environment of the Makefile.
 
-    trl and torchao have separate environments.
+    trl, torchao and liger have separate environments.
     """
     extras = re.search(r"optional-dependencies\]\n(.*?)\n\n", text("pyproject.toml"), re.DOTALL)[1]
     names = set(re.findall(r"^(\w+) =", extras, re.MULTILINE))
@@ -152,7 +152,9 @@ def test_make_installs_every_extra():
     installed = {name: set(line.split(",")) for name, line in environments}
     assert "quantized" in installed["venv"]
     assert set().union(*installed.values()) == names
-    assert names - installed["venv"] == {"trl", "torchao"}, "these have separate environments"
+    assert names - installed["venv"] == {"trl", "torchao", "liger"}, (
+        "these have separate environments"
+    )
     assert re.search(r"^bitsandbytes==", text("constraints.txt"), re.MULTILINE)
     if Path(sys.prefix) == ROOT / ".venv":
         assert importlib.util.find_spec("bitsandbytes")

@@ -30,7 +30,8 @@ def test_all_variants_agree_before_they_are_timed(backbone: str, tmp_path: Path)
     pytest.importorskip("peft")
     words = ["--bf16"] if backbone == "bf16" else []
     found = record_of("quantized", tmp_path, "--methods", "prefix", *words)
-    losses = found["agreement"]["loss"]
+    losses = {name: each["loss"] for name, each in found["agreement"].items()}
+    assert all(each["agrees"] for each in found["agreement"].values())
     kbit = {"peft-kbit"} if backbone == "nf4" else set()
     assert losses.keys() == {"adapterhub", "adapterhub-train", "peft", *kbit}
     assert max(losses.values()) == pytest.approx(min(losses.values()), rel=1e-3)

@@ -76,8 +76,8 @@ def time_tasks(
 
 
 def can_be_timed(context: TaskContext) -> bool:
-    """Return whether a few steps tell the time of many: not if layers are compiled first."""
-    return not context.recipe.train.compile
+    """Return whether a few steps tell the time of many: not if a run makes its layers faster."""
+    return not (context.recipe.train.compile or context.recipe.train.liger)
 
 
 def seconds_in_turns(step: float) -> float:

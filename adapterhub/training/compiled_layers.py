@@ -14,11 +14,10 @@ the same bytes.
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,32 +25,14 @@ from transformers.cache_utils import Cache
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.status import doing
-from adapterhub.tasks._losses import model_inputs
-from adapterhub.training.batching import Batch
-from adapterhub.training.engine import LossOfBatch
+from adapterhub.training.both_ways import BothWays, TriedBatch, in_one_line
 from adapterhub.training.options import RunOptions
 from adapterhub.training.processes import process_count
-from adapterhub.training.replay_check import evaluating
 
 BACKEND = "inductor"
 OFF = "train.compile=false"
 _VARIANTS = 64  # of one layer: with and without gradients or mask, one row, one token, ...
 _COMPILED = "_compiled_call_impl"  # what torch.nn.Module calls in place of forward and hooks
-_SEED = 0
-Results: TypeAlias = Mapping[str, Tensor | None]
-
-
-class TriedBatch(NamedTuple):
-    """What is compared: a batch of training, one of evaluation if there is one, and the loss."""
-
-    train: Batch
-    evaluation: Batch | None
-    loss: LossOfBatch
-
-    def sizes(self) -> str:
-        """Return the sizes of the batches."""
-        batches = [batch for batch in (self.train, self.evaluation) if batch is not None]
-        return str([{n: tuple(t.shape) for n, t in batch.items()} for batch in batches])
 
 
 @contextmanager
@@ -127,11 +108,10 @@ class CompiledLayers:
     """The layers of one model, compiled from `enter` until `undo`."""
 
     def __init__(self, adapter: Adapter, tried: TriedBatch, note: Callable[[str], None]) -> None:
-        self.adapter, self.tried, self.note = adapter, tried, note
-        self.model: nn.Module = adapter.model
+        self.both_ways, self.note = BothWays(adapter, tried), note
+        model: nn.Module = adapter.model
         paths = [path for stack in adapter.anatomy.layers.values() for path in stack]
-        self.layers = list({id(m): m for m in map(self.model.get_submodule, paths)}.values())
-        self.device = adapter.model.device
+        self.layers = list({id(m): m for m in map(model.get_submodule, paths)}.values())
         self.refused = self.used = False
 
     def enter(self, entered: Callable[[], None]) -> None:
@@ -173,24 +153,15 @@ class CompiledLayers:
 
         The layers are compiled at the end, unless there is a reason not to.
         """
-        half = self.adapter.model.dtype != torch.float32
-        exact = not half and not torch.is_autocast_enabled(self.device.type)
         calls = [(layer, self._compiled(layer)) for layer in layers]
-        for compute in self._computations():
-            self.undo()
-            expected = self._seeded(compute)
-            for layer, call in calls:
+
+        def compiled() -> None:
+            for layer, call in () if self.refused else calls:
                 layer.__dict__[_COMPILED] = call
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # the compiler reads what is deprecated
-                    found = self._seeded(compute)
-            except RuntimeError as error:
-                return _reason_of(error)
-            difference = _difference(expected, found, 1e-3 if exact else 0.05)
-            if self.refused or difference:
-                return difference
-        return None if self.used else "they are called with a cache, or with one row"
+
+        different = self.both_ways.difference(self.undo, compiled)
+        unused = None if self.used else "they are called with a cache, or with one row"
+        return different or unused
 
     def _compiled(self, layer: nn.Module) -> Callable[..., Any]:
         """Return what is called in place of a layer with its hooks."""
@@ -203,66 +174,10 @@ class CompiledLayers:
                 try:
                     return compiled(*args, **kwargs)
                 except torch._dynamo.exc.TorchDynamoException as error:  # nothing is computed yet
-                    self._refuse(_reason_of(error))
+                    self._refuse(in_one_line(error))
             return call_impl(*args, **kwargs)
 
         return call
-
-    def _computations(self) -> Iterator[Callable[[], Results]]:
-        """Yield what is computed both ways."""
-        for batch in with_and_without_padding(self.tried.train):
-            yield partial(self._trained, batch)
-        for batch in with_and_without_padding(self.tried.evaluation or {}):
-            yield partial(self._evaluated, batch)
-
-    def _seeded(self, compute: Callable[[], Results]) -> Results:
-        """Compute with random numbers that are always the same."""
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(_SEED)
-            return compute()
-
-    def _trained(self, batch: Batch) -> Results:
-        """Return the loss of a batch, and the gradients."""
-        trained = {n: t for n, t in self.adapter.tensors().items() if t.requires_grad}
-        with torch.enable_grad():
-            loss = self.tried.loss(self._run(batch), self._moved(batch))
-            if loss is None:
-                return {}
-            gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-        return {"the loss": loss.detach(), **dict(zip(trained, gradients, strict=True))}
-
-    def _evaluated(self, batch: Batch) -> Results:
-        """Return the outputs of a batch, as an evaluation computes them."""
-        if not batch:
-            return {}
-        with evaluating(self.model), torch.inference_mode():
-            output = self._run(batch)
-        return {
-            f"the {name} of evaluations": value
-            for name, value in output.items()
-            if isinstance(value, Tensor) and value.is_floating_point()
-        }
-
-    def _run(self, batch: Batch) -> Any:
-        return self.model(**model_inputs(self._moved(batch)))
-
-    def _moved(self, batch: Batch) -> dict[str, Tensor]:
-        return {name: tensor.to(self.device) for name, tensor in batch.items()}
-
-
-def with_and_without_padding(batch: Batch) -> list[Batch]:
-    """Return a batch as if no row, and as if the first row were padded, if it has a mask.
-
-    A mask that hides nothing is left out by transformers, and layers are compiled without it.
-    """
-    mask = batch.get("attention_mask")
-    if mask is None or mask.ndim > 3 or mask.shape[-1] < 2:  # 3: the choices of multiple choice
-        return [batch]
-    full = torch.ones_like(mask)
-    padded = full.clone()
-    padded[0, ..., -1] = 0
-    return [{**batch, "attention_mask": each} for each in (full, padded)]
 
 
 def _is_usual(*arguments: Any) -> bool:
@@ -275,25 +190,3 @@ def _is_usual(*arguments: Any) -> bool:
         return False
     states = next((value for value in arguments if isinstance(value, Tensor)), None)
     return states is not None and 1 not in states.shape[:2]
-
-
-def _difference(expected: Results, found: Results, tolerance: float) -> str | None:
-    """Return what differs between two results; None if nothing does."""
-    sizes = [float(t.float().norm()) for t in expected.values() if t is not None]
-    for name, tensor in expected.items():
-        other = found.get(name)
-        if (tensor is None) != (other is None):
-            return f"{name} would have no gradient"
-        if tensor is None or other is None:
-            continue
-        # A tensor whose gradient is nearly zero has rounding errors as large as itself.
-        most = tolerance * max(float(tensor.float().norm()), 1e-3 * max(sizes))
-        if not float((tensor.float() - other.float()).norm()) <= most:
-            return f"{name} would be different"
-    return None
-
-
-def _reason_of(error: BaseException) -> str:
-    """Return the beginning of an error of torch, which has many lines, in one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join([f"{type(error).__name__}:", *lines[:2]])

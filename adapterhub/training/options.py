@@ -64,6 +64,9 @@ class TrainOptions:
     compile: bool = option(
         False, "compile the layers of the backbone with torch.compile: worth it in long runs"
     )
+    liger: bool = option(
+        False, "compute norms, gated layers and rotations by Liger's kernels, on a GPU"
+    )
     eval_every: Literal["epoch"] | int | None = option(
         None, "evaluate every epoch or every N steps (null: five to ten times in the run)"
     )

@@ -23,6 +23,7 @@ ALIASES = {
     "eval_steps": "train.eval_every",
     "early_stopping_patience": "train.patience",
     "torch_compile": "train.compile",
+    "use_liger_kernel": "train.liger",
     "train_file": "data.train",
     "validation_file": "data.eval",
     "text_column": "data.text",

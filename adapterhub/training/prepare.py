@@ -25,6 +25,7 @@ from adapterhub.tasks._losses import Loss, corrected_loss
 from adapterhub.training.activation_store import KeptActivations
 from adapterhub.training.defaults import run_options
 from adapterhub.training.foundations import RunFoundations, run_foundations
+from adapterhub.training.fused_kernels import check_installed
 from adapterhub.training.kernels import KernelChoice, choose_kernels
 from adapterhub.training.lengths import FittedRows
 from adapterhub.training.loading import BackboneLoader
@@ -101,6 +102,7 @@ def prepare(
         loader: loads the backbone; a shared one has it from an earlier run.
         attach_as: the adapter's name on the model, if it is not that of the recipe.
     """
+    check_installed(recipe.train)
     start = starting_point(recipe)
     founded, methods = run_foundations(recipe, _methods(recipe, start))
     data = data or read_data(recipe)

@@ -24,6 +24,7 @@ from adapterhub.training.compiled_layers import compiled_layers
 from adapterhub.training.engine import model_loss
 from adapterhub.training.evaluation import divided_evaluation
 from adapterhub.training.frozen_cache import frozen_cache
+from adapterhub.training.fused_kernels import fused_kernels
 from adapterhub.training.head_loss import HeadLoss, choose_head_loss
 from adapterhub.training.kernels import KernelChoice
 from adapterhub.training.loading import BackboneLoader
@@ -253,7 +254,8 @@ def training_session(
     batches, tell = partial(tried_batch, prepared, loss), reporter.note
     with (
         frozen_cache(prepared, tell) as cache,
-        compiled_layers(prepared.adapter, options, batches, tell, cache.enter) as entered,
+        fused_kernels(prepared.adapter, options, batches, tell, cache.enter) as fused,
+        compiled_layers(prepared.adapter, options, batches, tell, fused) as entered,
     ):
         stream = drawn_batches(prepared)
         below_head = None if own_loss or data.parts else _below_head(prepared, tell)

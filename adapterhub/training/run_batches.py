@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from adapterhub.training.batching import BatchList, LazyBatches, batch_order
-from adapterhub.training.compiled_layers import TriedBatch
+from adapterhub.training.both_ways import TriedBatch
 from adapterhub.training.defaults import steps_per_epoch
 from adapterhub.training.engine import LossOfBatch
 from adapterhub.training.example_stream import BUFFER
@@ -56,7 +56,7 @@ def begun_epochs(prepared: PreparedRun) -> int:
 
 
 def tried_batch(prepared: PreparedRun, loss: LossOfBatch) -> TriedBatch:
-    """Return what compiled layers are tried on: the first rows, also in a resumed run."""
+    """Return what a faster way is tried on: the first rows, also in a resumed run."""
     evaluation = prepared.evaluation
     few = None if evaluation is None else evaluation.batch(range(min(8, len(evaluation.rows))))
     return TriedBatch(epoch_batches(prepared, 0)[0], few, loss)

@@ -20,7 +20,8 @@ import adapterhub as ah
 from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
 from adapterhub.training import compiled_layers as module
-from adapterhub.training.compiled_layers import TriedBatch, compiled_layers
+from adapterhub.training.both_ways import TriedBatch
+from adapterhub.training.compiled_layers import compiled_layers
 from adapterhub.training.options import RunOptions
 from adapterhub.training.recipe import Recipe, read
 from adapterhub.training.report import Reporter
