@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from checks import Check, Claim, claim, difference_of, gain_check, over_groups, rank_correlation
+from peer_methods import PEERS
 
 from adapterhub.bench.equal_size import is_near
 from adapterhub.bench.paired import PairedComparison, compare_all_pairs, compare_with
@@ -308,6 +309,26 @@ def _equal_sized(task: TaskStudy, pairs: Sequence[tuple[str, str, str]]) -> list
     ]
 
 
+def as_good_as_peers(tasks: Tasks, margin: float = MARGIN) -> Claim:
+    """A method scores here what it scores in another library."""
+    checks = [
+        gain_check(task.where, f"ours - {peer.label}", task.pairs[peer.label, ours], -margin)
+        for task in tasks
+        for peer in PEERS
+        for ours in task.labels(peer.ours)
+        if peer.label in task.runs
+    ]
+    text = (
+        "A method trained by adapterhub is as good as the same method trained by peft, adapters or "
+        f"transformers' Trainer: at most {margin:g} points worse."
+    )
+    notes = (
+        "Trained by the other library itself, on the same rows, seeds, trials and steps; "
+        "benchmarks/studies/peer_methods.py says what differs.",
+    )
+    return claim("peers", text, checks, notes)
+
+
 def tuning_one_after_another_forgets(records: Sequence[Mapping[str, Any]]) -> Claim:
     """Fine-tuning one task after another forgets the first one."""
     checks = []
@@ -383,6 +404,7 @@ def check_claims(paths: Sequence[Path], margin: float = MARGIN) -> list[Claim]:
     return [
         small_prefix_is_comparable(tasks, margin),
         *found,
+        as_good_as_peers(tasks, margin),
         *(each(records) for each in forgetting),
     ]
 

@@ -11,8 +11,9 @@ versions it has; then each line that it reads is a job:
                            {"score": ...}, so that `peers.py` scores all libraries with one code
 
 and the last line that it writes for a job is {"result": ...}. Training is what a user of the
-library writes: fp32, `Trainer` (for adapters `AdapterTrainer`) with its defaults but for what the
-job gives, the best checkpoint loaded at the end. The head is that of the library:
+library writes: `Trainer` (for adapters `AdapterTrainer`) with `bf16=True`, its defaults but for
+what the job gives, and the best checkpoint loaded at the end. Evaluations are in order of length,
+so that little is padded. The head is that of the library:
 
     peft, transformers   AutoModelForSequenceClassification: for BERT a linear layer on the pooler,
                          which peft leaves frozen
@@ -44,7 +45,7 @@ from transformers import (
     set_seed,
 )
 
-SETTINGS = {"version": 1, "dtype": "fp32", "eval_batch_size": 64}
+SETTINGS = {"version": 2, "dtype": "bf16 autocast", "eval_batch_size": 64}
 NAME = "task"  # of the adapter and of its head
 
 
@@ -227,21 +228,27 @@ def run(job: dict[str, Any], library: Library, channel: Channel) -> dict[str, An
     set_seed(job["seed"])
     tokenizer = AutoTokenizer.from_pretrained(job["folder"])
     parts = {name: encoded(part, tokenizer, job) for name, part in job["rows"].items()}
+    training = parts.pop("train")
+    orders = {name: by_length(part) for name, part in parts.items()}
+    parts = {name: [part[i] for i in orders[name]] for name, part in parts.items()}
     model = library.model(job)
     with tempfile.TemporaryDirectory(dir=job["work"]) as folder:
         clock = Clock(job["evaluate_every"])
         trainer = library.trainer(
             model=model,
             args=arguments(job, folder),
-            train_dataset=parts.pop("train"),
+            train_dataset=training,
             eval_dataset=parts["select"],
             data_collator=DataCollatorWithPadding(tokenizer),
-            compute_metrics=lambda output: {"score": score(output, channel)},
+            compute_metrics=lambda output: {"score": score(output, orders["select"], channel)},
             callbacks=[clock],
         )
         trainer.train()
         trainer.compute_metrics = None
-        logits = {name: outputs(trainer.predict(part).predictions) for name, part in parts.items()}
+        logits = {
+            name: outputs(trainer.predict(part).predictions, orders[name])
+            for name, part in parts.items()
+        }
         saved = Path(folder) / "saved"
         library.save(model, str(saved))
         size = sum(path.stat().st_size for path in saved.rglob("*") if path.suffix != ".md")
@@ -281,6 +288,8 @@ def arguments(job: dict[str, Any], folder: str) -> TrainingArguments:
         dataloader_pin_memory=False,
         disable_tqdm=True,
         report_to=[],
+        bf16=True,
+        use_cpu=not torch.cuda.is_available(),
         **job["options"],
     )
 
@@ -295,19 +304,32 @@ def encoded(part: dict[str, Any], tokenizer: Any, job: dict[str, Any]) -> list[d
     ]
 
 
-def score(output: Any, channel: Channel) -> float:
+def by_length(part: list[dict[str, Any]]) -> list[int]:
+    """Return the order of rows by the length of their input."""
+    return sorted(range(len(part)), key=lambda i: len(part[i]["input_ids"]))
+
+
+def score(output: Any, order: list[int], channel: Channel) -> float:
     """Have the parent score an evaluation."""
-    channel.send({"logits": outputs(output.predictions)})
+    channel.send({"logits": outputs(output.predictions, order)})
     return float(channel.receive()["score"])
 
 
-def outputs(predictions: Any) -> list[list[float]]:
-    """Return the logits of a model's outputs, of which some models have several."""
+def outputs(predictions: Any, order: list[int]) -> list[list[float]]:
+    """Return the logits of a model's outputs, of which some models have several.
+
+    Args:
+        predictions: the outputs, in the order in which rows were evaluated.
+        order: the place of each of them among the rows.
+
+    Raises:
+        NotFiniteError: a logit is not finite.
+    """
     logits = predictions[0] if isinstance(predictions, tuple) else predictions
     rows: list[list[float]] = logits.reshape(len(logits), -1).tolist()
     if not all(math.isfinite(value) for row in rows for value in row):
         raise NotFiniteError("the outputs of the model are not finite")
-    return rows
+    return [row for _, row in sorted(zip(order, rows, strict=True))]
 
 
 class Clock(TrainerCallback):

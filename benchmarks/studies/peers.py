@@ -9,8 +9,8 @@ DIR is the folder of the study, as for `adapterhub bench STUDY.yaml --output DIR
 it. The peers have the same rows to train on, to select by and to test, the same seeds, trials,
 steps and batches, warm-up and schedule, and rates around the default of our method; and the sizes
 of our methods (peer_methods.py; --sizes prints both). They are trained by peer_worker.py, which
-says what is a library's own: fp32, dropout, weight decay, one learning rate for method and head,
-and the head itself, which decides much: ours reads the mean of all tokens, as all-MiniLM-L6-v2 was
+says what is a library's own: autocast, dropout, one learning rate for method and head, and the
+head itself, which decides much: ours reads the mean of all tokens, as all-MiniLM-L6-v2 was
 trained; that of BERT in transformers reads a pooler that it was not trained with. All predictions
 are scored by the metrics of our tasks. Runs go into DIR/records, are not repeated, and may be
 stopped; several processes divide them.

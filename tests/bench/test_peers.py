@@ -11,6 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import peer_worker
 import peers as script
 import pytest
 from fixtures import sentences, write_tsv
@@ -117,6 +119,18 @@ def test_a_peer_has_the_rows_seeds_and_trials_of_ours_and_a_row_of_the_table(
             raise AssertionError([*cells])
 
     assert run_study(plan, folder, Refusing()) == study_state(plan, folder) == state
+
+
+def test_rows_are_evaluated_by_length_and_returned_in_their_order() -> None:
+    part = [{"input_ids": [0] * length} for length in (5, 2, 9, 2)]
+    order = peer_worker.by_length(part)
+    assert order == [1, 3, 0, 2]
+    logits = np.array([[float(i), -float(i)] for i in order])
+    assert peer_worker.outputs(logits, order) == [[float(i), -float(i)] for i in range(4)]
+    assert peer_worker.outputs((logits, "hidden states"), order)[2] == [2.0, -2.0]
+    logits[1, 0] = float("nan")
+    with pytest.raises(peer_worker.NotFiniteError):
+        peer_worker.outputs(logits, order)
 
 
 def test_numbers_are_scored_by_our_metrics(

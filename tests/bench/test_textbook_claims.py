@@ -50,7 +50,10 @@ def planted(
     methods = list(dict.fromkeys(method for each in accuracy.values() for method in each))
     flags = {"backbone": "sentence-transformers/all-MiniLM-L6-v2", "data": {"train": "sst2.tsv"},
              "train": {"batch_size": 16}}  # fmt: skip
-    study = read_study(None, (), flags, {"methods": methods, "baseline": methods[0], "steps": 120})
+    peers = [method for method in methods if method.startswith("peft ")]
+    own = [method for method in methods if method not in peers]
+    bench = {"methods": own, "recorded": peers, "baseline": methods[0], "steps": 120}
+    study = read_study(None, (), flags, bench)
     folder.mkdir(parents=True)
     (folder / STUDY).write_text(study.to_yaml(), encoding="utf-8")
     records = RecordFolder(folder / RECORDS)
@@ -95,6 +98,10 @@ ONE_STUDY = {
     "he2022: scaled": (
         {attn("scaled-parallel"): 0.90, attn("parallel"): 0.80},
         {attn("scaled-parallel"): 0.80, attn("parallel"): 0.90},
+    ),
+    "peers": (
+        {"lora": 0.86, "prefix": 0.90, "peft lora": 0.86, "peft prefix": 0.85},
+        {"lora": 0.80, "prefix": 0.90, "peft lora": 0.90, "peft prefix": 0.90},
     ),
 }
 
