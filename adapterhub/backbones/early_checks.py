@@ -21,6 +21,8 @@ QUANTIZATION_LIBRARIES: Mapping[str, tuple[str, str]] = {
     "int8-weight": ("torchao", "torchao"),
 }
 """The library of each way to quantize, and the extra of adapterhub that installs it."""
+DEQUANTIZE = "dequantize"
+"""In place of a way to quantize: decode a checkpoint that is quantized already."""
 _HUB_ID = re.compile(r"(?!\.)(?!.*(--|\.\.))[\w.-]+(/[\w.-]+)?")
 _LOCAL = re.compile(r"[\w.-]+--([0-9a-f]{12}|no-weights)")  # see identity.local_name
 
@@ -96,8 +98,10 @@ def check_quantization(quantize: str) -> None:
     Raises:
         ConfigError: it is unknown, or its library is missing.
     """
+    if quantize == DEQUANTIZE:
+        return
     if quantize not in QUANTIZATION_LIBRARIES:
-        raise unknown("quantization", quantize, QUANTIZATION_LIBRARIES)
+        raise unknown("quantization", quantize, (*QUANTIZATION_LIBRARIES, DEQUANTIZE))
     library, extra = QUANTIZATION_LIBRARIES[quantize]
     if not importlib.util.find_spec(library):
         raise ConfigError(

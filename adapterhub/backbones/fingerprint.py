@@ -17,7 +17,8 @@ Names are those in a checkpoint (checkpoint_form.py), so an identity is the same
 and for every class, dtype and quantization that it is loaded in. A pooler or head that only one
 side has is no difference. A model in memory is that of the files it was loaded from, provided its
 values are those in the files: all of them up to `SMALL`, a sample of larger ones. Without such
-files a model of up to `SMALL` values is read completely, a larger one in samples.
+files a model of up to `SMALL` values is read completely, a larger one in samples. What is quantized
+in memory, or has been decoded from codes in the files, is not compared.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from adapterhub.backbones.digest_cache import remembered
 from adapterhub.backbones.digests_in_memory import remembered_table, tensor_states
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.function_config import function_config
+from adapterhub.backbones.quantized import quantization_of, stored_quantization
 from adapterhub.backbones.tensor_digests import (
     Digests,
     Table,
@@ -211,6 +213,15 @@ class StoredBackbone:
         """Compute the sorted sha256 of the weight files; they are remembered."""
         return tuple(sorted(remembered([f], "sha256", partial(_sha256, f)) for f in self.files))
 
+    def codes(self) -> frozenset[str]:
+        """Return the names of tensors that hold codes, which a model may have decoded."""
+        names = self.form.names(self._names())
+        found: set[str] = set()
+        for file in self.files:
+            with opened_tensors(file) as tensors:
+                found |= {names[t.name] for t in tensors if t.name in names and t.holds_codes()}
+        return frozenset(found)
+
     def _digests(self, *, sampled: bool) -> dict[str, Digests]:
         names = self.form.names(self._names())
         table: dict[str, Digests] = {}
@@ -302,6 +313,8 @@ class ModelIdentities:
         self.loaded = LoadedBackbone(model, form, readable, vocabulary)
         self.stored = None if origin is None else StoredBackbone(origin, form, vocabulary)
         self.quantized, self.known = len(readable) < len(named), known
+        stored_kind = None if origin is None else stored_quantization(origin)
+        self.is_decoded = stored_kind is not None and quantization_of(model) is None
 
     def identity(self, *, complete: bool) -> BackboneIdentity:
         """Compute the identity; `complete` reads all values where that is cheap.
@@ -309,7 +322,8 @@ class ModelIdentities:
         Raises:
             BackboneError: the weights are quantized and do not match an origin, or there are none.
         """
-        if self.stored and _is_load_of(self.loaded, self.stored, complete):
+        codes = self.stored.codes() if self.stored and self.is_decoded else frozenset()
+        if self.stored and _is_load_of(self.loaded, self.stored, complete, codes):
             return _identity(self.config, self.stored, complete, self.known)
         if self.quantized:
             raise BackboneError(
@@ -321,17 +335,26 @@ class ModelIdentities:
         return _identity(self.config, self.loaded, complete and self.loaded.is_small)
 
 
-def _is_load_of(loaded: LoadedBackbone, stored: StoredBackbone, complete: bool) -> bool:
-    """Return whether the values in memory are those in the files, possibly rounded."""
-    found = _values_agree(loaded.table(sampled=True), stored.table(sampled=True))
+def _is_load_of(
+    loaded: LoadedBackbone, stored: StoredBackbone, complete: bool, codes: frozenset[str]
+) -> bool:
+    """Return whether the values in memory are those in the files, possibly rounded.
+
+    Args:
+        loaded: the model in memory.
+        stored: the files.
+        complete: compare all values where that is cheap, rather than a sample.
+        codes: the names of tensors that hold codes in the files, and are not compared.
+    """
+    found = _values_agree(loaded.table(sampled=True), stored.table(sampled=True), codes)
     if found and complete and loaded.is_small:
-        return _values_agree(loaded.table(sampled=False), stored.table(sampled=False))
+        return _values_agree(loaded.table(sampled=False), stored.table(sampled=False), codes)
     return found
 
 
-def _values_agree(loaded: Table, stored: Table) -> bool:
+def _values_agree(loaded: Table, stored: Table, codes: frozenset[str]) -> bool:
     """Return whether two tables agree; a new pooler or head has no values in the files."""
-    names = {key.partition(" ")[0] for key in stored}
+    names = {key.partition(" ")[0] for key in stored} - codes
     known = [(key, d) for key, d in loaded.items() if key.partition(" ")[0] in names]
     return bool(known) and all(key in stored and d.values in stored[key] for key, d in known)
 

@@ -27,6 +27,7 @@ from adapterhub.backbones.processor import processor_options, remember_processor
 from adapterhub.backbones.quantized import (
     loading_options,
     remaining_quantization,
+    settle_decoded,
     stored_quantization,
 )
 from adapterhub.backbones.quantized_training import keep_4bit_layout
@@ -45,7 +46,7 @@ from adapterhub.backbones.weights import DTYPES
 from adapterhub.errors import BackboneError, ConfigError, unknown
 
 _BROKEN = (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, EOFError,
-           pickle.UnpicklingError, SafetensorError)  # fmt: skip
+           ImportError, pickle.UnpicklingError, SafetensorError)  # fmt: skip
 
 
 def load_backbone(
@@ -73,7 +74,8 @@ def load_backbone(
         labels: the names of the classes, in the order of the logits; an adapter brings its own.
         revision: a branch, tag or commit on the Hub.
         dtype: fp32, bf16 or fp16; by default fp32, or bf16 if the backbone is quantized.
-        quantize: nf4, fp4, int8 or int8-weight. A quantized checkpoint is loaded as it is.
+        quantize: nf4, fp4, int8 or int8-weight. A quantized checkpoint is loaded as it is, or
+            decoded with quantize="dequantize".
         device_map: as in transformers.
         attention: the attention implementation, as `attn_implementation` in transformers.
         new_tokens: tokens to add to the tokenizer; their embeddings belong to the adapters.
@@ -96,9 +98,8 @@ def load_backbone(
         options |= _init_options(folder, task, backbone)
         options |= loading_by_plan(folder) if tensor_parallel else {}
         options = loading_options(auto := _auto(kind, folder), folder, options, quantize)
-        model, info = _load(auto, folder, options | {"output_loading_info": True}, backbone)
+        model, info = _load_weights(auto, folder, options, backbone)
         processor = _load_processor(kind, folder, backbone)
-    keep_4bit_layout(model)
     _remember_origin(model, folder, backbone, commit)
     setattr(model, NEWLY_INITIALIZED, frozenset(info["missing_keys"]))
     if kind.pools:
@@ -167,6 +168,14 @@ def _auto(kind: TaskModel, folder: Path) -> Any:
     except _BROKEN:
         return getattr(transformers, kind.auto)  # loading the model raises the right error
     return getattr(transformers, kind.auto_name(type(config)))
+
+
+def _load_weights(auto: Any, folder: Path, options: dict[str, Any], backbone: str) -> Any:
+    """Return a model and what transformers says of its keys."""
+    model, info = _load(auto, folder, options | {"output_loading_info": True}, backbone)
+    settle_decoded(model, folder, options["dtype"])
+    keep_4bit_layout(model)
+    return model, info
 
 
 def _load(auto: Any, folder: Path, options: dict[str, Any], backbone: str) -> Any:

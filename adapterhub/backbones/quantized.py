@@ -7,6 +7,9 @@
 Linear layers are quantized, except the head, the output layer and newly initialized modules: these
 train, or determine the output directly.
 
+A checkpoint that is quantized already is loaded as it is. `dequantize` decodes it to plain weights
+as it is loaded, which transformers can do for the formats in DECODED.
+
 Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", section 3,
 https://arxiv.org/abs/2305.14314; Dettmers et al. 2022, "LLM.int8(): 8-bit Matrix Multiplication for
 Transformers at Scale", https://arxiv.org/abs/2208.07339.
@@ -26,7 +29,9 @@ from typing import Any
 import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
+from adapterhub.backbones.early_checks import DEQUANTIZE
 from adapterhub.errors import ConfigError, unknown
 
 LABELS = ("id2label", "label2id", "num_labels", "problem_type")
@@ -78,6 +83,10 @@ QUANTIZATIONS = {
 }
 
 
+DECODED = ("fp8", "mxfp4", "compressed-tensors")
+"""The stored quantizations that transformers can decode as it loads a checkpoint."""
+
+
 def sharded_codes() -> list[str]:
     """List the quantizations whose codes can be divided over processes; each has all scales."""
     return [name for name, scheme in QUANTIZATIONS.items() if scheme.shards]
@@ -90,12 +99,17 @@ def remaining_quantization(quantize: str | None, folder: Path) -> str | None:
         ConfigError: the quantization is unknown, the checkpoint is quantized in another way, or the
             library is not installed.
     """
+    stored = stored_quantization(folder)
+    if stored is not None:
+        _check_known(folder, stored)
+    if quantize == DEQUANTIZE:
+        _check_decodes(folder, stored)
+        return quantize
     if quantize is not None and quantize not in QUANTIZATIONS:
-        raise unknown("quantization", quantize, QUANTIZATIONS)
+        raise unknown("quantization", quantize, (*QUANTIZATIONS, DEQUANTIZE))
     config = _stored_config(folder)
     if config and quantize == quantization_kind(config):
         quantize = None
-    stored = stored_quantization(folder)
     if quantize is not None and stored is not None:
         raise ConfigError(
             f"the checkpoint {folder.name} is quantized already, by {stored}",
@@ -110,6 +124,30 @@ def remaining_quantization(quantize: str | None, folder: Path) -> str | None:
             hint=f'pip install "adapterhub[{extras[library]}]"',
         )
     return quantize
+
+
+def _check_known(folder: Path, stored: str) -> None:
+    """Refuse a checkpoint of which transformers would load the codes as if they were weights."""
+    if stored == "bitsandbytes" or stored in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        return
+    raise ConfigError(
+        f"the checkpoint {folder.name} is quantized by {stored}, which transformers "
+        f"{transformers.__version__} cannot load",
+        expected=f"one of {', '.join(sorted(AUTO_QUANTIZATION_CONFIG_MAPPING))}",
+        hint="pip install --upgrade transformers",
+    )
+
+
+def _check_decodes(folder: Path, stored: str | None) -> None:
+    """Refuse to decode a checkpoint that is not quantized, or in a way that stays as it is."""
+    if stored in DECODED:
+        return
+    kind = f"is quantized by {stored}" if stored else "is not quantized"
+    raise ConfigError(
+        f"quantize={DEQUANTIZE}: the checkpoint {folder.name} {kind}",
+        expected=f"a checkpoint in {', '.join(DECODED)}",
+        hint="load it as it is, without quantize",
+    )
 
 
 def stored_quantization(folder: Path) -> str | None:
@@ -168,7 +206,7 @@ _TALKATIVE = ("autograd._functions", "backends.cpu.ops")
 def loading_options(
     auto: Any, folder: Path, options: dict[str, Any], quantize: str | None
 ) -> dict[str, Any]:
-    """Return the options of `from_pretrained` that load a quantized backbone.
+    """Return the options of `from_pretrained` that load a quantized backbone, or decode it.
 
     To find newly initialized parameters, the model is first made on the meta device, which reads no
     weights.
@@ -179,6 +217,8 @@ def loading_options(
         options: the other options, with `dtype`.
         quantize: the quantization to apply, if any.
     """
+    if quantize == DEQUANTIZE:
+        return _decoding_options(folder, options)
     if quantize is None and stored_quantization(folder) != "bitsandbytes":
         return options
     for name in _TALKATIVE:
@@ -195,6 +235,39 @@ def loading_options(
     config = transformers.AutoConfig.from_pretrained(folder, **labels)
     config.quantization_config = stored_config
     return {k: v for k, v in options.items() if k not in labels} | {"config": config}
+
+
+def _decoding_options(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of `from_pretrained` that decode a quantized checkpoint."""
+    labels = {name: value for name, value in options.items() if name in LABELS}
+    config = transformers.AutoConfig.from_pretrained(folder, **labels)
+    config.quantization_config = {**config.quantization_config, "dequantize": True}
+    return {name: value for name, value in options.items() if name not in labels} | {
+        "config": config
+    }
+
+
+def settle_decoded(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
+    """Make a checkpoint that transformers has decoded a plain model of one dtype, in place.
+
+    transformers decodes FP8 and MXFP4 where they have no kernels, as on a CPU: to the dtype of
+    `from_pretrained`, while all other tensors keep that of the file. `save_pretrained` would encode
+    the weights again, without a configuration that says so.
+
+    Args:
+        model: the model, decoded or not.
+        folder: its checkpoint.
+        dtype: the dtype.
+    """
+    if stored_quantization(folder) is None or quantization_of(model) is not None:
+        return
+    vars(model).pop("_weight_conversions", None)
+    kept = {*(getattr(model, "_keep_in_fp32_modules_strict", None) or ())}
+    if dtype == torch.float16:
+        kept |= {*(getattr(model, "_keep_in_fp32_modules", None) or ())}
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not kept & {*name.split(".")}:
+            parameter.data = parameter.data.to(dtype)
 
 
 def _skipped_modules(

@@ -8,10 +8,32 @@ import torch
 from torch import Tensor, nn
 
 from adapterhub.anatomy.own_modules import own_modules
+from adapterhub.backbones.early_checks import DEQUANTIZE
+from adapterhub.backbones.quantized import DECODED, quantization_of
 from adapterhub.backbones.quantized_weights import row_scales
+from adapterhub.errors import ConfigError
 
 _CAN_PACK = "support_avx512bf16_for_cpu"
 _HOOK = "_adapterhub_forgets"
+
+
+def check_gradients(model: nn.Module) -> None:
+    """Refuse to train through quantized layers whose kernels have no backward pass.
+
+    Raises:
+        ConfigError: transformers says so of this quantization.
+    """
+    quantizer: Any = getattr(model, "hf_quantizer", None)
+    if quantizer is None or quantizer.is_trainable:
+        return
+    kind = quantization_of(model)  # type: ignore[arg-type]
+    decodes = kind in DECODED
+    raise ConfigError(
+        f"nothing can be trained on a backbone quantized by {kind}: its kernels compute no "
+        "gradients",
+        expected="a backbone in fp32, bf16 or fp16, or in nf4, fp4, int8, int8-weight or fp8",
+        hint=f"--quantize {DEQUANTIZE}, which decodes the weights to bf16" if decodes else "",
+    )
 
 
 def keep_4bit_layout(model: nn.Module) -> list[nn.Module]:

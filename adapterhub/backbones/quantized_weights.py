@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+
 
 def dequantized(module: nn.Module) -> Tensor | None:
     """Decode the weight of a quantized layer as the layer computes with it.
@@ -23,6 +25,8 @@ def dequantized(module: nn.Module) -> Tensor | None:
         matrix = dequantize_4bit(weight.data, state)
     elif (scales := row_scales(module)) is not None:
         matrix = weight.data.float() * (scales.float() / 127).unsqueeze(1)
+    elif (factors := _float8_factors(module)) is not None:
+        matrix = weight.data.float() * factors
     elif hasattr(weight, "dequantize") and not _is_plain(weight):
         matrix = weight.dequantize()
     else:
@@ -79,6 +83,39 @@ def row_scales(module: nn.Module) -> Tensor | None:
         if isinstance(scales := getattr(owner, "SCB", None), Tensor):
             return scales
     return None
+
+
+def _float8_factors(module: nn.Module) -> Tensor | None:
+    """Return what multiplies each value of an FP8 weight, broadcast to (d_out, d_in).
+
+    transformers stores a factor for the whole weight, for each row, or for each block. Its layer
+    for the blocks calls them `weight_scale_inv`, although it multiplies by them.
+
+    Returns:
+        The factors; None for a layer that does not hold 8-bit floating point numbers.
+    """
+    weight: Any = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.dtype not in FLOAT8 or weight.ndim != 2:
+        return None
+    named = (getattr(module, name, None) for name in ("weight_scale_inv", "weight_scale"))
+    scales = next((each.data.float() for each in named if isinstance(each, Tensor)), None)
+    if scales is None:
+        return None
+    if scales.numel() in (1, weight.shape[0]):
+        return scales.reshape(-1, 1)
+    if scales.ndim != 2:
+        return None
+    rows, columns = _block_size(module, weight, scales)
+    wide = scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    return wide[: weight.shape[0], : weight.shape[1]]
+
+
+def _block_size(module: nn.Module, weight: Tensor, scales: Tensor) -> tuple[int, int]:
+    """Return the rows and columns that share a scale; the last block of each may be smaller."""
+    if size := getattr(module, "block_size", None):
+        return size[0], size[1]
+    rows, columns = (-(-n // m) for n, m in zip(weight.shape, scales.shape, strict=True))
+    return rows, columns
 
 
 def size_of(parameter: Tensor) -> int:

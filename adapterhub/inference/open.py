@@ -12,7 +12,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attached import only_foundations
 from adapterhub.adapters.load import load_folder
+from adapterhub.backbones.early_checks import DEQUANTIZE
+from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.load import load_backbone
+from adapterhub.backbones.quantized import DECODED, stored_quantization
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.errors import ConfigError, MergeError, warn_user
 from adapterhub.files.heads import with_head
@@ -175,8 +178,8 @@ def load_bare_backbone(
     Args:
         folder: the adapter's folder.
         backbone: where to load the backbone from, if not from the id in the manifest.
-        dtype: the dtype of the weights; None loads them in the dtype and quantization of the
-            training recipe.
+        dtype: the dtype of the weights, into which a quantized checkpoint is decoded if it can be;
+            None loads them in the dtype and quantization of the training recipe.
         quantize: a quantization that replaces the recipe's.
         head: which of several heads.
 
@@ -187,6 +190,8 @@ def load_bare_backbone(
     manifest = with_head(read_manifest(folder), head)
     location, revision = backbone_of_adapter(folder, manifest, backbone)
     recipe = {} if dtype else manifest.training.get("recipe", {})
+    if dtype and stored_quantization(find_backbone(location, revision)[0]) in DECODED:
+        quantize = quantize or DEQUANTIZE
     with doing(f"loading {location}"):
         return load_backbone(
             location,

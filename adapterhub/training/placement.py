@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from adapterhub.backbones.early_checks import DEQUANTIZE
 from adapterhub.errors import ConfigError
 from adapterhub.training.processes import launcher_shards, process_count
 from adapterhub.training.recipe import Recipe
@@ -69,6 +70,6 @@ def _unsharded(recipe: Recipe, codes: Sequence[str]) -> Iterator[str]:
         yield f"train.optimizer={options.optimizer}: 8-bit states; use adamw"
     if options.mixed_precision == "fp16":
         yield "train.mixed_precision=fp16: loss scaling; use bf16"
-    if recipe.quantize and recipe.quantize not in codes:
+    if recipe.quantize not in (None, DEQUANTIZE, *codes):
         instead = f"use {' or '.join(codes)}" if codes else "use train.shard=true (FSDP2)"
         yield f"quantize={recipe.quantize}: its scales; {instead}"

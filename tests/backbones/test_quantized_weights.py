@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from float8 import float8_layer
 from torch import nn
 
 import adapterhub as ah
@@ -83,3 +84,15 @@ def test_int8_rows_are_scaled_by_their_scale():
     assert row_scales(layer) is layer.weight.SCB
     expected = torch.tensor([[1, 0], [-2, 2 / 127], [64, 2]])
     torch.testing.assert_close(dequantized(layer), expected)
+
+
+@pytest.mark.parametrize("block", [(16, 8), (16, 16), (7, 5), (48, 32)])
+def test_blocks_of_fp8_are_scaled_by_their_scale(block):
+    """Also blocks that do not divide the matrix."""
+    linear = nn.Linear(30, 44)
+    with torch.no_grad():
+        linear.weight[:20].mul_(100)  # other scales
+    found = dequantized(float8_layer(linear, block))
+    assert found.shape == linear.weight.shape
+    assert ((found - linear.weight).abs() <= 0.07 * linear.weight.abs() + 1e-4).all()
+    assert not can_requantize(float8_layer(linear, block))

@@ -1,0 +1,49 @@
+"""Checkpoints in FP8 on the command line: decoded, trained on, merged into."""
+
+from __future__ import annotations
+
+import float8
+import pytest
+import tiny_models
+import torch
+from fixtures import sentences, write_tsv
+from transformers import AutoModelForCausalLM
+
+import adapterhub as ah
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return float8.save_checkpoint(tiny_models.model("llama", "causal-lm"), tmp_path / "coded")
+
+
+@pytest.mark.parametrize("words", [(), ("--quantize", "dequantize")])
+def test_train_predict_and_merge(words, adapterhub, checkpoint, tmp_path):
+    data = write_tsv(tmp_path / "a.tsv", sentences(24))
+    run, merged = tmp_path / "run", tmp_path / "merged"
+    code, _, err = adapterhub(
+        "train", "--backbone", checkpoint, "--task", "causal-lm", "--method", "dora", "--train",
+        data, "--text", "text", "--label", "label", "--steps", "4", "--output", run, *words,
+    )  # fmt: skip
+    assert code == 0, err
+    code, out, err = adapterhub("predict", run, "a good film")
+    assert code == 0, err
+    code, out, err = adapterhub("merge", run, "--output", merged)
+    assert code == 0, err
+    assert "fp32" in out.splitlines()[0]
+    plain = AutoModelForCausalLM.from_pretrained(merged)
+    assert {p.dtype for p in plain.parameters()} == {torch.float32}
+    model, _ = ah.load_backbone(str(checkpoint), task="causal-lm", dtype="fp32")
+    ah.load(model, run / "adapter")
+    inputs = tiny_models.batch()
+    torch.testing.assert_close(plain(**inputs).logits, model(**inputs).logits, atol=1e-3, rtol=1e-3)
+
+
+def test_a_plain_checkpoint_is_not_decoded(adapterhub, backbone, tmp_path):
+    data = write_tsv(tmp_path / "a.tsv", sentences(24))
+    code, _, err = adapterhub(
+        "train", "--backbone", backbone, "--method", "lora", "--train", data, "--steps", "2",
+        "--quantize", "dequantize", "--output", tmp_path / "run",
+    )  # fmt: skip
+    assert code == 2
+    assert "is not quantized" in err
