@@ -55,4 +55,4 @@ def test_adapters_are_correct_on_this_device(tmp_path: Path) -> None:
     assert [each for each in results if not each["ok"]] == []
     checks = {each["cell"].rpartition(", ")[2] for each in results}
     assert checks >= {"fp32", "bf16 sdpa", "routed", "compiled", "static", "reloaded", "detached"}
-    assert checks >= {"nf4", "fp4", "int8"}
+    assert checks >= {"nf4", "fp4", "int8", "fp8"}

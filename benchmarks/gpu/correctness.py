@@ -17,6 +17,8 @@ on the same weights in fp32 on the CPU; differences are relative, ||a - b|| / ||
     detached    outputs and weights after it is detached                   equal
     nf4, ...    outputs and gradients of a quantized backbone, beside      below 0.3
                 the same backbone with its weights dequantized to fp32
+    fp8         the same of a checkpoint in FP8, whose kernels             below 0.3
+                transformers fetches from the Hub; on a CPU it is decoded
 
 A check that a cell has no part in (a cache in an encoder) is left out; one that raises an error is
 a failure. The record is written after each architecture.
@@ -49,6 +51,7 @@ from adapterhub.backbones.weights import read_weight
 from adapterhub.methods import METHODS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
+import float8
 import matrix
 import tiny_models
 
@@ -252,10 +255,17 @@ def flash_alone() -> Any:
 
 
 def quantized(kind: str, method: str, device: str, folder: Path) -> float:
-    """Compare a quantized Llama with the same weights dequantized."""
-    found = []
+    """Compare a quantized Llama with the same weights dequantized.
+
+    Args:
+        kind: a quantization, or fp8 for a checkpoint that has it.
+        method: the name of the method.
+        device: where it is checked.
+        folder: of a plain checkpoint, or of one in FP8.
+    """
+    found, given = [], None if kind == "fp8" else kind
     for plain in (False, True):
-        model, _ = ah.load_backbone(folder, task="causal-lm", quantize=kind)
+        model, _ = ah.load_backbone(folder, task="causal-lm", quantize=given)
         model = model.to(device)
         if plain:
             model = dequantized(model, folder)
@@ -267,25 +277,29 @@ def quantized(kind: str, method: str, device: str, folder: Path) -> float:
 
 def dequantized(model: Any, folder: Path) -> Any:
     """Return an fp32 model on the CPU with the weights that a quantized one computes with."""
-    plain, _ = ah.load_backbone(folder, task="causal-lm")
+    plain, _ = ah.load_backbone(folder, task="causal-lm", dtype="fp32")
     with torch.no_grad():
         for path, module in plain.named_modules():
             if isinstance(module, nn.Linear):
                 weight = read_weight(model.get_submodule(path))
-                module.weight.copy_(weight.to("cpu", torch.float32).view_as(module.weight))
-    return plain
+                module.weight = nn.Parameter(
+                    weight.to("cpu", torch.float32).reshape(module.out_features, -1)
+                )
+    return plain.to("cpu", torch.float32)
 
 
-def save_llama(folder: Path) -> None:
-    """Save a tiny Llama with weights wide enough for blocks of 64, and its tokenizer."""
+def save_llama(folder: Path) -> Path:
+    """Save a tiny Llama with weights wide enough for blocks of 128, and its tokenizer."""
     from fixtures import word_tokenizer
 
     tokenizer = word_tokenizer("<s>", "")
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
-    model = tiny_models.model("llama", "causal-lm", **sizes, num_key_value_heads=2, head_dim=32)
+    model = tiny_models.model("llama", "causal-lm", **sizes, num_key_value_heads=4, head_dim=32)
     assert len(tokenizer) <= model.config.vocab_size
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder / "plain")
+    tokenizer.save_pretrained(folder / "plain")
+    float8.save_checkpoint(model, folder / "fp8", (128, 128))
+    return folder
 
 
 def run(cell: str, limit: float, check: Callable[[], float]) -> dict[str, Any]:
@@ -313,13 +327,14 @@ def measure(options: argparse.Namespace, device: str) -> Iterator[list[dict[str,
             for name, limit, check in cell.checks():
                 results.append(run(f"{architecture}, {method}, {name}", limit, check))
         yield results
-    with tempfile.TemporaryDirectory() as folder:
-        save_llama(Path(folder))
+    kinds = [kind for kind, scheme in QUANTIZATIONS.items() if find_spec(scheme.library)]
+    with tempfile.TemporaryDirectory() as name:
+        folder = save_llama(Path(name))
         yield [
             run(f"llama, {method}, {kind}", QUANTIZED,
-                functools.partial(quantized, kind, method, device, Path(folder)))
-            for kind, scheme in QUANTIZATIONS.items()
-            if find_spec(scheme.library)
+                functools.partial(quantized, kind, method, device,
+                                  folder / ("fp8" if kind == "fp8" else "plain")))
+            for kind in (*kinds, "fp8")
             for method in methods
             if not METHODS[method].trains_backbone and method != "head"
         ]  # fmt: skip

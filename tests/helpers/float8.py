@@ -49,20 +49,20 @@ def float8_layer(linear: nn.Linear, block: tuple[int, int] = BLOCK) -> FP8Linear
     return layer
 
 
-def save_checkpoint(model: PreTrainedModel, folder: Path) -> Path:
+def save_checkpoint(model: PreTrainedModel, folder: Path, block: tuple[int, int] = BLOCK) -> Path:
     """Save a model with its projections in FP8, as DeepSeek's and Qwen's checkpoints have them."""
     model.save_pretrained(folder)
     word_tokenizer("<s>", "").save_pretrained(folder)
     tensors = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         if name.endswith("_proj.weight"):
-            tensors[name], tensors[f"{name}_scale_inv"] = encode(tensor)
+            tensors[name], tensors[f"{name}_scale_inv"] = encode(tensor, block)
         else:
             tensors[name] = tensor.to(torch.bfloat16)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"] = {
-        "quant_method": "fp8", "weight_block_size": BLOCK, "activation_scheme": "dynamic",
+        "quant_method": "fp8", "weight_block_size": block, "activation_scheme": "dynamic",
         "modules_to_not_convert": ["lm_head"],
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
