@@ -19,6 +19,7 @@ from adapterhub.adapters.fusion_sources import build_from_sources
 from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.state import bare, get_state
 from adapterhub.backbones.pooling import check_pooling, chosen_pooling
+from adapterhub.backbones.quantized_training import check_gradients
 from adapterhub.backbones.token_embedding import checkpoint_vocabulary_size, token_embedding
 from adapterhub.backbones.tokenizer import (
     TokenizerSnapshot,
@@ -66,8 +67,9 @@ def attach(
         SiteError: the backbone lacks a site that the method names; if the method does not fit at
             all, the error lists methods that do.
         AttachError: the name is taken, the model is not one of transformers, is compiled, or shares
-            modules with another one with adapters, nothing would train, or an adapter that the
-            method is built from, or that it shall be on, is missing.
+            modules with another one with adapters, nothing would train, no gradient passes through
+            quantized layers, or an adapter that the method is built from, or that it shall be on,
+            is missing.
     """
     require_model(model)
     methods = with_options(method, options)
@@ -82,6 +84,8 @@ def attach(
             methods = with_found_sites(methods, state.anatomy)
         adapter = build(state, methods, name, tokenizer=snapshot, pooling=how)
         adapter.on = below
+        if adapter.placed or adapter.changed:  # a head alone needs no gradient of the backbone
+            check_gradients(model)
         state.add(adapter)
     return adapter
 

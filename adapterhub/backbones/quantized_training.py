@@ -6,34 +6,63 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.backbones.early_checks import DEQUANTIZE
 from adapterhub.backbones.quantized import DECODED, quantization_of
 from adapterhub.backbones.quantized_weights import row_scales
-from adapterhub.errors import ConfigError
+from adapterhub.errors import AttachError
 
 _CAN_PACK = "support_avx512bf16_for_cpu"
 _HOOK = "_adapterhub_forgets"
 
 
-def check_gradients(model: nn.Module) -> None:
-    """Refuse to train through quantized layers whose kernels have no backward pass.
+def check_gradients(model: PreTrainedModel) -> None:
+    """Refuse to train through quantized layers that pass no gradients on.
 
     Raises:
-        ConfigError: transformers says so of this quantization.
+        AttachError: transformers says so of this quantization, or a layer was tried.
     """
+    if (kind := quantization_of(model)) is None:
+        return
     quantizer: Any = getattr(model, "hf_quantizer", None)
     if quantizer is None or quantizer.is_trainable:
-        return
-    kind = quantization_of(model)  # type: ignore[arg-type]
-    decodes = kind in DECODED
-    raise ConfigError(
-        f"nothing can be trained on a backbone quantized by {kind}: its kernels compute no "
-        "gradients",
+        layers = _kinds_of_layers(model)
+        if not (blocking := [path for path, layer in layers if _blocks_gradients(layer, model)]):
+            return
+    else:
+        blocking = []
+    decode = f'quantize="{DEQUANTIZE}" in load_backbone or the recipe, which decodes the weights'
+    raise AttachError(
+        f"nothing can be trained on this backbone: no gradient passes through layers in {kind}",
+        offenders=blocking,
         expected="a backbone in fp32, bf16 or fp16, or in nf4, fp4, int8, int8-weight or fp8",
-        hint=f"--quantize {DEQUANTIZE}, which decodes the weights to bf16" if decodes else "",
+        hint=decode if kind in DECODED else "load adapters that were trained elsewhere",
     )
+
+
+def _kinds_of_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return one linear layer of each class that has its own code; not those of bitsandbytes."""
+    found: dict[tuple[type, bool], tuple[str, nn.Module]] = {}
+    for path, module in own_modules(model):
+        replaced = "forward" in vars(module) and not hasattr(module, "_hf_hook")
+        is_plain = type(module) is nn.Linear and not replaced
+        known = type(module).__module__.startswith("bitsandbytes.")
+        if isinstance(getattr(module, "in_features", None), int) and not (is_plain or known):
+            found.setdefault((type(module), replaced), (path, module))
+    return list(found.values())
+
+
+def _blocks_gradients(layer: Any, model: PreTrainedModel) -> bool:
+    """Return whether an input that requires a gradient gives an output that does not."""
+    with torch.enable_grad():
+        x = torch.zeros(1, layer.in_features, dtype=model.dtype, device=model.device)
+        try:
+            output = layer.forward(x.requires_grad_())
+        except Exception:  # other inputs, or no kernel: the model says so when it is called
+            return False
+    return isinstance(output, Tensor) and not output.requires_grad
 
 
 def keep_4bit_layout(model: nn.Module) -> list[nn.Module]:

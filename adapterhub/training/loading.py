@@ -19,7 +19,6 @@ from adapterhub.adapters.attached import adapters
 from adapterhub.adapters.state import get_state
 from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.newly_initialized import initialize_again, newly_initialized
-from adapterhub.backbones.quantized_training import check_gradients
 from adapterhub.data.examples import data_hash
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, dump_task
@@ -179,7 +178,6 @@ def _load(recipe: Recipe, data: RunData, kernels: KernelChoice) -> Loaded:
             family=recipe.family,
             tensor_parallel=recipe.train.tensor_parallel,
         )
-    check_gradients(model)
     make_ready(model, move=not (recipe.train.shard or recipe.train.tensor_parallel))
     return Loaded(model, processor, kernels)
 

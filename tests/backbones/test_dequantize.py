@@ -15,8 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import adapterhub as ah
 from adapterhub.backbones.quantized import remaining_quantization
-from adapterhub.backbones.quantized_training import check_gradients
-from adapterhub.errors import BackboneError, ConfigError
+from adapterhub.errors import AttachError, BackboneError, ConfigError
 
 EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 
@@ -116,13 +115,28 @@ def test_a_missing_library_is_named(method, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["mxfp4", "vptq"])
-def test_kernels_without_gradients_are_refused_before_training(kind):
+def test_kernels_without_gradients_are_refused(kind):
     model = tiny_models.model("llama", "causal-lm")
-    check_gradients(model)
     model.hf_quantizer = SimpleNamespace(is_trainable=True)
-    check_gradients(model)
-    model.hf_quantizer = SimpleNamespace(is_trainable=False)
     model.config.quantization_config = {"quant_method": kind}
-    with pytest.raises(ConfigError, match=f"quantized by {kind}") as error:
-        check_gradients(model)
-    assert ("--quantize dequantize" in error.value.hint) == (kind == "mxfp4")
+    ah.attach(model, "lora").detach()
+    model.hf_quantizer = SimpleNamespace(is_trainable=False)
+    with pytest.raises(AttachError, match=f"layers in {kind}") as error:
+        ah.attach(model, "lora")
+    assert ("dequantize" in error.value.hint) == (kind == "mxfp4")
+
+
+def test_a_layer_that_cuts_gradients_is_refused():
+    """compressed-tensors rounds activations so, while transformers says that it trains."""
+    model = tiny_models.model("llama", "causal-lm")
+    layer = model.model.layers[1].self_attn.k_proj
+    layer.forward = lambda x: torch.nn.functional.linear(x.detach(), layer.weight)
+    model.requires_grad_(False)
+    model.config.quantization_config = {"quant_method": "compressed-tensors"}
+    for method in ("lora", "norms"):
+        with pytest.raises(AttachError, match="no gradient passes") as error:
+            ah.attach(model, method)
+        assert error.value.offenders == ("model.layers.1.self_attn.k_proj",)
+        assert "dequantize" in error.value.hint
+    del layer.forward
+    ah.attach(model, "lora")
