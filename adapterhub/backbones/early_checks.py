@@ -19,6 +19,7 @@ QUANTIZATION_LIBRARIES: Mapping[str, tuple[str, str]] = {
     "fp4": ("bitsandbytes", "quantized"),
     "int8": ("bitsandbytes", "quantized"),
     "int8-weight": ("torchao", "torchao"),
+    "fp8-weight": ("torchao", "torchao"),
 }
 """The library of each way to quantize, and the extra of adapterhub that installs it."""
 DEQUANTIZE = "dequantize"

@@ -74,8 +74,8 @@ def load_backbone(
         labels: the names of the classes, in the order of the logits; an adapter brings its own.
         revision: a branch, tag or commit on the Hub.
         dtype: fp32, bf16 or fp16; by default fp32, or bf16 if the backbone is quantized.
-        quantize: nf4, fp4, int8 or int8-weight. A quantized checkpoint is loaded as it is, or
-            decoded with quantize="dequantize".
+        quantize: nf4, fp4, int8, int8-weight or fp8-weight. A quantized checkpoint is loaded as it
+            is, or decoded with quantize="dequantize".
         device_map: as in transformers.
         attention: the attention implementation, as `attn_implementation` in transformers.
         new_tokens: tokens to add to the tokenizer; their embeddings belong to the adapters.

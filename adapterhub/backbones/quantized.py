@@ -3,6 +3,7 @@
     nf4, fp4    4 bits per value in blocks of 64; the scales of the blocks are quantized too
     int8        8 bits per value, one scale per row; activations are rounded to 8 bits as well
     int8-weight 8 bits per value, weights only, by torchao
+    fp8-weight  the same with floating point numbers of 8 bits (4 of exponent, 3 of mantissa)
 
 Linear layers are quantized, except the head, the output layer and newly initialized modules: these
 train, or determine the output directly.
@@ -75,11 +76,19 @@ def _eight_bit_weights(dtype: torch.dtype, skipped: list[str]) -> Any:
     return transformers.TorchAoConfig(Int8WeightOnlyConfig(), modules_to_not_convert=skipped)
 
 
+def _float8_weights(dtype: torch.dtype, skipped: list[str]) -> Any:
+    from torchao.quantization import Float8WeightOnlyConfig
+
+    return transformers.TorchAoConfig(Float8WeightOnlyConfig(), modules_to_not_convert=skipped)
+
+
+_TORCHAO = {"Int8WeightOnlyConfig": "int8-weight", "Float8WeightOnlyConfig": "fp8-weight"}
 QUANTIZATIONS = {
     "nf4": Scheme("bitsandbytes", "quantized", partial(_four_bits, "nf4"), shards=True),
     "fp4": Scheme("bitsandbytes", "quantized", partial(_four_bits, "fp4"), shards=True),
     "int8": Scheme("bitsandbytes", "quantized", _eight_bits),
     "int8-weight": Scheme("torchao", "torchao", _eight_bit_weights),
+    "fp8-weight": Scheme("torchao", "torchao", _float8_weights),
 }
 
 
@@ -176,7 +185,7 @@ def quantization_kind(config: Mapping[str, Any]) -> str:
         return str(config.get("bnb_4bit_quant_type", "int4"))
     if config.get("quant_method") == "torchao":
         name = config["quant_type"]["default"]["_type"]
-        return "int8-weight" if name == "Int8WeightOnlyConfig" else f"torchao-{name}"
+        return _TORCHAO.get(name, f"torchao-{name}")
     method = config.get("quant_method", "unknown")
     return "int8" if config.get("load_in_8bit") else str(getattr(method, "value", method))
 

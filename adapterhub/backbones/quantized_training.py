@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.backbones.early_checks import DEQUANTIZE
-from adapterhub.backbones.quantized import DECODED, quantization_of
+from adapterhub.backbones.quantized import DECODED, QUANTIZATIONS, quantization_of
 from adapterhub.backbones.quantized_weights import row_scales
 from adapterhub.errors import AttachError
 
@@ -37,7 +37,7 @@ def check_gradients(model: PreTrainedModel) -> None:
     raise AttachError(
         f"nothing can be trained on this backbone: no gradient passes through layers in {kind}",
         offenders=blocking,
-        expected="a backbone in fp32, bf16 or fp16, or in nf4, fp4, int8, int8-weight or fp8",
+        expected=f"a backbone in fp32, bf16 or fp16, or in {', '.join(QUANTIZATIONS)}",
         hint=decode if kind in DECODED else "load adapters that were trained elsewhere",
     )
 

@@ -41,7 +41,7 @@ def can_requantize(module: nn.Module) -> bool:
     if getattr(weight, "quant_state", None) is not None or row_scales(module) is not None:
         return True
     by_row = list(getattr(weight, "block_size", ())) == [1, getattr(module, "in_features", 0)]
-    return type(weight).__name__ == "Int8Tensor" and by_row
+    return type(weight).__name__ in ("Int8Tensor", "Float8Tensor") and by_row
 
 
 def requantized(module: nn.Module, matrix: Tensor) -> tuple[nn.Parameter, dict[str, Any]]:
@@ -61,7 +61,7 @@ def requantized(module: nn.Module, matrix: Tensor) -> tuple[nn.Parameter, dict[s
     if hasattr(cls, "from_hp"):
         from torchao.quantization import PerRow
 
-        codes = cls.from_hp(matrix.to(weight.dtype).contiguous(), PerRow())
+        codes = cls.from_hp(matrix.to(weight.dtype).contiguous(), granularity=PerRow())
         return nn.Parameter(codes, requires_grad=False), {}
     new = cls(matrix.cpu(), requires_grad=False).to(weight.device)
     layer_state: Any = copy.copy(module.state)

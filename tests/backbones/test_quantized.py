@@ -44,6 +44,7 @@ def checkpoint(folder, config):
         ({"quant_method": "gptq", "bits": 4}, "gptq"),
         ({}, "unknown"),
         (torchao("Int8WeightOnlyConfig"), "int8-weight"),
+        (torchao("Float8WeightOnlyConfig"), "fp8-weight"),
         (torchao("Float8Config"), "torchao-Float8Config"),
     ],
 )
