@@ -100,7 +100,10 @@ def _summary(results: Sequence[TaskResult]) -> Iterator[str]:
 def _task_lines(task: TaskResult, command: str | None) -> Iterator[str]:
     title = f"{task.task}: {task.rows:,} training rows, {task.test_rows:,} test rows"
     yield from (f"## {literal(title)}", "")
-    yield from (literal(task.advice.text), "")
+    first, *others = (*task.advice.reasons, *task.advice.unknown)
+    yield from (literal(first), "")
+    yield from (f"- {literal(sentence)}" for sentence in others)
+    yield ""
     if command:
         yield from (code_block("bash", [one_line(command, 10_000)]), "")
     columns = study_columns(task)

@@ -197,7 +197,7 @@ def _task_result(
     score = _score_of(records)
     if score is None:
         return None
-    labels = [m for m in study.compared() if any(r.cell.method == m for r in records)]
+    labels = [m for m in study.compared() if _is_shown(m, study.bench.recorded, records)]
     results = {label: _method_result(label, records, score) for label in labels}
     timings = fitting(beside.timings, place[0], records[0].origin)
     results = _timed(results, timings, study.bench.recorded)
@@ -214,6 +214,14 @@ def _task_result(
     methods = tuple(compared.values())
     advice = recommend(runs, costs, study.bench.recorded, study.bench.margin)
     return TaskResult(*place, score, study.baseline, methods, advice)
+
+
+def _is_shown(method: str, recorded: Sequence[str], records: Sequence[CellRecord]) -> bool:
+    """Return whether a method has runs here; not a recorded one of which only trials are there."""
+    mine = [record for record in records if record.cell.method == method]
+    if method not in recorded or any(record.cell.stage == "final" for record in mine):
+        return bool(mine)
+    return bool(mine) and all(record.status != "done" for record in mine)
 
 
 def _timed(

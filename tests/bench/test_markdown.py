@@ -23,7 +23,11 @@ def test_the_report_has_the_advice_the_command_and_the_whole_table(made_study, m
     text = study_markdown(made_study, made_results, COMMANDS)
     lines = text.splitlines()
     assert lines[0] == "# mine"
-    assert "Take lora: accuracy" in text
+    assert any(line.startswith("Take lora: accuracy") for line in lines)
+    advice = made_results[0].advice
+    others = [*advice.reasons, *advice.unknown][1:]
+    assert others
+    assert sum(line.startswith("- ") for line in lines[: lines.index("```bash")]) == len(others)
     assert "```bash\nadapterhub train --method lora\n```" in text
     table = [line for line in lines if line.startswith("|")]
     assert len({line.count("|") for line in table}) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -138,6 +139,15 @@ def test_recorded_methods_are_compared_with_the_others_and_never_recommended(mad
     (alone,) = study_results(made, records, {})
     assert [found.method for found in alone.methods] == ["head", "lora"]
     assert alone.advice.method == "lora"
+
+
+def test_recorded_trials_alone_are_no_result_unless_all_of_them_failed(made):
+    """Another program may have run part of the tasks; ours would say `not run` of its own."""
+    bench = replace(made.bench, recorded=("begun", "lost"))
+    records = made_records(made, {"head": 0.6, "lora": 0.9, "begun": 0.9, "lost": math.nan})
+    records = [r for r in records if r.cell.method != "begun" or r.cell.stage == "search"]
+    (task,) = study_results(replace(made, bench=bench), records, {})
+    assert [found.method for found in task.methods] == ["head", "lora", "lost"]
 
 
 def test_without_a_tested_run_there_is_no_result(made):
