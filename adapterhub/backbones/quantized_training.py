@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.backbones.early_checks import DEQUANTIZE
+from adapterhub.backbones.layer_probe import blocks_gradients, has_own_code
 from adapterhub.backbones.quantized import DECODED, QUANTIZATIONS, quantization_of
 from adapterhub.backbones.quantized_weights import row_scales
 from adapterhub.errors import AttachError
@@ -24,15 +25,13 @@ def check_gradients(model: PreTrainedModel) -> None:
     Raises:
         AttachError: transformers says so of this quantization, or a layer was tried.
     """
-    if (kind := quantization_of(model)) is None:
+    kind, quantizer = quantization_of(model), getattr(model, "hf_quantizer", None)
+    if kind is None:
         return
-    quantizer: Any = getattr(model, "hf_quantizer", None)
-    if quantizer is None or quantizer.is_trainable:
-        layers = _kinds_of_layers(model)
-        if not (blocking := [path for path, layer in layers if _blocks_gradients(layer, model)]):
-            return
-    else:
-        blocking = []
+    says_so = quantizer is not None and not quantizer.is_trainable
+    blocking = [] if says_so else _blocking_layers(model)
+    if not says_so and not blocking:
+        return
     decode = f'quantize="{DEQUANTIZE}" in load_backbone or the recipe, which decodes the weights'
     raise AttachError(
         f"nothing can be trained on this backbone: no gradient passes through layers in {kind}",
@@ -42,27 +41,15 @@ def check_gradients(model: PreTrainedModel) -> None:
     )
 
 
-def _kinds_of_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return one linear layer of each class that has its own code; not those of bitsandbytes."""
-    found: dict[tuple[type, bool], tuple[str, nn.Module]] = {}
-    for path, module in own_modules(model):
-        replaced = "forward" in vars(module) and not hasattr(module, "_hf_hook")
-        is_plain = type(module) is nn.Linear and not replaced
-        known = type(module).__module__.startswith("bitsandbytes.")
-        if isinstance(getattr(module, "in_features", None), int) and not (is_plain or known):
-            found.setdefault((type(module), replaced), (path, module))
-    return list(found.values())
-
-
-def _blocks_gradients(layer: Any, model: PreTrainedModel) -> bool:
-    """Return whether an input that requires a gradient gives an output that does not."""
-    with torch.enable_grad():
-        x = torch.zeros(1, layer.in_features, dtype=model.dtype, device=model.device)
-        try:
-            output = layer.forward(x.requires_grad_())
-        except Exception:  # other inputs, or no kernel: the model says so when it is called
-            return False
-    return isinstance(output, Tensor) and not output.requires_grad
+def _blocking_layers(model: PreTrainedModel) -> list[str]:
+    """List the linear layers that block gradients, of which one of each class is tried."""
+    kinds: dict[type, tuple[str, nn.Module, int]] = {}
+    for path, layer in own_modules(model):
+        width = getattr(layer, "in_features", None)
+        if isinstance(width, int) and has_own_code(layer):
+            kinds.setdefault(type(layer), (path, layer, width))
+    like = torch.empty(0, dtype=model.dtype, device=model.device)
+    return [path for path, layer, width in kinds.values() if blocks_gradients(layer, width, like)]
 
 
 def keep_4bit_layout(model: nn.Module) -> list[nn.Module]:

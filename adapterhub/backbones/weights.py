@@ -20,15 +20,13 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from adapterhub.anatomy.sites import Anatomy, FeatureSlice
+from adapterhub.backbones.layer_probe import computes_with, has_own_code
 from adapterhub.backbones.quantized import quantization_kind
 from adapterhub.backbones.quantized_weights import dequantized
 from adapterhub.errors import SiteError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _READABLE = (*DTYPES.values(), torch.float64)
-_PROBES, _ROUNDING = 4, 0.1  # activations in 8 bits are rounded by some 3 %
-# A layer with other inputs or outputs, or without a kernel for this device.
-_NO_ANSWER = (RuntimeError, TypeError, ValueError, AttributeError, ImportError, NameError)
 
 
 def storage_problem(parameter: object) -> str:
@@ -180,7 +178,7 @@ def read_weight(module: nn.Module, part: FeatureSlice | None = None) -> Tensor:
         rows = dequantized(module) if coded else None
         if rows is None:
             rows = _stored(module, weight)
-        if rows.dtype not in _READABLE or not _computes(module, rows):
+        if rows.dtype not in _READABLE or not _is_computed_with(module, rows):
             raise _unreadable(module, "a layer that computes x Wᵀ + b with its weight")
     rows = whole(rows)
     return (rows if part is None else part.read(rows.T).T).to(torch.float32)
@@ -195,43 +193,21 @@ def _stored(module: nn.Module, weight: object) -> Tensor:
     return weight.T if isinstance(module, Conv1D) else weight
 
 
+def _is_computed_with(module: nn.Module, rows: Tensor) -> bool:
+    """Return whether a layer computes with the weight that was read."""
+    if not has_own_code(module) or rows.is_meta or is_sharded(rows):
+        return True
+    weight: Any = module.weight
+    dtype = weight.dtype if weight.dtype in _READABLE else torch.bfloat16
+    return computes_with(module, rows, dtype)
+
+
 def _unreadable(module: nn.Module, expected: str) -> SiteError:
     return SiteError(
         f"the weight of a {type(module).__name__} cannot be read",
         expected=expected,
         hint="a method that does not read weights, such as lora",
     )
-
-
-def _is_usual(module: nn.Module) -> bool:
-    """Return whether a layer computes by the code of nn.Linear, Conv1D or bitsandbytes."""
-    replaced = "forward" in vars(module) and not hasattr(module, "_hf_hook")  # set by accelerate
-    if replaced:
-        return False
-    usual = type(module).forward in (nn.Linear.forward, Conv1D.forward)
-    return usual or type(module).__module__.startswith("bitsandbytes.")
-
-
-@torch.no_grad()
-def _computes(module: nn.Module, rows: Tensor) -> bool:
-    """Return whether a layer computes x Wᵀ + b, up to the rounding of activations to 8 bits.
-
-    A layer with its own code may scale, round or divide its weight. Hooks are not called.
-    """
-    if _is_usual(module) or rows.is_meta or is_sharded(rows):
-        return True
-    weight: Any = module.weight
-    bias: Tensor | None = getattr(module, "bias", None)
-    dtype = weight.dtype if weight.dtype in _READABLE else torch.bfloat16
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(_PROBES, rows.shape[1], generator=generator).to(rows.device, dtype)
-    own = type(module).forward if hasattr(module, "_hf_hook") else None
-    try:
-        found = own(module, x) if own else module.forward(x)
-        expected = x.float() @ rows.float().T + (0 if bias is None else bias.float())
-        return bool((found.float() - expected).norm() <= _ROUNDING * expected.norm())
-    except _NO_ANSWER:
-        return False
 
 
 def read_bias(module: nn.Module, part: FeatureSlice | None = None) -> Tensor | None:
