@@ -18,9 +18,6 @@ from transformers.integrations.finegrained_fp8 import FP8Linear
 
 import adapterhub as ah
 
-needs_layers = pytest.mark.skipif(
-    not hasattr(finegrained_fp8, "fp8_linear"), reason="layers of a later transformers"
-)
 BLOCK = (16, 8)
 LARGEST = torch.finfo(torch.float8_e4m3fn).max
 
@@ -84,11 +81,18 @@ def float8_model(folder: Path) -> PreTrainedModel:
 
 
 def float8_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the layers compute on a CPU: with decoded weights, and activations as they are."""
+    """Let the layers compute on a CPU: with decoded weights, and activations as they are.
 
-    def linear(x: Tensor, weight: Tensor, scales: Tensor, block: Any, bias: Any = None, *_: Any
-               ) -> Tensor:  # fmt: skip
-        decoded = finegrained_fp8._dequantize_fp8_weight(weight, scales, block, x.dtype)
-        return nn.functional.linear(x, decoded, bias)
+    transformers passes bias and blocks by position or by name, in its releases.
+    """
+
+    def linear(
+        x: Tensor, weight: Tensor, scales: Tensor, block_size: Any = None, bias: Any = None,
+        *_: Any, **__: Any,
+    ) -> Tensor:  # fmt: skip
+        for axis, size in enumerate(block_size):
+            scales = scales.repeat_interleave(size, axis)
+        decoded = weight.float() * scales[: weight.shape[0], : weight.shape[1]]
+        return nn.functional.linear(x, decoded.to(x.dtype), bias)
 
     monkeypatch.setattr(finegrained_fp8, "fp8_linear", linear)

@@ -13,7 +13,6 @@ import adapterhub as ah
 from adapterhub.errors import ConfigError, MergeError, SiteError
 from adapterhub.methods import METHODS
 
-pytestmark = float8.needs_layers
 METHOD_NAMES = [m for m in sorted(METHODS) if (m, "llama") not in REFUSED and m != "head"]
 TRAIN_WEIGHTS = {"full", "freeze", "unfreeze", "staged"}
 
