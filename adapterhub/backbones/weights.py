@@ -167,21 +167,44 @@ def with_whole_parameters(module: nn.Module) -> Any:
 def read_weight(module: nn.Module, part: FeatureSlice | None = None) -> Tensor:
     """Return the weight W of y = W x + b, (d_out, d_in), in fp32.
 
-    A view of the stored weight if possible; decoded if the layer is quantized.
+    A view of the stored weight if possible; decoded if the layer is quantized. A layer with code of
+    its own is called once, to see that it computes with this weight.
 
     Raises:
         SiteError: the weight of this kind of module cannot be read.
     """
     with _onloaded(module):
-        weight = getattr(module, "weight", None)
-        coded = storage_problem(weight) and not (weight is not None and is_sharded(weight))
-        rows = dequantized(module) if coded else None
-        if rows is None:
-            rows = _stored(module, weight)
-        if rows.dtype not in _READABLE or not _is_computed_with(module, rows):
+        rows = _decoded(module)
+        if not _is_computed_with(module, rows):
             raise _unreadable(module, "a layer that computes x Wᵀ + b with its weight")
+    return _rows_of(rows, part)
+
+
+def reread_weight(module: nn.Module, part: FeatureSlice | None = None) -> Tensor:
+    """Return what `read_weight` does, in a forward pass: nothing is called or waited for.
+
+    Raises:
+        SiteError: the weight of this kind of module cannot be read.
+    """
+    with _onloaded(module):
+        rows = _decoded(module)
+    return _rows_of(rows, part)
+
+
+def _rows_of(rows: Tensor, part: FeatureSlice | None) -> Tensor:
     rows = whole(rows)
     return (rows if part is None else part.read(rows.T).T).to(torch.float32)
+
+
+def _decoded(module: nn.Module) -> Tensor:
+    weight = getattr(module, "weight", None)
+    coded = storage_problem(weight) and not (weight is not None and is_sharded(weight))
+    rows = dequantized(module) if coded else None
+    if rows is None:
+        rows = _stored(module, weight)
+    if rows.dtype not in _READABLE:
+        raise _unreadable(module, "a weight in floating point, or codes with their scales")
+    return rows
 
 
 def _stored(module: nn.Module, weight: object) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from adapterhub.anatomy.projections import is_projection
 from adapterhub.anatomy.sites import CHILD, STREAM, Site, Stream
 from adapterhub.backbones.tensor_parallel import WHOLE, tensor_parallel
-from adapterhub.backbones.weights import read_bias, read_weight
+from adapterhub.backbones.weights import read_bias, reread_weight
 from adapterhub.hooks.composition import as_before, by_row
 from adapterhub.hooks.row_stacks import StackedColumn
 from adapterhub.hooks.slot import SUBLAYER_INPUT, Mark, Slot, first_input, read_sublayer_input
@@ -141,7 +141,7 @@ class OutputSlot(Slot):
             source = self._block(source, y) if module.source == "block" else source
         weight: tuple[Tensor | None, ...] = ()
         if module.reads_weight:
-            weight = (read_weight(host, site.part), read_bias(host, site.part))
+            weight = (reread_weight(host, site.part), read_bias(host, site.part))
         if site.part is None:
             return compute(source, y, *weight)
         return site.part.write(y, compute(source, site.part.read(y), *weight))

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import adapterhub as ah
-from adapterhub.backbones.weights import read_bias, read_weight
+from adapterhub.backbones.weights import read_bias, read_weight, reread_weight
 from adapterhub.errors import SiteError
 
 
@@ -130,3 +130,10 @@ def test_a_layer_whose_forward_was_replaced_is_refused():
         read_weight(layer)
     layer.forward = lambda x: F.linear(x, weight, layer.bias)
     assert torch.equal(read_weight(layer), weight)
+
+
+def test_a_forward_pass_reads_without_trying():
+    """The try waits for a value, which a CUDA graph and a compiled layer cannot."""
+    layer = nn.Linear(8, 8)
+    layer.forward = lambda x: pytest.fail("the layer was called")
+    assert torch.equal(reread_weight(layer), layer.weight)

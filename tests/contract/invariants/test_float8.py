@@ -10,6 +10,7 @@ import transformers
 from matrix import REFUSED, example
 
 import adapterhub as ah
+from adapterhub.backbones import weights
 from adapterhub.errors import ConfigError, MergeError, SiteError
 from adapterhub.methods import METHODS
 
@@ -73,6 +74,14 @@ def test_an_adapter_is_the_same_on_codes_and_on_decoded_weights(
     assert others.keys() == gradients.keys()
     for name, gradient in gradients.items():
         torch.testing.assert_close(others[name], gradient, atol=2e-4, rtol=2e-3)
+
+
+def test_a_layer_is_not_tried_in_a_forward_pass(coded, monkeypatch):
+    ah.attach(coded, "dora")
+    calls = []
+    monkeypatch.setattr(weights, "computes_with", lambda *_: calls.append(1))
+    coded(**tiny_models.batch())
+    assert not calls
 
 
 @pytest.mark.parametrize("method", sorted(TRAIN_WEIGHTS))
