@@ -201,7 +201,8 @@ def _task_result(
     results = {label: _method_result(label, records, score) for label in labels}
     timings = fitting(beside.timings, place[0], records[0].origin)
     results = _timed(results, timings, study.bench.recorded)
-    runs = [method_runs(result, score) for result in results.values()]
+    recorded = study.bench.recorded
+    runs = [method_runs(each, score, label in recorded) for label, each in results.items()]
     rows = next(r.rows for r in records if r.rows)
     data = next((each.data for each in runs if each.columns), "")  # they have the same rows
     for name, predicted in beside.untrained(rows).items():
@@ -212,7 +213,7 @@ def _task_result(
     compared = _compared(results, runs, study.baseline)
     costs = {name: _method_cost(result) for name, result in compared.items()}
     methods = tuple(compared.values())
-    advice = recommend(runs, costs, study.bench.recorded, study.bench.margin)
+    advice = recommend(runs, costs, recorded, study.bench.margin)
     return TaskResult(*place, score, study.baseline, methods, advice)
 
 
@@ -326,8 +327,13 @@ def _selecting(records: Sequence[CellRecord], score: RowScore) -> RowScore:
     return replace(score, name=metric, high=high)
 
 
-def method_runs(result: MethodResult, score: RowScore) -> RepeatedRuns:
+def method_runs(result: MethodResult, score: RowScore, is_recorded: bool = False) -> RepeatedRuns:
     """Collect the predictions of a method's seeds; without a final run, its trials failed.
+
+    Args:
+        result: the records of the method.
+        score: the score to compare.
+        is_recorded: another program ran it.
 
     Raises:
         ConfigError: the test rows of the seeds differ.
@@ -336,7 +342,8 @@ def method_runs(result: MethodResult, score: RowScore) -> RepeatedRuns:
     files = [_prediction_file(r.rows, _test_digest(r)) for r in done if r.rows]
     failed = len(result.finals) - len(done)
     failed = failed if result.finals else int(bool(result.failures))
-    return repeated_runs(result.method, files, score, failed=failed)
+    runs = repeated_runs(result.method, files, score, failed=failed)
+    return replace(runs, is_recorded=is_recorded)
 
 
 def _prediction_file(rows: PredictedRows, data: str) -> PredictionFile:

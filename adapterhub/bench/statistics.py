@@ -54,6 +54,7 @@ class RepeatedRuns:
         failed: how many seeds failed or diverged, which `columns` does not have.
         deterministic: no seed can change the predictions, as of a majority class or of a prompt.
         data: the sha256 of the test data, which all methods of a study share.
+        is_recorded: another program ran them; the usual spread is that of the others.
     """
 
     method: str
@@ -62,6 +63,7 @@ class RepeatedRuns:
     failed: int = 0
     deterministic: bool = False
     data: str = ""
+    is_recorded: bool = False
 
     @property
     def seeds(self) -> int:
@@ -188,13 +190,17 @@ def seed_spreads(study: Sequence[RepeatedRuns]) -> dict[str, SeedSpread]:
     A method keeps its own S if it is larger than that of the others by an F test at 10 %. Only one
     that is larger at one in a million leaves the pool: one very unsteady method does not blur all
     others, and the pool does not shrink by those that spread by chance. The pool has the degrees of
-    freedom of its methods, sum of J - 1.
+    freedom of its methods, sum of J - 1. Recorded methods are never in it, unless all are recorded:
+    what another program's seeds do is no reason to doubt those of this one.
     """
     repeated = [runs for runs in study if runs.is_repeated and runs.rows >= FEWEST_ROWS]
     freedom = np.array([runs.seeds - 1.0 for runs in repeated])
     noise = np.array([runs.noise_variance for runs in repeated])
     own = np.array([runs.scores.var(ddof=1) for runs in repeated])
-    steady = _steady(own, noise, freedom)
+    mine = np.array([not runs.is_recorded for runs in repeated], dtype=bool)
+    mine = mine if mine.any() else ~mine
+    steady = np.zeros_like(mine)
+    steady[mine] = _steady(own[mine], noise[mine], freedom[mine])
     tails = _tails(own, noise, freedom, steady)
     pooled = _excess((own - noise)[steady], freedom[steady]) + noise
     spreads = {}

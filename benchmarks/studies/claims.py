@@ -65,8 +65,11 @@ class TaskStudy:
     @cached_property
     def runs(self) -> dict[str, RepeatedRuns]:
         """The predictions of each method."""
-        score = self.result.score
-        return {each.method: method_runs(each, score) for each in self.result.methods}
+        score, recorded = self.result.score, self.study.bench.recorded
+        return {
+            each.method: method_runs(each, score, each.method in recorded)
+            for each in self.result.methods
+        }
 
     @cached_property
     def pairs(self) -> dict[tuple[str, str], PairedComparison]:
@@ -219,7 +222,8 @@ def few_parameters_overfit_less(tasks: Tasks) -> Claim:
     """Few trained parameters overfit less: the fit gap grows with the trained parameters."""
     checks = []
     for task in tasks:
-        known = [r for r in task.result.methods if r.costs and r.gap is not None]
+        own = [r for r in task.result.methods if r.method not in task.study.bench.recorded]
+        known = [r for r in own if r.costs and r.gap is not None]
         if not known:
             continue
         check = Check(task.where, f"rank correlation, {len(known)} methods", "")

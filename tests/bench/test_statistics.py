@@ -127,6 +127,20 @@ def test_unsteady_methods_leave_the_pool_unless_they_are_many():
     assert pooled[0] < pooled[1] / 10
 
 
+@pytest.mark.parametrize("number", range(5))
+def test_recorded_methods_do_not_change_what_is_known_of_the_others(number):
+    """However many of them there are, and however far apart their seeds are."""
+    truth = Truth("accuracy", (0.7,) * 12, rows=500, sd=(0.5,) * 6 + (25.0,) * 6)
+    study = truth.study(np.random.default_rng(number))
+    own, others = study[:6], [replace(runs, is_recorded=True) for runs in study[6:]]
+    alone, together = seed_spreads(own), seed_spreads([*own, *others])
+    assert {name: together[name] for name in alone} == alone
+    assert not any(together[runs.method].is_pooled for runs in others)
+    known = {each.method: each for each in estimate_all([*own, *others])}
+    assert [known[each.method] for each in estimate_all(own)] == estimate_all(own)
+    assert seed_spreads(others) == seed_spreads([replace(r, is_recorded=False) for r in others])
+
+
 def test_methods_without_several_seeds_have_no_spread():
     study = [
         runs_of(np.eye(2, 30), method="two"),
