@@ -302,3 +302,26 @@ def test_the_study_of_the_folder_keeps_all_its_tasks(study: Study, tmp_path: Pat
     assert list(kept.bench.tasks) == ["a", "b"]
     assert (kept.recipe.dtype, kept.bench.recorded) == ("bf16", ("peft lora",))
     assert RecordFolder(tmp_path).read("0") is None
+
+
+def test_the_table_of_the_guide_is_that_of_the_report() -> None:
+    root = Path(script.__file__).parents[2]
+    guide = (root / "docs/guides/bench.md").read_text(encoding="utf-8")
+    report = (root / "benchmarks/studies/glue/report.md").read_text(encoding="utf-8")
+    cells = [[c.strip() for c in line.replace("\\", "").split("|")[1:-1]]
+             for line in report.split("\n## ")[1].splitlines() if line.startswith("|")]  # fmt: skip
+    titles, scores = cells[0], {row[0]: row for row in cells[2:]}
+    places = [
+        next(i for i, t in enumerate(titles) if t.startswith(n)) for n in ("sst2", "mrpc", "stsb")
+    ]
+    names = {(p.ours, p.label.split()[0]): p.label for p in PEERS}
+    shown, ours = 0, ""
+    for line in guide.split("| method | SST-2")[1].split("\n\n")[0].splitlines()[2:]:
+        method, *left, by, first, second, third = [c.strip() for c in line.split("|")[1:-1]]
+        ours = method or ours
+        rows = [(names[ours, by.lower()], [first, second, third])]
+        rows += [(ours, left)] if method else []
+        for name, found in rows:
+            assert found == [scores[name][place].rstrip("*") for place in places], name
+            shown += 1
+    assert shown == 8 + 6
