@@ -20,6 +20,7 @@ from adapterhub.training.defaults import run_options
 from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.report import Reporter
 from adapterhub.training.run import run
+from adapterhub.training.stop_signals import Stopped
 
 PROBE_STEPS = 6
 EVALUATING = 0.25  # of the time
@@ -106,7 +107,11 @@ def _testing(seeds: int, time: StepTime, data: TaskData) -> float:
 
 
 def _step_time(group: Group, context: TaskContext, loader: BackboneLoader, work: Path) -> StepTime:
-    """Return the time of a step; that of a method that fails is 0, as its runs end at once."""
+    """Return the time of a step; that of a method that fails is 0, as its runs end at once.
+
+    Raises:
+        Stopped: a signal stopped it.
+    """
     cell = Cell(group.task, group.method, group.rows, PROBE_STEPS, group.rate, 0, "search")
     output = work / f"probe-{os.getpid()}"  # another process may plan in the same folder
     shutil.rmtree(output, ignore_errors=True)
@@ -115,6 +120,11 @@ def _step_time(group: Group, context: TaskContext, loader: BackboneLoader, work:
     data = context.data.of(group.rows, 0)
     try:
         result = run(recipe, Reporter(), data=data, loader=loader).result
+    except Stopped as error:
+        raise Stopped(
+            f"stopped by a signal while the steps of {group.method} were measured",
+            hint="run the same command again",
+        ) from error
     except AdapterhubError:
         return StepTime(0.0, 0.0)
     finally:

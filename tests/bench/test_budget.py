@@ -13,6 +13,7 @@ from adapterhub.bench.budget import StepTime, _step_time
 from adapterhub.bench.execute import TaskContext
 from adapterhub.bench.study import Study
 from adapterhub.bench.study_folder import as_begun, keep_study
+from adapterhub.training.stop_signals import Stopped
 
 
 def test_a_budget_becomes_steps(study: Study, tmp_path: Path) -> None:
@@ -32,6 +33,21 @@ def test_methods_that_all_fail_have_a_plan(study: Study, tmp_path: Path) -> None
     plan, _, _ = planned(replace(study, bench=bench), tmp_path)
     assert plan.study.bench.steps is not None
     assert plan.groups
+
+
+def test_a_signal_while_steps_are_measured_stops_the_study(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped run is an error like those of methods that fail, which take no time."""
+
+    def stopped(*_: object, **__: object) -> None:
+        raise Stopped("stopped by a signal after step 2 of 6; the state is saved")
+
+    monkeypatch.setattr(budget, "run", stopped)
+    bench = replace(study.bench, steps=None, budget="1m")
+    with pytest.raises(Stopped, match="while the steps of head were measured") as error:
+        planned(replace(study, bench=bench), tmp_path)
+    assert error.value.hint == "run the same command again"
 
 
 def test_the_time_of_a_step_is_that_of_its_whole_batch(study: Study, tmp_path: Path) -> None:
