@@ -40,8 +40,7 @@ class Recipe:
     )
     quantize: str | None = option(
         None,
-        "quantize the frozen backbone: nf4, fp4, int8, int8-weight, fp8-weight; or dequantize a "
-        "checkpoint in fp8 or mxfp4",
+        "quantize the backbone: nf4, fp4, int8, int8-weight, fp8-weight; or dequantize fp8, mxfp4",
     )
     family: dict[str, Any] | str | None = option(
         None, "the backbone's row of sites: a YAML file or its content"
