@@ -38,10 +38,7 @@ class Recipe:
     attention: str | None = option(
         None, "attention implementation: eager, sdpa, ... (null: the fastest here, measured)"
     )
-    quantize: str | None = option(
-        None,
-        "quantize the backbone: nf4, fp4, int8, int8-weight, fp8-weight; or dequantize fp8, mxfp4",
-    )
+    quantize: str | None = option(None, "to nf4, fp4, int8, int8-weight, fp8-weight; or dequantize")
     family: dict[str, Any] | str | None = option(
         None, "the backbone's row of sites: a YAML file or its content"
     )
