@@ -166,6 +166,8 @@ def run_cell(
     try:
         reset_peak_memory()
         begun = (output / RECIPE).exists()
+        if not begun:  # killed before there was something to continue
+            shutil.rmtree(output, ignore_errors=True)
         data = context.data.of(cell.rows, cell.seed)
         reporter = _files_only(output, recipe)
         run(recipe, reporter, resume=begun, data=data, loader=loader, ended=ended)

@@ -50,6 +50,21 @@ def test_a_cell_that_was_stopped_continues_from_its_checkpoint(
     assert facts(parts) == facts(whole)
 
 
+def test_a_cell_that_was_killed_before_its_first_step_begins_anew(
+    study: Study, tmp_path: Path
+) -> None:
+    """Its folder is there, without the recipe that a run is continued by."""
+    plan, _, engine = planned(study, tmp_path)
+    context = plan.contexts["train"]
+    cell = Cell("train", "head", 90, 4, 1e-3, 1, "search")
+    folder = tmp_path / "work" / context.key(cell)
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("{", encoding="utf-8")
+    record = run_cell(cell, context, engine.loader, tmp_path / "work", measure=False)
+    assert (record.status, record.error) == ("done", "")
+    assert not folder.exists()
+
+
 def test_peak_memory_begins_anew() -> None:
     device = torch.device("cpu")
     block = torch.ones(60_000_000)
