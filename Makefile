@@ -10,22 +10,36 @@ TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 FAST := tests/test_docs.py tests/test_errors.py tests/test_house.py tests/test_imports.py \
 	tests/test_pins.py tests/test_project.py tests/test_public_api.py tests/test_rooms.py \
 	tests/anatomy/families tests/config tests/methods tests/tasks/test_base.py \
-	tests/contract/invariants/test_every_method.py
+	tests/contract/invariants/test_cells.py
 
-.PHONY: quickstart test fast docs build release-check catalogue matrix interchange sweep threads trl torchao liger oldest bench-speed check lint types venv clean
+.PHONY: quickstart test docs-test test-all mutants fast docs build release-check catalogue matrix interchange sweep threads trl torchao liger oldest bench-speed check lint types venv clean
 
-quickstart: venv
+quickstart: .venv/.installed
 	.venv/bin/adapterhub quickstart
 
-# All tests.
+# Every method on three architectures, every signature of methods on all of the core, an eighth of
+# each long table (docs/testing.md): eight minutes on two cores.
+PYTEST := $(PY) -m pytest -n 2 --dist worksteal
 test: venv
-	$(TEST_ENV) $(PY) -m pytest -n 2 $(ARGS)
+	$(TEST_ENV) $(PYTEST) -m "not apart" $(ARGS)
+
+# Documents that run, clusters and processes in pairs.
+docs-test: venv
+	$(TEST_ENV) $(PYTEST) -m apart $(ARGS)
+
+# Both, with every long table whole: twenty minutes on two cores.
+test-all: venv
+	ADAPTERHUB_TESTS=all $(TEST_ENV) $(PYTEST) $(ARGS)
+
+# Fixes of the past are undone: what sees it? Writes the table of docs/testing.md.
+mutants: venv
+	$(PY) scripts/mutants.py $(ARGS)
 
 # Before each commit.
 check: lint types fast
 
 fast: venv
-	ADAPTERHUB_MATRIX=smoke $(TEST_ENV) $(PY) -m pytest -n 2 $(FAST) $(ARGS)
+	ADAPTERHUB_MATRIX=smoke $(TEST_ENV) $(PYTEST) $(FAST) $(ARGS)
 
 # The documentation, in build/site: every warning is an error, and nothing is fetched.
 docs: venv
@@ -43,13 +57,13 @@ release-check: venv
 catalogue: venv
 	$(PY) scripts/catalogue.py
 
-# Every method on every architecture; `test` covers a core subset of the architectures.
+# Every method on every architecture: the product of which `test` runs the interactions.
 matrix: venv
-	ADAPTERHUB_MATRIX=full $(TEST_ENV) $(PY) -m pytest -n 2 tests/contract tests/methods $(ARGS)
+	ADAPTERHUB_MATRIX=full ADAPTERHUB_TESTS=all $(TEST_ENV) $(PYTEST) tests/contract tests/methods $(ARGS)
 
 # Every kind of peft checkpoint on every architecture, in both libraries.
 interchange: venv
-	ADAPTERHUB_MATRIX=full $(TEST_ENV) $(PY) -m pytest -n 2 tests/interchange/peft/test_differential.py $(ARGS)
+	ADAPTERHUB_MATRIX=full ADAPTERHUB_TESTS=all $(TEST_ENV) $(PYTEST) tests/interchange/peft/test_differential.py $(ARGS)
 
 # Every model type of transformers x methods, into docs/architectures.md.
 sweep: venv
@@ -57,7 +71,7 @@ sweep: venv
 
 # Eight threads with a route each, 2,000 forward passes for every method.
 threads: venv
-	ADAPTERHUB_FORWARDS=2000 $(TEST_ENV) $(PY) -m pytest -n 2 tests/contract/invariants/test_threads.py $(ARGS)
+	ADAPTERHUB_FORWARDS=2000 ADAPTERHUB_TESTS=all $(TEST_ENV) $(PYTEST) tests/contract/invariants/test_threads.py $(ARGS)
 
 # trl's trainers on attached models.
 trl: .venv-trl/.installed
@@ -98,18 +112,24 @@ lint: venv
 types: venv
 	$(PY) -m mypy
 
-venv: .venv/.installed
+# .venv/.installed has what the quickstart needs, .venv/.complete the rest.
+venv: .venv/.complete
 
 PINS := constraints.txt
 # pip before 25.3 builds with PIP_CONSTRAINT, later ones with PIP_BUILD_CONSTRAINT, none with -c.
 PINNED = PIP_CONSTRAINT="$(PINS) constraints-build.txt" PIP_BUILD_CONSTRAINT=constraints-build.txt
-.venv/.installed: EXTRAS := minilm,quantized,test,dev,docs,tensorboard,signatures,ray,buckets,audio
+.venv/.installed: EXTRAS := minilm
+.venv/.complete: EXTRAS := minilm,quantized,test,dev,docs,tensorboard,signatures,ray,buckets,audio
 .venv-trl/.installed: EXTRAS := test,trl
 .venv-torchao/.installed: EXTRAS := quantized,test,torchao
 .venv-liger/.installed: EXTRAS := test,liger
 .venv-oldest/.installed: EXTRAS := test,signatures
 .venv-oldest/.installed: PINS := constraints-oldest.txt
 .venv-oldest/.installed: constraints-oldest.txt
+
+.venv/.complete: .venv/.installed
+	$(PINNED) $(PY) -m pip install --quiet -e ".[$(EXTRAS)]"
+	touch $@
 
 %/.installed: pyproject.toml constraints.txt constraints-build.txt scripts/install-torch
 	$(PYTHON) -m venv $*

@@ -1,40 +1,38 @@
-"""Shared fixtures: tiny backbones on disk, small data files, and the command line."""
+"""Shared fixtures: tiny backbones on disk, small data files, and the command line.
+
+What is slow to import is imported where a test first needs it: some folders do without torch.
+"""
 
 from __future__ import annotations
 
+import gc
 import itertools
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-import media
 import pytest
-import tiny_models
-import torch
-from fixtures import WORDS, sentences, word_tokenizer, write_tsv
+import slow_calls
+from homes import home_in
 from hypothesis import HealthCheck, settings
-from transformers import BertTokenizerFast
 
 # The hooks that write the tables of docs/reference/support.md and docs/guides/interchange.md.
-pytest_plugins = ["support_table", "interchange_table"]
+whole_matrix = os.environ.get("ADAPTERHUB_MATRIX") == "full"
+pytest_plugins = ["support_table", "interchange_table"] if whole_matrix else []
 
 # A slow machine is not a failure.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
 
+def pytest_collection_finish() -> None:
+    """Take what was imported and collected out of the garbage collector's rounds."""
+    gc.collect()
+    gc.freeze()
+
+
 _home_numbers = itertools.count()
-
-
-@pytest.fixture(autouse=True)
-def no_home(monkeypatch, homes) -> None:
-    """Set the user's registry, trusted keys and record of versions to new, missing files."""
-    home = homes / str(next(_home_numbers))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(home / "data"))
-    monkeypatch.setenv("ADAPTERHUB_STATE", str(home / "state"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(homes / "cache"))  # of digests, shared by the tests
-    for variable in ("ADAPTERHUB_TRUST", "ADAPTERHUB_REQUIRE_SIGNATURES"):
-        monkeypatch.delenv(variable, raising=False)
 
 
 @pytest.fixture(scope="session")
@@ -43,15 +41,34 @@ def homes(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("homes")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def session_home(homes) -> Iterator[None]:
+    """Give what is prepared for several tests a home of its own, and leave out slow calls."""
+    with home_in(homes / "session", homes / "cache"), slow_calls.left_out():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_home(homes) -> Iterator[None]:
+    """Set the user's registry, trusted keys and record of versions to new, missing files."""
+    with home_in(homes / str(next(_home_numbers)), homes / "cache"):
+        yield  # the cache, of digests, is shared by the tests
+
+
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
     """Seed torch, so that results do not depend on the order of tests."""
-    torch.manual_seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
 def backbone(tmp_path_factory) -> Path:
     """Save a tiny BERT and its tokenizer to a folder."""
+    import tiny_models
+    from fixtures import WORDS
+    from transformers import BertTokenizerFast
+
     folder = tmp_path_factory.mktemp("backbones") / "tiny-bert"
     tiny_models.model("bert", "features").save_pretrained(folder)
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
@@ -64,6 +81,10 @@ def backbone(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def backbones(backbone, tmp_path_factory):
     """Return a function from an architecture to a folder with a tiny model and its tokenizer."""
+    import media
+    import tiny_models
+    from fixtures import word_tokenizer
+
     kinds = {"llama": ("causal-lm", "<s>", ""), "gpt2": ("causal-lm", "", ""),
              "t5": ("seq2seq", "", "</s>"), "bart": ("seq2seq", "<s>", "</s>")}  # fmt: skip
     folders = {"bert": backbone}
@@ -86,6 +107,8 @@ def backbones(backbone, tmp_path_factory):
 @pytest.fixture
 def data(tmp_path) -> tuple[Path, Path]:
     """Write training and evaluation files that a tiny model can learn."""
+    from fixtures import sentences, write_tsv
+
     rows = sentences(64)
     return write_tsv(tmp_path / "train.tsv", rows), write_tsv(tmp_path / "dev.tsv", rows[::3])
 

@@ -1,4 +1,7 @@
-"""Which adapters are attached, and the bare backbone inside `disabled`."""
+"""Which adapters are attached, and the bare backbone inside `disabled`.
+
+That `disabled` is the bare backbone for every method holds in tests/contract: test_cells.py.
+"""
 
 from __future__ import annotations
 
@@ -7,48 +10,17 @@ import threading
 import pytest
 import tiny_models
 import torch
-from matrix import CELLS, example
 from torch import nn
 
 import adapterhub as ah
 from adapterhub.adapters.attached import adapters, disabled
 from adapterhub.errors import AttachError
-from adapterhub.methods import METHODS
-
-# By default every method on one encoder and one encoder-decoder.
-SOME_CELLS = [c for c in CELLS if tiny_models.FULL_MATRIX or c[1] in ("bert", "t5")]
 
 
 def logits(model):
     with torch.no_grad():
         inputs = tiny_models.batch()
         return model(**inputs, **tiny_models.decoder_inputs(model, inputs)).logits
-
-
-def test_every_method_has_cells():
-    assert {method for method, _ in SOME_CELLS} == set(METHODS)
-
-
-@pytest.mark.parametrize(("method", "architecture"), SOME_CELLS)
-def test_inside_the_model_is_the_bare_backbone_and_afterwards_as_before(method, architecture):
-    model = tiny_models.usual_model(architecture, **tiny_models.NO_DROPOUT)
-    bare = logits(model)
-    adapter = ah.attach(model, example(method))
-    tiny_models.scramble(adapter)
-    model.eval()
-    adapted = logits(model)
-    assert not torch.equal(adapted, bare)
-    with disabled(model):
-        assert torch.equal(logits(model), bare)
-        assert not adapter.active
-    assert torch.equal(logits(model), adapted)
-    with pytest.raises(ZeroDivisionError), disabled(model):
-        raise ZeroDivisionError
-    assert torch.equal(logits(model), adapted)
-    assert adapter.active
-    adapter.detach()
-    with disabled(model):
-        assert torch.equal(logits(model), bare)
 
 
 @pytest.fixture

@@ -1,15 +1,26 @@
-"""The matrix method x architecture: the supported cells, and those refused by design."""
+"""The matrix method x architecture: the cells that run, and those refused by design.
+
+Whether a method works on an architecture depends not on its name, but on its signature: the kinds
+of its sites and what its modules declare. By default, every method runs on three architectures,
+and one method of each signature on all of the core: interactions in place of the product, which
+ADAPTERHUB_MATRIX=full runs.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import pytest
+import selection
 import tiny_models
 
 import adapterhub as ah
 from adapterhub.errors import AttachError, ConfigError, SiteError
-from adapterhub.methods import METHODS, Method
+from adapterhub.methods import METHODS, Method, _site_module
+from adapterhub.methods._base import Placement
 from adapterhub.methods._spec import parse_methods
 
 # Its attention is built of `einsum`, which no prefix follows.
@@ -35,8 +46,8 @@ REFUSED: dict[tuple[str, str], type[Exception]] = {
     **{("head", a): AttachError for a in tiny_models.WITHOUT_CLASSIFIER},
 }
 ALL_CELLS = [(m, a) for m in sorted(METHODS) for a in tiny_models.ARCHITECTURES]
-CELLS = [cell for cell in ALL_CELLS if cell[1] in tiny_models.MATRIX and cell not in REFUSED]
-every_cell = pytest.mark.parametrize(("method", "architecture"), CELLS)
+# An encoder, a decoder and both: every method runs on these.
+EVERY_METHOD_ON = ("bert", "llama", "t5")
 
 
 # DeBERTa-v2 applies these projections to its relative positions too, which belong to no row.
@@ -67,3 +78,79 @@ def attach_smaller(model: Any, method: str, name: str) -> Any:
         return ah.attach(model, SMALLER.get(method) or example(method), name=name)
     except ah.AdapterhubError:
         return ah.attach(model, example(method), name=name)
+
+
+def _declared(module: Any, site: Any) -> tuple[Any, ...]:
+    """Return what the hooks, merging and routing read of a module, in place of its class."""
+    bases = [cls for cls in type(module).__mro__ if cls.__module__ == _site_module.__name__]
+    inner = list(module.modules())
+    return (
+        site.kind,
+        bases[0].__name__,
+        *(getattr(module, name, None) for name in (
+            "affine", "reads_weight", "source", "positions", "counts_padding",
+        )),
+        bool(getattr(module, "skipped_positions", 0)),
+        type(module).stack is not None,
+        isinstance(module, _site_module.OutputModule) and module.factors() is not None,
+        any(True for _ in module.buffers()),
+        any(isinstance(each, _site_module.SharedModule) for each in inner),
+    )  # fmt: skip
+
+
+@cache
+def signature(method: str) -> frozenset[Any]:
+    """Return what decides whether a method works on an architecture.
+
+    The kinds of its sites with the declarations of their modules, and how it trains parameters of
+    the backbone, on an encoder-decoder or, where that has none of its sites, on an encoder.
+    """
+    for architecture in ("t5", "bert"):
+        model = tiny_models.model(architecture)
+        try:
+            adapter = ah.attach(model, example(method))
+        except SiteError:
+            continue
+        of_modules = {_declared(placed.module, placed.site) for placed in adapter.placed}
+        steps = [
+            step
+            for part in example(method).parts()
+            for step in part.plan(adapter.anatomy)
+            if not isinstance(step, Placement)
+        ]
+        stages = len({step.stage for step in steps})
+        of_parameters = {("unfrozen", stages > 1)} if steps else set()
+        return frozenset(of_modules | of_parameters)
+    raise AssertionError(f"{method} fits neither")
+
+
+@cache
+def representatives() -> dict[str, str]:
+    """Return each method's representative: of its signature, the one that fits most backbones."""
+    refused = Counter(method for method, _ in REFUSED)
+    by_fit = sorted(METHODS, key=lambda method: (refused[method], method))
+    first: dict[frozenset[Any], str] = {}
+    return {method: first.setdefault(signature(method), method) for method in by_fit}
+
+
+def one_of_each_signature(methods: Iterable[str] | None = None) -> list[str]:
+    """Return the methods that stand for all; all of them where everything runs."""
+    names = sorted(METHODS if methods is None else methods)
+    if selection.ALL or tiny_models.FULL_MATRIX:
+        return names
+    first: dict[str, str] = {}
+    for name in sorted(names, key=lambda name: name != representatives()[name]):
+        first.setdefault(representatives()[name], name)
+    return sorted(first.values())
+
+
+def interactions(cells: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the cells that run: by default each method on three, each signature on all."""
+    cells = [(m, a) for m, a in cells if a in tiny_models.MATRIX and (m, a) not in REFUSED]
+    if tiny_models.MATRIX != tiny_models.CORE:
+        return cells
+    return [(m, a) for m, a in cells if a in EVERY_METHOD_ON or (m == representatives()[m])]
+
+
+CELLS = interactions(ALL_CELLS)
+every_cell = pytest.mark.parametrize(("method", "architecture"), CELLS)

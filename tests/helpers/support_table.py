@@ -1,8 +1,8 @@
 """Generate the tables of docs/reference/support.md from the results of `make matrix`.
 
 Each test with the parameters `method` and `architecture`, or `method` and `task`, counts towards
-one cell. A cell is refused by design if its test `test_a_refused_cell...` passes; the table lists
-the "reason" that the test records.
+one cell, and so does each subtest. A cell is refused by design if its test
+`test_a_refused_cell...` passes; the table lists the "reason" that the test records.
 """
 
 from __future__ import annotations

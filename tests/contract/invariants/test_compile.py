@@ -8,7 +8,8 @@ import pytest
 import tiny_models
 import torch
 from functorch.compile import make_boxed_func
-from matrix import ALL_CELLS, REFUSED, example
+from matrix import ALL_CELLS, REFUSED, example, one_of_each_signature
+from selection import rotate
 from torch._dynamo.backends.common import aot_autograd
 
 import adapterhub as ah
@@ -52,9 +53,11 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(
-    ("method", "architecture"), [c for c in ALL_CELLS if c[1] in COMPILED and c not in REFUSED]
-)
+# Seconds each; tests/methods/test_bottleneck.py compiles one module.
+CELLS = [c for c in ALL_CELLS if c[1] in COMPILED and c not in REFUSED]
+
+
+@rotate(("method", "architecture"), [c for c in CELLS if c[0] in one_of_each_signature()], parts=3)
 def test_compiles_to_one_graph_with_equal_outputs(method, architecture):
     model = tiny_models.model(architecture)
     adapter = ah.attach(model, example(method))
@@ -89,7 +92,7 @@ def test_no_option_becomes_a_symbol_that_inductor_cannot_lower(method):
     assert all(p.grad is not None for p in adapter.parameters())
 
 
-@pytest.mark.parametrize("method", ["lora", "houlsby", "mam", "prompt", "full"])
+@rotate("method", ["lora", "houlsby", "mam", "prompt", "full"], parts=5)
 def test_a_compiled_model_follows_activation(method):
     model = tiny_models.model("llama")
     bare = logits(model)
@@ -104,7 +107,7 @@ def test_a_compiled_model_follows_activation(method):
         ah.activate(model, adapter.name)
 
 
-@pytest.mark.parametrize("method", ["lora", "mam", "prompt"])
+@rotate("method", ["lora", "mam", "prompt"], parts=3)
 def test_a_compiled_model_follows_routes_and_averages(method):
     model = tiny_models.model("llama")
     for seed, name in enumerate("ab"):

@@ -1,6 +1,7 @@
-"""Merging keeps the outputs, and unmerging restores every byte, for every cell of the matrix.
+"""What is merged: checkpoints, tied and shared weights, several adapters, refusals.
 
-Methods that cannot be expressed as weights are refused by name.
+That merging keeps the outputs, and unmerging restores every byte, holds for every cell of the
+matrix: test_cells.py.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import pytest
 import tiny_models
 import torch
 from fixtures import word_tokenizer
-from matrix import CELLS, every_cell, example
+from matrix import ALL_CELLS, REFUSED, example
 from torch import nn
 
 import adapterhub as ah
@@ -51,99 +52,14 @@ def is_mergeable(method):
     return not blockers(ah.attach(tiny_models.usual_model("bert"), example(method)))
 
 
-MERGEABLE = [name for name in sorted(METHODS) if is_mergeable(name)]
-NOT_MERGEABLE = [name for name in sorted(METHODS) if name not in MERGEABLE]
-
-
-def test_mergeable_and_other_methods_are_covered():
-    linear = {"lora", "rslora", "lora-plus", "dora", "pissa", "ia3", "norms", "bitfit", "full"}
-    linear |= {"freeze", "unfreeze", "staged", "head"}
-    assert linear <= set(MERGEABLE)
-    other = {"prefix", "mam", "prompt", "p-tuning", "houlsby", "pfeiffer", "parallel", "compacter"}
-    assert other | {"scaled-parallel", "scalar-mix"} <= set(NOT_MERGEABLE)
-    assert len(MERGEABLE) + len(NOT_MERGEABLE) == len(METHODS)
-    assert sum(method in MERGEABLE for method, _ in CELLS) >= 130
-    assert sum(method in NOT_MERGEABLE for method, _ in CELLS) >= 100
-
-
-# fp16 and bf16 are tested on one architecture per weight layout, on all in the full matrix.
-HALF_PRECISION = (
-    tiny_models.MATRIX if tiny_models.FULL_MATRIX else ("bert", "gpt2", "gpt_neox", "llama", "t5")
-)
-# GPT's code takes the dtype of its first parameter, the embedding, for the dtype of the model.
-EMBEDDINGS_GIVE_DTYPE = {(m, "openai-gpt") for m in ("full", "chosen", "staged", "unfreeze")}
-# Experts are selected by comparison: rounding may select another expert, and the logits jump.
-SELECT_EXPERTS = ("mixtral",)
-
-
-def dtypes(method, architecture):
-    """The dtypes in which a cell is tested."""
-    half = method in MERGEABLE and architecture in HALF_PRECISION
-    half = half and architecture not in SELECT_EXPERTS
-    half = half and (method, architecture) not in EMBEDDINGS_GIVE_DTYPE
-    return tuple(TOLERANCE) if half else (torch.float32,)
-
-
-@every_cell
-def test_merge_keeps_outputs_and_unmerge_restores_every_byte(method, architecture):
-    for dtype in dtypes(method, architecture):
-        model = tiny_models.usual_model(architecture).to(dtype)
-        next(model.parameters()).requires_grad_(False)
-        model.train()
-        base = copy.deepcopy(model.state_dict())
-        parameters = [(n, id(p), p.requires_grad) for n, p in model.named_parameters()]
-        modules = [(n, id(m), m.training) for n, m in model.named_modules()]
-        config = model.config.to_dict()
-        adapter = with_adapter(model, method)
-        model.eval()
-        live = logits(model)
-        model.train()
-        if method in MERGEABLE:
-            made = ah.merge(model)
-            assert [m.training for m in model.modules()] == [True] * len(modules)
-            assert 0 <= made.difference <= max(made.tolerances.values())
-            assert list(model.state_dict()) == list(base)
-            assert not [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks]
-            same = [torch.equal(v, base[k]) for k, v in model.state_dict().items()]
-            assert not all(same)
-            assert_within_tolerance(logits(model.eval()), live, dtype)
-            assert ah.unmerge(model.train()) == (adapter,)
-        else:
-            with pytest.raises(MergeError, match="cannot be merged") as error:
-                ah.merge(model)
-            offenders = {line.split(" at ")[0] for line in error.value.offenders}
-            assert offenders
-            assert offenders <= {part.name for part in example(method).parts()}
-        assert adapter.active
-        assert torch.equal(logits(model.eval()), live)
-        model.train()
-        adapter.detach()
-        after = model.state_dict()
-        assert list(after) == list(base)
-        assert all(torch.equal(after[key], base[key]) for key in base)
-        assert [(n, id(p), p.requires_grad) for n, p in model.named_parameters()] == parameters
-        assert [(n, id(m), m.training) for n, m in model.named_modules()] == modules
-        assert model.config.to_dict() == config
-
-
-@pytest.mark.parametrize("method", NOT_MERGEABLE)
-def test_refused_methods_are_not_affine(method):
-    """A method whose modules are affine but not declared so would be refused without a reason."""
-    adapter = ah.attach(tiny_models.usual_model("bert"), example(method))
-    tiny_models.scramble(adapter)
-    for placed in (p for p in adapter.placed if p.site.kind == "linear"):
-        assert not placed.module.affine
-        x, y = torch.randn(2, 4, placed.site.d_in), torch.randn(2, 4, placed.site.d_out)
-        if not getattr(placed.module, "reads_weight", False):
-            f = placed.module
-            middle = f(x.mean(0), y.mean(0))
-            assert not torch.allclose(middle, (f(x[0], y[0]) + f(x[1], y[1])) / 2, atol=1e-4)
-
-
+# By default each method on an encoder, and one on each architecture.
 RELOADED = [
     (m, a)
-    for m, a in CELLS
-    if m in MERGEABLE and (m == "lora" or a == "bert" or tiny_models.FULL_MATRIX)
+    for m, a in ALL_CELLS
+    if a in tiny_models.MATRIX
+    and (m == "lora" or a == "bert" or tiny_models.FULL_MATRIX)
+    and (m, a) not in REFUSED
+    and is_mergeable(m)
 ]
 
 

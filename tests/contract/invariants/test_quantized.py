@@ -12,7 +12,7 @@ import pytest
 import tiny_models
 import torch
 from fixtures import train
-from matrix import REFUSED, example
+from matrix import REFUSED, example, one_of_each_signature
 from torch import nn
 from transformers import AutoModelForSequenceClassification, BitsAndBytesConfig
 
@@ -52,7 +52,10 @@ NOT_WORKING = [cell for cell in ALL if cell not in WORKING]
 EVERYWHERE = ("lora", "bitfit")
 ONCE = [("bert", "nf4"), ("bert", "int8-weight"), ("bert", "fp8-weight")]
 CORE = [c for c in WORKING if tiny_models.FULL_MATRIX or c[0] in EVERYWHERE or c[1:] in ONCE]
-cells = pytest.mark.parametrize(("method", "architecture", "precision"), CORE)
+REPRESENTED = {*one_of_each_signature({c[0] for c in CORE} - {*EVERYWHERE}), *EVERYWHERE}
+cells = pytest.mark.parametrize(
+    ("method", "architecture", "precision"), [c for c in CORE if c[0] in REPRESENTED]
+)
 
 
 def test_the_matrix_covers_every_method_and_precision():
@@ -117,7 +120,7 @@ def test_an_adapter_trains_and_loads_again(method, architecture, precision, mode
     base, bare = copy.deepcopy(model.state_dict()), logits(model)
     adapter = attached(model, method)
     try:
-        losses = train(adapter, steps=20)
+        losses = train(adapter, steps=8)
         assert losses[-1] < losses[0]
         assert {p.dtype for p in adapter.parameters()} == {torch.float32}
         assert {id(p) for p in model.parameters() if p.requires_grad} == {

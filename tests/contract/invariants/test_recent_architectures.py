@@ -10,10 +10,10 @@ from __future__ import annotations
 from functools import lru_cache
 
 import every_type
-import pytest
 import recent_architectures as recent
 import sweep_cells
 import tiny_models
+from selection import rotate
 
 TYPES = recent.TYPES if tiny_models.FULL_MATRIX else recent.CORE
 CELLS = [(method, t) for t in TYPES for method in recent.METHODS]
@@ -37,7 +37,7 @@ def test_the_table_is_complete():
     assert len(recent.TYPES) * len(recent.METHODS) - len(recent.REFUSED) >= 393
 
 
-@pytest.mark.parametrize(("method", "model_type"), CELLS)
+@rotate(("method", "model_type"), CELLS, parts=1 if tiny_models.FULL_MATRIX else 2)
 def test_a_method_works_or_is_refused_as_the_table_says(method, model_type):
     found = sweep_cells.cell(built(model_type)[0], method, built(model_type)[1])
     if reason := recent.REFUSED.get((method, model_type)):

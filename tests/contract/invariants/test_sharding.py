@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 import tiny_models
 import torch
 import torch.distributed as dist
+import warm
 from safetensors.torch import load_file
 from torch.distributed.fsdp import fully_shard
 
@@ -25,6 +24,7 @@ METHODS = ("lora", "pfeiffer", "prefix", "prompt", "full")
 ALL = [(method, architecture) for architecture in ("llama", "bert") for method in METHODS]
 CASES = ALL if tiny_models.FULL_MATRIX else CORE
 STEPS = 2
+pytestmark = pytest.mark.apart
 
 
 def attached(method, architecture):
@@ -83,13 +83,8 @@ def train_sharded(folder):
 def sharded(tmp_path_factory):
     """Run two processes; return the folder where they saved each case."""
     folder = tmp_path_factory.mktemp("sharded")
-    launch = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", __file__, str(folder)]
-    done = subprocess.run(
-        [sys.executable, "-m", *launch],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    ended = warm.run(__file__, folder, processes=2)
+    assert ended.returncode == 0, ended.printed[-3000:]
     return folder
 
 

@@ -8,7 +8,8 @@ import os
 import pytest
 import tiny_models
 import torch
-from matrix import REFUSED, example
+from matrix import REFUSED, example, one_of_each_signature
+from selection import rotating
 from task_cases import CASES
 
 from adapterhub.errors import AttachError, SiteError
@@ -23,8 +24,8 @@ from adapterhub.training.recipe import read
 from adapterhub.training.report import Reporter
 
 STEPS = 16
-# A bottleneck, a low-rank update, and virtual tokens.
-CORE_METHODS = ("pfeiffer", "lora", "prompt")
+# A bottleneck, a low-rank update, and virtual tokens; all of the first, and of the others in turn.
+CORE_METHODS = ("lora", "pfeiffer", "prompt")
 CORE_TASKS = ("tagging", "image-classification")
 # Backbones without token embeddings.
 TOKENLESS = {
@@ -50,6 +51,12 @@ CELLS = [
     if (method, task) not in UNSUPPORTED
     and (tiny_models.FULL_MATRIX or method in CORE_METHODS or task in CORE_TASKS)
 ]
+CERTAIN = [
+    (method, task)
+    for method, task in CELLS
+    if method == "lora" or (task == "tagging" and method in one_of_each_signature())
+]
+RUN = CERTAIN + rotating([cell for cell in CELLS if cell not in CERTAIN])
 
 
 def test_the_matrix_covers_every_method_and_task():
@@ -57,6 +64,7 @@ def test_the_matrix_covers_every_method_and_task():
     assert CASES.keys() == TASKS.keys()
     assert {method for method, _ in CELLS} == METHODS.keys()
     assert {task for _, task in CELLS} == TASKS.keys()
+    assert {task for _, task in CERTAIN} == TASKS.keys()
     assert set(UNSUPPORTED) < set(ALL)
     cells = len(METHODS) * len(TASKS)
     assert not tiny_models.FULL_MATRIX or len(CELLS) + len(UNSUPPORTED) == cells
@@ -93,7 +101,7 @@ def loss(model, encoded):
         return of_output(model(**model_inputs(batch)), batch).item()
 
 
-@pytest.mark.parametrize(("method", "task"), CELLS)
+@pytest.mark.parametrize(("method", "task"), RUN)
 def test_a_saved_adapter_predicts_like_the_trained_model(method, task, recipe, monkeypatch):
     captured = []
 
