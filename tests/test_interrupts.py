@@ -14,6 +14,7 @@ import weakref
 import pytest
 import tiny_models
 import torch
+from selection import ALL
 
 import adapterhub as ah
 from adapterhub.adapters.passes import STRUCTURE_LOCK
@@ -255,7 +256,7 @@ def test_interrupts_of_another_thread_leave_no_half_state():
     signal.signal(signal.SIGINT, sender.handle)
     sender.start()
     end = time.monotonic() + 1.5
-    while time.monotonic() < end:
+    while time.monotonic() < end and (ALL or sender.interrupts < 60):
         try:
             rounds += 1
             sender.armed = True

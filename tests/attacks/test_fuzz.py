@@ -11,6 +11,7 @@ from forge import TENSORS, read_tree, sealed
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from mutation import nodes
+from selection import ALL
 
 from adapterhub.config.yaml import load_yaml
 from adapterhub.errors import AdapterhubError
@@ -19,7 +20,7 @@ from adapterhub.files.native import read_adapter
 from adapterhub.methods._spec import parse_methods
 from adapterhub.tasks import parse_task
 
-INPUTS = 1200
+INPUTS = 1200 if ALL else 400
 METHODS = ("lora", "houlsby", "prompt", "bitfit")
 
 
@@ -30,7 +31,7 @@ def test_a_short_fuzzing_run_has_no_findings(tmp_path) -> None:
     assert len(outcomes) >= 13
     assert sum(counts.total() for counts in outcomes.values()) == INPUTS
     assert sum(counts["accepted"] for counts in outcomes.values()) >= INPUTS / 100
-    assert len(set().union(*outcomes.values())) >= 100, "too few kinds of refusal"
+    assert len(set().union(*outcomes.values())) >= INPUTS / 12, "too few kinds of refusal"
 
 
 JSON = st.recursive(
@@ -40,7 +41,9 @@ JSON = st.recursive(
     | st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=10), inner, max_size=4),
     max_leaves=12,
 )  # fmt: skip
-quick = settings(max_examples=300, suppress_health_check=list(HealthCheck), deadline=None)
+quick = settings(
+    max_examples=300 if ALL else 60, suppress_health_check=list(HealthCheck), deadline=None
+)
 
 
 @quick

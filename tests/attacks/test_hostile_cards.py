@@ -10,12 +10,12 @@ import ast
 import dataclasses
 from typing import Any
 
-import pytest
 import yaml
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from selection import ALL, rotate
 
 from adapterhub.errors import printable
 from adapterhub.files.card import InPeft, card, export_card, split_card
@@ -99,7 +99,7 @@ def same_shape(text: str) -> None:
         assert yaml.safe_load(code.content)["note"] == text
 
 
-@pytest.mark.parametrize("text", ATTACKS, ids=ascii)
+@rotate("text", ATTACKS, ids=ascii)
 def test_a_hostile_text_changes_no_block_of_a_card(text) -> None:
     same_shape(text)
 
@@ -108,14 +108,14 @@ pieces = st.sampled_from([*ATTACKS, "\n", " ", "a", "_", "*", "<", ">", "`", "|"
 texts = st.one_of(st.lists(pieces, max_size=6).map("".join), st.text(max_size=40))
 
 
-@settings(max_examples=25)
+@settings(max_examples=25 if ALL else 10)
 @given(texts)
 @example("a_b*c`d")
 def test_no_text_changes_a_block_of_a_card(text) -> None:
     same_shape(text)
 
 
-@settings(max_examples=25)
+@settings(max_examples=25 if ALL else 10)
 @given(st.lists(texts, min_size=1, max_size=3, unique=True), st.sampled_from(ATTACKS))
 def test_an_exported_card_is_inert(labels, name) -> None:
     plain = [f"l{i}" for i in range(len(labels))]
@@ -129,7 +129,7 @@ def metadata_of(text: str) -> Any:
     return yaml.safe_load(block[2])
 
 
-@pytest.mark.parametrize("text", ATTACKS, ids=ascii)
+@rotate("text", ATTACKS, ids=ascii)
 def test_the_hubs_metadata_is_what_the_manifest_says(text) -> None:
     manifest = dataclasses.replace(planted(text), files={"adapter.safetensors": "0" * 64})
     data = to_json(manifest)

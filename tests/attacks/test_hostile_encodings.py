@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import itertools
 import sys
 from pathlib import Path
 
 import pytest
 from command_line import refused
 from forge import harmless_text
+from selection import rotate
 
 BYTES = {
     "latin-1": b"a good movie\nna\xefve\n",
@@ -58,8 +60,10 @@ def test_standard_input_is_utf8_in_every_locale(run, adapterhub, monkeypatch) ->
     assert len(outputs) == 1
 
 
-@pytest.mark.parametrize("kind", BYTES)
-@pytest.mark.parametrize("name", ["data.txt", "data.tsv", "data.csv", "data.jsonl", "data.conll"])
+@rotate(
+    ("kind", "name"),
+    itertools.product(BYTES, ["data.txt", "data.tsv", "data.csv", "data.jsonl", "data.conll"]),
+)
 def test_a_file_that_is_not_utf8_is_refused_or_how_it_is_read_is_said(
     run, adapterhub, tmp_path, kind, name
 ) -> None:

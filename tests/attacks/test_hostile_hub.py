@@ -6,6 +6,7 @@ it. No file is written outside of the cache, and after the attack an honest pull
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ import hub_server
 import pytest
 import sample_adapters
 from huggingface_hub import constants
+from selection import rotate
 
 import adapterhub as ah
 from adapterhub.backbones import hub_guard, origins
@@ -185,7 +187,7 @@ ATTACKS = {
 }
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@rotate("name", ATTACKS)
 def test_an_attack_is_one_clear_error_and_leaves_nothing(hub, home, name):
     hub.attack = ATTACKS[name]
     refused(lambda: ah.pull(hub.reference, home / "mine"), home)
@@ -411,7 +413,7 @@ LISTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", LISTINGS)
+@rotate("name", LISTINGS, parts=4)
 def test_the_listing_of_another_librarys_adapter_is_not_trusted(hub, home, name, monkeypatch):
     monkeypatch.setattr(
         shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(0, 0, 1 << 30)
@@ -473,8 +475,7 @@ def push(hub, made):
     return HubStore(hub.address).put(made, Publication("acme/new"))
 
 
-@pytest.mark.parametrize("status", [302, 307, 308])
-@pytest.mark.parametrize("write", WRITES)
+@rotate(("status", "write"), itertools.product([302, 307, 308], WRITES), parts=3)
 def test_a_redirected_push_takes_no_token_elsewhere(hub, home, other, made, write, status):
     hub.attack = hostile.on(
         WRITES[write], hostile.redirect(lambda h: f"{other.address}{h.path}", status), "POST"
@@ -499,8 +500,7 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("answer", ANSWERS)
-@pytest.mark.parametrize("write", ["create", "preupload", "commit"])
+@rotate(("answer", "write"), itertools.product(ANSWERS, ["create", "preupload", "commit"]))
 def test_a_hostile_answer_to_a_push_is_one_error(hub, home, made, write, answer, capfd):
     hub.attack = hostile.on(WRITES[write], ANSWERS[answer], "POST")
     refused(lambda: push(hub, made), home)
@@ -572,7 +572,7 @@ BACKBONES = {
 }
 
 
-@pytest.mark.parametrize("name", BACKBONES)
+@rotate("name", BACKBONES)
 def test_a_hostile_endpoint_writes_and_reads_nothing_elsewhere(endpoint, home, name, monkeypatch):
     send = hub_server.Handler.send
     monkeypatch.setattr(
@@ -604,7 +604,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@rotate("name", BROKEN, parts=4)
 def test_a_broken_endpoint_is_one_error(endpoint, home, name, monkeypatch):
     monkeypatch.setattr(hub_guard, "HEADER_SECONDS", 0.1)
     endpoint.attack = BROKEN[name]
@@ -612,7 +612,7 @@ def test_a_broken_endpoint_is_one_error(endpoint, home, name, monkeypatch):
         refused(lambda find=find: find("acme/bert"), home, seconds=20, errors=BackboneError)
 
 
-@pytest.mark.parametrize("name", [name for name in BACKBONES if name.startswith(("ETag", "X_"))])
+@rotate("name", [name for name in BACKBONES if name.startswith(("ETag", "X_"))], parts=4)
 def test_a_configuration_alone_is_guarded_too(endpoint, home, name):
     endpoint.attack = BACKBONES[name]
     refused(lambda: meta_model("acme/bert"), home, errors=BackboneError)

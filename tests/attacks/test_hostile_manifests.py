@@ -20,6 +20,7 @@ from forge import (
     sealed,
     state_of,
 )
+from selection import rotate
 
 import adapterhub as ah
 
@@ -224,7 +225,7 @@ HARMLESS: dict[str, Callable[[Tree], None]] = {
 }
 
 
-@pytest.mark.parametrize("attack", REFUSED)
+@rotate("attack", REFUSED)
 def test_a_hostile_manifest_is_refused(saved: Path, model, attack: str) -> None:
     before = (saved / MANIFEST).read_bytes()
     forge(saved, REFUSED[attack])
@@ -291,7 +292,7 @@ RAW: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("attack", RAW)
+@rotate("attack", RAW)
 def test_non_canonical_bytes_are_refused(saved: Path, model, attack: str) -> None:
     data = RAW[attack]((saved / MANIFEST).read_bytes())
     (saved / MANIFEST).write_bytes(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
+from selection import rotate
 from transformers import AutoModel
 
 import adapterhub as ah
@@ -61,8 +63,10 @@ def with_number(source: Path, target: Path, dtype: str, number: float) -> str:
     return name
 
 
-@pytest.mark.parametrize(("file", "number", "backbone"), NUMBERS)
-@pytest.mark.parametrize("method", METHODS)
+@rotate(
+    ("file", "number", "backbone", "method"),
+    [(*number, method) for number, method in itertools.product(NUMBERS, METHODS)],
+)
 def test_a_number_that_becomes_infinite_is_refused(
     saved: dict[str, Path], tmp_path: Path, method: str, file: str, number: float, backbone: str
 ) -> None:

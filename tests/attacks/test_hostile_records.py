@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import regex
 from forge import LABELS, bomb, forge, harmless_text
+from selection import rotate
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, BackboneError, ConfigError, FileError
@@ -88,7 +90,7 @@ RECORDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("attack", RECORDS)
+@rotate("attack", RECORDS)
 def test_a_hostile_record_is_refused(copy, attack) -> None:
     record(copy, **RECORDS[attack])
     start = time.process_time()
@@ -107,7 +109,9 @@ def test_a_record_sets_no_path(copy) -> None:
     assert [getattr(data, name) for name in paths] == [None] * 4
 
 
-def test_an_exponential_answer_pattern_is_stopped() -> None:
+def test_an_exponential_answer_pattern_is_stopped(monkeypatch) -> None:
+    search = regex.search
+    monkeypatch.setattr(regex, "search", lambda *a, timeout: search(*a, timeout=timeout / 20))
     task: Any = parse_task({"causal-lm": {"answer": "((?:a|aa)+)$"}})
     start = time.process_time()
     with pytest.raises(ConfigError, match="too long"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import random
@@ -22,6 +23,7 @@ from types import SimpleNamespace
 import pytest
 import sample_adapters
 from click.testing import CliRunner
+from selection import rotate, rotating
 
 import adapterhub as ah
 from adapterhub.cli import group
@@ -212,7 +214,7 @@ def replaced_by_link(path: Path, target: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="creating links needs more permissions")
-@pytest.mark.parametrize("place", LINKS)
+@rotate("place", LINKS, parts=4)
 def test_a_link_never_leads_out_of_the_registry(registry, tmp_path, place):
     out = tmp_path / "out"
     private = LocalRegistry(out)
@@ -268,6 +270,10 @@ SPECIAL = {
 }
 
 
+PLACES = ("polite/names.json", "polite/v2/adapter.json", "polite/v2/adapter.safetensors",
+          "polite/v2/README.md", "polite/v2", "polite/v3", "polite", "other", ".lock")  # fmt: skip
+
+
 def sparse(path: Path, size: int) -> None:
     """Write a file of holes."""
     with open(path, "wb") as file:
@@ -275,12 +281,7 @@ def sparse(path: Path, size: int) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has none of these")
-@pytest.mark.parametrize("kind", SPECIAL)
-@pytest.mark.parametrize(
-    "place",
-    ["polite/names.json", "polite/v2/adapter.json", "polite/v2/adapter.safetensors",
-     "polite/v2/README.md", "polite/v2", "polite/v3", "polite", "other", ".lock"],
-)  # fmt: skip
+@rotate(("kind", "place"), itertools.product(SPECIAL, PLACES))
 def test_no_special_file_blocks_or_denies_the_others(registry, tmp_path, place, kind):
     path = registry.root / BACKBONE / place
     if path.is_dir():
@@ -326,7 +327,7 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("attack", NAMES)
+@rotate("attack", NAMES)
 def test_a_hostile_file_of_tags_is_refused_and_denies_no_other_name(registry, tmp_path, attack):
     text = NAMES[attack]
     path = registry.root / BACKBONE / "polite" / "names.json"
@@ -456,7 +457,9 @@ def damaged(draw: random.Random, path: Path, other: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has none of these")
-@pytest.mark.parametrize("seed", range(300 if os.environ.get("ADAPTERHUB_MATRIX") == "full" else 6))
+@pytest.mark.parametrize(
+    "seed", range(300) if os.environ.get("ADAPTERHUB_MATRIX") == "full" else rotating(range(6), 3)
+)
 def test_random_damage_is_never_another_error(registry, tmp_path, seed):
     draw = random.Random(seed)
     made, entry = tmp_path / "made-0", registry.resolve("polite", "v1")
@@ -555,8 +558,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("clock", ["fine", "coarse"])
-@pytest.mark.parametrize("change", CHANGES)
+@rotate(("clock", "change"), itertools.product(["fine", "coarse"], CHANGES))
 def test_a_search_sees_every_change_at_once(registry, monkeypatch, change, clock):
     """Also one within the same tick of the clock, and in a registry of any size."""
     monkeypatch.setattr(local, "_FEW", 0, raising=False)
@@ -642,7 +644,7 @@ def test_a_lock_that_is_a_hard_link_is_not_opened(registry, tmp_path):
 DEVICES = ("con", "CON", "nul.txt", "Aux.json", "com1", "LPT9.x", "prn", "a.", "a-.", "com0")
 
 
-@pytest.mark.parametrize("name", DEVICES)
+@rotate("name", DEVICES, parts=4)
 def test_names_that_a_file_system_changes_are_refused(registry, tmp_path, name):
     made = sample_adapters.write(tmp_path / "made", 7)
     with pytest.raises(ConfigError, match="invalid adapter name"):

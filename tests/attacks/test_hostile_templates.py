@@ -11,6 +11,7 @@ import time
 import pytest
 from fixtures import word_tokenizer
 from forge import harmless_text
+from selection import rotate
 
 from adapterhub.errors import ConfigError
 from adapterhub.tasks._chat_template import MOST_CHARACTERS, MOST_SECONDS, chat_text
@@ -161,7 +162,7 @@ def test_an_honest_template_gives_what_transformers_gives(name, generation_promp
         assert chat_text(made, turns, generation_prompt=generation_prompt) == expected
 
 
-@pytest.mark.parametrize("name", BOMBS)
+@rotate("name", BOMBS)
 def test_a_hostile_template_is_stopped(name) -> None:
     made = tokenizer(BOMBS[name])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from dataclasses import replace
@@ -12,6 +13,7 @@ import tiny_models
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from selection import rotate
 
 import adapterhub as ah
 from adapterhub.adapters.compatibility import backbone_differences
@@ -68,7 +70,7 @@ def backbone_tensors(model):
             yield name, tensor
 
 
-@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
+@rotate("architecture", tiny_models.MATRIX, parts=4)
 def test_one_other_value_is_another_backbone(architecture):
     """In any tensor: experts, positions, poolers, norms, the row of one token."""
     model = tiny_models.model(architecture, "features")
@@ -87,7 +89,7 @@ def test_one_other_value_is_another_backbone(architecture):
     assert differences(manifest, model) == []
 
 
-@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
+@rotate("architecture", tiny_models.MATRIX, parts=4)
 def test_exchanged_tensors_are_another_backbone(architecture):
     """Such as the projections of queries and keys."""
     model = tiny_models.model(architecture, "features")
@@ -120,7 +122,7 @@ def other_value(value):
     return [*value, "more"] if isinstance(value, list) else f"other {value}"
 
 
-@pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
+@rotate("architecture", tiny_models.ARCHITECTURES)
 def test_another_configuration_is_another_backbone(architecture):
     """The number of heads, the activation, rope, the epsilon of norms, ..."""
     model = tiny_models.model(architecture, "features")
@@ -142,7 +144,7 @@ def test_another_configuration_is_another_backbone(architecture):
             assert problems[0].startswith(name)
 
 
-@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
+@rotate("architecture", tiny_models.MATRIX, parts=4)
 def test_files_with_another_value_are_another_backbone(architecture, tmp_path, large):
     """Of a large backbone: only samples of the loaded values are compared with the files."""
     original = saved(tiny_models.model(architecture, "features"), tmp_path / "a")
@@ -175,8 +177,7 @@ def padded(model, rows=tiny_models.VOCAB + 8):
     return model
 
 
-@pytest.mark.parametrize("copy", COPIES)
-@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
+@rotate(("architecture", "copy"), itertools.product(tiny_models.MATRIX, COPIES))
 def test_a_copy_is_the_same_backbone(architecture, copy, tmp_path):
     """In memory and in files, whose originals are not on this machine; and the other way round."""
     model = tiny_models.model(architecture, "features")
@@ -211,7 +212,7 @@ def test_fewer_rows_are_named(tmp_path):
     assert problems == ["token embedding: 60 rows, trained with 64"]
 
 
-@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
+@rotate("architecture", tiny_models.MATRIX, parts=4)
 def test_every_form_of_a_checkpoint_is_the_same_backbone(architecture, tmp_path, large):
     """Shards, torch files, with and without the head and its prefix."""
     model = tiny_models.usual_model(architecture)
@@ -364,7 +365,7 @@ def copy_of(minilm, change, config, folder):
     return folder
 
 
-@pytest.mark.parametrize("case", CHANGES)
+@rotate("case", CHANGES, parts=4)
 def test_a_changed_real_backbone_is_refused(case, minilm, tmp_path, monkeypatch):
     """With the usual samples."""
     monkeypatch.undo()
@@ -373,7 +374,7 @@ def test_a_changed_real_backbone_is_refused(case, minilm, tmp_path, monkeypatch)
         assert differences(minilm[2], load(copy, dtype)), dtype
 
 
-@pytest.mark.parametrize("case", SAME)
+@rotate("case", SAME, parts=4)
 def test_a_copy_of_a_real_backbone_is_accepted(case, minilm, tmp_path, monkeypatch):
     """With its own files, and cast in memory without files."""
     monkeypatch.undo()

@@ -290,7 +290,8 @@ def serving() -> Iterator[tuple[Hub, str]]:
     hub = Hub()
     handler = type("Bound", (Handler,), {"hub": hub})
     server = Server(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    # The default is to look every half second whether to stop, and each test waits for that.
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield hub, f"http://127.0.0.1:{server.server_port}"

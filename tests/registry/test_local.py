@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import sqlite3
-import subprocess
 import sys
 import time
-from pathlib import Path
+import warnings
+from multiprocessing import get_context
 
 import pytest
 import sample_adapters
+from selection import ALL
 
 from adapterhub.errors import ConfigError, FileError, RegistryError
+from adapterhub.registry.index import remove_index
 from adapterhub.registry.local import LocalRegistry, default_root
 from adapterhub.registry.store import Publication, Query
 
@@ -104,65 +105,66 @@ def test_a_search_without_changes_writes_nothing(registry, tmp_path):
         assert names(registry) == ["polite"]
 
 
-SEARCHER = """
-import sys
-from pathlib import Path
-from adapterhub.registry.index import remove_index
-from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.store import Query
-registry = LocalRegistry(Path(sys.argv[1]))
-for number in range(30):
-    if sys.argv[2] == "reindex" and number % 3 == 0:
-        registry.reindex()
-    if sys.argv[2] == "delete the index":
-        remove_index(registry._index_path())
-    entries = registry.search(Query("polite", limit=1000))
-    assert len({entry.name for entry in entries}) == len(entries) > 0, entries
-"""
+def in_processes(act, *arguments):
+    """Start a process for each tuple of arguments; forked, so that it imports nothing."""
+    context = get_context("fork")
+    processes = [context.Process(target=act, args=each) for each in arguments]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of threads at a fork
+        for process in processes:
+            process.start()
+    return processes
 
 
+def search_again_and_again(root, task):
+    registry = LocalRegistry(root)
+    for number in range(30 if ALL else 12):
+        if task == "reindex" and number % 3 == 0:
+            registry.reindex()
+        if task == "delete the index":
+            remove_index(registry._index_path())
+        entries = registry.search(Query("polite", limit=1000))
+        assert len({entry.name for entry in entries}) == len(entries) > 0, entries
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="forks")
 def test_searches_during_publications_and_new_indexes(registry, tmp_path):
     """No process sees an error or an old state, whatever the others do with the index."""
     put(registry, tmp_path, "n")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-c", SEARCHER, str(registry.root)]
-    tasks = ("search", "reindex", "delete the index")
-    searchers = [subprocess.Popen([*words, task], env=environment) for task in tasks]
+    tasks = [(registry.root, task) for task in ("search", "reindex", "delete the index")]
+    searchers = in_processes(search_again_and_again, *tasks)
     folder = sample_adapters.write(tmp_path / "new", 1)
     number = 0
-    while any(searcher.poll() is None for searcher in searchers):
+    while any(searcher.is_alive() for searcher in searchers):
         number += 1
         registry.put(folder, Publication(f"n{number}"))
         assert f"n{number}" in names(registry, text="polite", limit=1000)
-    assert [searcher.wait() for searcher in searchers] == [0, 0, 0]
+    assert number > 3, "there were publications meanwhile"
+    for searcher in searchers:
+        searcher.join()
+    assert [searcher.exitcode for searcher in searchers] == [0, 0, 0]
     assert len(names(registry, limit=1000)) == number + 1
 
 
-WRITER = """
-import sys
-from pathlib import Path
-import sample_adapters
-from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.store import Publication
-root, number = Path(sys.argv[1]), int(sys.argv[2])
-registry = LocalRegistry(root / "registry")
-for seed in (number, number, 100):
-    folder = sample_adapters.write(root / f"{number}-{seed}", seed) if not (
-        root / f"{number}-{seed}").exists() else root / f"{number}-{seed}"
-    entry = registry.put(folder, Publication("polite", tags=(f"by-{number}",)))
-    assert registry.gc() == registry.verify() == []
-    if seed == number:
-        registry.yank(entry, f"by {number}")
-        registry.tag(entry, f"yanked-{number}")
-"""
+def write_some(root, number):
+    registry = LocalRegistry(root / "registry")
+    for seed in (number, number, 100):
+        folder = root / f"{number}-{seed}"
+        if not folder.exists():
+            sample_adapters.write(folder, seed)
+        entry = registry.put(folder, Publication("polite", tags=(f"by-{number}",)))
+        assert registry.gc() == registry.verify() == []
+        if seed == number:
+            registry.yank(entry, f"by {number}")
+            registry.tag(entry, f"yanked-{number}")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="forks")
 def test_concurrent_writers(registry, tmp_path):
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-c", WRITER, str(tmp_path)]
-    writers = [subprocess.Popen([*words, str(n)], env=environment) for n in range(3)]
-    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    writers = in_processes(write_some, *((tmp_path, number) for number in range(3)))
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
     found = registry.versions("polite")
     # Each writer published one adapter of its own, and all three the same fourth one.
     assert [entry.version for entry in found] == ["v1", "v2", "v3", "v4"]

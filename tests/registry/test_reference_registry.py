@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from selection import rotate
 
 from adapterhub.inference.open import open_adapter
 from adapterhub.inference.record import read_training_record
@@ -45,7 +46,7 @@ def score(folder: Path, sample: Path) -> dict[str, float]:
     return open_adapter(folder).evaluate(examples)
 
 
-@pytest.mark.parametrize("name", sorted(SCORES))
+@rotate("name", sorted(SCORES), parts=4)
 def test_each_adapter_keeps_its_score(registry, name):
     folder = registry.get(registry.resolve(name))
     metrics = score(folder, ROOT / "samples" / SCORES[name]["sample"])
