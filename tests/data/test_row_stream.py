@@ -8,8 +8,9 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from selection import ALL
 from streamed import write_shards
 
 from adapterhub.data.options import DataOptions
@@ -65,6 +66,7 @@ def test_passes_and_seeds_have_orders_of_their_own(source: RowSource) -> None:
     assert len({frozenset(each) for each in one}) == 1
 
 
+@settings(max_examples=100 if ALL else 20)
 @given(
     size=st.integers(1, 70),
     seed=st.integers(0, 9),

@@ -109,7 +109,7 @@ def test_training_uses_the_weights(adapterhub, backbone, tmp_path):
         code, _, err = adapterhub(
             "train", "--backbone", backbone, "--task", task, "--train", file, "--eval", file,
             "--output", tmp_path / name, "--quiet", "train.max_steps=4",
-            "train.tensorboard=false",
+            "train.tensorboard=false", "train.report=false",
         )  # fmt: skip
         assert code == 0, err
         tensors[name] = load_file(tmp_path / name / "adapter/adapter.safetensors")

@@ -6,15 +6,21 @@ import json
 
 import pytest
 from fixtures import json_lines
+from selection import ALL, rotating
 from task_cases import CASES
 
 from adapterhub.backbones.load import load_backbone
 from adapterhub.data.options import DataOptions
 from adapterhub.files.manifest import LOWER_IS_BETTER
+from adapterhub.pages import figures
 from adapterhub.pages.predictions import read_predictions
 from adapterhub.pages.sections import prediction_sections
 from adapterhub.tasks import TASKS, Setting, parse_task
 
+# A chart shows a kind of outcomes, whatever the task: drawn for one task of each.
+DRAWN = CASES if ALL else {parse_task(CASES[n].task).outcomes: n for n in sorted(CASES)}.values()
+# All train, evaluate and predict; those that run long enough to learn change with the commit.
+LEARNED = rotating(sorted(CASES), 3)
 LEARN = ("--method", "full", "train.learning_rate=3e-3", "train.tensorboard=false")
 
 
@@ -67,13 +73,16 @@ def entity_f1(rows):
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_train_eval_predict(name, adapterhub, backbones, tmp_path):
+def test_train_eval_predict(name, adapterhub, backbones, tmp_path, monkeypatch):
     case = CASES[name]
+    epochs = case.epochs if name in LEARNED else 2
+    if name not in DRAWN:
+        monkeypatch.setattr(figures, "figure_svg", lambda fill, size: "<svg></svg>")
     file = case.data(tmp_path)
     run = tmp_path / "run"
     code, out, err = adapterhub(
         "train", "--backbone", backbones(case.backbone), "--task", case.task, "--train", file,
-        "--eval", file, "--output", run, *LEARN, f"train.epochs={case.epochs}", *case.words,
+        "--eval", file, "--output", run, *LEARN, f"train.epochs={epochs}", *case.words,
         "--quiet",
     )  # fmt: skip
     assert code == 0, err
@@ -86,8 +95,9 @@ def test_train_eval_predict(name, adapterhub, backbones, tmp_path):
     main = parse_task(case.task).main_metric
     saved = {k: v for k, v in manifest["metrics"].items()}
     assert {k: v for k, v in metrics.items() if k != "examples"} == pytest.approx(saved, abs=1e-5)
-    assert case.least is None or metrics[main] >= case.least, metrics
-    assert case.most is None or metrics[main] <= case.most, metrics
+    if name in LEARNED:
+        assert case.least is None or metrics[main] >= case.least, metrics
+        assert case.most is None or metrics[main] <= case.most, metrics
     code, out, err = adapterhub("predict", run, *case.asked(file), "--json")
     assert code == 0, err
     (row,) = json_lines(out)

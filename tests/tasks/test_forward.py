@@ -28,6 +28,7 @@ def case(name, backbones, folder):
     task = parse_task(chosen.task)
     examples = task.read(str(chosen.data(folder)), DataOptions(), "train")
     labels = task.labels(examples)
+    examples = [*examples[:9], *examples[-4:]]  # a folder has one class after the other
     model, tokenizer = load_backbone(str(backbones(chosen.backbone)), task=task.head, labels=labels)
     data = task.encode(examples, Setting(tokenizer, 64, labels, positions=64), labelled=True)
     data = task.with_reference(model, data, 64)

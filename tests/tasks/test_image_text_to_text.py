@@ -12,6 +12,7 @@ import torch
 import vision_language
 from fixtures import write_json_lines
 from PIL import Image
+from selection import rotating
 
 import adapterhub as ah
 from adapterhub.backbones.load import load_backbone
@@ -26,7 +27,11 @@ from adapterhub.tasks._picture_prompts import TOKENS
 
 TASK = parse_task("image-text-to-text(new_tokens=5)")
 NAMES = sorted(vision_language.SAVED)
-METHODS = ("lora", "pfeiffer", "ia3", "prefix", "prompt")
+PLAIN, PREPENDING = ("lora", "pfeiffer", "ia3"), ("prefix", "prompt")
+ANSWERING = [
+    *((method, name) for method in (None, *PREPENDING) for name in NAMES),
+    *rotating([(method, name) for method in PLAIN for name in NAMES], 6),
+]
 
 
 @pytest.fixture(scope="module")
@@ -191,8 +196,7 @@ def test_the_loss_is_that_of_the_model(name, questions, loaded):
     assert metrics.keys() == set(TASK.metric_names(data.examples))
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("method", [None, *METHODS])
+@pytest.mark.parametrize(("method", "name"), ANSWERING)
 def test_answers_are_those_without_a_cache_and_without_a_batch(method, name, questions, loaded):
     """Also with methods that prepend tokens, where positions have three dimensions."""
     model, processor = loaded(name)
@@ -202,10 +206,11 @@ def test_answers_are_those_without_a_cache_and_without_a_batch(method, name, que
         with torch.no_grad():
             for p in (p for p in model.parameters() if p.requires_grad):
                 p += 0.1 * torch.randn(p.shape, generator=generator)
-    data = encoded(questions, processor)
-    found = [prediction.text for prediction in TASK.predict(model, data, batch_size=4)]
+    asked, setting = examples(questions)[:4], Setting(processor, 128)
+    data, prompts = (TASK.encode(asked, setting, labelled=given) for given in (True, False))
+    found = [prediction.text for prediction in TASK.predict(model, data, batch_size=3)]
     for i, example in enumerate(data.examples):
-        prompt = encoded(questions, processor, labelled=False).batch([i])
+        prompt = prompts.batch([i])
         start = prompt["input_ids"].shape[1]
         ids = model.generate(
             **prompt, max_new_tokens=5, do_sample=False, use_cache=False, pad_token_id=1

@@ -243,7 +243,7 @@ def test_a_decoder_learns_to_write(name, adapterhub, backbones, speech, tmp_path
     task = "speech-recognition(language=en)" if "whisper" in name else "asr"
     code, _, err = adapterhub(
         "train", "--backbone", backbones(name), "--task", task, "--train", speech, "--eval", speech,
-        "--output", run, "--method", "full", "train.max_steps=160", "train.eval_every=40",
+        "--output", run, "--method", "full", "train.max_steps=160", "train.eval_every=80",
         "train.learning_rate=3e-3", "train.report=false", "train.tensorboard=false", "--quiet",
     )  # fmt: skip
     assert code == 0, err

@@ -58,18 +58,28 @@ def test_the_peak_memory_never_falls() -> None:
     assert 1_000_000 < peak_memory(CPU) < 1 << 50
 
 
-def test_the_memory_of_the_process_grows_with_what_it_holds() -> None:
+LARGE = 3 << 29
+
+
+@pytest.fixture(scope="module")
+def measured() -> tuple[int, int, int]:
+    """What a process has before and after it holds 256 MiB, and its peak; its parent is large."""
     code = (  # a process of its own, which gives nothing back meanwhile
         "import torch; from adapterhub.training.clock import *; before = process_memory();"
         "held = torch.ones(256 << 20, dtype=torch.uint8); after = process_memory();"
         "print(before, after, peak_memory(torch.device('cpu')))"
     )
-    before, after, peak = map(int, subprocess.check_output([sys.executable, "-c", code]).split())
+    held = torch.ones(LARGE, dtype=torch.uint8)
+    found = subprocess.check_output([sys.executable, "-c", code]).split()
+    assert len(held) == LARGE, "it was held meanwhile"
+    before, after, peak = map(int, found)
+    return before, after, peak
+
+
+def test_the_memory_of_the_process_grows_with_what_it_holds(measured: tuple[int, ...]) -> None:
+    before, after, peak = measured
     assert before + (128 << 20) < after <= 1.1 * peak
 
 
-def test_the_peak_of_a_large_parent_process_is_not_counted() -> None:
-    held = torch.ones(2 << 30, dtype=torch.uint8)
-    code = "from adapterhub.training.clock import *; print(peak_memory(torch.device('cpu')))"
-    peak = int(subprocess.check_output([sys.executable, "-c", code]))
-    assert 1 << 20 < peak < len(held)
+def test_the_peak_of_a_large_parent_process_is_not_counted(measured: tuple[int, ...]) -> None:
+    assert 1 << 20 < measured[-1] < LARGE

@@ -229,11 +229,12 @@ class Notes(Reporter):
 
 @pytest.fixture
 def recipe(backbone: Path, data: tuple[Path, Path], tmp_path: Path) -> Recipe:
-    """Two epochs of a method on 64 rows, compiled."""
+    """Two epochs of a method on 40 rows, compiled."""
     files = {"train": str(data[0]), "eval": str(data[1])}
     flags = {"backbone": str(backbone), "output": str(tmp_path / "run"), "data": files}
     words = ["method=lora", "train.epochs=2", "train.batch_size=8", "train.eval_every=epoch"]
     words += ["train.tensorboard=false", "train.report=false", "torch_compile=true"]
+    words.append("data.rows=40")
     return read(None, words, flags)
 
 
@@ -296,11 +297,11 @@ def test_layers_that_are_replayed_are_not_compiled(recipe: Recipe, graphs: list[
     run(changed(recipe, "head", "head"), notes)
     assert notes.about_layers() == []
     recipe = replace(recipe, data=replace(recipe.data, eval="none"))
-    staged = changed(recipe, "staged", "unfreeze", epochs=3, max_steps=20)
+    staged = changed(recipe, "staged", "unfreeze", epochs=3, max_steps=12)
     run(staged, notes)
     stages = [note[:8] for note in notes.about_layers()]
     assert stages[:2] == ["1 layer ", "2 layers"]
-    plain = changed(recipe, "plain", "unfreeze", epochs=3, max_steps=20, compile=False)
+    plain = changed(recipe, "plain", "unfreeze", epochs=3, max_steps=12, compile=False)
     run(plain, Notes())
     assert adapter_bytes(plain) == adapter_bytes(staged)
 

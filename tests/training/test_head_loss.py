@@ -150,6 +150,7 @@ def test_a_run_is_the_same(
         flags = {"backbone": str(folder), "output": str(tmp_path / str(least))}
         words = ["method=lora", f"task={case.task}", *case.words, "train.max_steps=6"]
         words += ["train.log_every=1", "train.tensorboard=false", "train.learning_rate=1e-2"]
+        words.append("train.report=false")
         outcome = run(read(None, words, flags | {"data": {"train": str(data)}}), kept := Kept())
         losses[least], metrics[least] = kept.losses, outcome.metrics["loss"]
         assert ("tokens at a time" in kept.notes) == (least == 0)

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 from joint_runs import TinyRun, model_for, saved, train_alone, train_jointly
-from matrix import CELLS, example
+from matrix import CELLS, example, representatives
+from selection import ALL
 from tiny_models import FULL_MATRIX, MATRIX
 from training_runs import final_bytes, lines
 
@@ -36,10 +37,12 @@ TENSORS, LOSSES = {"rtol": 1e-4, "atol": 3e-5}, {"rel": 1e-5}
 # weights that are shifted alike, and of what DeBERTa and others do not use.
 LOOSE = {"rtol": 1e-4, "atol": 1e-4}
 ROUTED = {name for name, method in METHODS.items() if not method.trains_backbone}
+# By default, one method of each signature.
+EACH = ROUTED | {"norms"} if ALL else {*map(representatives().get, ROUTED | {"norms"})}
 METHOD_CELLS = [
     (method, architecture)
     for method, architecture in CELLS
-    if FULL_MATRIX or (architecture == ONE and method in ROUTED | {"norms"})
+    if FULL_MATRIX or (architecture == ONE and method in EACH)
 ]
 # DeBERTa passes its relative positions, of no row, through two projections.
 NOT_BY_ROW = {"deberta-v2", "deberta"}

@@ -10,6 +10,7 @@ import tiny_models
 import torch
 import yaml
 from fixtures import word_tokenizer
+from selection import rotate
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.attach import attach
@@ -36,7 +37,7 @@ def recipe(backbone: Path, data: tuple[Path, Path], tmp_path: Path):
     def with_overrides(*words: str) -> Recipe:
         files = {"train": str(data[0]), "eval": str(data[1])}
         flags = {"backbone": str(backbone), "output": str(tmp_path / "run"), "data": files}
-        return read(None, ("train.epochs=2", *words), flags)
+        return read(None, ("train.epochs=2", "train.report=false", *words), flags)
 
     return with_overrides
 
@@ -158,7 +159,7 @@ def test_a_resumed_run_keeps_the_choice(recipe, fastest, tmp_path, monkeypatch) 
     assert (tmp_path / "run/adapter/adapter.safetensors").read_bytes() == expected
 
 
-@pytest.mark.parametrize("name", tiny_models.ARCHITECTURES)
+@rotate("name", tiny_models.ARCHITECTURES)
 def test_the_shape_of_every_architecture_is_known(name: str) -> None:
     config = tiny_models.usual_model(name).config
     shape = layer_shape(config, 32, 16)
@@ -178,7 +179,7 @@ def test_a_gpu_computes_in_bf16(monkeypatch) -> None:
 WITHOUT_BF16 = {"deberta", "xlnet"}
 
 
-@pytest.mark.parametrize("name", tiny_models.ARCHITECTURES)
+@rotate("name", tiny_models.ARCHITECTURES)
 def test_every_architecture_trains_in_bf16_with_eager_attention(name: str, tmp_path) -> None:
     losses = {}
     for dtype, attention in (("fp32", None), ("bf16", "eager")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from bisect import bisect_right
 from collections import Counter
@@ -28,14 +29,16 @@ from adapterhub.training.plan import plan_of
 from adapterhub.training.prepare import prepare
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.report import Reporter, reporter_for
-from adapterhub.training.run import run
+from adapterhub.training.run import RunOutcome, run
 from adapterhub.training.several import run_several
 from adapterhub.training.task_mixture import MixedRows
 
 
-@pytest.fixture
-def recipe(backbone: Path, tmp_path: Path) -> Recipe:
-    return mixed_recipe(backbone, tmp_path)
+@pytest.fixture(scope="module")
+def ended(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, RunOutcome]:
+    """A finished run, to read."""
+    recipe = mixed_recipe(backbone, tmp_path_factory.mktemp("mixture"))
+    return recipe, run(recipe, reporter_for(Path(recipe.output), recipe.train, quiet=True))
 
 
 def batches_of(recipe: Recipe, epochs: int = 3) -> tuple[MixedRows, list[list[list[int]]]]:
@@ -66,12 +69,13 @@ def test_a_step_has_rows_of_one_task_and_a_task_sees_all_its_rows_in_turn(
         assert max(counts.values()) - min(counts.values()) <= 1
 
 
-def test_a_run_trains_every_head_and_each_opens_alone(recipe: Recipe, tmp_path: Path) -> None:
-    outcome = run(recipe, reporter_for(tmp_path / "run", recipe.train, quiet=True))
+def test_a_run_trains_every_head_and_each_opens_alone(ended: tuple[Recipe, RunOutcome]) -> None:
+    recipe, outcome = ended
+    folder = Path(recipe.output)
     mains = [outcome.metrics[n] for n in ("mood/accuracy", "thing-2/accuracy", "length/pearson")]
     assert outcome.metrics["mean"] == pytest.approx(sum(mains) / 3)
     assert outcome.result.metric == "mean"
-    logged = [line["metrics"] for line in lines(tmp_path / "run" / "metrics.jsonl")
+    logged = [line["metrics"] for line in lines(folder / "metrics.jsonl")
               if line["event"] == "eval"]  # fmt: skip
     assert all({"mean", "mood/accuracy", "length/mse"} <= metrics.keys() for metrics in logged)
     manifest, tensors = read_adapter(outcome.folder)
@@ -83,7 +87,7 @@ def test_a_run_trains_every_head_and_each_opens_alone(recipe: Recipe, tmp_path: 
         assert opened.setting.labels == labels
         assert adapter.num_labels == max(len(labels), 1)
         rows = opened.task.read(
-            str(tmp_path / "data" / f"{name}-dev.tsv"), recipe.tasks[name].data, "eval"
+            str(folder.parent / "data" / f"{name}-dev.tsv"), recipe.tasks[name].data, "eval"
         )
         metric = opened.task.main_metric
         assert opened.evaluate(rows)[metric] == pytest.approx(
@@ -91,8 +95,10 @@ def test_a_run_trains_every_head_and_each_opens_alone(recipe: Recipe, tmp_path: 
         )
 
 
-def test_the_heads_share_all_other_tensors_and_a_weight_counts(recipe: Recipe) -> None:
-    outcome = run(recipe, Reporter())
+def test_the_heads_share_all_other_tensors_and_a_weight_counts(
+    ended: tuple[Recipe, RunOutcome], tmp_path: Path
+) -> None:
+    recipe, outcome = ended
     model, _ = load_backbone(recipe.backbone, task="classification", labels=("a", "b"))
     first = load_folder(model, outcome.folder, head="mood")
     second = load_folder(model, outcome.folder, head="length")
@@ -101,7 +107,8 @@ def test_the_heads_share_all_other_tensors_and_a_weight_counts(recipe: Recipe) -
     assert shared
     assert all(torch.equal(first.tensors()[n], second.tensors()[n]) for n in shared)
     heavy = replace(recipe.tasks["length"], weight=5.0)
-    other = replace(recipe, output=f"{recipe.output}-2", tasks={**recipe.tasks, "length": heavy})
+    tasks = {**recipe.tasks, "length": heavy}
+    other = replace(recipe, output=str(tmp_path / "heavy"), tasks=tasks)
     changed = run(other, Reporter())
     assert read_adapter(changed.folder)[0].files != read_adapter(outcome.folder)[0].files
 
@@ -166,8 +173,9 @@ def test_killed_and_resumed_gives_the_same_bytes(
     assert final_bytes(train("cut", resume=True)) == final_bytes(whole)
 
 
-def test_another_mixture_is_another_run(recipe: Recipe) -> None:
-    run(recipe, Reporter())
+def test_another_mixture_is_another_run(ended: tuple[Recipe, RunOutcome], tmp_path: Path) -> None:
+    output = shutil.copytree(ended[0].output, tmp_path / "run")
+    recipe = replace(ended[0], output=str(output))
     with pytest.raises(ConfigError, match="another run") as error:
         run(replace(recipe, mixing="equal"), Reporter(), resume=True)
     assert any("recipe.mixing" in line or "mixing" in line for line in error.value.offenders)
@@ -223,8 +231,10 @@ def test_the_plan_tells_the_steps_of_each_task(backbone: Path, tmp_path: Path) -
     assert heads == [f"heads.{name}.classifier" for name in HEADS]
 
 
-def test_a_run_may_start_from_an_adapter_with_several_heads(recipe: Recipe, tmp_path: Path) -> None:
-    first = run(recipe, Reporter())
+def test_a_run_may_start_from_an_adapter_with_several_heads(
+    ended: tuple[Recipe, RunOutcome], tmp_path: Path
+) -> None:
+    recipe, first = ended
     words = {"output": str(tmp_path / "second"), "from_": str(first.folder), "method": None}
     second = run(replace(recipe, **words), Reporter())
     (manifest, tensors), before = read_adapter(second.folder), read_adapter(first.folder)[1]

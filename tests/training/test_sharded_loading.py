@@ -6,9 +6,9 @@ dropped.
 
 from __future__ import annotations
 
+import ctypes
 import json
-import os
-import subprocess
+import re
 import sys
 import threading
 import time
@@ -18,12 +18,14 @@ import fixtures
 import pytest
 import torch
 import transformers
+import warm
 
-import adapterhub
 from adapterhub.training.recipe import read
 
 SHAPE = {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 8, "vocab_size": 99}
 LAYERS, MB = 16, 1 << 20
+M_MMAP_THRESHOLD = -3  # of malloc.h
+pytestmark = pytest.mark.apart
 
 
 def private():
@@ -41,6 +43,8 @@ def measure(path):
     from adapterhub.training.prepare import prepare
     from adapterhub.training.processes import join_processes
 
+    # Freed memory goes back to the system, as that of large tensors does.
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)
     join_processes()
     recipe = placed(read(path))
     before, seen, ended = private(), [], threading.Event()
@@ -83,16 +87,9 @@ def test_a_process_reads_its_share_of_the_backbone(method, share, large):
         "backbone": str(large / "llama"), "data": {"train": str(rows)},
         "output": str(large / "run"), "train": {"shard": True},
     }))  # fmt: skip
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    paths = os.pathsep.join([str(Path(adapterhub.__path__[0]).parent), *sys.path])
-    # Freed memory goes back to the system, as that of large tensors does.
-    once = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MALLOC_MMAP_THRESHOLD_": "65536"}
-    done = subprocess.run(
-        [*command, __file__, str(recipe)], env=os.environ | {"PYTHONPATH": paths} | once,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[:6000]
-    measured = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    ended = warm.run(__file__, recipe, processes=2)
+    assert ended.returncode == 0, ended.printed[:6000]
+    measured = [*map(json.loads, re.findall(r'{"peak".*?}', ended.printed))]
     assert len(measured) == 2
     layers = 2 * size / LAYERS * (2 if method == "full" else 1)
     for each in measured:

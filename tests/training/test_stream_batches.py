@@ -166,6 +166,7 @@ def test_killed_and_resumed_gives_the_same_bytes(
     assert final_bytes(cut)[:2] == final_bytes(whole)[:2]
 
 
+@pytest.mark.apart
 def test_two_launched_processes_share_the_rows_and_resume(
     backbone: Path, tmp_path: Path, shards: str
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import tiny_models
 import torch
+from accelerate.utils import memory
 from matrix import example
 from torch import nn
 from transformers import Trainer, TrainingArguments
@@ -19,6 +20,12 @@ from adapterhub.training.trainer_callback import TrainerCallback, _unwrapped
 # What save_pretrained writes, and warns of: tests/adapters/test_model_methods.py.
 pytestmark = pytest.mark.filterwarnings("ignore:save_pretrained wrote the backbone without")
 METHODS = ["lora", "full", "head", "prefix", "mam"]
+
+
+@pytest.fixture(autouse=True)
+def without_collections(monkeypatch):
+    """Leave out the collection of garbage in each `train`: it visits what all tests have left."""
+    monkeypatch.setattr(memory.gc, "collect", lambda: 0)
 
 
 def rows(count=8):
