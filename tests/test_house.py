@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import house
@@ -11,22 +12,31 @@ import adapterhub
 
 PACKAGE = Path(adapterhub.__path__[0])
 TESTS = Path(__file__).parent
-MODULES = house.modules(PACKAGE)
 LONGEST_FUNCTION = 60  # lines
 
 
+@cache
+def modules():
+    return house.modules(PACKAGE)
+
+
+@cache
+def functions():
+    return list(house.functions(modules()))
+
+
 def test_the_package_is_measured():
-    assert len(MODULES) > 150
-    assert len(house.functions(MODULES)) > 1000
+    assert len(modules()) > 150
+    assert len(functions()) > 1000
 
 
 def test_rooms_do_not_import_each_other_in_circles():
-    assert house.circles(house.room_imports(MODULES, PACKAGE.name)) == []
+    assert house.circles(house.room_imports(modules(), PACKAGE.name)) == []
 
 
 def test_modules_do_not_import_each_other_in_circles():
     """A module may import from its own package's `__init__`."""
-    imports = house.module_imports(MODULES, PACKAGE.name)
+    imports = house.module_imports(modules(), PACKAGE.name)
     graph = {
         module: {target for target in targets if not module.startswith(f"{target}.")}
         for module, targets in imports.items()
@@ -36,27 +46,25 @@ def test_modules_do_not_import_each_other_in_circles():
 
 def test_a_public_name_has_one_meaning():
     """Only the CLI's modules share a name: each defines `command`."""
-    names = house.public_names(MODULES)
+    names = house.public_names(modules())
     assert len(names) > 300
-    assert {name for name, modules in names.items() if len(modules) > 1} == {"command"}
+    assert {name for name, places in names.items() if len(places) > 1} == {"command"}
     assert all(module.startswith("cli.") for module in names["command"])
 
 
 def test_every_function_is_annotated():
-    functions = house.functions(MODULES)
-    missing = [f"{m.name}.{f.name}" for m, f in functions if not house.is_annotated(f)]
+    missing = [f"{m.name}.{f.name}" for m, f in functions() if not house.is_annotated(f)]
     assert not missing
 
 
 def test_functions_are_short():
-    functions = house.functions(MODULES)
-    long = [f"{m.name}.{f.name}" for m, f in functions if house.lines(f) > LONGEST_FUNCTION]
+    long = [f"{m.name}.{f.name}" for m, f in functions() if house.lines(f) > LONGEST_FUNCTION]
     assert not long
 
 
 def modules_by_folder():
     """Yield the folder and the name of each module of a room, but private ones."""
-    for module in MODULES:
+    for module in modules():
         path = module.path.relative_to(PACKAGE)
         if len(path.parts) > 1 and not path.stem.startswith("_"):
             yield path.parent.as_posix(), path.stem
@@ -70,18 +78,18 @@ def has_test(folder, name):
 
 def test_tests_are_found_by_name():
     """adapterhub/ROOM/FILE.py is tested in tests/ROOM/test_FILE.py or test_FILE_*.py."""
-    modules = list(modules_by_folder())
-    assert len(modules) > 100
-    untested = [f"{folder}/{name}.py" for folder, name in modules if not has_test(folder, name)]
+    found = list(modules_by_folder())
+    assert len(found) > 100
+    untested = [f"{folder}/{name}.py" for folder, name in found if not has_test(folder, name)]
     assert not untested, "add a test file of this name"
 
 
 def test_every_public_definition_is_documented():
-    definitions = house.public_definitions(MODULES)
+    definitions = house.public_definitions(modules())
     missing = [f"{m.name}.{n.name}" for m, n in definitions if not ast.get_docstring(n)]
     assert not missing
 
 
 def test_docstrings_follow_the_form():
-    problems = house.docstring_problems(MODULES)
+    problems = house.docstring_problems(modules())
     assert problems == []

@@ -101,15 +101,11 @@ MOST_SECONDS = 1.0  # of CPU, more than Python itself takes to start; about 0.2 
 
 
 @pytest.fixture(scope="module")
-def modules(tmp_path_factory):
+def light(tmp_path_factory):
+    """The results of modules, then of commands, in one process."""
     words = {module: [f"import:{module}"] for module in LIGHT_MODULES}
-    return run_commands(words, tmp_path_factory.mktemp("modules"))
-
-
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory):
-    words = {command: command.split() for command in LIGHT_COMMANDS}
-    return run_commands(words, tmp_path_factory.mktemp("commands"))
+    words |= {command: command.split() for command in LIGHT_COMMANDS}
+    return run_commands(words, tmp_path_factory.mktemp("light"))
 
 
 @pytest.fixture(scope="module")
@@ -131,13 +127,13 @@ def test_every_command_is_light_or_loads_a_backbone():
     assert {*COMMANDS} - MODEL_COMMANDS - done == {"login", "logout"}  # they need a hub
 
 
-@pytest.mark.parametrize("command", ADAPTER_COMMANDS)
-def test_a_command_on_a_trained_adapter_needs_no_torch(command, adapter_commands):
-    code, output, slow = adapter_commands[command]
-    assert code == ADAPTER_COMMANDS[command], output
-    scores = {"sklearn", "scipy", "pandas"} if command.split()[0] in ("report", "compare") else {}
-    assert not (SLOW - {*scores}) & {*slow}
-    assert "Traceback" not in output
+def test_a_command_on_a_trained_adapter_needs_no_torch(adapter_commands, subtests):
+    for command, (code, output, slow) in adapter_commands.items():
+        scores = command.split()[0] in ("report", "compare")
+        with subtests.test(command):
+            assert code == ADAPTER_COMMANDS[command], output
+            assert not (SLOW - ({"sklearn", "scipy", "pandas"} if scores else set())) & {*slow}
+            assert "Traceback" not in output
 
 
 def test_a_run_and_a_prediction_import_no_more_than_they_use(backbones, tmp_path):
@@ -150,17 +146,21 @@ def test_a_run_and_a_prediction_import_no_more_than_they_use(backbones, tmp_path
         assert not UNNEEDED & {*slow}
 
 
-@pytest.mark.parametrize("module", LIGHT_MODULES)
-def test_a_module_that_is_read_before_torch_is_needed_is_light(module, modules):
-    assert not SLOW & {*modules[module][2]}
+def test_a_module_that_is_read_before_torch_is_needed_is_light(light, subtests):
+    for module in LIGHT_MODULES:
+        code, output, slow = light[module]
+        with subtests.test(module):
+            assert code == 0, output
+            assert not SLOW & {*slow}
 
 
-@pytest.mark.parametrize("command", LIGHT_COMMANDS)
-def test_a_command_without_a_model_is_light(command, commands):
-    code, output, slow = commands[command]
-    assert code == LIGHT_COMMANDS[command], output
-    assert not SLOW & {*slow}
-    assert "Traceback" not in output
+def test_a_command_without_a_model_is_light(light, subtests):
+    for command, expected in LIGHT_COMMANDS.items():
+        code, output, slow = light[command]
+        with subtests.test(command):
+            assert code == expected, output
+            assert not SLOW & {*slow}
+            assert "Traceback" not in output
 
 
 def cpu_seconds(words):
@@ -170,9 +170,10 @@ def cpu_seconds(words):
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-@pytest.mark.parametrize("command", ["--help", "methods", "tasks", "list"])
-def test_a_command_answers_at_once(command, tmp_path, monkeypatch):
+def test_a_command_answers_at_once(tmp_path, monkeypatch, subtests):
     monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path))
     bare = cpu_seconds(["-c", "pass"])
-    seconds = min(cpu_seconds(["-m", "adapterhub", command]) for _ in range(2))
-    assert seconds - bare < MOST_SECONDS
+    for command in ("--help", "methods", "tasks", "list"):
+        words = ["-m", "adapterhub", command]
+        with subtests.test(command):  # twice only if the machine was busy
+            assert any(cpu_seconds(words) - bare < MOST_SECONDS for _ in range(2))

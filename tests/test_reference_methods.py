@@ -229,6 +229,7 @@ def test_columns_are_described_by_their_names():
     assert {"class", "category"} < set(names)
 
 
+@pytest.mark.apart
 def test_the_code_of_the_pages_runs(tmp_path):
     """One page of the blocks of several, since each process imports torch."""
     rows = "".join(

@@ -39,6 +39,7 @@ def test_processes_that_compute_together_share_the_work() -> None:
     assert lora.received == pytest.approx(two.received * 24 / 18)
 
 
+@pytest.mark.apart
 def test_the_table_of_tensor_parallelism_is_that_of_the_script() -> None:
     text = DOCS.read_text("utf-8")
     for row in scale.rows_together():

@@ -2,26 +2,56 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from fixtures import sentences, write_tsv
-from studies import made_records
+from homes import home_in
+from studies import made_records, planned
 
 from adapterhub.bench.baselines import Constant
+from adapterhub.bench.conduct import StudyState, run_study
+from adapterhub.bench.plan import PlannedStudy
+from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.results import TaskResult, study_results
 from adapterhub.bench.study import Study, read_study
 
 
-@pytest.fixture
-def study(backbone: Path, tmp_path: Path) -> Study:
+def small_study(backbone: Path, folder: Path) -> Study:
     rows = [(f"{text} {n}", label) for n, (text, label) in enumerate(sentences(150))]
-    source = write_tsv(tmp_path / "train.tsv", rows)
-    flags = {"backbone": str(backbone), "output": str(tmp_path / "study"),
+    source = write_tsv(folder / "train.tsv", rows)
+    flags = {"backbone": str(backbone), "output": str(folder / "study"),
              "data": {"train": str(source)}}  # fmt: skip
     bench = {"methods": ("head", "lora(rank=2)", "lora(sites=[nowhere])"), "rates": 2, "seeds": 2,
              "steps": 6, "baseline": "head"}  # fmt: skip
     return read_study(None, ["dtype=fp32"], flags, bench)
+
+
+@pytest.fixture
+def study(backbone: Path, tmp_path: Path) -> Study:
+    return small_study(backbone, tmp_path)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A study that has run: tests read it, and write elsewhere."""
+
+    study: Study
+    plan: PlannedStudy
+    folder: RecordFolder
+    state: StudyState
+    work: Path
+
+
+@pytest.fixture(scope="session")
+def finished(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("finished")
+    study = small_study(backbone, folder)
+    with home_in(folder / "home"):
+        plan, records, engine = planned(study, folder)
+        state = run_study(plan, records, engine)
+    return Finished(study, plan, records, state, folder / "study" / "work")
 
 
 @pytest.fixture

@@ -9,17 +9,18 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import selection
 from studies import facts, planned
 
 from adapterhub.bench.cells import Shard
 from adapterhub.bench.claims import Claims
-from adapterhub.bench.conduct import cells_left, run_study
-from adapterhub.bench.records import RecordFolder
+from adapterhub.bench.conduct import cells_left, run_study, study_state
 from adapterhub.bench.search import next_cells
 from adapterhub.bench.study import Study
-from adapterhub.bench.study_folder import RECORDS, keep_study
+from adapterhub.bench.study_folder import keep_study
 from adapterhub.errors import OutputError
 
 KEY = "0" * 32
@@ -80,10 +81,14 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         claims.take(KEY)
 
 
-def test_shards_in_turns_run_every_cell_once(study: Study, tmp_path: Path) -> None:
-    study = with_methods(study, "head", "lora(sites=[nowhere])")
-    plan, folder, engine = planned(study, tmp_path)
-    expected = [facts(record) for record in run_study(plan, folder, engine).records]
+def facts_of(finished: Any, *methods: str) -> list[Any]:
+    """Return the facts of the cells of some methods, which one process has run alone."""
+    return [facts(r) for r in finished.state.records if r.cell.method in methods]
+
+
+def test_shards_in_turns_run_every_cell_once(finished: Any, tmp_path: Path) -> None:
+    methods = ("head", "lora(sites=[nowhere])")
+    study, expected = with_methods(finished.study, *methods), facts_of(finished, *methods)
     plan, folder, engine = planned(study, tmp_path / "shards")
     ran: list[tuple[str, int]] = []
     for turn in range(20):
@@ -99,20 +104,27 @@ def test_shards_in_turns_run_every_cell_once(study: Study, tmp_path: Path) -> No
     assert {number for _, number in ran} == {1, 2}
 
 
-def test_two_processes_at_once_run_every_cell_once(study: Study, tmp_path: Path) -> None:
-    study = with_methods(study, "head")
+def test_two_processes_at_once_run_every_cell_once(finished: Any, tmp_path: Path) -> None:
+    """A command, and this process from the moment at which the command claims a cell."""
+    study, expected = with_methods(finished.study, "head"), facts_of(finished, "head")
+    study = replace(study, bench=replace(study.bench, time=selection.ALL))
+    shared = tmp_path / "study"
     plan, folder, engine = planned(study, tmp_path)
-    expected = {r.key: facts(r) for r in run_study(plan, folder, engine).records}
-    shared = tmp_path / "shared"
     keep_study(plan.study, shared)
     command = [sys.executable, "-m", "adapterhub", "bench", "--output", str(shared)]
-    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    told = [process.communicate(timeout=240)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], told
-    found = {record.key: facts(record) for record in RecordFolder(shared / RECORDS).all()}
-    assert found == expected
-    lines = [line for text in told for line in text.splitlines() if " left)" in line]
-    assert len(lines) == len(expected), told
+    ran: list[str] = []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not any((shared / "claims").glob("*")):
+            time.sleep(0.002)
+        run_study(plan, folder, engine, lambda record, left: ran.append(record.key))
+        told = process.communicate(timeout=240)[1]
+    assert process.returncode == 0, told
+    assert [facts(record) for record in study_state(plan, folder).records] == expected
+    assert len(list(folder.all())) == len(expected)
+    lines = [line for line in told.splitlines() if " left)" in line]
+    assert len(lines) + len(ran) == len(expected), (told, ran)
+    assert ran, "it was over before this process began"
+    assert lines, "the command ran nothing"
 
 
 def test_a_study_waits_for_the_cells_of_a_process_that_then_dies(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from studies import facts, planned
@@ -18,11 +19,8 @@ from adapterhub.training.report import Reporter
 from adapterhub.training.run import run
 
 
-def test_a_study_runs_every_cell_once_and_tells_of_methods_that_fail(
-    study: Study, tmp_path: Path
-) -> None:
-    plan, folder, engine = planned(study, tmp_path)
-    state = run_study(plan, folder, engine)
+def test_a_study_runs_every_cell_once_and_tells_of_methods_that_fail(finished: Any) -> None:
+    plan, folder, state = finished.plan, finished.folder, finished.state
     assert len(list(folder.all())) == len(state.records)
     finals = [record for record in state.records if record.cell.stage == "final"]
     assert {record.cell.method for record in finals} == {"head", "lora(rank=2)"}
@@ -38,12 +36,11 @@ def test_a_study_runs_every_cell_once_and_tells_of_methods_that_fail(
                for r in measured if r.cell.method != "head")  # fmt: skip
     searches = [record for record in state.records if record.cell.stage == "search"]
     assert not any(record.tested or record.rows for record in searches), "tests select nothing"
-    assert not list((tmp_path / "study" / "work").iterdir()), "checkpoints are left"
+    assert not list(finished.work.iterdir()), "checkpoints are left"
 
 
-def test_a_killed_study_continues_and_repeats_no_cell(study: Study, tmp_path: Path) -> None:
-    plan, folder, engine = planned(study, tmp_path)
-    whole = [facts(record) for record in run_study(plan, folder, engine).records]
+def test_a_killed_study_continues_and_repeats_no_cell(finished: Any, tmp_path: Path) -> None:
+    study, whole = finished.study, [facts(record) for record in finished.state.records]
     plan, folder, engine = planned(study, tmp_path / "again")
 
     class Killed(Exception):
@@ -64,10 +61,9 @@ def test_a_killed_study_continues_and_repeats_no_cell(study: Study, tmp_path: Pa
     assert len(before) + len(new) == len(whole)
 
 
-def test_records_of_another_machine_are_taken_as_they_are(study: Study, tmp_path: Path) -> None:
-    plan, folder, engine = planned(study, tmp_path)
-    run_study(plan, folder, engine)
-    other, merged, _ = planned(study, tmp_path / "other")
+def test_records_of_another_machine_are_taken_as_they_are(finished: Any, tmp_path: Path) -> None:
+    folder = finished.folder
+    other, merged, _ = planned(finished.study, tmp_path / "other")
     for record in folder.all():
         merged.write(record)
 

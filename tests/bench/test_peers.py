@@ -15,9 +15,11 @@ import numpy as np
 import peer_worker
 import peers as script
 import pytest
+import selection
 from fixtures import sentences, write_tsv
 from peer_methods import PEERS, PeerMethod, named
 from peers import PeerContext, PeerEngine, Worker, plan_peers, run_peer
+from selection import rotate
 from studies import planned
 
 from adapterhub.anatomy.build import anatomy_of
@@ -151,16 +153,21 @@ def test_numbers_are_scored_by_our_metrics(
     assert [point.step for point in record.curve] == [2, 4, 5], "the last step is evaluated"
 
 
+# By default with the process that other tests have started.
+@pytest.mark.parametrize(
+    ("library", "method", "label"),
+    [("peft", "lora", "peft lora"), *[("transformers", "full", "trainer full")] * selection.ALL],
+)
 def test_a_run_that_is_lost_has_diverged(
-    study: Study, tmp_path: Path, workers: dict[str, Worker]
+    library: str, method: str, label: str, study: Study, tmp_path: Path, workers: dict[str, Worker]
 ) -> None:
     ours, _, _ = planned(study_of(study), tmp_path)
-    context = context_of(plan_peers(ours, named("transformers", ["full"]), workers))
-    lost = run_peer(Cell("train", "trainer full", 90, 6, 1e38, 1, "final"), context, tmp_path)
+    context = context_of(plan_peers(ours, named(library, [method]), workers))
+    lost = run_peer(Cell("train", label, 90, 6, 1e38, 1, "final"), context, tmp_path)
     assert (lost.status, lost.rows, lost.costs.trained) == ("diverged", None, 0)
     assert "not finite" in lost.error or "nan" in lost.error
-    broken = replace(context, specs={"trainer full": {}}, workers={"trainer full": workers["peft"]})
-    failed = run_peer(Cell("train", "trainer full", 90, 6, 1e-3, 1, "final"), broken, tmp_path)
+    broken = replace(context, specs={label: {}}, workers={label: workers["peft"]})
+    failed = run_peer(Cell("train", label, 90, 6, 1e-3, 1, "final"), broken, tmp_path)
     assert (failed.status, failed.error) == ("failed", "KeyError: 'class'")
 
 
@@ -248,7 +255,7 @@ def refused(study: Study, tmp_path: Path, word: str) -> None:
     context_of(plan).options(Cell("train", "peft lora", 90, 200, 1e-3, 0, "search"))
 
 
-@pytest.mark.parametrize("peer", [p for p in PEERS if p.library in HERE], ids=lambda p: p.label)
+@rotate("peer", [p for p in PEERS if p.library in HERE], ids=lambda p: p.label)
 def test_a_peer_trains_as_many_parameters_as_ours(
     peer: PeerMethod, study: Study, workers: dict[str, Worker]
 ) -> None:

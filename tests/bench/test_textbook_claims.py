@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import claims
@@ -38,6 +39,17 @@ def ffn(name: str) -> str:
     return f"{name}(size=94)"
 
 
+@cache
+def study_of(*methods: str) -> str:
+    """Return the text of a study of methods, of which the first is the baseline."""
+    flags = {"backbone": "sentence-transformers/all-MiniLM-L6-v2", "data": {"train": "sst2.tsv"},
+             "train": {"batch_size": 16}}  # fmt: skip
+    peers = [method for method in methods if method.startswith("peft ")]
+    own = [method for method in methods if method not in peers]
+    bench = {"methods": own, "recorded": peers, "baseline": methods[0], "steps": 120}
+    return read_study(None, (), flags, bench).to_yaml()
+
+
 def planted(
     folder: Path,
     accuracy: dict[int, Accuracy],
@@ -48,14 +60,8 @@ def planted(
 ) -> Path:
     """Write a study: the accuracy of each method by the number of training rows."""
     methods = list(dict.fromkeys(method for each in accuracy.values() for method in each))
-    flags = {"backbone": "sentence-transformers/all-MiniLM-L6-v2", "data": {"train": "sst2.tsv"},
-             "train": {"batch_size": 16}}  # fmt: skip
-    peers = [method for method in methods if method.startswith("peft ")]
-    own = [method for method in methods if method not in peers]
-    bench = {"methods": own, "recorded": peers, "baseline": methods[0], "steps": 120}
-    study = read_study(None, (), flags, bench)
     folder.mkdir(parents=True)
-    (folder / STUDY).write_text(study.to_yaml(), encoding="utf-8")
+    (folder / STUDY).write_text(study_of(*methods), encoding="utf-8")
     records = RecordFolder(folder / RECORDS)
     for rows, values in accuracy.items():
         for number, (method, value) in enumerate(values.items()):

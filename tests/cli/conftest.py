@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+
 import pytest
 from click.testing import CliRunner
+from fixtures import sentences, write_tsv
+from homes import home_in
 
 from adapterhub import cli
 from adapterhub.errors import AdapterhubError
 
 
+@pytest.fixture(scope="session")
+def trained_once(backbone, tmp_path_factory):
+    """A folder with the output of a run of one epoch, and the user's state after it."""
+    folder = tmp_path_factory.mktemp("trained-once")
+    rows = sentences(64)
+    words = ["train", "--backbone", backbone, "--output", folder / "run", "train.epochs=1"]
+    words += ["--train", write_tsv(folder / "train.tsv", rows)]
+    words += ["--eval", write_tsv(folder / "dev.tsv", rows[::3])]
+    words += ["train.tensorboard=false", "train.report=false"]
+    with home_in(folder):
+        result = CliRunner().invoke(cli.group, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    return folder
+
+
 @pytest.fixture
-def trained(train, tmp_path):
-    """The output folder of a run of one epoch."""
-    assert train("train.epochs=1")[0] == 0
-    return tmp_path / "run"
+def trained(trained_once, data, tmp_path):
+    """A copy of the output folder of a run of one epoch on data of the same content."""
+    shutil.copytree(trained_once / "state", os.environ["ADAPTERHUB_STATE"])
+    return shutil.copytree(trained_once / "run", tmp_path / "run")
 
 
 @pytest.fixture

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from command_line import refused
 from fixtures import sentences, write_tsv
+from homes import home_in
 
+from adapterhub import cli
 from adapterhub.bench.conduct import LocalEngine
 from adapterhub.cli import _bench
 from adapterhub.training.loading import SharedLoader
@@ -16,30 +20,49 @@ from adapterhub.training.loading import SharedLoader
 SMALL = ("--methods", "head,lora(rank=2, alpha=4)", "--rates", "1", "--seeds", "1", "--steps", "2")
 
 
+def study_words(backbone, folder):
+    rows = [(f"{text} {n}", label) for n, (text, label) in enumerate(sentences(120))]
+    source = write_tsv(folder / "mine.tsv", rows)
+    return ("--backbone", backbone, "--train", source, "--output", folder / "study", "dtype=fp32")
+
+
 @pytest.fixture
 def words(backbone, tmp_path):
-    rows = [(f"{text} {n}", label) for n, (text, label) in enumerate(sentences(120))]
-    source = write_tsv(tmp_path / "mine.tsv", rows)
-    return ("--backbone", backbone, "--train", source, "--output", tmp_path / "study", "dtype=fp32")
+    return study_words(backbone, tmp_path)
 
 
-def test_flags_alone_run_a_study_and_the_same_command_repeats_nothing(adapterhub, words, tmp_path):
-    code, _, err = adapterhub("bench", *words, *SMALL)
-    assert code == 0, err
-    records = tmp_path / "study" / "records"
+@pytest.fixture(scope="module")
+def ran(backbone, tmp_path_factory):
+    """A study that ran once, and what the command wrote to the screen."""
+    folder = tmp_path_factory.mktemp("ran")
+    words = ["bench", *study_words(backbone, folder), *SMALL]
+    with home_in(folder / "home"):
+        result = CliRunner().invoke(cli.group, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    return folder / "study", result.stderr
+
+
+@pytest.fixture
+def study(ran, tmp_path):
+    """A copy of the folder of a study that ran."""
+    return shutil.copytree(ran[0], tmp_path / "study")
+
+
+def test_flags_alone_run_a_study_and_the_same_command_repeats_nothing(adapterhub, ran, study):
+    records = study / "records"
     assert len(list(records.glob("*.json"))) == 2
-    assert "rows train" in err
-    assert "head, rate" in err
+    assert "rows train" in ran[1]
+    assert "head, rate" in ran[1]
     times = {path: path.stat().st_mtime_ns for path in records.iterdir()}
-    code, _, err = adapterhub("bench", "--output", tmp_path / "study")
+    code, _, err = adapterhub("bench", "--output", study)
     assert code == 0, err
     assert {path: path.stat().st_mtime_ns for path in records.iterdir()} == times
     assert "rate 1.0e-03" not in err
 
 
 def test_a_shard_ends_with_a_code_of_its_own_until_all_is_done(adapterhub, words, tmp_path):
-    codes = [adapterhub("bench", *words, *SMALL, "--shard", f"{number}/2", "--quiet")
-             for number in (1, 2)]  # fmt: skip
+    small = (*SMALL, "--quiet", "bench.time=false")
+    codes = [adapterhub("bench", *words, *small, "--shard", f"{number}/2") for number in (1, 2)]
     records = len(list((tmp_path / "study" / "records").glob("*.json")))
     assert records == 2
     assert codes[1][0] == 0, codes[1]
@@ -64,7 +87,7 @@ def test_the_engine_is_chosen_by_a_flag(adapterhub, words, monkeypatch):
     monkeypatch.setattr(_bench, "RayEngine", Engine)
     monkeypatch.setattr(_bench, "import_ray", lambda: None)
     code, _, err = adapterhub("bench", *words, *SMALL, "--engine", "ray", "--workers", "2",
-                              "--ray-address", "host:1")  # fmt: skip
+                              "--ray-address", "host:1", "bench.time=false")  # fmt: skip
     assert code == 0, err
     assert calls == [(True, 2, "host:1"), "stopped"]
 
@@ -82,7 +105,8 @@ def test_flags_of_ray_and_shards_are_checked(adapterhub, words, monkeypatch):
 def test_the_table_and_the_reports(adapterhub, words, tmp_path):
     study = tmp_path / "study"
     small = ("--methods", "head,lora(rank=2)", "--rates", "1", "--seeds", "2", "--steps", "2")
-    code, out, err = adapterhub("bench", *words, *small, "train.batch_size=8", "--quiet")
+    more = ("train.batch_size=8", "--quiet", "bench.time=false")
+    code, out, err = adapterhub("bench", *words, *small, *more)
     assert code == 0, err
     for text in ("majority class", "against", "Take ", "cannot be told apart"):
         assert text in out
@@ -91,9 +115,7 @@ def test_the_table_and_the_reports(adapterhub, words, tmp_path):
     assert "Take " in markdown
 
 
-def test_the_reports_are_made_anew_from_the_records(adapterhub, words, tmp_path):
-    study = tmp_path / "study"
-    assert adapterhub("bench", *words, *SMALL)[0] == 0
+def test_the_reports_are_made_anew_from_the_records(adapterhub, study):
     made = {name: (study / name).read_bytes() for name in ("report.html", "report.md")}
     for command in (("bench", "--output", study), ("report", study)):
         for name in made:
@@ -104,15 +126,13 @@ def test_the_reports_are_made_anew_from_the_records(adapterhub, words, tmp_path)
         assert {name: (study / name).read_bytes() for name in made} == made
 
 
-def test_times_are_measured_in_turns_unless_that_is_turned_off(adapterhub, words, tmp_path):
-    study = tmp_path / "study"
+def test_times_are_measured_in_turns_unless_that_is_turned_off(adapterhub, words, ran, tmp_path):
+    study, (timed, _) = tmp_path / "study", ran
     assert adapterhub("bench", *words, *SMALL, "--quiet", "bench.time=false")[0] == 0
     assert not (study / "timings").exists()
     assert "as the runs measured it" in (study / "report.md").read_text()
-    other = ("--output", tmp_path / "timed")
-    assert adapterhub("bench", *words, *SMALL, *other, "--quiet")[0] == 0
-    assert len(list((tmp_path / "timed" / "timings").glob("*.json"))) == 1
-    assert "measured in turns" in (tmp_path / "timed" / "report.md").read_text()
+    assert len(list((timed / "timings").glob("*.json"))) == 1
+    assert "measured in turns" in (timed / "report.md").read_text()
 
 
 def test_a_study_in_which_all_fails_says_why(adapterhub, words, tmp_path):

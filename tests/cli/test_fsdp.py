@@ -13,11 +13,12 @@ import pytest
 import tiny_models
 from fixtures import sentences, write_tsv
 from transformers import AutoTokenizer
-from two_processes import evaluations, finished, losses, run_all, same_adapters, torchrun
+from two_processes import evaluations, finished, in_two, launch, losses, run_all, same_adapters
 
 import adapterhub as ah
 from adapterhub.training.shard_files import has_shards
 
+pytestmark = pytest.mark.apart
 # Site modules, a prefix, virtual tokens with parameters of the backbone, and a part that grows.
 # The encoder-decoder writes texts when it is evaluated.
 CORE = [
@@ -97,7 +98,7 @@ def one(folder):
 def two(folder):
     """Train every case in two processes; return the folder of the runs."""
     shard = "train.shard=true"
-    printed = torchrun(folder, [words_of(folder, "two", *case, 3, 1, shard) for case in CASES])
+    printed = in_two(folder, [words_of(folder, "two", *case, 3, 1, shard) for case in CASES])
     assert printed.count("peak memory") == len(CASES)
     return folder / "two"
 
@@ -135,16 +136,17 @@ def killed(started, folder):
     return len(workers)
 
 
-@pytest.mark.parametrize("sharded", [True, False])
-def test_a_killed_process_is_started_again_and_the_run_ends_as_if_it_had_not(sharded, folder, one):
+def test_a_killed_process_is_started_again_and_the_run_ends_as_if_it_had_not(folder, one):
     """By `torchrun --max-restarts`, also without shards; all of a step's processes begin again."""
-    case, out = CORE[-1], f"killed-{sharded}"
-    words = words_of(folder, out, *case, 3, 1, *["train.shard=true"] * sharded)
+    case, outs = CORE[-1], {"killed-sharded": ["train.shard=true"], "killed-whole": []}
+    commands = [words_of(folder, out, *case, 3, 1, *words) for out, words in outs.items()]
     launcher = ("torch.distributed.run", "--standalone", "--max-restarts=2")
-    started = torchrun(folder, [words], launcher=launcher, wait=False)
-    assert killed(started, output_of(folder / out, *case)) == 2
+    started = launch(folder, commands, *launcher)
+    for out in outs:
+        assert killed(started, output_of(folder / out, *case)) == 2
     finished(started)
-    same_adapters(output_of(one, *case), output_of(folder / out, *case))
+    for out in outs:
+        same_adapters(output_of(one, *case), output_of(folder / out, *case))
 
 
 def test_a_run_is_resumed_by_another_number_of_processes(folder, one):
@@ -153,7 +155,7 @@ def test_a_run_is_resumed_by_another_number_of_processes(folder, one):
     begun = [words_of(folder, "divided", *first, 2, 1, shard)]
     run_all([words_of(folder, "joined", *second, 2, 2)])
     begun.append(words_of(folder, "joined", *second, 3, 1, shard, "--resume"))
-    torchrun(folder, begun)
+    in_two(folder, begun)
     alone = [words_of(folder, "divided", *first, 3, 2, "train.shard=false", "--resume")]
     run_all(alone)
     same_adapters(output_of(one, *first), output_of(folder / "divided", *first))
@@ -167,7 +169,7 @@ def test_accelerate_launches_fsdp2(folder, two):
         "accelerate.commands.launch", "--use_fsdp", "--fsdp_version=2", "--num_processes=2",
         "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0",
     )  # fmt: skip
-    torchrun(folder, [words_of(folder, "accelerate", *case, 3, 1)], launcher=launcher)
+    finished(launch(folder, [words_of(folder, "accelerate", *case, 3, 1)], *launcher))
     launched = output_of(folder / "accelerate", *case)
     assert has_shards(launched / "checkpoints" / "last")
     same_adapters(output_of(two, *case), launched)

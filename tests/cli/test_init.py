@@ -57,17 +57,23 @@ COMMAND_LINES = [
 ]
 
 
-@pytest.mark.parametrize("words", COMMAND_LINES, ids=" ".join)
-def test_each_help_text_fits_80_columns(words):
-    result = CliRunner().invoke(cli.group, [*words, "--help"], prog_name="adapterhub")
-    assert result.exit_code == 0, result.exception
-    assert result.output.startswith(f"Usage: {' '.join(('adapterhub', *words))} ")
-    assert max(map(len, result.output.splitlines())) <= 80
+def test_each_help_text_fits_80_columns(subtests):
+    for words in COMMAND_LINES:
+        result = CliRunner().invoke(cli.group, [*words, "--help"], prog_name="adapterhub")
+        with subtests.test(" ".join(words)):
+            assert result.exit_code == 0, result.exception
+            assert result.output.startswith(f"Usage: {' '.join(('adapterhub', *words))} ")
+            assert max(map(len, result.output.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
-def test_each_command_has_an_example_that_is_a_command_line(name):
+def test_each_command_has_an_example_that_is_a_command_line(subtests):
     """Its options exist."""
+    for name in cli.COMMANDS:
+        with subtests.test(name):
+            check_examples(name)
+
+
+def check_examples(name):
     result = CliRunner().invoke(cli.group, [name, "--help"], prog_name="adapterhub")
     examples = result.output.partition("  Examples:\n")[2].partition("\n\n")[0]
     examples = examples.replace("\\\n", "")
@@ -81,9 +87,14 @@ def test_each_command_has_an_example_that_is_a_command_line(name):
         command.make_parser(click.Context(command)).parse_args(words)
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
-def test_each_help_text_says_where_to_go_on(name):
+def test_each_help_text_says_where_to_go_on(subtests):
     """By commands that exist, and once, also if the command is looked up twice."""
+    for name in cli.COMMANDS:
+        with subtests.test(name):
+            check_where_to_go_on(name)
+
+
+def check_where_to_go_on(name):
     for _ in range(2):
         result = CliRunner().invoke(cli.group, [name, "--help"], prog_name="adapterhub")
     _, *said = result.output.split("  See also: ")

@@ -44,6 +44,7 @@ def launch(*words):
     )  # fmt: skip
 
 
+@pytest.mark.apart
 @pytest.mark.parametrize("method", [TOGETHER, *METHODS])
 def test_two_processes_train_like_one_with_gradient_accumulation(
     method, steady, adapterhub, tmp_path

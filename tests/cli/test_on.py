@@ -6,6 +6,7 @@ A new command must be added to one of the four lists.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -55,10 +56,17 @@ def test_every_command_is_listed_once() -> None:
     assert sorted(names) == sorted(cli.COMMANDS), "say what the command does with such an adapter"
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """An empty folder, where the first test puts what it has made."""
+    return tmp_path_factory.mktemp("made") / "world"
+
+
 @pytest.fixture
-def world(adapterhub, backbone, data, tmp_path, monkeypatch):
+def world(adapterhub, backbone, data, tmp_path, monkeypatch, made):
     """A registry with `lang` and `task` on it; return a function that runs a command line."""
     monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "registry"))
+    monkeypatch.setenv("ADAPTERHUB_STATE", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     places = {"BACKBONE": backbone, "TRAIN": data[0], "DEV": data[1]}
     places["RUN"] = tmp_path / "runs" / "task"
@@ -66,6 +74,9 @@ def world(adapterhub, backbone, data, tmp_path, monkeypatch):
     def typed(*words):
         return adapterhub(*(places.get(word, word) for word in words))
 
+    if made.exists():
+        shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+        return typed
     common = ["--backbone", "BACKBONE", "--train", "TRAIN", "--eval", "DEV", "--steps", "2"]
     common += ["train.tensorboard=false", "train.report=false", "dtype=fp32", "attention=eager"]
     for name, on in (("lang", []), ("task", ["--on", "lang"])):
@@ -75,6 +86,7 @@ def world(adapterhub, backbone, data, tmp_path, monkeypatch):
         code, _, err = typed("publish", f"runs/{name}")
         assert code == 0, err
     assert typed("lock", "task")[0] == 0
+    shutil.copytree(tmp_path, made)
     return typed
 
 

@@ -30,14 +30,15 @@ def test_all_options_of_a_recipe_are_listed(adapterhub):
     assert "adapterhub recipe > recipe.yaml" in out
 
 
-@pytest.mark.parametrize("name", [*sorted(METHODS), *sorted(TASKS), "train", "data", "recipe"])
-def test_each_name_fits_80_columns(adapterhub, name):
-    code, out, _ = adapterhub("options", name)
-    assert code == 0
-    assert out.startswith(name)
-    assert max(map(len, out.splitlines())) <= 80
-    cls = METHODS.get(name) or TASKS.get(name)
-    assert all(f"  {option.name} " in out for option in (options_of(cls) if cls else ()))
+def test_each_name_fits_80_columns(adapterhub, subtests):
+    for name in (*sorted(METHODS), *sorted(TASKS), "train", "data", "recipe"):
+        code, out, _ = adapterhub("options", name)
+        cls = METHODS.get(name) or TASKS.get(name)
+        with subtests.test(name):
+            assert code == 0
+            assert out.startswith(name)
+            assert max(map(len, out.splitlines())) <= 80
+            assert all(f"  {option.name} " in out for option in (options_of(cls) if cls else ()))
 
 
 def test_no_name_means_two_things():

@@ -26,6 +26,9 @@ def trained(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return train_two(backbone, tmp_path_factory.mktemp("trained"))
 
 
+PARTS = 120  # that the killed process has to write
+
+
 def named(trained: dict[str, AdapterSource]) -> list[str]:
     words = ["--route-column", "adapter"]
     for name, source in trained.items():
@@ -71,8 +74,8 @@ def test_a_column_names_the_adapter(
 def test_killed_and_started_again_it_gives_the_same_rows(
     adapterhub: Any, trained: dict[str, AdapterSource], tmp_path: Path
 ) -> None:
-    texts = [text for text, _ in sentences(200)]
-    table = pa.table({"text": texts, "adapter": ["mood", "thing"] * 100})
+    texts = [text for text, _ in sentences(PARTS)]
+    table = pa.table({"text": texts, "adapter": ["mood", "thing"] * (PARTS // 2)})
     pq.write_table(table, tmp_path / "rows.parquet", row_group_size=1)
     words = ["predict", *named(trained), "--input", str(tmp_path / "rows.parquet"), "--output"]
     cut, whole = tmp_path / "cut.parquet", tmp_path / "whole.parquet"
@@ -90,13 +93,13 @@ def test_killed_and_started_again_it_gives_the_same_rows(
     finally:
         child.kill()
     done = {path.name: path.stat().st_mtime_ns for path in parts.glob("part-*.parquet")}
-    assert 20 <= len(done) < 200
+    assert 20 <= len(done) < PARTS
     assert not cut.exists()
     # What was begun and not written is no part.
-    (parts / ".part-000199.parquet.abcd.new").write_bytes(b"PAR1")
+    (parts / f".part-{PARTS - 1:06}.parquet.abcd.new").write_bytes(b"PAR1")
     code, _, err = adapterhub(*words, cut)
     assert code == 0, err
-    assert f"{len(done)} of 200 parts are there already" in err
+    assert f"{len(done)} of {PARTS} parts are there already" in err
     assert adapterhub(*words, whole)[0] == 0
     first, second = (pq.read_table(path).to_pylist() for path in (cut, whole))
     assert [row["text"] for row in first] == texts

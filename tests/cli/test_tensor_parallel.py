@@ -9,13 +9,16 @@ import pytest
 import tiny_models
 from fixtures import sentences, write_tsv
 from transformers import AutoTokenizer
-from two_processes import evaluations, losses, run_all, same_adapters, torchrun
+from two_processes import evaluations, in_two, losses, run_all, same_adapters
 
 import adapterhub as ah
 
-pytestmark = pytest.mark.skipif(
-    find_spec("transformers.distributed.parallel_utils") is None, reason="no plans that train"
-)
+pytestmark = [
+    pytest.mark.apart,
+    pytest.mark.skipif(
+        find_spec("transformers.distributed.parallel_utils") is None, reason="no plans that train"
+    ),
+]
 # Site modules at divided projections, a prefix of own heads, copies of divided parameters.
 CASES = [("llama", "lora"), ("llama", "unipelt"), ("llama", "full"), ("dpo", "lora")]
 TRAIN = (
@@ -69,7 +72,7 @@ def two(folder, one):
     run_all([words_of(folder, "joined", *CASES[0], 1)])
     commands.append(words_of(folder, "joined", *CASES[0], 2, TOGETHER, "--resume"))
     commands.append(words_of(folder, "divided", *CASES[0], 1, TOGETHER))
-    printed = torchrun(folder, commands)
+    printed = in_two(folder, commands)
     assert printed.count("peak memory") == len(commands)
     return folder / "two"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from fixtures import json_lines, write_tsv
 from schema_check import problems
+from selection import rotating
 
 from adapterhub.cli.train import FLAGS, nested_flags
 from adapterhub.config.yaml import parse_mapping
@@ -94,8 +95,10 @@ def test_the_same_run_gives_the_same_bytes(train, tmp_path, method):
         ).read_bytes()
 
 
+# One process imports what is needed, and a copy of it trains each method until it is killed.
 KILLED = """
-import os, sys
+import json, os, sys
+import transformers.models.bert.modeling_bert, transformers.models.bert.tokenization_bert
 from adapterhub.cli import main
 from adapterhub.training.engine import Engine
 step, steps = Engine.step, 0
@@ -106,31 +109,44 @@ def counted(self, *args):
         os.kill(os.getpid(), 9)
     return step(self, *args)
 Engine.step = counted
-main()
+ended = []
+for words in json.loads(sys.argv[1]):
+    child = os.fork()
+    if not child:
+        sys.argv = ["adapterhub", *words]
+        main()
+        os._exit(0)
+    ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(json.dumps(ended))
 """
 
 
-@pytest.mark.parametrize("method", ["lora(dropout=0.2)", "full", "mam", "unfreeze"])
-def test_resume_after_a_kill_gives_the_same_bytes(train, tmp_path, backbone, data, method):
-    words = ("--method", method, "train.save_every=2", "train.epochs=3", "train.dropout=true",
-             "train.report=true")  # fmt: skip
-    assert train(*words, output=tmp_path / "whole")[0] == 0
-    command = ["train", "--backbone", backbone, "--train", data[0], "--eval", data[1]]
-    command += ["--output", tmp_path / "killed", "train.tensorboard=false", *words]
+def test_resume_after_a_kill_gives_the_same_bytes(train, tmp_path, backbone, data, subtests):
+    """One method by default; tests/training has others, without the command line."""
+    more = ("train.save_every=2", "train.epochs=3", "train.dropout=true", "train.report=true")
+    methods = rotating(["lora(dropout=0.2)", "full", "mam", "unfreeze"])
+    folders = {method: tmp_path / f"killed-{number}" for number, method in enumerate(methods)}
+    common = ["train", "--backbone", backbone, "--train", data[0], "--eval", data[1]]
+    common += ["train.tensorboard=false", *more]
+    commands = [[*common, "--method", method, "--output", to] for method, to in folders.items()]
     child = subprocess.run(
-        [sys.executable, "-c", KILLED, *map(str, command)],
+        [sys.executable, "-c", KILLED, json.dumps(commands, default=str)],
         env=os.environ | {"KILL_AFTER": "7"}, capture_output=True, check=False,
     )  # fmt: skip
-    assert child.returncode == -9, child.stderr
-    assert not (tmp_path / "killed/adapter").exists()
-    code, _, err = train(*words, "--resume", output=tmp_path / "killed")
-    assert code == 0, err
-    assert "resumed after step 6" in err
-    shown = ("metrics.jsonl", "predictions.jsonl")
-    for file in ("adapter/adapter.safetensors", "adapter/adapter.json", *shown):
-        assert (tmp_path / "whole" / file).read_bytes() == (
-            tmp_path / "killed" / file
-        ).read_bytes(), file
+    assert child.returncode == 0, child.stderr
+    assert json.loads(child.stdout.splitlines()[-1]) == [-9] * len(methods), child.stderr
+    for method, killed in folders.items():
+        whole = killed.with_name(f"{killed.name}-whole")
+        with subtests.test(method):
+            assert not (killed / "adapter").exists()
+            words = ("--method", method, *more)
+            assert train(*words, output=whole)[0] == 0
+            code, _, err = train(*words, "--resume", output=killed)
+            assert code == 0, err
+            assert "resumed after step 6" in err
+            shown = ("metrics.jsonl", "predictions.jsonl")
+            for file in ("adapter/adapter.safetensors", "adapter/adapter.json", *shown):
+                assert (whole / file).read_bytes() == (killed / file).read_bytes(), file
 
 
 def test_new_tokens_are_trained_saved_and_predicted_with(adapterhub, backbone, tmp_path):

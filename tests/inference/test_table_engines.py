@@ -19,6 +19,8 @@ from adapterhub.inference.table_engines import predict_here, predict_on_ray
 from adapterhub.inference.table_job import PlannedTable, TableJob, TablePart, plan_table
 from adapterhub.ray_cluster import import_ray
 
+pytestmark = pytest.mark.apart
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
