@@ -16,15 +16,16 @@ from adapterhub.methods import METHODS
 from adapterhub.methods._spec import parse_methods
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
-def test_the_model_is_not_touched(method):
+def test_the_model_is_not_touched(subtests):
     model = tiny_models.model("bert")
     before = state_of(model)
-    with bare(model) as state:
-        adapter = build_adapter(state, (METHODS[method].example(),), "a")
-    assert state_of(model) == before
-    assert adapter.parameters()
-    assert not adapter.active
+    for name, method in METHODS.items():
+        with subtests.test(name):
+            with bare(model) as state:
+                adapter = build_adapter(state, (method.example(),), "a")
+            assert state_of(model) == before
+            assert adapter.parameters()
+            assert not adapter.active
 
 
 @pytest.mark.parametrize("method", ["full", "bitfit", "norms", "freeze", "unfreeze"])

@@ -25,15 +25,17 @@ def hooks_of(model):
     }
 
 
-@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
-def test_watching_is_undone_with_the_last_adapter(architecture):
-    model = tiny_models.usual_model(architecture)
-    before, attributes = hooks_of(model), {n: set(vars(m)) for n, m in model.named_modules()}
-    ah.attach(model, "prompt")
-    assert hooks_of(model) != before
-    ah.detach(model)
-    assert hooks_of(model) == before
-    assert {n: set(vars(m)) for n, m in model.named_modules()} == attributes
+def test_watching_is_undone_with_the_last_adapter(subtests):
+    for architecture in tiny_models.MATRIX:
+        with subtests.test(architecture=architecture):
+            model = tiny_models.usual_model(architecture)
+            before = hooks_of(model)
+            attributes = {n: set(vars(m)) for n, m in model.named_modules()}
+            ah.attach(model, "prompt")
+            assert hooks_of(model) != before
+            ah.detach(model)
+            assert hooks_of(model) == before
+            assert {n: set(vars(m)) for n, m in model.named_modules()} == attributes
 
 
 def test_a_pass_ends_with_what_it_began_with():

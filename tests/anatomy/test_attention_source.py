@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import every_type
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -66,9 +65,8 @@ class NoSoftmax(nn.Module):
         return (q @ k) @ v
 
 
-@pytest.mark.parametrize(
-    ("module", "found"),
-    [
+def test_one_softmax_of_products_on_each_path(subtests):
+    cases = [
         (OneOfTwo(), "torch"),
         (OneInEachBranch(), "torch"),
         (InItsMethods(), "torch"),
@@ -77,15 +75,14 @@ class NoSoftmax(nn.Module):
         (ByEinsum(), None),
         (NoSoftmax(), None),
         (nn.Linear(2, 2), None),
-    ],
-)
-def test_one_softmax_of_products_on_each_path(module, found):
-    assert attends(module) == found
+    ]
+    for module, found in cases:
+        with subtests.test(module=module):
+            assert attends(module) == found
 
 
-@pytest.mark.parametrize(
-    ("model_type", "path", "found"),
-    [
+def test_attention_of_transformers(subtests):
+    cases = [
         ("llama", "layers.0.self_attn", "interface"),
         ("bert", "encoder.layer.0.attention.self", "interface"),
         ("falcon", "h.0.self_attention", "torch"),
@@ -96,8 +93,8 @@ def test_one_softmax_of_products_on_each_path(module, found):
         ("longformer", "encoder.layer.0.attention.self", None),
         ("nystromformer", "encoder.layer.0.attention.self", None),
         ("llama", "layers.0.mlp", None),
-    ],
-)
-def test_attention_of_transformers(model_type, path, found):
-    model = every_type.build(model_type, "AutoModel", tiny=True)
-    assert attends(model.get_submodule(path)) == found
+    ]
+    for model_type, path, found in cases:
+        with subtests.test(model_type=model_type):
+            model = every_type.build(model_type, "AutoModel", tiny=True)
+            assert attends(model.get_submodule(path)) == found

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import tiny_models
 import torch
+from selection import rotate
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -60,10 +61,11 @@ def logits(model):
         return model(**tiny_models.batch()).logits
 
 
-@pytest.mark.parametrize(
+@rotate(
     ("architecture", "role"),
     [(a, f"attn.{name}") for a in FUSED for name in "qkv"]
     + [(a, f"ffn.{name}") for a in GATED for name in ("gate", "up")],
+    4,
 )
 def test_an_update_of_a_part_equals_the_update_of_its_rows(architecture, role):
     model = model_of(architecture)
@@ -111,10 +113,11 @@ def attended_without_values(architecture, **options):
     return recorded(model, output, inputs=True).abs().max()
 
 
-@pytest.mark.parametrize("architecture", FUSED)
-def test_value_features_are_those_attention_uses(architecture):
+def test_value_features_are_those_attention_uses(subtests):
     """Attention over zeros is zero."""
-    assert attended_without_values(architecture) == 0
+    for architecture in FUSED:
+        with subtests.test(architecture=architecture):
+            assert attended_without_values(architecture) == 0
 
 
 VARIANTS = {  # the sizes of q, k and v
@@ -126,12 +129,13 @@ VARIANTS = {  # the sizes of q, k and v
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_variants_of_a_family_have_parts_of_their_own_sizes(variant):
-    architecture, options, sizes = VARIANTS[variant]
-    sites = ah.anatomy_of(tiny_models.model(architecture, **options)).sites
-    assert tuple(sites[f"decoder.0.attn.{name}"].d_out for name in "qkv") == sizes
-    assert attended_without_values(architecture, **options) == 0
+def test_the_variants_of_a_family_have_parts_of_their_own_sizes(subtests):
+    for variant in VARIANTS:
+        with subtests.test(variant=variant):
+            architecture, options, sizes = VARIANTS[variant]
+            sites = ah.anatomy_of(tiny_models.model(architecture, **options)).sites
+            assert tuple(sites[f"decoder.0.attn.{name}"].d_out for name in "qkv") == sizes
+            assert attended_without_values(architecture, **options) == 0
 
 
 def test_the_queries_of_falcon_are_those_it_splits():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import every_type
 import pytest
 import sweep_cells
@@ -9,7 +11,9 @@ import sweep_cells
 import adapterhub as ah
 
 
+@cache
 def tiny(model_type):
+    """Return the model of a type, which each test leaves as it was."""
     auto = every_type.autos(model_type, every_type.ADAPTED)[0]
     return every_type.build(model_type, auto, tiny=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import tiny_models
 
 import adapterhub as ah
@@ -20,8 +19,13 @@ def test_every_row_is_registered_under_all_its_model_types():
     assert all(FAMILIES[model_type] in rows for model_type in model_types)
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
-def test_rows_use_valid_names(architecture):
+def test_rows_use_valid_names(subtests):
+    for architecture in FAMILIES:
+        with subtests.test(architecture):
+            check_names(architecture)
+
+
+def check_names(architecture):
     row = FAMILIES[architecture]
     assert row.below
     for stack in row.stacks:
@@ -33,8 +37,13 @@ def test_rows_use_valid_names(architecture):
         )
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
-def test_each_model_has_the_stacks_and_constants_of_its_row(architecture):
+def test_each_model_has_the_stacks_and_constants_of_its_row(subtests):
+    for architecture in FAMILIES:
+        with subtests.test(architecture):
+            check_stacks_and_constants(architecture)
+
+
+def check_stacks_and_constants(architecture):
     anatomy = ah.anatomy_of(tiny_models.usual_model(architecture))
     assert anatomy.family is FAMILIES[architecture]
     assert set(anatomy.stacks) == {stack.name for stack in anatomy.family.stacks}

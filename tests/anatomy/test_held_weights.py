@@ -25,29 +25,30 @@ class Stacked(nn.Module):
             setattr(self, name, nn.Parameter(torch.zeros(shape)))
 
 
-@pytest.mark.parametrize("model_type", TYPES)
-def test_experts_and_routers_are_sites(model_type):
-    model = expert_model(model_type)
-    anatomy = ah.anatomy_of(model)
-    held = [site for site in anatomy.sites.values() if site.kind == "weight"]
-    experts = [site for site in held if site.held.experts]
-    modules = list(holders(model))
-    assert len(experts) == 2 * len(modules) > 0
-    assert {site.role for site in experts} <= {
-        f"ffn.experts.{n}" for n in ("gate_up", "up", "down")
-    }
-    for site in experts:
-        parameter = model.get_submodule(site.host).get_parameter(site.held.parameter)
-        assert site.held.transposed == (model_type in TRANSPOSED)
-        sizes = (site.d_in, site.d_out) if site.held.transposed else (site.d_out, site.d_in)
-        assert parameter.shape == (site.held.experts, *sizes)
-        width = site.d_out if site.role.endswith("down") else site.d_in
-        assert width == model.config.hidden_size
-    routers = [site for site in anatomy.sites.values() if site.role == "ffn.router"]
-    assert len(routers) == len(modules)
-    assert {(s.d_in, s.d_out) for s in routers} == {
-        (model.config.hidden_size, experts[0].held.experts)
-    }
+def test_experts_and_routers_are_sites(subtests):
+    for model_type in TYPES:
+        with subtests.test(model_type=model_type):
+            model = expert_model(model_type)
+            anatomy = ah.anatomy_of(model)
+            held = [site for site in anatomy.sites.values() if site.kind == "weight"]
+            experts = [site for site in held if site.held.experts]
+            modules = list(holders(model))
+            assert len(experts) == 2 * len(modules) > 0
+            assert {site.role for site in experts} <= {
+                f"ffn.experts.{n}" for n in ("gate_up", "up", "down")
+            }
+            for site in experts:
+                parameter = model.get_submodule(site.host).get_parameter(site.held.parameter)
+                assert site.held.transposed == (model_type in TRANSPOSED)
+                sizes = (site.d_in, site.d_out) if site.held.transposed else (site.d_out, site.d_in)
+                assert parameter.shape == (site.held.experts, *sizes)
+                width = site.d_out if site.role.endswith("down") else site.d_in
+                assert width == model.config.hidden_size
+            routers = [site for site in anatomy.sites.values() if site.role == "ffn.router"]
+            assert len(routers) == len(modules)
+            assert {(s.d_in, s.d_out) for s in routers} == {
+                (model.config.hidden_size, experts[0].held.experts)
+            }
 
 
 def test_there_are_twelve_types_of_all_forms():

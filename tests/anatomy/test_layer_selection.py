@@ -8,9 +8,8 @@ from adapterhub.anatomy.layer_selection import layer_numbers, number_ranges
 from adapterhub.errors import SiteError
 
 
-@pytest.mark.parametrize(
-    ("layers", "numbers"),
-    [
+def test_a_selection_of_six_layers(subtests):
+    cases = [
         ("all", [0, 1, 2, 3, 4, 5]),
         ("top 2", [4, 5]),
         ("top 9", [0, 1, 2, 3, 4, 5]),
@@ -20,15 +19,14 @@ from adapterhub.errors import SiteError
         (" 4 ", [4]),
         (5, [5]),
         ((0, 5), [0, 5]),
-    ],
-)
-def test_a_selection_of_six_layers(layers, numbers):
-    assert sorted(layer_numbers(layers, 6)) == numbers
+    ]
+    for layers, numbers in cases:
+        with subtests.test(layers=layers):
+            assert sorted(layer_numbers(layers, 6)) == numbers
 
 
-@pytest.mark.parametrize(
-    ("layers", "problem"),
-    [
+def test_a_bad_selection_is_refused(subtests):
+    cases = [
         ("0..6", "'0..6' do not exist"),
         ("0..999999999", "do not exist"),
         ((0, 6, -1), r"\[-1, 6\] do not exist"),
@@ -36,12 +34,12 @@ def test_a_selection_of_six_layers(layers, numbers):
         ("last", "cannot parse layers 'last'"),
         ("top ten", "cannot parse"),
         ("", "cannot parse"),
-    ],
-)
-def test_a_bad_selection_is_refused(layers, problem):
-    with pytest.raises(SiteError, match=f"{problem}.* in a stack of 6 layers") as error:
-        layer_numbers(layers, 6)
-    assert "top 4" in error.value.expected
+    ]
+    for layers, problem in cases:
+        with subtests.test(layers=layers):
+            with pytest.raises(SiteError, match=f"{problem}.* in a stack of 6 layers") as error:
+                layer_numbers(layers, 6)
+            assert "top 4" in error.value.expected
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import tiny_models
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,18 +12,17 @@ from adapterhub.anatomy.site_patterns import sites_option
 T5 = anatomy_of(tiny_models.model("t5", "seq2seq"))
 
 
-@pytest.mark.parametrize(
-    ("names", "option"),
-    [
+def test_the_shortest_exact_patterns_are_used(subtests):
+    cases = [
         (lambda s: s.role == "attn.q", ["attn.q"]),
         (lambda s: s.role in ("attn.q", "attn.v"), ["attn.q", "attn.v"]),
         (lambda s: s.role == "attn.q" and s.stack == "decoder", ["decoder.attn.q"]),
         (lambda s: s.id == "decoder.0.attn.q", ["decoder.0.attn.q"]),
         (lambda s: False, []),
-    ],
-)
-def test_the_shortest_exact_patterns_are_used(names, option):
-    assert sites_option(T5, [site for site in T5.sites.values() if names(site)]) == option
+    ]
+    for names, option in cases:
+        with subtests.test(names=names):
+            assert sites_option(T5, [site for site in T5.sites.values() if names(site)]) == option
 
 
 @given(st.sets(st.sampled_from(sorted(T5.sites)), min_size=1))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import tiny_models
 import torch
+from selection import rotate
 
 import adapterhub as ah
 from adapterhub.anatomy.sites import FeatureSlice, names_a_role
 from adapterhub.errors import SiteError
 
 
-@pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
+@rotate("architecture", tiny_models.ARCHITECTURES, 4)
 def test_a_sublayer_receives_its_own_input(architecture):
     """The x of a sublayer has the caller's rows and tokens and the sublayer's width, even if its
     projections are called several times."""
@@ -35,24 +36,25 @@ def test_a_sublayer_receives_its_own_input(architecture):
         assert x.shape[:-1].numel() in (27, 12)
 
 
-@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
-def test_a_prompt_keeps_the_length_of_every_output(architecture):
-    model = tiny_models.usual_model(architecture)
-    adapter = ah.attach(model, "prompt")
-    tiny_models.scramble(adapter)
-    inputs = tiny_models.batch()
-    with torch.no_grad():
-        output = model(
-            **inputs, **tiny_models.decoder_inputs(model, inputs), output_hidden_states=True
-        )
-    lengths = {9, 4} if model.config.is_encoder_decoder else {9}
-    states = [
-        state
-        for name in ("hidden_states", "encoder_hidden_states", "decoder_hidden_states")
-        for state in output.get(name) or ()
-    ]
-    assert len(states) >= 3
-    assert {state.shape[1] for state in states} <= lengths
+def test_a_prompt_keeps_the_length_of_every_output(subtests):
+    for architecture in tiny_models.MATRIX:
+        with subtests.test(architecture=architecture):
+            model = tiny_models.usual_model(architecture)
+            adapter = ah.attach(model, "prompt")
+            tiny_models.scramble(adapter)
+            inputs = tiny_models.batch()
+            with torch.no_grad():
+                output = model(
+                    **inputs, **tiny_models.decoder_inputs(model, inputs), output_hidden_states=True
+                )
+            lengths = {9, 4} if model.config.is_encoder_decoder else {9}
+            states = [
+                state
+                for name in ("hidden_states", "encoder_hidden_states", "decoder_hidden_states")
+                for state in output.get(name) or ()
+            ]
+            assert len(states) >= 3
+            assert {state.shape[1] for state in states} <= lengths
 
 
 @pytest.mark.parametrize("architecture", [a for a in tiny_models.ARCHITECTURES if "pegasus" in a])
@@ -118,8 +120,13 @@ def test_all_patterns_that_match_nothing_are_in_one_error():
         selected(model, "attn.q", layers=())
 
 
-@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
-def test_names_of_peft_are_answered_by_their_sites(architecture):
+def test_names_of_peft_are_answered_by_their_sites(subtests):
+    for architecture in tiny_models.MATRIX:
+        with subtests.test(architecture):
+            check_names_of_peft(architecture)
+
+
+def check_names_of_peft(architecture):
     anatomy = ah.anatomy_of(tiny_models.usual_model(architecture))
     sites = [s for s in anatomy.sites.values() if s.kind == "linear" and s.part is None]
     names = {site.host.rpartition(".")[2] for site in sites}

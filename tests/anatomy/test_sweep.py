@@ -7,6 +7,7 @@ import pytest
 import sweep
 import sweep_cells
 import sweep_page
+from selection import rotate
 
 import adapterhub as ah
 from adapterhub.methods import METHODS
@@ -22,7 +23,7 @@ def test_a_method_that_works_is_ok(model, method):
     assert sweep_cells.cell(model, method, sweep_cells.inputs_for(model)) == "ok"
 
 
-@pytest.mark.parametrize(
+@rotate(
     ("model_type", "method"),
     [
         ("jamba", "houlsby"),  # a mixer whose input is named
@@ -45,6 +46,7 @@ def test_a_method_that_works_is_ok(model, method):
         ("pvt", "freeze"),  # a number of labels without names
         ("rwkv", "lora"),  # states that are changed in place, unless it trains
     ],
+    3,
 )
 def test_a_method_works_on_an_irregular_architecture(model_type, method):
     auto = every_type.autos(model_type, every_type.ADAPTED)[0]

@@ -51,26 +51,26 @@ def test_the_table_has_types_of_transformers_only():
     assert tiny_overrides.OVERRIDES is shrink.OVERRIDES
 
 
-@pytest.mark.parametrize(
-    "model_type", ["gemma3n_text", "hubert", "qwen3_next", "segformer", "zamba2"]
-)
-def test_types_that_people_use_are_small(model_type):
-    assert sum(p.numel() for p in build(model_type).parameters()) < every_type.MOST_PARAMETERS
+def test_types_that_people_use_are_small(subtests):
+    for model_type in ["gemma3n_text", "hubert", "qwen3_next", "segformer", "zamba2"]:
+        with subtests.test(model_type=model_type):
+            assert (
+                sum(p.numel() for p in build(model_type).parameters()) < every_type.MOST_PARAMETERS
+            )
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "small"),
-    [
+def test_a_list_becomes_short_or_small_by_its_name(subtests):
+    cases = [
         ("conv_dim", [512] * 7, [64] * 7),
         ("hidden_sizes", [32, 64, 160, 256], [4, 8, 20, 32]),
         ("depths", [2, 2, 6, 2], [2, 2, 2, 2]),
         ("layer_types", ["full"] * 40, ["full"] * shrink.MOST_LAYERS),
         ("layer_types", ["full"] * 3, None),
         ("image_size", [224, 224], None),
-    ],
-)
-def test_a_list_becomes_short_or_small_by_its_name(name, values, small):
-    assert shrink._shorter(name, values) == ({} if small is None else {name: small})
+    ]
+    for name, values, small in cases:
+        with subtests.test(name=name):
+            assert shrink._shorter(name, values) == ({} if small is None else {name: small})
 
 
 def test_layers_that_differ_still_differ():

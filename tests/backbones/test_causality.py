@@ -6,6 +6,7 @@ import pytest
 import tiny_models
 import torch
 from fixtures import word_tokenizer
+from selection import rotate
 from transformers import AutoModelForCausalLM
 
 import adapterhub as ah
@@ -29,18 +30,19 @@ def test_the_architectures_are_covered():
     assert any(a in DECODERS for a in CAUSAL)
 
 
-@pytest.mark.parametrize("architecture", sorted({*CAUSAL, *ENCODERS}))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_only_decoders_do_not_read_ahead(architecture, dtype):
-    model = tiny_models.model(architecture, "causal-lm").to(dtype)
-    assert reads_ahead(model) == (architecture not in DECODERS)
+def test_only_decoders_do_not_read_ahead(dtype, subtests):
+    for architecture in sorted({*CAUSAL, *ENCODERS}):
+        with subtests.test(architecture):
+            model = tiny_models.model(architecture, "causal-lm").to(dtype)
+            assert reads_ahead(model) == (architecture not in DECODERS)
 
 
 EVERY = sorted({*tiny_models.DECODERS, "bart", "mbart", "plbart", "pegasus", *ENCODERS} - {"xlnet"})
 NOT_SHIFTED = {"bart", "mbart", "plbart", "pegasus"}
 
 
-@pytest.mark.parametrize("architecture", EVERY)
+@rotate("architecture", EVERY, 4)
 def test_the_loss_compares_each_token_with_the_one_after_it(architecture):
     """On every architecture with a causal head, by hand, with and without an adapter."""
     extra = {"is_decoder": True} if architecture in ENCODERS else {}
@@ -65,7 +67,7 @@ def test_the_loss_compares_each_token_with_the_one_after_it(architecture):
         torch.testing.assert_close(loss(output, {"labels": labels}), wanted)
 
 
-@pytest.mark.parametrize("architecture", EVERY)
+@rotate("architecture", EVERY, 4)
 def test_the_logits_of_a_token_do_not_depend_on_later_ones(architecture):
     extra = {"is_decoder": True} if architecture in ENCODERS else {}
     model = tiny_models.model(architecture, "causal-lm", **extra)

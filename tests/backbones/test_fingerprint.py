@@ -5,6 +5,7 @@ tests/attacks/test_other_backbones.py has what it accepts and refuses on every a
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from importlib import import_module
@@ -15,6 +16,7 @@ import torch
 import transformers
 from packed_codes import quantize
 from safetensors.torch import load_file, save_file
+from selection import rotate
 
 import adapterhub as ah
 from adapterhub.adapters.state import find_state, new_state
@@ -63,8 +65,7 @@ CASTS = {
 }
 
 
-@pytest.mark.parametrize("cast", CASTS)
-@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
+@rotate(("architecture", "cast"), list(itertools.product(tiny_models.MATRIX, CASTS)), 4)
 def test_a_cast_of_a_loaded_model_has_the_fingerprint_of_its_files(architecture, cast, tmp_path):
     """And other weights that are cast in memory have another one."""
     tiny_models.usual_model(architecture).save_pretrained(tmp_path / "a")

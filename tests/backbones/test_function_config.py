@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-import pytest
 import tiny_models
 import transformers
+from selection import rotate
 
 from adapterhub.backbones.function_config import config_differences, function_config
 
 
-@pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
+@rotate("architecture", tiny_models.ARCHITECTURES, 4)
 def test_it_is_the_same_in_files_and_for_every_task(architecture, tmp_path):
     model = tiny_models.usual_model(architecture)
     expected = function_config(model.config)

@@ -30,9 +30,8 @@ def named(name, commit=None):
     return model
 
 
-@pytest.mark.parametrize(
-    ("path", "name", "revision"),
-    [
+def test_the_name_is_valid_on_any_machine(subtests):
+    cases = [
         ("google/bert", "google/bert", COMMIT),
         ("bert-base", "bert-base", COMMIT),
         (f"/cache/models--google--bert/snapshots/{COMMIT}", "google/bert", COMMIT),
@@ -43,11 +42,11 @@ def named(name, commit=None):
         (f"/{'x' * 200}", f"{'x' * 100}--{DIGEST}", COMMIT),
         ("/", f"unnamed-bert--{DIGEST}", COMMIT),
         ("", f"unnamed-bert--{DIGEST}", COMMIT),
-    ],
-)
-def test_the_name_is_valid_on_any_machine(path, name, revision):
-    assert name_and_revision(named(path, COMMIT), fingerprint) == (name, revision)
-    assert is_local_name(name) == (not is_hub_id(name))
+    ]
+    for path, name, revision in cases:
+        with subtests.test(path=path):
+            assert name_and_revision(named(path, COMMIT), fingerprint) == (name, revision)
+            assert is_local_name(name) == (not is_hub_id(name))
 
 
 def test_a_folder_in_the_working_directory_is_not_a_hub_id(monkeypatch, tmp_path):

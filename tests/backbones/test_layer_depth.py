@@ -11,12 +11,13 @@ from adapterhub.backbones.layer_depth import layer_count, layers_above
 from adapterhub.errors import SiteError
 
 
-@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
-def test_every_depth_occurs_and_every_parameter_has_one(architecture):
-    anatomy = ah.anatomy_of(tiny_models.usual_model(architecture))
-    above = layers_above(anatomy)
-    assert above.keys() == anatomy.parameters().keys()
-    assert set(above.values()) == set(range(layer_count(anatomy) + 1))
+def test_every_depth_occurs_and_every_parameter_has_one(subtests):
+    for architecture in tiny_models.MATRIX:
+        with subtests.test(architecture=architecture):
+            anatomy = ah.anatomy_of(tiny_models.usual_model(architecture))
+            above = layers_above(anatomy)
+            assert above.keys() == anatomy.parameters().keys()
+            assert set(above.values()) == set(range(layer_count(anatomy) + 1))
 
 
 def test_the_decoder_is_above_the_encoder():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import tiny_models
 import torch
 import transformers
 from accelerate.utils import set_seed
+from selection import rotate
 from transformers import PreTrainedModel
 
 import adapterhub as ah
@@ -35,8 +37,10 @@ def test_nothing_is_known_of_a_model_that_was_loaded_elsewhere():
     assert newly_initialized(tiny_models.model("bert")) == frozenset()
 
 
-@pytest.mark.parametrize("kind", ["classification", "tagging", "multiple-choice"])
-@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
+KINDS = ("classification", "tagging", "multiple-choice")
+
+
+@rotate(("architecture", "kind"), list(itertools.product(tiny_models.MATRIX, KINDS)), 4)
 def test_a_head_is_drawn_as_loading_draws_it(architecture: str, kind: str, tmp_path: Path) -> None:
     base = tiny_models.model(architecture, "features")
     if not task_model(kind).classes_for(base.config):

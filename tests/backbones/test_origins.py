@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -15,36 +16,34 @@ from adapterhub.backbones.origins import (
 )
 
 
-@pytest.mark.parametrize(
-    ("url", "origin"),
-    [
+def test_the_origin_of_a_url():
+    origins = [
         ("https://Hub.Example.org/a/b?c#d", "https://hub.example.org"),
         ("https://hub.example.org:443", "https://hub.example.org"),
         ("http://hub.example.org:443", "http://hub.example.org:443"),
         ("http://localhost:80/x", "http://localhost"),
         ("https://[::1]:8443/x", "https://[::1]:8443"),
-    ],
-)
-def test_the_origin_of_a_url(url, origin):
-    assert url_origin(url) == origin
+    ]
+    assert [(url, url_origin(url)) for url, _ in origins] == origins
 
 
-@pytest.mark.parametrize(
-    "url",
+WITHOUT_ORIGIN = (
     ["", "x", "//h.org", "https://", "https:///x", "ftp://h.org", "file:///etc/passwd",
      "https://user@h.org", "https://user:pw@h.org", "https://@h.org", "https://h.org:x",
      "https://h.org:99999", "https://[::1", "https://h.org\\@e.org", "https://h.org\n",
      "https://h.org/\x1b", "https://h org", "https://h\u00e9.org", "https://h.org/" + "a" * 9000,
-     "https://h,org", "javascript:alert(1)"],
+     "https://h,org", "javascript:alert(1)"]
 )  # fmt: skip
-def test_a_text_without_an_origin(url):
-    with pytest.raises(ForbiddenAddressError):
-        url_origin(url)
 
 
-@pytest.mark.parametrize(
-    ("host", "reach"),
-    [
+def test_a_text_without_an_origin(subtests):
+    for url in WITHOUT_ORIGIN:
+        with subtests.test(url=url[:40]), pytest.raises(ForbiddenAddressError):
+            url_origin(url)
+
+
+def test_the_reach_of_an_address():
+    expected = [
         ("8.8.8.8", Reach.PUBLIC),
         ("2606:4700::1111", Reach.PUBLIC),
         ("127.0.0.1", Reach.LOOPBACK),
@@ -64,18 +63,15 @@ def test_a_text_without_an_origin(url):
         ("hub.example.org", None),
         ("127.1", None),  # a name for this module; the address is checked when it is connected
         ("2130706433", None),
-    ],
-)
-def test_the_reach_of_an_address(host, reach):
-    assert reach_of(host) == reach
+    ]
+    assert [(host, reach_of(host)) for host, _ in expected] == expected
 
 
 PUBLIC, PRIVATE, LOCAL = "https://8.8.8.8", "https://10.0.0.1", "http://127.0.0.1:8000"
 
 
-@pytest.mark.parametrize(
-    ("base", "url", "allowed"),
-    [
+def test_where_a_redirect_may_lead(subtests):
+    cases = [
         (PUBLIC, "https://cdn.example.org/x", True),
         (PUBLIC, "http://cdn.example.org/x", False),
         (PUBLIC, "https://10.0.0.2/x", False),
@@ -89,15 +85,11 @@ PUBLIC, PRIVATE, LOCAL = "https://8.8.8.8", "https://10.0.0.1", "http://127.0.0.
         (LOCAL, "https://10.0.0.2/x", True),
         (LOCAL, "http://10.0.0.2/x", False),
         (LOCAL, "http://cdn.example.org/x", False),
-    ],
-)
-def test_where_a_redirect_may_lead(base, url, allowed):
-    network = HubNetwork(base)
-    if allowed:
-        network.check(url)
-    else:
-        with pytest.raises(ForbiddenAddressError):
-            network.check(url)
+    ]
+    for base, url, allowed in cases:
+        refused = contextlib.nullcontext() if allowed else pytest.raises(ForbiddenAddressError)
+        with subtests.test(base=base, url=url), refused:
+            HubNetwork(base).check(url)
 
 
 def connect(network, url, host, address):

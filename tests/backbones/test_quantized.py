@@ -35,9 +35,8 @@ def checkpoint(folder, config):
     return folder
 
 
-@pytest.mark.parametrize(
-    ("config", "kind"),
-    [
+def test_a_configuration_has_a_kind(subtests):
+    cases = [
         (NF4, "nf4"),
         (NF4 | {"bnb_4bit_quant_type": "fp4"}, "fp4"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
@@ -46,10 +45,10 @@ def checkpoint(folder, config):
         (torchao("Int8WeightOnlyConfig"), "int8-weight"),
         (torchao("Float8WeightOnlyConfig"), "fp8-weight"),
         (torchao("Float8Config"), "torchao-Float8Config"),
-    ],
-)
-def test_a_configuration_has_a_kind(config, kind):
-    assert quantization_kind(config) == kind
+    ]
+    for config, kind in cases:
+        with subtests.test(config=config):
+            assert quantization_kind(config) == kind
 
 
 def test_the_kind_of_each_scheme_is_its_own_name():

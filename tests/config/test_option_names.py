@@ -41,9 +41,8 @@ NAMES = OptionNames(
 )
 
 
-@pytest.mark.parametrize(
-    ("data", "normal"),
-    [
+def test_the_normal_form(subtests: pytest.Subtests) -> None:
+    cases = [
         ({}, {}),
         ({"name": "y", "pace": {"rate": 1}}, {"name": "y", "pace": {"rate": 1}}),
         ({"lr": 1}, {"pace": {"rate": 1}}),
@@ -58,11 +57,11 @@ NAMES = OptionNames(
         ({"pace": {"label": "y"}}, {"pace": {"label": "y"}}),
         ({"gamma": 1}, {"gamma": 1}),
         ({3: 4}, {3: 4}),
-    ],
-)
-def test_the_normal_form(data: dict[Any, Any], normal: dict[Any, Any]) -> None:
-    assert NAMES.normal_form(data) == normal
-    assert NAMES.normal_form(normal) == normal
+    ]
+    for data, normal in cases:
+        with subtests.test(data=data):
+            assert NAMES.normal_form(data) == normal
+            assert NAMES.normal_form(normal) == normal
 
 
 def test_an_option_under_two_names_is_refused() -> None:
@@ -74,9 +73,8 @@ def test_an_option_under_two_names_is_refused() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("path", "suggestion"),
-    [
+def test_meaning_comes_before_spelling(subtests: pytest.Subtests) -> None:
+    cases = [
         ("gamma", "; try pace.rate=0.1, times it"),
         ("source.gamma", "; try pace.rate=0.1, times it"),
         ("source.Gamma", "; try pace.rate=0.1, times it"),
@@ -87,27 +85,26 @@ def test_an_option_under_two_names_is_refused() -> None:
         ("pace.roudns", "; did you mean 'rounds'?"),
         ("roudns", "; did you mean 'pace.rounds'?"),
         ("xyzzy", ""),
-    ],
-)
-def test_meaning_comes_before_spelling(path: str, suggestion: str) -> None:
-    assert NAMES.suggest(path) == suggestion
-    *above, name = path.split(".")
-    data: dict[str, Any] = {above[0]: {name: 1}} if above else {name: 1}
-    with pytest.raises(ConfigError) as error:
-        from_dict(Whole, NAMES.normal_form(data), suggest=NAMES.suggest)
-    assert f"{path} is not an option{suggestion}" in error.value.offenders[0]
+    ]
+    for path, suggestion in cases:
+        with subtests.test(path=path):
+            assert NAMES.suggest(path) == suggestion
+            *above, name = path.split(".")
+            data: dict[str, Any] = {above[0]: {name: 1}} if above else {name: 1}
+            with pytest.raises(ConfigError) as error:
+                from_dict(Whole, NAMES.normal_form(data), suggest=NAMES.suggest)
+            assert f"{path} is not an option{suggestion}" in error.value.offenders[0]
 
 
-@pytest.mark.parametrize(
-    ("word", "path"),
-    [
+def test_the_option_that_a_word_names(subtests: pytest.Subtests) -> None:
+    cases = [
         ("lr", "pace.rate"), ("pace.lr", "pace.rate"), ("rate", "pace.rate"),
         ("pace.rate", "pace.rate"), ("name", "name"), ("label", "name"), ("source", "source"),
         ("shared", None), ("source.lr", None), ("a.b.c", None), ("", None),
-    ],
-)  # fmt: skip
-def test_the_option_that_a_word_names(word: str, path: str | None) -> None:
-    assert NAMES.own_name(word) == path
+    ]  # fmt: skip
+    for word, path in cases:
+        with subtests.test(word=word):
+            assert NAMES.own_name(word) == path
 
 
 keys = st.sampled_from(["name", "source", "pace", "lr", "rate", "label", "file", "shared", "x", ""])

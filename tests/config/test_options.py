@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from selection import ALL
 
 from adapterhub.config.options import from_dict, is_neutral, option, options_of, to_dict, type_text
 from adapterhub.errors import ConfigError
+
+few = settings(max_examples=100 if ALL else 40)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +74,13 @@ def offenders(data: Mapping[str, object], where: str = "") -> str:
     return "\n".join(caught.value.offenders)
 
 
+@few
 @given(recipes)
 def test_from_dict_inverts_to_dict(recipe: Recipe) -> None:
     assert from_dict(Recipe, to_dict(recipe)) == recipe
 
 
+@few
 @given(recipes)
 def test_to_dict_returns_json_data(recipe: Recipe) -> None:
     assert from_dict(Recipe, json.loads(json.dumps(to_dict(recipe)))) == recipe
@@ -105,9 +110,8 @@ def test_where_prefixes_each_path() -> None:
     assert "recipe.name is missing" in offenders({}, "recipe")
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
+def test_an_invalid_value_is_reported_with_the_expected_type(subtests: pytest.Subtests) -> None:
+    cases = [
         ("seed", True, "seed is True, expected int"),
         ("seed", 1.0, "seed is 1.0, expected int"),
         ("name", 5, "name is 5, expected str; put it in quotes"),
@@ -125,12 +129,10 @@ def test_where_prefixes_each_path() -> None:
         ("extra", {"epohcs": 1}, "extra.epohcs is not an option"),
         ("runs", [{}, {"epochs": "1"}], "runs[1].epochs is '1', expected int"),
         ("dtype", "bf61", "dtype is 'bf61', expected bf16 | fp32 | null; did you mean 'bf16'?"),
-    ],
-)
-def test_an_invalid_value_is_reported_with_the_expected_type(
-    key: str, value: object, message: str
-) -> None:
-    assert message in offenders({"name": "a", key: value})
+    ]
+    for key, value, message in cases:
+        with subtests.test(key=key):
+            assert message in offenders({"name": "a", key: value})
 
 
 def test_an_int_is_converted_to_float() -> None:
@@ -169,14 +171,16 @@ def test_options_of_lists_name_type_default_and_help() -> None:
     assert docs["dtype"].type == "bf16 | fp32 | null"
 
 
-@pytest.mark.parametrize("value", [None, False, "", [], (), {}])
-def test_empty_values_are_neutral(value: object) -> None:
-    assert is_neutral(value)
+def test_empty_values_are_neutral(subtests: pytest.Subtests) -> None:
+    for value in [None, False, "", [], (), {}]:
+        with subtests.test(value=value):
+            assert is_neutral(value)
 
 
-@pytest.mark.parametrize("value", [0, 0.0, True, "x", [0], {"a": None}])
-def test_zero_and_other_values_are_not_neutral(value: object) -> None:
-    assert not is_neutral(value)
+def test_zero_and_other_values_are_not_neutral(subtests: pytest.Subtests) -> None:
+    for value in [0, 0.0, True, "x", [0], {"a": None}]:
+        with subtests.test(value=value):
+            assert not is_neutral(value)
 
 
 def test_type_text_of_any() -> None:

@@ -7,18 +7,20 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from selection import ALL
 
 from adapterhub.config.overrides import merge_options, parse_overrides
 from adapterhub.errors import ConfigError
 
+few = settings(max_examples=100 if ALL else 40)
+
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
 
-@pytest.mark.parametrize(
-    ("word", "value"),
-    [
+def test_a_value_is_yaml_or_a_string(subtests: pytest.Subtests) -> None:
+    cases = [
         ("1", 1),
         ("-2", -2),
         ("010", 10),
@@ -43,12 +45,12 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
         ('"a": b', '"a": b'),
         ("9" * 5000, "9" * 5000),
         ("a=b", "a=b"),
-    ],
-)
-def test_a_value_is_yaml_or_a_string(word: str, value: object) -> None:
-    read = parse_overrides([f"train.x={word}"])["train"]["x"]
-    assert read == value
-    assert type(read) is type(value)
+    ]
+    for word, value in cases:
+        with subtests.test(word=word):
+            read = parse_overrides([f"train.x={word}"])["train"]["x"]
+            assert read == value
+            assert type(read) is type(value)
 
 
 @given(st.integers() | finite | st.booleans() | st.none() | st.text("abc.-_/ @").map(str.strip))
@@ -94,6 +96,7 @@ trees = st.recursive(
 ).filter(lambda tree: isinstance(tree, dict))
 
 
+@few
 @given(trees, trees, trees)
 def test_merge_is_idempotent_and_has_a_neutral_element(a: Any, b: Any, c: Any) -> None:
     assert merge_options(a, {}) == merge_options({}, a) == merge_options(a, a) == a

@@ -5,20 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from selection import ALL
 
 from adapterhub.config.spec import MAX_CHARACTERS, call_text, parse_calls
 from adapterhub.errors import ConfigError
+
+few = settings(max_examples=100 if ALL else 40)
 
 
 def parse(text: str) -> list[tuple[str, dict[str, Any]]]:
     return parse_calls(text, "method", "lora, lora(rank=16)")
 
 
-@pytest.mark.parametrize(
-    ("text", "calls"),
-    [
+def test_calls_are_parsed(subtests: pytest.Subtests) -> None:
+    cases = [
         ("lora", [("lora", {})]),
         ("lora()", [("lora", {})]),
         ("lora(rank=16, alpha=-0.5)", [("lora", {"rank": 16, "alpha": -0.5})]),
@@ -44,15 +46,14 @@ def parse(text: str) -> list[tuple[str, dict[str, Any]]]:
         ("a(b='it\\'s, x'),", [("a", {"b": "it's, x"})]),
         ("a(b=[]), c(d={})", [("a", {"b": []}), ("c", {"d": {}})]),
         ("a(\n  b=1,\n)", [("a", {"b": 1})]),
-    ],
-)
-def test_calls_are_parsed(text: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
-    assert parse(text) == calls
+    ]
+    for text, calls in cases:
+        with subtests.test(text=text):
+            assert parse(text) == calls
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_other_text_is_refused_with_examples(subtests: pytest.Subtests) -> None:
+    cases = [
         "",
         "lora(",
         "lora(16)",
@@ -74,13 +75,13 @@ def test_calls_are_parsed(text: str, calls: list[tuple[str, dict[str, Any]]]) ->
         "a" * (MAX_CHARACTERS + 1),
         "a(b=" + "[" * 1000 + "]" * 1000 + ")",
         "a\0",
-    ],
-)
-def test_other_text_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(ConfigError, match="invalid method spec") as caught:
-        parse(text)
-    assert caught.value.expected == "lora, lora(rank=16)"
-    assert len(str(caught.value)) < 400
+    ]
+    for text in cases:
+        with subtests.test(text=text):
+            with pytest.raises(ConfigError, match="invalid method spec") as caught:
+                parse(text)
+            assert caught.value.expected == "lora, lora(rank=16)"
+            assert len(str(caught.value)) < 400
 
 
 @given(st.text("ab=(),-[]{}'\"1.: \n"))
@@ -107,6 +108,7 @@ values = st.recursive(
 )
 
 
+@few
 @given(
     st.lists(st.tuples(names, st.dictionaries(names, values, max_size=3)), min_size=1, max_size=3)
 )

@@ -6,16 +6,20 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from selection import ALL
 
 from adapterhub.config.yaml import MAX_BYTES, dump_yaml, load_yaml, plain_scalar
 from adapterhub.errors import ConfigError
+
+few = settings(max_examples=100 if ALL else 40)
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 printable = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Zl", "Zp"]))
 
 
+@few
 @given(
     data=st.dictionaries(printable, st.integers() | finite | printable | st.lists(printable)),
     bom=st.booleans(),
@@ -41,9 +45,10 @@ def test_the_core_schema(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_invalid_yaml_is_reported_with_its_location(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    cases = [
         (b"a: 1\nb: [1, 2\n", r"recipe.yaml, line 3, column 1: "),
         (b"a: 1\nb: 2\na: 3\n", r"recipe.yaml, line 3, column 1: duplicate key 'a'"),
         (b"a:\n  b: 1\n  b: 2\n", r"line 3, column 3: duplicate key 'b'"),
@@ -55,15 +60,13 @@ def test_the_core_schema(tmp_path: Path) -> None:
         (b"- 1\n", r"contains a list"),
         (b"a: 1\n---\nb: 2\n", r"line 2, column 1"),
         (b"a: " + b"[" * 5000, r"nested too deeply"),
-    ],
-)
-def test_invalid_yaml_is_reported_with_its_location(
-    tmp_path: Path, text: bytes, message: str
-) -> None:
-    path = tmp_path / "recipe.yaml"
-    path.write_bytes(text)
-    with pytest.raises(ConfigError, match=message):
-        load_yaml(path)
+    ]
+    for text, message in cases:
+        with subtests.test(text=text):
+            path = tmp_path / "recipe.yaml"
+            path.write_bytes(text)
+            with pytest.raises(ConfigError, match=message):
+                load_yaml(path)
 
 
 def test_a_missing_file_suggests_the_nearest_name(tmp_path: Path) -> None:
@@ -77,6 +80,7 @@ def test_a_folder_cannot_be_read(tmp_path: Path) -> None:
         load_yaml(tmp_path)
 
 
+@few
 @given(st.dictionaries(st.text(min_size=1), st.text() | st.integers() | st.booleans() | st.none()))
 def test_load_yaml_inverts_dump_yaml(
     tmp_path_factory: pytest.TempPathFactory, data: dict[str, object]
@@ -93,9 +97,8 @@ def test_a_file_over_the_size_limit_is_refused(tmp_path: Path) -> None:
         load_yaml(path)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("0o17", 15), (".5e1", 5.0), ("~", None), ("[1", "[1"), ("1_000", "1_000")]
-)
-def test_a_plain_scalar_is_resolved_by_the_core_schema(text: str, value: object) -> None:
-    assert plain_scalar(text) == value
-    assert type(plain_scalar(text)) is type(value)
+def test_a_plain_scalar_is_resolved_by_the_core_schema(subtests: pytest.Subtests) -> None:
+    for text, value in [("0o17", 15), (".5e1", 5.0), ("~", None), ("[1", "[1"), ("1_000", "1_000")]:
+        with subtests.test(text=text):
+            assert plain_scalar(text) == value
+            assert type(plain_scalar(text)) is type(value)

@@ -73,9 +73,8 @@ def test_products_of_transposed_matrices(name, monkeypatch):
     torch.testing.assert_close(result, TRANSPOSED_PRODUCTS[name](expected))
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
+def test_any_other_use_gets_a_changed_copy(subtests):
+    cases = [
         lambda w: torch.einsum("eoi,ri->reo", w, torch.ones(2, D_IN)),
         lambda w: w[:2] + 1,
         lambda w: w.sum(),
@@ -84,11 +83,11 @@ def test_products_of_transposed_matrices(name, monkeypatch):
         lambda w: torch.cat([w, w]),
         lambda w: w.transpose(0, 1),
         lambda w: torch.addmm(torch.ones(2, D_OUT), torch.ones(2, D_IN), w[1].T),
-    ],
-)
-def test_any_other_use_gets_a_changed_copy(use):
-    weight, expected = adapted(False)
-    torch.testing.assert_close(use(weight), use(expected))
+    ]
+    for number, use in enumerate(cases):
+        with subtests.test(number=number):
+            weight, expected = adapted(False)
+            torch.testing.assert_close(use(weight), use(expected))
 
 
 def test_one_matrix_without_experts():

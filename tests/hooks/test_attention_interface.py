@@ -9,6 +9,7 @@ import pickle
 import pytest
 import tiny_models
 import torch
+from selection import rotate
 from transformers import PreTrainedModel
 
 import adapterhub as ah
@@ -133,8 +134,11 @@ def test_most_architectures_have_a_prefix():
     assert len(SWITCHES) >= 2 * (28 if tiny_models.FULL_MATRIX else 9)
 
 
-@pytest.mark.parametrize("switch", [set_by_method, set_in_config])
-@pytest.mark.parametrize(("architecture", "before", "after"), SWITCHES)
+@rotate(
+    ("architecture", "before", "after", "switch"),
+    [(*each, switch) for each in SWITCHES for switch in (set_by_method, set_in_config)],
+    3,
+)
 def test_a_prefix_follows_a_later_change_of_the_implementation(architecture, before, after, switch):
     spec = "prefix(length=3)"
     expected = usual_logits(usual_model(architecture, after, spec))

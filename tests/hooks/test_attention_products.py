@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import tiny_models
 import torch
 import torch.nn.functional as F
+from selection import rotate
 from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
@@ -47,8 +49,11 @@ def of_torch(monkeypatch):
     monkeypatch.setattr(attention, "attends", lambda module: "torch")
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@rotate(
+    ("architecture", "implementation"),
+    list(itertools.product(ARCHITECTURES, ("eager", "sdpa"))),
+    3,
+)
 def test_it_computes_what_the_interface_computes(architecture, implementation, of_torch):
     watched = prefixed(architecture, implementation)
     with pytest.MonkeyPatch.context() as context:
@@ -173,34 +178,42 @@ FORMS = (
 CAUSAL = torch.full((5, 5), -1e9).triu(1)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_forms_of_attention(form):
-    joined = prefixes()
-    query, key, value = tensors()
-    with WatchedProducts(lambda: joined, 2, "site") as watch:
-        found = form(query, key, value, CAUSAL)
-    watch.check()
-    torch.testing.assert_close(found, expected(query, key, value, joined, CAUSAL))
-    assert not torch.allclose(found, form(query, key, value, CAUSAL), atol=1e-2)
+def test_forms_of_attention(subtests):
+    for form in FORMS:
+        with subtests.test(form=form):
+            joined = prefixes()
+            query, key, value = tensors()
+            with WatchedProducts(lambda joined=joined: joined, 2, "site") as watch:
+                found = form(query, key, value, CAUSAL)
+            watch.check()
+            torch.testing.assert_close(found, expected(query, key, value, joined, CAUSAL))
+            assert not torch.allclose(found, form(query, key, value, CAUSAL), atol=1e-2)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_gates_and_padding_in_all_forms(form):
+def test_gates_and_padding_in_all_forms(subtests):
     """A closed gate leaves a zero key and value; padding leaves nothing."""
-    query, key, value = tensors()
-    open_, closed = torch.ones(2, 5, 3), torch.zeros(2, 5, 3)
-    hidden = torch.zeros(2, 3, dtype=torch.bool)
-    zero = JoinedPrefixes(*(torch.zeros(1, 3, 8) for _ in range(2)))
-    outputs = []
-    for joined in (prefixes(), prefixes(gate=open_), zero, prefixes(gate=closed), prefixes(hidden)):
-        with WatchedProducts(lambda joined=joined: joined, 2, "site") as watch:
-            outputs.append(form(query, key, value, CAUSAL))
-        watch.check()
-    plain, gated, of_zeros, shut, padded = outputs
-    torch.testing.assert_close(gated, plain)
-    torch.testing.assert_close(shut, of_zeros)
-    torch.testing.assert_close(padded, form(query, key, value, CAUSAL))
-    assert not torch.allclose(shut, padded, atol=1e-3)
+    for form in FORMS:
+        with subtests.test(form=form):
+            query, key, value = tensors()
+            open_, closed = torch.ones(2, 5, 3), torch.zeros(2, 5, 3)
+            hidden = torch.zeros(2, 3, dtype=torch.bool)
+            zero = JoinedPrefixes(*(torch.zeros(1, 3, 8) for _ in range(2)))
+            outputs = []
+            for joined in (
+                prefixes(),
+                prefixes(gate=open_),
+                zero,
+                prefixes(gate=closed),
+                prefixes(hidden),
+            ):
+                with WatchedProducts(lambda joined=joined: joined, 2, "site") as watch:
+                    outputs.append(form(query, key, value, CAUSAL))
+                watch.check()
+            plain, gated, of_zeros, shut, padded = outputs
+            torch.testing.assert_close(gated, plain)
+            torch.testing.assert_close(shut, of_zeros)
+            torch.testing.assert_close(padded, form(query, key, value, CAUSAL))
+            assert not torch.allclose(shut, padded, atol=1e-3)
 
 
 def two_softmaxes(query, key, value, mask):
@@ -224,15 +237,17 @@ def of_other_sizes(query, key, value, mask):
     return F.softmax(query[..., :3] @ key[..., :3].mT, dim=-1) @ value
 
 
-@pytest.mark.parametrize("form", [two_softmaxes, over_queries, by_einsum, capped, of_other_sizes])
-def test_attention_of_another_form_is_refused(form):
-    def run():
-        with WatchedProducts(prefixes, 2, "encoder.0.attn.kv") as watch:
-            form(*tensors(), CAUSAL)
-        watch.check()
+def test_attention_of_another_form_is_refused(subtests):
+    for form in [two_softmaxes, over_queries, by_einsum, capped, of_other_sizes]:
+        with subtests.test(form=form):
 
-    with pytest.raises(AttachError, match=r"encoder\.0\.attn\.kv"):
-        run()
+            def run(form=form):
+                with WatchedProducts(prefixes, 2, "encoder.0.attn.kv") as watch:
+                    form(*tensors(), CAUSAL)
+                watch.check()
+
+            with pytest.raises(AttachError, match=r"encoder\.0\.attn\.kv"):
+                run()
 
 
 def test_an_error_ends_the_watch():

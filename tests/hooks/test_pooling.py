@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import types
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
+from selection import rotate
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -71,8 +73,7 @@ def states_by_hand(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
     return model.base_model(**batch).last_hidden_state
 
 
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("architecture", POOLED)
+@rotate(("architecture", "side"), list(itertools.product(POOLED, SIDES)), 4)
 def test_the_head_reads_the_pooled_states_of_the_tokens(
     architecture: str, side: str | None
 ) -> None:
@@ -90,8 +91,10 @@ def test_the_head_reads_the_pooled_states_of_the_tokens(
         assert "adapterhub" not in model._modules
 
 
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("architecture", [a for a in tiny_models.MATRIX if a in POOLED])
+CORE = [a for a in tiny_models.MATRIX if a in POOLED]
+
+
+@rotate(("architecture", "side"), list(itertools.product(CORE, SIDES)), 4)
 def test_virtual_tokens_are_not_pooled(architecture: str, side: str | None) -> None:
     model = tiny_models.model(architecture)
     batch = tiny_models.padded_batch(side)
@@ -106,7 +109,7 @@ def test_virtual_tokens_are_not_pooled(architecture: str, side: str | None) -> N
         torch.testing.assert_close(model(**batch).logits, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("architecture", [a for a in tiny_models.MATRIX if a in POOLED])
+@rotate("architecture", CORE, 2)
 def test_each_row_of_a_route_is_pooled_by_its_adapter(architecture: str) -> None:
     model = tiny_models.model(architecture)
     for how in POOLS:
@@ -145,7 +148,7 @@ def test_adapters_that_pool_differently_are_not_composed() -> None:
             ah.activate(model, ah.Average(list(names)))
 
 
-@pytest.mark.parametrize("architecture", [a for a in tiny_models.MATRIX if a in POOLED])
+@rotate("architecture", CORE, 2)
 def test_the_pooling_travels_with_the_file(architecture: str, tmp_path: Path) -> None:
     model = tiny_models.model(architecture)
     adapter = pooled_adapter(model, "lora", "max")
@@ -168,7 +171,7 @@ def test_an_adapter_without_a_pooling_is_written_as_before(tmp_path: Path) -> No
     assert "pooling" not in (tmp_path / "a" / "adapter.json").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("architecture", POOLED)
+@rotate("architecture", POOLED, 4)
 def test_all_that_trains_gets_a_gradient(architecture: str) -> None:
     missing = {}
     for how in ("model", "mean"):
@@ -194,9 +197,16 @@ def test_the_loss_trains_through_the_pooling() -> None:
     assert model(**batch).loss < before
 
 
-@pytest.mark.parametrize("architecture", ["bert", "roberta", "gpt2"])
+ONE_LAYER = {
+    "bert": {"num_hidden_layers": 1},
+    "roberta": {"num_hidden_layers": 1},
+    "gpt2": {"n_layer": 1},
+}
+
+
+@pytest.mark.parametrize("architecture", ONE_LAYER)
 def test_a_compiled_model_pools(architecture: str) -> None:
-    model = tiny_models.model(architecture)
+    model = tiny_models.model(architecture, **ONE_LAYER[architecture])
     pooled_adapter(model, "lora", "mean")
     batch = tiny_models.padded_batch("right")
     with torch.no_grad():
@@ -237,12 +247,13 @@ def test_a_mask_that_is_not_of_tokens_is_refused() -> None:
         model(**batch)
 
 
-@pytest.mark.parametrize("architecture", tiny_models.ENCODER_DECODERS)
-def test_encoder_decoders_are_refused(architecture: str) -> None:
-    model = tiny_models.usual_model(architecture)
-    with pytest.raises(SiteError, match="one stack of layers"):
-        ah.attach(model, "lora", pooling="mean")
-    ah.attach(model, "lora", pooling="model")
+def test_encoder_decoders_are_refused(subtests: pytest.Subtests) -> None:
+    for architecture in tiny_models.ENCODER_DECODERS:
+        with subtests.test(architecture=architecture):
+            model = tiny_models.usual_model(architecture)
+            with pytest.raises(SiteError, match="one stack of layers"):
+                ah.attach(model, "lora", pooling="mean")
+            ah.attach(model, "lora", pooling="model")
 
 
 def test_a_model_without_a_head_is_refused() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import itertools
+
 import tiny_models
 import torch
 from expert_models import TYPES, expert_model, logits, redraw
+from selection import rotate
 
 import adapterhub as ah
 from adapterhub.anatomy.discovery.networks import expert_blocks
@@ -72,8 +74,7 @@ def test_a_parallel_adapter_reads_the_unchanged_input():
         assert torch.equal(layer.output.dense.adapterhub.kept("sublayer_input"), x)
 
 
-@pytest.mark.parametrize("method", ["pfeiffer", "parallel"])
-@pytest.mark.parametrize("model_type", BLOCKS)
+@rotate(("model_type", "method"), list(itertools.product(BLOCKS, ("pfeiffer", "parallel"))), 3)
 def test_a_block_of_experts_is_a_sublayer_whatever_it_returns(model_type, method):
     """One tensor, or a tuple that its output comes first in; as the input is, or flat."""
     model = expert_model(model_type)
@@ -97,7 +98,7 @@ def test_a_block_of_experts_is_a_sublayer_whatever_it_returns(model_type, method
     ah.detach(model)
 
 
-@pytest.mark.parametrize("model_type", BLOCKS)
+@rotate("model_type", BLOCKS, 3)
 def test_rows_have_their_own_bottlenecks_at_a_block_of_experts(model_type):
     model = expert_model(model_type)
     specs = "pfeiffer(sites=[ffn])", "parallel(sites=[ffn])"

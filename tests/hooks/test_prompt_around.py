@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from functools import cache
 
 import every_type
 import pytest
 import tiny_models
 import torch
+from selection import rotate
 
 import adapterhub as ah
 from adapterhub.hooks.prompt_around import _AROUND
@@ -25,9 +28,13 @@ MODELS = {
 every_model = pytest.mark.parametrize("model_type", MODELS)
 
 
+@cache
+def bare(model_type):
+    return every_type.build(model_type, MODELS.get(model_type, "AutoModelForCausalLM"), tiny=True)
+
+
 def attached(model_type, length=3):
-    auto = MODELS.get(model_type, "AutoModelForCausalLM")
-    model = every_type.build(model_type, auto, tiny=True)
+    model = copy.deepcopy(bare(model_type))
     tiny_models.scramble(ah.attach(model, f"prompt(length={length})", name="prompt"))
     return model
 
@@ -46,8 +53,7 @@ def close(one, other):
     torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
-@every_model
-@pytest.mark.parametrize("masked", [True, False])
+@rotate(("model_type", "masked"), list(itertools.product(MODELS, (True, False))), 3)
 def test_tokens_behind_a_cache_equal_those_of_a_whole_pass(model_type, masked):
     model, text = attached(model_type), ids()
     mask = torch.ones_like(text) if masked else None
@@ -132,10 +138,10 @@ def test_what_is_added_by_token_id_is_added_to_the_text_alone(model_type):
     logits(model, input_ids=text)
     ah.activate(model)
     logits(model, input_ids=text)
-    prompted, bare = seen
-    assert bare.any()
+    prompted, plain = seen
+    assert plain.any()
     assert not prompted[:, :3].any()
-    assert torch.equal(prompted[:, 3:], bare)
+    assert torch.equal(prompted[:, 3:], plain)
 
 
 def test_nothing_is_kept_of_a_pass_that_fails():

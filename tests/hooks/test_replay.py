@@ -36,19 +36,18 @@ def test_a_row_is_known_by_its_tokens_wherever_its_padding_is() -> None:
     assert len({*right, *types, *places}) == 6
 
 
-@pytest.mark.parametrize(
-    "inputs",
-    [
+def test_inputs_that_are_not_only_rows_of_tokens_are_computed(subtests: pytest.Subtests) -> None:
+    cases = [
         {"inputs_embeds": torch.zeros(2, 4, 8)},
         {"input_ids": IDS, "pixel_values": torch.zeros(2, 3)},
         {"input_ids": IDS, "attention_mask": torch.ones(2, 1, 4, 4)},
         {"input_ids": IDS, "attention_mask": torch.tensor([[1, 0, 1, 1], [1, 1, 0, 0]])},
         {"input_ids": IDS, "attention_mask": torch.tensor([[0, 0, 0, 0], [1, 1, 0, 0]])},
         {"input_ids": IDS, "position_ids": torch.arange(4)[None]},
-    ],
-)
-def test_inputs_that_are_not_only_rows_of_tokens_are_computed(inputs: Any) -> None:
-    assert stack_rows(inputs) is None
+    ]
+    for inputs in cases:
+        with subtests.test(inputs=inputs):
+            assert stack_rows(inputs) is None
 
 
 def call(number: int, trains: bool = False, output: Any = None) -> LayerCall:
@@ -57,27 +56,24 @@ def call(number: int, trains: bool = False, output: Any = None) -> LayerCall:
     return LayerCall(number, hidden if output is None else output, hidden)
 
 
-@pytest.mark.parametrize(
-    ("numbers", "trains", "below"),
-    [
+def test_the_frozen_layers_are_those_below_the_first_gradient(subtests: pytest.Subtests) -> None:
+    cases = [
         ([0, 1, 2], 2, 2),
         ([0, 1, 2], 9, 3),
         ([0, 1, 2], 0, 0),
         ([0, 0, 1, 1], 2, 1),  # shared layers, one after the other
         ([0, 1, 0, 1], 3, 0),  # layer 0 computes between calls of a layer that trains
         ([1, 0], 1, 0),  # not in the order of their numbers
-    ],
-)
-def test_the_frozen_layers_are_those_below_the_first_gradient(
-    numbers: list[int], trains: int, below: int
-) -> None:
-    rows = stack_rows({"input_ids": IDS})
-    assert rows is not None
-    calls = [call(number, n >= trains) for n, number in enumerate(numbers)]
-    plans = plans_of_calls(calls, rows)
-    assert [plan.below for plan in plans] == ([below] * 2 if below else [])
-    if below:
-        assert [plan.layers for plan in plans] == [(below - 1,), tuple(range(below))]
+    ]
+    for numbers, trains, below in cases:
+        with subtests.test(numbers=numbers):
+            rows = stack_rows({"input_ids": IDS})
+            assert rows is not None
+            calls = [call(number, n >= trains) for n, number in enumerate(numbers)]
+            plans = plans_of_calls(calls, rows)
+            assert [plan.below for plan in plans] == ([below] * 2 if below else [])
+            if below:
+                assert [plan.layers for plan in plans] == [(below - 1,), tuple(range(below))]
 
 
 def test_layers_that_hand_tensors_on_may_need_the_first() -> None:

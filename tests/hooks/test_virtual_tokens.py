@@ -23,23 +23,22 @@ def row(virtual, mask=MASK, padding_last=False):
     return ["".join(letters[n] for n in numbers) for numbers in arranged(names, places)]
 
 
-@pytest.mark.parametrize(
-    ("virtual", "padding_last", "rows"),
-    [
+def test_a_prompt_is_next_to_its_text(subtests):
+    cases = [
         (batch(), False, ["abpqcd", "pqabcd"]),
         (batch(skips=False), False, ["pqabcd", "pqabcd"]),
         (batch(skips=torch.tensor([[False], [True]])), False, ["pqabcd", "pqabcd"]),
         (batch(padding=[1, 0]), False, ["abpqcd", "pqabcd"]),
         (batch(padding=[1, 0]), True, ["abqcdp", "pqabcd"]),
         (batch(padding=[2, 1], skips=False), True, ["abcdpq", "qabcdp"]),
-    ],
-)
-def test_a_prompt_is_next_to_its_text(virtual, padding_last, rows):
-    assert row(virtual, padding_last=padding_last) == rows
-    places = virtual.places(4, virtual.lead(MASK), padding_last)
-    if places is not None:
-        text = gathered(arranged(torch.arange(6)[None], places), places[:, 2:])
-        assert text.tolist() == [[2, 3, 4, 5]] * len(text)
+    ]
+    for number, (virtual, padding_last, rows) in enumerate(cases):
+        with subtests.test(number=number):
+            assert row(virtual, padding_last=padding_last) == rows
+            places = virtual.places(4, virtual.lead(MASK), padding_last)
+            if places is not None:
+                text = gathered(arranged(torch.arange(6)[None], places), places[:, 2:])
+                assert text.tolist() == [[2, 3, 4, 5]] * len(text)
 
 
 def test_without_mask_and_padding_nothing_moves():

@@ -25,9 +25,8 @@ FIELDS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
+def test_options_are_checked_by_name(subtests):
+    cases = [
         ({}, None),
         ({"size": None, "fixed": None, "seed": ["anything"]}, None),
         ({"size": 2.5}, None),
@@ -36,10 +35,12 @@ FIELDS = {
         ({"size": []}, "at.size: a list is not a number or a word"),
         ({"kind": 1}, "at.kind: 1 is not a word"),
         ({"fixed": True}, "at.fixed: True changes what is computed, only False is supported"),
-    ],
-)
-def test_options_are_checked_by_name(change, problem):
-    assert config_problems({"kind": "a"} | change, FIELDS, "at") == ([problem] if problem else [])
+    ]
+    for change, problem in cases:
+        with subtests.test(change=change):
+            assert config_problems({"kind": "a"} | change, FIELDS, "at") == (
+                [problem] if problem else []
+            )
 
 
 def test_required_options_must_be_present():

@@ -135,9 +135,8 @@ def test_only_the_mix_trains():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("adapters", "error", "words"),
-    [
+def test_methods_that_cannot_be_fused_are_refused(subtests):
+    cases = [
         ((), ConfigError, "adapterfusion(adapters=["),
         (("a",), ConfigError, "adapterfusion of 1 adapters"),
         (("a", "z", "runs/none"), AttachError, "'runs/none'"),
@@ -147,20 +146,20 @@ def test_only_the_mix_trains():
         (("a", "ia3"), SiteError, "- ia3"),
         (("a", "unipelt"), SiteError, "- prefix"),
         (("a", "full"), SiteError, "- full"),
-    ],
-)
-def test_methods_that_cannot_be_fused_are_refused(adapters, error, words):
-    model = tiny_models.model("bert")
-    ah.attach(model, MIXES["a"], name="a")
-    for name in adapters:
-        if name not in ("a", "z", "runs/none"):
-            ah.attach(model, name, name=name)
-    before, keys = logits(model), list(model.state_dict())
-    with pytest.raises(error) as raised:
-        ah.attach(model, {"adapterfusion": {"adapters": adapters}}, name="fused")
-    assert words in str(raised.value)
-    assert list(model.state_dict()) == keys
-    assert torch.equal(logits(model), before)
+    ]
+    for adapters, error, words in cases:
+        with subtests.test(adapters=adapters):
+            model = tiny_models.model("bert")
+            ah.attach(model, MIXES["a"], name="a")
+            for name in adapters:
+                if name not in ("a", "z", "runs/none"):
+                    ah.attach(model, name, name=name)
+            before, keys = logits(model), list(model.state_dict())
+            with pytest.raises(error) as raised:
+                ah.attach(model, {"adapterfusion": {"adapters": adapters}}, name="fused")
+            assert words in str(raised.value)
+            assert list(model.state_dict()) == keys
+            assert torch.equal(logits(model), before)
 
 
 def test_a_member_of_another_backbone_is_refused(tmp_path):

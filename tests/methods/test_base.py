@@ -6,8 +6,6 @@ import dataclasses
 import re
 from pathlib import Path
 
-import pytest
-
 import adapterhub
 from adapterhub.methods import METHODS
 from adapterhub.methods._base import Method
@@ -16,11 +14,12 @@ SOURCES = "".join(p.read_text(encoding="utf-8") for p in Path(adapterhub.__path_
 HOOKS = {name for name in dir(Method) if not name.startswith("_")}
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
-def test_every_member_of_a_method_is_a_hook_or_is_used(name):
-    cls = METHODS[name]
-    options = {field.name for field in dataclasses.fields(cls)}
-    members = {n for base in cls.__mro__[: cls.__mro__.index(Method)] for n in vars(base)} - options
-    assert members & HOOKS
-    others = members - HOOKS - set(Method.__annotations__)
-    assert [n for n in others if n[0] != "_" and not re.search(rf"\.{n}\b", SOURCES)] == []
+def test_every_member_of_a_method_is_a_hook_or_is_used(subtests):
+    for name, cls in METHODS.items():
+        options = {field.name for field in dataclasses.fields(cls)}
+        own = cls.__mro__[: cls.__mro__.index(Method)]
+        members = {member for base in own for member in vars(base)} - options
+        others = members - HOOKS - set(Method.__annotations__)
+        with subtests.test(name):
+            assert members & HOOKS
+            assert [n for n in others if n[0] != "_" and not re.search(rf"\.{n}\b", SOURCES)] == []

@@ -9,6 +9,7 @@ import typing
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from selection import ALL
 
 import adapterhub as ah
 from adapterhub.config.options import options_of
@@ -17,12 +18,9 @@ from adapterhub.methods import METHODS
 from adapterhub.methods._other_names import ALIASES, METHOD_MEANINGS, option_names
 from adapterhub.methods._spec import dump_methods, method_text, parse_methods, with_options
 
-EVERY_METHOD = pytest.mark.parametrize("name", sorted(METHODS))
 
-
-@pytest.mark.parametrize(
-    ("text", "same"),
-    [
+def test_a_spec_without_quotes_and_with_other_names(subtests):
+    cases = [
         ("lora(sites=[attn.q])", {"lora": {"sites": ["attn.q"]}}),
         ("lora(sites=[attn.q, attn.v], rank=8)", "lora(rank=8, sites=['attn.q', 'attn.v'])"),
         ("lora(ranks={encoder.0.attn.q: 4})", {"lora": {"ranks": {"encoder.0.attn.q": 4}}}),
@@ -31,10 +29,10 @@ EVERY_METHOD = pytest.mark.parametrize("name", sorted(METHODS))
         ("lora(r=4, lora_alpha=8, lora_dropout=0.1)", "lora(rank=4, alpha=8, dropout=0.1)"),
         ("prefix(num_virtual_tokens=4)", {"prefix": {"length": 4}}),
         ("pfeiffer(bottleneck_size=4, non_linearity=gelu)", "pfeiffer(size=4, activation=gelu)"),
-    ],
-)  # fmt: skip
-def test_a_spec_without_quotes_and_with_other_names(text, same):
-    assert parse_methods(text) == parse_methods(same)
+    ]  # fmt: skip
+    for text, same in cases:
+        with subtests.test(text=text):
+            assert parse_methods(text) == parse_methods(same)
 
 
 def test_every_alias_is_an_option_of_some_method_and_never_an_own_name():
@@ -56,9 +54,8 @@ def test_no_meaning_of_a_method_is_a_method():
         assert METHOD_MEANINGS[name] in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
+def test_a_wrong_name_says_what_to_type(subtests):
+    cases = [
         ("qlora", "lora on a quantized backbone"),
         ("adapter", "pfeiffer and houlsby"),
         ("prefix_tuning", "prefix is this method"),
@@ -71,12 +68,12 @@ def test_no_meaning_of_a_method_is_a_method():
         ("lora(lr=1)", "try train.learning_rate"),
         ("lora(rank=4, r=8)", "rank: as rank and r"),
         ("pfeiffer(r=8)", "valid options: size"),
-    ],
-)
-def test_a_wrong_name_says_what_to_type(spec, expected):
-    with pytest.raises(ConfigError) as error:
-        parse_methods(spec)
-    assert expected in str(error.value)
+    ]
+    for spec, expected in cases:
+        with subtests.test(spec=spec):
+            with pytest.raises(ConfigError) as error:
+                parse_methods(spec)
+            assert expected in str(error.value)
 
 
 def test_options_beside_the_name_of_one_method():
@@ -101,11 +98,11 @@ def test_no_option_of_a_method_is_a_parameter_of_attach():
         assert parameters.isdisjoint(option.name for option in options_of(cls)), cls.name
 
 
-@EVERY_METHOD
-def test_the_text_of_a_method_is_read_back(name):
-    method = METHODS[name].example()
-    assert dump_methods(parse_methods(method_text(method))) == dump_methods([method])
-    assert method_text(METHODS[name]()) == name
+def test_the_text_of_a_method_is_read_back():
+    for name, cls in METHODS.items():
+        method = cls.example()
+        assert dump_methods(parse_methods(method_text(method))) == dump_methods([method]), name
+        assert method_text(cls()) == name
 
 
 def values_of(hint):
@@ -125,9 +122,8 @@ def values_of(hint):
     return st.one_of(*map(values_of, args)) if args else st.none()
 
 
-@EVERY_METHOD
-@settings(max_examples=15)
-@given(data=st.data())
+@settings(max_examples=15 * len(METHODS) if ALL else 100)
+@given(name=st.sampled_from(sorted(METHODS)), data=st.data())
 def test_any_options_survive_the_text(name, data):
     from adapterhub.config.spec import MAX_CHARACTERS, call_text, parse_calls
 

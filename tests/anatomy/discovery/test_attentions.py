@@ -24,21 +24,20 @@ def module(**projections):
 SEPARATE = {"q_proj": (4, 4), "k_proj": (4, 2), "v_proj": (4, 2), "o_proj": (4, 4)}
 
 
-@pytest.mark.parametrize(
-    ("projections", "roles"),
-    [
+def test_attention_is_found_by_its_projections(subtests):
+    cases = [
         (SEPARATE, {"q", "k", "v", "o"}),
         ({"query": (4, 4), "key": (4, 4), "value": (4, 4)}, {"q", "k", "v"}),
         ({"Wqkv": (4, 12), "Wo": (4, 4)}, {"qkv", "o"}),
         ({"c_attn": (4, 8), "c_proj": (4, 4)}, {"qkv", "o"}),  # two key heads of half the size
         ({"q_proj": (4, 4), "o_proj": (4, 4)}, {"q", "o"}),  # keys of an earlier layer
         ({"kv_a_proj_with_mqa": (4, 3), "kv_b_proj": (2, 8)}, {"kv_a", "kv_b"}),
-    ],
-)
-def test_attention_is_found_by_its_projections(projections, roles):
-    ((path, found),) = attention_modules(nn.ModuleDict({"any": module(**projections)}))
-    assert path == "any"
-    assert set(found) == roles
+    ]
+    for projections, roles in cases:
+        with subtests.test(projections=projections):
+            ((path, found),) = attention_modules(nn.ModuleDict({"any": module(**projections)}))
+            assert path == "any"
+            assert set(found) == roles
 
 
 @pytest.mark.parametrize(
@@ -105,11 +104,12 @@ def test_latent_keys_and_values_have_a_site_if_their_sizes_are_known(monkeypatch
     assert latent_sizes(layer["attn"]) == (6, 4)
 
 
-@pytest.mark.parametrize("name", ["projection_{}", "project_{}", "linear_{}", "{}_proj", "{}_lin"])
-def test_a_projection_may_be_named_before_or_behind_its_role(name):
-    layer = nn.ModuleDict({"attn": module(**{name.format(r): (4, 4) for r in "qkv"})})
-    ((_, projections),) = attention_modules(layer)
-    assert projections == {role: name.format(role) for role in "qkv"}
+def test_a_projection_may_be_named_before_or_behind_its_role(subtests):
+    for name in ["projection_{}", "project_{}", "linear_{}", "{}_proj", "{}_lin"]:
+        with subtests.test(name=name):
+            layer = nn.ModuleDict({"attn": module(**{name.format(r): (4, 4) for r in "qkv"})})
+            ((_, projections),) = attention_modules(layer)
+            assert projections == {role: name.format(role) for role in "qkv"}
 
 
 def test_a_projection_may_be_wrapped():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from torch import nn
 
 from adapterhub.anatomy.discovery.further_sites import further_sites, kind_of, mixer_of, own_name
@@ -57,10 +56,12 @@ def test_equal_names_and_names_that_are_taken_get_longer():
     assert one == {"ffn.mlp_in_proj": "mlp.in_proj"}
 
 
-@pytest.mark.parametrize(("path", "kind"), list(zip(PATHS, (
-    "mixer", "mixer", "ffn", "ffn", "moe", "other"), strict=True)))  # fmt: skip
-def test_the_innermost_module_decides(path, kind):
-    assert kind_of(NewConvLayer(), path) == kind
+def test_the_innermost_module_decides(subtests):
+    for path, kind in list(
+        zip(PATHS, ("mixer", "mixer", "ffn", "ffn", "moe", "other"), strict=True)
+    ):
+        with subtests.test(path=path):
+            assert kind_of(NewConvLayer(), path) == kind
 
 
 def test_what_a_class_shares_with_its_layer_says_nothing():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import every_type
 import pytest
 import torch
+from selection import rotate
 from torch import nn
 
 import adapterhub as ah
@@ -75,9 +76,8 @@ class AfterAnotherProjection(Attention):
         return q, k, v
 
 
-@pytest.mark.parametrize(
-    ("attention", "layout"),
-    [
+def test_the_layout_is_read_where_the_output_is_split(subtests):
+    cases = [
         (Blocks, "blocks"),
         (Chunks, "blocks"),
         (Heads, "heads"),
@@ -87,22 +87,23 @@ class AfterAnotherProjection(Attention):
         (Both, "whole"),
         (AfterAnotherProjection, "whole"),
         (Attention, "whole"),
-    ],
-)
-def test_the_layout_is_read_where_the_output_is_split(attention, layout):
-    assert fused_layout(attention(), "qkv") == layout
-    assert fused_layout(attention(), "other") == "whole"
+    ]
+    for attention, layout in cases:
+        with subtests.test(attention=attention):
+            assert fused_layout(attention(), "qkv") == layout
+            assert fused_layout(attention(), "other") == "whole"
 
 
 FUSED = [a for a, row in FAMILIES.items() if "attn.qkv" in row.stacks[0].sites]
 
 
-@pytest.mark.parametrize("architecture", FUSED)
-def test_what_is_read_is_what_the_row_says(architecture):
-    model = every_type.build(architecture, every_type.autos(architecture)[0])
-    (stack,) = discover(model).stacks
-    said = FAMILIES[architecture].stacks[0].fused.get("attn.qkv", "blocks")
-    assert stack.fused["attn.qkv"] in (said, "whole")
+def test_what_is_read_is_what_the_row_says(subtests):
+    for architecture in FUSED:
+        with subtests.test(architecture=architecture):
+            model = every_type.build(architecture, every_type.autos(architecture)[0])
+            (stack,) = discover(model).stacks
+            said = FAMILIES[architecture].stacks[0].fused.get("attn.qkv", "blocks")
+            assert stack.fused["attn.qkv"] in (said, "whole")
 
 
 TOWERS = (
@@ -111,7 +112,7 @@ TOWERS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("model_type", TOWERS)
+@rotate("model_type", TOWERS, 3)
 def test_the_parts_of_a_vision_tower_are_sites(model_type):
     model = every_type.build(model_type, every_type.autos(model_type, every_type.ADAPTED)[0])
     sites = ah.anatomy_of(model).sites

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import every_type
-import pytest
 from torch import nn
 
 from adapterhub.anatomy.discovery.layer_lists import layer_lists
 
 
-@pytest.mark.parametrize(
-    ("model_type", "paths"),
-    [
+def test_the_lists_of_a_model(subtests):
+    cases = [
         ("bert", ["encoder.layer"]),
         ("bart", ["encoder.layers", "decoder.layers"]),
         ("albert", ["encoder.albert_layer_groups.*.albert_layers"]),
         ("clip", ["text_model.encoder.layers", "vision_model.encoder.layers"]),
         ("qwen3_next", ["layers"]),  # attention in some
         ("mamba", ["layers"]),  # attention in none
-    ],
-)
-def test_the_lists_of_a_model(model_type, paths):
-    found = layer_lists(every_type.build(model_type, "AutoModel"))
-    assert [path for path, _ in found] == paths
-    assert all(layers for _, layers in found)
+    ]
+    for model_type, paths in cases:
+        with subtests.test(model_type=model_type):
+            found = layer_lists(every_type.build(model_type, "AutoModel"))
+            assert [path for path, _ in found] == paths
+            assert all(layers for _, layers in found)
 
 
 def test_a_model_without_lists_has_no_layers():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import every_type
-import pytest
 import torch
 import transformers
 from torch import nn
@@ -24,9 +23,8 @@ class Layer(nn.ModuleDict):
         super().__init__({name: nn.Linear(*sizes) for name, sizes in projections.items()})
 
 
-@pytest.mark.parametrize(
-    ("projections", "found"),
-    [
+def test_a_network_is_found_by_its_sizes(subtests):
+    cases = [
         ({"fc1": (4, 8), "fc2": (8, 4)}, {"ffn.up": "fc1", "ffn.down": "fc2"}),
         (
             {"gate": (4, 8), "up": (4, 8), "down": (8, 4)},
@@ -41,10 +39,10 @@ class Layer(nn.ModuleDict):
         # Which of two is the gate, or of two of double width the network's, is unknown.
         ({"one": (4, 8), "two": (4, 8), "down": (8, 4)}, {"ffn.down": "down"}),
         ({"wide": (4, 16), "other": (4, 16), "down": (8, 4)}, {"ffn.down": "down"}),
-    ],
-)
-def test_a_network_is_found_by_its_sizes(projections, found):
-    assert feed_forward_networks(Layer(**projections), [], 4)[0] == found
+    ]
+    for projections, found in cases:
+        with subtests.test(projections=projections):
+            assert feed_forward_networks(Layer(**projections), [], 4)[0] == found
 
 
 def test_sizes_that_do_not_fit_are_no_network():

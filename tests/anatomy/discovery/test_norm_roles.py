@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import every_type
-import pytest
 
 from adapterhub.anatomy import anatomy_of
 
@@ -26,12 +25,13 @@ NORMS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("model_type", NORMS)
-def test_a_norm_belongs_to_the_sublayer_that_it_is_applied_to(model_type):
-    _, _, model = next(every_type.every_model((model_type,)))
-    anatomy = anatomy_of(model)
-    stack = next(iter(anatomy.stacks))
-    for role, norm in NORMS[model_type].items():
-        for number, layer in enumerate(anatomy.layers[stack]):
-            site = anatomy.sites.get(f"{stack}.{number}.{role}")
-            assert (site and site.host) == (norm and f"{layer}.{norm}"), role
+def test_a_norm_belongs_to_the_sublayer_that_it_is_applied_to(subtests):
+    for model_type in NORMS:
+        with subtests.test(model_type=model_type):
+            _, _, model = next(every_type.every_model((model_type,)))
+            anatomy = anatomy_of(model)
+            stack = next(iter(anatomy.stacks))
+            for role, norm in NORMS[model_type].items():
+                for number, layer in enumerate(anatomy.layers[stack]):
+                    site = anatomy.sites.get(f"{stack}.{number}.{role}")
+                    assert (site and site.host) == (norm and f"{layer}.{norm}"), role

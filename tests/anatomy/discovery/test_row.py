@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ import tiny_models
 import torch
 import transformers
 from matrix import example
+from selection import rotate
 from transformers import AutoConfig
 
 import adapterhub as ah
@@ -101,8 +103,13 @@ def test_most_rows_are_plain_and_the_rowless_have_none():
     assert len(ROWLESS) >= 5
 
 
-@pytest.mark.parametrize("architecture", PLAIN_ROWS)
-def test_discovery_agrees_with_the_row(architecture):
+def test_discovery_agrees_with_the_row(subtests):
+    for architecture in PLAIN_ROWS:
+        with subtests.test(architecture):
+            check_discovery(architecture)
+
+
+def check_discovery(architecture):
     model = tiny_models.usual_model(architecture)
     discovered, row = discover(model), FAMILIES[architecture]
     # Structure does not show whether a norm is applied before or after a sublayer.
@@ -116,9 +123,11 @@ def test_discovery_agrees_with_the_row(architecture):
         assert by_structure.layer_of(path) == by_row.layer_of(path), path
 
 
-@pytest.mark.parametrize("architecture", ROWLESS)
-@pytest.mark.parametrize("method", ["lora", "houlsby", "parallel", "prefix", "mam", "prompt"])
-def test_an_architecture_without_a_row_works(method, architecture):
+CELLS = list(itertools.product(ROWLESS, ("lora", "houlsby", "parallel", "prefix", "mam", "prompt")))
+
+
+@rotate(("architecture", "method"), CELLS, 5)
+def test_an_architecture_without_a_row_works(architecture, method):
     model = rowless(architecture)
     before, state = logits(model), copy.deepcopy(model.state_dict())
     anatomy = ah.anatomy_of(model)
@@ -158,8 +167,10 @@ NOT_APPLICABLE = {(method, picture_model) for method in ("prompt", "p-tuning", "
 NOT_APPLICABLE |= {("head", speech_model)}
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
-@pytest.mark.parametrize("make", [picture_model, speech_model])
+MADE = (picture_model, speech_model)
+
+
+@rotate(("make", "method"), list(itertools.product(MADE, sorted(METHODS))), 4)
 def test_pictures_and_speech(make, method, tmp_path):
     model, inputs = make()
     with torch.no_grad():

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from adapterhub.anatomy.discovery.stack_names import named
 from adapterhub.anatomy.family import Stack
 
 
-@pytest.mark.parametrize(
-    ("stacks", "by_input", "names"),
-    [
+def test_stacks_are_named_after_what_they_read(subtests):
+    cases = [
         ([("decoder", "layers")], True, ["decoder"]),
         ([("encoder", "text_model.layers")], True, ["encoder"]),
         ([("encoder", "encoder.layers"), ("decoder", "decoder.layers")], False,
@@ -22,9 +19,9 @@ from adapterhub.anatomy.family import Stack
         ([("encoder", "image_a.layers"), ("encoder", "image_b.layers")], False,
          ["vision", "vision2"]),
         ([("encoder", "audio_tower.layers"), ("decoder", "layers")], True, ["audio", "decoder"]),
-    ],
-)  # fmt: skip
-def test_stacks_are_named_after_what_they_read(stacks, by_input, names):
-    found = named([Stack(name, path, {}) for name, path in stacks], by_input)
-    assert [stack.name for stack in found] == names
-    assert [stack.layers for stack in found] == [path for _, path in stacks]
+    ]  # fmt: skip
+    for stacks, by_input, names in cases:
+        with subtests.test(stacks=stacks):
+            found = named([Stack(name, path, {}) for name, path in stacks], by_input)
+            assert [stack.name for stack in found] == names
+            assert [stack.layers for stack in found] == [path for _, path in stacks]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import tiny_models
 
 import adapterhub as ah
@@ -16,14 +15,15 @@ def test_the_rows_are_found():
     assert len(set(TYPES)) == len(TYPES)
 
 
-@pytest.mark.parametrize("architecture", TYPES)
-def test_only_the_decoder_has_cross_attention(architecture):
-    anatomy = ah.anatomy_of(tiny_models.usual_model(architecture))
-    assert list(anatomy.stacks) == ["encoder", "decoder"]
-    cross = {site.stack for site in anatomy.sites.values() if site.role.startswith("cross")}
-    assert cross == {"decoder"}
-    for layer in range(anatomy.depth("decoder")):
-        assert f"decoder.{layer}.cross.q" in anatomy.sites
+def test_only_the_decoder_has_cross_attention(subtests):
+    for architecture in TYPES:
+        with subtests.test(architecture=architecture):
+            anatomy = ah.anatomy_of(tiny_models.usual_model(architecture))
+            assert list(anatomy.stacks) == ["encoder", "decoder"]
+            cross = {site.stack for site in anatomy.sites.values() if site.role.startswith("cross")}
+            assert cross == {"decoder"}
+            for layer in range(anatomy.depth("decoder")):
+                assert f"decoder.{layer}.cross.q" in anatomy.sites
 
 
 def test_t5_has_a_bias_of_relative_positions_and_bart_has_none():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import tiny_models
 
 import adapterhub as ah
@@ -19,8 +18,13 @@ def test_the_rows_are_found():
     assert len(set(TYPES)) == len(TYPES)
 
 
-@pytest.mark.parametrize("architecture", TYPES)
-def test_an_encoder_has_one_stack_with_projections_in_every_layer(architecture):
+def test_an_encoder_has_one_stack_with_projections_in_every_layer(subtests):
+    for architecture in TYPES:
+        with subtests.test(architecture):
+            check_stack(architecture)
+
+
+def check_stack(architecture):
     model = tiny_models.usual_model(architecture)
     anatomy = ah.anatomy_of(model)
     assert list(anatomy.stacks) == ["encoder"]

@@ -21,6 +21,7 @@ from adapters_golden import (
     with_head,
 )
 from safetensors.torch import save_file
+from selection import rotate
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
@@ -39,7 +40,7 @@ def test_heads_of_every_kind_are_compared():
     assert len(HEADS) > 40
 
 
-@pytest.mark.parametrize(("architecture", "case"), HEADS)
+@rotate(("architecture", "case"), HEADS, 4)
 def test_equal_logits(architecture, case, tmp_path):
     model = with_head(architecture, case)
     adapter = imported(model, architecture, case)
@@ -61,7 +62,7 @@ def test_equal_logits(architecture, case, tmp_path):
         assert adapter.labels == tuple(options.get("label2id") or numbered)
 
 
-@pytest.mark.parametrize(("architecture", "case"), sorted(OTHER_HEADS))
+@rotate(("architecture", "case"), sorted(OTHER_HEADS), 2)
 def test_an_unsupported_head_is_refused(architecture, case):
     model = with_head(architecture, case)
     keys = list(model.state_dict())

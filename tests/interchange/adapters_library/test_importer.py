@@ -14,6 +14,7 @@ from adapters_golden import (
     imported,
     inputs,
 )
+from selection import rotate
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
@@ -32,7 +33,7 @@ def test_the_golden_files_cover_the_methods_and_backbones():
         assert f"{case}.hidden" in EXPECTED[architecture]
 
 
-@pytest.mark.parametrize(("architecture", "case"), COMPARED)
+@rotate(("architecture", "case"), COMPARED, 4)
 def test_equal_hidden_states(architecture, case, tmp_path):
     """Compare after the import and after saving and loading our own files."""
     model = backbone(architecture)

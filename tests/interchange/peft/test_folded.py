@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny_models
 import torch
+from selection import rotate
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
@@ -44,7 +45,7 @@ def test_every_architecture_is_compared():
     assert len(CASES) >= 5 * 50
 
 
-@pytest.mark.parametrize(
+@rotate(
     ("name", "variant"),
     core(
         CASES,
@@ -57,6 +58,7 @@ def test_every_architecture_is_compared():
         ("xlnet-classification", "olora"),  # a rank above the size of the head
         ("bert-classification", "mica"),
     ),
+    2,
 )
 def test_every_linear_layer(tmp_path, name, variant):
     architecture, task = MODELS[name]

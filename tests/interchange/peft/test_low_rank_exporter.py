@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import tiny_models
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from selection import ALL, rotate
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError, SiteError
@@ -46,7 +49,7 @@ ranks = st.dictionaries(
 BERT = tiny_models.model("bert")
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25 if ALL else 10)
 @given(rank=st.integers(1, 6), alpha=st.integers(1, 32), ranks=ranks, rooted=st.booleans())
 def test_any_ranks_round_trip_through_peft(rank, alpha, ranks, rooted):
     options = {
@@ -71,8 +74,10 @@ def test_any_ranks_round_trip_through_peft(rank, alpha, ranks, rooted):
     assert scales == pytest.approx({p.site.id: p.module.scale for p in adapter.placed}, rel=1e-12)
 
 
-@pytest.mark.parametrize("sites", ["attn", "ffn", "attn.norm", "ffn.norm"])
-@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
+PLACES = ("attn", "ffn", "attn.norm", "ffn.norm")
+
+
+@rotate(("architecture", "sites"), list(itertools.product(tiny_models.MATRIX, PLACES)), 5)
 def test_lora_outside_of_projections_is_refused(tmp_path, architecture, sites):
     """A LoRA at a sublayer reads the sublayer's input, which no module of peft does."""
     model = tiny_models.usual_model(architecture)

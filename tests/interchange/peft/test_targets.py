@@ -72,10 +72,11 @@ MATCHES = {
 }
 
 
-@pytest.mark.parametrize("case", MATCHES)
-def test_the_named_modules_are_targets(case):
-    config, layers = MATCHES[case]
-    assert matched(**config) == [f"{LAYER}.{n}.attention.self.query" for n in layers]
+def test_the_named_modules_are_targets(subtests):
+    for case in MATCHES:
+        with subtests.test(case=case):
+            config, layers = MATCHES[case]
+            assert matched(**config) == [f"{LAYER}.{n}.attention.self.query" for n in layers]
 
 
 def test_a_name_matches_whole_path_components():

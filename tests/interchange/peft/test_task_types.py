@@ -9,6 +9,7 @@ import torch
 import transformers
 from peft_differential import add_noise
 from peft_reference import core, edit
+from selection import rotate
 from transformers import AutoConfig, BertForNextSentencePrediction
 
 import adapterhub as ah
@@ -62,8 +63,15 @@ def test_the_count_of_classes():
     assert len(CELLS) == (182 if tiny_models.FULL_MATRIX else 18)
 
 
-@pytest.mark.parametrize("method", ["prompt(length=3)", PREFIX])
-@pytest.mark.parametrize(("model_class", "architecture"), CELLS)
+@rotate(
+    ("model_class", "architecture", "method"),
+    [
+        pytest.param(*cell.values, method, id=f"{cell.id}-{kind}")
+        for cell in CELLS
+        for kind, method in (("prompt", "prompt(length=3)"), ("prefix", PREFIX))
+    ],
+    3,
+)
 def test_peft_uses_exported_virtual_tokens(tmp_path, model_class, architecture, method):
     ours, bare = (new_model(model_class, architecture) for _ in range(2))
     last = "encoder" if architecture not in tiny_models.GENERATORS else "decoder"

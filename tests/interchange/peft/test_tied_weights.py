@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import tiny_models
 import torch
+from selection import rotate
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, MismatchError
@@ -33,10 +36,9 @@ MODELS = (
 )
 
 
-@pytest.fixture(params=MODELS)
-def resized(request, tmp_path):
-    """Return an architecture, its task, and a function that loads its checkpoint, resized."""
-    architecture = request.param
+@pytest.fixture
+def resized(architecture, tmp_path):
+    """Return the task of an architecture, and a function that loads its checkpoint, resized."""
     task = "seq2seq" if architecture in tiny_models.ENCODER_DECODERS else "causal-lm"
     backbone = tiny_models.model(architecture, task, tie_word_embeddings=True)
     backbone.save_pretrained(tmp_path / "backbone")
@@ -47,7 +49,7 @@ def resized(request, tmp_path):
         model.resize_token_embeddings(67, mean_resizing=False)
         return model
 
-    return architecture, task, load
+    return task, load
 
 
 def logits(model, task):
@@ -59,9 +61,9 @@ def logits(model, task):
         return model.eval()(**inputs).logits
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_new_tokens(resized, tmp_path, way):
-    architecture, task, load = resized
+@rotate(("architecture", "way"), list(itertools.product(MODELS, WAYS)), 2)
+def test_new_tokens(architecture, way, resized, tmp_path):
+    task, load = resized
     model = load(seed=0)
     embedding = next(n for n, m in model.named_modules() if m is model.get_input_embeddings())
     config = lora_config(task, **{"target_modules": linear_names(model)[:1]} | WAYS[way](embedding))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny_models
 import torch
+from selection import rotate
 
 import adapterhub as ah
 from adapterhub.adapters.state import backbone_fingerprint
@@ -59,7 +60,7 @@ def test_every_language_model_is_compared():
     assert len(CASES) == len(LANGUAGE_MODELS) * 2 * len(KINDS) >= 25 * 12
 
 
-@pytest.mark.parametrize(
+@rotate(
     ("architecture", "tied", "kind"),
     core(
         CASES,
@@ -68,6 +69,7 @@ def test_every_language_model_is_compared():
         ("t5", True, "rows"),
         ("bart", True, "both"),
     ),
+    2,
 )
 def test_embeddings(tmp_path, architecture, tied, kind):
     task = task_of(architecture)
