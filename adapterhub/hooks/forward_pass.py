@@ -126,7 +126,7 @@ class RecomputedInContext:
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Checkpoint a function."""
-        entries, kept = _ENTRIES.get(), _copied(getattr(_thread, "kept", {}))
+        entries, kept = _ENTRIES.get(), _copied(getattr(_thread, "kept", None) or {})
         computed = False
 
         def run(*inputs: Any, **options: Any) -> Any:

@@ -65,7 +65,7 @@ def computed(cells, folder):
     """Compute cells in two processes."""
     (folder / "cells.json").write_text(json.dumps(cells))
     words = (tensor_parallel_cells.__file__, folder / "cells.json", folder)
-    ended = warm.run(*words, processes=2, timeout=400)
+    ended = warm.run(*words, processes=2)
     assert ended.returncode == 0, ended.printed[-4000:]
     return json.loads((folder / "results.json").read_text())
 

@@ -6,10 +6,13 @@ import contextvars
 import gc
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import tiny_models
 from torch import nn
 
+import adapterhub as ah
 from adapterhub.hooks.forward_pass import (
     NO_MODULES,
     AppliedModules,
@@ -121,3 +124,20 @@ def test_a_recomputation_sees_the_context_of_the_first_computation(slot):
     assert computed == [(1, ("a",), "first")] * 3
     assert (slot.keys, slot.kept("state")) == (("active",), "next")
     assert kept_values(slot) == {"state": "next"}
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "scalar-mix"])
+def test_a_thread_that_kept_nothing_recomputes_again_and_again(method):
+    """After the first recomputation, what the thread kept is as before: nothing."""
+    model = tiny_models.model("bert", **tiny_models.NO_DROPOUT)
+    ah.attach(model, method)
+    tiny_models.enable_gradient_checkpointing(model)
+    model.train()
+
+    def steps():
+        for _ in range(3):
+            model(**tiny_models.labelled_batch(model)).loss.backward()
+
+    with ThreadPoolExecutor(1) as new_thread:
+        new_thread.submit(steps).result()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
