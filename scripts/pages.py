@@ -2,7 +2,7 @@
 
     python scripts/pages.py docs/start.md              # run its blocks in an empty folder
     python scripts/pages.py docs/start.md --write      # and write what they print, and their times
-    python scripts/pages.py docs/start.md --quick      # four steps a training; the tests do this
+    python scripts/pages.py docs/start.md --quick      # little data, few steps; the tests do this
 
 A page is run from top to bottom, all in one folder:
 
@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import doctest
+import glob
 import io
 import json
 import os
@@ -46,6 +47,7 @@ IN_COPY = "<!-- in a copy of the repository -->"
 _ROOT = Path(__file__).parents[1]
 _AT_THE_END = ", at the end"
 _NOT_COPIED = (".*", "build", "dist", "runs", "out", "shared", "*.egg-info", "__pycache__")
+_STAMPS = (".installed", ".complete")  # of an environment, in the order in which make writes them
 _FENCE = re.compile(
     r"^(?P<indent> *)(?:```(?P<kind>[\w-]+)?(?: title=\"(?P<title>[^\"]*)\")?|<!-- setup)\n"
     r"(?P<text>.*?)^(?P=indent)(?P<end>```|-->)\n(?P<time>\n(?P=indent)\*[\d.]+ s\.\*\n)?",
@@ -54,7 +56,15 @@ _FENCE = re.compile(
 OUTPUT, VARYING = "output", "output, numbers vary"
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 _MATCHES = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-_SHELL = re.compile(r"[|<>;&$*]|^(?!adapterhub )")
+_QUOTED = re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'")
+_WORD = re.compile(rf"(?:{_QUOTED.pattern}|[^\s\"'])+")
+_SHELL = re.compile(r"[|<>;&$]|^(?!adapterhub )")
+# What --quick adds to commands: everything runs, with little data and few repetitions.
+_QUICK = {
+    "train": " train.max_steps=4 train.batch_size=4",
+    "bench": " bench.steps=4 bench.rates=1 bench.tuning_seeds=1 bench.rows=[64]"
+    " train.batch_size=4 train.max_length=16",
+}
 _LONGEST = 16  # lines of an output that are shown; of a longer one, the first and the last
 _HEAD, _TAIL = 8, 12
 _HOMES = ("CACHE", "CONFIG", "DATA", "STATE")  # of users: nothing of theirs is read or written
@@ -135,11 +145,14 @@ def copy_of_repository(folder: Path) -> Path:
     environment = copy / ".venv"
     environment.mkdir()
     for entry in Path(sys.prefix).iterdir():
-        if entry.name != ".installed":
+        if entry.name not in _STAMPS:
             (environment / entry.name).symlink_to(entry)
-    (environment / ".installed").touch()  # so that make installs nothing
+    for name in _STAMPS:  # so that make installs nothing: it would be into this environment
+        (environment / name).touch()
     os.environ |= {"PYTHONPATH": str(copy)}
     sys.path.insert(0, str(copy))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "adapterhub"]:
+        del sys.modules[name]  # that of the copy is imported
     return copy
 
 
@@ -218,10 +231,15 @@ def _command(command: str, quick: bool) -> str:
     in_copy = command.startswith("make ") and Path("Makefile").exists()
     if command.startswith(NOT_RUN) and "&&" not in command and not in_copy:
         return ""
-    if quick and command.startswith("adapterhub train") and "--show" not in command:
-        command += " train.max_steps=4"
-    if quick and not _SHELL.search(command):
-        return _in_process(shlex.split(command.replace("\\\n", ""), comments=True))
+    moved = re.fullmatch(r"cd (\S+) && (adapterhub .+)", command, re.DOTALL)
+    if quick and moved:
+        with _chdir(Path(moved[1])):
+            return _command(moved[2], quick)
+    called = re.match(r"adapterhub (train|bench) (?!.*--show)", command, re.DOTALL)
+    if quick and called:
+        command += _QUICK[called[1]] + " data.eval_rows=16" * ("--eval none" not in command)
+    if quick and not _SHELL.search(_QUOTED.sub("", command)):
+        return _in_process(_words(command))
     result = subprocess.run(
         command, shell=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         check=False,
@@ -229,6 +247,17 @@ def _command(command: str, quick: bool) -> str:
     if result.returncode:
         raise RuntimeError(f"{command} failed:\n{result.stdout}")
     return result.stdout
+
+
+def _words(command: str) -> list[str]:
+    """Split a command into words as a shell does, which also lists the files of a pattern."""
+    words: list[str] = []
+    for match in _WORD.finditer(command.replace("\\\n", "")):
+        if match[0].startswith("#"):
+            break
+        files = [] if _QUOTED.search(match[0]) else sorted(glob.glob(match[0]))
+        words += files if "*" in match[0] and files else shlex.split(match[0])
+    return words
 
 
 def _in_process(words: list[str]) -> str:
@@ -288,7 +317,7 @@ def main() -> None:
     )
     parser.add_argument("page", type=Path)
     parser.add_argument("--write", action="store_true", help="write outputs and times to the page")
-    parser.add_argument("--quick", action="store_true", help="four steps a training")
+    parser.add_argument("--quick", action="store_true", help="train on little data, with few steps")
     parser.add_argument("--record", type=Path, help="write what was printed to a JSON file")
     options = parser.parse_args()
     text = options.page.read_text(encoding="utf-8")

@@ -48,6 +48,7 @@ def test_the_notebooks_are_found() -> None:
     assert sorted(listed) == [path.name for path in NOTEBOOKS]
 
 
+@pytest.mark.apart
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, quick_runs: dict[str, nbformat.NotebookNode]) -> None:
     ran = quick_runs[path.name]

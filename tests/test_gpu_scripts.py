@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.apart
 
 
 def record_of(script: str, folder: Path, *words: str) -> dict[str, Any]:
     """Run a script on its small model, and return its record."""
     out = folder / "small.json"
-    command = [sys.executable, f"benchmarks/gpu/{script}.py", "--small", "--out", str(out), *words]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, env=environment)
+    ended = warm.run(f"benchmarks/gpu/{script}.py", "--small", "--out", out, *words, folder=ROOT)
+    assert ended.returncode == 0, ended.printed
     found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return found
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pages
 import pytest
-import stand_ins
+import warm
 
 from adapterhub.data.docstrings import load_docstrings
 
@@ -37,33 +34,24 @@ def is_run(page: str) -> bool:
 RUN = [page for page in PAGES if is_run(page)]
 
 
-@pytest.fixture(scope="session")
-def hub() -> Iterator[str]:
-    """Serve tiny models under the names of the documentation."""
-    with stand_ins.serving() as address:
-        yield address
-
-
 @pytest.fixture
-def run(hub: str, tmp_path: Path) -> Callable[[str], list[dict]]:
-    """Return a function that runs a page in a new process: what each block printed."""
+def run(tmp_path: Path) -> Callable[[str], list[dict]]:
+    """Return a function that runs a page in a process of its own: what each block printed."""
+    import stand_ins
+
+    stand_ins.serve()
 
     def run(page: str) -> list[dict]:
         record = tmp_path / "done.json"
-        command = [sys.executable, ROOT / "scripts/pages.py", page, "--quick", "--record", record]
-        environment = {
-            "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf"),
-        }  # fmt: skip
-        result = subprocess.run(
-            command, cwd=ROOT, env=os.environ | environment, text=True, check=False, timeout=280,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        assert result.returncode == 0, result.stdout
+        words = ("scripts/pages.py", page, "--quick", "--record", record)
+        ended = warm.run(*words, folder=ROOT)
+        assert ended.returncode == 0, ended.printed
         return json.loads(record.read_text(encoding="utf-8"))
 
     return run
 
 
+@pytest.mark.apart
 @pytest.mark.parametrize("page", RUN)
 def test_the_blocks_of_a_page_run(page: str, run) -> None:
     done = run(page)

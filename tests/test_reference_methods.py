@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import matrix
@@ -16,6 +13,7 @@ import numpy as np
 import pytest
 import stand_ins
 import tiny_models
+import warm
 from reference import _backbones, _docstrings, _picture, methods, tasks
 
 import adapterhub as ah
@@ -231,7 +229,7 @@ def test_columns_are_described_by_their_names():
 
 @pytest.mark.apart
 def test_the_code_of_the_pages_runs(tmp_path):
-    """One page of the blocks of several, since each process imports torch."""
+    """As one page of the blocks of several."""
     rows = "".join(
         f"the film number {i} was {'good' if i % 2 else 'bad'},{i % 2}\n" for i in range(24)
     )
@@ -245,14 +243,9 @@ def test_the_code_of_the_pages_runs(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("\n".join(parts), encoding="utf-8")
     record = tmp_path / "done.json"
-    command = [sys.executable, ROOT / "scripts/pages.py", page, "--quick", "--record", record]
-    with stand_ins.serving() as hub:
-        places = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf")}
-        result = subprocess.run(
-            command, cwd=ROOT, env=os.environ | places, text=True, check=False, timeout=280,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-    assert result.returncode == 0, result.stdout
+    stand_ins.serve()
+    ended = warm.run("scripts/pages.py", page, "--quick", "--record", record, folder=ROOT)
+    assert ended.returncode == 0, ended.printed
     done = json.loads(record.read_text(encoding="utf-8"))
     printed = "".join(output for block in done for output in block["outputs"])
     assert printed.count("row 1 of") == len(SOME_TASKS)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import hub_server
 import media
 import tiny_models
+import warm
 from fixtures import CHAT_TEMPLATE
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -88,17 +88,13 @@ def packaged_files(packaged: PackagedBackbone) -> dict[str, bytes]:
     return {name: Path(module, packaged.folder, name).read_bytes() for name in packaged.files}
 
 
-@contextmanager
-def serving() -> Iterator[str]:
-    """Serve the stand-ins; yield the address for `$HF_ENDPOINT`."""
-    with hub_server.serving() as (hub, address):
-        for name in MODELS:
-            hub.repositories[name] = hub_server.Repository()
-            hub.repositories[name].commit(files(name))
-        for name, architecture in MEDIA.items():
-            hub.repositories[name] = hub_server.Repository()
-            hub.repositories[name].commit(_media_files(architecture))
-        for name, packaged in PACKAGED.items():
-            hub.repositories[name] = hub_server.Repository()
-            hub.repositories[name].commit(packaged_files(packaged))
-        yield address
+@cache
+def serve() -> None:
+    """Put the stand-ins on the hub of warm processes, once."""
+    hub = warm.hub()
+    contents = {name: files(name) for name in MODELS}
+    contents |= {name: _media_files(architecture) for name, architecture in MEDIA.items()}
+    contents |= {name: packaged_files(packaged) for name, packaged in PACKAGED.items()}
+    for name, of_repository in contents.items():
+        hub.repositories[name] = hub_server.Repository()
+        hub.repositories[name].commit(of_repository)

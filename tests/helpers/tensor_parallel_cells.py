@@ -106,32 +106,65 @@ def difference(divided, alone):
     return ""
 
 
-def cell(cls, folder, method):
-    """Return `ok`, `refused alike`, `not divided: ...`, or what differs."""
-    try:
-        divided, alone = divided_and_whole(cls, folder)
-        bare = logits(divided)
-        error = float((bare - logits(alone)).abs().max())
-        divided(input_ids=IDS, labels=IDS).loss.backward()
-        divided.zero_grad()
-    except Exception as failed:  # transformers cannot
-        return f"not divided: {type(failed).__name__}"
-    if not error < 1e-3:
-        return f"not divided: its outputs differ by {error:.1e}"
-    refusals = [refusal(model, method) for model in (divided, alone)]
-    if any(refusals):
-        return "refused alike" if refusals[0] == refusals[1] else f"refused: {refusals}"
-    # Other numbers in each process: the adapter begins with those of the first one.
-    found = trained(divided, method, seed=dist.get_rank())
-    expected = trained(alone, method, seed=0)
-    if problem := difference(found, expected):
-        return problem
-    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
-    texts = (model.generate(IDS, **options) for model in (divided, alone))
-    if not torch.equal(*texts):
-        return "other greedy texts"
-    ah.detach(divided)
-    return "ok" if torch.equal(logits(divided), bare) else "detached, its outputs differ"
+class Pair:
+    """A model over two processes and the same in one, with the logits of the first.
+
+    Raises:
+        NotDivided: transformers cannot divide it, without adapters.
+    """
+
+    def __init__(self, cls, folder):
+        try:
+            self.divided, self.alone = divided_and_whole(cls, folder)
+            self.bare = logits(self.divided)
+            error = float((self.bare - logits(self.alone)).abs().max())
+            self.divided(input_ids=IDS, labels=IDS).loss.backward()
+            self.divided.zero_grad()
+        except Exception as failed:
+            raise NotDivided(type(failed).__name__) from failed
+        if not error < 1e-3:
+            raise NotDivided(f"its outputs differ by {error:.1e}")
+
+    def compare(self, method):
+        """Attach a method to both; return `ok`, `refused alike`, or what differs."""
+        models = self.divided, self.alone
+        refusals = [refusal(model, method) for model in models]
+        if any(refusals):
+            return "refused alike" if refusals[0] == refusals[1] else f"refused: {refusals}"
+        # Other numbers in each process: the adapter begins with those of the first one.
+        found = trained(self.divided, method, seed=dist.get_rank())
+        expected = trained(self.alone, method, seed=0)
+        if problem := difference(found, expected):
+            return problem
+        options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+        texts = (model.generate(IDS, **options) for model in models)
+        if not torch.equal(*texts):
+            return "other greedy texts"
+        for model in models:
+            ah.detach(model)
+            model.zero_grad()
+        same = torch.equal(logits(self.divided), self.bare)
+        return "ok" if same else "detached, its outputs differ"
+
+
+class NotDivided(Exception):
+    """Why transformers cannot divide a model."""
+
+
+def results_of(cls, folder, methods):
+    """Return the result of each method on a model: `ok`, `refused alike`, or what differs."""
+    found, pair = [], None
+    for method in methods:
+        try:
+            pair = pair or Pair(cls, folder)
+            found.append(pair.compare(method))
+        except NotDivided as reason:
+            return [f"not divided: {reason}"] * len(methods)
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+        if found[-1] not in ("ok", "refused alike"):
+            pair = None  # what the method left is not what the next one begins with
+    return found
 
 
 def main():
@@ -141,15 +174,18 @@ def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     cells, folder = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
-    classes = save_models(dict.fromkeys(each for each, _ in cells), folder)
-    results = []
-    for each, method in cells:
-        try:
-            built = each in classes
-            result = cell(classes[each], folder / each, method) if built else "not built"
-        except Exception as error:
-            result = f"{type(error).__name__}: {error}"
-        results.append(result)
+    methods = {}
+    for model_type, method in cells:
+        methods.setdefault(model_type, []).append(method)
+    classes, results = save_models(methods, folder), {}
+    for model_type, some in methods.items():
+        found = ["not built"] * len(some)
+        if model_type in classes:
+            found = results_of(classes[model_type], folder / model_type, some)
+        results |= {
+            (model_type, method): result for method, result in zip(some, found, strict=True)
+        }
+    results = [results[model_type, method] for model_type, method in cells]
     if dist.get_rank() == 0:
         (folder / "results.json").write_text(json.dumps(results))
     dist.destroy_process_group()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
 from safetensors.torch import load_file
 
 from adapterhub import cli
@@ -28,12 +29,23 @@ def run_all(commands):
         sys.argv = before
 
 
-def torchrun(folder, commands, *, launcher=("torch.distributed.run", "--standalone"), wait=True):
-    """Run commands in two processes."""
-    (folder / "commands.json").write_text(json.dumps([[*map(str, words)] for words in commands]))
+def in_two(folder, commands):
+    """Run commands in two processes, with the environment that torchrun gives them."""
+    ended = warm.run(__file__, written(folder, commands), processes=2)
+    assert ended.returncode == 0, ended.printed[-4000:]
+    return ended.printed
+
+
+def launch(folder, commands, *launcher):
+    """Start commands in two processes by a launcher, which is a module of Python."""
     count = [] if "--num_processes=2" in launcher else ["--nproc-per-node=2"]
-    started = start(*launcher, *count, __file__, folder / "commands.json")
-    return finished(started) if wait else started
+    return start(*launcher, *count, __file__, written(folder, commands))
+
+
+def written(folder, commands):
+    path = folder / "commands.json"
+    path.write_text(json.dumps([[*map(str, words)] for words in commands]))
+    return path
 
 
 def start(*words):

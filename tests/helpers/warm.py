@@ -1,0 +1,212 @@
+"""Scripts in processes that have their slow imports behind them: forks of one that has made them.
+
+    warm.run("scripts/pages.py", "README.md", folder=ROOT)  # like `python scripts/pages.py ...`
+
+A fork begins at once where a new interpreter takes five seconds to import torch, transformers and
+what they need. It has its own working directory, environment, arguments and `__main__`, and no
+model or thread of another. Only what is read at import is that of the parent: the hub is `hub()`,
+with a cache that is empty at first, and there is no GPU.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import runpy
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+# What adapterhub's modules import when they are called, not when they are imported.
+LATER = (
+    "datasets", "matplotlib.pyplot", "rouge_score.rouge_scorer", "sacrebleu", "scipy.stats",
+    "sklearn.metrics", "torch._inductor.compile_fx", "torch.utils.tensorboard",
+    "transformers.trainer", "transformers.models.bert.modeling_bert",
+    "transformers.models.llama.modeling_llama",
+)  # fmt: skip
+# Read when huggingface_hub is imported. A page that disables its progress bars does so before
+# transformers is imported, which otherwise enables them again.
+HUB = ("HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_PROGRESS_BARS")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A script that ended: its exit code, and what it printed."""
+
+    returncode: int
+    printed: str
+
+
+def run(
+    *words: object, folder: Path | None = None, environment: dict[str, str] | None = None,
+    processes: int = 1, timeout: float = 280,
+) -> Ended:  # fmt: skip
+    """Run a script with its arguments in a fork, or in several, as torchrun would start them.
+
+    Args:
+        words: the script and its arguments.
+        folder: the working directory.
+        environment: what is added to this process's environment.
+        processes: their number; if one fails, the others are killed.
+        timeout: seconds after which they are killed.
+    """
+    parent = _parent()
+    shutil.rmtree(parent.cache, ignore_errors=True)
+    wider = os.environ | (environment or {})
+    ranks = [wider | each for each in _ranks(processes)] if processes > 1 else [wider]
+    job = {"words": [*map(str, words)], "folder": str(folder or Path.cwd()), "ranks": ranks}
+    return parent.ask(job, timeout)
+
+
+def hub() -> Any:
+    """Return the hub that the forks know: a `hub_server.Hub`, empty at first."""
+    _parent()  # it imports while the hub is filled
+    return _hub()[0]
+
+
+def _ranks(count: int) -> list[dict[str, str]]:
+    """Return what torchrun sets in the environment of each process."""
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count), "GROUP_RANK": "0",
+    }  # fmt: skip
+    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+
+
+class _Parent:
+    """The process that forks, seen from here."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="warm-"))
+        self.cache, self.printed = self.folder / "hf", self.folder / "printed"
+        for_hub = dict(zip(HUB, (_hub()[1], str(self.cache), "0", "1"), strict=True))
+        environment = os.environ | for_hub | {
+            "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }  # fmt: skip
+        with (self.folder / "errors").open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, self.printed], env=environment, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                start_new_session=True,
+            )  # fmt: skip
+        atexit.register(self.close)
+
+    def ask(self, job: dict[str, Any], timeout: float) -> Ended:
+        """Let it fork, and wait for the end."""
+        requests, answers = self.process.stdin, self.process.stdout
+        assert requests is not None
+        assert answers is not None
+        self.printed.write_bytes(b"")
+        requests.write(json.dumps(job) + "\n")
+        requests.flush()
+        if answer := answers.readline() if select.select([answers], [], [], timeout)[0] else "":
+            return Ended(int(answer), self.printed.read_text(encoding="utf-8", errors="replace"))
+        printed = self.printed.read_text(encoding="utf-8", errors="replace")
+        errors = (self.folder / "errors").read_text(encoding="utf-8", errors="replace")
+        self.close()
+        return Ended(-1, f"{printed}\n{errors}\nkilled, or no answer in {timeout} s")
+
+    def close(self) -> None:
+        """Kill it and its forks."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        _parent.cache_clear()
+
+
+@cache
+def _parent() -> _Parent:
+    return _Parent()
+
+
+@cache
+def _hub() -> tuple[Any, str]:
+    import hub_server
+
+    serving = hub_server.serving()
+    atexit.register(serving.__exit__, None, None, None)
+    return serving.__enter__()
+
+
+# In the process that forks
+
+
+def _import() -> None:
+    """Import adapterhub and all that it needs, and read the texts that pages train on."""
+    import adapterhub
+    from adapterhub.data.docstrings import load_docstrings
+
+    for module in pkgutil.walk_packages(adapterhub.__path__, "adapterhub."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    for name in LATER:
+        importlib.import_module(name)
+    load_docstrings()
+
+
+def _forked(requests: IO[str], answers: IO[str]) -> tuple[dict[str, Any], dict[str, str]] | None:
+    """Fork for each request; return its job and environment in the forks, at the end None."""
+    for line in requests:
+        job, started = json.loads(line), set[int]()
+        for environment in job["ranks"]:
+            if not (child := os.fork()):
+                return job, environment
+            started.add(child)
+        failed = 0
+        while started:
+            child, status = os.wait()
+            started.discard(child)
+            code = os.waitstatus_to_exitcode(status)
+            if code and not failed:
+                failed = code
+                for other in started:
+                    os.kill(other, signal.SIGKILL)
+        print(failed, file=answers, flush=True)
+    return None
+
+
+def _become(job: dict[str, Any], environment: dict[str, str], printed: str) -> None:
+    """Run a script in a fork, as a new interpreter would."""
+    with open(printed, "ab") as out, open(os.devnull, "rb") as nothing:
+        for file, number in ((nothing, 0), (out, 1), (out, 2)):
+            os.dup2(file.fileno(), number)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    environment |= {name: os.environ[name] for name in HUB}
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(job["folder"])
+    sys.argv = job["words"]
+    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _main() -> None:
+    _import()
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy the pages of all of them
+    if forked := _forked(sys.stdin, sys.stdout):
+        _become(*forked, sys.argv[1])
+    else:
+        shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,57 @@
+"""A fork of the warm process behaves as a new interpreter would."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import warm
+
+pytestmark = pytest.mark.apart
+
+
+def script(folder: Path, text: str) -> Path:
+    path = folder / "script.py"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_fork_has_its_own_words_folder_environment_and_main(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("WORD = 'found'", encoding="utf-8")
+    text = (
+        "import os, sys, threading, beside\n"
+        "if __name__ == '__main__':\n"
+        "    print(sys.argv[1:], os.getcwd(), os.environ['OWN'], beside.WORD)\n"
+        "    print(repr(sys.stdin.read()), 'torch' in sys.modules, threading.active_count())\n"
+    )
+    ended = warm.run(script(tmp_path, text), "a", 1, folder=tmp_path, environment={"OWN": "x"})
+    assert ended.printed == f"['a', '1'] {tmp_path} x found\n'' True 1\n"
+    assert ended.returncode == 0
+    ended = warm.run(script(tmp_path, "import os\nprint('OWN' in os.environ)"), folder=tmp_path)
+    assert ended.printed == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "printed"),
+    [
+        ("raise SystemExit(3)", 3, ""),
+        ("1 / 0", 1, "ZeroDivisionError"),
+        ("import os; os.kill(os.getpid(), 9)", -9, ""),
+        ("import atexit; atexit.register(print, 'at the end')", 0, "at the end"),
+    ],
+)
+def test_how_a_script_ends_is_told(text: str, code: int, printed: str, tmp_path: Path) -> None:
+    ended = warm.run(script(tmp_path, text))
+    assert ended.returncode == code
+    assert printed in ended.printed
+
+
+def test_of_two_processes_one_that_fails_ends_the_other(tmp_path: Path) -> None:
+    text = "import os, time\nprint(os.environ['WORLD_SIZE'])\nos.environ['RANK'] == '1' and 1 / 0\n"
+    start = time.monotonic()
+    ended = warm.run(script(tmp_path, text + "time.sleep(100)"), processes=2)
+    assert ended.returncode == 1
+    assert "ZeroDivisionError" in ended.printed
+    assert time.monotonic() - start < 60
+    assert warm.run(script(tmp_path, text), processes=2).returncode == 1
