@@ -14,6 +14,8 @@ from transformers import AttentionInterface
 
 import adapterhub as ah
 
+pytestmark = pytest.mark.usefixtures("settled")
+
 
 def logits(model, **options):
     with torch.no_grad():

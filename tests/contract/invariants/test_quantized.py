@@ -168,6 +168,7 @@ def test_gradient_checkpointing_gives_equal_gradients(method, architecture, prec
         assert torch.equal(checkpointed[name], gradient), name
 
 
+@pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 @pytest.mark.parametrize("training", [False, True])
 def test_gradient_checkpointing_frees_the_inputs_of_projections(precision, training, backbones):

@@ -17,6 +17,7 @@ import adapterhub as ah
 _NAMES = {f.name for f in dataclasses.fields(TrainingArguments)}
 _NEW, _OLD = "activation_checkpointing", "gradient_checkpointing"
 CHECKPOINTING = {_NEW if _NEW in _NAMES else _OLD: True}
+pytestmark = pytest.mark.usefixtures("settled")
 
 
 def rows(count=8):
