@@ -176,9 +176,18 @@ def try_alone(fix: Fix, folder: Path) -> None:
         if files:
             fix.own = bool(run_tests(folder, [*files, "-k", " or ".join(fix.tests)], every=True))
         near = [*neighbours(fix, folder), "-x", *without(fix), *TEST]
-        fix.others["near"] = run_tests(folder, near)
+        failed = run_tests(folder, near)
     finally:
         clean(folder)
+    fix.others["near"] = of_the_fix(failed, folder)
+
+
+def of_the_fix(failed: list[str], folder: Path) -> list[str]:
+    """Leave out the tests that also fail in the worktree as it is."""
+    if not failed:
+        return []
+    functions = sorted({test.partition("[")[0] for test in failed})
+    return sorted(set(failed).difference(run_tests(folder, functions, every=True)))
 
 
 def named_in(name: str) -> list[str]:
@@ -197,6 +206,7 @@ def try_together(fixes: list[Fix], folder: Path) -> None:
         failed = run_tests(folder, ["tests"], every=True)
     finally:
         clean(folder)
+    failed = of_the_fix(failed, folder)
     for fix in undone:
         mine = sorted({test.partition("[")[0] for test in failed})
         mine = [test for test in mine if function_of(test) not in fix.tests]
@@ -245,7 +255,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=24)
     parser.add_argument("--folder", type=Path, default=ROOT / "build/mutants")
     options = parser.parse_args()
-    folder, record = options.folder / "tree", options.folder / "fixes.json"
+    folder = options.folder.resolve() / "tree"
+    record = folder.with_name("fixes.json")
     if not folder.exists():
         git("worktree", "add", "--detach", str(folder), "HEAD")
     if record.exists():
