@@ -1,7 +1,7 @@
 """Which cases of a long table run: one eighth by default, all with ADAPTERHUB_TESTS=all.
 
-The eighth is chosen by the hash of the commit, so that a table is run whole in the course of the
-commits, and the same cases run again on the same commit.
+The eighth is chosen by the hash of the commit: the same commit runs the same cases, and in the
+course of many commits a table is run whole.
 """
 
 from __future__ import annotations
