@@ -273,8 +273,8 @@ def main() -> None:
             try_alone(fix, folder)
             keep()
             print(fix.commit, fix.own, fix.others["near"][:1] or "nothing near", flush=True)
-    left = [fix for fix in fixes if not any(fix.others.values()) and "test" not in fix.others]
-    if left:
+    # Fixes that change the same lines are undone in different rounds.
+    while left := [f for f in fixes if not any(f.others.values()) and "test" not in f.others]:
         try_together(left, folder)
         keep()
     page = PAGE.read_text(encoding="utf-8")

@@ -26,7 +26,9 @@ settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCh
 settings.load_profile("busy")
 
 
-gc.disable()  # nearly all that is imported and collected stays
+def pytest_collectstart() -> None:
+    """Collect no garbage meanwhile: nearly all that is imported and collected stays."""
+    gc.disable()
 
 
 def pytest_collection_finish() -> None:

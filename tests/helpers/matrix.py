@@ -136,7 +136,7 @@ def representatives() -> dict[str, str]:
 def one_of_each_signature(methods: Iterable[str] | None = None) -> list[str]:
     """Return the methods that stand for all; all of them where everything runs."""
     names = sorted(METHODS if methods is None else methods)
-    if selection.ALL or tiny_models.FULL_MATRIX:
+    if selection.ALL:
         return names
     first: dict[str, str] = {}
     for name in sorted(names, key=lambda name: name != representatives()[name]):

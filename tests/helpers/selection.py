@@ -1,4 +1,5 @@
-"""Which cases of a long table run: one eighth by default, all with ADAPTERHUB_TESTS=all.
+"""Which cases of a long table run: one eighth by default, all with ADAPTERHUB_TESTS=all or
+ADAPTERHUB_MATRIX=full.
 
 The eighth is chosen by the hash of the commit: the same commit runs the same cases, and in the
 course of many commits a table is run whole.
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 import pytest
 
 PARTS = 8
-ALL = os.environ.get("ADAPTERHUB_TESTS") == "all"
+ALL = os.environ.get("ADAPTERHUB_TESTS") == "all" or os.environ.get("ADAPTERHUB_MATRIX") == "full"
 
 T = TypeVar("T")
 

@@ -485,7 +485,7 @@ def on_meta(architecture: str, task: str) -> Any:
 def a_pass_stays_on_its_device(cell: Cell) -> None:
     """No tensor of the host, no copy and no wait for a value (tests/helpers/device_uses.py)."""
     few = cell.method == representatives()[cell.method] and cell.architecture in ON_META
-    if not (few or selection.ALL or tiny_models.FULL_MATRIX):
+    if not (few or selection.ALL):
         return  # half of a cell's time
     task, uses = bare_on_meta(cell.architecture)
     if cell.method == "head" and task == "features":

@@ -25,7 +25,6 @@ SAVED = [
     or m == "lora"
     or (a in EVERY_METHOD_ON and m in one_of_each_signature())
     or selection.ALL
-    or tiny_models.FULL_MATRIX
 ]
 LABELS = {
     "id2label": {0: "ham", 1: "eggs", 2: "spam"},

@@ -105,8 +105,7 @@ def test_each_thread_computes_with_its_own_route(method, architecture):
 
 
 def test_threads_cover_the_methods():
-    whole = selection.ALL or tiny_models.FULL_MATRIX
-    assert len({method for method, _ in ROUTED}) >= (18 if whole else 11)
+    assert len({method for method, _ in ROUTED}) >= (18 if selection.ALL else 11)
     assert {method for method, _ in SHARED} >= set(one_of_each_signature())
 
 
