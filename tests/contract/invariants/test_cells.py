@@ -76,6 +76,10 @@ class Cell:
         tiny_models.scramble(second, seed=2)
         return first, second
 
+    def check_bare(self) -> None:
+        """Check that nothing of an adapter is left."""
+        assert differences(self.before, moment(self.model)) == []
+
     @contextlib.contextmanager
     def checked(self) -> Iterator[Cell]:
         """Detach afterwards and check the model; after a failure, build it again."""
@@ -83,7 +87,7 @@ class Cell:
             yield self
             if find_state(self.model):
                 ah.detach(self.model)
-            assert differences(self.before, moment(self.model)) == []
+            self.check_bare()
         except BaseException:
             self.__init__(self.method, self.architecture)  # type: ignore[misc]
             raise
