@@ -3,7 +3,8 @@ PYTHON ?= python3
 PY := .venv/bin/python
 
 # One thread per process: faster for small models, and results do not depend on the machine.
-TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+# Bytecode is kept, whatever the shell says: without it, each process compiles all that it imports.
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 
 # The tests of `make check`: structure, options, every method's equation, and the contract of every
 # method on one decoder and one encoder-decoder.

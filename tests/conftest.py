@@ -35,15 +35,29 @@ def pytest_collection_finish() -> None:
     """Take what was collected out of the garbage collector's rounds, and make them rarer."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 20, 50)
+    gc.set_threshold(10_000, 20, 1_000)  # full collections are made below
     gc.enable()
+
+
+def settle() -> None:
+    """Collect all garbage; later collections leave out what lives by now."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")
 def settled() -> None:
-    """Leave out what lives by now, so that full collections, which a module makes, are short."""
-    gc.collect()
-    gc.freeze()
+    """Keep full collections short, in a module that makes many."""
+    settle()
+
+
+_tests_run = itertools.count(1)
+
+
+def pytest_runtest_logfinish() -> None:
+    """Collect all garbage between tests, now and then, and not in the middle of one."""
+    if next(_tests_run) % 250 == 0:
+        settle()
 
 
 _home_numbers = itertools.count()

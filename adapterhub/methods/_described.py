@@ -7,9 +7,9 @@ facts and options of their classes; it is generated (`make catalogue`), and a te
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 from adapterhub.config.options import option, options_of, to_dict
@@ -31,13 +31,14 @@ class DescribedMethod:
     schedule: str | None
     fields: Mapping[str, tuple[Any, Any, str]]
 
-    @cached_property
+    @functools.cached_property
     def options(self) -> type:
         """A dataclass with the options of the method, without its checks and modules."""
         fields = [(name, kind, option(*rest)) for name, (kind, *rest) in self.fields.items()]
         return dataclasses.make_dataclass("options", fields, frozen=True)
 
 
+@functools.cache
 def describe(method: type[Method]) -> DescribedMethod:
     """Describe a method by its class."""
     hints = typing.get_type_hints(method)

@@ -5,6 +5,7 @@ A recipe names it in its first line, as a file beside it: editors complete and c
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from adapterhub.config.json_schema import json_schema, options_schema
 from adapterhub.files.atomic import replace_file
+from adapterhub.methods._base import METHODS
 from adapterhub.methods._described import described_methods
 from adapterhub.tasks import TASKS
 from adapterhub.training.output_folder import SCHEMA
@@ -58,8 +60,15 @@ def _stage_schema(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_schema(folder: Path) -> None:
     """Write the schema beside a recipe."""
+    registered = (*METHODS.imported().values(), *TASKS.values())
+    replace_file(folder / SCHEMA, _schema_bytes(registered))
+
+
+@functools.cache
+def _schema_bytes(registered: tuple[type, ...]) -> bytes:
+    """Write the schema as JSON, once for the classes that are registered."""
     text = json.dumps(recipe_schema(), ensure_ascii=False, separators=(",", ":"))
-    replace_file(folder / SCHEMA, f"{text}\n".encode())
+    return f"{text}\n".encode()
 
 
 def _spec_schema(choices: Mapping[str, tuple[str, type]]) -> dict[str, Any]:

@@ -139,6 +139,7 @@ def results(valid: Path, tmp_path_factory) -> dict[str, list[tuple[str, str, int
     return found
 
 
+@pytest.mark.apart
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's limits")
 def test_no_attack_allocates_much_memory(results) -> None:
     assert len(results["attacks"]) == len(attacks()) >= 60
@@ -148,6 +149,7 @@ def test_no_attack_allocates_much_memory(results) -> None:
     assert most[2] < 100 << 10, most
 
 
+@pytest.mark.apart
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's limits")
 def test_no_bomb_expands(results) -> None:
     assert len(results["bombs"]) == len(bombs.DATA) + len(bombs.PICKLES) + 2 >= 18

@@ -104,6 +104,7 @@ def test_shards_in_turns_run_every_cell_once(finished: Any, tmp_path: Path) -> N
     assert {number for _, number in ran} == {1, 2}
 
 
+@pytest.mark.apart
 def test_two_processes_at_once_run_every_cell_once(finished: Any, tmp_path: Path) -> None:
     """A command, and this process from the moment at which the command claims a cell."""
     study, expected = with_methods(finished.study, "head"), facts_of(finished, "head")

@@ -39,6 +39,7 @@ def test_methods_are_timed_once_and_those_that_fail_have_no_times(
     time_tasks(*place)
 
 
+@pytest.mark.apart
 def test_memory_is_that_of_what_trains_and_repeatable(
     study: Study, backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

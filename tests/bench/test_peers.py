@@ -77,6 +77,7 @@ def test_the_worker_needs_nothing_but_torch_transformers_and_its_library() -> No
     assert roots == {"torch", "transformers", "peft", "adapters"}
 
 
+@pytest.mark.apart
 def test_a_peer_has_the_rows_seeds_and_trials_of_ours_and_a_row_of_the_table(
     study: Study, tmp_path: Path, workers: dict[str, Worker]
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import ssl
 from collections.abc import Iterator
@@ -22,15 +21,4 @@ def left_out() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr(ssl.SSLContext, "load_verify_locations", lambda *_, **__: None, raising=False)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="module")
-def schema_derived_once() -> Iterator[None]:
-    """Derive the schema beside each run's recipe only once, in the folders that ask for it."""
-    from adapterhub.training import recipe_schema
-
-    with pytest.MonkeyPatch.context() as patch:
-        derived_once = functools.cache(recipe_schema.recipe_schema)
-        patch.setattr(recipe_schema, "recipe_schema", derived_once)
         yield

@@ -76,10 +76,12 @@ def measured() -> tuple[int, int, int]:
     return before, after, peak
 
 
+@pytest.mark.apart
 def test_the_memory_of_the_process_grows_with_what_it_holds(measured: tuple[int, ...]) -> None:
     before, after, peak = measured
     assert before + (128 << 20) < after <= 1.1 * peak
 
 
+@pytest.mark.apart
 def test_the_peak_of_a_large_parent_process_is_not_counted(measured: tuple[int, ...]) -> None:
     assert 1 << 20 < measured[-1] < LARGE

@@ -15,7 +15,7 @@ import pytest
 import torch
 from joint_runs import TinyRun, model_for, saved, train_alone, train_jointly
 from matrix import CELLS, example, representatives
-from selection import ALL
+from selection import ALL, rotate
 from tiny_models import FULL_MATRIX, MATRIX
 from training_runs import final_bytes, lines
 
@@ -102,7 +102,7 @@ def three(*specs: Any, **options: Any) -> list[TinyRun]:
     ]
 
 
-@pytest.mark.parametrize(("method", "architecture"), METHOD_CELLS)
+@rotate(("method", "architecture"), METHOD_CELLS, parts=3)
 def test_each_method_trains_as_alone(
     method: str, architecture: str, tmp_path: Path, shared: list[tuple[str, ...]]
 ) -> None:

@@ -91,6 +91,7 @@ FULL = [
 RUNS = [("tiny", 60, []), *(FULL if tiny_models.FULL_MATRIX else [])]
 
 
+@pytest.mark.apart
 @pytest.mark.parametrize(("name", "words", "options"), RUNS)
 def test_the_memory_is_that_of_the_process(name, words, options, backbone, tmp_path) -> None:
     """Measured in a process of its own: within 25 % of its peak."""

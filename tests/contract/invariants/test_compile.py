@@ -57,7 +57,7 @@ def fresh_compiler():
 CELLS = [c for c in ALL_CELLS if c[1] in COMPILED and c not in REFUSED]
 
 
-@rotate(("method", "architecture"), [c for c in CELLS if c[0] in one_of_each_signature()], parts=3)
+@rotate(("method", "architecture"), [c for c in CELLS if c[0] in one_of_each_signature()], parts=8)
 def test_compiles_to_one_graph_with_equal_outputs(method, architecture):
     model = tiny_models.model(architecture)
     adapter = ah.attach(model, example(method))

@@ -87,6 +87,7 @@ main()
 """
 
 
+@pytest.mark.apart
 def test_saved_bytes_do_not_depend_on_the_hash_seed(backbone, data, tmp_path):
     """The files contain no set order, no time and no path of the machine."""
     runs = []

@@ -51,11 +51,9 @@ CELLS = [
     if (method, task) not in UNSUPPORTED
     and (tiny_models.FULL_MATRIX or method in CORE_METHODS or task in CORE_TASKS)
 ]
-CERTAIN = [
-    (method, task)
-    for method, task in CELLS
-    if method == "lora" or (task == "tagging" and method in one_of_each_signature())
-]
+# tests/tasks/test_end_to_end.py trains each task, too.
+CERTAIN = [cell for cell in CELLS if cell[1] == "tagging" and cell[0] in one_of_each_signature()]
+CERTAIN += rotating([cell for cell in CELLS if cell[0] == "lora" and cell not in CERTAIN], 3)
 RUN = CERTAIN + rotating([cell for cell in CELLS if cell not in CERTAIN])
 
 
@@ -64,7 +62,6 @@ def test_the_matrix_covers_every_method_and_task():
     assert CASES.keys() == TASKS.keys()
     assert {method for method, _ in CELLS} == METHODS.keys()
     assert {task for _, task in CELLS} == TASKS.keys()
-    assert {task for _, task in CERTAIN} == TASKS.keys()
     assert set(UNSUPPORTED) < set(ALL)
     cells = len(METHODS) * len(TASKS)
     assert not tiny_models.FULL_MATRIX or len(CELLS) + len(UNSUPPORTED) == cells

@@ -20,7 +20,7 @@ from adapterhub.methods import METHODS
 
 THREADS = 8
 # In all threads of one cell together; `make threads` runs 2,000.
-FORWARDS = int(os.environ.get("ADAPTERHUB_FORWARDS", "80" if selection.ALL else "40"))
+FORWARDS = int(os.environ.get("ADAPTERHUB_FORWARDS", "80" if selection.ALL else "24"))
 # Each mechanism once on a decoder and an encoder-decoder; the full matrix has every method there.
 MECHANISMS = tuple(METHODS) if tiny_models.FULL_MATRIX else ("lora", "mam", "prompt", "scalar-mix")
 SHARED = [
