@@ -136,6 +136,7 @@ def test_rows_are_evaluated_by_length_and_returned_in_their_order() -> None:
         peer_worker.outputs(logits, order)
 
 
+@pytest.mark.apart
 def test_numbers_are_scored_by_our_metrics(
     study: Study, tmp_path: Path, workers: dict[str, Worker]
 ) -> None:
@@ -155,6 +156,7 @@ def test_numbers_are_scored_by_our_metrics(
 
 
 # By default with the process that other tests have started.
+@pytest.mark.apart
 @pytest.mark.parametrize(
     ("library", "method", "label"),
     [("peft", "lora", "peft lora"), *[("transformers", "full", "trainer full")] * selection.ALL],
@@ -187,6 +189,7 @@ class Pretending:
         return {"status": "done", "logits": {"select": bad}, "evaluations": [], "costs": {}}
 
 
+@pytest.mark.apart
 def test_a_checkpoint_that_is_not_the_best_one_is_no_result(
     study: Study, tmp_path: Path, workers: dict[str, Worker]
 ) -> None:
@@ -199,6 +202,7 @@ def test_a_checkpoint_that_is_not_the_best_one_is_no_result(
     assert record.error == "the best checkpoint scored 1.0000, and 0.0000 loaded"
 
 
+@pytest.mark.apart
 def test_the_key_has_library_version_settings_and_options_but_no_names(
     study: Study, tmp_path: Path, workers: dict[str, Worker]
 ) -> None:
@@ -256,6 +260,7 @@ def refused(study: Study, tmp_path: Path, word: str) -> None:
     context_of(plan).options(Cell("train", "peft lora", 90, 200, 1e-3, 0, "search"))
 
 
+@pytest.mark.apart
 @rotate("peer", [p for p in PEERS if p.library in HERE], ids=lambda p: p.label)
 def test_a_peer_trains_as_many_parameters_as_ours(
     peer: PeerMethod, study: Study, workers: dict[str, Worker]

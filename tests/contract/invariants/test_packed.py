@@ -10,6 +10,7 @@ import tiny_models
 import torch
 from matrix import REFUSED, example
 from safetensors.torch import save_file
+from selection import rotate
 from torch import nn
 
 import adapterhub as ah
@@ -79,7 +80,7 @@ def test_every_method_is_covered():
     assert {m for m, _ in UNSUPPORTED} == READ_WEIGHTS | TRAIN_WEIGHTS
 
 
-@pytest.mark.parametrize(("method", "architecture"), SUPPORTED)
+@rotate(("method", "architecture"), SUPPORTED, parts=3)
 def test_methods_that_only_call_their_hosts_train(method, architecture, tmp_path):
     model = packed_model(architecture, tmp_path / "base")
     base, bare = copy.deepcopy(model.state_dict()), logits(model)

@@ -123,7 +123,7 @@ def threads_that_differ(model):
     return wrong
 
 
-@pytest.mark.parametrize(("method", "architecture"), SHARED)
+@selection.rotate(("method", "architecture"), SHARED, parts=3)
 def test_an_adapter_that_stays_active_computes_the_same_in_all_threads(method, architecture):
     model = tiny_models.usual_model(architecture)
     tiny_models.scramble(ah.attach(model, example(method), name="a"))
