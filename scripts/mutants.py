@@ -133,6 +133,7 @@ def run_tests(folder: Path, words: Sequence[str], every: bool = False) -> list[s
     environment = os.environ | {
         "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": str(folder), "ADAPTERHUB_TESTS": "all" if every else "",
+        "PYTHONDONTWRITEBYTECODE": "",
     }  # fmt: skip
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal",
                "-p", "no:cacheprovider", f"--junitxml={report}", *words]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import yaml
 
@@ -37,9 +37,14 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     return parse_mapping(text, str(path))
 
 
-def dump_yaml(data: Mapping[str, object]) -> str:
-    """Write YAML that `load_yaml` reads back as equal data, in the same order."""
-    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False)
+def dump_yaml(data: Mapping[str, object], *, for_all: bool = False) -> str:
+    """Write YAML that `load_yaml` reads back as equal data, in the same order.
+
+    Args:
+        data: the data.
+        for_all: whether readers of YAML 1.1, such as PyYAML, read it as equal data, too.
+    """
+    return yaml.dump(dict(data), Dumper=_DumperForAll if for_all else _Dumper, sort_keys=False)
 
 
 def inline_yaml(value: object) -> str:
@@ -132,6 +137,18 @@ class _Dumper(yaml.SafeDumper):
     """Quotes strings that `Loader` would read as another type."""
 
     yaml_implicit_resolvers = Loader.yaml_implicit_resolvers
+
+
+class _DumperForAll(yaml.SafeDumper):
+    """Quotes strings that `Loader` or a reader of YAML 1.1 would read as another type."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+
+for _every in (Loader, yaml.SafeDumper):
+    for _first, _resolvers in _every.yaml_implicit_resolvers.items():
+        for _tag, _matches in _resolvers:
+            _DumperForAll.add_implicit_resolver(_tag, _matches, [_first])
 
 
 def plain_scalar(text: str) -> object:

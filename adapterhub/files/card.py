@@ -68,7 +68,7 @@ def card(
     block = f"{_START}\n\n{title}{_block(manifest, reference, peft)}\n\n{_END}"
     text = f"{before.strip()}\n\n{block}{after}"
     front = metadata | _metadata(manifest, metadata.get("tags"), peft)
-    return f"---\n{dump_yaml(front)}---\n\n{text.lstrip()}"
+    return f"---\n{dump_yaml(front, for_all=True)}---\n\n{text.lstrip()}"
 
 
 def with_study(text: str, section: str) -> str:
@@ -263,7 +263,7 @@ def _training(manifest: Manifest) -> Iterator[str]:
     recipe = manifest.training.get("recipe")
     if not isinstance(recipe, dict) or not recipe:
         return
-    text = dump_yaml({"backbone": manifest.backbone.location, **recipe})
+    text = dump_yaml({"backbone": manifest.backbone.location, **recipe}, for_all=True)
     data, tools = manifest.training.get("data"), manifest.versions.items()
     yield "## Training"
     facts = [f"{name} {_fact(manifest.training, name)}" for name in ("seed", "steps")]

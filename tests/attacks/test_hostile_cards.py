@@ -111,6 +111,9 @@ texts = st.one_of(st.lists(pieces, max_size=6).map("".join), st.text(max_size=40
 @settings(max_examples=25 if ALL else 10)
 @given(texts)
 @example("a_b*c`d")
+@example("=")
+@example("no")
+@example("12:30")
 def test_no_text_changes_a_block_of_a_card(text) -> None:
     same_shape(text)
 
