@@ -413,7 +413,7 @@ class Adapter:
             processor=processor_identity(self.model) or metadata.processor,
             tokens=self.new_tokens.tokens if self.new_tokens else (),
             chat_template=metadata.chat_template or template,
-            task=metadata.task or (kind if self.head else None),
+            task=metadata.task or (None if self.named_heads else kind),
             labels=() if self.named_heads else self.labels,
             head=None if self.named_heads else self._task_head(kind),
             heads=self._head_records(),

@@ -133,12 +133,14 @@ def task_kind(model: PreTrainedModel, problem_type: str | None = None) -> str | 
     """Return the kind of a model, a key of TASK_MODELS, by its class; None for any other class.
 
     Of several kinds with this class, it is the one with the problem type, by default the model's,
-    else the first.
+    and of those the one without a pooler if the model could have one and has none; else the first.
     """
     config, chosen = model.config, problem_type or model.config.problem_type
     kinds = [name for name, row in TASK_MODELS.items() if type(model) in row.classes_for(config)]
-    same = [name for name in kinds if TASK_MODELS[name].problem_type == chosen]
-    return next(iter(same or kinds), None)
+    same = [name for name in kinds if TASK_MODELS[name].problem_type == chosen] or kinds
+    if getattr(model, "pooler", None) is None:
+        same = [name for name in same if TASK_MODELS[name].init_options(config)] or same
+    return next(iter(same), None)
 
 
 def text_config(model: PreTrainedModel) -> PreTrainedConfig:

@@ -9,6 +9,7 @@ from pathlib import Path
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.backbones.load import meta_model
+from adapterhub.backbones.trained_length import max_positions
 from adapterhub.bench.budget import affordable
 from adapterhub.bench.cells import Cell, Group
 from adapterhub.bench.equal_size import count_of, equal_sized, is_near
@@ -30,7 +31,6 @@ from adapterhub.tasks import Setting, parse_task
 from adapterhub.training.defaults import run_options, steps_per_epoch
 from adapterhub.training.kernels import KernelChoice, choose_kernels
 from adapterhub.training.loading import BackboneLoader
-from adapterhub.training.prepare import max_positions
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.starting_point import StartingPoint, starting_point
 

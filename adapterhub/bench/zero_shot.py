@@ -20,6 +20,7 @@ import transformers
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.load import load_backbone, quiet_loading
 from adapterhub.backbones.task_models import TASK_MODELS
+from adapterhub.backbones.trained_length import max_positions
 from adapterhub.bench.execute import TaskContext
 from adapterhub.bench.label_scores import LabelScorer
 from adapterhub.bench.prompted_rows import (
@@ -33,7 +34,6 @@ from adapterhub.errors import AdapterhubError
 from adapterhub.status import doing
 from adapterhub.tasks.classification import Classification
 from adapterhub.training.loading import make_ready
-from adapterhub.training.prepare import max_positions
 
 PROMPT = "{texts}\nOne of {labels}:"
 MOST_TOKENS = {"cpu": 500_000}  # of all prompts of a task; elsewhere:

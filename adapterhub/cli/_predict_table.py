@@ -91,6 +91,7 @@ def predict_table(
     output: str | None,
     text: str | None,
     pair: Sequence[str],
+    task: str | None,
     head: str | None,
     backbone: str | None,
     registry: str | None,
@@ -109,6 +110,7 @@ def predict_table(
         output: where the rows and their predictions are written.
         text: the text column.
         pair: the column with the second texts.
+        task: the task of adapters that record none.
         head: which of several heads.
         backbone: where to load the backbone from.
         registry: the folder of the local registry.
@@ -133,7 +135,7 @@ def predict_table(
         from adapterhub.inference.table_job import TableJob, plan_table
         from adapterhub.inference.table_output import TableOutput
 
-    sources = {name: AdapterSource(each, head) for name, each in named.items()}
+    sources = {name: AdapterSource(each, head, task=task) for name, each in named.items()}
     job = TableJob(source, sources, route_column, into, backbone, registry)
     with doing(f"reading {source}"):
         planned = plan_table(job, text, pair[0] if pair else None)

@@ -36,6 +36,7 @@ allow_finding_option = click.option(
 )
 backbone_option = click.option("--backbone", help="Only for this backbone: its id or fingerprint.")
 
+task_option = click.option("--task", metavar="TASK", help="The task, if the adapter records none.")
 head_option = click.option("--head", metavar="NAME", help="Which head, of an adapter with several.")
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from adapterhub.backbones.fingerprint import fingerprint
+from adapterhub.backbones.trained_length import max_positions
 from adapterhub.bench.suggest import Candidate, Suggestion, check_probed, suggest
 from adapterhub.data.examples import sample
 from adapterhub.registry.pull import pull_verified
@@ -16,7 +17,6 @@ from adapterhub.status import doing
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.training.kernels import KernelChoice
 from adapterhub.training.loading import BackboneLoader
-from adapterhub.training.prepare import max_positions
 from adapterhub.training.recipe import Recipe, read_draft
 from adapterhub.training.run_data import NO_EVALUATION, read_data
 

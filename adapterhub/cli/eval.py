@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @click.option("--target", "eval_target", help="File of target texts, one per line.")
 @data_form_options
 @head_option
-@click.option("--task", help="Without ADAPTER: the task of the backbone.")
+@click.option("--task", help="The task of the backbone, or of an ADAPTER that records none.")
 @click.option("--examples", help="Without ADAPTER: data for few-shot examples.")
 @click.option("--shots", type=click.IntRange(1), help="Few-shot examples per label.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the few-shot sample.")
@@ -68,7 +68,7 @@ def command(
     if backbone:
         check_backbone_options(backbone)
     if reference:
-        record = read_training_record(reference, registry, head)
+        record = read_training_record(reference, registry, head, task)
     else:
         record = _untrained(backbone, task)
     chosen = {name: value for name, value in columns.items() if value is not None}
@@ -85,7 +85,7 @@ def command(
         from adapterhub.inference.open import open_adapter, open_backbone
 
     if reference:
-        opened = open_adapter(reference, backbone, registry=registry, head=head)
+        opened = open_adapter(reference, backbone, registry=registry, head=head, task=task)
     else:
         opened = open_backbone(str(backbone), prompted)
     with doing("evaluating"):

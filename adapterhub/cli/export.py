@@ -89,6 +89,7 @@ def _export(
     from adapterhub.files.heads import with_head
     from adapterhub.files.native import read_manifest
     from adapterhub.files.run_folder import backbone_of_adapter
+    from adapterhub.inference.record import training_record
     from adapterhub.registry.pull import pull_verified
 
     fetched = pull_verified(source, registry=registry)
@@ -99,7 +100,7 @@ def _export(
         from adapterhub.adapters.load import load_folder
         from adapterhub.backbones.load import load_backbone
 
-    kind = _kind(task or manifest.task)
+    kind = training_record(manifest, task).kind
     with doing(f"loading {place}"):
         model, _ = load_backbone(place, task=kind, labels=manifest.labels, revision=revision)
     chosen = head or True
@@ -113,12 +114,6 @@ def _kind(task: object) -> str:
     from adapterhub.backbones.task_models import TASK_MODELS
     from adapterhub.tasks import parse_task
 
-    if task is None:
-        raise ConfigError(
-            "the adapter records no task, so the kind of model is unknown",
-            expected=f"--task, one of {', '.join(TASK_MODELS)}",
-            hint="--task causal-lm",
-        )
     return str(task) if task in TASK_MODELS else parse_task(task).head
 
 
@@ -173,12 +168,13 @@ def _subject(
     if not (Path(source).is_file() or source.endswith((".yaml", ".yml"))):
         from adapterhub.files.native import read_manifest
         from adapterhub.files.run_folder import backbone_of_adapter
+        from adapterhub.inference.record import training_record
         from adapterhub.registry.pull import pull
 
         folder = pull(source, registry=registry)
         manifest = read_manifest(folder)
         place, _ = backbone_of_adapter(folder, manifest, backbone)
-        return manifest.methods, place, _kind(task or manifest.task), manifest.labels
+        return manifest.methods, place, training_record(manifest, task).kind, manifest.labels
     from adapterhub.training.recipe import read
 
     recipe = read(source)

@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from adapterhub.cli._format import print_json, say
-from adapterhub.cli._publishing import head_option, registry_option, require_signature_option
+from adapterhub.cli._publishing import (
+    head_option,
+    registry_option,
+    require_signature_option,
+    task_option,
+)
 from adapterhub.errors import ConfigError
 from adapterhub.status import doing
 
 if TYPE_CHECKING:
+    from adapterhub.inference.record import TrainingRecord
     from adapterhub.merging.merge import Merge
 
 
@@ -38,6 +44,7 @@ if TYPE_CHECKING:
     help="Largest accepted difference, relative to the largest logit (default: 1e-4 in fp32, "
     "0.01 in fp16, 0.1 in bf16, no limit with --requantize).",
 )
+@task_option
 @head_option
 @registry_option
 @require_signature_option
@@ -46,6 +53,7 @@ def command(
     reference: str,
     output: str,
     backbone: str | None,
+    task: str | None,
     head: str | None,
     registry: str | None,
     base_dtype: str | None,
@@ -56,9 +64,9 @@ def command(
     """Merge an adapter into its backbone and write a plain transformers checkpoint.
 
     ADAPTER is a run folder, an adapter folder or a published name. The checkpoint loads without
-    adapterhub: with transformers, or with sentence-transformers if the head reads a pooling that
-    the model's class does not have. Its outputs on a probe batch are compared with those of the
-    adapter, before writing and after reloading.
+    adapterhub: with transformers, and with sentence-transformers if its outputs are vectors or the
+    head reads a pooling that the model's class does not have. Its outputs on a probe batch are
+    compared with those of the adapter, before writing and after reloading.
 
     The backbone is loaded unquantized. With --requantize it is quantized, and so is the
     checkpoint; the reloaded model is then compared with the merged one.
@@ -68,7 +76,7 @@ def command(
             f"--base-dtype {base_dtype} loads the backbone unquantized, --requantize quantized",
             expected="one of the two",
         )
-    _check_files(reference, output, backbone, registry, head)
+    record = _check_files(reference, output, backbone, registry, head, task)
     with doing("loading torch"):
         from adapterhub.backbones.weights import dtype_and_quantization
         from adapterhub.inference.open import load_for_merging
@@ -80,12 +88,15 @@ def command(
 
     dtype_of_base = None if requantize else base_dtype or "fp32"
     adapter, tokenizer = load_for_merging(
-        reference, backbone, dtype_of_base, registry=registry, head=head
+        reference, backbone, dtype_of_base, registry=registry, head=head, task=task
     )
     model = adapter.model
     base, (dtype, kind) = model.config._name_or_path, dtype_and_quantization(model, {})
+    task_of_vectors = record.task.for_model(model) if record.kind == "embedding" else None
     with doing("merging"):
-        merged, expected, encoder = merge_for_checkpoint(adapter, tolerance, requantize)
+        merged, expected, encoder = merge_for_checkpoint(
+            adapter, tolerance, requantize, task_of_vectors
+        )
     if not as_json:
         say(f"{adapter.name} merged into {base}, {kind or dtype}")
         _print_differences("merged", merged.differences, merged)
@@ -98,15 +109,20 @@ def command(
     _print_differences("reloaded", reloaded, merged)
     call = f"{auto_class(model).__name__}.from_pretrained({output!r})"
     if encoder:
-        labels = ", ".join(adapter.labels)
-        call = f"SentenceTransformer({output!r}).encode(texts)  # logits: {labels}"
+        found = f"logits: {', '.join(adapter.labels)}" if encoder.head else "vectors"
+        call = f"SentenceTransformer({output!r}).encode(texts)  # {found}"
     say(call)
 
 
 def _check_files(
-    reference: str, output: str, backbone: str | None, registry: str | None, head: str | None
-) -> None:
-    """Check what can be checked before torch is imported.
+    reference: str,
+    output: str,
+    backbone: str | None,
+    registry: str | None,
+    head: str | None,
+    task: str | None,
+) -> TrainingRecord:
+    """Check what can be checked before torch is imported; return the adapter's training record.
 
     Args:
         reference: the adapter.
@@ -114,15 +130,17 @@ def _check_files(
         backbone: where to load the backbone from, if it was given.
         registry: the registry that was given.
         head: which of several heads.
+        task: the task, if the adapter records none.
     """
     from adapterhub.backbones.early_checks import check_backbone_options
     from adapterhub.files.atomic import check_place
     from adapterhub.inference.record import read_training_record
 
     check_place(Path(output), overwrite=False, replaceable=())
-    read_training_record(reference, registry, head)
+    record = read_training_record(reference, registry, head, task)
     if backbone:
         check_backbone_options(backbone)
+    return record
 
 
 def _as_dict(merged: Merge) -> dict[str, Any]:

@@ -19,7 +19,12 @@ from adapterhub.cli._predict_table import (
     refuse_without_input,
     table_options,
 )
-from adapterhub.cli._publishing import head_option, registry_option, require_signature_option
+from adapterhub.cli._publishing import (
+    head_option,
+    registry_option,
+    require_signature_option,
+    task_option,
+)
 from adapterhub.errors import DataError, one_line
 from adapterhub.status import doing, reading
 
@@ -46,6 +51,7 @@ if TYPE_CHECKING:
 )
 @data_form_options
 @table_options
+@task_option
 @head_option
 @click.option("--backbone", help="Load the backbone from this Hub id or folder.")
 @registry_option
@@ -57,6 +63,7 @@ def command(
     data: str | None,
     text: str | None,
     pair: tuple[str, ...],
+    task: str | None,
     head: str | None,
     backbone: str | None,
     registry: str | None,
@@ -74,13 +81,21 @@ def command(
         refuse_beside_input(texts, {"--data": data, "--json": as_json or None, **more})
         columns: dict[str, Any] = {"text": text, "pair": pair}
         predict_table(
-            reference, head=head, backbone=backbone, registry=registry, **columns, **tables
+            reference,
+            task=task,
+            head=head,
+            backbone=backbone,
+            registry=registry,
+            **columns,
+            **tables,
         )
         return
     refuse_without_input(tables)
     if reference is None:
         raise click.UsageError("Missing argument 'ADAPTER'.")
-    _predict_examples(reference, texts, data, text, pair, head, backbone, registry, as_json, more)
+    _predict_examples(
+        reference, texts, data, text, pair, task, head, backbone, registry, as_json, more
+    )
 
 
 def _predict_examples(
@@ -89,6 +104,7 @@ def _predict_examples(
     data: str | None,
     text: str | None,
     pair: tuple[str, ...],
+    spec: str | None,
     head: str | None,
     backbone: str | None,
     registry: str | None,
@@ -103,6 +119,7 @@ def _predict_examples(
         data: a file of texts, or - for standard input.
         text: the text column.
         pair: further texts, or the column with second texts.
+        spec: the task, if the adapter records none.
         head: which of several heads.
         backbone: where to load the backbone from.
         registry: the folder of the local registry.
@@ -114,7 +131,7 @@ def _predict_examples(
 
     if backbone:
         check_backbone_options(backbone)
-    record = read_training_record(reference, registry, head)
+    record = read_training_record(reference, registry, head, spec)
     task = record.task
     if pair and task.fields(record.data) == 1:
         raise DataError("--pair gives a second text, but the adapter was trained on single texts")
@@ -135,7 +152,7 @@ def _predict_examples(
     with doing("loading torch"):
         from adapterhub.inference.open import open_adapter
 
-    opened = open_adapter(reference, backbone, registry=registry, head=head)
+    opened = open_adapter(reference, backbone, registry=registry, head=head, task=spec)
     for example, prediction in zip(examples, opened.predict(examples), strict=True):
         shown = task.shown(example)
         if as_json:

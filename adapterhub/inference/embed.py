@@ -14,9 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from adapterhub.adapters.route import RouteRow, route
 from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.pooling import POOLS, trained_pooling
-from adapterhub.backbones.trained_length import trained_length
+from adapterhub.backbones.trained_length import vector_length
 from adapterhub.errors import ConfigError, unknown
-from adapterhub.training.prepare import max_positions
 
 if TYPE_CHECKING:
     from numpy import float32
@@ -59,8 +58,7 @@ def embed(
         raise ConfigError(
             f"{len(adapters)} adapters for {len(texts)} texts", expected="one for each text"
         )
-    limits = (trained_length(folder), tokenizer.model_max_length, max_positions(model))
-    limit = min(limit for limit in limits if limit is not None)
+    limit = vector_length(model, tokenizer)
     model.eval()
     order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
     vectors = torch.zeros(len(texts), model.config.hidden_size)

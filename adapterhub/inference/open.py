@@ -17,6 +17,7 @@ from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.quantized import DECODED, stored_quantization
 from adapterhub.backbones.task_models import TASK_MODELS
+from adapterhub.backbones.trained_length import max_positions
 from adapterhub.errors import ConfigError, MergeError, warn_user
 from adapterhub.files.heads import with_head
 from adapterhub.files.native import read_manifest
@@ -27,7 +28,6 @@ from adapterhub.status import doing
 from adapterhub.tasks import TASKS, Prediction, Setting, Task
 from adapterhub.tasks._lengths import encode_whole, lost_tokens, truncate
 from adapterhub.training.loading import make_ready
-from adapterhub.training.prepare import max_positions
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ def open_adapter(
     *,
     registry: str | Path | None = None,
     head: str | None = None,
+    task: str | None = None,
 ) -> Predictor:
     """Load an adapter on its backbone.
 
@@ -78,9 +79,11 @@ def open_adapter(
             fingerprint must match.
         registry: the folder of the local registry, if not the default one.
         head: which of several heads.
+        task: the task, if the adapter records none.
 
     Raises:
-        ConfigError: the reference is malformed, or several heads and none is named.
+        ConfigError: the reference is malformed, several heads and none is named, no task, or one
+            for another kind of model.
         RegistryError: the reference cannot be resolved.
         FileError: the folder has no adapter, or its files are broken.
         BackboneError: the backbone cannot be loaded.
@@ -88,15 +91,15 @@ def open_adapter(
     """
     fetched = pull_verified(reference, registry=registry)
     folder = fetched.folder
-    record = training_record(with_head(read_manifest(folder), head))
-    model, tokenizer = load_bare_backbone(folder, backbone, head=head)
+    record = training_record(with_head(read_manifest(folder), head), task)
+    model, tokenizer = load_bare_backbone(folder, backbone, head=head, task=task)
     make_ready(model)
     chosen = head or True
     adapter = load_folder(model, folder, sha256=fetched.digest, head=chosen, on=fetched.on)
     labels = adapter.labels
     limit = min(record.max_length, max_positions(model))
     setting = Setting(tokenizer, limit, labels, record.seed, max_positions(model))
-    return Predictor(model, record.task, setting)
+    return Predictor(model, record.task.for_model(model), setting)
 
 
 def open_backbone(backbone: str, task: Task, max_length: int = 128) -> Predictor:
@@ -132,6 +135,7 @@ def load_for_merging(
     name: str | None = None,
     registry: str | Path | None = None,
     head: str | None = None,
+    task: str | None = None,
 ) -> tuple[Adapter, PreTrainedTokenizerBase]:
     """Load an adapter on its backbone in one dtype, with its tokenizer.
 
@@ -143,9 +147,11 @@ def load_for_merging(
         name: a new name for the adapter.
         registry: the folder of the local registry, if not the default one.
         head: which of several heads.
+        task: the task, if the adapter records none.
 
     Raises:
-        ConfigError: the adapter has several heads and none is named, or it has not this one.
+        ConfigError: the adapter has several heads and none is named, or it has not this one; no
+            task, or one for another kind of model.
         MergeError: `dtype` is None, but the backbone was not quantized in training.
         FileError: the folder has no adapter, or its files are broken.
         BackboneError: the backbone cannot be loaded.
@@ -160,7 +166,7 @@ def load_for_merging(
             "quantize again",
             hint="adapterhub merge without --requantize",
         )
-    model, tokenizer = load_bare_backbone(files, backbone, dtype, quantize, head=head)
+    model, tokenizer = load_bare_backbone(files, backbone, dtype, quantize, head, task)
     chosen, digest = head or True, fetched.digest
     adapter = load_folder(model, files, name=name, sha256=digest, head=chosen, on=fetched.on)
     return adapter, tokenizer
@@ -172,6 +178,7 @@ def load_bare_backbone(
     dtype: str | None = None,
     quantize: str | None = None,
     head: str | None = None,
+    task: str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the backbone of an adapter, for its task but without the adapter, and its tokenizer.
 
@@ -182,6 +189,7 @@ def load_bare_backbone(
             None loads them in the dtype and quantization of the training recipe.
         quantize: a quantization that replaces the recipe's.
         head: which of several heads.
+        task: the task, if the adapter records none.
 
     Raises:
         ConfigError: the adapter has several heads and none is named, or it has not this one.
@@ -195,7 +203,7 @@ def load_bare_backbone(
     with doing(f"loading {location}"):
         return load_backbone(
             location,
-            task=training_record(manifest).task.head,
+            task=training_record(manifest, task).kind,
             labels=manifest.labels,
             revision=revision,
             dtype=dtype or recipe.get("dtype"),

@@ -11,17 +11,17 @@ from typing import Any
 from adapterhub.adapters.activate import activate
 from adapterhub.adapters.load import load_folder
 from adapterhub.backbones.task_models import TASK_MODELS
+from adapterhub.backbones.trained_length import max_positions
 from adapterhub.errors import MismatchError
 from adapterhub.files.heads import with_head
 from adapterhub.files.manifest import FAMILY, Manifest
 from adapterhub.files.native import read_manifest
 from adapterhub.files.run_folder import backbone_of_adapter
 from adapterhub.inference.open import Predictor, load_bare_backbone
-from adapterhub.inference.record import training_record
+from adapterhub.inference.record import TrainingRecord, training_record
 from adapterhub.registry.pull import pull_verified
 from adapterhub.tasks import Prediction, Setting
 from adapterhub.training.loading import make_ready
-from adapterhub.training.prepare import max_positions
 
 MANIFEST = "adapter.json"
 
@@ -34,11 +34,13 @@ class AdapterSource:
         reference: a reference to an adapter, or the folder of an adapter or a run.
         head: which of several heads.
         digest: the sha256 that its manifest must have; "" for any.
+        task: the task, if the adapter records none.
     """
 
     reference: str
     head: str | None = None
     digest: str = ""
+    task: str | None = None
 
 
 @dataclass(frozen=True)
@@ -101,13 +103,15 @@ def open_several(
             )
         digest = source.digest or fetched.digest
         manifest = with_head(read_manifest(fetched.folder, digest), source.head)
-        record = training_record(manifest)
+        record = training_record(manifest, source.task)
         location = backbone_of_adapter(fetched.folder, manifest, backbone)
         # Tokens, rows of sites and adapters below belong to one model; nothing else is added to it.
         alone = number if manifest.tokens or fetched.on or FAMILY in manifest.training else None
-        key = (location, _model_class(manifest), alone)
+        key = (location, _model_class(manifest, record), alone)
         if key not in loaded:
-            loaded[key] = load_bare_backbone(fetched.folder, backbone, head=source.head)
+            loaded[key] = load_bare_backbone(
+                fetched.folder, backbone, head=source.head, task=source.task
+            )
             make_ready(loaded[key][0])
         model, tokenizer = loaded[key]
         adapter = load_folder(
@@ -121,14 +125,13 @@ def open_several(
         positions = max_positions(model)
         limit = min(record.max_length, positions)
         setting = Setting(tokenizer, limit, adapter.labels, record.seed, positions)
-        predictors[name] = Predictor(model, record.task, setting)
+        predictors[name] = Predictor(model, record.task.for_model(model), setting)
         attached[name] = adapter.name
     return OpenedAdapters(predictors, attached)
 
 
-def _model_class(manifest: Manifest) -> Hashable:
+def _model_class(manifest: Manifest, record: TrainingRecord) -> Hashable:
     """Return what the model of an adapter must be besides its backbone: class, pooling, weights."""
     recipe = manifest.training.get("recipe", {})
-    task = training_record(manifest).task
     stored = recipe.get("dtype"), recipe.get("quantize")
-    return TASK_MODELS[task.head].auto, task.pooling, *stored
+    return TASK_MODELS[record.kind].auto, record.task.pooling, *stored

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from adapterhub.config.options import from_dict, is_neutral, options_of
 from adapterhub.data.options import DataOptions
@@ -14,9 +14,10 @@ from adapterhub.files.heads import with_head
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest
 from adapterhub.registry.pull import pull
-from adapterhub.tasks import Task, parse_task
+from adapterhub.tasks import TASKS, Task, parse_task
 from adapterhub.training.recipe import DATA_SOURCES
 
+FEATURES, EMBEDDING = "features", "embedding"  # of a model without a head, `predict` gives vectors
 _COLUMNS = {option.name for option in options_of(DataOptions)}
 
 
@@ -28,6 +29,7 @@ class TrainingRecord:
     data: DataOptions
     max_length: int = 128
     seed: int = 0
+    kind: str = ""  # of the model, a key of `TASK_MODELS`
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,10 @@ class _RecordedOptions:
 
 
 def read_training_record(
-    reference: str | Path, registry: str | Path | None = None, head: str | None = None
+    reference: str | Path,
+    registry: str | Path | None = None,
+    head: str | None = None,
+    task: str | None = None,
 ) -> TrainingRecord:
     """Read the training record of an adapter, without loading a model.
 
@@ -53,22 +58,29 @@ def read_training_record(
         reference: a reference to an adapter, or the folder of an adapter or a run.
         registry: the folder of the local registry, if not the default one.
         head: which of several heads.
+        task: the task, if the adapter records none.
 
     Raises:
-        ConfigError: the adapter has several heads and none is named, or it has not this one.
+        ConfigError: the adapter has several heads and none is named, or it has not this one; or as
+            in `training_record`.
         FileError: the adapter is missing, or its files or its training record are broken.
     """
     manifest = read_manifest(pull(reference, registry=registry))
-    return training_record(with_head(manifest, head))
+    return training_record(with_head(manifest, head), task)
 
 
-def training_record(manifest: Manifest) -> TrainingRecord:
+def training_record(manifest: Manifest, task: str | None = None) -> TrainingRecord:
     """Extract the training record from a manifest.
 
     The manifest may come from a stranger: columns and formats are taken from it, but no paths or
     names of data. Options of a later version that are null, false or empty change nothing.
 
+    Args:
+        manifest: that of the adapter.
+        task: the task, if the adapter records none; else another one for the same kind of model.
+
     Raises:
+        ConfigError: the adapter records no task and none is given, or is of another kind of model.
         FileError: the record is broken.
     """
     try:
@@ -83,14 +95,38 @@ def training_record(manifest: Manifest) -> TrainingRecord:
                 "seed": manifest.training.get("seed", 0),
             },
         )
-        task = parse_task(recipe.get("task") or manifest.task or "classification")
+        of_head = manifest.head.kind if manifest.head else None
+        recorded = _parsed(recipe.get("task") or manifest.task or of_head)
     except ConfigError as error:
         raise FileError(
             f"the training record of {manifest.name!r} cannot be used",
             offenders=[error.problem, *error.offenders],
             expected="the record of a run of this or an older version of adapterhub",
         ) from error
-    return TrainingRecord(task, options.data, options.max_length, options.seed)
+    given = _parsed(task)
+    (chosen, _), (known, kind) = given or recorded or _no_task(manifest), recorded or given
+    if chosen.head != known.head:
+        raise ConfigError(
+            f"{manifest.name!r} was trained on a model for {kind}, not for {chosen.name}",
+            expected=f"--task {kind}, or no --task",
+        )
+    return TrainingRecord(chosen, options.data, options.max_length, options.seed, kind)
+
+
+def _parsed(spec: object) -> tuple[Task, str] | None:
+    """Return the task of a spec and its kind of model; of a model without a head, its vectors."""
+    if not spec:
+        return None
+    task = parse_task(EMBEDDING if spec == FEATURES else spec)
+    return task, FEATURES if spec == FEATURES else task.head
+
+
+def _no_task(manifest: Manifest) -> NoReturn:
+    raise ConfigError(
+        f"{manifest.name!r} does not record what kind of model it was trained on",
+        expected=f"a task, one of {', '.join(TASKS)}",
+        hint='--task causal-lm, or task="causal-lm" in Python',
+    )
 
 
 def _is_read(name: str, value: object) -> bool:

@@ -112,7 +112,7 @@ def plan_table(job: TableJob, text: str | None = None, pair: str | None = None) 
     job = replace(job, adapters=adapters, options=options)
     record = {
         "rows": files_digest(files),
-        "adapters": {name: [each.digest, each.head] for name, each in adapters.items()},
+        "adapters": {name: [each.digest, each.head, each.task] for name, each in adapters.items()},
         "columns": {name: [each.text, each.pair] for name, each in options.items()},
         "route": job.route,
         "into": job.into,
@@ -295,7 +295,7 @@ def _options(
         text: the column with the texts, if the user named it.
         pair: the column with the second texts, likewise.
     """
-    record = read_training_record(source.reference, job.registry, source.head)
+    record = read_training_record(source.reference, job.registry, source.head, source.task)
     options = replace(
         record.data,
         text=text or record.data.text,

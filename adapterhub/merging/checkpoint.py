@@ -22,7 +22,8 @@ from adapterhub.backbones.task_models import TASK_MODELS, task_kind
 from adapterhub.errors import MergeError, OutputError
 from adapterhub.files.atomic import check_place, explained, put_in_place
 from adapterhub.merging.merge import TOLERANCE, Merge, compare_outputs, compare_tensors, merge
-from adapterhub.merging.sentence_encoder import SentenceEncoder, take_pooling
+from adapterhub.merging.sentence_encoder import SentenceEncoder, sentence_encoder
+from adapterhub.tasks import Task
 
 
 def auto_class(model: PreTrainedModel) -> Any:
@@ -36,7 +37,7 @@ def auto_class(model: PreTrainedModel) -> Any:
 
 
 def merge_for_checkpoint(
-    adapter: Adapter, tolerance: float | None, requantize: bool
+    adapter: Adapter, tolerance: float | None, requantize: bool, task: Task | None = None
 ) -> tuple[Merge, dict[str, Tensor], SentenceEncoder | None]:
     """Merge an adapter that is to be written as a checkpoint.
 
@@ -44,6 +45,7 @@ def merge_for_checkpoint(
         adapter: the adapter, active.
         tolerance: as for `merge`.
         requantize: as for `merge`.
+        task: the task that it was trained for, if it is known.
 
     Returns:
         The merge, the outputs on the probe batch that the checkpoint must have, and the pooling and
@@ -54,7 +56,9 @@ def merge_for_checkpoint(
     """
     model = adapter.model
     pooled = probe(model) if adapter.pooling else {}
-    encoder = take_pooling(adapter) if adapter.pooling else None
+    encoder = sentence_encoder(adapter, task)
+    if encoder and not pooled:
+        pooled = encoder.merged_outputs(model)
     record = merge(model, tolerance=tolerance, requantize=requantize)
     if encoder:
         relative = math.inf if requantize else tolerance or TOLERANCE[model.dtype]

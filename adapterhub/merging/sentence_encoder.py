@@ -1,19 +1,21 @@
-"""Write a merged model whose head pools as a sentence-transformers model: encoder, pooling, dense.
+"""Write a merged model that pools as a sentence-transformers model: encoder, pooling, dense.
 
-A plain checkpoint of a classifier pools in the way of its class. Where an adapter's head reads
-another pooling, the merged model is written as sentence-transformers does: the base model as a
-plain checkpoint, and a folder each for the pooling and for the head, whose outputs are the logits.
+A plain checkpoint of a classifier pools in the way of its class, and one without a head not at all.
+Where an adapter's head reads another pooling, or its task is embedding, the merged model is written
+as sentence-transformers does: the base model as a plain checkpoint, and a folder each for the
+pooling and for the head, whose outputs are the logits, or for the length of the vectors.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
@@ -21,12 +23,16 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from adapterhub.adapters.activate import activate
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.backbones.pooling import POOLS
-from adapterhub.backbones.probe import probe_batch
+from adapterhub.backbones.probe import EvaluationMode, probe_batch
 from adapterhub.backbones.quantized_training import keep_4bit_layout
+from adapterhub.backbones.task_models import text_config
+from adapterhub.backbones.trained_length import vector_length
 from adapterhub.errors import MergeError
+from adapterhub.tasks import Task
+from adapterhub.tasks.embedding import Embedding
 
-_POOLING, _HEAD = "1_Pooling", "2_Dense"
-_TYPES = {"": "Transformer", _POOLING: "Pooling", _HEAD: "Dense"}
+_POOLING, _HEAD, _LENGTH = "1_Pooling", "2_Dense", "2_Normalize"
+_TYPES = {"": "Transformer", _POOLING: "Pooling", _HEAD: "Dense", _LENGTH: "Normalize"}
 _FLAGS = {
     "cls": "pooling_mode_cls_token",
     "mean": "pooling_mode_mean_tokens",
@@ -41,11 +47,15 @@ class SentenceEncoder:
 
     Attributes:
         how: the pooling: cls, mean, last or max.
-        head: maps the pooled vector to the logits.
+        head: maps the pooled vector to the logits; None: the vector is the output.
+        normalize: whether the vector has length 1.
+        prompts: what is put before texts, by the name of the use.
     """
 
     how: str
-    head: nn.Linear
+    head: nn.Linear | None
+    normalize: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
 
     def save(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
@@ -60,36 +70,44 @@ class SentenceEncoder:
         base: Any = model.base_model
         base.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        left_out = {_HEAD} if self.head is None else set[str]()
+        left_out |= set() if self.normalize else {_LENGTH}
+        types = {path: name for path, name in _TYPES.items() if path not in left_out}
         modules = [
             {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
-            for i, (path, name) in enumerate(_TYPES.items())
+            for i, (path, name) in enumerate(types.items())
         ]
-        size = {"word_embedding_dimension": self.head.in_features}
-        dense = {
-            "in_features": self.head.in_features,
-            "out_features": self.head.out_features,
-            "bias": self.head.bias is not None,
-            "activation_function": "torch.nn.modules.linear.Identity",
-        }
+        size = {"word_embedding_dimension": text_config(model).hidden_size}
         configs: dict[str, Any] = {
             "modules.json": modules,
-            "sentence_bert_config.json": {"max_seq_length": _max_length(model, tokenizer)},
+            "config_sentence_transformers.json": {"prompts": dict(self.prompts)},
+            "sentence_bert_config.json": {"max_seq_length": vector_length(model, tokenizer)},
             f"{_POOLING}/config.json": size | {f: how == self.how for how, f in _FLAGS.items()},
-            f"{_HEAD}/config.json": dense,
         }
+        if self.normalize:
+            configs[f"{_LENGTH}/config.json"] = {}
+        if self.head is not None:
+            configs[f"{_HEAD}/config.json"] = {
+                "in_features": self.head.in_features,
+                "out_features": self.head.out_features,
+                "bias": self.head.bias is not None,
+                "activation_function": "torch.nn.modules.linear.Identity",
+            }
         for name, content in configs.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(f"{json.dumps(content, indent=2)}\n", encoding="utf-8")
-        named = self.head.named_parameters()
-        tensors = {f"linear.{n}": p.detach().float().cpu().contiguous() for n, p in named}
-        save_file(tensors, folder / _HEAD / "model.safetensors")
+        if self.head is not None:
+            named = self.head.named_parameters()
+            tensors = {f"linear.{n}": p.detach().float().cpu().contiguous() for n, p in named}
+            save_file(tensors, folder / _HEAD / "model.safetensors")
 
     def merged_outputs(self, model: PreTrainedModel) -> dict[str, Tensor]:
-        """Return the logits on the probe batch of a merged model with this pooling and head."""
-        return self._logits(model.base_model, dict(self.head.named_parameters()), model)
+        """Return the outputs on the probe batch of a merged model with this pooling and head."""
+        head = {} if self.head is None else dict(self.head.named_parameters())
+        return self._outputs(model.base_model, head, model)
 
     def outputs(self, model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
-        """Load the folder, and return the logits on the probe batch of the merged model.
+        """Load the folder, and return the outputs on the probe batch of the merged model.
 
         Args:
             model: the merged model.
@@ -97,20 +115,44 @@ class SentenceEncoder:
         """
         base = AutoModel.from_pretrained(folder, dtype=model.dtype).to(model.device).eval()
         keep_4bit_layout(base)
-        tensors = load_file(folder / _HEAD / "model.safetensors", device=str(model.device))
-        head = {name.removeprefix("linear."): tensor for name, tensor in tensors.items()}
-        return self._logits(base, head, model)
+        head: dict[str, Tensor] = {}
+        if self.head is not None:
+            tensors = load_file(folder / _HEAD / "model.safetensors", device=str(model.device))
+            head = {name.removeprefix("linear."): tensor for name, tensor in tensors.items()}
+        return self._outputs(base, head, model)
 
-    def _logits(
+    def _outputs(
         self, base: Any, head: Mapping[str, Tensor], model: PreTrainedModel
     ) -> dict[str, Tensor]:
         batch = probe_batch(model)
-        with torch.inference_mode():
+        with EvaluationMode(base), torch.inference_mode():
             states = base(**batch).last_hidden_state
             pooled = POOLS[self.how](states.float(), batch["attention_mask"].bool())
+            if not head:
+                vectors = F.normalize(pooled, dim=-1) if self.normalize else pooled
+                return {"vectors": vectors.float().cpu()}
             pooled = pooled.to(states.dtype).float()
-            logits = nn.functional.linear(pooled, head["weight"].float(), head.get("bias"))
+            logits = F.linear(pooled, head["weight"].float(), head.get("bias"))
         return {"logits": logits.float().cpu()}
+
+
+def sentence_encoder(adapter: Adapter, task: Task | None) -> SentenceEncoder | None:
+    """Return the pooling that a merged adapter needs beside its weights, or None.
+
+    Args:
+        adapter: an attached adapter; a pooling of its own is taken off, as `take_pooling` does.
+        task: the task that the adapter was trained for, if it is known.
+
+    Raises:
+        MergeError: as `take_pooling`.
+    """
+    if adapter.pooling:
+        return take_pooling(adapter)
+    if not isinstance(task, Embedding):
+        return None
+    prompts = {"query": task.query_prefix, "passage": task.passage_prefix}
+    prompts = {use: text for use, text in prompts.items() if text}
+    return SentenceEncoder(task.pooling or "mean", None, task.normalize, prompts)
 
 
 def take_pooling(adapter: Adapter) -> SentenceEncoder:
@@ -137,8 +179,3 @@ def take_pooling(adapter: Adapter) -> SentenceEncoder:
     adapter.pooling = None
     activate(adapter.model, adapter.name)
     return encoder
-
-
-def _max_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    positions = getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
-    return int(min(positions, tokenizer.model_max_length))

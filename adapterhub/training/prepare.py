@@ -13,8 +13,7 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import attach
 from adapterhub.adapters.build import empty_copies
 from adapterhub.backbones.identity import ORIGIN
-from adapterhub.backbones.task_models import text_config
-from adapterhub.backbones.trained_length import trained_length
+from adapterhub.backbones.trained_length import max_positions, trained_length
 from adapterhub.errors import ConfigError
 from adapterhub.methods._base import Method
 from adapterhub.methods._site_module import EmbeddingModule
@@ -245,20 +244,6 @@ def _check_stages(data: RunData, adapter: Adapter) -> None:
             "no evaluation",
             hint="--eval FILE, or stages by epochs",
         )
-
-
-def max_positions(model: PreTrainedModel) -> int:
-    """Return the longest input that the model has positions for, in tokens."""
-    config = text_config(model)
-    if not hasattr(model.config, "max_position_embeddings") and config is not model.config:
-        return getattr(config, "max_position_embeddings", None) or 1 << 30
-    most: int = getattr(model.config, "max_position_embeddings", None) or 1 << 30
-    for name, module in model.named_modules():
-        # RoBERTa counts positions from the one behind its padding, in a table of as many rows.
-        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
-            padding = module.padding_idx
-            most = min(most, module.num_embeddings - (0 if padding is None else padding + 1))
-    return most
 
 
 def virtual_tokens(adapter: Adapter) -> int:

@@ -9,6 +9,7 @@ import pytest
 import tiny_models
 import torch
 from safetensors.torch import load_file
+from task_cases import partners
 from transformers import AutoModel, AutoTokenizer
 
 import adapterhub as ah
@@ -16,6 +17,7 @@ from adapterhub.backbones.pooling import POOLS, trained_pooling
 from adapterhub.errors import MergeError
 from adapterhub.inference.open import open_adapter
 from adapterhub.merging.sentence_encoder import take_pooling
+from adapterhub.tasks import parse_task
 
 TEXTS = ["the movie was good", "the plot was very bad and the end was worse"]
 
@@ -94,3 +96,37 @@ def test_without_its_pooling_an_adapter_can_be_merged() -> None:
     assert adapter.active
     assert "adapterhub" not in model._modules
     ah.merge(model)
+
+
+@pytest.mark.parametrize("task", [
+    "embedding", "embedding(pooling=max, normalize=false)",
+    "embedding(pooling=cls, query_prefix='query: ')",
+])  # fmt: skip
+def test_vectors_of_a_merged_run_are_those_of_embed(
+    task: str, adapterhub, backbone: Path, tmp_path: Path
+) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    run, out = tmp_path / "run", tmp_path / "merged"
+    data = partners(tmp_path)
+    code, _, err = adapterhub(
+        "train", "--backbone", backbone, "--task", task, "--train", data, "--output", run,
+        "--method", "lora", "train.max_steps=4", "train.learning_rate=1e-2", "train.report=false",
+        "train.tensorboard=false", "--quiet",
+    )  # fmt: skip
+    assert code == 0, err
+    code, text, err = adapterhub("merge", run, "--output", out)
+    assert code == 0, err
+    assert text.endswith("# vectors\n")
+    spec = parse_task(task)
+    model, tokenizer = ah.load_backbone(str(backbone), task="embedding")
+    ah.load(model, run / "adapter")
+    expected = torch.from_numpy(
+        ah.embed(model, tokenizer, TEXTS, pooling=spec.pooling, normalize=spec.normalize,
+                 prefix=spec.query_prefix)
+    )  # fmt: skip
+    merged = library.SentenceTransformer(str(out), device="cpu")
+    how = {"prompt_name": "query"} if spec.query_prefix else {}
+    found = torch.tensor(merged.encode(TEXTS, **how))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    states = AutoModel.from_pretrained(out)
+    assert type(states) is type(model)

@@ -1,0 +1,202 @@
+"""Adapters that were attached in Python and saved without a run: commands know their model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+import transformers
+from task_cases import CASES
+
+import adapterhub as ah
+from adapterhub.backbones.probe import probe
+from adapterhub.backbones.task_models import TASK_MODELS
+from adapterhub.errors import ConfigError
+from adapterhub.inference.open import open_adapter
+from adapterhub.tasks import parse_task
+
+OF_KIND = {parse_task(case.task).head: case for case in reversed(CASES.values())}
+OF_KIND["features"] = OF_KIND["embedding"]
+HEADLESS = sorted(kind for kind, model in TASK_MODELS.items() if not model.has_head)
+
+
+@pytest.fixture
+def saved(backbones: Any, tmp_path: Path) -> Any:
+    """Return a function that saves an adapter of a kind of model, in a loop of the user's own."""
+
+    def save(kind: str, *, records_task: bool = True) -> tuple[Any, Path, Path]:
+        place = backbones(OF_KIND[kind].backbone)
+        labels = ["neg", "pos"] if TASK_MODELS[kind].classes else ()
+        model, _ = ah.load_backbone(str(place), task=kind, labels=labels, dtype="fp32")
+        adapter = ah.attach(model, "lora", name="mine")
+        tiny_models.scramble(adapter)
+        adapter.save(tmp_path / "mine")
+        if not records_task:
+            file = tmp_path / "mine" / "adapter.json"
+            tree = json.loads(file.read_text(encoding="utf-8"))
+            tree["task"] = None
+            file.write_text(json.dumps(tree), encoding="utf-8")
+        return model, tmp_path / "mine", place
+
+    return save
+
+
+def test_every_kind_has_a_case() -> None:
+    assert OF_KIND.keys() == TASK_MODELS.keys()
+
+
+@pytest.mark.parametrize("kind", sorted(TASK_MODELS))
+def test_merge_writes_a_model_of_the_same_class(
+    kind: str, saved: Any, adapterhub: Any, tmp_path: Path
+) -> None:
+    model, folder, place = saved(kind)
+    expected = probe(model)
+    out = tmp_path / "merged"
+    code, _, err = adapterhub("merge", folder, "--output", out, "--backbone", place)
+    assert code == 0, err
+    auto = getattr(transformers, TASK_MODELS[kind].auto_name(type(model.config)))
+    merged = auto.from_pretrained(out)
+    assert type(merged) is type(model)
+    if kind == "embedding":  # the pooler that nothing reads is not in the checkpoint
+        merged.pooler = None
+        expected.pop("pooler_output", None)
+    for name, value in probe(merged.eval()).items():
+        torch.testing.assert_close(value, expected[name], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", sorted(TASK_MODELS))
+def test_predict_needs_no_flag(kind: str, saved: Any, adapterhub: Any, tmp_path: Path) -> None:
+    _, folder, place = saved(kind)
+    case = OF_KIND[kind]
+    data = case.data(tmp_path)
+    code, out, err = adapterhub("predict", folder, *case.asked(data), "--backbone", place)
+    assert code == 0, err
+    assert out.strip()
+
+
+@pytest.mark.parametrize("kind", HEADLESS)
+def test_a_file_without_a_task_asks_for_it(
+    kind: str, saved: Any, adapterhub: Any, tmp_path: Path
+) -> None:
+    """Files of older versions: heads tell their kind, models without a head do not."""
+    model, folder, place = saved(kind, records_task=False)
+    case = OF_KIND[kind]
+    data = case.data(tmp_path)
+    asked = case.asked(data)
+    commands = {
+        "merge": ("merge", folder, "--output", tmp_path / "merged"),
+        "predict": ("predict", folder, *asked),
+        "eval": ("eval", folder, "--data", data),
+        "export": ("export", folder, "--output", tmp_path / "exported"),
+    }
+    for words in commands.values():
+        code, _, err = adapterhub(*words, "--backbone", place)
+        assert code == 2, words
+        assert "--task" in err
+        assert not (tmp_path / "merged").exists()
+    with pytest.raises(ConfigError, match="does not record"):
+        open_adapter(folder, str(place))
+    task = {"features": "embedding"}.get(kind, kind)
+    for name in ("merge", "predict"):
+        code, _, err = adapterhub(*commands[name], "--backbone", place, "--task", task)
+        assert code == 0, err
+    if kind not in ("features", "embedding"):
+        auto = getattr(transformers, TASK_MODELS[kind].auto_name(type(model.config)))
+        assert type(auto.from_pretrained(tmp_path / "merged")) is type(model)
+
+
+@pytest.mark.parametrize("command", ["merge", "predict", "export"])
+def test_another_kind_than_the_recorded_one_is_refused(
+    command: str, saved: Any, adapterhub: Any, tmp_path: Path
+) -> None:
+    _, folder, place = saved("causal-lm")
+    words = ("text",) if command == "predict" else ("--output", tmp_path / "out")
+    code, _, err = adapterhub(
+        command, folder, *words, "--backbone", place, "--task", "classification"
+    )
+    assert code == 2
+    assert "was trained on a model for causal-lm, not for classification" in err
+    assert not (tmp_path / "out").exists()
+
+
+def with_tokens(beyond: bool) -> Any:
+    """Return a way to change a model by new tokens, in spare rows or beyond them."""
+    tokens = [*(f"<n{i}>" for i in range(60 * beyond)), "<a>", "<b>"]
+
+    def change(place: Path, kind: str) -> tuple[Any, Any]:
+        model, tokenizer = ah.load_backbone(str(place), task=kind, new_tokens=tokens)
+        return model, ah.attach(model, "lora", tokenizer=tokenizer)
+
+    return change
+
+
+def with_method(spec: str) -> Any:
+    """Return a way to change a model by a method."""
+
+    def change(place: Path, kind: str) -> tuple[Any, Any]:
+        labels = ["neg", "pos"] if TASK_MODELS[kind].classes else ()
+        model, _ = ah.load_backbone(str(place), task=kind, labels=labels)
+        return model, ah.attach(model, spec)
+
+    return change
+
+
+def with_pooling(how: str) -> Any:
+    """Return a way to change a model by what its head reads."""
+
+    def change(place: Path, kind: str) -> tuple[Any, Any]:
+        labels = ["neg", "pos"] if TASK_MODELS[kind].classes else ()
+        model, _ = ah.load_backbone(str(place), task=kind, labels=labels, pooling=how)
+        return model, ah.attach(model, "lora")
+
+    return change
+
+
+CHANGES = {
+    "spare tokens": (with_tokens(False), ("causal-lm", "masked-lm", "seq2seq", "embedding")),
+    "tokens beyond": (with_tokens(True), ("causal-lm", "masked-lm", "seq2seq", "embedding")),
+    "every weight": (with_method("full"), tuple(sorted(TASK_MODELS))),
+    "the embedding": (with_method("staged(groups=[embed])"), ("causal-lm", "seq2seq")),
+    "biases": (with_method("bitfit"), tuple(sorted(TASK_MODELS))),
+    "a prompt": (with_method("prompt"), ("causal-lm", "classification", "embedding")),
+    "mean": (with_pooling("mean"), ("classification", "regression", "multi-label")),
+}
+CELLS = [(name, kind) for name, (_, kinds) in CHANGES.items() for kind in kinds]
+
+
+@pytest.mark.parametrize(("name", "kind"), CELLS)
+def test_what_changes_more_than_a_weight_is_merged_or_refused(
+    name: str, kind: str, backbones: Any, adapterhub: Any, tmp_path: Path
+) -> None:
+    place, change = backbones(OF_KIND[kind].backbone), CHANGES[name][0]
+    model, adapter = change(place, kind)
+    tiny_models.scramble(adapter)
+    adapter.save(tmp_path / "mine")
+    out = tmp_path / "merged"
+    code, text, err = adapterhub("merge", tmp_path / "mine", "--output", out, "--backbone", place)
+    if name == "a prompt":
+        assert code == 2
+        assert "not a change of weights" in err
+        assert not out.exists()
+        return
+    assert code == 0, err
+    if "SentenceTransformer(" in text:
+        return  # compared by tests/merging/test_sentence_encoder.py
+    auto = getattr(transformers, TASK_MODELS[kind].auto_name(type(model.config)))
+    merged = auto.from_pretrained(out).eval()
+    assert type(merged) is type(model)
+    expected = probe(model)
+    for output, value in probe(merged).items():
+        torch.testing.assert_close(value, expected[output], atol=1e-4, rtol=1e-4)
+    if "tokens" in name:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+        assert len(tokenizer.tokenize("<a> <b>")) == 2
+        ids = tokenizer("the <a> movie <b>", return_tensors="pt")["input_ids"]
+        of_decoder = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+        with torch.no_grad():
+            found, right = (m(input_ids=ids, **of_decoder)[0] for m in (merged, model.eval()))
+        torch.testing.assert_close(found, right, atol=1e-4, rtol=1e-4)
