@@ -48,7 +48,9 @@ def probe_batch(
         return _pixels(model, seed, rows)
     if model.main_input_name in SOUND_INPUTS:
         return _noise(model, seed, rows)
+    # New tokens of active adapters have no rows there, and are in the configuration.
     size = model.get_input_embeddings().get_parameter("weight").shape[0]
+    size = max(size, getattr(model.config.get_text_config(), "vocab_size", size))
     special = {v for k, v in vars(model.config).items() if k.endswith("token_id")}
     usual = torch.tensor([i for i in range(size) if i not in special])
     generator = torch.Generator().manual_seed(seed)

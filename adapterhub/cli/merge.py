@@ -19,8 +19,10 @@ from adapterhub.errors import ConfigError
 from adapterhub.status import doing
 
 if TYPE_CHECKING:
+    from adapterhub.adapters.adapter import Adapter
     from adapterhub.inference.record import TrainingRecord
     from adapterhub.merging.merge import Merge
+    from adapterhub.merging.sentence_encoder import SentenceEncoder
 
 
 @click.command("merge")
@@ -76,15 +78,12 @@ def command(
             f"--base-dtype {base_dtype} loads the backbone unquantized, --requantize quantized",
             expected="one of the two",
         )
-    record = _check_files(reference, output, backbone, registry, head, task)
+    record = _checked_record(reference, output, backbone, registry, head, task)
     with doing("loading torch"):
         from adapterhub.backbones.weights import dtype_and_quantization
         from adapterhub.inference.open import load_for_merging
-        from adapterhub.merging.checkpoint import (
-            auto_class,
-            merge_for_checkpoint,
-            write_checkpoint,
-        )
+        from adapterhub.inference.record import FEATURES
+        from adapterhub.merging.checkpoint import merge_for_checkpoint, write_checkpoint
 
     dtype_of_base = None if requantize else base_dtype or "fp32"
     adapter, tokenizer = load_for_merging(
@@ -92,11 +91,9 @@ def command(
     )
     model = adapter.model
     base, (dtype, kind) = model.config._name_or_path, dtype_and_quantization(model, {})
-    task_of_vectors = record.task.for_model(model) if record.kind == "embedding" else None
     with doing("merging"):
-        merged, expected, encoder = merge_for_checkpoint(
-            adapter, tolerance, requantize, task_of_vectors
-        )
+        of_model = None if record.kind == FEATURES else record.task.for_model(model)
+        merged, expected, encoder = merge_for_checkpoint(adapter, tolerance, requantize, of_model)
     if not as_json:
         say(f"{adapter.name} merged into {base}, {kind or dtype}")
         _print_differences("merged", merged.differences, merged)
@@ -107,14 +104,20 @@ def command(
         print_json(facts | _as_dict(merged) | {"loaded again": reloaded})
         return
     _print_differences("reloaded", reloaded, merged)
-    call = f"{auto_class(model).__name__}.from_pretrained({output!r})"
-    if encoder:
-        found = f"logits: {', '.join(adapter.labels)}" if encoder.head else "vectors"
-        call = f"SentenceTransformer({output!r}).encode(texts)  # {found}"
-    say(call)
+    say(_loading(adapter, encoder, output))
 
 
-def _check_files(
+def _loading(adapter: Adapter, encoder: SentenceEncoder | None, output: str) -> str:
+    """Return the line of Python that loads the checkpoint."""
+    from adapterhub.merging.checkpoint import auto_class
+
+    if encoder is None:
+        return f"{auto_class(adapter.model).__name__}.from_pretrained({output!r})"
+    found = f"logits: {', '.join(adapter.labels)}" if encoder.head else "vectors"
+    return f"SentenceTransformer({output!r}).encode(texts)  # {found}"
+
+
+def _checked_record(
     reference: str,
     output: str,
     backbone: str | None,

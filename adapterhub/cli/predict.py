@@ -93,9 +93,8 @@ def command(
     refuse_without_input(tables)
     if reference is None:
         raise click.UsageError("Missing argument 'ADAPTER'.")
-    _predict_examples(
-        reference, texts, data, text, pair, task, head, backbone, registry, as_json, more
-    )
+    where = {"backbone": backbone, "registry": registry, "head": head, "task": task}
+    _predict_examples(reference, texts, data, text, pair, as_json, more, where)
 
 
 def _predict_examples(
@@ -104,12 +103,9 @@ def _predict_examples(
     data: str | None,
     text: str | None,
     pair: tuple[str, ...],
-    spec: str | None,
-    head: str | None,
-    backbone: str | None,
-    registry: str | None,
     as_json: bool,
     form: dict[str, Any],
+    where: dict[str, str | None],
 ) -> None:
     """Print predictions on texts, on a file or on standard input.
 
@@ -119,19 +115,16 @@ def _predict_examples(
         data: a file of texts, or - for standard input.
         text: the text column.
         pair: further texts, or the column with second texts.
-        spec: the task, if the adapter records none.
-        head: which of several heads.
-        backbone: where to load the backbone from.
-        registry: the folder of the local registry.
         as_json: whether to print JSON.
         form: the options on the form of the file.
+        where: the backbone, the registry, the head and the task, as for `open_adapter`.
     """
     from adapterhub.backbones.early_checks import check_backbone_options
     from adapterhub.inference.record import read_training_record
 
-    if backbone:
-        check_backbone_options(backbone)
-    record = read_training_record(reference, registry, head, spec)
+    if where["backbone"]:
+        check_backbone_options(where["backbone"])
+    record = read_training_record(reference, where["registry"], where["head"], where["task"])
     task = record.task
     if pair and task.fields(record.data) == 1:
         raise DataError("--pair gives a second text, but the adapter was trained on single texts")
@@ -152,7 +145,7 @@ def _predict_examples(
     with doing("loading torch"):
         from adapterhub.inference.open import open_adapter
 
-    opened = open_adapter(reference, backbone, registry=registry, head=head, task=spec)
+    opened = open_adapter(reference, **where)
     for example, prediction in zip(examples, opened.predict(examples), strict=True):
         shown = task.shown(example)
         if as_json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import yaml
 
@@ -142,9 +142,8 @@ class _Dumper(yaml.SafeDumper):
 class _DumperForAll(yaml.SafeDumper):
     """Quotes strings that `Loader` or a reader of YAML 1.1 would read as another type."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
-
+_DumperForAll.yaml_implicit_resolvers = {}
 for _every in (Loader, yaml.SafeDumper):
     for _first, _resolvers in _every.yaml_implicit_resolvers.items():
         for _tag, _matches in _resolvers:

@@ -32,7 +32,7 @@ from adapterhub.hooks.slot import Slot, drop_slot
 
 TOKENS = "tokens"
 _IDS = "ids"
-_SIZE = "config.vocab_size"  # no name of a buffer, which has no dot
+VOCABULARY = "config.vocab_size"  # no name of a buffer, which has no dot
 MAX_NEW = 10_000
 _FLAGS = ("special", "normalized", "single_word", "lstrip", "rstrip")
 
@@ -130,7 +130,7 @@ class NewTokenRows:
         rows = {"input": self.input, "output": self.output}
         return {f"{TOKENS}.{name}": module.rows for name, module in rows.items() if module}
 
-    def _hosts(self) -> Iterator[tuple[str, TokenRows, bool]]:
+    def hosts(self) -> Iterator[tuple[str, TokenRows, bool]]:
         """Yield (path, rows, whether it computes logits) of each module that gets rows."""
         embedding, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
         weight = embedding.get_parameter("weight")
@@ -142,7 +142,7 @@ class NewTokenRows:
 
     def inject(self) -> None:
         """Add the rows to their hosts, inactive."""
-        for path, rows, scores in self._hosts():
+        for path, rows, scores in self.hosts():
             host = self.model.get_submodule(path)
             slot = host._modules.get(CHILD)
             if not isinstance(slot, RowSlot):
@@ -158,16 +158,23 @@ class NewTokenRows:
 
     def eject(self) -> None:
         """Remove the rows from their hosts."""
-        for path, _, _ in list(self._hosts()):
+        for path, _, _ in list(self.hosts()):
             slot = self.model.get_submodule(path)._modules[CHILD]
             assert isinstance(slot, RowSlot)
             slot.remove(self.key)
             if not slot.sites:
                 drop_slot(self.model, path)
 
+    def table(self, rows: TokenRows, table: Tensor) -> Tensor:
+        """Return a table, (old tokens, d), with the rows of the new tokens in it, or behind it."""
+        missing = max(int(rows.ids[-1]) + 1 - len(table), 0)
+        wide = F.pad(table, (0, 0) * (table.dim() - 1) + (0, missing))
+        new = rows.rows.detach() if table.dim() > 1 else torch.zeros(len(rows.ids))
+        return wide.index_copy(0, rows.ids.to(wide.device), new.to(wide.device, wide.dtype))
+
     def slots(self) -> Iterator[RowSlot]:
         """Yield the slots that have the rows."""
-        for path, _, _ in self._hosts():
+        for path, _, _ in self.hosts():
             slot = self.model.get_submodule(path)._modules[CHILD]
             assert isinstance(slot, RowSlot)
             yield slot
@@ -187,15 +194,15 @@ class NewTokenRows:
         named = self.model.named_buffers(recurse=False)
         buffers = {name: b for name, b in named if b.shape[-1:] == (size,)}
         wide = {name: F.pad(buffer, (0, missing)) for name, buffer in buffers.items()}
-        self.originals = {_SIZE: config.vocab_size, **buffers}
+        self.originals = {VOCABULARY: config.vocab_size, **buffers}
         config.vocab_size = size + missing
         self.model._buffers.update(wide)
 
     def narrow(self) -> None:
         """Undo `widen`."""
         if self.originals:
-            self.model.config.get_text_config().vocab_size = self.originals[_SIZE]
-            buffers = {name: b for name, b in self.originals.items() if name != _SIZE}
+            self.model.config.get_text_config().vocab_size = self.originals[VOCABULARY]
+            buffers = {name: b for name, b in self.originals.items() if name != VOCABULARY}
             self.model._buffers.update(buffers)
             self.originals = {}
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -51,6 +51,7 @@ from adapterhub.backbones.quantized_weights import can_requantize, requantized
 from adapterhub.backbones.weights import is_offloaded, storage_problem
 from adapterhub.errors import AttachError, MergeError
 from adapterhub.hooks.composition import Composition, adapter_names
+from adapterhub.hooks.new_tokens import VOCABULARY, NewTokenRows
 from adapterhub.interrupts import Reversal, deferred_interrupts
 from adapterhub.merging.affine import merged_names, merged_parameters
 
@@ -171,7 +172,8 @@ def merge(
     (composition,) = state.compositions
     heads = [adapter.head.lowered() for adapter in adapters if adapter.head]
     with STRUCTURE_LOCK, activated(state, tuple(adapter.name for adapter in adapters)):
-        parameters, attributes = _swaps(adapters), _identity(model, adapters)
+        parameters = _swaps(adapters)
+        attributes = _identity(model, adapters) + _vocabulary(adapters)
         head = heads[-1] if heads else None
         record = Merge(adapters, probe(model), parameters, attributes, head)
     with STRUCTURE_LOCK, MergedModel(state, record, composition) as merged:
@@ -194,9 +196,11 @@ class MergedModel(Reversal["MergedModel"]):
         self.verified = False
 
     def enter(self) -> MergedModel:
-        """Detach the adapters, and set the merged weights."""
+        """Detach the adapters, and set the merged weights; the tokenizer keeps what they added."""
         self.state.detach(*(adapter.name for adapter in self.record.adapters))
         self.record.swap(on=True)
+        for adapter in self.record.adapters:
+            adapter.lend()
         return self
 
     def leave(self) -> None:
@@ -388,7 +392,52 @@ def _swaps(adapters: Sequence[Adapter]) -> tuple[ParameterSwap, ...]:
             original = replaced.original if replaced else current
             make_swap = _requantized_swap if storage_problem(original) else _parameter_swap
             swaps[id(current)] = make_swap(tensor, original, ((host, name),))
+    for tokens in (adapter.new_tokens for adapter in adapters if adapter.new_tokens):
+        _widen(tokens, swaps)
     return tuple(swaps.values())
+
+
+def _widen(tokens: NewTokenRows, swaps: dict[int, ParameterSwap]) -> None:
+    """Put the rows of new tokens into the merged embedding and output layer.
+
+    Args:
+        tokens: the new tokens of an adapter.
+        swaps: the merged parameters, by the id of those in the model now; extended by these.
+    """
+    holders, done = parameter_holders(tokens.model), set[int]()
+    for path, rows, scores in tokens.hosts():
+        host = tokens.model.get_submodule(path)
+        for name in ("weight", "bias") if scores else ("weight",):
+            current = host._parameters.get(name)
+            if current is None or id(current) in done:
+                continue
+            done.add(id(current))
+            known = swaps.get(id(current))
+            original, table = (known.original, known.merged) if known else (current, current)
+            made = _parameter_swap(
+                tokens.table(rows, table.detach()), original, tuple(holders[id(current)])
+            )
+            attributes = tuple(
+                AttributeSwap(module, size, len(made.merged), getattr(module, size))
+                for module, _ in made.holders
+                for size in ("num_embeddings", "out_features")
+                if name == "weight" and hasattr(module, size)
+            )
+            swaps[id(current)] = replace(made, attributes=attributes)
+
+
+def _vocabulary(adapters: Sequence[Adapter]) -> tuple[AttributeSwap, ...]:
+    """Return the size of the vocabulary, and what has its size, with all new tokens."""
+    narrow: dict[str, Any] = {}
+    for tokens in (adapter.new_tokens for adapter in adapters if adapter.new_tokens):
+        narrow = tokens.originals | narrow
+    model = adapters[0].model
+    config, size = model.config.get_text_config(), narrow.pop(VOCABULARY, None)
+    sizes = [AttributeSwap(config, "vocab_size", config.vocab_size, size)] if size else []
+    wide = (
+        AttributeSwap(model, name, model._buffers[name], value) for name, value in narrow.items()
+    )
+    return (*sizes, *wide)
 
 
 def _parameter_swap(

@@ -7,19 +7,25 @@ from typing import Any
 import pytest
 
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import FileError
-from adapterhub.files.manifest import BackboneRef, Manifest
+from adapterhub.errors import ConfigError, FileError
+from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead
 from adapterhub.inference.record import training_record
 
 BACKBONE = BackboneRef("acme/bert-tiny", None, "ab" * 32, "bert")
 
 
-def manifest(task: str | None = None, **training: Any) -> Manifest:
+CLASSIFIER = TaskHead("classification")
+
+
+def manifest(
+    task: str | None = None, head: TaskHead | None = CLASSIFIER, **training: Any
+) -> Manifest:
     return Manifest(
         name="polite",
         methods=({"lora": {"rank": 2}},),
         backbone=BACKBONE,
         task=task,
+        head=head,
         training=training,
     )
 
@@ -47,6 +53,9 @@ def test_an_adapter_without_a_recipe_has_the_task_of_its_manifest() -> None:
     assert record.task.name == "tagging"
     assert (record.data, record.max_length, record.seed) == (DataOptions(), 128, 0)
     assert training_record(manifest()).task.name == "classification"
+    with pytest.raises(ConfigError, match="does not record what kind of model"):
+        training_record(manifest(head=None))
+    assert training_record(manifest(head=None), "reranking").kind == "regression"
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import tiny_models
 import torch
+from observed import differences, observed
 
 import adapterhub as ah
 from adapterhub.adapters.state import get_state
+from adapterhub.backbones.probe import probe
 from adapterhub.errors import MergeError
 
 
@@ -54,3 +56,25 @@ def test_a_refused_merge_leaves_what_was_active():
         ah.merge(model, "a", "b")
     adapters = get_state(model).adapters
     assert [name for name, adapter in adapters.items() if adapter.active] == ["a"]
+
+
+@pytest.mark.parametrize(("architecture", "task"), [
+    ("bert", "masked-lm"), ("gpt2", "causal-lm"), ("llama", "causal-lm"), ("t5", "seq2seq"),
+    ("bart", "seq2seq"),
+])  # fmt: skip
+@pytest.mark.parametrize("most", [2, 70])
+def test_new_tokens_are_rows_of_the_merged_model(architecture, task, most, backbones):
+    tokens = [f"<{number}>" for number in range(most)]
+    place = str(backbones(architecture))
+    model, tokenizer = ah.load_backbone(place, task=task, new_tokens=tokens)
+    before = observed(model)
+    adapter = ah.attach(model, "lora")
+    tiny_models.scramble(adapter)
+    expected = probe(model)
+    ah.merge(model)
+    assert len(tokenizer) <= len(model.get_input_embeddings().weight)
+    assert tokenizer.tokenize("<1>") == ["<1>"]
+    assert probe(model).keys() == expected.keys()
+    ah.unmerge(model)
+    ah.detach(model)
+    assert differences(before, observed(model)) == []
