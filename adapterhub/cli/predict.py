@@ -110,6 +110,7 @@ def _predict_examples(
         form: the options on the form of the file.
     """
     from adapterhub.backbones.early_checks import check_backbone_options
+    from adapterhub.data.options import PREDICT
     from adapterhub.inference.record import read_training_record
 
     if backbone:
@@ -124,10 +125,10 @@ def _predict_examples(
         pair_column = pair[0] if pair else record.data.pair
         given = {name: value for name, value in form.items() if value is not None}
         columns: dict[str, Any] = {"text": text or record.data.text, "pair": pair_column}
-        options = replace(record.data, **columns, **given)
+        options = replace(record.data, **columns, **given, skip_empty=False)
         with reading(str(data)):
-            _, choice = task.fitted(str(data), options, "eval", labelled=False)
-            examples = task.read(str(data), choice.options, "eval", labelled=False)
+            _, choice = task.fitted(str(data), options, PREDICT, labelled=False)
+            examples = task.read(str(data), choice.options, PREDICT, labelled=False)
         for note in choice.notes:
             say(note, err=True)
     else:
