@@ -33,6 +33,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from adapterhub.backbones.early_checks import DEQUANTIZE
+from adapterhub.backbones.layer_timing import without_slow_bf16
 from adapterhub.errors import ConfigError, unknown
 
 LABELS = ("id2label", "label2id", "num_labels", "problem_type")
@@ -94,6 +95,8 @@ QUANTIZATIONS = {
 
 DECODED = ("fp8", "mxfp4", "compressed-tensors")
 """The stored quantizations that transformers can decode as it loads a checkpoint."""
+IN_FP32 = ("bitsandbytes", "torchao", "mxfp4", "compressed-tensors")
+"""The stored quantizations whose layers compute in fp32, too."""
 
 
 def sharded_codes() -> list[str]:
@@ -241,6 +244,9 @@ def loading_options(
         return options | {"quantization_config": scheme.config(dtype, sorted(skipped))}
     skipped |= {*(stored_config["llm_int8_skip_modules"] or ())}
     stored_config["llm_int8_skip_modules"] = sorted(skipped)
+    computed = str(stored_config.get("bnb_4bit_compute_dtype", "")).removeprefix("torch.")
+    if computed == "bfloat16" and without_slow_bf16("bf16") != "bf16":
+        stored_config["bnb_4bit_compute_dtype"] = "float32"
     config = transformers.AutoConfig.from_pretrained(folder, **labels)
     config.quantization_config = stored_config
     return {k: v for k, v in options.items() if k not in labels} | {"config": config}

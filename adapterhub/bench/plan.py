@@ -9,6 +9,7 @@ from pathlib import Path
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.backbones.load import meta_model
+from adapterhub.backbones.quantized import quantization_of
 from adapterhub.bench.budget import affordable
 from adapterhub.bench.cells import Cell, Group
 from adapterhub.bench.equal_size import count_of, equal_sized, is_near
@@ -193,7 +194,7 @@ def _context(
         encode_held(held, data.run.task.head, setting)
     fixed = replace(
         recipe,
-        dtype=kernels.dtype or "fp32",
+        dtype=kernels.dtype or (None if quantization_of(loaded.model) else "fp32"),
         attention=kernels.attention,
         data=data.run.options,
     )
