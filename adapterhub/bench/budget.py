@@ -31,7 +31,7 @@ PROBE_STEPS = 6
 EVALUATING = 0.25  # of the time
 FEWEST_SELECTING = 200  # rows, if there are as many: fewer would select by chance
 OVERHEAD = 1.0  # seconds of a run beside training and evaluations, about
-TOLERANCE = 0.25  # of the time
+_TOLERANCE = 0.25  # of the time
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def affordable(
     ranges = [(halving, most), (LEAST_STEPS, halving - 1)]
     found = (_most_within(took, low, min(high, most), seconds) for low, high in ranges)
     chosen = next((steps for steps in found if steps is not None), min(LEAST_STEPS, most))
-    if took(chosen) > (1 + TOLERANCE) * seconds:
+    if took(chosen) > (1 + _TOLERANCE) * seconds:
         raise _too_little(timed, bench, seconds, measured, took(chosen))
     select_rows = plan(bench, chosen).select_rows
     all_rows = _selecting_rows(timed)
