@@ -15,7 +15,7 @@ import tiny_models
 import torch
 from fixtures import word_tokenizer
 from matrix import CELLS, example, one_of_each_signature
-from transformers import TextIteratorStreamer
+from transformers import ContinuousBatchingConfig, TextIteratorStreamer
 
 import adapterhub as ah
 from adapterhub.adapters.state import get_state
@@ -457,6 +457,7 @@ def test_a_compiled_model_follows_the_route_of_its_thread():
     torch._dynamo.reset()
 
 
+SMALL_CACHE = ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=64)  # else most memory
 WAYS = {  # of transformers into its thread
     "generate_batch": lambda model: model.generate_batch([[7, 8, 9]], max_new_tokens=2),
     "generate": lambda model: model.generate(
@@ -504,7 +505,9 @@ def test_continuous_batching_and_streams_compute_with_the_adapter():
     for name in ("a0", "a1"):
         ah.activate(model, name)
         expected[name] = model.generate(**inputs, **options)[0, 3:].tolist()
-        (found,) = model.generate_batch([prompt], max_new_tokens=4).values()
+        (found,) = model.generate_batch(
+            [prompt], continuous_batching_config=SMALL_CACHE, max_new_tokens=4
+        ).values()
         assert found.generated_tokens == expected[name]
     assert expected["a0"] != expected["a1"]
     with ah.route(model, ["a0"]):
