@@ -95,8 +95,8 @@ QUANTIZATIONS = {
 
 DECODED = ("fp8", "mxfp4", "compressed-tensors")
 """The stored quantizations that transformers can decode as it loads a checkpoint."""
-IN_FP32 = ("bitsandbytes", "torchao", "mxfp4", "compressed-tensors")
-"""The stored quantizations whose layers compute in fp32, too."""
+IN_FP32 = ("bitsandbytes", "mxfp4")
+"""The stored quantizations whose layers compute in fp32, too: mxfp4 is decoded without a GPU."""
 
 
 def sharded_codes() -> list[str]:
@@ -265,6 +265,8 @@ def _decoding_options(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
 def settle_decoded(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
     """Make a checkpoint that transformers has decoded a plain model of one dtype, in place.
 
+    What bitsandbytes left as it is has one dtype, too.
+
     transformers decodes FP8 and MXFP4 where they have no kernels, as on a CPU: to the dtype of
     `from_pretrained`, while all other tensors keep that of the file. `save_pretrained` would encode
     the weights again, without a configuration that says so.
@@ -274,9 +276,11 @@ def settle_decoded(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> 
         folder: its checkpoint.
         dtype: the dtype.
     """
-    if stored_quantization(folder) is None or quantization_of(model) is not None:
+    stored, coded = stored_quantization(folder), quantization_of(model) is not None
+    if stored is None or (coded and stored != "bitsandbytes"):
         return
-    vars(model).pop("_weight_conversions", None)
+    if not coded:
+        vars(model).pop("_weight_conversions", None)
     kept = {*(getattr(model, "_keep_in_fp32_modules_strict", None) or ())}
     if dtype == torch.float16:
         kept |= {*(getattr(model, "_keep_in_fp32_modules", None) or ())}

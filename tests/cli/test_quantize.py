@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from importlib.util import find_spec
 
 import pytest
@@ -106,11 +107,11 @@ def test_a_slow_processor_computes_no_products_in_bf16(
         "predict in nf4": ("predict", nf4, "a good film"),
     }
     for way, words in ways.items():
-        with Products() as products:
+        says = way in ("predict", "eval")
+        with Products() as products, pytest.warns(match="90 times") if says else nullcontext():
             code, _, err = adapterhub(*words)
         assert code == 0, err
         assert products.found == set(), way
-        assert ("90 times as long in bf16" in err) == (way in ("predict", "eval")), err
     plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "bf16")
     assert {p.dtype for p in plain.parameters()} == {torch.bfloat16}
     with Products() as products:
