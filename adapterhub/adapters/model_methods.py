@@ -6,6 +6,9 @@
     resize_token_embeddings  refuses another size: heads and rows of adapters would not fit
     _apply                   half(), to(...): converts also what is not in the model now: backbone
                              parameters that an adapter replaces, and those of inactive adapters
+    init_continuous_batching, continuous_batching_context_manager
+                             which generate_batch calls: refuse what their thread would compute
+                             without a route, without a prefix, or with another adapter's cache
 
 Attaching replaces the methods on the instance; detaching the last adapter puts them back.
 """
@@ -20,7 +23,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.activation import Activatable, TemporaryActivation
+from adapterhub.adapters.activation import Activatable, RouteActivation, TemporaryActivation
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.token_embedding import token_embedding
@@ -36,6 +39,9 @@ class AttachedAdapters(Activatable, Protocol):
 
     model: PreTrainedModel
     adapters: dict[str, Adapter]
+
+    def open_route(self) -> RouteActivation | None:
+        """Return the innermost route that is open in this context."""
 
 
 class ModelMethod:
@@ -67,7 +73,11 @@ class ModelMethod:
 
 def replace_methods(state: AttachedAdapters) -> list[ModelMethod]:
     """Replace the methods of a model that adapters concern."""
-    return [ModelMethod(state, name, function) for name, function in _FUNCTIONS.items()]
+    return [
+        ModelMethod(state, name, function)
+        for name, function in _FUNCTIONS.items()
+        if hasattr(type(state.model), name)
+    ]
 
 
 def save_backbone(
@@ -214,6 +224,92 @@ def convert(
     return model
 
 
+def batch_continuously(
+    state: AttachedAdapters, init: Callable[..., Any], *args: Any, **options: Any
+) -> Any:
+    """Return a manager of continuous batching, which takes requests for what is active now.
+
+    Args:
+        state: the state of the model.
+        init: `init_continuous_batching` of the model.
+        args: its arguments.
+        options: its named arguments.
+
+    Raises:
+        AttachError: a route is open, prefixes or prompts are active, or a manager is kept from an
+            earlier session. Also raised by the manager's `add_request`.
+    """
+    _refuse_batching(state)
+    if getattr(state.model, "_cached_continuous_batching_manager", None) is not None:
+        raise AttachError(
+            "the model keeps a manager of continuous batching, with keys and values of what was "
+            "active before",
+            hint="model.destroy_cached_continuous_batching_manager()",
+        )
+    manager = init(*args, **options)
+    add, active = manager.add_request, state.activation.compositions
+
+    def add_request(*args: Any, **options: Any) -> Any:
+        _refuse_batching(state)
+        if state.activation.compositions != active:
+            raise AttachError(
+                "another adapter is active than when this manager of continuous batching was made: "
+                "requests with the same beginning share keys and values",
+                hint="a new manager after each activate(...): model.init_continuous_batching()",
+            )
+        return add(*args, **options)
+
+    manager.add_request = add_request
+    return manager
+
+
+def refuse_kept_manager(
+    state: AttachedAdapters, manage: Callable[..., Any], *args: Any, **options: Any
+) -> Any:
+    """Return the context of a manager of continuous batching that lives no longer than it.
+
+    Args:
+        state: the state of the model.
+        manage: `continuous_batching_context_manager` of the model.
+        args: its arguments.
+        options: its named arguments.
+
+    Raises:
+        AttachError: the manager is to be kept, or as in `batch_continuously`.
+    """
+    _refuse_batching(state)
+    if options.get("persistent_manager"):
+        raise AttachError(
+            "a persistent manager of continuous batching would give keys and values of the adapter "
+            "that is active now to later ones",
+            hint="persistent_manager=False",
+        )
+    return manage(*args, **options)
+
+
+def _refuse_batching(state: AttachedAdapters) -> None:
+    """Refuse continuous batching where it would compute something else than a call of the model."""
+    if state.open_route() is not None:
+        raise AttachError(
+            "continuous batching computes in a thread of its own, where route(...) and "
+            "disabled(...) do not apply",
+            hint="model.generate(...) inside of it; or leave it, and activate(model, NAME) for "
+            "all requests",
+        )
+    virtual = {
+        f"{adapter.name}: {placed.method.name}": None
+        for adapter in state.activation.adapters
+        for placed in adapter.placed
+        if placed.site.kind in ("keyvalue", "embed")
+    }
+    if virtual:
+        raise AttachError(
+            "the paged cache of continuous batching has no place for prefixes and prompts",
+            offenders=list(virtual),
+            hint="model.generate(...)",
+        )
+
+
 def _is_added(key: str) -> bool:
     """Return whether a tensor of a model with adapters is not the backbone's."""
     return f".{CHILD}." in f".{key}"
@@ -239,4 +335,6 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "load_state_dict": load_tensors,
     "resize_token_embeddings": refuse_resize,
     "_apply": convert,
+    "init_continuous_batching": batch_continuously,
+    "continuous_batching_context_manager": refuse_kept_manager,
 }

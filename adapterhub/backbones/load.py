@@ -20,11 +20,13 @@ from adapterhub.backbones.causality import check_causal
 from adapterhub.backbones.find import PACKAGED, find_backbone, is_local_name, not_found
 from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.backbones.identity import ORIGIN
+from adapterhub.backbones.layer_timing import without_slow_bf16
 from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
 from adapterhub.backbones.picture_processor import PICTURES_WITH_TEXT, PictureTextProcessor
 from adapterhub.backbones.pooling import check_pooling, remember_pooling
 from adapterhub.backbones.processor import processor_options, remember_processor, tokenizer_of
 from adapterhub.backbones.quantized import (
+    IN_FP32,
     loading_options,
     remaining_quantization,
     settle_decoded,
@@ -73,7 +75,7 @@ def load_backbone(
             image-classification, image-text-to-text, audio-classification or speech-recognition.
         labels: the names of the classes, in the order of the logits; an adapter brings its own.
         revision: a branch, tag or commit on the Hub.
-        dtype: fp32, bf16 or fp16; by default fp32, or bf16 if the backbone is quantized.
+        dtype: fp32, bf16 or fp16; by default fp32, or bf16 if quantized and not slow in bf16 here.
         quantize: nf4, fp4, int8, int8-weight or fp8-weight. A quantized checkpoint is loaded as it
             is, or decoded with quantize="dequantize".
         device_map: as in transformers.
@@ -116,8 +118,14 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 def _dtype(name: str | None, quantized: bool, folder: Path) -> torch.dtype:
-    """Return the dtype of a name; by default bf16 for a quantized backbone, fp32 for others."""
-    name = name or ("bf16" if quantized or stored_quantization(folder) else "fp32")
+    """Return the dtype of a name; by default bf16 for a quantized backbone, fp32 for others.
+
+    Kernels for codes that are stored in other formats need bf16, however slow it is.
+    """
+    stored = stored_quantization(folder)
+    if name is None:
+        name = "bf16" if quantized or stored else "fp32"
+        name = without_slow_bf16(name) if quantized or stored in IN_FP32 else name
     if name not in DTYPES:
         raise unknown("dtype", name, DTYPES)
     return DTYPES[name]

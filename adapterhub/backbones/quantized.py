@@ -33,6 +33,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from adapterhub.backbones.early_checks import DEQUANTIZE
+from adapterhub.backbones.layer_timing import without_slow_bf16
 from adapterhub.errors import ConfigError, unknown
 
 LABELS = ("id2label", "label2id", "num_labels", "problem_type")
@@ -94,6 +95,8 @@ QUANTIZATIONS = {
 
 DECODED = ("fp8", "mxfp4", "compressed-tensors")
 """The stored quantizations that transformers can decode as it loads a checkpoint."""
+IN_FP32 = ("bitsandbytes", "mxfp4")
+"""The stored quantizations whose layers compute in fp32, too: mxfp4 is decoded without a GPU."""
 
 
 def sharded_codes() -> list[str]:
@@ -241,6 +244,9 @@ def loading_options(
         return options | {"quantization_config": scheme.config(dtype, sorted(skipped))}
     skipped |= {*(stored_config["llm_int8_skip_modules"] or ())}
     stored_config["llm_int8_skip_modules"] = sorted(skipped)
+    computed = str(stored_config.get("bnb_4bit_compute_dtype", "")).removeprefix("torch.")
+    if computed == "bfloat16" and without_slow_bf16("bf16") != "bf16":
+        stored_config["bnb_4bit_compute_dtype"] = "float32"
     config = transformers.AutoConfig.from_pretrained(folder, **labels)
     config.quantization_config = stored_config
     return {k: v for k, v in options.items() if k not in labels} | {"config": config}
@@ -259,6 +265,8 @@ def _decoding_options(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
 def settle_decoded(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
     """Make a checkpoint that transformers has decoded a plain model of one dtype, in place.
 
+    What bitsandbytes left as it is has one dtype, too.
+
     transformers decodes FP8 and MXFP4 where they have no kernels, as on a CPU: to the dtype of
     `from_pretrained`, while all other tensors keep that of the file. `save_pretrained` would encode
     the weights again, without a configuration that says so.
@@ -268,9 +276,11 @@ def settle_decoded(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> 
         folder: its checkpoint.
         dtype: the dtype.
     """
-    if stored_quantization(folder) is None or quantization_of(model) is not None:
+    stored, coded = stored_quantization(folder), quantization_of(model) is not None
+    if stored is None or (coded and stored != "bitsandbytes"):
         return
-    vars(model).pop("_weight_conversions", None)
+    if not coded:
+        vars(model).pop("_weight_conversions", None)
     kept = {*(getattr(model, "_keep_in_fp32_modules_strict", None) or ())}
     if dtype == torch.float16:
         kept |= {*(getattr(model, "_keep_in_fp32_modules", None) or ())}

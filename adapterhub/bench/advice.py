@@ -19,6 +19,7 @@ from adapterhub.bench.wording import (
     estimate_sentence,
     numbers_text,
     points_text,
+    time_words,
 )
 
 
@@ -33,6 +34,7 @@ class Recommendation:
         reasons: sentences that say why, with numbers.
         unknown: sentences that say what the study does not show.
         unproven: the untrained baselines that the method was not shown to be better than.
+        candidate: the method that would be taken, if the runs were not too short to tell.
     """
 
     method: str | None
@@ -41,6 +43,7 @@ class Recommendation:
     reasons: tuple[str, ...]
     unknown: tuple[str, ...]
     unproven: tuple[str, ...] = ()
+    candidate: str | None = None
 
     @property
     def text(self) -> str:
@@ -48,11 +51,27 @@ class Recommendation:
         return " ".join((*self.reasons, *self.unknown))
 
 
+@dataclass(frozen=True)
+class ShortRuns:
+    """Runs that the budget of a study made too short for a recommendation.
+
+    Attributes:
+        steps: of a whole run.
+        usual: the steps that `adapterhub train` takes.
+        seconds: the time of the study with the usual steps, about.
+    """
+
+    steps: int
+    usual: int
+    seconds: float
+
+
 def recommend(
     study: Sequence[RepeatedRuns],
     costs: Mapping[str, MethodCost],
     recorded: Collection[str] = (),
     margin: float | None = None,
+    short: ShortRuns | None = None,
 ) -> Recommendation:
     """Recommend, of the methods that cannot be told apart from the best, the cheapest.
 
@@ -67,13 +86,15 @@ def recommend(
     seeds is recommended only if all tied methods have some. Methods with one seed, or without a
     score, are not candidates: their sentences say that. Nor are recorded methods: the
     recommendation is the same without them, and a sentence says which of them are better or worse
-    than it, corrected for their number.
+    than it, corrected for their number. After runs that are too short, nothing is recommended, and
+    a sentence says which time would tell.
 
     Args:
         study: the runs of each method.
         costs: the cost of each method, by its name.
         recorded: the methods that another program trained.
         margin: the largest acceptable loss against the best, in the points that tables show.
+        short: how much too short the runs are, if they are.
 
     Raises:
         ConfigError: the methods were scored differently, or on different rows.
@@ -81,6 +102,8 @@ def recommend(
     estimates = {found.method: found for found in estimate_all(study)}
     own = [runs for runs in study if runs.method not in recorded]
     found = _recommend(own, costs, estimates, margin)
+    if short is not None and found.method is not None:
+        found = _undecided(found, short)
     if len(own) == len(study):
         return found
     best, tied, _ = _best_and_tied(study)
@@ -93,6 +116,16 @@ def recommend(
         reasons=(*found.reasons, *(_beside(chosen[0], others) if chosen else ())),
         unknown=(*found.unknown, *(_left_out(each) for each in _untested(others))),
     )
+
+
+def _undecided(found: Recommendation, short: ShortRuns) -> Recommendation:
+    """Return what is known after runs that are too short."""
+    reason = (
+        f"Cannot tell yet: the budget allowed runs of {short.steps:,} steps, where adapterhub "
+        f"train takes {short.usual:,}. A study with a budget of about {time_words(short.seconds)} "
+        "would tell."
+    )
+    return replace(found, method=None, reasons=(reason,), unproven=(), candidate=found.method)
 
 
 def _untested(study: Sequence[RepeatedRuns]) -> list[Estimate]:

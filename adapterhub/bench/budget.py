@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
+import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 from adapterhub.bench.cells import Cell, Group
 from adapterhub.bench.execute import EVALUATIONS, FIT_ROWS, TaskContext
 from adapterhub.bench.in_turns import seconds_in_turns
-from adapterhub.bench.search import KEPT, LEAST_STEPS, SHARE
+from adapterhub.bench.search import LEAST_STEPS, SHARE, expected_runs
 from adapterhub.bench.study import BenchOptions
 from adapterhub.bench.task_data import TaskData
-from adapterhub.errors import AdapterhubError
+from adapterhub.errors import AdapterhubError, ConfigError
 from adapterhub.training.defaults import run_options
 from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.report import Reporter
@@ -26,14 +31,19 @@ PROBE_STEPS = 6
 EVALUATING = 0.25  # of the time
 FEWEST_SELECTING = 200  # rows, if there are as many: fewer would select by chance
 OVERHEAD = 1.0  # seconds of a run beside training and evaluations, about
+_TOLERANCE = 0.25  # of the time
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """The seconds of a training step and of an evaluation with one method."""
+    """The seconds of a training step, of an evaluation and of the rest of a run of one method."""
 
     step: float
     evaluation: float
+    overhead: float = OVERHEAD
+
+
+_Timed: TypeAlias = tuple[Group, StepTime, TaskData]
 
 
 @dataclass(frozen=True)
@@ -67,43 +77,111 @@ def affordable(
         groups: what is compared; one that is there twice takes twice the time.
         contexts: the tasks.
         bench: how many rates and seeds.
-        seconds: the time.
+        seconds: the time, of which measuring steps is a part.
         loader: loads the backbone.
         work: a folder for short runs.
+
+    Raises:
+        ConfigError: even the shortest runs take more than a quarter longer; it says what would fit.
     """
+    began = time.monotonic()
     known = {
         group: _step_time(group, contexts[group.task], loader, work)
         for group in dict.fromkeys(groups)
     }
-    times = [known[group] for group in groups]
-    tuning = KEPT * bench.tuning_seeds
-    runs = bench.rates + tuning + bench.seeds
-    wholes = bench.rates / SHARE + tuning + bench.seeds
-    data = [contexts[group.task].data for group in groups]
-    evaluating = sum(runs * EVALUATIONS * time.evaluation for time in times)
-    share = min(1.0, EVALUATING * seconds / evaluating) if evaluating else 1.0
-    all_rows = max(len(each.run.evaluation) for each in data)
-    select_rows = max(min(FEWEST_SELECTING, all_rows), int(share * all_rows))
-    fixed = evaluating * min(1.0, select_rows / all_rows) + runs * OVERHEAD * len(times)
-    fixed += sum(map(partial(_testing, bench.seeds), times, data))
-    fixed += sum(seconds_in_turns(time.step) for time in times) if bench.time else 0.0
-    per_step = sum(wholes * time.step for time in times)
-    steps = int((seconds - fixed) / max(per_step, 1e-9))  # of methods that all fail it is 0
+    measured = time.monotonic() - began
+    timed = [(group, known[group], contexts[group.task].data) for group in groups]
     most = max(group.steps for group in groups)
-    chosen = min(max(steps, LEAST_STEPS), most)
-    took = (fixed + per_step * chosen) / 60
-    said = [f"{chosen:,} steps a run, of at most {most:,}: about {took:,.0f} min for all runs"]
+    plan = partial(_planned, timed, budget=seconds)
+
+    def took(steps: int) -> float:
+        return measured + plan(bench, steps).seconds
+
+    # Trials that would be too short are runs of all steps, so fewer steps may take longer.
+    halving = SHARE * (LEAST_STEPS - 1) + 1
+    ranges = [(halving, most), (LEAST_STEPS, halving - 1)]
+    found = (_most_within(took, low, min(high, most), seconds) for low, high in ranges)
+    chosen = next((steps for steps in found if steps is not None), min(LEAST_STEPS, most))
+    if took(chosen) > (1 + _TOLERANCE) * seconds:
+        raise _too_little(timed, bench, seconds, measured, took(chosen))
+    select_rows = plan(bench, chosen).select_rows
+    all_rows = _selecting_rows(timed)
+    minutes = took(chosen) / 60
+    said = [f"{chosen:,} steps a run, of at most {most:,}: about {minutes:,.0f} min for all runs"]
     if select_rows < all_rows:
         said += [f"{select_rows:,} rows select, of {all_rows:,}: evaluations take time too"]
-    if steps < LEAST_STEPS:
-        said += [f"the budget of {seconds / 60:,.0f} min allows fewer; compare fewer methods"]
     return Affordable(chosen, min(select_rows, bench.select_rows), tuple(said))
 
 
-def _testing(seeds: int, time: StepTime, data: TaskData) -> float:
+def _most_within(took: Callable[[int], float], low: int, high: int, seconds: float) -> int | None:
+    """Return the most steps in a range that take no longer; None if there are none."""
+    if low > high or took(low) > seconds:
+        return None
+    steps = range(low, high + 1)
+    return steps[bisect.bisect_right(steps, seconds, key=took) - 1]
+
+
+class _Plan(NamedTuple):
+    """What the runs of a study take, and the rows that select."""
+
+    seconds: float
+    select_rows: int
+
+
+def _planned(timed: Sequence[_Timed], bench: BenchOptions, steps: int, budget: float) -> _Plan:
+    """Return what runs of so many steps take, with one rate beyond the edge for each group."""
+    total = evaluating = 0.0
+    for group, times, data in timed:
+        own = replace(group, steps=min(steps, group.steps))
+        more = bench.rates + (bench.rates > 1)
+        runs = expected_runs(own, more, bench.seeds, bench.tuning_seeds)
+        total += sum(runs) * times.step + len(runs) * times.overhead
+        total += _testing(bench.seeds, times, data)
+        total += seconds_in_turns(times.step) if bench.time else 0.0
+        evaluating += len(runs) * EVALUATIONS * times.evaluation
+    all_rows = _selecting_rows(timed)
+    share = min(1.0, EVALUATING * budget / evaluating) if evaluating else 1.0
+    select_rows = max(min(FEWEST_SELECTING, all_rows), int(share * all_rows))
+    return _Plan(total + evaluating * min(1.0, select_rows / all_rows), select_rows)
+
+
+def _selecting_rows(timed: Sequence[_Timed]) -> int:
+    return max(len(data.run.evaluation) for _, _, data in timed)
+
+
+def _too_little(
+    timed: Sequence[_Timed], bench: BenchOptions, budget: float, measured: float, took: float
+) -> ConfigError:
+    """Return the error that says which smaller studies the budget allows."""
+
+    def fits(timed: Sequence[_Timed], bench: BenchOptions) -> bool:
+        return measured + _planned(timed, bench, LEAST_STEPS, budget).seconds <= budget
+
+    rates, seeds = range(bench.rates, 0, -1), range(bench.seeds, min(bench.seeds, 2) - 1, -1)
+    smaller = sorted(itertools.product(rates, seeds), key=lambda n: (-n[0] * n[1], -n[0]))
+    counts = [n for n in smaller if fits(timed, replace(bench, rates=n[0], seeds=n[1]))]
+    steps: dict[str, float] = {}
+    for group, times, _ in timed:
+        steps[group.method] = steps.get(group.method, 0.0) + times.step
+    names = sorted(steps, key=steps.__getitem__)
+    subsets = [[t for t in timed if t[0].method in names[:n]] for n in range(2, len(names))]
+    fewer = [each for each in subsets if fits(each, bench)]
+    kept = dict.fromkeys(group.method for group, *_ in (fewer[-1] if fewer else ()))
+    hints = [f"--budget {math.ceil(took / 60)}m"]
+    hints += [f"--rates {n[0]} --seeds {n[1]}" for n in counts[:1]]
+    hints += [f"--methods '{','.join(kept)}'"] * bool(kept)
+    return ConfigError(
+        f"the shortest runs of this study take about {math.ceil(took / 60)} min, its budget is "
+        f"{budget / 60:,.3g} min",
+        expected=f"at least {LEAST_STEPS} steps a run: fewer methods, rates or seeds, or more time",
+        hint="; or ".join(hints),
+    )
+
+
+def _testing(seeds: int, times: StepTime, data: TaskData) -> float:
     """Return the seconds of the evaluations of final runs, on test and on training rows."""
     rows = len(data.test) + min(FIT_ROWS, len(data.run.train))
-    return seeds * time.evaluation * rows / len(data.run.evaluation)
+    return seeds * times.evaluation * rows / len(data.run.evaluation)
 
 
 def _step_time(group: Group, context: TaskContext, loader: BackboneLoader, work: Path) -> StepTime:
@@ -118,6 +196,7 @@ def _step_time(group: Group, context: TaskContext, loader: BackboneLoader, work:
     recipe = context.recipe_of(cell, output)
     recipe = replace(recipe, train=replace(recipe.train, eval_every=PROBE_STEPS))
     data = context.data.of(group.rows, 0)
+    began = time.monotonic()
     try:
         result = run(recipe, Reporter(), data=data, loader=loader).result
     except Stopped as error:
@@ -126,11 +205,12 @@ def _step_time(group: Group, context: TaskContext, loader: BackboneLoader, work:
             hint="run the same command again",
         ) from error
     except AdapterhubError:
-        return StepTime(0.0, 0.0)
+        return StepTime(0.0, 0.0, 0.0)
     finally:
         shutil.rmtree(output, ignore_errors=True)
+    overhead = max(time.monotonic() - began - result.seconds, 0.0)
     methods = context.parsed(group.method)
     options = run_options(recipe.train, methods, len(data.train))
     rows = options.batch_size * options.gradient_accumulation
     step = rows / max(result.examples_per_second, 1e-9)
-    return StepTime(step, max(result.seconds - step * result.steps, 0.0))
+    return StepTime(step, max(result.seconds - step * result.steps, 0.0), overhead)

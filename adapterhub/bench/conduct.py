@@ -13,7 +13,7 @@ from adapterhub.bench.claims import Claims
 from adapterhub.bench.execute import TaskContext, run_cell
 from adapterhub.bench.plan import PlannedStudy
 from adapterhub.bench.records import CellRecord, RecordFolder
-from adapterhub.bench.search import RateChoice, ScoreOf, final_cell, next_cells
+from adapterhub.bench.search import RateChoice, ScoreOf, final_cell, next_cells, runs_left
 from adapterhub.bench.study import BenchOptions
 from adapterhub.bench.study_folder import CLAIMS
 from adapterhub.training.loading import BackboneLoader
@@ -86,7 +86,7 @@ def run_study(
         planned: the study.
         folder: its records.
         engine: runs the cells.
-        done: called with each new record, and the number of cells that are known to be left.
+        done: called with each new record, and the number of runs that are left.
         shard: which cells to run. Without it all of them; those that other processes run are then
             waited for.
 
@@ -101,7 +101,7 @@ def run_study(
                 folder.write(record)
                 claims.release(record.key)
                 new += 1
-                done(record, sum(turn.score.record(cell) is None for cell in cells))
+                done(record, turn.runs_left())
             if not new and shard is not None:
                 break
             if not new:
@@ -124,6 +124,12 @@ class _Turn:
     def left(self) -> list[Cell]:
         """Return the cells that can run now, in any process."""
         return _next(self.planned, self.score)[0]
+
+    def runs_left(self) -> int:
+        """Return how many runs are left in all, in any process."""
+        bench = self.planned.study.bench
+        counts = bench.rates, bench.seeds, self.score, bench.tuning_seeds
+        return runs_left(self.planned.groups, *counts)
 
     def claimed(self, cells: Iterable[Cell]) -> Iterator[tuple[Cell, bool]]:
         """Claim the cells one after the other, and yield those that no other process has."""

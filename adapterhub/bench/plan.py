@@ -9,6 +9,7 @@ from pathlib import Path
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.backbones.load import meta_model
+from adapterhub.backbones.quantized import quantization_of
 from adapterhub.backbones.trained_length import max_positions
 from adapterhub.bench.budget import affordable
 from adapterhub.bench.cells import Cell, Group
@@ -28,7 +29,7 @@ from adapterhub.bench.task_data import read_task_data
 from adapterhub.errors import ConfigError
 from adapterhub.methods._spec import parse_methods
 from adapterhub.tasks import Setting, parse_task
-from adapterhub.training.defaults import run_options, steps_per_epoch
+from adapterhub.training.defaults import usual_steps
 from adapterhub.training.kernels import KernelChoice, choose_kernels
 from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.recipe import Recipe
@@ -193,7 +194,7 @@ def _context(
         encode_held(held, data.run.task.head, setting)
     fixed = replace(
         recipe,
-        dtype=kernels.dtype or "fp32",
+        dtype=kernels.dtype or (None if quantization_of(loaded.model) else "fp32"),
         attention=kernels.attention,
         data=data.run.options,
     )
@@ -263,9 +264,7 @@ def _rows(study: Study, context: TaskContext) -> list[int]:
 
 def _group(study: Study, task: str, context: TaskContext, label: str, rows: int) -> Group:
     methods = context.parsed(label)
-    options = run_options(context.recipe.train, methods, rows)
-    per_epoch = steps_per_epoch(rows, options.batch_size, options.gradient_accumulation)
-    steps = options.epochs * per_epoch
+    steps = usual_steps(context.recipe.train, methods, rows)
     return Group(
         task, label, rows, min(study.bench.steps or steps, steps), methods[0].learning_rate
     )

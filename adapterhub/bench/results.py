@@ -9,21 +9,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from adapterhub.bench.advice import Recommendation, recommend
+from adapterhub.bench.advice import Recommendation, ShortRuns, recommend
 from adapterhub.bench.baselines import Constant, read_constants
+from adapterhub.bench.cells import Group
 from adapterhub.bench.method_costs import MethodCost
 from adapterhub.bench.paired import PairedComparison, compare_with, compare_with_best
 from adapterhub.bench.prompted_rows import ZERO_SHOT_NAME, PromptedRows, read_prompted
 from adapterhub.bench.rates import GoodRates, good_rates
 from adapterhub.bench.records import CellRecord, Costs, PredictedRows
+from adapterhub.bench.search import expected_runs
 from adapterhub.bench.statistics import Estimate, RepeatedRuns, estimate_all, repeated_runs
-from adapterhub.bench.study import Study
+from adapterhub.bench.study import Study, seconds_of, start_of
 from adapterhub.bench.timings import TIMINGS, TaskTimings, TimingFolder, fitting
 from adapterhub.errors import ConfigError
 from adapterhub.files.manifest import LOWER_IS_BETTER
+from adapterhub.methods._spec import parse_methods
 from adapterhub.pages.predictions import PredictionFile
 from adapterhub.pages.row_scores import RowScore, row_score
 from adapterhub.pages.statistics import calibration
+from adapterhub.training.defaults import usual_steps
 
 _WITH_PROBABILITIES = ("classes", "choices")
 
@@ -213,8 +217,29 @@ def _task_result(
     compared = _compared(results, runs, study.baseline)
     costs = {name: _method_cost(result) for name, result in compared.items()}
     methods = tuple(compared.values())
-    advice = recommend(runs, costs, recorded, study.bench.margin)
+    short = _short_runs(study, place, tuple(compared.values()))
+    advice = recommend(runs, costs, recorded, study.bench.margin, short)
     return TaskResult(*place, score, study.baseline, methods, advice)
+
+
+def _short_runs(
+    study: Study, place: tuple[str, int], methods: Sequence[MethodResult]
+) -> ShortRuns | None:
+    """Return how much too short the runs are that a budget allowed, less than half of the usual."""
+    bench, (task, rows) = study.bench, place
+    budget = seconds_of(bench.budget) if bench.budget else None
+    steps = max((each.cell.steps for method in methods for each in method.finals), default=0)
+    if budget is None or not steps:
+        return None
+    train = study.tasks()[task].train
+    specs = [spec for spec in study.labels().values() if start_of(spec) is None]
+    usual = max((usual_steps(train, parse_methods(spec), rows) for spec in specs), default=0)  # type: ignore[arg-type]
+    if 2 * steps >= usual:
+        return None
+    counts = bench.rates, bench.seeds, bench.tuning_seeds
+    groups = [Group(task, "", rows, each, 1.0) for each in (steps, usual)]
+    these, others = (sum(expected_runs(group, *counts)) for group in groups)
+    return ShortRuns(steps, usual, budget * others / these)
 
 
 def _is_shown(method: str, recorded: Sequence[str], records: Sequence[CellRecord]) -> bool:

@@ -83,7 +83,7 @@ def next_cells(
     searches: list[Cell] = []
     choices: dict[Group, RateChoice] = {}
     for group in groups:
-        missing, choice = _search(group, rates, score, tuning_seeds)
+        missing, _, choice = _search(group, rates, score, tuning_seeds)
         searches += missing
         if choice is not None:
             choices[group] = choice
@@ -96,6 +96,52 @@ def next_cells(
         if score(cell) is None
     ]
     return searches or finals, choices
+
+
+def expected_runs(group: Group, rates: int, seeds: int, tuning_seeds: int = 1) -> list[int]:
+    """Return the steps of each run of a group; a rate beyond the edge of the grid adds one.
+
+    Args:
+        group: what is compared.
+        rates: how many rates are tried.
+        seeds: how many runs it has with the chosen rate.
+        tuning_seeds: how many seeds choose between the best rates.
+    """
+    finals = [group.steps] * seeds
+    if rates == 1:
+        return finals
+    return (
+        [first_steps(group)] * rates + [group.steps] * _whole(group, rates, tuning_seeds) + finals
+    )
+
+
+def runs_left(
+    groups: Iterable[Group], rates: int, seeds: int, score: ScoreOf, tuning_seeds: int = 1
+) -> int:
+    """Return how many runs are left, with those that follow from others, as far as is known.
+
+    Args:
+        groups: what is compared.
+        rates: how many rates are tried for each.
+        seeds: how many runs each has with the chosen rate.
+        score: the score of cells that are done.
+        tuning_seeds: how many seeds choose between the best rates.
+    """
+    left = 0
+    for group in groups:
+        missing, later, choice = _search(group, rates, score, tuning_seeds)
+        left += len(missing) + later
+        if choice is None:
+            left += seeds
+        elif choice.rate is not None:
+            finals = [final_cell(group, choice.rate, seed) for seed in range(1, seeds + 1)]
+            left += sum(score(cell) is None for cell in finals)
+    return left
+
+
+def _whole(group: Group, rates: int, tuning_seeds: int) -> int:
+    """Return how many runs of all steps choose between the best rates, beside the first trials."""
+    return min(KEPT, rates) * (tuning_seeds - (first_steps(group) == group.steps))
 
 
 def final_cell(group: Group, rate: float, seed: int) -> Cell:
@@ -134,32 +180,32 @@ def first_steps(group: Group) -> int:
 
 def _search(
     group: Group, rates: int, score: ScoreOf, tuning_seeds: int
-) -> tuple[list[Cell], RateChoice | None]:
-    """Return the trials that are missing, or the choice."""
+) -> tuple[list[Cell], int, RateChoice | None]:
+    """Return the trials that are missing and the number of those that follow, or the choice."""
     if rates == 1:
-        return [], RateChoice(rounded(group.rate), (), at_edge=False)
+        return [], 0, RateChoice(rounded(group.rate), (), at_edge=False)
     steps = first_steps(group)
     grid = rate_grid(group.rate, rates)
     for extensions in range(MOST_EXTENSIONS + 1):
         cells = [trial(group, rate, steps) for rate in grid]
         if missing := [cell for cell in cells if score(cell) is None]:
-            return missing, None
+            return missing, _whole(group, rates, tuning_seeds), None
         best = _best(cells, score, group.rate)
         beyond = _beyond(grid, best, group.rate)
         if best is None or beyond is None or extensions == MOST_EXTENSIONS:
             break
         grid = sorted([*grid, beyond])
     if best is None:
-        return [], RateChoice(None, tuple(cells), at_edge=False)
+        return [], 0, RateChoice(None, tuple(cells), at_edge=False)
     ranked = sorted(cells, key=lambda cell: _order(cell, score, group.rate))
     kept = [cell.rate for cell in ranked[:KEPT] if _value(cell, score) > -math.inf]
     seeds = seeds_that_tune(tuning_seeds)
     whole = [trial(group, rate, group.steps, seed) for seed in seeds for rate in kept]
     if missing := [cell for cell in whole if score(cell) is None]:
-        return missing, None
+        return missing, 0, None
     rate = _best_on_average(whole, score, group.rate)
     trials = tuple(dict.fromkeys([*cells, *whole]))
-    return [], RateChoice(rate, trials, at_edge=rate in (min(grid), max(grid)))
+    return [], 0, RateChoice(rate, trials, at_edge=rate in (min(grid), max(grid)))
 
 
 def _best_on_average(cells: Sequence[Cell], score: ScoreOf, default: float) -> float | None:

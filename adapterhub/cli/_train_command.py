@@ -37,8 +37,12 @@ def train_commands(
 
 
 def _words(study: Study, task: TaskResult, output: Path, several: bool) -> list[str] | None:
-    """Return the words of a command; None if no method that was trained is recommended."""
-    if (method := task.advice.method) not in study.labels():
+    """Return the words of a command; None if no method that was trained is recommended.
+
+    After runs that were too short for a recommendation, it trains with the usual learning rate.
+    """
+    advice, bench = task.advice, study.bench
+    if (method := advice.method or advice.candidate) not in study.labels():
         return None
     found = task.find(str(method))
     if found.rate is None:
@@ -53,6 +57,10 @@ def _words(study: Study, task: TaskResult, output: Path, several: bool) -> list[
         "train.max_steps": str(found.finals[0].cell.steps),
         "output": str(place),
     }
+    if bench.steps is None or bench.budget is not None:
+        del decided["train.max_steps"]  # the steps that the command takes, or should take
+    if advice.method is None:
+        del decided["train.learning_rate"]
     given = {path: text for path, text in _given(recipe) if path not in (*decided, "seed", "name")}
     chosen = {"backbone": str(recipe.backbone), **decided, **given}
     order = [path for path in FLAGS.values() if path in chosen and path in _FLAG_OF]

@@ -120,6 +120,7 @@ def _predict_examples(
         where: the backbone, the registry, the head and the task, as for `open_adapter`.
     """
     from adapterhub.backbones.early_checks import check_backbone_options
+    from adapterhub.data.options import PREDICT
     from adapterhub.inference.record import read_training_record
 
     if where["backbone"]:
@@ -134,10 +135,10 @@ def _predict_examples(
         pair_column = pair[0] if pair else record.data.pair
         given = {name: value for name, value in form.items() if value is not None}
         columns: dict[str, Any] = {"text": text or record.data.text, "pair": pair_column}
-        options = replace(record.data, **columns, **given)
+        options = replace(record.data, **columns, **given, skip_empty=False)
         with reading(str(data)):
-            _, choice = task.fitted(str(data), options, "eval", labelled=False)
-            examples = task.read(str(data), choice.options, "eval", labelled=False)
+            _, choice = task.fitted(str(data), options, PREDICT, labelled=False)
+            examples = task.read(str(data), choice.options, PREDICT, labelled=False)
         for note in choice.notes:
             say(note, err=True)
     else:

@@ -145,7 +145,8 @@ def _choice(source: str, options: DataOptions, split: str, found: ChatFormat) ->
     names = ", ".join(map(one_line, found.unread))
     unread = (f"not read: {names}; write it into the texts or the messages",) if names else ()
     # An empty input of Alpaca is usual, and no note.
-    return replace(choice, notes=(*choice.notes[:1], about, *unread))
+    read = choice.notes[: 1 + len(choice.table.notes if choice.table else ())]
+    return replace(choice, notes=(*read, about, *unread))
 
 
 def _are_texts(table: Table, column: str) -> bool:

@@ -16,8 +16,8 @@ from adapterhub.data.dialect import (
     looks_quoted,
     prefix_rows,
 )
-from adapterhub.data.options import DataOptions
-from adapterhub.data.table import Table, first_few
+from adapterhub.data.options import PREDICT, DataOptions
+from adapterhub.data.table import Table, blank_note, first_few
 from adapterhub.data.text_files import split_lines
 from adapterhub.errors import DataError
 
@@ -26,7 +26,7 @@ _NAMED = re.compile(r"sep=(.)\r?\n", re.IGNORECASE)  # Excel's first line, in an
 
 
 def read_delimited(
-    source: str, kind: str, decoded: DecodedText, options: DataOptions, *, recorded: bool = False
+    source: str, kind: str, decoded: DecodedText, options: DataOptions, split: str = "train"
 ) -> Table:
     """Read delimited text as a table.
 
@@ -35,7 +35,9 @@ def read_delimited(
         kind: "csv" or "tsv", or "text" for a name that promises neither.
         decoded: its text.
         options: what is fixed about its form, and the columns that are asked for.
-        recorded: whether these columns are those of other data, on which the adapter was trained.
+        split: if it is not "train", these columns are those of other data, on which the adapter was
+            trained. In data to predict on, PREDICT, a blank line of a table with one column is a
+            row, and one of a table with more is a note.
 
     Raises:
         DataError: a row is malformed.
@@ -44,18 +46,24 @@ def read_delimited(
     if named := _NAMED.match(text):
         text, skipped = text[named.end() :], 1
         delimiter = delimiter or named.group(1)
-    dialect = detect_dialect(text, kind, delimiter, options, recorded=recorded)
-    rows = list(
+    dialect = detect_dialect(text, kind, delimiter, options, recorded=split != "train")
+    lines = list(
         _quoted_rows(source, text, dialect.delimiter)
         if dialect.quoted
         else _plain_rows(text, dialect.delimiter)
     )
+    rows = [(line, cells) for line, cells in lines if cells]
     names = list(map(str, range(len(rows[0][1]))))
+    first = rows[0][0] if dialect.header else 0
     if dialect.header:
         names = [name.strip() for name in rows.pop(0)[1]]
         while not names[-1] and len(names) > 1:
             names.pop()
     _check_widths(source, rows, len(names), dialect)
+    blank = [line for line, cells in lines if not cells and line > first] * (split == PREDICT)
+    if len(names) == 1:
+        rows = sorted([*rows, *((line, [""]) for line in blank)])
+        blank = []
     cells = {name: [row[i] for _, row in rows] for i, name in enumerate(names)}
     return Table(
         source,
@@ -66,7 +74,11 @@ def read_delimited(
         form=dialect_text(dialect, decoded),
         header=dialect.header,
         decimal_comma=dialect.delimiter == ";",
-        notes=encoding_notes(decoded) + ((dialect.doubt,) if dialect.doubt else ()),
+        notes=(
+            *encoding_notes(decoded),
+            *filter(None, [dialect.doubt]),
+            *blank_note([line + skipped for line in blank]),
+        ),
     )
 
 
@@ -154,19 +166,19 @@ def _check_widths(
 
 
 def _plain_rows(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    for number, line in enumerate(split_lines(text), start=1):
-        if line:
-            yield number, line.split(delimiter)
+    """Yield the number and the cells of each line; a blank one has none."""
+    for number, line in enumerate(split_lines(text.removesuffix("\n")), start=1):
+        yield number, line.split(delimiter) if line else []
 
 
 def _quoted_rows(source: str, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number and the cells of each row; a blank line has none."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     limit = csv.field_size_limit(max(len(text), 1))
     line = 1
     try:
         for fields in reader:
-            if fields:
-                yield line, fields
+            yield line, fields
             line = reader.line_num + 1
     except csv.Error as error:
         raise DataError(

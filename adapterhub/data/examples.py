@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from adapterhub.data.columns import WANTS, choose_columns
-from adapterhub.data.options import DataOptions
+from adapterhub.data.options import PREDICT, DataOptions
 from adapterhub.data.table import first_few
 from adapterhub.data.tables import read_table
 from adapterhub.errors import DataError
@@ -106,7 +106,7 @@ def read_rows(
     Args:
         source: the file or dataset id.
         options: the format.
-        split: "train", "eval" or the name of a Hub split.
+        split: "train", "eval", PREDICT or the name of a Hub split.
         columns: the columns to read.
         build: called with a row's values of these columns; it reports an invalid row as a
             `ValueError` with one argument per problem.
@@ -128,7 +128,8 @@ def read_rows(
             if not (is_empty and options.skip_empty):
                 problems += [f"{table.unit} {line}: {problem}" for problem in error.args]
     if problems:
-        skip = f"data.skip_empty=true skips the {empty:,} with an empty cell" if empty else ""
+        skip = f"data.skip_empty=true skips the {empty:,} with an empty cell"
+        skip = skip if empty and split != PREDICT else ""
         raise DataError(
             f"{source} has invalid rows",
             offenders=first_few(problems),

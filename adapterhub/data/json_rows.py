@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from adapterhub.data.table import Table, first_few
+from adapterhub.data.table import Table, blank_note, first_few
 from adapterhub.errors import DataError
 
 _LISTS = ("data", "rows", "examples", "train", "items", "records")
@@ -15,7 +16,7 @@ _EXPECTED = 'one object per line, such as {"text": "good", "label": "1"}, or a l
 
 
 def read_json(source: str, text: str) -> Table:
-    """Read JSON lines, or one JSON value that is a table.
+    """Read JSON lines, or one JSON value that is a table; blank lines are a note.
 
     Raises:
         DataError: the text is neither.
@@ -94,9 +95,10 @@ def _rows_table(source: str, unit: str, rows: dict[int, dict[str, Any]], form: s
 
 def _read_lines(source: str, text: str) -> Table:
     rows: dict[int, dict[str, Any]] = {}
-    problems = []
-    for number, line in enumerate(text.split("\n"), start=1):
+    problems, blank = [], []
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
         if not line.strip():
+            blank.append(number)
             continue
         try:
             row = json.loads(line)
@@ -111,4 +113,5 @@ def _read_lines(source: str, text: str) -> Table:
         raise DataError(
             f"{source} is not JSON lines", offenders=first_few(problems), expected=_EXPECTED
         )
-    return _rows_table(source, "line", rows, "JSON lines")
+    table = _rows_table(source, "line", rows, "JSON lines")
+    return replace(table, notes=blank_note(blank))

@@ -9,6 +9,8 @@ from adapterhub.config.options import option
 from adapterhub.data.labels import parse_labels
 from adapterhub.errors import ConfigError
 
+PREDICT = "predict"  # the split of data to predict on, where each line is to have a prediction
+
 
 @dataclass(frozen=True)
 class DataOptions:

@@ -140,6 +140,14 @@ def _shown(value: object) -> str:
     return f"{text[:_LONGEST_SAMPLE]}..." if len(text) > _LONGEST_SAMPLE else text or "(empty)"
 
 
+def blank_note(lines: Sequence[int]) -> tuple[str, ...]:
+    """Say which lines are blank and no rows; nothing if there are none."""
+    if not lines:
+        return ()
+    numbers = ", ".join(first_few([f"{number:,}" for number in lines]))
+    return (f"blank lines are no rows, and get no prediction: {numbers}",)
+
+
 def first_few(items: Sequence[str]) -> list[str]:
     """List the first ten items and the number of the others."""
     rest = len(items) - _MOST_LISTED

@@ -1,6 +1,7 @@
 """Tables of named columns from any source: text files, JSON, Parquet, CoNLL columns, the Hub.
 
-A malformed line raises an error with its line number; no row is dropped, no field shifted.
+A malformed line raises an error with its line number; no row is dropped, no field shifted. In data
+to predict on, the split PREDICT, a blank line is a row too where a row is a line, else a note.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from adapterhub.data.delimited import encoding_notes, read_delimited
 from adapterhub.data.dialect import find_delimiter
 from adapterhub.data.folders import metadata_file, read_folder
 from adapterhub.data.json_rows import read_json
-from adapterhub.data.options import DataOptions
+from adapterhub.data.options import PREDICT, DataOptions
 from adapterhub.data.parquet import ExpansionError, open_parquet
 from adapterhub.data.table import Table
 from adapterhub.data.table import first_few as first_few
@@ -55,7 +56,7 @@ def read_table(source: str, options: DataOptions, split: str) -> Table:
     Args:
         source: the file or dataset id.
         options: the format and its details.
-        split: "train", "eval" or the name of a Hub split.
+        split: "train", "eval", PREDICT or the name of a Hub split.
 
     Raises:
         DataError: the source is missing, empty or malformed.
@@ -112,7 +113,10 @@ def is_on_hub(source: str, options: DataOptions) -> bool:
 
 def _read_format(name: str, source: str, options: DataOptions, split: str) -> Table:
     if name == "hub":
-        splits = {"train": options.train_split, "eval": options.eval_split}
+        splits = {
+            "train": options.train_split,
+            **dict.fromkeys(("eval", PREDICT), options.eval_split),
+        }
         return _read_hub(source, options.subset, splits.get(split, split))
     if name == "parquet":
         return _read_parquet(source)
@@ -125,12 +129,14 @@ def _read_format(name: str, source: str, options: DataOptions, split: str) -> Ta
     name = _text_format(decoded.text, options) if name == "any text" else name
     if name in ("csv", "tsv", "text table"):
         kind = name.removesuffix(" table")
-        return read_delimited(source, kind, decoded, options, recorded=split != "train")
-    table = {"jsonl": read_json, "conll": _read_conll, "text": _read_plain}[name](
-        source, decoded.text
-    )
+        return read_delimited(source, kind, decoded, options, split)
+    if name == "text":
+        table = _read_plain(source, decoded.text, blank=split == PREDICT)
+    else:
+        table = {"jsonl": read_json, "conll": _read_conll}[name](source, decoded.text)
     form = ", ".join(filter(None, (table.form, _encoding(decoded))))
-    return replace(table, form=form, notes=encoding_notes(decoded))
+    notes = table.notes if split == PREDICT else ()
+    return replace(table, form=form, notes=(*encoding_notes(decoded), *notes))
 
 
 def _encoding(decoded: DecodedText) -> str:
@@ -208,9 +214,9 @@ def read_parallel(source: str, target: str, encoding: str | None = None) -> Tabl
     return Table(source, "line", tuple(columns), range(1, len(texts) + 1), columns.__getitem__)
 
 
-def _read_plain(source: str, text: str) -> Table:
-    lines = enumerate(split_lines(text), start=1)
-    texts = {number: line for number, line in lines if line.strip()}
+def _read_plain(source: str, text: str, *, blank: bool) -> Table:
+    lines = enumerate(split_lines(text.removesuffix("\n")), start=1)
+    texts = {number: line for number, line in lines if blank or line.strip()}
     values = list(texts.values())
     return Table(
         source, "line", ("text",), list(texts), lambda name: values, form="one text a line"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adapterhub.anatomy.projections import is_projection
-from adapterhub.anatomy.sites import CHILD, STREAM, Site, Stream
+from adapterhub.anatomy.sites import CHILD, STREAM, FeatureSlice, Site, Stream
 from adapterhub.backbones.tensor_parallel import WHOLE, tensor_parallel
-from adapterhub.backbones.weights import read_bias, reread_weight
+from adapterhub.backbones.weights import read_bias, read_weight, reread_weight
 from adapterhub.hooks.composition import as_before, by_row
 from adapterhub.hooks.row_stacks import StackedColumn
 from adapterhub.hooks.slot import SUBLAYER_INPUT, Mark, Slot, first_input, read_sublayer_input
@@ -25,13 +26,15 @@ class OutputSlot(Slot):
     """Applies the active modules of a projection or sublayer.
 
     An `OutputModule` maps the host's input x and output y to a new y, an `InputModule` maps x to a
-    new x. Modules compute on whole activations where processes share those of the host, as
-    `boundary` says.
+    new x. Where its site is a part of a fused projection, the host keeps x, and the part alone is
+    computed again from the new x, which other modules of the part read. Modules compute on whole
+    activations where processes share those of the host, as `boundary` says.
     """
 
     def __init__(self, batch_dim: int = 0) -> None:
         super().__init__()
         self.takes_input = False
+        self.parts_with_input: list[FeatureSlice] = []  # that a module changes the input of
         self.boundary = WHOLE
         self.batch_dim = batch_dim
         self.norms: list[nn.Module | None] = []  # in a list, so that they are not child modules
@@ -49,18 +52,20 @@ class OutputSlot(Slot):
             return share.own(self._entered(share.whole(x)))
         return self._entered(x)
 
-    def _entered(self, x: Tensor) -> Tensor:
+    def _entered(self, x: Tensor, part: FeatureSlice | None = None) -> Tensor:
+        """Change the input of the host, or of one part of it alone."""
         columns = self.stacked(x, self.batch_dim)
         if columns is None:
-            return self.run(self._change_input, x, dim=self.batch_dim)
-        for stack, example, _ in columns:
-            if isinstance(example, InputModule):
+            return self.run(lambda key, x: self._change_input(key, x, part), x, dim=self.batch_dim)
+        for stack, example, site in columns:
+            if isinstance(example, InputModule) and site.part == part:
                 x = self._rowwise(stack)(x)
         return x
 
-    def _change_input(self, key: str, x: Tensor) -> Tensor:
+    def _change_input(self, key: str, x: Tensor, part: FeatureSlice | None) -> Tensor:
         module = self.placed(key)
-        changed: Tensor = module(x) if isinstance(module, InputModule) else x
+        enters = isinstance(module, InputModule) and self.sites[key].part == part
+        changed: Tensor = module(x) if enters else x
         return changed
 
     def forward(self, host: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -83,24 +88,32 @@ class OutputSlot(Slot):
     def _reads_input(self) -> bool:
         """Return whether a module here, or one inside it, reads the input of the host."""
         inside = (m for m in self.modules() if isinstance(m, OutputModule))
-        return any(module.source != "output" for module in inside)
+        return bool(self.parts_with_input) or any(m.source != "output" for m in inside)
 
     def _left(self, host: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """Apply the modules to whole activations."""
-        inputs = (x, self.take(SUBLAYER_INPUT), self.take(_RESIDUAL))
+        entered: dict[FeatureSlice | None, Tensor] = {None: x}
+        for part in self.parts_with_input:
+            changed = self._entered(x, part)
+            if changed is not x:
+                entered[part] = changed
+                y = _recomputed(host, part, changed - x, y)
+        number = {part: n for n, part in enumerate(entered)}  # None, the host, is the first
+        inputs = (self.take(SUBLAYER_INPUT), self.take(_RESIDUAL), *entered.values())
         columns = self._stacked_with(y, inputs)
         if columns is not None:
             for stack, example, site in columns:
-                y = self._change_output(host, example, site, self._rowwise(stack), y, *inputs)
+                read = number.get(site.part, 0)
+                compute = self._rowwise(stack)
+                y = self._change_output(host, example, site, compute, read, y, *inputs)
             return y
-        return self.run(
-            lambda key, *tensors: self._change_output(
-                host, self.placed(key), self.sites[key], self.placed(key), *tensors
-            ),
-            y,
-            *inputs,
-            dim=self.batch_dim,
-        )
+
+        def change(key: str, *tensors: Any) -> Tensor:
+            module, site = self.placed(key), self.sites[key]
+            read = number.get(site.part, 0)
+            return self._change_output(host, module, site, module, read, *tensors)
+
+        return self.run(change, y, *inputs, dim=self.batch_dim)
 
     def _stacked_with(
         self, y: Tensor, inputs: tuple[Tensor | None, ...]
@@ -127,14 +140,16 @@ class OutputSlot(Slot):
         module: SiteModule,
         site: Site,
         compute: Callable[..., Tensor],
+        read: int,
         y: Tensor,
-        x: Tensor,
         sublayer_x: Tensor | None,
         residual: Tensor | None,
+        *xs: Tensor,
     ) -> Tensor:
-        """Change the output by a module at a site, which `compute` computes."""
+        """Change the output by a module that reads input `read` of `xs`; `compute` computes it."""
         if not isinstance(module, OutputModule):
             return y
+        x = xs[read]
         source = sublayer_x if site.input_host else x
         if module.source in STREAM:
             source = x if residual is None else residual
@@ -151,6 +166,12 @@ class OutputSlot(Slot):
         norm, postnorm = self.norms
         total: Tensor = residual + (y if postnorm is None else postnorm(y))
         return total if norm is None else norm(total)
+
+
+def _recomputed(host: nn.Module, part: FeatureSlice, change: Tensor, y: Tensor) -> Tensor:
+    """Return the output of a host with one part of it computed from its input plus a change."""
+    weight = reread_weight(host, part).to(y.dtype)
+    return part.write(y, part.read(y) + F.linear(change.to(y.dtype), weight))
 
 
 def call_slot(host: nn.Module, args: tuple[Any, ...], y: Any) -> Any:
@@ -207,6 +228,9 @@ def output_slot(model: nn.Module, site: Site, module: SiteModule, batch_dim: int
         site: a projection or sublayer.
         module: the module to add; its class decides which hooks the slot needs.
         batch_dim: the dimension of the batch in the host's input and output.
+
+    Raises:
+        SiteError: the module changes the input of a part of a host whose weight cannot be read.
     """
     host = model.get_submodule(site.host)
     slot = host._modules.get(CHILD)
@@ -219,7 +243,11 @@ def output_slot(model: nn.Module, site: Site, module: SiteModule, batch_dim: int
             slot.handles.append(host.register_forward_hook(call_slot))
         else:
             slot.handles.append(host.register_forward_hook(call_slot_of_block, with_kwargs=True))
-    if isinstance(module, InputModule) and not slot.takes_input:
+    if isinstance(module, InputModule) and site.part is not None:
+        if site.part not in slot.parts_with_input:
+            read_weight(host)  # that each forward pass reads the part of
+            slot.parts_with_input.append(site.part)
+    elif isinstance(module, InputModule) and not slot.takes_input:
         slot.takes_input = True
         slot.handles.append(host.register_forward_pre_hook(call_slot_before))
     read_sublayer_input(model, slot, site.input_host)

@@ -14,6 +14,7 @@ from adapterhub.adapters.attached import only_foundations
 from adapterhub.adapters.load import load_folder
 from adapterhub.backbones.early_checks import DEQUANTIZE
 from adapterhub.backbones.find import find_backbone
+from adapterhub.backbones.layer_timing import times_in_bf16, without_slow_bf16
 from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.quantized import DECODED, stored_quantization
 from adapterhub.backbones.task_models import TASK_MODELS
@@ -186,7 +187,8 @@ def load_bare_backbone(
         folder: the adapter's folder.
         backbone: where to load the backbone from, if not from the id in the manifest.
         dtype: the dtype of the weights, into which a quantized checkpoint is decoded if it can be;
-            None loads them in the dtype and quantization of the training recipe.
+            None loads them in the dtype and quantization of the training recipe, or in fp32 on a
+            processor that is several times slower in bf16.
         quantize: a quantization that replaces the recipe's.
         head: which of several heads.
         task: the task, if the adapter records none.
@@ -198,6 +200,13 @@ def load_bare_backbone(
     manifest = with_head(read_manifest(folder), head)
     location, revision = backbone_of_adapter(folder, manifest, backbone)
     recipe = {} if dtype else manifest.training.get("recipe", {})
+    trained = recipe.get("dtype")
+    if trained and without_slow_bf16(trained) != trained:
+        warn_user(
+            f"the backbone was {trained} in training and is fp32 here: this processor takes "
+            f"{times_in_bf16():.0f} times as long in {trained}"
+        )
+        trained = without_slow_bf16(trained)
     if dtype and stored_quantization(find_backbone(location, revision)[0]) in DECODED:
         quantize = quantize or DEQUANTIZE
     with doing(f"loading {location}"):
@@ -206,6 +215,6 @@ def load_bare_backbone(
             task=training_record(manifest, task).kind,
             labels=manifest.labels,
             revision=revision,
-            dtype=dtype or recipe.get("dtype"),
+            dtype=dtype or trained,
             quantize=quantize or recipe.get("quantize"),
         )

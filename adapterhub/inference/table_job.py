@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from adapterhub._version import __version__
-from adapterhub.data.options import DataOptions
+from adapterhub.data.options import PREDICT, DataOptions
 from adapterhub.data.row_source import files_digest, list_files
 from adapterhub.data.table import Table, table_of_rows
 from adapterhub.data.tables import keep_table
@@ -180,8 +180,8 @@ class TableWorker:
     def _examples(self, name: str, rows: Any, places: Sequence[str], file: str) -> list[Any]:
         options, task = self.job.options[name], self.adapters.predictors[name].task
         table = _table(rows, places, file)
-        keep_table(table, file, options, "eval")
-        return task.read(file, options, "eval", labelled=False)
+        keep_table(table, file, options, PREDICT)
+        return task.read(file, options, PREDICT, labelled=False)
 
 
 def _parts(files: Mapping[str, str]) -> tuple[list[TablePart], Any]:
@@ -305,8 +305,8 @@ def _options(
     rows, _ = next(_slices(part))
     names = [str(number) for number in range(1, rows.num_rows + 1)]
     table = _table(rows, names, part.file)
-    keep_table(table, part.file, options, "eval")
-    _, choice = record.task.fitted(part.file, options, "eval", labelled=False)
+    keep_table(table, part.file, options, PREDICT)
+    _, choice = record.task.fitted(part.file, options, PREDICT, labelled=False)
     return choice.options
 
 

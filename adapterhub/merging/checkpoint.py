@@ -8,20 +8,30 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import Adapter
+from adapterhub.backbones.layer_timing import without_slow_bf16
 from adapterhub.backbones.load import quiet_loading
 from adapterhub.backbones.probe import probe
 from adapterhub.backbones.processor import processor_of, remember_processor
+from adapterhub.backbones.quantized import quantization_of
 from adapterhub.backbones.quantized_training import keep_4bit_layout
 from adapterhub.backbones.task_models import TASK_MODELS, task_kind
 from adapterhub.errors import MergeError, OutputError
 from adapterhub.files.atomic import check_place, explained, put_in_place
-from adapterhub.merging.merge import TOLERANCE, Merge, compare_outputs, compare_tensors, merge
+from adapterhub.merging.merge import (
+    TOLERANCE,
+    Merge,
+    compare_outputs,
+    compare_tensors,
+    merge,
+    usual_tolerance,
+)
 from adapterhub.merging.sentence_encoder import SentenceEncoder, sentence_encoder
 from adapterhub.tasks import Task
 
@@ -110,7 +120,8 @@ def write_checkpoint(
                 outputs = encoder.outputs(model, temporary)
                 differences, _ = compare_tensors(expected, outputs, relative)
             else:
-                differences, _ = compare_outputs(expected, _reloaded(model, temporary), tolerance)
+                relative = tolerance or usual_tolerance(model)
+                differences, _ = compare_outputs(expected, _reloaded(model, temporary), relative)
             put_in_place(temporary, folder, overwrite=False)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -149,6 +160,8 @@ def _reloaded(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
             "the merged checkpoint does not load as it was written", offenders=problems
         )
     keep_4bit_layout(loaded)
+    if loaded.dtype == torch.bfloat16 and without_slow_bf16("bf16") != "bf16":
+        loaded = loaded.float() if quantization_of(loaded) is None else loaded  # the same weights
     if (processor := processor_of(model)) is not None:  # what the model is probed with
         remember_processor(loaded, processor)
     return loaded.eval()  # type: ignore[no-any-return]

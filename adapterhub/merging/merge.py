@@ -493,8 +493,12 @@ def compare_outputs(
     Raises:
         MergeError: a difference above its tolerance, or one that is not finite.
     """
-    relative = tolerance or max(TOLERANCE.get(p.dtype, 0.0) for p in model.parameters())
-    return compare_tensors(expected, probe(model), relative)
+    return compare_tensors(expected, probe(model), tolerance or usual_tolerance(model))
+
+
+def usual_tolerance(model: PreTrainedModel) -> float:
+    """Return the largest difference that the dtypes of a model explain, relative to an output."""
+    return max(TOLERANCE.get(parameter.dtype, 0.0) for parameter in model.parameters())
 
 
 def compare_tensors(

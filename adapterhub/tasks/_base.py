@@ -164,7 +164,7 @@ class Task(ABC):
         Args:
             source: a file or the id of a Hub dataset.
             options: the columns and format of the data.
-            split: "train", "eval" or the name of a Hub split.
+            split: "train", "eval", PREDICT or the name of a Hub split.
             labelled: whether to read labels; False for data to predict on.
 
         Raises:

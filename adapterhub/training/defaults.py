@@ -76,6 +76,19 @@ def steps_per_epoch(rows: int, batch_size: int, gradient_accumulation: int) -> i
     return -(-rows // (batch_size * gradient_accumulation))
 
 
+def usual_steps(options: TrainOptions, methods: Sequence[Method], rows: int) -> int:
+    """Return the optimizer steps that a run takes, unless the number of steps is given.
+
+    Args:
+        options: the user's options.
+        methods: the methods of the adapter.
+        rows: the number of rows that one epoch trains on.
+    """
+    chosen = run_options(options, methods, rows)
+    per_epoch = steps_per_epoch(rows, chosen.batch_size, chosen.gradient_accumulation)
+    return chosen.epochs * per_epoch
+
+
 def _eval_every(total: int, steps: int) -> Literal["epoch"] | int:
     """Return how often to evaluate: each epoch, unless that is too often or too rarely."""
     epochs = -(-total // steps)

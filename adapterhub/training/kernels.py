@@ -4,25 +4,30 @@ bf16 halves the time of matrix products on processors with instructions for it, 
 others; torch's fused attention is the faster one in fp32 and, on a CPU, the slower one in bf16. So
 both are chosen together, by `layer_timing` on the shapes of the run, once per machine. Runs too
 short to gain from it keep fp32. A GPU is not measured: it computes in bf16 where it supports it.
+What is bf16 for another reason, such as a quantized backbone, is fp32 on a processor that takes
+several times as long in bf16, or a note if the recipe asks for bf16.
 
 What trains stays in fp32 in all cases, and so does the loss.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from adapterhub.backbones.digest_cache import remembered
 from adapterhub.backbones.find import find_backbone
+from adapterhub.backbones.layer_timing import (
+    EAGER,
+    SDPA,
+    Kernels,
+    LayerShape,
+    remembered_times,
+    times_in_bf16,
+    without_slow_bf16,
+)
 from adapterhub.backbones.load import load_processor
 from adapterhub.backbones.probe import probe
 from adapterhub.backbones.weights import DTYPES
@@ -31,7 +36,6 @@ from adapterhub.methods._base import Method
 from adapterhub.tasks import Setting
 from adapterhub.tasks._lengths import encode_whole
 from adapterhub.training.defaults import run_options
-from adapterhub.training.layer_timing import EAGER, SDPA, Kernels, LayerShape, time_kernels
 from adapterhub.training.lengths import default_length
 from adapterhub.training.processes import own_device, process_count
 from adapterhub.training.recipe import Recipe
@@ -104,9 +108,11 @@ def choose_kernels(recipe: Recipe, data: RunData, methods: Sequence[Method]) -> 
     is_open = not (recipe.dtype and recipe.attention) and recipe.train.mixed_precision == "no"
     if recipe.train.shard:
         return replace(given, note="" if recipe.quantize else _conversion(recipe))
+    device = own_device()
+    if device.type == "cpu" and (note := _slowness(recipe)):
+        return replace(given, note=note)
     if not is_open or recipe.quantize or process_count() > 1:
         return given
-    device = own_device()
     if device.type == "cuda":
         return _on_gpu(given)
     work = _workload(recipe, data, methods) if device.type == "cpu" else None
@@ -129,6 +135,17 @@ def _conversion(recipe: Recipe) -> str:
         f"each process converts the whole backbone from {name} to {loaded}; with dtype={name} it "
         "reads its share alone"
     )
+
+
+def _slowness(recipe: Recipe) -> str:
+    """Say that this processor is slow in bf16, and what follows, if the run would compute in it."""
+    asked = "bf16" in (recipe.dtype, recipe.train.mixed_precision)
+    if (not asked and (recipe.dtype or not recipe.quantize)) or without_slow_bf16("bf16") == "bf16":
+        return ""
+    slow = f"this processor takes {times_in_bf16():.0f} times as long in bf16 as in fp32"
+    if not asked:
+        return f"the quantized backbone computes in fp32: {slow}; dtype=bf16 computes in bf16"
+    return f"{slow}: dtype=fp32 train.mixed_precision=no"
 
 
 def can_compute(model: PreTrainedModel) -> bool:
@@ -163,7 +180,7 @@ def _measured(given: KernelChoice, work: Workload) -> KernelChoice:
     usual, *others = [Kernels(d, a) for d in dtypes for a in attentions]
     if not others:
         return given
-    times = _remembered_times(work.shape, (usual, *others))
+    times = remembered_times(work.shape, (usual, *others))
     best = min(times, key=times.__getitem__)
     if times[best] > _GAIN * times[usual]:
         best = usual
@@ -182,30 +199,6 @@ def _note(times: dict[Kernels, float], best: Kernels, usual: Kernels, shape: Lay
         f"{times[usual] / times[best]:.1f} times as fast as {usual.dtype} with {usual.attention} "
         f"{where}; {' '.join(words)} for the usual"
     )
-
-
-def _remembered_times(shape: LayerShape, candidates: Sequence[Kernels]) -> dict[Kernels, float]:
-    """Return the seconds of a step with each candidate, measured now or earlier."""
-    key = json.dumps([_machine(), vars(shape), candidates])
-
-    def measure() -> list[float]:
-        times = time_kernels(shape, candidates)
-        return [times[kernels] for kernels in candidates]
-
-    seconds = remembered([], key, measure, folder="kernels")
-    return dict(zip(candidates, seconds, strict=True))
-
-
-def _machine() -> list[Any]:
-    """Return what the rates depend on: processor, threads and torch."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    facts = ("model name", "flags", "Features")  # not the clock, which changes
-    lines = {line for line in text.splitlines() if line.startswith(facts)}
-    digest = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
-    return [platform.machine(), digest, torch.get_num_threads(), torch.__version__]
 
 
 def _workload(recipe: Recipe, data: RunData, methods: Sequence[Method]) -> Workload | None:

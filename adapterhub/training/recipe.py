@@ -32,8 +32,8 @@ class Recipe:
     revision: str | None = option(None, "branch, tag or commit of a Hub backbone")
     dtype: str | None = option(
         None,
-        "precision of the frozen backbone: fp32, bf16, fp16 (null: bf16 if quantized; else the "
-        "faster of fp32 and bf16, measured)",
+        "precision of the frozen backbone: fp32, bf16, fp16 (null: bf16 if quantized, unless "
+        "several times slower here; else the faster of fp32 and bf16, measured)",
     )
     attention: str | None = option(
         None, "attention implementation: eager, sdpa, ... (null: the fastest here, measured)"

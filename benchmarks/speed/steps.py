@@ -25,7 +25,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import adapterhub as ah
-from adapterhub.training.layer_timing import EAGER, SDPA, Kernels, LayerShape, time_kernels
+from adapterhub.backbones.layer_timing import EAGER, SDPA, Kernels, LayerShape, time_kernels
 
 METHODS = ("pfeiffer", "mam", "prefix", "lora")
 CANDIDATES = [Kernels(d, a) for d in ("fp32", "bf16") for a in (SDPA, EAGER)]

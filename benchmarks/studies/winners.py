@@ -73,7 +73,7 @@ def winners(folder: Path, output: Path, epochs: int) -> Iterator[tuple[str, str,
     commands = train_commands(study, results, output)
     for task in results:
         command = commands.get((task.task, task.rows))
-        if command is not None and not task.advice.unproven:
+        if command is not None and task.advice.method and not task.advice.unproven:
             spec = study.labels()[str(task.advice.method)]
             (method, *_) = parse_methods(spec)  # type: ignore[arg-type]
             yield task.task, method.name, longer(command, task, output, epochs)
@@ -90,6 +90,8 @@ def longer(command: str, task: TaskResult, output: Path, epochs: int) -> list[st
     """
     words = shlex.split(command)[2:]
     for flag, value in (("--steps", None), ("--output", str(output / task.task))):
+        if flag not in words:
+            continue
         place = words.index(flag)
         words[place : place + 2] = [] if value is None else [flag, value]
     labels = ["--labels", LABELS[task.task]] if task.task in LABELS else []

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import tiny_models
 import torch
+import torch.nn.functional as F
 from selection import rotate
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
@@ -50,6 +51,10 @@ def dense_rows(architecture, role):
     return rows.view(3, HIDDEN)[ROW[name]]
 
 
+PARTS = [(a, f"attn.{name}") for a in FUSED for name in "qkv"]
+PARTS += [(a, f"ffn.{name}") for a in GATED for name in ("gate", "up")]
+
+
 def model_of(architecture):
     """Make a model without relative positions: DeBERTa's attention is then content to content."""
     options = {"relative_attention": False} if architecture == "deberta" else {}
@@ -61,12 +66,7 @@ def logits(model):
         return model(**tiny_models.batch()).logits
 
 
-@rotate(
-    ("architecture", "role"),
-    [(a, f"attn.{name}") for a in FUSED for name in "qkv"]
-    + [(a, f"ffn.{name}") for a in GATED for name in ("gate", "up")],
-    4,
-)
+@rotate(("architecture", "role"), PARTS, 4)
 def test_an_update_of_a_part_equals_the_update_of_its_rows(architecture, role):
     model = model_of(architecture)
     reference = copy.deepcopy(model)
@@ -83,6 +83,46 @@ def test_an_update_of_a_part_equals_the_update_of_its_rows(architecture, role):
         reference.get_submodule(name).load_state_dict(module.state_dict())
     torch.testing.assert_close(logits(model), logits(reference), atol=1e-5, rtol=1e-4)
     assert not torch.allclose(logits(model), logits(model_of(architecture)), atol=1e-3)
+
+
+@rotate(("architecture", "role"), PARTS, 4)
+def test_a_changed_input_of_a_part_is_that_of_its_rows_alone(architecture, role):
+    """W_part (l * x), in a stack, in an average, in the rows of a route, and merged."""
+    model = model_of(architecture)
+    scaling = ah.attach(model, {"ia3": {"sites": [role], "inputs": [role]}}, name="scale")
+    updating = ah.attach(model, {"lora": {"rank": 2, "sites": [role]}}, name="update")
+    for adapter in (scaling, updating):
+        tiny_models.scramble(adapter, std=0.5)
+    site, update = updating.placed[0].site, updating.placed[0].module
+    factors = scaling.placed[0].module.scale.detach()
+    host, rows = model.get_submodule(site.host), dense_rows(architecture, role)
+    weight, x = host.weight.detach().clone(), torch.randn(4, 3, site.d_in)
+    weight = weight if weight.shape[0] > weight.shape[1] else weight.T  # Conv1D
+
+    def output(factors, share):
+        y, changed = F.linear(x, weight, host.bias), factors * x
+        y[..., rows] += F.linear(changed - x, weight[rows])
+        y[..., rows] += share * update.scale * changed @ update.A.T @ update.B.T
+        return y
+
+    stack, mean = ("scale", "update"), ah.Average(["scale", "update"])
+    terms = {"scale": (factors, 0), stack: (factors, 1), None: (torch.ones(()), 0)}
+    terms[mean] = (factors + 1) / 2, 0.5
+    with torch.no_grad():
+        expected = {composition: output(*each) for composition, each in terms.items()}
+        for routed in ([*terms], ["scale", stack, None, stack]):  # in groups, and as stacks of rows
+            with ah.route(model, routed):
+                for n, (y, composition) in enumerate(zip(host(x), routed, strict=True)):
+                    close(y, expected[composition][n])
+        for composition in terms:
+            ah.activate(model, *([] if composition is None else [composition]))
+            close(host(x), expected[composition])
+        ah.merge(model, *stack)
+        close(host(x), expected[stack])
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
 def recorded(model, path, inputs):

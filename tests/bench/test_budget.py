@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from studies import planned
 
 from adapterhub.bench import budget
-from adapterhub.bench.budget import StepTime, _step_time
-from adapterhub.bench.execute import TaskContext
-from adapterhub.bench.study import Study
+from adapterhub.bench.budget import StepTime, _step_time, affordable
+from adapterhub.bench.cells import Cell, Group
+from adapterhub.bench.execute import EVALUATIONS, TaskContext
+from adapterhub.bench.search import LEAST_STEPS, next_cells, runs_left
+from adapterhub.bench.study import BenchOptions, Study
 from adapterhub.bench.study_folder import as_begun, keep_study
+from adapterhub.bench.task_data import TaskData
+from adapterhub.data.options import DataOptions
+from adapterhub.errors import ConfigError
+from adapterhub.tasks import parse_task
+from adapterhub.training.loading import SharedLoader
+from adapterhub.training.run_data import RunData
 from adapterhub.training.stop_signals import Stopped
 
 
@@ -21,10 +33,65 @@ def test_a_budget_becomes_steps(study: Study, tmp_path: Path) -> None:
     generous = planned(replace(study, bench=bench), tmp_path)[0]
     assert {group.steps for group in generous.groups} == {generous.study.bench.steps}
     assert generous.study.bench.steps is not None
-    tight = planned(replace(study, bench=replace(bench, budget="1s")), tmp_path / "b")[0]
-    assert {group.steps for group in tight.groups} == {20}
-    assert any("allows fewer" in note for note in tight.notes)
-    assert tight.study.bench.steps == 20
+    with pytest.raises(ConfigError, match="the shortest runs of this study"):
+        planned(replace(study, bench=replace(bench, budget="1s")), tmp_path / "b")
+
+
+TIMES = StepTime(0.3, 0.2, 0.5)
+ROWS = RunData(parse_task("classification"), (), [0] * 1000, [0] * 100, DataOptions())
+CONTEXTS: Any = {"mine": SimpleNamespace(data=TaskData(ROWS, [0] * 100, ()))}
+
+
+def took(groups: list[Group], bench: BenchOptions, steps: int, best: float) -> float:
+    """Return the time of a study as its search makes it; each final run has six evaluations."""
+    own, done = [replace(group, steps=steps) for group in groups], dict[Cell, float]()
+    counts = bench.rates, bench.seeds, done.get, bench.tuning_seeds
+    left = runs_left(own, *counts)
+    while cells := next_cells(own, *counts)[0]:
+        for cell in cells:
+            done[cell] = -abs(math.log10(cell.rate / best))
+            now = runs_left(own, *counts)
+            assert left - 1 <= now <= left, "a rate beyond the edge adds one"
+            left = now
+    assert left == 0
+    evaluations = len(done) * EVALUATIONS + len(groups) * bench.seeds * 6
+    return sum(0.3 * cell.steps + 0.5 for cell in done) + 0.2 * evaluations
+
+
+@pytest.mark.parametrize("best", [1e-3, 1.0])
+@pytest.mark.parametrize(
+    ("methods", "rates", "seeds", "tuning"),
+    [(6, 5, 3, 2), (2, 5, 3, 2), (3, 2, 2, 1), (2, 1, 2, 1)],
+)
+def test_a_budget_is_kept_within_a_quarter_or_refused(
+    monkeypatch: pytest.MonkeyPatch, methods: int, rates: int, seeds: int, tuning: int, best: float
+) -> None:
+    """What is refused would take more, and what is proposed in its place fits."""
+    monkeypatch.setattr(budget, "_step_time", lambda *_: TIMES)
+    names = [f"lora(rank={n})" for n in range(1, methods + 1)]
+    groups = [Group("mine", name, 1000, 270, 1e-3) for name in names]
+    bench = BenchOptions(tuple(names), rates=rates, seeds=seeds, tuning_seeds=tuning, time=False)
+    kept = set()
+    for minutes in (1, 2, 4, 8, 15, 30, 60, 600):
+        seconds = 60.0 * minutes
+        try:
+            found = affordable(groups, CONTEXTS, bench, seconds, SharedLoader(), Path())
+        except ConfigError as error:
+            hint = str(error.hint)
+        else:
+            kept.add(found.steps)
+            assert took(groups, bench, found.steps, best) <= 1.25 * seconds
+            assert found.steps == 270 or took(groups, bench, found.steps + 60, 1.0) > seconds
+            continue
+        assert took(groups, bench, LEAST_STEPS, 1.0) > seconds
+        if fewer := re.search(r"--rates (\d+) --seeds (\d+)", hint):
+            smaller = replace(bench, rates=int(fewer[1]), seeds=int(fewer[2]))
+            assert took(groups, smaller, LEAST_STEPS, best) <= 1.25 * seconds
+        if named := re.search("--methods '(.*)'", hint):
+            few = [group for group in groups if group.method in named[1]]
+            assert 2 <= len(few) < len(groups)
+            assert took(few, bench, LEAST_STEPS, best) <= 1.25 * seconds
+    assert 270 in kept
 
 
 def test_methods_that_all_fail_have_a_plan(study: Study, tmp_path: Path) -> None:

@@ -29,6 +29,28 @@ def test_predict_from_a_file_and_from_standard_input(
     assert from_stdin == from_file
 
 
+def test_no_row_vanishes(train, adapterhub, tmp_path, monkeypatch):
+    """Blank lines are predicted on as on standard input, whatever training left out."""
+    assert train("data.skip_empty=true", "train.epochs=1")[0] == 0
+    text, run = "a good film\n\na bad film\n\n", tmp_path / "run"
+    (tmp_path / "lines.txt").write_text(text)
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    from_stdin = adapterhub("predict", run, "--json")[1]
+    code, from_file, _ = adapterhub("predict", run, "--data", tmp_path / "lines.txt", "--json")
+    assert code == 0
+    assert len(json_lines(from_file)) == 4
+    assert from_file == from_stdin
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "a film"}\n\n{"text": "a plot"}\n')
+    code, out, err = adapterhub("predict", run, "--data", rows, "--json")
+    assert len(json_lines(out)) == 2
+    assert "blank lines are no rows, and get no prediction: 2\n" in err
+    rows.write_text('{"text": "a film"}\n{"text": null}\n')
+    result = adapterhub("predict", run, "--data", rows)
+    refused(result, "line 2: 'text' is missing")
+    assert "skip_empty" not in result[2]
+
+
 def test_a_regression_of_pairs(adapterhub, backbone, tmp_path):
     rows = [
         (text, f"a {('good', 'bad')[i % 2]} film", f"{i % 5}.5")

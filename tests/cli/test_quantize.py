@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+from contextlib import nullcontext
 from importlib.util import find_spec
 
 import pytest
 import tiny_models
 import torch
+from selection import rotate
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import adapterhub as ah
-from adapterhub.backbones import quantized
+from adapterhub.backbones import layer_timing, quantized
+from adapterhub.inference import open as opened
 from adapterhub.inference.open import open_adapter
+from adapterhub.training import kernels
 from adapterhub.training.plan import plan_of, weight_bytes
 from adapterhub.training.prepare import prepare
 from adapterhub.training.recipe import read
@@ -54,6 +60,92 @@ def test_train_evaluate_and_merge(train, adapterhub, backbone, data, tmp_path):
     assert loaded.startswith("reloaded")
     model = AutoModelForSequenceClassification.from_pretrained(out_folder)
     assert type(model.bert.encoder.layer[0].output.dense).__name__ == "Linear4bit"
+
+
+class Products(TorchDispatchMode):
+    """Collects the matrix products that are computed in bf16."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        product = re.search("mm|linear|matmul|attention", func.name())
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        if product and any(tensor.dtype == torch.bfloat16 for tensor in tensors):
+            self.found.add(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def slow_in_bf16(monkeypatch):
+    """Return a function after whose call the processor takes 90 times as long in bf16."""
+
+    def slow():
+        for module in (layer_timing, kernels, opened):
+            monkeypatch.setattr(module, "times_in_bf16", lambda: 90.0)
+
+    return slow
+
+
+def test_a_slow_processor_computes_no_products_in_bf16(
+    train, adapterhub, data, tmp_path, slow_in_bf16
+):
+    """Not on what was trained in bf16 elsewhere, nor on a checkpoint that was quantized there."""
+    run, nf4 = tmp_path / "run", tmp_path / "nf4"
+    assert train("dtype=bf16", "train.max_steps=1")[0] == 0
+    assert train("quantize=nf4", "train.max_steps=1", output=nf4)[0] == 0
+    stored = tmp_path / "stored"
+    assert adapterhub("merge", nf4, "--output", stored, "--requantize")[0] == 0
+    slow_in_bf16()
+    ways = {
+        "predict": ("predict", run, "a good film"),
+        "eval": ("eval", run, "--data", data[1]),
+        "merge": ("merge", run, "--output", tmp_path / "fp32"),
+        "merge into bf16": ("merge", run, "--output", tmp_path / "bf16", "--base-dtype", "bf16"),
+        "merge --requantize": ("merge", nf4, "--output", tmp_path / "again", "--requantize"),
+        "predict in nf4": ("predict", nf4, "a good film"),
+    }
+    for way, words in ways.items():
+        says = way in ("predict", "eval")
+        with Products() as products, pytest.warns(match="90 times") if says else nullcontext():
+            code, _, err = adapterhub(*words)
+        assert code == 0, err
+        assert products.found == set(), way
+    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "bf16")
+    assert {p.dtype for p in plain.parameters()} == {torch.bfloat16}
+    with Products() as products:
+        model, _ = ah.load_backbone(str(stored), task="classification", labels=["n", "y"])
+        model(**tiny_models.batch())
+    assert products.found == set()
+
+
+@rotate("kind", KINDS, 2)
+def test_a_quantized_backbone_computes_in_fp32_on_a_slow_processor(
+    kind, train, adapterhub, backbone, data, tmp_path, slow_in_bf16
+):
+    slow_in_bf16()
+    with Products() as products:
+        code, _, err = train(f"quantize={kind}", "train.max_steps=1")
+    assert code == 0, err
+    assert "the quantized backbone computes in fp32" in err
+    assert products.found == set()
+    recipe = json.loads((tmp_path / "run/adapter/adapter.json").read_text())["training"]["recipe"]
+    assert recipe["dtype"] is None  # other machines choose for themselves
+    words = ("bench", "--methods", "head", "--rates", "1", "--seeds", "1", "--steps", "2")
+    where = ("--backbone", backbone, "--output", tmp_path / "study", "--train", data[0])
+    with Products() as products:
+        code, _, err = adapterhub(*words, *where, f"quantize={kind}")
+    assert code == 0, err
+    assert products.found == set()
+
+
+@pytest.mark.parametrize("word", ["dtype=bf16", "train.mixed_precision=bf16"])
+def test_bf16_that_is_asked_for_stays_with_a_note(train, word, slow_in_bf16):
+    slow_in_bf16()
+    code, _, err = train(word, "train.max_steps=1")
+    assert code == 0, err
+    assert "90 times as long in bf16 as in fp32" in err
 
 
 def test_nothing_to_quantize_again(train, adapterhub, tmp_path):

@@ -28,6 +28,7 @@ def study(backbone, tmp_path):
 
 
 def test_the_command_trains_the_winner(adapterhub, study, tmp_path):
+    study = replace(study, bench=replace(study.bench, steps=80))
     results = study_results(study, made_records(study, ACCURACY), {})
     ((place, line),) = train_commands(study, results, tmp_path / "study").items()
     assert place == ("my data", 100)
@@ -39,6 +40,26 @@ def test_the_command_trains_the_winner(adapterhub, study, tmp_path):
     for option in ("batch_size: 8", "max_steps: 80", "learning_rate: 0.001", "dtype: fp32"):
         assert option in recipe
     assert "rank: 2" in recipe or "rank=2" in recipe
+
+
+@pytest.mark.parametrize(("rows", "usual"), [(1000, 375), (100, 156)])
+def test_after_short_runs_of_a_budget_nothing_is_recommended(study, tmp_path, rows, usual):
+    """The runs have 80 steps; a command of a study with a budget takes as many as `train`."""
+    study = replace(study, bench=replace(study.bench, budget="8m", steps=80, rates=3))
+    results = study_results(study, made_records(study, ACCURACY, rows=rows), {})
+    advice = results[0].advice
+    (line,) = train_commands(study, results, tmp_path).values()
+    assert f"--method '{BEST}'" in line
+    assert "--steps" not in line
+    if usual <= 2 * 80:
+        assert advice.method == BEST
+        assert "--lr 0.001" in line
+        return
+    assert (advice.method, advice.candidate, advice.best) == (None, BEST, BEST)
+    assert f"80 steps, where adapterhub train takes {usual}" in advice.text
+    assert "budget of about 38 min" in advice.text  # 4.7 times as many steps
+    assert not advice.text.startswith("Take")
+    assert "--lr" not in line
 
 
 def test_only_the_largest_number_of_rows_of_a_task_has_a_command(study, tmp_path):

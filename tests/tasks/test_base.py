@@ -11,7 +11,7 @@ from fixtures import word_tokenizer
 from transformers import AutoTokenizer
 
 from adapterhub.data.examples import Example
-from adapterhub.data.options import DataOptions
+from adapterhub.data.options import PREDICT, DataOptions
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks import TASKS, Setting, dump_task, parse_task
 from adapterhub.tasks._base import Encoded
@@ -101,6 +101,40 @@ def test_an_empty_text_is_refused_where_it_would_be_learned(tmp_path, task, row,
         parse_task(task).read(str(source), options, "train")
     if column in ("pair", "text") and isinstance(empty, str):
         parse_task(task).read(str(source), options, "eval", labelled=False)
+
+
+LINES = ["a good film", "", "a bad plot", "", ""]  # the last one ends in a line feed too
+BLANK_LINES = {  # tables of one column: a blank line is a row, as on standard input
+    "plain.txt": "\n".join(LINES) + "\n",
+    "carriage.txt": "\r\n".join(LINES) + "\r\n",
+    "one.csv": "text\n" + "\n".join(LINES) + "\n",
+    "quoted.csv": '\n"text"\n' + "\n".join(f'"{line}"' if line else "" for line in LINES) + "\n",
+    "one.tsv": "text\n" + "\n".join(LINES) + "\n",
+}
+NO_ROWS = {  # the blank lines are none: the file, and the number of the first blank line
+    "two.csv": ("text,label\na good film,1\n\na bad plot,0\n\n\n", 3),
+    "two.tsv": ("text\tlabel\na good film\t1\n\na bad plot\t0\n\n\n", 3),
+    "rows.jsonl": ('{"text": "a good film"}\n\n{"text": "a bad plot"}\n\n\n', 2),
+}
+OF_ONE_TEXT = ("classification", "regression", "multi-label", "seq2seq", "causal-lm",
+               "causal-lm(data=text)", "embedding", *sorted(RAW))  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", OF_ONE_TEXT)
+def test_each_line_to_predict_on_is_a_row_or_is_named(tmp_path, spec):
+    task = parse_task(spec)
+    for name, text in (BLANK_LINES | {name: text for name, (text, _) in NO_ROWS.items()}).items():
+        file, lines = tmp_path / name, LINES if name in BLANK_LINES else [LINES[0], LINES[2]]
+        file.write_bytes(text.encode())
+        _, choice = task.fitted(str(file), DataOptions(), PREDICT, labelled=False)
+        read = task.read(str(file), choice.options, PREDICT, labelled=False)
+        assert [task.shown(each) for each in read] == [[line] for line in lines], name
+        counted = [note for note in choice.notes if "blank lines" in note]
+        if name in BLANK_LINES:
+            assert not counted
+        else:
+            first = NO_ROWS[name][1]
+            assert counted[0].endswith(f": {first}, {first + 2}, {first + 3}"), name
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

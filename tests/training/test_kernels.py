@@ -14,13 +14,14 @@ from selection import rotate
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.attach import attach
+from adapterhub.backbones import layer_timing
+from adapterhub.backbones.layer_timing import EAGER, SDPA, Kernels
 from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.weights import DTYPES
 from adapterhub.errors import TrainingError
 from adapterhub.methods._spec import parse_methods
 from adapterhub.training import kernels, loop
 from adapterhub.training.kernels import KernelChoice, can_compute, choose_kernels, layer_shape
-from adapterhub.training.layer_timing import EAGER, SDPA, Kernels
 from adapterhub.training.prepare import prepare
 from adapterhub.training.recipe import Recipe, read
 from adapterhub.training.report import Reporter
@@ -46,6 +47,7 @@ def recipe(backbone: Path, data: tuple[Path, Path], tmp_path: Path):
 def fastest(monkeypatch, tmp_path) -> Callable[..., list[Kernels]]:
     """Make a candidate the fastest one; return the candidates that are timed."""
     monkeypatch.setattr(kernels, "SHORTEST", 0)
+    monkeypatch.setattr(layer_timing, "times_in_bf16", lambda: 0.5)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     timed: list[Kernels] = []
 
@@ -54,7 +56,7 @@ def fastest(monkeypatch, tmp_path) -> Callable[..., list[Kernels]]:
             timed.extend(candidates)
             return {each: share if each == best else 1.0 for each in candidates}
 
-        monkeypatch.setattr(kernels, "time_kernels", times)
+        monkeypatch.setattr(layer_timing, "time_kernels", times)
         return timed
 
     return fastest

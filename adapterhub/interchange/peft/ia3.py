@@ -74,6 +74,12 @@ def export_ia3(source: ExportSource) -> CheckpointPart:
             scales[key] = scales[key] * scale if key in scales else scale
     inputs = sorted(host for host, at_input in scales if at_input)
     both = [host for host, at_input in scales if at_input and (host, False) in scales]
+    problems = [f"{host}: peft rescales the input or the output, not both" for host in both]
+    problems += [
+        f"{part.site.id}: peft rescales the input of the whole {part.site.host}, not that of a part"
+        for part in source.parts
+        if isinstance(part.module, InputScale) and part.site.part is not None
+    ]
     return CheckpointPart(
         config=target_options(source, {host for host, _ in scales})
         # A list would match the ends of other targets, so it is one regular expression.
@@ -83,7 +89,7 @@ def export_ia3(source: ExportSource) -> CheckpointPart:
             for (host, at_input), scale in scales.items()
         },
         targets=sorted({host for host, _ in scales}),
-        problems=[f"{host}: peft rescales the input or the output, not both" for host in both],
+        problems=problems,
     )
 
 

@@ -6,12 +6,16 @@ import asyncio
 import os
 import sys
 import threading
+from contextvars import copy_context
+from threading import Thread
 
 import pytest
 import selection
 import tiny_models
 import torch
+from fixtures import word_tokenizer
 from matrix import CELLS, example, one_of_each_signature
+from transformers import ContinuousBatchingConfig, TextIteratorStreamer
 
 import adapterhub as ah
 from adapterhub.adapters.state import get_state
@@ -451,3 +455,63 @@ def test_a_compiled_model_follows_the_route_of_its_thread():
     assert run_threads(serve, 3) == []
     assert wrong == []
     torch._dynamo.reset()
+
+
+SMALL_CACHE = ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=64)  # else most memory
+WAYS = {  # of transformers into its thread
+    "generate_batch": lambda model: model.generate_batch([[7, 8, 9]], max_new_tokens=2),
+    "generate": lambda model: model.generate(
+        torch.tensor([[7, 8, 9]]), cache_implementation="paged", max_new_tokens=2
+    ),
+    "context": lambda model: model.continuous_batching_context_manager().__enter__(),
+    "manager": lambda model: model.init_continuous_batching(),
+}
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in ("head", "scalar-mix")])
+def test_continuous_batching_is_refused_where_its_thread_computes_something_else(method):
+    """In a route of any kind; with keys, values or tokens that no request has; for others' keys."""
+    model = tiny_models.language_model("gpt2")
+    adapter = ah.attach(model, example(method), name="own")
+    virtual = any(p.site.kind in ("keyvalue", "embed") for p in adapter.placed)
+    for way in WAYS.values():
+        for context in (ah.route(model, ["own"]), ah.disabled(model)):
+            with context, pytest.raises(AttachError, match="in a thread of its own"):
+                way(model)
+        if virtual:
+            with pytest.raises(AttachError, match="no place for prefixes and prompts"):
+                way(model)
+    if not virtual:
+        with pytest.raises(AttachError, match="persistent"):
+            model.generate_batch([[7, 8, 9]], persistent_manager=True)
+        manager = model.init_continuous_batching()
+        with ah.disabled(model), pytest.raises(AttachError, match="in a thread of its own"):
+            manager.add_requests([[7, 8, 9]])
+        ah.activate(model)
+        with pytest.raises(AttachError, match="another adapter is active"):
+            manager.add_request([7, 8, 9])
+        model._cached_continuous_batching_manager = manager
+        with pytest.raises(AttachError, match="destroy_cached_continuous_batching_manager"):
+            model.generate_batch([[7, 8, 9]])
+
+
+def test_continuous_batching_and_streams_compute_with_the_adapter():
+    """The first with what is active; the second in a copy of the route's context."""
+    model, tokenizer = tiny_models.language_model("llama"), word_tokenizer()
+    attached(model, "lora", 2)
+    prompt, options = [7, 8, 9], {"max_new_tokens": 4, "do_sample": False}
+    inputs = {"input_ids": torch.tensor([prompt]), "attention_mask": torch.ones(1, 3).long()}
+    expected = {}
+    for name in ("a0", "a1"):
+        ah.activate(model, name)
+        expected[name] = model.generate(**inputs, **options)[0, 3:].tolist()
+        (found,) = model.generate_batch(
+            [prompt], continuous_batching_config=SMALL_CACHE, max_new_tokens=4
+        ).values()
+        assert found.generated_tokens == expected[name]
+    assert expected["a0"] != expected["a1"]
+    with ah.route(model, ["a0"]):
+        streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=30)
+        given = {**inputs, **options, "streamer": streamer}
+        Thread(target=copy_context().run, args=(model.generate,), kwargs=given).start()
+        assert "".join(streamer) == tokenizer.decode(expected["a0"])

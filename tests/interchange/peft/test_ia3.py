@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import tiny_models
+
+import adapterhub as ah
+from adapterhub.errors import MismatchError
 
 peft = pytest.importorskip("peft")
 from peft_reference import compare_import, core  # noqa: E402
@@ -32,3 +36,13 @@ def test_ia3(tmp_path, architecture):
         fan_in_fan_out=architecture == "gpt2",
     )
     compare_import(tmp_path, architecture, config)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "gpt_neox"])
+def test_the_input_of_a_part_is_refused(tmp_path, architecture):
+    """Peft would rescale that of the other parts too."""
+    adapter = ah.attach(tiny_models.model(architecture), "ia3(sites=[attn.q], inputs=[attn.q])")
+    with pytest.raises(MismatchError) as error:
+        adapter.export(tmp_path / "peft")
+    assert "decoder.0.attn.q: peft rescales the input of the whole" in str(error.value)
+    assert not (tmp_path / "peft").exists()

@@ -2,25 +2,34 @@
 
 The layer has the sizes of the backbone's and no trained parameter: a step is its forward pass and
 the gradient of its input, which is most of the work of a step with an adapter. Large layers are
-scaled down, since the rate of a matrix product no longer depends on its size there.
+scaled down, since the rate of a matrix product no longer depends on its size there. Times are
+measured once per machine.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from adapterhub.backbones.digest_cache import remembered
 
 EAGER, SDPA = "eager", "sdpa"
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _ROUNDS = 4
 _WIDEST = 1024  # width of the measured layer
 _MOST_WORK = 6e9  # floating point operations of a measured step
+_SLOW = 2  # times as long as in fp32: with instructions for bf16 it is less, without up to 100
 
 
 class Kernels(NamedTuple):
@@ -77,6 +86,46 @@ def time_kernels(shape: LayerShape, candidates: Sequence[Kernels]) -> dict[Kerne
             layer.step()
             times[kernels].append(time.perf_counter() - start)
     return {kernels: min(seconds[1:]) for kernels, seconds in times.items()}  # the first warms up
+
+
+def remembered_times(shape: LayerShape, candidates: Sequence[Kernels]) -> dict[Kernels, float]:
+    """Return the seconds of a step with each candidate, measured now or earlier."""
+    key = json.dumps([_machine(), vars(shape), candidates])
+
+    def measure() -> list[float]:
+        times = time_kernels(shape, candidates)
+        return [times[kernels] for kernels in candidates]
+
+    seconds = remembered([], key, measure, folder="kernels")
+    return dict(zip(candidates, seconds, strict=True))
+
+
+def _machine() -> list[Any]:
+    """Return what the rates depend on: processor, threads and torch."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    facts = ("model name", "flags", "Features")  # not the clock, which changes
+    lines = {line for line in text.splitlines() if line.startswith(facts)}
+    digest = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+    return [platform.machine(), digest, torch.get_num_threads(), torch.__version__]
+
+
+@cache
+def times_in_bf16() -> float:
+    """Return how many times as long as in fp32 a step takes on this processor in bf16."""
+    shape = LayerShape(rows=2, tokens=32, width=512, inner=2048, heads=8)  # seconds, if it is slow
+    fp32, bf16 = (Kernels(dtype, EAGER) for dtype in ("fp32", "bf16"))
+    times = remembered_times(shape, (fp32, bf16))
+    return times[bf16] / times[fp32]
+
+
+def without_slow_bf16(dtype: str) -> str:
+    """Return a dtype to compute in: fp32 in place of bf16 on a processor that is slow in bf16."""
+    if dtype != "bf16" or torch.cuda.is_available() or times_in_bf16() < _SLOW:
+        return dtype
+    return "fp32"
 
 
 class _Layer:

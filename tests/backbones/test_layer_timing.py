@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from adapterhub.training.layer_timing import EAGER, SDPA, Kernels, LayerShape, _Layer, time_kernels
+from adapterhub.backbones.layer_timing import EAGER, SDPA, Kernels, LayerShape, _Layer, time_kernels
 
 SHAPE = LayerShape(rows=2, tokens=8, width=16, inner=32, heads=2)
 ALL = [Kernels(d, a) for d, a in itertools.product(("fp32", "bf16"), (SDPA, EAGER))]
