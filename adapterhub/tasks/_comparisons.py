@@ -18,6 +18,7 @@ from adapterhub.data.preferences import (
     read_comparisons,
 )
 from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
+from adapterhub.tasks._losses import Items, rows_of
 from adapterhub.tasks._metrics import classification_metrics
 from adapterhub.tasks._rows import Row, Setting, pad
 from adapterhub.tasks._show import learned_line
@@ -147,6 +148,10 @@ class OfComparisons(Task):
         assert isinstance(prediction, Compared)
         right = prediction.margin > 0
         return {
+    def loss_items(self, train: Encoded) -> Items:
+        """Return what counts comparisons."""
+        return rows_of
+
             "texts": [example.text],
             "label": example.chosen,
             "prediction": example.chosen if right else example.rejected,

@@ -276,6 +276,7 @@ def training_session(
             below_head=below_head,
             entered=entered,
             alone=lambda: cache.replaying,
+            items=data.task.loss_items(prepared.train),
             stream=stream,
         )
 

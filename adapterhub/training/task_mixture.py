@@ -18,7 +18,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.tasks import Encoded, Prediction, Setting, Task
-from adapterhub.tasks._losses import Loss
+from adapterhub.tasks._losses import Items, Loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -176,6 +176,13 @@ class TaskMixture(Task):
 
     @property
     def compares_with_reference(self) -> bool:
+    def loss_items(self, train: Encoded) -> Items:
+        """Return what counts the items of a batch: those of the loss of its task."""
+        rows = _of_tasks(train)
+        items = {name: each.task.loss_items(each) for name, each in rows.items()}
+        switch = next(iter(rows.values())).switch
+        return lambda batch: items[switch.current](batch)
+
         """Whether the loss of any task compares with a reference."""
         return any(task.compares_with_reference for task in self.tasks.values())
 
