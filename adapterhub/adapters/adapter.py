@@ -116,7 +116,7 @@ class Adapter:
     """A named adapter of a model, made by `attach` or `load`.
 
     While it is attached, its new tokens are in `tokenizer`, which shows its chat template,
-    `template`, unless that of an adapter loaded later is shown. `occupied` are the slots of its
+    `template`, while it applies. `occupied` are the slots of its
     modules, with their keys there. With several `heads`, `head` is the one that applies. `on` are
     the adapters below, which are active with it. A frozen adapter has the files that it was loaded
     from in `foundation`; one that was loaded because others are on it is detached with the last of
@@ -135,7 +135,6 @@ class Adapter:
     pooling: HeadPooling | None = None
     tokenizer: TokenizerSnapshot | None = None
     template: str | None = None
-    template_key: object = field(default_factory=object, init=False)
     occupied: list[tuple[Slot, str]] = field(default_factory=list, init=False)
     metadata: AdapterMetadata = field(default_factory=AdapterMetadata)
     on: tuple[Adapter, ...] = ()
@@ -307,17 +306,13 @@ class Adapter:
             self.pooling.eject()
 
     def lend(self) -> None:
-        """Add the new tokens to the tokenizer, and show the chat template.
+        """Add the new tokens to the tokenizer.
 
         Raises:
             MismatchError: the tokenizer has other tokens under their ids.
         """
-        if self.tokenizer is None:
-            return
-        if self.new_tokens:
+        if self.tokenizer is not None and self.new_tokens:
             add_new_tokens(self.tokenizer, self.new_tokens.tokens)
-        if self.template is not None:
-            self.tokenizer.show(self.template_key, self.template)
 
     def take_back(self, in_use: Collection[str]) -> None:
         """Undo `lend`: tokens that are in use, and tokens in front of them, stay.
@@ -326,7 +321,6 @@ class Adapter:
             in_use: the new tokens of other adapters with the same tokenizer.
         """
         if self.tokenizer is not None:
-            self.tokenizer.hide(self.template_key)
             self.tokenizer.remove_unused(in_use)
 
     def detach(self) -> None:

@@ -21,6 +21,7 @@ from adapterhub.adapters.activation import (
     StackActivation,
     TemporaryActivation,
     activation_of,
+    template_of,
 )
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attachable import (
@@ -146,9 +147,15 @@ class ModelState:
         self._settle()
 
     def _settle(self) -> None:
-        """Put the heads, labels and parameters into the model that belong there."""
+        """Put heads, labels and parameters into the model, and its chat template in place."""
         innermost = self.routes[-1] if self.routes else self.activation
         self.passes.replace(innermost if innermost.replaces else None)
+        outer = [route.outer for route in self.routes]
+        applied = [each for each in self.routes if not any(each is one for one in outer)]
+        for tokenizer in {a.tokenizer for a in self.adapters.values() if a.tokenizer}:
+            own = tokenizer.chat_template()
+            template = template_of(self.adapters, applied or [self.activation], own)
+            tokenizer.show(self.scope, template)
 
     def _routes_of_others(self, route: RouteActivation | None) -> list[RouteActivation]:
         """List the open routes but one and those that it is nested in."""
@@ -214,8 +221,10 @@ class ModelState:
             active, structure = self.activation, None
             tokenizers = [adapter.tokenizer for adapter in adapters if adapter.tokenizer]
             templates = [(each.tokenizer, each.tokenizer.chat_template) for each in tokenizers]
+            bare = templates
             try:
                 self._make_active(StackActivation())  # parts that it replaces are no structure
+                bare = [(each, each.chat_template) for each, _ in templates]
                 structure = ModelStructure(
                     self.model,
                     [self, *(each.borrowed for each in tokenizers)],
@@ -228,10 +237,12 @@ class ModelState:
                     undo()
                     self._make_active(StackActivation())
                     structure.restore()
-                for tokenizer, template in templates:
+                for tokenizer, template in bare:
                     tokenizer.chat_template = template
                 if self.activation is not active:
                     self._make_active(active)
+                for tokenizer, template in templates:
+                    tokenizer.chat_template = template
                 raise
 
     def _add(self, adapter: Adapter) -> None:
