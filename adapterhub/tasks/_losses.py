@@ -32,12 +32,12 @@ def model_inputs(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in batch.items() if not name.startswith(OF_LOSS)}
 
 
-def rows_of(batch: Mapping[str, Tensor]) -> float:
+def batch_rows(batch: Mapping[str, Tensor]) -> float:
     """Count the rows of a batch."""
     return len(next(iter(batch.values())))
 
 
-def labels_of(batch: Mapping[str, Tensor], *, shifted: bool = False) -> float:
+def batch_labels(batch: Mapping[str, Tensor], *, shifted: bool = False) -> float:
     """Count the labels of a batch; without labels of classes or tokens, its rows.
 
     Args:
@@ -46,7 +46,7 @@ def labels_of(batch: Mapping[str, Tensor], *, shifted: bool = False) -> float:
     """
     labels = batch.get("labels")
     if labels is None or labels.is_floating_point():
-        return rows_of(batch)
+        return batch_rows(batch)
     return int(((labels[:, 1:] if shifted else labels) != IGNORED).sum())
 
 

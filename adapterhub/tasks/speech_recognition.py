@@ -35,7 +35,7 @@ from adapterhub.tasks._forward import (
     without_gradients,
 )
 from adapterhub.tasks._generation import Generation, text_outcome
-from adapterhub.tasks._losses import Items, rows_of
+from adapterhub.tasks._losses import Items, batch_rows
 from adapterhub.tasks._metrics import transcription_metrics, word_errors
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import UNLIMITED, Row, Setting, in_order, pad
@@ -185,7 +185,7 @@ class SpeechRecognition(Generation, SoundTask):
     def loss_items(self, train: Encoded) -> Items:
         """Return what counts the texts of CTC, or the tokens that an encoder-decoder writes."""
         letters = writes_letters(train.setting.tokenizer)
-        return rows_of if letters else super().loss_items(train)
+        return batch_rows if letters else super().loss_items(train)
 
     # Predictions
 

@@ -26,7 +26,7 @@ from adapterhub.backbones.processor import SOUND_INPUTS
 from adapterhub.backbones.weights import is_sharded, local
 from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.tasks._forward import on_device
-from adapterhub.tasks._losses import Items, labels_of, model_inputs
+from adapterhub.tasks._losses import Items, batch_labels, model_inputs
 from adapterhub.training.batching import Batch, BatchList, share
 from adapterhub.training.optimizers import OPTIMIZERS
 from adapterhub.training.options import RunOptions
@@ -113,7 +113,7 @@ class Engine:
         options: RunOptions,
         loss: LossOfBatch = model_loss,
         below_head: LossBelowHead | None = None,
-        items: Items = labels_of,
+        items: Items = batch_labels,
     ) -> None:
         _check_fp32(trainee)
         self.trainee, self.options, self.loss = trainee, options, loss

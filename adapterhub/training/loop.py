@@ -25,7 +25,7 @@ from accelerate.utils import set_seed
 from adapterhub.errors import ConfigError, OutputError, TrainingError, did_you_mean
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.status import doing, showing
-from adapterhub.tasks._losses import Items, labels_of
+from adapterhub.tasks._losses import Items, batch_labels
 from adapterhub.training import checkpoint
 from adapterhub.training.batching import BatchList, StatefulBatches
 from adapterhub.training.clock import RunClock
@@ -148,7 +148,7 @@ class TrainingSession:
         loss: LossOfBatch = model_loss,
         loss_of_rows: LossOfBatch | None = None,
         below_head: LossBelowHead | None = None,
-        items: Items = labels_of,
+        items: Items = batch_labels,
         entered: Callable[[], None] = lambda: None,
         alone: Callable[[], bool] = lambda: False,
         stream: StatefulBatches | None = None,
