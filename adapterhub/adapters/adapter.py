@@ -27,6 +27,7 @@ from adapterhub.adapters.parts import (
 from adapterhub.anatomy.family_file import family_data
 from adapterhub.anatomy.own_family import own_family
 from adapterhub.anatomy.sites import CHILD, Anatomy
+from adapterhub.backbones.end_tokens import end_tokens, with_stops
 from adapterhub.backbones.fingerprint import BackboneIdentity
 from adapterhub.backbones.identity import name_and_revision, remember_backbone
 from adapterhub.backbones.processor import processor_identity
@@ -52,6 +53,8 @@ from adapterhub.interchange.peft.targets import modules_of
 from adapterhub.methods._base import Method
 from adapterhub.methods._spec import dump_methods, method_text
 
+STOPS = "stops"  # in the training record
+_MOST_STOPS = 16
 PUBLICATION_FIELDS = ("description", "license", "language", "tags")  # of the manifest
 
 
@@ -169,6 +172,13 @@ class Adapter:
         """The problem type of transformers that selects the head's loss; None without a head."""
         recorded: str | None = self.head.labels["problem_type"] if self.head else None
         return recorded
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """The tokens behind a learned text, at which generation stops while the adapter applies."""
+        given = self.metadata.training.get(STOPS)
+        known = given if isinstance(given, list) and len(given) <= _MOST_STOPS else ()
+        return tuple(i for i in known if type(i) is int and 0 <= i < 1 << 31)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -392,6 +402,7 @@ class Adapter:
             tokens=self.new_tokens is not None,
             pooling=self.pooling.how if self.pooling else None,
             below=tuple(each.ref.name for each in self.foundations()),
+            ends=with_stops(end_tokens(self.model), self.stops) if self.stops else (),
         )
 
     def manifest(self) -> Manifest:

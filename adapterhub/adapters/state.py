@@ -38,6 +38,12 @@ from adapterhub.adapters.passes import STRUCTURE_LOCK, BegunPass, ForwardPasses
 from adapterhub.adapters.structure import ModelStructure
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.sites import Anatomy
+from adapterhub.backbones.end_tokens import (
+    EndTokens,
+    end_tokens,
+    set_end_tokens,
+    with_stops,
+)
 from adapterhub.backbones.fingerprint import (
     BackboneIdentity,
     ModelIdentities,
@@ -74,6 +80,7 @@ class ModelState:
     recorded: TokenizerSnapshot | None = None  # for the model, before the first adapter
     passes: ForwardPasses = field(init=False)
     known: dict[bool, BackboneIdentity] = field(default_factory=dict)  # see keep_identity
+    ends: list[EndTokens] = field(default_factory=list)  # those of the model, while others apply
 
     def __post_init__(self) -> None:
         self.passes = ForwardPasses(self.model)
@@ -156,6 +163,16 @@ class ModelState:
             own = tokenizer.chat_template()
             template = template_of(self.adapters, applied or [self.activation], own)
             tokenizer.show(self.scope, template)
+        self._stop_at([i for each in applied or [self.activation] for i in _stops(each)])
+
+    def _stop_at(self, stops: Sequence[int]) -> None:
+        """Let generation stop at the model's own end tokens, and at these."""
+        if stops and not self.ends:
+            self.ends.append(end_tokens(self.model))
+        if self.ends:
+            set_end_tokens(self.model, with_stops(self.ends[0], stops) if stops else self.ends[0])
+        if not stops:
+            self.ends.clear()
 
     def _routes_of_others(self, route: RouteActivation | None) -> list[RouteActivation]:
         """List the open routes but one and those that it is nested in."""
@@ -372,6 +389,11 @@ class ModelState:
     def first_fingerprint(self) -> str:
         """Compute the fingerprint of the backbone that manifests without an identity have."""
         return first_fingerprint_before(self.anatomy, self.originals())
+
+
+def _stops(activation: Activation | RouteActivation) -> Iterator[int]:
+    for adapter in activation.adapters:
+        yield from adapter.stops
 
 
 def find_state(model: PreTrainedModel) -> ModelState | None:
