@@ -7,7 +7,8 @@ adapters of a stack replace. Per row, a hook on the model's own head calls the h
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+import json
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import nn
@@ -296,6 +297,44 @@ def head_of(adapters: Adapters, composition: Composition) -> Adapter | None:
     """Return the adapter whose head a composition uses: the last that has one, or None."""
     names = reversed(list(adapter_names(composition)))
     return next((adapters[name] for name in names if adapters[name].head), None)
+
+
+def template_of(
+    adapters: Adapters, applied: Iterable[Activation | RouteActivation], own: str | None
+) -> str | None:
+    """Return the chat template that applies; None: the user's own.
+
+    A stack has that of its last adapter with one. Where several apply, it is a template that says
+    so: prompts by any of them would be wrong for some rows.
+
+    Args:
+        adapters: those attached, by name.
+        applied: the activation, or the innermost open route of each thread.
+        own: the user's own.
+    """
+    with_one = {name: (name,) for name, adapter in adapters.items() if adapter.template is not None}
+    compositions = dict.fromkeys(c for each in applied for c in each.compositions)
+    names = dict.fromkeys(n for c in compositions for n in _last_names(localize(c, with_one)))
+    templates = {own if name is None else adapters[name].template for name in names}
+    if len(templates) < 2:
+        return next((template for template in templates if template != own), None)
+    owners = ", ".join("the backbone" if name is None else repr(name) for name in names)
+    problem = (
+        f"different chat templates apply to the rows, those of {owners}; choose one: "
+        "apply_chat_template(..., chat_template=adapter.template)"
+    )
+    return f"{{{{ raise_exception({json.dumps(problem)}) }}}}"
+
+
+def _last_names(composition: Composition) -> Iterator[str | None]:
+    """Yield the adapter that comes last, of each part of an average; None if there is none."""
+    if isinstance(composition, Average):
+        for part in composition.parts:
+            yield from _last_names(part)
+    elif isinstance(composition, tuple):
+        yield from _last_names(composition[-1]) if composition else [None]
+    else:
+        yield composition
 
 
 def _adapters_in(adapters: Adapters, compositions: Iterable[Composition]) -> list[Adapter]:

@@ -27,6 +27,7 @@ from adapterhub.adapters.parts import (
 from adapterhub.anatomy.family_file import family_data
 from adapterhub.anatomy.own_family import own_family
 from adapterhub.anatomy.sites import CHILD, Anatomy
+from adapterhub.backbones.end_tokens import end_tokens, with_stops
 from adapterhub.backbones.fingerprint import BackboneIdentity
 from adapterhub.backbones.identity import name_and_revision, remember_backbone
 from adapterhub.backbones.processor import processor_identity
@@ -52,6 +53,8 @@ from adapterhub.interchange.peft.targets import modules_of
 from adapterhub.methods._base import Method
 from adapterhub.methods._spec import dump_methods, method_text
 
+STOPS = "stops"  # in the training record
+_MOST_STOPS = 16
 PUBLICATION_FIELDS = ("description", "license", "language", "tags")  # of the manifest
 
 
@@ -116,7 +119,7 @@ class Adapter:
     """A named adapter of a model, made by `attach` or `load`.
 
     While it is attached, its new tokens are in `tokenizer`, which shows its chat template,
-    `template`, unless that of an adapter loaded later is shown. `occupied` are the slots of its
+    `template`, while it applies. `occupied` are the slots of its
     modules, with their keys there. With several `heads`, `head` is the one that applies. `on` are
     the adapters below, which are active with it. A frozen adapter has the files that it was loaded
     from in `foundation`; one that was loaded because others are on it is detached with the last of
@@ -135,7 +138,6 @@ class Adapter:
     pooling: HeadPooling | None = None
     tokenizer: TokenizerSnapshot | None = None
     template: str | None = None
-    template_key: object = field(default_factory=object, init=False)
     occupied: list[tuple[Slot, str]] = field(default_factory=list, init=False)
     metadata: AdapterMetadata = field(default_factory=AdapterMetadata)
     on: tuple[Adapter, ...] = ()
@@ -170,6 +172,13 @@ class Adapter:
         """The problem type of transformers that selects the head's loss; None without a head."""
         recorded: str | None = self.head.labels["problem_type"] if self.head else None
         return recorded
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """The tokens behind a learned text, at which generation stops while the adapter applies."""
+        given = self.metadata.training.get(STOPS)
+        known = given if isinstance(given, list) and len(given) <= _MOST_STOPS else ()
+        return tuple(i for i in known if type(i) is int and 0 <= i < 1 << 31)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -307,17 +316,13 @@ class Adapter:
             self.pooling.eject()
 
     def lend(self) -> None:
-        """Add the new tokens to the tokenizer, and show the chat template.
+        """Add the new tokens to the tokenizer.
 
         Raises:
             MismatchError: the tokenizer has other tokens under their ids.
         """
-        if self.tokenizer is None:
-            return
-        if self.new_tokens:
+        if self.tokenizer is not None and self.new_tokens:
             add_new_tokens(self.tokenizer, self.new_tokens.tokens)
-        if self.template is not None:
-            self.tokenizer.show(self.template_key, self.template)
 
     def take_back(self, in_use: Collection[str]) -> None:
         """Undo `lend`: tokens that are in use, and tokens in front of them, stay.
@@ -326,7 +331,6 @@ class Adapter:
             in_use: the new tokens of other adapters with the same tokenizer.
         """
         if self.tokenizer is not None:
-            self.tokenizer.hide(self.template_key)
             self.tokenizer.remove_unused(in_use)
 
     def detach(self) -> None:
@@ -398,6 +402,7 @@ class Adapter:
             tokens=self.new_tokens is not None,
             pooling=self.pooling.how if self.pooling else None,
             below=tuple(each.ref.name for each in self.foundations()),
+            ends=with_stops(end_tokens(self.model), self.stops) if self.stops else (),
         )
 
     def manifest(self) -> Manifest:

@@ -21,6 +21,7 @@ from adapterhub.adapters.activation import (
     StackActivation,
     TemporaryActivation,
     activation_of,
+    template_of,
 )
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attachable import (
@@ -37,6 +38,12 @@ from adapterhub.adapters.passes import STRUCTURE_LOCK, BegunPass, ForwardPasses
 from adapterhub.adapters.structure import ModelStructure
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.sites import Anatomy
+from adapterhub.backbones.end_tokens import (
+    EndTokens,
+    end_tokens,
+    set_end_tokens,
+    with_stops,
+)
 from adapterhub.backbones.fingerprint import (
     BackboneIdentity,
     ModelIdentities,
@@ -73,6 +80,7 @@ class ModelState:
     recorded: TokenizerSnapshot | None = None  # for the model, before the first adapter
     passes: ForwardPasses = field(init=False)
     known: dict[bool, BackboneIdentity] = field(default_factory=dict)  # see keep_identity
+    ends: list[EndTokens] = field(default_factory=list)  # those of the model, while others apply
 
     def __post_init__(self) -> None:
         self.passes = ForwardPasses(self.model)
@@ -146,9 +154,25 @@ class ModelState:
         self._settle()
 
     def _settle(self) -> None:
-        """Put the heads, labels and parameters into the model that belong there."""
+        """Put heads, labels and parameters into the model, and its chat template in place."""
         innermost = self.routes[-1] if self.routes else self.activation
         self.passes.replace(innermost if innermost.replaces else None)
+        outer = [route.outer for route in self.routes]
+        applied = [each for each in self.routes if not any(each is one for one in outer)]
+        for tokenizer in {a.tokenizer for a in self.adapters.values() if a.tokenizer}:
+            own = tokenizer.chat_template()
+            template = template_of(self.adapters, applied or [self.activation], own)
+            tokenizer.show(self.scope, template)
+        self._stop_at([i for each in applied or [self.activation] for i in _stops(each)])
+
+    def _stop_at(self, stops: Sequence[int]) -> None:
+        """Let generation stop at the model's own end tokens, and at these."""
+        if stops and not self.ends:
+            self.ends.append(end_tokens(self.model))
+        if self.ends:
+            set_end_tokens(self.model, with_stops(self.ends[0], stops) if stops else self.ends[0])
+        if not stops:
+            self.ends.clear()
 
     def _routes_of_others(self, route: RouteActivation | None) -> list[RouteActivation]:
         """List the open routes but one and those that it is nested in."""
@@ -214,8 +238,10 @@ class ModelState:
             active, structure = self.activation, None
             tokenizers = [adapter.tokenizer for adapter in adapters if adapter.tokenizer]
             templates = [(each.tokenizer, each.tokenizer.chat_template) for each in tokenizers]
+            bare = templates
             try:
                 self._make_active(StackActivation())  # parts that it replaces are no structure
+                bare = [(each, each.chat_template) for each, _ in templates]
                 structure = ModelStructure(
                     self.model,
                     [self, *(each.borrowed for each in tokenizers)],
@@ -228,10 +254,12 @@ class ModelState:
                     undo()
                     self._make_active(StackActivation())
                     structure.restore()
-                for tokenizer, template in templates:
+                for tokenizer, template in bare:
                     tokenizer.chat_template = template
                 if self.activation is not active:
                     self._make_active(active)
+                for tokenizer, template in templates:
+                    tokenizer.chat_template = template
                 raise
 
     def _add(self, adapter: Adapter) -> None:
@@ -361,6 +389,11 @@ class ModelState:
     def first_fingerprint(self) -> str:
         """Compute the fingerprint of the backbone that manifests without an identity have."""
         return first_fingerprint_before(self.anatomy, self.originals())
+
+
+def _stops(activation: Activation | RouteActivation) -> Iterator[int]:
+    for adapter in activation.adapters:
+        yield from adapter.stops
 
 
 def find_state(model: PreTrainedModel) -> ModelState | None:

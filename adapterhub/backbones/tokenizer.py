@@ -38,8 +38,8 @@ _PROBE = (
 class BorrowedTokenizer:
     """What adapters have changed in a tokenizer, which models may share.
 
-    `tokens` has the contents of tokens that adapters brought; `templates` the chat template of each
-    adapter that has one, by a key of that adapter, the last one shown; `own` is the user's chat
+    `tokens` has the contents of tokens that adapters brought; `templates` the chat template that
+    applies in each model, by a key of that model, the last one shown; `own` is the user's chat
     template meanwhile.
     """
 
@@ -168,21 +168,26 @@ class TokenizerSnapshot:
         gone = brought - vocabulary.keys() | removed
         self.borrowed.tokens = [c for c in self.borrowed.tokens if c not in gone]
 
-    def show(self, key: object, template: str) -> None:
-        """Show the chat template of an adapter, until `hide`.
+    def show(self, key: object, template: str | None) -> None:
+        """Show the chat template that applies in a model, until another one does.
 
         Args:
-            key: identifies the adapter.
-            template: the template.
+            key: identifies the model.
+            template: that of an adapter; None: the user's own.
         """
+        if template == self.borrowed.templates.get(key):
+            return  # one that the user has set since stays
+        self._hide(key)
+        if template is None:
+            return
         if not self._shows_an_adapters():
             self.borrowed.templates.clear()  # the user has replaced them
             self.borrowed.own = self.tokenizer.chat_template
         self.borrowed.templates[key] = template
         self.tokenizer.chat_template = template
 
-    def hide(self, key: object) -> None:
-        """Show the template before that of an adapter; one that the user has set since stays."""
+    def _hide(self, key: object) -> None:
+        """Show the template before that of a model; one that the user has set since stays."""
         borrowed, shown = self.borrowed, self._shows_an_adapters()
         borrowed.templates.pop(key, None)
         if shown:

@@ -251,7 +251,8 @@ def _engine(prepared: PreparedRun) -> Iterator[Engine]:
     options, trainee = prepared.options, AdapterTrainee(prepared.adapter)
     loss = prepared.own_loss or model_loss
     with recompute(prepared.model, options.gradient_checkpointing) as layers:
-        engine = Engine(trainee, options, loss)
+        items = prepared.data.task.loss_items(prepared.train)
+        engine = Engine(trainee, options, loss, items=items)
         engine.begin(1 << 20)
         trainee.train_mode(options.dropout)
         if layers is not None:

@@ -4,19 +4,26 @@ Alpaca               instruction, input (may be empty), output
 prompt, completion   one prompt and its completion (also: response)
 OpenAI               messages, each {role: ..., content: ...}
 ShareGPT             conversations, each message {from: human, value: ...}
+
+A message has a text, a list of parts that are texts, or none (with calls of tools). Its other keys
+are those that chat templates read, and `weight` or `train`, which say whether it is learned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from adapterhub.data.columns import ColumnChoice, choose_columns
 from adapterhub.data.options import DataOptions
 from adapterhub.data.table import Table
 from adapterhub.data.tables import read_table
 from adapterhub.errors import one_line
+
+Message: TypeAlias = tuple[str, str] | tuple[str, str, str]
+"""The role and the text of a message; and its other keys, if it has some, as JSON."""
 
 ROLES = {
     "human": "user",
@@ -29,7 +36,12 @@ ROLES = {
     "system": "system",
     "tool": "tool",
     "function": "tool",
+    "observation": "tool",
+    "function_call": "assistant",
 }
+_LEARNED = ("weight", "train")  # keys that say whether an answer is learned
+_IN_PLACE = ("tool_calls", "reasoning_content", "reasoning", "thinking", "refusal", "audio")
+_TEXTS = ("text", "input_text", "output_text", "refusal")  # types of parts
 CHAT_COLUMNS = ("messages", "conversations", "conversation")
 _UNREAD = ("system", "history", "tools", "images")
 _PAIRS = (("prompt", "completion"), ("prompt", "response"), ("instruction", "output"),
@@ -153,8 +165,8 @@ def _are_texts(table: Table, column: str) -> bool:
     return all(isinstance(value, str) for value in table.spread(column, 20) if value is not None)
 
 
-def messages_of(value: Any) -> tuple[tuple[str, str], ...] | None:
-    """Return a chat as (role, content) of each message, or None if it is none.
+def messages_of(value: Any) -> tuple[Message, ...] | None:
+    """Return a chat as its messages, or None if it is none.
 
     Messages are {role, content} or {from, value}; the roles of ShareGPT become those of templates.
     """
@@ -164,12 +176,90 @@ def messages_of(value: Any) -> tuple[tuple[str, str], ...] | None:
     return None if None in messages else tuple(m for m in messages if m is not None)
 
 
-def _message(item: Any) -> tuple[str, str] | None:
+def _message(item: Any) -> Message | None:
     if not isinstance(item, Mapping):
         return None
-    for role, content in (("role", "content"), ("from", "value")):
-        name, text = item.get(role), item.get(content)
-        if isinstance(name, str) and isinstance(text, str):
-            # Roles of {role, content} are the template's own and stay as they are.
-            return (name if role == "role" else ROLES.get(name, name)), text
-    return None
+    names = (("role", "content"), ("from", "value"))
+    role, content = next((n for n in names if isinstance(item.get(n[0]), str)), ("", ""))
+    # Tables give all messages the keys of any of them.
+    keys = {k: v for k, v in item.items() if v is not None and k not in (role, content)}
+    given, name = item.get(content), str(item.get(role))
+    text = _text(given)
+    if not role or text is None or (given is None and not keys):
+        return None
+    if not isinstance(given, str):
+        keys["content"] = given
+    if role == "from" and name == "function_call":
+        keys |= _called(text)
+    if role == "from":
+        name = ROLES.get(name, name)  # those of {role, content} are the template's own
+    if "function_call" in keys and "tool_calls" not in keys:
+        keys["tool_calls"] = [{"type": "function", "function": keys.pop("function_call")}]
+    if not keys:
+        return name, text
+    return name, text, json.dumps(keys, ensure_ascii=False, default=str)
+
+
+def _text(content: Any) -> str | None:
+    """Return the text of a content; None: it has other parts than texts."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence) or not all(map(_is_text, content)):
+        return None
+    return "".join(map(part_text, content))
+
+
+def part_text(part: Any) -> str:
+    """Return the text of a part of a content."""
+    return part if isinstance(part, str) else str(part.get("text") or part.get("refusal") or "")
+
+
+def _is_text(part: Any) -> bool:
+    if isinstance(part, str):
+        return True
+    texts = (part.get("text"), part.get("refusal")) if isinstance(part, Mapping) else ()
+    known = isinstance(part, Mapping) and part.get("type", "text") in _TEXTS
+    return known and any(isinstance(text, str) for text in texts)
+
+
+def _called(text: str) -> dict[str, Any]:
+    """Return the calls of tools that the message of a function call has as JSON."""
+    try:
+        calls = json.loads(text)
+    except ValueError:
+        return {}
+    calls = calls if isinstance(calls, list) else [calls]
+    if not all(isinstance(call, Mapping) and "name" in call for call in calls):
+        return {}
+    called = [{"type": "function", "function": call} for call in calls]
+    return {"content": None, "tool_calls": called}
+
+
+def turns_of(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """Return messages as templates get them, without keys that are null."""
+    turns = ({"role": m[0], "content": m[1]} | _keys(m) for m in messages)
+    return [{k: v for k, v in t.items() if v is not None and k not in _LEARNED} for t in turns]
+
+
+def is_learned(message: Message) -> bool:
+    """Return whether a message is learned: the assistant's, unless its `weight` is 0."""
+    return message[0] == "assistant" and all(bool(_keys(message).get(k, True)) for k in _LEARNED)
+
+
+def may_be_empty(message: Message) -> bool:
+    """Return whether a message needs no text: it has calls of tools, or what came before one."""
+    return message[0] in ("system", "tool") or any(key in _keys(message) for key in _IN_PLACE)
+
+
+def weight_problem(message: Message) -> str:
+    """Describe what is wrong with the keys that say whether a message is learned."""
+    given = {key: value for key, value in _keys(message).items() if key in _LEARNED}
+    wrong = [f"{key} is {value!r}" for key, value in given.items() if value not in (0, 1)]
+    return f"{wrong[0]}: expected 0 or 1" if wrong else ""
+
+
+def _keys(message: Message) -> dict[str, Any]:
+    keys: dict[str, Any] = json.loads(message[2]) if len(message) > 2 else {}
+    return keys

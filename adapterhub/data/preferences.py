@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from adapterhub.data.chat_formats import messages_of
+from adapterhub.data.chat_formats import Message, is_learned, may_be_empty, messages_of
 from adapterhub.data.column_names import PROMPTS, plain_name
 from adapterhub.data.columns import WANTS, ColumnChoice, choose_columns
 from adapterhub.data.examples import read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import read_table
 
-Messages = tuple[tuple[str, str], ...]
-"""Messages of a chat: (role, content)."""
+Messages = tuple[Message, ...]
+"""Messages of a chat."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Comparison:
         """The prompt as one text."""
         if isinstance(self.prompt, str):
             return self.prompt
-        return "\n".join(f"{role}: {content}" for role, content in self.prompt)
+        return "\n".join(f"{message[0]}: {message[1]}" for message in self.prompt)
 
 
 def comparison_columns(
@@ -109,9 +109,11 @@ def _comparison(prompt: Any, *responses: Any) -> Comparison:
         raise ValueError("the chosen and the rejected chat differ before their last messages")
     (start,) = starts or {before}
     last = [chat[-1] for chat in chats if chat]
-    if any(role != "assistant" for role, _ in last):
+    if any(message[0] != "assistant" for message in last):
         raise ValueError("the last message is not the assistant's")
-    return Comparison(start or before, *(content for _, content in last))
+    if any(may_be_empty(message) or not is_learned(message) for message in last):
+        raise ValueError("a response has calls of tools or other keys: expected a text to compare")
+    return Comparison(start or before, *(message[1] for message in last))
 
 
 def are_chats(source: str, options: DataOptions, split: str) -> bool:

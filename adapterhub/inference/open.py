@@ -168,6 +168,8 @@ def load_for_merging(
             hint="adapterhub merge without --requantize",
         )
     model, tokenizer = load_bare_backbone(files, backbone, dtype, quantize, head, task)
+    if template := read_manifest(files).chat_template:
+        tokenizer.chat_template = template  # it stays when the adapter is merged
     chosen, digest = head or True, fetched.digest
     adapter = load_folder(model, files, name=name, sha256=digest, head=chosen, on=fetched.on)
     return adapter, tokenizer

@@ -39,11 +39,13 @@ from adapterhub.adapters.state import (
     activated,
     backbone_fingerprint,
     find_state,
+    get_state,
     refuse_in_route,
     refuse_routed,
     require_attached,
 )
 from adapterhub.anatomy.sites import CHILD
+from adapterhub.backbones.end_tokens import end_tokens, with_stops
 from adapterhub.backbones.identity import ORIGIN, name_and_revision
 from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
 from adapterhub.backbones.probe import probe
@@ -469,6 +471,17 @@ def _identity(model: PreTrainedModel, adapters: Sequence[Adapter]) -> tuple[Attr
         (model, NEWLY_INITIALIZED, frozenset()),
         (model, ORIGIN, None),
     ]
+    stops = [i for adapter in adapters for i in adapter.stops]
+    if stops and (config := getattr(model, "generation_config", None)) is not None:
+        # The adapters are active here: the model's own are to be restored.
+        state = get_state(model)
+        own = state.ends[0] if state.ends else end_tokens(model)
+        ends = AttributeSwap(config, "eos_token_id", with_stops(own, stops), own)
+        return (ends, *_swapped(values))
+    return _swapped(values)
+
+
+def _swapped(values: Sequence[tuple[Any, str, Any]]) -> tuple[AttributeSwap, ...]:
     return tuple(
         AttributeSwap(owner, name, value, getattr(owner, name))
         for owner, name, value in values

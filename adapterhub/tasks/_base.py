@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from adapterhub.data.columns import WANTS, ColumnChoice, Wants, choose_columns
@@ -13,7 +14,7 @@ from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_stream import TextStream
 from adapterhub.errors import ConfigError
-from adapterhub.tasks._losses import LOSSES, Loss
+from adapterhub.tasks._losses import LOSSES, Items, Loss, batch_labels, next_token_loss
 from adapterhub.tasks._rows import Row, Setting, limit_of, pad
 from adapterhub.tasks._show import learned_line, tokens_line
 from adapterhub.tasks._windows import Windows
@@ -147,6 +148,11 @@ class Task(ABC):
     def varies(self) -> bool:
         """Whether rows change with each epoch."""
         return type(self).vary is not Task.vary
+
+    @property
+    def model_note(self) -> str:
+        """What a user should know of the options that `for_model` has chosen; "" for nothing."""
+        return ""
 
     @property
     @abstractmethod
@@ -351,6 +357,21 @@ class Task(ABC):
     def loss_of_logits(self) -> Loss | None:
         """Return the model's own loss of some rows of its output; None: it is not known."""
         return LOSSES.get(self.head)
+
+    def loss_items(self, train: Encoded) -> Items:
+        """Return what counts the items over which the loss of a batch is a mean.
+
+        `train` are the training rows.
+        """
+        return partial(batch_labels, shifted=self.loss_of_logits() is next_token_loss)
+
+    def stops(self, setting: Setting) -> list[int]:
+        """Return the tokens behind a learned text, at which generation stops; [] by default.
+
+        Args:
+            setting: the tokenizer or processor.
+        """
+        return []
 
     # Predictions
 

@@ -1,110 +1,39 @@
-"""Chat templates, which come with backbones and adapters of strangers, within limits.
+"""Chats as text: what a chat template writes, and the places of the answers in it.
 
-transformers renders them in Jinja's sandbox, which stops code but not work: two loops over `range`
-run for hours, and forty lines that double a text fill the memory. Here the same template runs in an
-environment that counts: every iteration, call, filter, operator and output is a step, every value
-has a size, and only functions whose results have a known size can be called. The text is the same.
+transformers renders the templates, in Jinja's sandbox. A template formats whole chats: it may leave
+out parts of an answer (the reasoning of earlier turns), or write a message in another way in the
+middle of a chat than at its end. So an answer is what differs in the text of the whole chat when
+another answer is put in its place, with what begins and ends a turn.
 """
 
 from __future__ import annotations
 
-import functools
-import re
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, nodes
-from jinja2.ext import Extension
-from jinja2.runtime import LoopContext, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
-
+from adapterhub.data.chat_formats import part_text
 from adapterhub.errors import ConfigError, one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MOST_CHARACTERS = 4 << 20  # of a value, and of all output: a million tokens
-MOST_ITEMS = 200_000  # in lists and objects at every level: 40,000 messages
-MOST_STEPS = 300_000  # a chat of 1,000 messages takes about 20,000
-MOST_SECONDS = 10.0  # of CPU time; a step on the largest values takes milliseconds
-_MOST_BITS = 256  # of an integer, so that powers end
-_MOST_WIDTH = 32  # spaces of an indentation
-_METHODS = {
-    str: "strip lstrip rstrip split rsplit splitlines startswith endswith upper lower title "
-    "capitalize swapcase casefold replace join find rfind index rindex count isdigit isalpha "
-    "isspace isupper islower isnumeric isalnum isdecimal removeprefix removesuffix partition "
-    "rpartition",
-    dict: "get items keys values copy",
-    list: "index count copy",
-    tuple: "index count",
-}
-_ALLOWED = {(kind, name) for kind, names in _METHODS.items() for name in names.split()}
-_FILTERS = frozenset(
-    [
-        "trim",
-        "tojson",
-        "length",
-        "count",
-        "join",
-        "string",
-        "list",
-        "map",
-        "select",
-        "reject",
-        "selectattr",
-        "rejectattr",
-        "upper",
-        "lower",
-        "title",
-        "capitalize",
-        "default",
-        "d",
-        "first",
-        "last",
-        "replace",
-        "items",
-        "dictsort",
-        "int",
-        "float",
-        "abs",
-        "round",
-        "sort",
-        "unique",
-        "reverse",
-        "escape",
-        "e",
-        "safe",
-        "min",
-        "max",
-        "sum",
-        "attr",
-        "indent",
-        "wordcount",
-        "truncate",
-    ]
-)
-_GLOBALS = ("range", "dict", "namespace", "raise_exception", "strftime_now", "cycler", "joiner")
-_TRUSTED = (Extension, LoopContext)  # whose methods call macros, or return an argument
-_OF_LOOPS = ("_loop_vars", "_block_vars")  # Jinja's own arguments of each call
-_FORMAT = re.compile(r"(?:[^%]|%(?:\(\w+\))?[sdr%])*")
-
-
-class TemplateLimitError(Exception):
-    """A template exceeds a limit, or calls what has none."""
+Turn = Mapping[str, Any]
+"""A message as templates get it: its role, its content and its other keys."""
+Span = tuple[int, int]
+_MARK = "\ue0a1answer\ue0a2"  # of characters that no text has
 
 
 def chat_text(
     tokenizer: PreTrainedTokenizerBase,
-    turns: Sequence[Mapping[str, Any]],
+    turns: Sequence[Turn],
     *,
     generation_prompt: bool,
     template: str | None = None,
 ) -> str:
-    """Format a chat by a template, as `apply_chat_template` does.
+    """Format a chat by a template, by transformers' `apply_chat_template`.
 
     Args:
         tokenizer: the tokenizer.
@@ -113,257 +42,268 @@ def chat_text(
         template: the template, if it is not the tokenizer's.
 
     Raises:
-        ConfigError: the template is broken, refuses the chat, or exceeds a limit.
+        ConfigError: the template is broken, or refuses the chat.
     """
     try:
-        source = str(tokenizer.get_chat_template()) if template is None else template
-        compiled = _compiled(source, threading.get_ident())
-        environment: Any = compiled.environment
-        environment.restart()
-        values = {"messages": [dict(turn) for turn in turns], "tools": None, "documents": None}
-        special = {name: str(text) for name, text in _special_tokens(tokenizer)}
-        return str(compiled.render(**values, add_generation_prompt=generation_prompt, **special))
+        text = tokenizer.apply_chat_template(
+            [dict(turn) for turn in turns],
+            tokenize=False,
+            add_generation_prompt=generation_prompt,
+            chat_template=template,
+        )
     except Exception as error:  # a template raises anything, and its message is its own
         raise ConfigError(
             f"the chat template of {tokenizer.name_or_path} cannot be applied: "
             f"{type(error).__name__}: {one_line(str(error), 300)}",
-            expected=f"at most {MOST_STEPS:,} steps and {MOST_CHARACTERS:,} characters",
+            expected="messages that the template takes",
             hint="correct tokenizer.chat_template, or use pairs with a template of the task",
         ) from None
+    return str(text)
 
 
-def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, object]]:
-    """Yield the special tokens that a template may name, as transformers passes them."""
-    for name, token in tokenizer.special_tokens_map.items():
-        if not isinstance(token, (list, dict)):
-            yield name, token
+def fitted_chat(
+    tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn], *, generation_prompt: bool
+) -> tuple[list[Turn], str]:
+    """Return messages in the form that the tokenizer's template renders, and their text.
 
+    Templates differ in what they take: contents that are lists of parts or texts alone, messages
+    without a content or with an empty one, arguments of a tool as JSON or as objects. The given
+    form is kept, unless the template refuses it or writes something else.
 
-@functools.lru_cache(maxsize=16)
-def _compiled(source: str, thread: int) -> Any:
-    """Compile a template for a thread: its environment holds the state of a rendering."""
-    from transformers.utils import chat_template_utils
-
-    theirs: Any = chat_template_utils._compile_jinja_template("").environment
-    extensions = [type(extension) for extension in theirs.extensions.values()]
-    environment = _CountingEnvironment(extensions)
-    environment.adopt(theirs)
-    return environment.from_string(source)
-
-
-class _Steps(NodeTransformer):
-    """Puts a step before each iteration, output and assignment, and a check around each value."""
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        self.generic_visit(node)
-        node.body.insert(0, _step(0))
-        return node
-
-    def visit_Output(self, node: nodes.Output) -> list[nodes.Node]:
-        self.generic_visit(node)
-        written = sum(len(n.data) for n in node.nodes if isinstance(n, nodes.TemplateData))
-        return [_step(written), node]
-
-    def visit_Assign(self, node: nodes.Assign) -> list[nodes.Node]:
-        self.generic_visit(node)
-        return [_step(0), node]
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        return _own_call("concatenated", node.nodes)
-
-    def visit_List(self, node: nodes.List) -> nodes.Node:
-        self.generic_visit(node)
-        return _own_call("checked", [node])
-
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
-        self.generic_visit(node)
-        return _own_call("checked", [node])
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
-        self.generic_visit(node)
-        return _own_call("checked", [node]) if node.ctx == "load" else node
-
-
-def _own_call(name: str, arguments: list[nodes.Expr]) -> nodes.Expr:
-    return nodes.Call(nodes.EnvironmentAttribute(name), arguments, [], None, None)
-
-
-def _step(written: int) -> nodes.Stmt:
-    return nodes.ExprStmt(_own_call("step", [nodes.Const(written)]))
-
-
-class _CountingEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with a count of steps and characters, and only functions of known size."""
-
-    intercepted_binops = frozenset(["+", "-", "*", "/", "//", "%", "**"])
-
-    def __init__(self, extensions: list[type[Extension]]) -> None:
-        options: dict[str, Any] = {"finalize": self.printed, "cache_size": 0}
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, **options)
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin a rendering."""
-        self.steps, self.characters, self.start = 0, 0, time.thread_time()
-
-    def adopt(self, other: Environment) -> None:
-        """Take over the functions of another environment that have a known size."""
-        known = {name: other.filters[name] for name in _FILTERS}
-        self.filters = {name: self._counted(name, function) for name, function in known.items()}
-        self.globals = {name: other.globals[name] for name in _GLOBALS}
-
-    def _generate(self, source: nodes.Template, *rest: Any, **options: Any) -> str:
-        _Steps().visit(source)
-        source.set_environment(self)
-        return str(super()._generate(source, *rest, **options))
-
-    def step(self, written: int) -> None:
-        """Count a step that writes so many characters."""
-        self.steps += 1
-        self.characters += written
-        if self.steps > MOST_STEPS:
-            raise TemplateLimitError(f"more than {MOST_STEPS} steps")
-        if self.characters > MOST_CHARACTERS:
-            raise TemplateLimitError(f"writes more than {MOST_CHARACTERS} characters")
-        if time.thread_time() - self.start > MOST_SECONDS:
-            raise TemplateLimitError(f"more than {MOST_SECONDS} s")
-
-    def checked(self, value: Any) -> Any:
-        """Return a value, if it is not too large."""
-        _size(value)
-        return value
-
-    def printed(self, value: Any) -> str:
-        """Return the text of a value that is written."""
-        text = str(self.checked(value))
-        self.step(len(text))
-        return text
-
-    def concatenated(self, *values: Any) -> str:
-        """Join texts, as `~` does."""
-        return str(self.checked("".join(map(str, self.checked(list(values))))))
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Apply an operator to values whose result has a known size."""
-        self.step(0)
-        _check_operator(operator, left, right)
-        return self.checked(super().call_binop(context, operator, left, right))
-
-    def call(self, context: Any, function: Any, /, *args: Any, **options: Any) -> Any:
-        """Call a macro, or a function whose result has a known size."""
-        owner = getattr(function, "__self__", None)
-        if owner is self and function.__name__ in ("step", "checked", "concatenated"):
-            return function(*args)
-        self.step(0)
-        if isinstance(function, (Macro, LoopContext)) or isinstance(owner, _TRUSTED):
-            return super().call(context, function, *args, **options)
-        name = getattr(function, "__name__", type(function).__name__)
-        if not any(function is known for known in self.globals.values()):
-            if (type(owner), name) not in _ALLOWED:
-                raise TemplateLimitError(f"calls {name}, which chat templates cannot")
-            _check_call(name, owner, args)
-        elif name == "strftime_now" and re.search(r"%[^a-zA-Z%]", str(args)):
-            raise TemplateLimitError("calls strftime_now with a width")
-        _size([*args, *(value for key, value in options.items() if key not in _OF_LOOPS)])
-        return self.checked(super().call(context, function, *args, **options))
-
-    def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a filter that counts a step and checks what it is applied to."""
-
-        @functools.wraps(function)
-        def counted(*args: Any, **options: Any) -> Any:
-            self.step(0)
-            given = [list(_limited(a)) if isinstance(a, Iterator) else a for a in args]
-            values = [a for a in given if not isinstance(a, Environment)]
-            _size([*values, *options.values()])
-            _check_filter(name, values, options)
-            return self.checked(function(*given, **options))
-
-        return counted
-
-
-def _size(value: Any) -> int:
-    """Return the size of a value: its characters and items, at every level.
+    Args:
+        tokenizer: the tokenizer.
+        turns: the messages.
+        generation_prompt: end with the beginning of a response.
 
     Raises:
-        TemplateLimitError: it has more than `MOST_CHARACTERS` or `MOST_ITEMS`.
+        ConfigError: the template is broken, or refuses the chat in each form.
     """
-    total, items, queue = 0, 0, [value]
-    while queue:
-        item = queue.pop()
-        total, items = total + 1, items + 1
-        if isinstance(item, str):
-            total += len(item)
-        elif isinstance(item, (list, tuple, set)):
-            queue += item
-        elif isinstance(item, Mapping):
-            queue += [*item.keys(), *item.values()]
-        elif isinstance(item, Namespace):
-            queue.append(object.__getattribute__(item, "_Namespace__attrs"))
-        elif isinstance(item, int) and item.bit_length() > _MOST_BITS:
-            raise TemplateLimitError(f"an integer of more than {_MOST_BITS} bits")
-        if total > MOST_CHARACTERS or items + len(queue) > MOST_ITEMS:
-            raise TemplateLimitError(
-                f"a value of more than {MOST_CHARACTERS} characters or {MOST_ITEMS} items"
-            )
-    return total
+    tried: list[list[Turn]] = []
+    rendered: tuple[list[Turn], str] | None = None
+    refusal: ConfigError | None = None
+    for changes in product((None, _joined), (None, _with_content), (None, _with_objects)):
+        form = [dict(turn) for turn in turns]
+        for change in filter(None, changes):
+            form = [change(turn) for turn in form]
+        if form in tried:
+            continue
+        tried.append([*form])
+        try:
+            text = chat_text(tokenizer, form, generation_prompt=generation_prompt)
+        except ConfigError as error:
+            refusal = refusal or error
+            continue
+        # Templates that take objects quote JSON a second time.
+        as_given = all(each in text for turn in form for each in _arguments(turn))
+        if as_given and not _shows_parts(form, text):
+            return [*form], text
+        rendered = rendered or ([*form], text)
+    if rendered is None:
+        assert refusal is not None
+        raise refusal
+    return rendered
 
 
-def _limited(items: Iterable[Any]) -> Iterator[Any]:
-    """Yield the items of an iterator until they are too large together."""
-    total = 0
-    for item in items:
-        total += _size(item)
-        if total > MOST_CHARACTERS:
-            raise TemplateLimitError(f"a value of more than {MOST_CHARACTERS} characters")
-        yield item
+def _joined(turn: Turn) -> dict[str, Any]:
+    """Return a message with its parts as one text."""
+    content = turn.get("content")
+    text = "".join(map(part_text, content)) if isinstance(content, list) else content
+    return {**turn, "content": text} if "content" in turn else dict(turn)
 
 
-def _check_operator(operator: str, left: Any, right: Any) -> None:
-    sizes = _size(left), _size(right)
-    if operator == "*":
-        for value, size, count in ((left, sizes[0], right), (right, sizes[1], left)):
-            if not isinstance(value, (int, float)):
-                _check_size(size * int(count))
-    elif operator == "**" and not (abs(left) <= 2**16 and abs(right) <= 16):
-        raise TemplateLimitError("a power of large numbers")
-    elif operator == "%" and isinstance(left, str) and not _FORMAT.fullmatch(left):
-        raise TemplateLimitError("formats a text with a width")
-    elif operator == "%" and isinstance(left, str):
-        _check_size(sizes[0] + left.count("%") * sizes[1])
+def _with_content(turn: Turn) -> dict[str, Any]:
+    return {"role": turn["role"], "content": "", **turn}
 
 
-def _check_call(name: str, owner: Any, args: tuple[Any, ...]) -> None:
-    """Refuse a method whose result would be too large, before it is made."""
-    _size(owner)
-    if name == "replace":
-        _check_replaced(owner, *args[:2])
-    elif name == "join":
-        items = list(_limited(iter(args[0])))
-        _check_size(_size(items) + len(owner) * len(items))
+def _with_objects(turn: Turn) -> dict[str, Any]:
+    """Return a message whose calls of tools have arguments that are objects, not JSON."""
+    calls = list(map(_with_object, turn["tool_calls"])) if any(_arguments(turn)) else None
+    return {**turn, "tool_calls": calls} if calls else dict(turn)
 
 
-def _check_filter(name: str, values: list[Any], options: dict[str, Any]) -> None:
-    """Refuse a filter whose result would be too large, before it is made."""
-    numbers = [n for n in (*values[1:], *options.values()) if isinstance(n, int)]
-    if name in ("indent", "tojson") and max(map(abs, numbers), default=0) > _MOST_WIDTH:
-        raise TemplateLimitError(f"indents by more than {_MOST_WIDTH}")
-    texts = [str(v) for v in values if isinstance(v, (str, int))]
-    if name == "replace" and len(texts) >= 3:
-        _check_replaced(*texts[:3])
-    elif name == "indent" and len(texts) > 1:
-        _check_size(len(texts[0]) + (texts[0].count("\n") + 1) * max(map(len, texts[1:])))
-    elif name == "join":
-        items = [v for v in values if isinstance(v, (list, tuple, Mapping, str))]
-        separators = sum(len(v) for v in items[1:] if isinstance(v, str))
-        _check_size(_size(items) + separators * max(map(len, items), default=0))
+def _with_object(call: Any) -> Any:
+    function = call.get("function", call)
+    try:
+        parsed = {**function, "arguments": json.loads(function["arguments"])}
+    except (ValueError, KeyError, TypeError):
+        return call
+    return {**call, "function": parsed} if "function" in call else parsed
 
 
-def _check_replaced(text: str, old: str, new: str) -> None:
-    _check_size(len(text) + text.count(old) * len(new))
+def _arguments(turn: Turn) -> Iterator[str]:
+    """Yield the arguments of the calls of tools that are JSON."""
+    calls = turn.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function", call) if isinstance(call, Mapping) else {}
+        arguments = function.get("arguments") if isinstance(function, Mapping) else None
+        if isinstance(arguments, str):
+            yield arguments
 
 
-def _check_size(size: int) -> None:
-    if size > MOST_CHARACTERS:
-        raise TemplateLimitError(f"a value of more than {MOST_CHARACTERS} characters")
+def _shows_parts(turns: Sequence[Turn], text: str) -> bool:
+    """Return whether the text of messages lacks a part, or has the list of parts itself."""
+    parts = [p for turn in turns if isinstance(turn.get("content"), list) for p in turn["content"]]
+    shown = any(isinstance(part, Mapping) and str(part) in text for part in parts)
+    return shown or any(part_text(part).strip() not in text for part in parts)
+
+
+def answer_spans(
+    render: Callable[[Sequence[Turn], bool], str], turns: Sequence[Turn], text: str
+) -> list[Span]:
+    """Find what a template has kept of each answer of the assistant, in order.
+
+    Args:
+        render: formats messages, and adds the beginning of a response if its second argument is
+            true; raises a ConfigError.
+        turns: the messages.
+        text: the text of all of them.
+
+    Returns:
+        (begin, end) of each answer, with what ends its turn.
+
+    Raises:
+        ConfigError: the template refuses the chat with another answer.
+    """
+    spans: list[Span] = []
+    done = 0
+    for number, turn in enumerate(turns):
+        if turn["role"] == "assistant":
+            begin, end = _answer(render, turns, number, text, done)
+            spans.append((begin, end))
+            done = end
+    return spans
+
+
+def _answer(
+    render: Callable[[Sequence[Turn], bool], str],
+    turns: Sequence[Turn],
+    number: int,
+    text: str,
+    done: int,
+) -> Span:
+    """Find one answer behind `done`."""
+    beginning = _tried(render, turns[:number], True)
+    follows = beginning is not None and len(beginning) >= done and text.startswith(beginning)
+    opened = beginning or ""
+    last = number == len(turns) - 1
+    through = (text if last else _tried(render, turns[: number + 1], False)) or ""
+    if follows and text.startswith(through) and len(through) > len(opened):
+        return len(opened), len(through)
+    begin, end, marked = _marked(render, turns, number, text)
+    if follows:
+        begin = len(opened)
+    else:
+        before = _tried(render, turns[:number], False)
+        opening = opened[len(before) :] if before and opened.startswith(before) else ""
+        place = text.rfind(opening, done, begin) if opening else -1
+        begin = begin if place < 0 else place + len(opening)
+    ended = _tried(render, [*turns[:number], marked], False) or ""
+    behind = ended[ended.rfind(_MARK) + len(_MARK) :] if _MARK in ended else ""
+    end += _common(text[end:], behind)
+    return max(begin, done), max(end, begin, done)
+
+
+def _marked(
+    render: Callable[[Sequence[Turn], bool], str], turns: Sequence[Turn], number: int, text: str
+) -> tuple[int, int, Turn]:
+    """Find where the text of a chat differs if one answer is another one.
+
+    Returns:
+        Begin and end, which are equal where the template leaves the answer out, and the message
+        with the other answer.
+
+    Raises:
+        ConfigError: the template refuses the chat.
+    """
+    turn, refusal = turns[number], None
+    plain = {"role": "assistant", "content": _MARK}
+    for marked in (plain, {**turn, "content": _MARK}, _all_marked(turn)):
+        try:
+            other = render([*turns[:number], marked, *turns[number + 1 :]], False)
+        except ConfigError as error:
+            refusal = refusal or error
+            continue
+        if _MARK in other:
+            begin = _common(text, other)
+            return begin, len(text) - _common(text[begin:][::-1], other[begin:][::-1]), marked
+        refusal = None
+    if refusal is not None:
+        raise refusal
+    return 0, 0, turn
+
+
+def _common(one: str, other: str) -> int:
+    """Count the characters with which both texts begin."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _all_marked(value: Any, name: str = "") -> Any:
+    """Return a message in which all texts but names of kinds are the mark."""
+    if isinstance(value, Mapping):
+        return {key: _all_marked(each, str(key)) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_all_marked(each) for each in value]
+    return _MARK if isinstance(value, str) and name not in ("role", "type", "id") else value
+
+
+def _tried(
+    render: Callable[[Sequence[Turn], bool], str], turns: Sequence[Turn], opened: bool
+) -> str | None:
+    """Return the text of the beginning of a chat; None: the template refuses it."""
+    try:
+        return render(turns, opened)
+    except ConfigError:
+        return None
+
+
+def template_stops(tokenizer: PreTrainedTokenizerBase, template: str | None = None) -> list[int]:
+    """Return the token that a chat template writes behind an answer, at which generation stops.
+
+    Args:
+        tokenizer: the tokenizer.
+        template: the template, if it is not the tokenizer's; messages are then lists of parts.
+
+    Returns:
+        One special or added token; none if the template writes text there, or nothing.
+    """
+    contents: list[Any] = ["question", _MARK]
+    if template is not None:
+        contents = [[{"type": "text", "text": text}] for text in contents]
+    turns = [
+        {"role": role, "content": content}
+        for role, content in zip(("user", "assistant"), contents, strict=True)
+    ]
+    try:
+        text = chat_text(tokenizer, turns, generation_prompt=False, template=template)
+    except ConfigError:
+        return []
+    behind = text[text.rfind(_MARK) + len(_MARK) :] if _MARK in text else ""
+    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    for i in tokenizer(behind, add_special_tokens=False)["input_ids"]:
+        if i in special:
+            return [i]
+        if str(tokenizer.decode([i])).strip():
+            break
+    return []
+
+
+def unused_keys(
+    render: Callable[[Sequence[Turn], bool], str], turns: Sequence[Turn], text: str
+) -> Counter[str]:
+    """Count the keys of messages without which the text of a chat is the same.
+
+    Args:
+        render: formats messages.
+        turns: the messages.
+        text: the text of all of them.
+    """
+    counts = Counter(key for turn in turns for key in turn if key not in ("role", "content"))
+    return Counter(
+        {
+            key: count
+            for key, count in counts.items()
+            if _tried(render, [{k: v for k, v in t.items() if k != key} for t in turns], False)
+            == text
+        }
+    )

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from adapterhub.errors import ConfigError, DataError, did_you_mean
-from adapterhub.tasks._losses import Loss
+from adapterhub.tasks._base import Encoded, Task
+from adapterhub.tasks._losses import Items, Loss
 from adapterhub.tasks._rows import IGNORED
 
 if TYPE_CHECKING:
@@ -77,11 +78,36 @@ def weighted_loss(weights: list[float]) -> Loss:
     """
 
     def loss(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        import torch
         import torch.nn.functional as F
 
         logits = output.logits.flatten(0, -2).float()
         labels = batch["labels"].flatten()
         weight = logits.new_tensor(weights)
+        # Labels without weight count nothing in a step: any loss will do that is a number.
+        counts = weight[labels[labels != IGNORED]].any()
+        weight = torch.where(counts, weight, torch.ones_like(weight))
         return F.cross_entropy(logits, labels, weight=weight, ignore_index=IGNORED)
 
     return loss
+
+
+class WeighsClasses(Task):
+    """A task with the option `class_weights`."""
+
+    class_weights: ClassWeights
+
+    def loss(self, train: Encoded) -> Loss | None:
+        """Return the cross-entropy with class weights, if there are some."""
+        return None if self.class_weights is None else weighted_loss(self._weights(train))
+
+    def loss_items(self, train: Encoded) -> Items:
+        """Return what counts labels, each as much as its class weighs."""
+        if self.class_weights is None:
+            return super().loss_items(train)
+        weights = self._weights(train)
+        return lambda batch: sum(weights[i] for i in batch["labels"].flatten().tolist() if i >= 0)
+
+    def _weights(self, train: Encoded) -> list[float]:
+        assert self.class_weights is not None
+        return weights_of(self.class_weights, self.label_counts(train))

@@ -18,13 +18,23 @@ from adapterhub.data.preferences import (
     read_comparisons,
 )
 from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
+from adapterhub.tasks._losses import Items, batch_rows
 from adapterhub.tasks._metrics import classification_metrics
 from adapterhub.tasks._rows import Row, Setting, pad
 from adapterhub.tasks._show import learned_line
-from adapterhub.tasks.causal_lm import CausalLM, Chat
+from adapterhub.tasks.causal_lm import (
+    AUTO,
+    TEMPLATE_HELP,
+    CausalLM,
+    Chat,
+    chosen_template,
+    template_note,
+    unused_note,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -55,9 +65,7 @@ class OfComparisons(Task):
     data: Literal["pairs", "chat"] = option(
         "pairs", "prompts that are texts, or chats (lists of messages)"
     )
-    template: str | None = option(
-        "{text}\n", "prompt of a pair; null applies the tokenizer's chat template"
-    )
+    template: str | None = option(AUTO, TEMPLATE_HELP)
 
     main_metric = "accuracy"
     lower_is_better = frozenset({"loss"})
@@ -66,10 +74,19 @@ class OfComparisons(Task):
     columns = WANTS["comparisons"]
     outcomes = "choices"
 
+    def for_model(self, model: PreTrainedModel) -> OfComparisons:
+        """Return the task with the template that the tokenizer of the backbone chooses."""
+        return replace(self, template=chosen_template(self.template, model))
+
+    @property
+    def model_note(self) -> str:
+        """Whether the tokenizer's chat template writes the pairs."""
+        return template_note(self.name) if self.data == "pairs" and self.template is None else ""
+
     @property
     def language(self) -> CausalLM:
         """The task that encodes a prompt with one response."""
-        return CausalLM(template=self.template)
+        return CausalLM(data=self.data, template=self.template)
 
     # Examples
 
@@ -123,7 +140,17 @@ class OfComparisons(Task):
         both = [row["responses"][number] for number in (0, 1) for row in rows]
         return pad(both, setting.tokenizer, self.padding_side(setting))
 
+    def remarks(self, data: Encoded) -> tuple[str, ...]:
+        """Name the keys of messages that the chat template does not use."""
+        prompts = [example_of(example) for example in data.examples]
+        chats = [prompt for prompt in prompts if isinstance(prompt, Chat)]
+        return unused_note(chats, data.setting.tokenizer)
+
     # Metrics
+
+    def loss_items(self, train: Encoded) -> Items:
+        """Return what counts comparisons."""
+        return batch_rows
 
     def metric_names(self, examples: Sequence[Comparison]) -> tuple[str, ...]:
         """Return accuracy, margin and loss."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from adapterhub.backbones.end_tokens import end_tokens, with_stops
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 from adapterhub.tasks._base import Encoded, Generated, Prediction
@@ -110,6 +111,8 @@ def generate(
     tokenizer = prompts.setting.tokenizer
     # A decoder continues from the last position, which must not be padding.
     side = "right" if model.config.is_encoder_decoder else "left"
+    stops = prompts.task.stops(prompts.setting)
+    ends = {"eos_token_id": with_stops(end_tokens(model), stops)} if stops else {}
 
     def compute(indices: list[int]) -> list[tuple[int, Generated]]:
         batch = how.prompt_batch([prompts.rows[i] for i in indices], prompts.setting, side)
@@ -124,6 +127,7 @@ def generate(
                 use_cache=True,
                 pad_token_id=tokenizer.pad_token_id,
                 synced_gpus=in_step(),
+                **ends,
             )
         first = 0 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
         texts = tokenizer.batch_decode(ids[:, first:], skip_special_tokens=True)

@@ -7,6 +7,7 @@ each run has a loss of its own: the same function of its rows of the logits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from adapterhub.tasks._rows import IGNORED
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 Loss = Callable[[Any, Mapping[str, "Tensor"]], "Tensor | None"]
 """Computes the loss of a batch from the model's output and the batch."""
 
+Items = Callable[[Mapping[str, "Tensor"]], float]
+"""Counts the items of a batch over which its loss is a mean."""
+
 
 OF_LOSS = "loss."
 """Begins the names of what the loss of a batch reads, and the model does not get."""
@@ -26,6 +30,24 @@ OF_LOSS = "loss."
 def model_inputs(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the part of a batch that the model gets."""
     return {name: tensor for name, tensor in batch.items() if not name.startswith(OF_LOSS)}
+
+
+def batch_rows(batch: Mapping[str, Tensor]) -> float:
+    """Count the rows of a batch."""
+    return len(next(iter(batch.values())))
+
+
+def batch_labels(batch: Mapping[str, Tensor], *, shifted: bool = False) -> float:
+    """Count the labels of a batch; without labels of classes or tokens, its rows.
+
+    Args:
+        batch: the batch.
+        shifted: whether each label is predicted at the token before it: the first one is not.
+    """
+    labels = batch.get("labels")
+    if labels is None or labels.is_floating_point():
+        return batch_rows(batch)
+    return int(((labels[:, 1:] if shifted else labels) != IGNORED).sum())
 
 
 def class_loss(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
@@ -76,6 +98,20 @@ def span_loss(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
     starts, ends = (batch[f"{end}_positions"].clamp(0, tokens) for end in ("start", "end"))
     loss_of_starts = F.cross_entropy(output.start_logits, starts, ignore_index=tokens)
     return (loss_of_starts + F.cross_entropy(output.end_logits, ends, ignore_index=tokens)) / 2
+
+
+def span_loss_of_text(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return `span_loss`, in which no answer begins or ends in the padding.
+
+    Models count the padding as further candidates: the loss of a text would depend on how long the
+    others of its batch are.
+    """
+    padding = batch["attention_mask"] == 0
+    logits = {
+        name: getattr(output, name).masked_fill(padding, float("-inf"))
+        for name in ("start_logits", "end_logits")
+    }
+    return span_loss(SimpleNamespace(**logits), batch)
 
 
 LOSSES: Mapping[str, Loss] = {

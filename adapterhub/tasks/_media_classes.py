@@ -15,11 +15,9 @@ from adapterhub.tasks._base import Encoded, Prediction, one_row_each
 from adapterhub.tasks._class_weights import (
     WEIGHTS_HELP,
     ClassWeights,
+    WeighsClasses,
     check_weights,
-    weighted_loss,
-    weights_of,
 )
-from adapterhub.tasks._losses import Loss
 from adapterhub.tasks._media import MediaTask
 from adapterhub.tasks._rows import Row, Setting
 from adapterhub.tasks.classification import (
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class MediaClassification(MediaTask):
+class MediaClassification(WeighsClasses, MediaTask):
     """One class per file: a subclass decodes the files, and makes batches of them."""
 
     class_weights: ClassWeights = option(None, WEIGHTS_HELP)
@@ -93,12 +91,6 @@ class MediaClassification(MediaTask):
         if label is None:
             return facts
         return facts | {"label": f"{setting.labels[label]} (class {label})"}
-
-    def loss(self, train: Encoded) -> Loss | None:
-        """Return the cross-entropy with class weights, if there are some."""
-        if self.class_weights is None:
-            return None
-        return weighted_loss(weights_of(self.class_weights, self.label_counts(train)))
 
     # Predictions
 

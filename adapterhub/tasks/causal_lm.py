@@ -12,21 +12,39 @@ https://arxiv.org/abs/2107.02027).
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import regex
 
 from adapterhub.config.options import option
-from adapterhub.data.chat_formats import chat_column, is_chat, messages_of
+from adapterhub.data.chat_formats import (
+    Message,
+    chat_column,
+    is_chat,
+    is_learned,
+    may_be_empty,
+    messages_of,
+    turns_of,
+    weight_problem,
+)
 from adapterhub.data.columns import WANTS, ColumnChoice
 from adapterhub.data.examples import Example, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_stream import TextStream
-from adapterhub.errors import ConfigError
+from adapterhub.errors import ConfigError, one_line
 from adapterhub.tasks._base import Encoded, Generated, Prediction, Task
-from adapterhub.tasks._chat_template import chat_text
+from adapterhub.tasks._chat_template import (
+    answer_spans,
+    chat_text,
+    fitted_chat,
+    template_stops,
+    unused_keys,
+)
 from adapterhub.tasks._generation import (
     TOKEN_METRICS,
     Generation,
@@ -46,19 +64,24 @@ if TYPE_CHECKING:
 
 Tokens = list[tuple[int, bool]]
 """Token ids, and whether each is a label."""
+AUTO, PLAIN = "auto", "{text}\n"
+TEMPLATE_HELP = (
+    "prompt of a pair; null: by the tokenizer's chat template; auto: by it, or '{text}\\n' if the "
+    "tokenizer has none"
+)
 
 
 @dataclass(frozen=True)
 class Chat:
-    """A list of messages, each a (role, content)."""
+    """A list of messages."""
 
-    messages: tuple[tuple[str, str], ...]
+    messages: tuple[Message, ...]
 
 
 @register_task
 @dataclass(frozen=True)
 class CausalLM(Generation, Task):
-    """Next-token prediction on responses, chats or raw text.
+    r"""Next-token prediction on responses, chats or raw text.
 
     Rows of `train.jsonl`:
 
@@ -66,7 +89,8 @@ class CausalLM(Generation, Task):
         {"prompt": "Name an even number.", "response": "12"}
 
     With `data: chat` a row has a list of messages, each with a role and a content; with
-    `data: text` it has one text. `template: null` applies the tokenizer's chat template to pairs.
+    `data: text` it has one text. Pairs are written by the tokenizer's chat template, if it has one:
+    `template: "{text}\n"` leaves it out.
     Backbones whose language model attends to later tokens are refused: they would read the answer.
 
     `predict` prints the generated response:
@@ -78,9 +102,7 @@ class CausalLM(Generation, Task):
     data: Literal["pairs", "chat", "text"] = option(
         "pairs", "prompts (text) and responses (label), chats (lists of messages), or raw text"
     )
-    template: str | None = option(
-        "{text}\n", "prompt of a pair; null applies the tokenizer's chat template"
-    )
+    template: str | None = option(AUTO, TEMPLATE_HELP)
     pack: bool = option(False, "pack several examples into one row of max_length tokens")
     generate: bool = option(False, "generate in evaluation and report exact_match")
     answer: str | None = option(
@@ -96,8 +118,8 @@ class CausalLM(Generation, Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.template is not None:
-            check_template(self.template)
+        if self.template not in (None, AUTO):
+            check_template(str(self.template))
         if len(self.answer or "") > 1000:
             raise ConfigError(
                 f"answer has {len(self.answer or '')} characters", expected="1000 at most"
@@ -130,6 +152,15 @@ class CausalLM(Generation, Task):
     def main_metric(self) -> str:
         """exact_match if evaluation generates, else loss."""
         return "exact_match" if self.generate else "loss"
+
+    def for_model(self, model: PreTrainedModel) -> CausalLM:
+        """Return the task with the template that the tokenizer of the backbone chooses."""
+        return replace(self, template=chosen_template(self.template, model))
+
+    @property
+    def model_note(self) -> str:
+        """Whether the tokenizer's chat template writes the pairs."""
+        return template_note(self.name) if self.data == "pairs" and self.template is None else ""
 
     # Examples
 
@@ -211,19 +242,41 @@ class CausalLM(Generation, Task):
         """Tokenize an example; with `prompt` only up to the (last) response."""
         if isinstance(example, Chat):
             return _chat_tokens(example.messages, tokenizer, prompt)
-        if self.data == "pairs" and self.template is None:
-            messages = [("user", example.text), ("assistant", str(example.label or ""))]
-            return _chat_tokens(messages, tokenizer, prompt)
+        template = prompt_template(self.template, tokenizer)
+        if self.data == "pairs" and template is None:
+            pair = [("user", example.text), ("assistant", str(example.label or ""))]
+            return _chat_tokens(pair, tokenizer, prompt)
         if self.data == "text":
             ids = _start(example.text, tokenizer)
-            ends = [] if prompt or not example.text.strip() else _end(tokenizer)
-            return [(i, True) for i in [*ids, *ends]]
-        filled = str(self.template).replace("{text}", example.text)
+            closed = ids if prompt or not example.text.strip() else _ended(ids, tokenizer)
+            return [(i, True) for i in closed]
+        filled = str(template).replace("{text}", example.text)
         tokens = [(i, False) for i in _start(filled, tokenizer)]
         if not prompt:
             response = tokenizer(str(example.label), add_special_tokens=False)["input_ids"]
-            tokens += [(i, True) for i in [*response, *_end(tokenizer)]]
+            tokens += [(i, True) for i in _ended(response, tokenizer)]
         return tokens
+
+    def remarks(self, data: Encoded) -> tuple[str, ...]:
+        """Name the keys of messages that the chat template does not use; say if no answer ends."""
+        chats = [example for example in data.examples if isinstance(example, Chat)]
+        return (*unused_note(chats, data.setting.tokenizer), *self.endless_note(data.setting))
+
+    def endless_note(self, setting: Setting) -> tuple[str, ...]:
+        """Return a line that says that generation will not stop behind an answer, if so."""
+        if self.data == "text" or self.stops(setting):
+            return ()
+        return (
+            "no token ends an answer (the chat template writes none, or the tokenizer has none): "
+            f"generation will go on to new_tokens={self.new_tokens}",
+        )
+
+    def stops(self, setting: Setting) -> list[int]:
+        """Return the token that the chat template, or the tokenizer, has behind a response."""
+        template = prompt_template(self.template, setting.tokenizer)
+        if self.data == "chat" or (self.data == "pairs" and template is None):
+            return template_stops(setting.tokenizer)
+        return _end(setting.tokenizer)
 
     def padding_side(self, setting: Setting) -> str:
         """Return the right: no token attends to it."""
@@ -285,14 +338,55 @@ class CausalLM(Generation, Task):
     def _all_texts(self, example: Any) -> list[str]:
         """Return the prompt and the response; the response of raw text is empty."""
         if isinstance(example, Chat):
-            *before, (_, last) = example.messages
-            return ["\n".join(f"{role}: {content}" for role, content in before), last]
+            *before, last = example.messages
+            return ["\n".join(f"{message[0]}: {message[1]}" for message in before), last[1]]
         return [example.text, str(example.label or "")]
 
 
+def prompt_template(template: str | None, tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return the template of prompts; None: the tokenizer's chat template.
+
+    Args:
+        template: the option.
+        tokenizer: the tokenizer.
+    """
+    if template != AUTO:
+        return template
+    return None if tokenizer.chat_template else PLAIN
+
+
+def chosen_template(template: str | None, model: PreTrainedModel) -> str | None:
+    """Return the template of prompts that the tokenizer of a backbone chooses.
+
+    It is recorded with an adapter: another tokenizer would write other prompts.
+
+    Args:
+        template: the option.
+        model: the backbone.
+    """
+    from adapterhub.backbones.tokenizer import tokenizer_snapshot  # imports torch
+
+    snapshot = tokenizer_snapshot(model)
+    return prompt_template(template, snapshot.tokenizer) if snapshot else template
+
+
+def template_note(task: str) -> str:
+    """Return the line that says how prompts are written.
+
+    Args:
+        task: the name of the task.
+    """
+    return (
+        "prompts and responses are written by the tokenizer's chat template; --task "
+        f"\"{task}(template='{{text}}\\n')\" leaves it out"
+    )
+
+
 def _start(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokenize a text with the special tokens at its start, but not at its end."""
+    """Tokenize a text with the special tokens at its start, once, but not at its end."""
     ids: list[int] = tokenizer(text)["input_ids"]
+    if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
+        ids = ids[1:]  # a template has it, too
     ends = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {tokenizer.bos_token_id, None}
     return ids[:-1] if len(ids) > 1 and ids[-1] in ends else ids
 
@@ -301,74 +395,104 @@ def _end(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
 
 
+def _ended(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens of a text with the token that ends texts, once."""
+    end = _end(tokenizer)
+    return ids if end and ids[-1:] == end else [*ids, *end]
+
+
 def _chat_tokens(
-    messages: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerBase, prompt: bool
+    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, prompt: bool
 ) -> Tokens:
-    """Tokenize a chat by the tokenizer's template; the assistant's messages are labels."""
+    """Tokenize a chat by the tokenizer's template; the assistant's messages are labels.
+
+    The tokens are those of the text of the whole chat.
+    """
     if not tokenizer.chat_template:
         raise ConfigError(
             f"the tokenizer of {tokenizer.name_or_path} has no chat template",
             expected="a backbone trained on chats",
             hint="pairs with a template: --task \"causal-lm(template='{text}')\"",
         )
-    turns = [{"role": role, "content": content} for role, content in messages]
-    if prompt and turns[-1]["role"] == "assistant":
-        turns.pop()
-
-    pieces = _chat_pieces(turns, tokenizer, prompt)
-    return [
-        (i, learned)
-        for text, learned in pieces
-        for i in tokenizer(text, add_special_tokens=False)["input_ids"]
-    ]
-
-
-def _chat_pieces(
-    turns: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, prompt: bool
-) -> list[tuple[str, bool]]:
-    """Split the text of a chat into pieces of (text, whether it is the assistant's).
-
-    The template formats whole chats only, so longer and longer beginnings are formatted.
-    """
-
-    def formatted(count: int, generation_prompt: bool = False) -> str:
-        return chat_text(tokenizer, turns[:count], generation_prompt=generation_prompt)
-
-    pieces: list[tuple[str, bool]] = []
-    done = ""
-    for i, turn in enumerate(turns, start=1):
-        if turn["role"] != "assistant":
-            continue
-        before, through = formatted(i - 1, generation_prompt=True), formatted(i)
-        if not (before.startswith(done) and through.startswith(before)):
-            raise ConfigError(
-                f"the chat template of {tokenizer.name_or_path} rewrites earlier messages",
-                expected="a template in which each message only adds text",
-            )
-        pieces += [(before[len(done) :], False), (through[len(before) :], True)]
-        done = through
+    if prompt and messages[-1][0] == "assistant":
+        messages = messages[:-1]
+    turns, text = fitted_chat(tokenizer, turns_of(messages), generation_prompt=prompt)
     if prompt:
-        pieces.append((formatted(len(turns), generation_prompt=True)[len(done) :], False))
-    return pieces
+        return _tokens_of(text, [], tokenizer)
+    render = _renderer(tokenizer)
+    said = [n for n, turn in enumerate(turns) if turn["role"] == "assistant"]
+    empty = any(not turns[n].get("content") for n in said)
+    unused = {"role", "content", *(unused_keys(render, turns, text) if empty else ())}
+    learned = [
+        span
+        for n, span in zip(said, answer_spans(render, turns, text), strict=True)
+        # A template that writes no calls of tools leaves nothing of an answer with no text.
+        if is_learned(messages[n]) and (turns[n].get("content") or turns[n].keys() - unused)
+    ]
+    return _tokens_of(text, learned, tokenizer)
+
+
+def _renderer(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[Any], bool], str]:
+    return lambda turns, begun: chat_text(tokenizer, turns, generation_prompt=begun)
+
+
+def _tokens_of(
+    text: str, learned: Sequence[tuple[int, int]], tokenizer: PreTrainedTokenizerBase
+) -> Tokens:
+    """Tokenize a text of which some parts are learned: a token is if it begins in one."""
+    if not tokenizer.is_fast:
+        # Without places in the text, each part is tokenized on its own.
+        cuts = [0, *(place for span in learned for place in span), len(text)]
+        return [
+            (i, bool(number % 2))
+            for number, (begin, end) in enumerate(pairwise(cuts))
+            for i in tokenizer(text[begin:end], add_special_tokens=False)["input_ids"]
+        ]
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    begins = [begin for begin, _ in learned]
+    labels = []
+    for begin, _ in encoded["offset_mapping"]:
+        number = bisect_right(begins, begin) - 1
+        labels.append(number >= 0 and begin < learned[number][1])
+    return list(zip(encoded["input_ids"], labels, strict=True))
+
+
+def unused_note(chats: Iterable[Chat], tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Return a line that names the keys of messages that change nothing, if there are some.
+
+    Args:
+        chats: the chats.
+        tokenizer: the tokenizer, by whose template they are written.
+    """
+    counts: Counter[str] = Counter()
+    for chat in chats:
+        if any(len(message) > 2 for message in chat.messages):
+            turns, text = fitted_chat(tokenizer, turns_of(chat.messages), generation_prompt=False)
+            counts += unused_keys(_renderer(tokenizer), turns, text)
+    named = ", ".join(f"{one_line(key)!r} ({count:,})" for key, count in counts.most_common())
+    return (f"keys of messages that the chat template does not use: {named}",) if named else ()
 
 
 def _chat_builder(column: str, labelled: bool) -> Callable[[Any], Chat]:
     def build(value: Any) -> Chat:
         messages = messages_of(value)
         if messages is None:
-            raise ValueError(f"{column!r} is not a list of messages {{role: ..., content: ...}}")
+            raise ValueError(
+                f"{column!r} is not a list of messages {{role: ..., content: ...}} with texts"
+            )
         chat = Chat(messages)
         last = chat.messages[-1][0]
         refuse("the last message is not the assistant's" * (labelled and last != "assistant"))
-        refuse(*(_message_problem(role, text, labelled) for role, text in chat.messages))
+        refuse(*(_message_problem(message, labelled) for message in messages))
         return chat
 
     return build
 
 
-def _message_problem(role: str, content: str, labelled: bool) -> str:
+def _message_problem(message: Message, labelled: bool) -> str:
     """Describe what is wrong with a message; without instructions, a system message is empty."""
-    return text_problem(content, role, allow_empty=not labelled or role == "system")
+    allowed = not labelled or may_be_empty(message)
+    return text_problem(message[1], message[0], allow_empty=allowed) or weight_problem(message)
 
 
 def _fitted(tokens: Tokens, limit: int) -> Tokens:

@@ -24,12 +24,10 @@ from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction, T
 from adapterhub.tasks._class_weights import (
     WEIGHTS_HELP,
     ClassWeights,
+    WeighsClasses,
     check_weights,
-    weighted_loss,
-    weights_of,
 )
 from adapterhub.tasks._forward import Passed, each_row
-from adapterhub.tasks._losses import Loss
 from adapterhub.tasks._metrics import classification_metrics, regression_metrics
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import Setting, limit_of, rows_from_columns
@@ -125,7 +123,7 @@ class OfTexts(Task):
 
 @register_task
 @dataclass(frozen=True)
-class Classification(OfTexts):
+class Classification(WeighsClasses, OfTexts):
     """One class per text or pair of texts.
 
     Rows of `train.csv`:
@@ -171,12 +169,6 @@ class Classification(OfTexts):
     def target(self, example: Example, labels: Sequence[str]) -> int:
         """Return the index of the class."""
         return labels.index(str(example.label))
-
-    def loss(self, train: Encoded) -> Loss | None:
-        """Return the cross-entropy with class weights, if there are some."""
-        if self.class_weights is None:
-            return None
-        return weighted_loss(weights_of(self.class_weights, self.label_counts(train)))
 
     # Predictions
 

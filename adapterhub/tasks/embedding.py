@@ -34,7 +34,7 @@ from adapterhub.tasks._contrastive import (
     triplet_loss,
 )
 from adapterhub.tasks._forward import Passed, each_row
-from adapterhub.tasks._losses import OF_LOSS, Loss
+from adapterhub.tasks._losses import OF_LOSS, Items, Loss, batch_rows
 from adapterhub.tasks._metrics import regression_metrics
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._retrieval import RANKING_METRICS, nearest_passages, ranking_metrics
@@ -252,6 +252,12 @@ class Embedding(Task):
             "cosine": lambda v, _, s: cosine_loss(v, s),  # type: ignore[arg-type]
         }
         return partial(self._loss, by_name[self.loss_type or "multiple-negatives"])
+
+    def loss_items(self, train: Encoded) -> Items:
+        """Return what counts rows; of triplets, their negatives."""
+        if self.loss_type == "triplet":
+            return lambda batch: int((batch[TEXTS][:, 2:] != 0).sum())
+        return batch_rows
 
     def _loss(self, of_vectors: PairLoss, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
         return of_vectors(self.vectors(output, batch), batch[TEXTS], batch.get(SCORES))

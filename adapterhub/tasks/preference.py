@@ -89,7 +89,7 @@ class Preference(Generation, OfComparisons):
     @property
     def language(self) -> CausalLM:
         """The task that encodes a prompt with one response, and generates."""
-        return CausalLM(template=self.template, new_tokens=self.new_tokens, beams=self.beams)
+        return replace(super().language, new_tokens=self.new_tokens, beams=self.beams)
 
     @property
     def compares_with_reference(self) -> bool:
@@ -159,6 +159,10 @@ class Preference(Generation, OfComparisons):
         if self.loss_type == "ipo":
             return ipo_loss(policy, batch[REFERENCE], tokens, self.beta)
         return dpo_loss(policy, batch[REFERENCE], self.beta, self.label_smoothing)
+
+    def stops(self, setting: Setting) -> list[int]:
+        """Return the token behind a response."""
+        return self.language.stops(setting)
 
     # Predictions
 

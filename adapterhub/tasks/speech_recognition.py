@@ -35,6 +35,7 @@ from adapterhub.tasks._forward import (
     without_gradients,
 )
 from adapterhub.tasks._generation import Generation, text_outcome
+from adapterhub.tasks._losses import Items, batch_rows
 from adapterhub.tasks._metrics import transcription_metrics, word_errors
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import UNLIMITED, Row, Setting, in_order, pad
@@ -180,6 +181,11 @@ class SpeechRecognition(Generation, SoundTask):
         if "labels" not in row:
             return facts
         return facts | {"target": tokens_line(row["labels"], setting.tokenizer)}
+
+    def loss_items(self, train: Encoded) -> Items:
+        """Return what counts the texts of CTC, or the tokens that an encoder-decoder writes."""
+        letters = writes_letters(train.setting.tokenizer)
+        return batch_rows if letters else super().loss_items(train)
 
     # Predictions
 

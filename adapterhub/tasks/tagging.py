@@ -27,12 +27,10 @@ from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
 from adapterhub.tasks._class_weights import (
     WEIGHTS_HELP,
     ClassWeights,
+    WeighsClasses,
     check_weights,
-    weighted_loss,
-    weights_of,
 )
 from adapterhub.tasks._forward import Passed, each_row
-from adapterhub.tasks._losses import Loss
 from adapterhub.tasks._metrics import entity_metrics
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import IGNORED, Row, Setting, limit_of
@@ -81,7 +79,7 @@ class Tags(Prediction):
 
 @register_task
 @dataclass(frozen=True)
-class Tagging(Task):
+class Tagging(WeighsClasses, Task):
     """Named entities in a sentence.
 
     Rows of `train.jsonl`:
@@ -178,12 +176,6 @@ class Tagging(Task):
         """Pad rows without `first`, which is no input of the model."""
         inputs = [{k: v for k, v in row.items() if k != "first"} for row in rows]
         return super().collate(inputs, setting)
-
-    def loss(self, train: Encoded) -> Loss | None:
-        """Return the cross-entropy with class weights, if there are some."""
-        if self.class_weights is None:
-            return None
-        return weighted_loss(weights_of(self.class_weights, self.label_counts(train)))
 
     def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
         """Return the tokens with their tags."""

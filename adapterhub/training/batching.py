@@ -80,7 +80,7 @@ def share(window: range, rank: int, world: int) -> list[int]:
     """Return the batches of one optimizer step that one process computes.
 
     Each process gets the same number of batches; if they do not divide, the first ones are computed
-    twice.
+    twice, and count once.
 
     Args:
         window: the batches of the step.

@@ -8,6 +8,7 @@ clipping, optimizer, schedule. The two passes are left to its caller, who may co
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from adapterhub.backbones.processor import SOUND_INPUTS
 from adapterhub.backbones.weights import is_sharded, local
 from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.tasks._forward import on_device
-from adapterhub.tasks._losses import model_inputs
+from adapterhub.tasks._losses import Items, batch_labels, model_inputs
 from adapterhub.training.batching import Batch, BatchList, share
 from adapterhub.training.optimizers import OPTIMIZERS
 from adapterhub.training.options import RunOptions
@@ -36,6 +37,7 @@ from adapterhub.training.processes import (
     join_processes,
     process_count,
     readers,
+    total,
     without_launcher_sharding,
 )
 from adapterhub.training.report import peak_text
@@ -71,22 +73,31 @@ class MicroBatch:
 
     Attributes:
         batch: the batch, on the device of the run.
-        parts: the micro-batches of the step; each counts by one share.
+        share: its share of the items over which the loss of the step is a mean; 0 if it has none.
         last: whether it is the last one of the step.
-        loss: its share of the loss, without a graph, once its gradients are there.
+        loss: its part of the loss, without a graph, once its gradients are there.
     """
 
     batch: Batch
-    parts: int
+    share: float
     last: bool
     loss: torch.Tensor | None = None
+
+    def part(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return its part of the loss of the step; a mean over no items is not a number.
+
+        Args:
+            loss: the mean over its items.
+        """
+        return (loss if self.share else loss.nan_to_num()).float() * self.share
 
 
 class Engine:
     """Optimizer, schedule and accelerator of one run, on the device of the trained tensors.
 
-    The gradient of a step is the mean over its micro-batches, even if the last step of an epoch has
-    fewer. In fp16, a step whose gradient overflows is skipped, and the schedule does not advance.
+    The loss of a step is the mean over the items (labels, rows) of all its micro-batches in all
+    processes: however rows are divided, the step is the same. In fp16, a step whose gradient
+    overflows is skipped, and the schedule does not advance.
 
     Raises:
         ConfigError: the device does not support the precision.
@@ -102,10 +113,11 @@ class Engine:
         options: RunOptions,
         loss: LossOfBatch = model_loss,
         below_head: LossBelowHead | None = None,
+        items: Items = batch_labels,
     ) -> None:
         _check_fp32(trainee)
         self.trainee, self.options, self.loss = trainee, options, loss
-        self.below_head = below_head
+        self.below_head, self.items = below_head, items
         self.device = next(iter(trainee.tensors().values())).device
         self.accelerator = _accelerator(options, self.device, trainee.staged)
         self.rank, self.world = readers(options.tensor_parallel)
@@ -119,11 +131,11 @@ class Engine:
         self.unread: list[torch.Tensor] = []
         self.checked = False
 
-    def begin(self, total: int) -> None:
-        """Create the optimizer and a schedule of `total` steps."""
+    def begin(self, steps: int) -> None:
+        """Create the optimizer and a schedule of so many steps."""
         options = self.options
         self.optimizer = OPTIMIZERS[options.optimizer].make(self.groups, options)
-        multiplier = schedule(options.schedule or DEFAULT, total, options.warmup)
+        multiplier = schedule(options.schedule or DEFAULT, steps, options.warmup)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, multiplier)
         self.prepared = self.accelerator.prepare_optimizer(self.optimizer, device_placement=False)
 
@@ -136,24 +148,34 @@ class Engine:
         Returns:
             The numbers of examples and of tokens, over all processes.
         """
-        indices = share(window, self.rank, self.world)
+        batches = deque(epoch[index] for index in share(window, self.rank, self.world))
+        shares = self._shares(batches, window)
         loss = torch.zeros((), device=self.device)
         examples = tokens = 0
-        for position, index in enumerate(indices):
-            batch = epoch[index]
+        for counted in shares:
+            batch = batches.popleft()
             moved = on_device(batch, self.trainee.model, self.device)
-            needed = MicroBatch(moved, len(indices), position == len(indices) - 1)
+            needed = MicroBatch(moved, counted, last=not batches)
             yield needed
             assert needed.loss is not None
             loss += needed.loss
             examples += len(next(iter(batch.values()))) * self.world
             tokens += token_count(batch) * self.world
-        if not self.checked:
+        if not self.checked and any_process(any(shares)):
             self._check_gradients()
         norm = self._update()
         # Both stay on the device: reading them at each step would make the host wait for it.
         self.unread.append(torch.stack([loss, norm]))
         return examples, tokens
+
+    def _shares(self, batches: Sequence[Batch], window: range) -> list[float]:
+        """Return the share of each batch of this process; their mean over processes sums to 1."""
+        places = range(self.rank, self.rank + len(batches) * self.world, self.world)
+        # A batch that is computed twice counts once.
+        pairs = zip(batches, places, strict=True)
+        items = [self.items(batch) if n < len(window) else 0.0 for batch, n in pairs]
+        mean = (total(sum(items)) if self.world > 1 else sum(items)) / self.world
+        return [n / mean if n else 0.0 for n in items]
 
     def compute(self, needed: MicroBatch) -> None:
         """Add the gradients of a micro-batch, and note its loss.
@@ -172,7 +194,7 @@ class Engine:
                         expected="labels in each batch",
                         hint=f"the batch has {', '.join(sorted(batch))}",
                     )
-                part = loss.float() / needed.parts
+                part = needed.part(loss)
                 self.accelerator.backward(part)
         except torch.OutOfMemoryError as error:
             raise _out_of_memory(self.options) from error
@@ -258,13 +280,13 @@ class Engine:
         multiplier = self.scheduler.lr_lambdas[0](max(0, self.scheduler.last_epoch - 1))
         return {g["name"]: g["initial_lr"] * multiplier for g in self.optimizer.param_groups}
 
-    def schedule_text(self, total: int) -> str:
-        """Describe the schedule of `total` steps: the peak rates, the warm-up and the shape."""
+    def schedule_text(self, steps: int) -> str:
+        """Describe a schedule of so many steps: the peak rates, the warm-up and the shape."""
         name = self.options.schedule or DEFAULT
         peaks = {group["name"]: group["initial_lr"] for group in self.optimizer.param_groups}
-        warmup = warmup_steps(name, total, self.options.warmup)
+        warmup = warmup_steps(name, steps, self.options.warmup)
         rise = f", {warmup:,} step{'s' * (warmup > 1)} of warm-up" if warmup else ""
-        return f"{total:,} steps; learning rate up to {peak_text(peaks)}{rise}, {name}"
+        return f"{steps:,} steps; learning rate up to {peak_text(peaks)}{rise}, {name}"
 
     def state(self) -> dict[str, Any]:
         """Return the state of optimizer, schedule and loss scaler, for `load_state`."""

@@ -365,7 +365,7 @@ class _JointRuns:
             output = self.model(**model_inputs(run.needed.batch))
             loss = engine.loss(output, run.needed.batch)
         run.random.state = drawn
-        return None if loss is None else loss.float() / run.needed.parts
+        return None if loss is None else run.needed.part(loss)
 
     def _compare(
         self, group: Sequence[_JointRun], losses: Sequence[Tensor], own: Sequence[Tensor | None]
@@ -419,12 +419,12 @@ def _split(output: Any, sizes: list[int]) -> list[SimpleNamespace]:
 
 
 def _loss(run: _JointRun, output: Any) -> Tensor:
-    """Return the share of a run's loss, of the output for its rows."""
+    """Return the part of a run's loss, of the output for its rows."""
     assert run.needed is not None
     assert run.session.loss_of_rows is not None
     loss = run.session.loss_of_rows(output, run.needed.batch)
     assert loss is not None
-    return loss.float() / run.needed.parts
+    return run.needed.part(loss)
 
 
 @contextmanager

@@ -70,6 +70,7 @@ def fit_rows(
     lost = {name: lost_tokens(whole[name], encoded[name]) for name in whole}
     notes = [] if chosen else [_choice(length, longest, reads, split=not lost["training"][0].cut)]
     notes += [line for name, parts in lost.items() for line in _losses(name, parts, reads, data)]
+    notes += _remarks(data, whole)
     notes += _beyond(trained, min(longest, limited.max_length))
     return FittedRows(
         max_length=min(chosen or length, reads),
@@ -94,10 +95,14 @@ def _unlimited(
     nothing = Encoded(data.task, setting, (), [], ())
     ignored = f"train.max_length={chosen} has no effect: {data.task.name} has no longest input"
     notes = (ignored,) * (chosen is not None)
-    notes += tuple(
-        f"{name}: {line}" for name, rows in whole.items() for line in data.task.remarks(rows)
-    )
+    notes += _remarks(data, whole)
     return FittedRows(LEAST, whole["training"], whole.get("evaluation", nothing), (), notes)
+
+
+def _remarks(data: RunData, whole: dict[str, Encoded]) -> tuple[str, ...]:
+    """Return what the task says of the rows of training and evaluation."""
+    remarks = [(name, data.task.remarks(rows)) for name, rows in whole.items()]
+    return tuple(f"{name}: {line}" for name, lines in remarks for line in lines)
 
 
 def _windows(data: RunData, setting: Setting, chosen: int | None) -> FittedRows:

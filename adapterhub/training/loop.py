@@ -25,6 +25,7 @@ from accelerate.utils import set_seed
 from adapterhub.errors import ConfigError, OutputError, TrainingError, did_you_mean
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.status import doing, showing
+from adapterhub.tasks._losses import Items, batch_labels
 from adapterhub.training import checkpoint
 from adapterhub.training.batching import BatchList, StatefulBatches
 from adapterhub.training.clock import RunClock
@@ -119,6 +120,7 @@ class TrainingSession:
         loss_of_rows: the same loss of the model's logits, which may be a part of a larger batch;
             None: there is none, and no pass is shared with other runs.
         below_head: the same loss, without the logits of all tokens.
+        items: counts the items of a batch over which its loss is a mean.
         entered: called in training mode before the first step, and when other tensors train.
         alone: returns whether passes may not be shared with other runs now.
         stream: the batches of all epochs, if they are drawn of a stream: its place is saved.
@@ -146,11 +148,12 @@ class TrainingSession:
         loss: LossOfBatch = model_loss,
         loss_of_rows: LossOfBatch | None = None,
         below_head: LossBelowHead | None = None,
+        items: Items = batch_labels,
         entered: Callable[[], None] = lambda: None,
         alone: Callable[[], bool] = lambda: False,
         stream: StatefulBatches | None = None,
     ) -> None:
-        self.engine = Engine(trainee, options, loss, below_head)
+        self.engine = Engine(trainee, options, loss, below_head, items)
         self.trainee, self.batches, self.evaluate = trainee, batches, evaluate
         self.options, self.seed, self.resume = options, seed, resume
         self.loss_of_rows, self.alone = loss_of_rows, alone

@@ -206,7 +206,9 @@ def _with_shards(
 def _for_model(data: RunData, model: PreTrainedModel) -> RunData:
     """Return the data of a run with the options of its tasks that follow from the backbone."""
     parts = {name: _for_model(part, model) for name, part in data.parts.items()}
-    return replace(data, task=data.task.for_model(model), parts=parts)
+    task = data.task.for_model(model)
+    note = task.model_note if task != data.task else ""
+    return replace(data, task=task, parts=parts, notes=(*data.notes, *[note] * bool(note)))
 
 
 def _of_data(recipe: Recipe, data: RunData) -> dict[str, Any]:

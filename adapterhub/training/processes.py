@@ -71,14 +71,19 @@ def _own_store() -> dict[str, Any]:
 
 def any_process(flag: bool) -> bool:
     """Return whether a flag is set in any process: all must call this together."""
+    return bool(total(flag))
+
+
+def total(number: float) -> float:
+    """Return the sum of the numbers of all processes: all must call this together."""
     if process_count() == 1:
-        return flag
+        return number
     import torch  # slow to import
 
     # Between the hosts: none of them waits for its GPU.
-    number = torch.tensor(int(flag))
-    torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MAX, _hosts())
-    return bool(number)
+    summed = torch.tensor(float(number), dtype=torch.float64)
+    torch.distributed.all_reduce(summed, group=_hosts())
+    return float(summed)
 
 
 @cache

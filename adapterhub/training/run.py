@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from adapterhub.adapters.adapter import STOPS
+from adapterhub.backbones.end_tokens import end_tokens, with_stops
 from adapterhub.backbones.quantized import cpu_note
 from adapterhub.backbones.quantized_weights import size_of
 from adapterhub.config.options import is_neutral, to_dict
@@ -274,6 +276,7 @@ def training_session(
             loss=loss,
             loss_of_rows=None if data.parts else own_loss or data.task.loss_of_logits(),
             below_head=below_head,
+            items=data.task.loss_items(prepared.train),
             entered=entered,
             alone=lambda: cache.replaying,
             stream=stream,
@@ -322,6 +325,14 @@ def _record(prepared: PreparedRun) -> dict[str, Any]:
 def _origin(prepared: PreparedRun) -> dict[str, Any]:
     """Return the record of the adapter that a run started from, if it did."""
     return {"from": prepared.start.origin.record()} if prepared.start else {}
+
+
+def _stops(prepared: PreparedRun) -> dict[str, list[int]]:
+    """Return the tokens behind a learned text, if the backbone does not stop at them itself."""
+    stops = prepared.data.task.stops(prepared.train.setting)
+    known = with_stops(end_tokens(prepared.model), ())
+    new = [stop for stop in stops if stop not in known]
+    return {STOPS: new} if new else {}
 
 
 def _identity(recipe: Recipe) -> dict[str, Any]:
@@ -379,6 +390,7 @@ def _save(prepared: PreparedRun, output: Path, result: loop.TrainingResult) -> R
         "steps": result.steps,
         **_origin(prepared),
         **prepared.founded.record(),
+        **_stops(prepared),
         "backbone_parameters": sum(map(size_of, adapter.anatomy.parameters().values())),
     }
     folder = output / "adapter"

@@ -18,7 +18,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.tasks import Encoded, Prediction, Setting, Task
-from adapterhub.tasks._losses import Loss
+from adapterhub.tasks._losses import Items, Loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -127,6 +127,12 @@ class TaskMixture(Task):
         return f"{MEAN}/{metric}" if metric in LOWER_IS_BETTER else MEAN
 
     @property
+    def model_note(self) -> str:
+        """What a user should know of the options of each task that the backbone chooses."""
+        notes = {name: task.model_note for name, task in self.tasks.items()}
+        return "; ".join(f"{name}: {note}" for name, note in notes.items() if note)
+
+    @property
     def _first(self) -> Task:
         return next(iter(self.tasks.values()))
 
@@ -170,6 +176,13 @@ class TaskMixture(Task):
 
         return loss
 
+    def loss_items(self, train: Encoded) -> Items:
+        """Return what counts the items of a batch: those of the loss of its task."""
+        rows = _of_tasks(train)
+        items = {name: each.task.loss_items(each) for name, each in rows.items()}
+        switch = next(iter(rows.values())).switch
+        return lambda batch: items[switch.current](batch)
+
     def loss_of_logits(self) -> Loss | None:
         """Return None: no pass is shared with other runs, since the head changes with each step."""
         return None
@@ -188,6 +201,11 @@ class TaskMixture(Task):
             of_tasks[name] = replace(rows, rows=compared.rows)
         every = [row for rows in of_tasks.values() for row in rows.rows]
         return replace(data, rows=every, of_tasks=of_tasks)
+
+    def stops(self, setting: Setting) -> list[int]:
+        """Return the tokens behind the learned texts of each task."""
+        every = (stop for task in self.tasks.values() for stop in task.stops(setting))
+        return [*dict.fromkeys(every)]
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
         """Return the predictions of each task, one task after the other."""

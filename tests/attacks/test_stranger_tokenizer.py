@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import tiny_models
 import torch
 import transformers
 from fixtures import CHAT_TEMPLATE, word_tokenizer
+from jinja2 import TemplateError
 from observed import differences, observed, observed_tokenizer
 from selection import rotating
 from tokenizers import AddedToken, NormalizedString, PreTokenizedString, Tokenizer, models
@@ -223,14 +225,83 @@ def test_chat_templates_nest_in_any_order(words, order):
     before = words.seen()
     words.load("a")
     words.load("b")
-    assert words.tokenizer.chat_template == "B", "of the one that was loaded last"
-    ah.activate(words.model, "a")
-    assert words.tokenizer.chat_template == "B"
+    assert words.tokenizer.chat_template == "B", "of the one that is active"
     ah.detach(words.model, order[0])
+    ah.activate(words.model, order[1])
     assert words.tokenizer.chat_template == order[1].upper()
     ah.detach(words.model, order[1])
     assert words.tokenizer.chat_template == CHAT_TEMPLATE
     assert not differences(before, words.seen())
+
+
+OWN = CHAT_TEMPLATE
+APPLIED = {
+    ("a",): "A",
+    ("b",): "B",
+    (): OWN,
+    ("plain",): OWN,
+    ("a", "b"): "B",
+    ("b", "a"): "A",
+    ("b", "plain"): "B",
+    (ah.Average(["a", "again"]),): "A",
+    (ah.Average(["a", "b"]),): "'a', 'b'",
+    (ah.Average(["a", "plain"]),): "'a', the backbone",
+}
+
+
+@pytest.mark.parametrize("outside", [(), ("b",)])
+def test_the_chat_template_is_that_of_what_applies(words, outside):
+    chat = [{"role": "user", "content": "the movie"}]
+
+    def shown() -> str:
+        """Return the prompt, or what rendering says."""
+        try:
+            return words.tokenizer.apply_chat_template(chat, tokenize=False)
+        except TemplateError as error:
+            return str(error)
+
+    words.save("a", (), "A")
+    words.save("b", (), "B")
+    words.save("plain", ())
+    before, own = words.seen(), shown()
+    words.tokenizer.chat_template = {"default": OWN, "tools": "x"}
+    for name in ("a", "b", "plain"):
+        words.load(name)
+    words.load("a", name="again")
+    for composition, expected in APPLIED.items():
+        expected = own if expected is OWN else expected
+        ah.activate(words.model, *composition)
+        assert expected in shown()
+        ah.activate(words.model, *outside)
+        left = shown()
+        with ah.route(words.model, [composition or None] * 2):
+            assert expected in shown()
+            with ah.disabled(words.model):
+                assert shown() == own
+            assert expected in shown()
+        assert shown() == left
+        if composition:
+            with ah.route(words.model, [composition, None]):
+                mixed = shown()
+            assert mixed == own if expected == own else "the backbone" in mixed
+    with ah.route(words.model, ["a", "b"]):
+        assert "chat_template=adapter.template" in shown()
+        with ah.route(words.model, ["b", "b"]):
+            assert shown() == "B"
+            found: list[str] = []
+            thread = threading.Thread(target=in_route_of, args=(words.model, "a", found, shown))
+            thread.start()
+            thread.join()
+            assert "'b', 'a'" in found[0], "another thread's prompts would be wrong"
+    ah.detach(words.model)
+    assert words.tokenizer.chat_template == {"default": OWN, "tools": "x"}
+    words.tokenizer.chat_template = OWN
+    assert not differences(before, words.seen())
+
+
+def in_route_of(model: Any, name: str, found: list[str], shown: Any) -> None:
+    with ah.route(model, [name]):
+        found.append(shown())
 
 
 def test_a_template_that_the_user_sets_meanwhile_stays(words):

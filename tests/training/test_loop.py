@@ -75,7 +75,9 @@ def reference(options: RunOptions, data: Data) -> tuple[dict[str, bytes], list[f
     for epoch in range(options.epochs):
         batches = data(epoch)
         for window in (range(0, 3), range(3, 6), range(6, 8)):
-            parts = [model(**batches[i]).loss / len(window) for i in window]
+            rows = [len(batches[i]["labels"]) for i in window]
+            shares = [n / sum(rows) for n in rows]
+            parts = [model(**batches[i]).loss * n for i, n in zip(window, shares, strict=True)]
             for part in parts:
                 part.backward()
             losses.append(sum(part.item() for part in parts))

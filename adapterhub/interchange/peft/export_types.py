@@ -33,7 +33,8 @@ class ExportSource:
     `parts` are its modules at sites; `changed` are the backbone parameters that it replaces, each
     with all paths of the parameter; `head` is the task head; `backbone` and `revision` name the
     backbone; `tokens` tells whether the adapter has new tokens; `pooling` is what its head reads,
-    None for the choice of the model's class; `below` are the names of the adapters below it.
+    None for the choice of the model's class; `below` are the names of the adapters below it; `ends`
+    are the tokens at which generation stops, if they are not the backbone's.
     """
 
     anatomy: Anatomy
@@ -45,6 +46,7 @@ class ExportSource:
     tokens: bool = False
     pooling: str | None = None
     below: tuple[str, ...] = ()
+    ends: Sequence[int] = ()
 
     @cached_property
     def modules(self) -> Mapping[str, nn.Module]:

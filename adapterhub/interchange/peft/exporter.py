@@ -88,7 +88,8 @@ def try_peft(source: ExportSource) -> tuple[PeftFiles, list[str]]:
         "revision": source.revision,
     }
     config = {**neutral(kind), **checkpoint.config, **backbone, "peft_type": kind}
-    return PeftFiles(kind, config, checkpoint.tensors), list(checkpoint.problems)
+    files = PeftFiles(kind, config, checkpoint.tensors, tuple(source.ends))
+    return files, list(checkpoint.problems)
 
 
 def on_others(names: Iterable[str]) -> str:

@@ -50,6 +50,7 @@ CONFIG_FILE = "adapter_config.json"
 TENSORS_FILE = "adapter_model.safetensors"
 PICKLE_FILE = "adapter_model.bin"
 CARD_FILE = "README.md"
+GENERATION_FILE = "generation_config.json"
 MAX_CONFIG_BYTES = 16 << 20  # rank_pattern may name every module of a large model
 _PROMPT_KINDS = ("PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING")
 
@@ -72,12 +73,14 @@ class PeftFiles:
     """A peft checkpoint.
 
     `config` has every option of its kind, with defaults filled in; `tensors` are named without the
-    prefix of peft's wrapper classes (`base_model.model.`).
+    prefix of peft's wrapper classes (`base_model.model.`). `ends` are the tokens at which
+    generation stops, if they are not the backbone's: peft has no place for them, transformers has.
     """
 
     kind: Kind
     config: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
+    ends: tuple[int, ...] = ()
 
 
 _text = schema.text(r"(?s).{0,100000}", "a string")
@@ -278,6 +281,8 @@ def write_peft(folder: Path, files: PeftFiles, *, card: str = "", overwrite: boo
         CONFIG_FILE: canonical_json(_written_config(files)),
         CARD_FILE: (card or f"An adapter in peft's format ({files.kind}).\n").encode(),
     }
+    if files.ends:
+        payload[GENERATION_FILE] = canonical_json({"eos_token_id": list(files.ends)})
     with explained(folder):
         check_place(folder, overwrite, payload.keys())
         with staging(folder) as staged:

@@ -1,0 +1,139 @@
+"""What is written behind an answer stops generation: in predictions, loaded, merged, exported."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures import CHAT_TEMPLATE, word_tokenizer, write_json_lines
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+import adapterhub as ah
+from adapterhub.backbones.end_tokens import end_tokens, set_end_tokens, with_stops
+from adapterhub.data.examples import Example
+from adapterhub.files.native import read_manifest
+from adapterhub.inference.open import open_adapter
+from adapterhub.tasks import Setting, parse_task
+from adapterhub.tasks._rows import IGNORED
+
+MARK = "<extra_id_0>"  # ends a turn, and is not the end token of the tokenizer
+TEMPLATES = {
+    "own token": CHAT_TEMPLATE.replace("</s>", MARK),
+    "the tokenizer's": CHAT_TEMPLATE,
+    "a text": CHAT_TEMPLATE.replace("</s>", ":"),
+    "nothing": CHAT_TEMPLATE.replace(" </s> ", " "),
+}
+FORMS = {
+    "pairs": {"prompt": "the film was", "completion": "good"},
+    "chat": {
+        "messages": [
+            {"role": "user", "content": "the film was"}, {"role": "assistant", "content": "good"},
+        ]
+    },
+    "preference": {"prompt": "the film was", "chosen": "good", "rejected": "bad"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def trained(backbones: Any, adapterhub: Any, tmp_path: Path) -> Any:
+    """Train on rows of a form with a chat template; return the folder and what was printed."""
+
+    def run(template: str, form: str = "pairs", steps: int = 1) -> tuple[Path, str]:
+        folder = Path(shutil.copytree(backbones("llama"), tmp_path / "backbone"))
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.chat_template = TEMPLATES[template]
+        tokenizer.save_pretrained(folder)
+        data = write_json_lines(tmp_path / "rows.jsonl", [FORMS[form]] * 8)
+        task = "preference" if form == "preference" else "causal-lm"
+        code, _, err = adapterhub(
+            "train", "--backbone", folder, "--task", f"{task}(new_tokens=8)", "--train", data,
+            "--eval", data, "--output", tmp_path / "run", "--lr", "1e-2", "--method", "lora",
+            f"train.max_steps={steps}", "train.report=false", "train.tensorboard=false",
+        )  # fmt: skip
+        assert code == 0, err
+        return tmp_path / "run", err
+
+    return run
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_what_ends_an_answer_is_kept_or_missed_aloud(
+    template: str, form: str, trained: Any
+) -> None:
+    folder, printed = trained(template, form)
+    stop = word_tokenizer().convert_tokens_to_ids(MARK)
+    recorded = read_manifest(folder / "adapter").training.get("stops")
+    assert recorded == ([stop] if template == "own token" else None)
+    endless = template in ("a text", "nothing")
+    assert ("no token ends an answer" in printed) == (endless and form != "preference")
+
+
+def test_a_learned_answer_ends_everywhere(trained: Any, adapterhub: Any, tmp_path: Path) -> None:
+    folder, _ = trained("own token", steps=60)
+    code, out, err = adapterhub("predict", folder, "the film was")
+    assert (code, out.split("\t")[0]) == (0, "good"), err
+    tokenizer = word_tokenizer()
+    stop = tokenizer.convert_tokens_to_ids(MARK)
+    model, tokenizer = ah.load_backbone(str(tmp_path / "backbone"), task="causal-lm")
+    own = end_tokens(model)
+    adapter = ah.load(model, folder, tokenizer=tokenizer)
+    chat = [{"role": "user", "content": "the film was"}]
+    asked = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")
+
+    def written(model: Any) -> list[int]:
+        ids = model.generate(**asked, max_new_tokens=8, do_sample=False)[0]
+        return list(ids[asked["input_ids"].shape[1] :].tolist())
+
+    answer = written(model)
+    assert answer[-1] == stop
+    assert len(answer) == 2
+    with ah.disabled(model):
+        assert end_tokens(model) == own
+    adapter.export(tmp_path / "peft")
+    assert GenerationConfig.from_pretrained(tmp_path / "peft").eos_token_id == with_stops(
+        own, [stop]
+    )
+    code, _, err = adapterhub("merge", folder, "--output", tmp_path / "merged")
+    assert code == 0, err
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert written(merged) == answer
+    assert (
+        AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template == TEMPLATES["own token"]
+    )
+    ah.merge(model)
+    assert written(model) == answer
+    ah.unmerge(model)
+    assert written(model) == answer
+    ah.detach(model)
+    assert end_tokens(model) == own
+
+
+def test_a_strangers_stops_are_tokens(trained: Any) -> None:
+    opened = open_adapter(trained("nothing")[0])
+    (adapter,) = ah.adapters(opened.model).values()
+    for stops in ("x", [True], [-1], [1 << 40], list(range(99)), {"a": 1}, None):
+        adapter.metadata.training["stops"] = stops
+        assert adapter.stops == ()
+
+
+def test_special_tokens_are_written_once() -> None:
+    tokenizer = word_tokenizer("<s>", "</s>")
+    for template, response in (("{text}", "good"), ("<s>{text}", "good </s>")):
+        task = parse_task({"causal-lm": {"template": template}})
+        examples = [Example("the film was", None, response)]
+        (row,) = task.encode(examples, Setting(tokenizer, 32), labelled=True).rows
+        assert tokenizer.decode(row["input_ids"]) == "<s> the film was good </s>"
+        assert [i for i in row["labels"] if i != IGNORED] == row["input_ids"][-2:]
+    task = parse_task("causal-lm(data=text)")
+    for text in ("the film", "<s> the film </s>"):
+        (row,) = task.encode([Example(text)], Setting(tokenizer, 32), labelled=True).rows
+        assert tokenizer.decode(row["input_ids"]) == "<s> the film </s>"
+
+
+def test_a_model_that_writes_nothing_has_no_end() -> None:
+    set_end_tokens(object(), 1)  # type: ignore[arg-type]
+    assert end_tokens(object()) is None  # type: ignore[arg-type]
+    assert with_stops(None, [3]) == with_stops(3, [3]) == [3]
