@@ -75,8 +75,7 @@ def load_backbone(
             image-classification, image-text-to-text, audio-classification or speech-recognition.
         labels: the names of the classes, in the order of the logits; an adapter brings its own.
         revision: a branch, tag or commit on the Hub.
-        dtype: fp32, bf16 or fp16; by default fp32, or bf16 if the backbone is quantized, unless
-            this processor is several times slower in bf16.
+        dtype: fp32, bf16 or fp16; by default fp32, or bf16 if quantized and not slow here in bf16.
         quantize: nf4, fp4, int8, int8-weight or fp8-weight. A quantized checkpoint is loaded as it
             is, or decoded with quantize="dequantize".
         device_map: as in transformers.

@@ -70,8 +70,7 @@ def command(
         )
     _check_files(reference, output, backbone, registry, head)
     with doing("loading torch"):
-        from adapterhub.backbones.layer_timing import without_slow_bf16
-        from adapterhub.backbones.weights import DTYPES, dtype_and_quantization
+        from adapterhub.backbones.weights import dtype_and_quantization
         from adapterhub.inference.open import load_for_merging
         from adapterhub.merging.checkpoint import (
             auto_class,
@@ -80,17 +79,13 @@ def command(
         )
 
     of_base = None if requantize else base_dtype or "fp32"
-    computed = of_base and without_slow_bf16(of_base)
     adapter, tokenizer = load_for_merging(
-        reference, backbone, computed, registry=registry, head=head
+        reference, backbone, of_base, registry=registry, head=head
     )
     model = adapter.model
-    base, (dtype, kind) = model.config._name_or_path, dtype_and_quantization(model, {})
-    dtype = of_base or dtype
     with doing("merging"):
-        merged, expected, encoder = merge_for_checkpoint(adapter, tolerance, requantize)
-    if of_base != computed:
-        model.to(DTYPES[str(of_base)])  # type: ignore[arg-type]
+        merged, expected, encoder = merge_for_checkpoint(adapter, tolerance, of_base)
+    base, (dtype, kind) = model.config._name_or_path, dtype_and_quantization(model, {})
     if not as_json:
         say(f"{adapter.name} merged into {base}, {kind or dtype}")
         _print_differences("merged", merged.differences, merged)

@@ -139,8 +139,8 @@ def load_for_merging(
     Args:
         folder: the folder of an adapter or a run, or a reference.
         backbone: where to load the backbone from, if not from the id in the manifest.
-        dtype: the dtype of the backbone, which is not quantized then; None quantizes it as in
-            training.
+        dtype: the dtype of the backbone, which is not quantized then, but fp32 in place of bf16 on
+            a processor that is slow in bf16; None quantizes it as in training.
         name: a new name for the adapter.
         registry: the folder of the local registry, if not the default one.
         head: which of several heads.
@@ -161,7 +161,8 @@ def load_for_merging(
             "quantize again",
             hint="adapterhub merge without --requantize",
         )
-    model, tokenizer = load_bare_backbone(files, backbone, dtype, quantize, head=head)
+    computed = dtype and without_slow_bf16(dtype)
+    model, tokenizer = load_bare_backbone(files, backbone, computed, quantize, head=head)
     chosen, digest = head or True, fetched.digest
     adapter = load_folder(model, files, name=name, sha256=digest, head=chosen, on=fetched.on)
     return adapter, tokenizer
