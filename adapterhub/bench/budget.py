@@ -85,6 +85,7 @@ def affordable(
         ConfigError: even the shortest runs take more than a quarter longer; it says what would fit.
     """
     began = time.monotonic()
+    _step_time(groups[0], contexts[groups[0].task], loader, work)  # the first run of all is slower
     known = {
         group: _step_time(group, contexts[group.task], loader, work)
         for group in dict.fromkeys(groups)
@@ -172,7 +173,7 @@ def _too_little(
     hints += [f"--methods '{','.join(kept)}'"] * bool(kept)
     return ConfigError(
         f"the shortest runs of this study take about {math.ceil(took / 60)} min, its budget is "
-        f"{budget / 60:,.3g} min",
+        f"{bench.budget}",
         expected=f"at least {LEAST_STEPS} steps a run: fewer methods, rates or seeds, or more time",
         hint="; or ".join(hints),
     )

@@ -80,25 +80,20 @@ def command(
         )
     record = _checked_record(reference, output, backbone, registry, head, task)
     with doing("loading torch"):
-        from adapterhub.backbones.layer_timing import without_slow_bf16
-        from adapterhub.backbones.weights import DTYPES, dtype_and_quantization
+        from adapterhub.backbones.weights import dtype_and_quantization
         from adapterhub.inference.open import load_for_merging
         from adapterhub.inference.record import FEATURES
         from adapterhub.merging.checkpoint import merge_for_checkpoint, write_checkpoint
 
     of_base = None if requantize else base_dtype or "fp32"
-    computed = of_base and without_slow_bf16(of_base)
     adapter, tokenizer = load_for_merging(
-        reference, backbone, computed, registry=registry, head=head, task=task
+        reference, backbone, of_base, registry=registry, head=head, task=task
     )
     model = adapter.model
-    base, (dtype, kind) = model.config._name_or_path, dtype_and_quantization(model, {})
-    dtype = of_base or dtype
     with doing("merging"):
         of_model = None if record.kind == FEATURES else record.task.for_model(model)
-        merged, expected, encoder = merge_for_checkpoint(adapter, tolerance, requantize, of_model)
-    if of_base != computed:
-        model.to(DTYPES[str(of_base)])  # type: ignore[arg-type]
+        merged, expected, encoder = merge_for_checkpoint(adapter, tolerance, of_base, of_model)
+    base, (dtype, kind) = model.config._name_or_path, dtype_and_quantization(model, {})
     if not as_json:
         say(f"{adapter.name} merged into {base}, {kind or dtype}")
         _print_differences("merged", merged.differences, merged)

@@ -132,10 +132,9 @@ def _predict_examples(
     if texts:
         examples = [task.example([first, *pair], record.data) for first in texts]
     elif data not in (None, "-"):
-        pair_column = pair[0] if pair else record.data.pair
         given = {name: value for name, value in form.items() if value is not None}
-        columns: dict[str, Any] = {"text": text or record.data.text, "pair": pair_column}
-        options = replace(record.data, **columns, **given, skip_empty=False)
+        given |= {"text": text or record.data.text, "pair": pair[0] if pair else record.data.pair}
+        options = replace(record.data, **given, skip_empty=False)
         with reading(str(data)):
             _, choice = task.fitted(str(data), options, PREDICT, labelled=False)
             examples = task.read(str(data), choice.options, PREDICT, labelled=False)

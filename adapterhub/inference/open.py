@@ -143,8 +143,8 @@ def load_for_merging(
     Args:
         folder: the folder of an adapter or a run, or a reference.
         backbone: where to load the backbone from, if not from the id in the manifest.
-        dtype: the dtype of the backbone, which is not quantized then; None quantizes it as in
-            training.
+        dtype: the dtype of the backbone, which is not quantized then, but fp32 in place of bf16 on
+            a processor that is slow in bf16; None quantizes it as in training.
         name: a new name for the adapter.
         registry: the folder of the local registry, if not the default one.
         head: which of several heads.
@@ -167,7 +167,8 @@ def load_for_merging(
             "quantize again",
             hint="adapterhub merge without --requantize",
         )
-    model, tokenizer = load_bare_backbone(files, backbone, dtype, quantize, head, task)
+    computed = dtype and without_slow_bf16(dtype)
+    model, tokenizer = load_bare_backbone(files, backbone, computed, quantize, head, task)
     if template := read_manifest(files).chat_template:
         tokenizer.chat_template = template  # it stays when the adapter is merged
     chosen, digest = head or True, fetched.digest

@@ -22,6 +22,7 @@ from adapterhub.backbones.processor import processor_of, remember_processor
 from adapterhub.backbones.quantized import quantization_of
 from adapterhub.backbones.quantized_training import keep_4bit_layout
 from adapterhub.backbones.task_models import TASK_MODELS, task_kind
+from adapterhub.backbones.weights import DTYPES
 from adapterhub.errors import MergeError, OutputError
 from adapterhub.files.atomic import check_place, explained, put_in_place
 from adapterhub.merging.merge import (
@@ -47,14 +48,14 @@ def auto_class(model: PreTrainedModel) -> Any:
 
 
 def merge_for_checkpoint(
-    adapter: Adapter, tolerance: float | None, requantize: bool, task: Task | None = None
+    adapter: Adapter, tolerance: float | None, dtype: str | None, task: Task | None = None
 ) -> tuple[Merge, dict[str, Tensor], SentenceEncoder | None]:
     """Merge an adapter that is to be written as a checkpoint.
 
     Args:
         adapter: the adapter, active.
         tolerance: as for `merge`.
-        requantize: as for `merge`.
+        dtype: the dtype of the checkpoint; None: it is quantized again.
         task: the task that it was trained for, if it is known.
 
     Returns:
@@ -64,7 +65,7 @@ def merge_for_checkpoint(
     Raises:
         MergeError: as `merge`.
     """
-    model = adapter.model
+    model, requantize = adapter.model, dtype is None
     pooled = probe(model) if adapter.pooling else {}
     encoder = sentence_encoder(adapter, task)
     if encoder and not pooled:
@@ -74,7 +75,9 @@ def merge_for_checkpoint(
         relative = math.inf if requantize else tolerance or TOLERANCE[model.dtype]
         differences = compare_tensors(pooled, encoder.merged_outputs(model), relative)
         record.expected, (record.differences, record.tolerances) = pooled, differences
-    if not requantize:
+    if dtype is not None:
+        if model.dtype != DTYPES[dtype]:  # computed in fp32, as this processor is slow in bf16
+            model.to(DTYPES[dtype])  # type: ignore[arg-type]
         return record, record.expected, encoder
     # The checkpoint has the weights that were rounded again.
     return record, encoder.merged_outputs(model) if encoder else probe(model), encoder
