@@ -12,8 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from platformdirs import user_cache_path
-
+from adapterhub.config.user_folders import user_folder
 from adapterhub.errors import (
     AdapterhubError,
     FileError,
@@ -289,4 +288,4 @@ def path_of(entry: Entry) -> str:
 
 def bucket_cache() -> Path:
     """Return the folder of this user's copies of files in buckets."""
-    return user_cache_path("adapterhub", appauthor=False) / "bucket"
+    return user_folder("cache") / "bucket"
