@@ -10,7 +10,12 @@ import torch
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import snapshot_for
-from adapterhub.adapters.compatibility import check_backbone, check_processor, check_values
+from adapterhub.adapters.compatibility import (
+    check_backbone,
+    check_processor,
+    check_size,
+    check_values,
+)
 from adapterhub.adapters.parts import HEAD, HEADS
 from adapterhub.adapters.state import get_state
 from adapterhub.errors import MismatchError
@@ -45,6 +50,7 @@ def start_from(adapter: Adapter, folder: Path, *, sha256: str | None = None) -> 
     check_processor(manifest, adapter.model, snapshot_for(adapter.model, None))
     _check_foundations(manifest, adapter)
     _check_methods(manifest, adapter)
+    check_size(manifest, (), get_state(adapter.model))
     found = _head(manifest, adapter)
     tensors = read_tensors(folder, manifest)
     own = adapter.tensors()
