@@ -21,6 +21,7 @@ from adapterhub.adapters.state import get_state
 from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest, read_tensors
+from adapterhub.hooks.layered_head import activation_between
 from adapterhub.methods._spec import method_text, restore_methods
 
 
@@ -136,6 +137,8 @@ def _head(manifest: Manifest, adapter: Adapter) -> StartedHead:
         return StartedHead(False, f"its problem type is {manifest.head.problem_type}")
     if manifest.head.pooling != (adapter.pooling.how if adapter.pooling else None):
         return StartedHead(False, "it reads another state of each text")
+    if manifest.head.activation != activation_between(adapter.head.own):
+        return StartedHead(False, "its layers are others")
     own = {n: tuple(t.shape) for n, t in adapter.tensors().items() if _is_of_head(n)}
     saved = {n: t.shape for n, t in manifest.tensors.items() if _is_of_head(n)}
     return StartedHead(True) if own == saved else StartedHead(False, "its layers are others")
