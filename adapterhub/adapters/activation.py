@@ -33,6 +33,7 @@ from adapterhub.hooks.head import (
     drop_variant_slots,
     with_parameters,
 )
+from adapterhub.hooks.layered_head import BothSigns
 from adapterhub.hooks.slot import Slot
 from adapterhub.interrupts import Reversal
 from adapterhub.methods._base import METHODS
@@ -146,6 +147,7 @@ class PerRowActivation:
             used = tuple(key for some in keys.values() for key in some)
             self.table[slot] = AppliedModules(used, self._plan(keys))
         variants_by_path = _variants(self.adapters)
+        _refuse_other_widths(variants_by_path.values())
         self.called_through = tuple(variants_by_path)
         for path, variants in variants_by_path.items():
             plan = self._plan({name: (name,) for name in variants}, last=True)
@@ -418,6 +420,17 @@ def _check_averages(adapters: Adapters, composition: Composition) -> None:
             expected="the same labels in the same order",
             hint="route(model, [...]), which gives each row the head of its adapter",
         )
+
+
+def _refuse_other_widths(variants: Iterable[Mapping[str, nn.Module]]) -> None:
+    """Refuse heads that change what the modules of the model's own head are called with."""
+    for modules in variants:
+        if wide := [name for name, module in modules.items() if isinstance(module, BothSigns)]:
+            raise AttachError(
+                f"the head of {wide[0]!r} has layers of its own in front of a ReLU of the model, "
+                "and is not applied row by row",
+                hint=f"activate(model, {wide[0]!r}), in batches of its own",
+            )
 
 
 def _adds_virtual_tokens(adapter: Adapter) -> bool:

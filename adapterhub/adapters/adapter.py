@@ -41,6 +41,7 @@ from adapterhub.files.manifest import FAMILY, BackboneRef, HeadRecord, Manifest,
 from adapterhub.files.native import write_adapter
 from adapterhub.hooks.composition import Composition, adapter_names
 from adapterhub.hooks.forward_pass import ModelScope
+from adapterhub.hooks.layered_head import activation_between
 from adapterhub.hooks.new_tokens import NewTokenRows, add_new_tokens, first_id
 from adapterhub.hooks.pooling import HeadPooling
 from adapterhub.hooks.prompt import forget_prompt
@@ -443,7 +444,7 @@ class Adapter:
         if self.head is None:
             return None
         pooling = self.pooling.how if self.pooling else None
-        return TaskHead(kind, self.problem_type, pooling)
+        return TaskHead(kind, self.problem_type, pooling, activation_between(self.head.own))
 
     def _head_records(self) -> dict[str, HeadRecord]:
         """Return what the manifest says of several heads."""

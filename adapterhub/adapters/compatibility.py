@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,15 +17,23 @@ from adapterhub.adapters.parts import HEAD, AdapterHead
 from adapterhub.adapters.state import ModelState, find_state, new_state
 from adapterhub.backbones.checkpoint_form import HEAD_PART
 from adapterhub.backbones.find import is_local_name
-from adapterhub.backbones.fingerprint import BackboneIdentity
+from adapterhub.backbones.fingerprint import (
+    BackboneIdentity,
+    ModelIdentities,
+    identity_of_files,
+)
 from adapterhub.backbones.function_config import config_differences
-from adapterhub.backbones.identity import local_name
+from adapterhub.backbones.identity import local_name, origin_of
 from adapterhub.backbones.processor import processor_identity
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
-from adapterhub.errors import MismatchError
+from adapterhub.backbones.weights import device_of
+from adapterhub.config.user_folders import expanded
+from adapterhub.errors import BackboneError, MismatchError
 from adapterhub.files.manifest import Manifest, TensorInfo
+from adapterhub.hooks.layered_head import layered_head
 from adapterhub.hooks.new_tokens import first_id
 from adapterhub.interchange.imported_adapter import ImportedAdapter
+from adapterhub.interchange.tensor_files import most_bytes
 from adapterhub.methods._base import Method
 
 SMALL = 1 << 22  # numbers; 16 MiB of fp32
@@ -44,7 +53,8 @@ def check_backbone(manifest: Manifest, state: ModelState) -> None:
         f"the adapter {manifest.name!r} was trained on a different backbone",
         offenders=[f"this model: {state.model.config._name_or_path}", *differences],
         expected=f"{trained_on.id}{at}, {trained_on.fingerprint}",
-        hint=f"load_backbone({trained_on.location!r}), or load(..., any_backbone=True)",
+        hint=f"--backbone {trained_on.location}; in Python load_backbone({trained_on.location!r}), "
+        "or load(..., any_backbone=True)",
     )
 
 
@@ -63,7 +73,20 @@ def backbone_differences(manifest: Manifest, state: ModelState) -> list[str]:
         found = state.first_fingerprint()
         return [] if found == trained_on.fingerprint else [f"weights: {found}"]
     trained = BackboneIdentity.from_record(trained_on.fingerprint, trained_on.identity)
-    identities = state.identities(trained)
+    own_head = manifest.head is not None
+    return identity_differences(trained, state.identities(trained), without_head=own_head)
+
+
+def identity_differences(
+    trained: BackboneIdentity, identities: ModelIdentities, *, without_head: bool
+) -> list[str]:
+    """List in what a model differs from the backbone that an adapter was trained on.
+
+    Args:
+        trained: the identity of that backbone.
+        identities: those of the model.
+        without_head: whether the values of a language-model head may differ.
+    """
     sampled = identities.identity(complete=False)
     problems = config_differences(trained.config, sampled.config)
     if (sampled.tokens or 0) < (trained.tokens or 0):
@@ -73,8 +96,7 @@ def backbone_differences(manifest: Manifest, state: ModelState) -> list[str]:
     if problems or not trained.parts:
         return problems
     parts = identities.identity(complete=True).different_parts(trained)
-    own_head = manifest.head is not None
-    return [f"{p}: other values" for p in parts if not (own_head and p.startswith(HEAD_PART))]
+    return [f"{p}: other values" for p in parts if not (without_head and p.startswith(HEAD_PART))]
 
 
 def check_backbone_name(imported: ImportedAdapter, model: PreTrainedModel) -> list[str]:
@@ -92,10 +114,15 @@ def check_backbone_name(imported: ImportedAdapter, model: PreTrainedModel) -> li
         f"the adapter {imported.name!r} was trained on a different backbone",
         offenders=[f"this model: {name}"],
         expected=f"{recorded}{at}",
-        hint=f"load_backbone({recorded!r}), or load(..., any_backbone=True)",
+        hint=f"--backbone {recorded}, or --any-backbone; in Python load_backbone({recorded!r}), or "
+        "load(..., any_backbone=True)",
     )
     if recorded and is_local_name(recorded):
         if recorded.endswith(tuple(_local_names(model))):
+            return []
+        raise other
+    if recorded and (same := _is_checkpoint_of(expanded(recorded), model)) is not None:
+        if same:
             return []
         raise other
     if not recorded or not name:
@@ -111,6 +138,21 @@ def check_backbone_name(imported: ImportedAdapter, model: PreTrainedModel) -> li
     if recorded == name and one_commit:
         return []
     raise other
+
+
+def _is_checkpoint_of(folder: Path, model: PreTrainedModel) -> bool | None:
+    """Return whether the weights of a model without heads are in a folder; None if it has none."""
+    origin = origin_of(model)
+    try:
+        if not folder.is_dir():
+            return None
+        if origin and origin.samefile(folder):
+            return True
+        trained = identity_of_files(folder)
+        found = (find_state(model) or new_state(model)).identities(trained)
+        return not identity_differences(trained, found, without_head=True)
+    except (BackboneError, OSError):
+        return None
 
 
 def _local_names(model: PreTrainedModel) -> Iterator[str]:
@@ -141,7 +183,8 @@ def check_processor(
             f"the adapter {manifest.name!r} was trained with other settings of the processor",
             offenders=[f"the processor of {model.name_or_path}: {found}"],
             expected=f"that of {manifest.backbone.id}, {manifest.processor}",
-            hint=f"load_backbone({manifest.backbone.location!r}), or load(..., any_tokenizer=True)",
+            hint=f"--backbone {manifest.backbone.location}; in Python "
+            f"load_backbone({manifest.backbone.location!r}), or load(..., any_tokenizer=True)",
         )
 
 
@@ -152,13 +195,15 @@ def _check_tokenizer(manifest: Manifest, snapshot: TokenizerSnapshot) -> None:
             f"the adapter {manifest.name!r} was trained with a different tokenizer",
             offenders=[f"this tokenizer: {snapshot.tokenizer.name_or_path}, {identity}"],
             expected=f"that of {manifest.backbone.id}, {manifest.tokenizer}",
-            hint=f"load_backbone({manifest.backbone.location!r}), or load(..., any_tokenizer=True)",
+            hint=f"--backbone {manifest.backbone.location}; in Python "
+            f"load_backbone({manifest.backbone.location!r}), or load(..., any_tokenizer=True)",
         )
 
 
 def check_size(manifest: Manifest, methods: Sequence[Method], state: ModelState) -> None:
     """Refuse methods that would take far more memory than the file has numbers, before they do.
 
+    Also refuse a file with more numbers than the model could have use for, before it is read.
     Smaller ones are built, so that the error can list each tensor that does not fit.
 
     Args:
@@ -176,6 +221,12 @@ def check_size(manifest: Manifest, methods: Sequence[Method], state: ModelState)
             f"the adapter {manifest.name!r} does not fit this model",
             offenders=[f"its methods have {needed} numbers on this model, its file {declared}"],
             expected="a file with the tensors of its methods",
+        )
+    if manifest.nbytes > (most := most_bytes(state.anatomy)):
+        raise MismatchError(
+            f"the adapter {manifest.name!r} does not fit this model",
+            offenders=[f"its tensors have {manifest.nbytes} bytes"],
+            expected=f"at most {most} bytes: far more than all weights of the model",
         )
 
 
@@ -242,6 +293,9 @@ def fit_head(manifest: Manifest, adapter: Adapter) -> None:
             hint=f"load_backbone({manifest.backbone.location!r}, task={saved.kind!r}, "
             f"labels={list(manifest.labels)!r})",
         )
+    elif saved.activation:
+        adapter.head = _layered(adapter.head, saved.activation, manifest)
+        _set_head_labels(adapter.head, manifest, saved.problem_type)
     else:
         old, outputs = adapter.model.config.num_labels or 0, len(manifest.labels) or 1
         heads = adapter.head.own.items()
@@ -253,6 +307,24 @@ def fit_head(manifest: Manifest, adapter: Adapter) -> None:
                 expected="one output for each label",
             )
         _set_head_labels(adapter.head, manifest, saved.problem_type)
+
+
+def _layered(head: AdapterHead, activation: str, manifest: Manifest) -> AdapterHead:
+    """Return a head of the layers that a file has, in place of that of the model's class."""
+    prefix = f"{HEAD}."
+    infos = {n: i.shape for n, i in manifest.tensors.items() if n.startswith(prefix)}
+    shapes = {name.removeprefix(prefix): shape for name, shape in infos.items()}
+    try:
+        own = layered_head(head.original, shapes, activation)
+    except (KeyError, ValueError) as error:
+        raise MismatchError(
+            f"the head of the adapter {manifest.name!r} cannot be built on this model: {error}",
+            offenders=[f"activation {activation}", *(f"{n}: {s}" for n, s in infos.items())],
+            expected="the weights of one or two linear layers",
+        ) from error
+    for name, module in own.items():
+        module.to(device_of(head.own[name])).train(head.own[name].training)
+    return replace(head, own=own)
 
 
 def _resize(

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.build import build_adapter
-from adapterhub.adapters.compatibility import check_backbone, check_values
+from adapterhub.adapters.compatibility import check_backbone, check_size, check_values
 from adapterhub.adapters.state import ModelState
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.errors import AttachError, did_you_mean
 from adapterhub.files.manifest import Manifest
-from adapterhub.files.native import adapter_folder, find_adapter, read_adapter
+from adapterhub.files.native import adapter_folder, find_adapter, read_manifest, read_tensors
 from adapterhub.methods._base import Method, TrainedSource
 from adapterhub.methods._spec import restore_methods
 
@@ -45,9 +45,7 @@ def build_from_sources(
     """
     names = [source for method in methods for source in method.sources()]
     _refuse_missing(names, state.adapters)
-    saved = {n: read_adapter(adapter_folder(Path(n))) for n in names if n not in state.adapters}
-    for manifest, _ in saved.values():
-        check_backbone(manifest, state)
+    saved = {n: _read(adapter_folder(Path(n)), state) for n in names if n not in state.adapters}
     _refuse_foundations(names, state.adapters, saved)
     complete: list[Method] = []
     initial: dict[str, Tensor] = {}
@@ -63,6 +61,14 @@ def build_from_sources(
         for tensor_name, tensor in initial.items():
             own[tensor_name].copy_(tensor)
     return adapter
+
+
+def _read(folder: Path, state: ModelState) -> Saved:
+    """Read an adapter of this backbone."""
+    manifest = read_manifest(folder)
+    check_backbone(manifest, state)
+    check_size(manifest, (), state)
+    return manifest, read_tensors(folder, manifest)
 
 
 def _refuse_missing(names: Sequence[str], attached: Mapping[str, Adapter]) -> None:

@@ -33,7 +33,7 @@ from adapterhub.anatomy.family import Family
 from adapterhub.anatomy.family_file import read_family
 from adapterhub.anatomy.own_family import forget_family, own_family, use_family
 from adapterhub.backbones.identity import remember_backbone
-from adapterhub.backbones.task_models import MULTI_LABEL, REGRESSION
+from adapterhub.backbones.task_models import MULTI_LABEL, REGRESSION, TASK_MODELS
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.errors import ConfigError, FileError, MismatchError, warn_user
 from adapterhub.files.foundation import Foundation, check_foundations
@@ -328,7 +328,8 @@ def _without_head(manifest: Manifest) -> Manifest:
 def _manifest_of(imported: ImportedAdapter, config: PreTrainedConfig) -> Manifest:
     problem_type = REGRESSION
     if imported.labels:  # other formats do not record whether a text has one label or several
-        several = config.problem_type == MULTI_LABEL
+        recorded = TASK_MODELS.get(imported.task or "")
+        several = MULTI_LABEL in (config.problem_type, recorded and recorded.problem_type)
         problem_type = MULTI_LABEL if several else "single_label_classification"
     return Manifest(
         name=imported.name,
@@ -336,7 +337,9 @@ def _manifest_of(imported: ImportedAdapter, config: PreTrainedConfig) -> Manifes
         backbone=BackboneRef(imported.backbone or "", imported.revision, "", config.model_type),
         task=imported.task,
         labels=imported.labels,
-        head=TaskHead(imported.task, problem_type) if imported.head else None,
+        head=TaskHead(imported.task, problem_type, activation=imported.activation)
+        if imported.head
+        else None,
         tensors={n: TensorInfo("F32", tuple(t.shape)) for n, t in imported.tensors.items()},
     )
 

@@ -175,7 +175,7 @@ def set_labels(model: PreTrainedModel, labels: Mapping[str, Any]) -> None:
 
 
 def _dtype(module: nn.Module) -> torch.dtype:
-    return next(p.dtype for p in module.parameters())
+    return next((p.dtype for p in module.parameters()), torch.float32)
 
 
 def slot_at(model: PreTrainedModel, site: Site) -> Slot:

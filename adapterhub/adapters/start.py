@@ -10,12 +10,18 @@ import torch
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import snapshot_for
-from adapterhub.adapters.compatibility import check_backbone, check_processor, check_values
+from adapterhub.adapters.compatibility import (
+    check_backbone,
+    check_processor,
+    check_size,
+    check_values,
+)
 from adapterhub.adapters.parts import HEAD, HEADS
 from adapterhub.adapters.state import get_state
 from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest, read_tensors
+from adapterhub.hooks.layered_head import activation_between
 from adapterhub.methods._spec import method_text, restore_methods
 
 
@@ -45,6 +51,7 @@ def start_from(adapter: Adapter, folder: Path, *, sha256: str | None = None) -> 
     check_processor(manifest, adapter.model, snapshot_for(adapter.model, None))
     _check_foundations(manifest, adapter)
     _check_methods(manifest, adapter)
+    check_size(manifest, (), get_state(adapter.model))
     found = _head(manifest, adapter)
     tensors = read_tensors(folder, manifest)
     own = adapter.tensors()
@@ -130,6 +137,8 @@ def _head(manifest: Manifest, adapter: Adapter) -> StartedHead:
         return StartedHead(False, f"its problem type is {manifest.head.problem_type}")
     if manifest.head.pooling != (adapter.pooling.how if adapter.pooling else None):
         return StartedHead(False, "it reads another state of each text")
+    if manifest.head.activation != activation_between(adapter.head.own):
+        return StartedHead(False, "its layers are others")
     own = {n: tuple(t.shape) for n, t in adapter.tensors().items() if _is_of_head(n)}
     saved = {n: t.shape for n, t in manifest.tensors.items() if _is_of_head(n)}
     return StartedHead(True) if own == saved else StartedHead(False, "its layers are others")

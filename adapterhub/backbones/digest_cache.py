@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_cache_path
+from adapterhub.config.user_folders import user_folder
 
 TICK = 2_000_000_000  # nanoseconds: the longest, of FAT
 
@@ -35,7 +35,7 @@ def remembered(
     """
     facts = [key, *(_identity(file) for file in files)]
     name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-    path = user_cache_path("adapterhub", appauthor=False) / folder / f"{name}.json"
+    path = user_folder("cache") / folder / f"{name}.json"
     with contextlib.suppress(OSError, ValueError):
         return json.loads(path.read_bytes())
     result = compute()

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from adapterhub.backbones.find import is_hub_id, is_local_name
 from adapterhub.backbones.local_folders import remember_folder
+from adapterhub.config.user_folders import expanded
 from adapterhub.errors import BackboneError
 
 ORIGIN = "_adapterhub_origin"  # the attribute of a model with the folder it was loaded from
@@ -34,7 +35,7 @@ def name_and_revision(
     revision: str | None = getattr(model.config, "_commit_hash", None)
     if not Path(name).is_dir() and is_hub_id(name):
         return name, revision
-    last = Path(name.replace("\\", "/")).expanduser().resolve().name if name else ""
+    last = expanded(name.replace("\\", "/")).resolve().name if name else ""
     plain = re.sub(r"[^A-Za-z0-9_.-]+|\.\.+", "-", last).strip("-.")[:100]
     return local_name(plain or f"unnamed-{model.config.model_type}", fingerprint), revision
 

@@ -19,7 +19,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from adapterhub.config.state_folder import state_folder
+from adapterhub.config.user_folders import state_folder
 
 MOST_FOLDERS = 1_024  # the oldest go first
 _MAX_BYTES = 64 << 10

@@ -7,12 +7,12 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from adapterhub.cli._format import print_json, say
+from adapterhub.config.user_folders import expanded
 from adapterhub.errors import ConfigError
 from adapterhub.files.manifest import LOWER_IS_BETTER
 
@@ -102,8 +102,8 @@ def _study_section(folder: str, study: str, task: str | None) -> str:
     from adapterhub.bench.study_card import study_section
     from adapterhub.files.native import adapter_folder, read_manifest
 
-    manifest = read_manifest(adapter_folder(Path(folder).expanduser()))
-    return study_section(Path(study).expanduser(), manifest, task)
+    manifest = read_manifest(adapter_folder(expanded(folder)))
+    return study_section(expanded(study), manifest, task)
 
 
 def score_text(entry: Entry, metric: str | None = None) -> str:

@@ -17,8 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from platformdirs import user_cache_path
-
+from adapterhub.config.user_folders import user_folder
 from adapterhub.data.text_stream import StreamedText, TextStream
 from adapterhub.errors import DataError, OutputError
 from adapterhub.status import counting
@@ -38,7 +37,7 @@ _FORMAT = 1
 
 def tokens_folder() -> Path:
     """Return the folder of token files in the user's cache."""
-    return Path(user_cache_path("adapterhub", appauthor=False)) / "tokens"
+    return user_folder("cache") / "tokens"
 
 
 def tokens_size() -> int:

@@ -17,8 +17,9 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from adapterhub.errors import OutputError
 from adapterhub.files.schema import shorten
@@ -27,6 +28,10 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
+
+
+_LONGEST_LINE = 16 << 20  # bytes: a row of texts, labels and probabilities
+_PIECE = 1 << 22  # bytes of a large file that are in memory at a time
 
 
 class UnreadableError(Exception):
@@ -83,7 +88,11 @@ def check_place(folder: Path, overwrite: bool, replaceable: Collection[str]) -> 
             f"{folder} already exists",
             expected="a folder that does not exist",
             hint="another folder name"
-            + (", or overwrite=True to replace the adapter in it" if replaceable else ""),
+            + (
+                ", or --overwrite (overwrite=True) to replace the adapter in it"
+                if replaceable
+                else ""
+            ),
         )
     if folder.is_symlink() or not folder.is_dir():
         raise OutputError(
@@ -177,11 +186,12 @@ def _try_lock(folder: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def write_files(staged: Path, payload: Mapping[str, bytes]) -> None:
-    """Write the files of `payload` into `staged` and fsync them."""
+def write_files(staged: Path, payload: Mapping[str, bytes | Iterable[bytes]]) -> None:
+    """Write the files of `payload`, whole or in pieces, into `staged` and fsync them."""
     for name, data in payload.items():
         with open(staged / name, "xb") as handle:
-            handle.write(data)
+            for piece in (data,) if isinstance(data, bytes) else data:
+                handle.write(piece)
             handle.flush()
             os.fsync(handle.fileno())
     _sync_folder(staged)
@@ -281,6 +291,79 @@ def is_plain_folder(path: Path) -> bool:
     return stat.S_ISDIR(status.st_mode) and not linked
 
 
+@contextlib.contextmanager
+def open_regular(path: Path, min_bytes: int, max_bytes: int) -> Iterator[BinaryIO]:
+    """Open a regular file of a size in this range; symbolic links are not followed.
+
+    Args:
+        path: the file.
+        min_bytes: smallest accepted size; an empty file never is.
+        max_bytes: largest accepted size.
+
+    Raises:
+        UnreadableError: the file is missing, too small, too large, or not a regular file.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        handle = os.fdopen(os.open(path, flags | getattr(os, "O_BINARY", 0)), "rb")
+    except FileNotFoundError:
+        raise UnreadableError("missing") from None
+    except OSError as error:
+        raise UnreadableError(f"cannot be read: {error.strerror or error}") from None
+    with handle:
+        status = os.fstat(handle.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise UnreadableError("not a regular file")
+        if status.st_size > max_bytes:
+            raise UnreadableError(f"{status.st_size} bytes, more than {max_bytes}")
+        if status.st_size < max(min_bytes, 1):
+            raise UnreadableError(
+                f"truncated: {status.st_size} of at least {max(min_bytes, 1)} bytes"
+            )
+        yield handle
+
+
+def pieces_of(handle: BinaryIO, size: int, most: int = _PIECE) -> Iterator[bytes]:
+    """Yield the next bytes of an open file, some at a time: it may be larger than memory.
+
+    Args:
+        handle: the file.
+        size: how many bytes to yield.
+        most: how many of them at a time.
+
+    Raises:
+        UnreadableError: it has fewer.
+    """
+    while size:
+        try:
+            piece = handle.read(min(size, most))
+        except OSError as error:
+            raise UnreadableError(f"cannot be read: {error.strerror or error}") from None
+        if not piece:
+            raise UnreadableError(f"truncated: {size} bytes fewer than it had")
+        size -= len(piece)
+        yield piece
+
+
+def read_lines(path: Path, max_bytes: int) -> list[bytes]:
+    """Read the lines of a regular file; one longer than any that is written ends the reading.
+
+    Args:
+        path: the file; symbolic links are not followed.
+        max_bytes: largest accepted size of the file.
+
+    Raises:
+        UnreadableError: the file or a line is too large, or the file is empty, missing or no file.
+    """
+    with open_regular(path, 1, max_bytes) as handle:
+        lines: list[bytes] = []
+        while line := handle.readline(_LONGEST_LINE):
+            if len(line) == _LONGEST_LINE:
+                raise UnreadableError(f"line {len(lines) + 1} has more than {_LONGEST_LINE} bytes")
+            lines.append(line)
+    return lines
+
+
 def read_file(path: Path, min_bytes: int, max_bytes: int, sha256: str | None) -> bytes:
     """Read a regular file, checking its size before reading and its sha256 after.
 
@@ -293,25 +376,27 @@ def read_file(path: Path, min_bytes: int, max_bytes: int, sha256: str | None) ->
     Raises:
         UnreadableError: the file is missing, too small, too large, altered, or not a regular file.
     """
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    try:
-        with os.fdopen(os.open(path, flags | getattr(os, "O_BINARY", 0)), "rb") as handle:
-            status = os.fstat(handle.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise UnreadableError("not a regular file")
-            if status.st_size > max_bytes:
-                raise UnreadableError(f"{status.st_size} bytes, more than {max_bytes}")
-            if status.st_size == 0 or status.st_size < min_bytes:
-                raise UnreadableError(
-                    f"truncated: {status.st_size} of at least {max(min_bytes, 1)} bytes"
-                )
-            data = handle.read(status.st_size + 1)
-    except FileNotFoundError:
-        raise UnreadableError("missing") from None
-    except OSError as error:
-        raise UnreadableError(f"cannot be read: {error.strerror or error}") from None
-    if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
-        raise UnreadableError(
-            f"sha256 differs from the expected one ({len(data)} bytes): altered or truncated"
-        )
+    with open_regular(path, min_bytes, max_bytes) as handle:
+        try:
+            data = handle.read(os.fstat(handle.fileno()).st_size + 1)
+        except OSError as error:
+            raise UnreadableError(f"cannot be read: {error.strerror or error}") from None
+    check_sha256(hashlib.sha256(data).hexdigest(), sha256, len(data))
     return data
+
+
+def check_sha256(found: str, expected: str | None, size: int) -> None:
+    """Compare the digest of a file with the one that is expected, unless that is None.
+
+    Args:
+        found: the digest in hexadecimal.
+        expected: the digest that it must be.
+        size: the bytes of the file, for the error.
+
+    Raises:
+        UnreadableError: they differ.
+    """
+    if expected is not None and found != expected:
+        raise UnreadableError(
+            f"sha256 differs from the expected one ({size} bytes): altered or truncated"
+        )

@@ -16,23 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adapterhub.errors import FileError
-from adapterhub.files.atomic import UnreadableError, read_file, write_files
-from adapterhub.files.manifest import (
-    MAX_HEADER_BYTES,
-    MAX_MANIFEST_BYTES,
-    FoundationRef,
-    Manifest,
-    from_json,
-)
+from adapterhub.files.atomic import UnreadableError, read_file
+from adapterhub.files.manifest import MAX_MANIFEST_BYTES, FoundationRef, Manifest, from_json
 from adapterhub.files.native import (
     CARD_FILE,
     MANIFEST_FILE,
     MAX_CARD_BYTES,
     ON_FOLDER,
     SIGNATURE_FILE,
-    TENSORS_FILE,
     check_tensor_file,
     read_manifest,
+    write_copy,
 )
 
 _DIGITS = 16
@@ -69,7 +63,7 @@ def write_copies(folder: Path, foundations: Sequence[Foundation]) -> None:
         if target.exists():  # named twice
             continue
         target.mkdir(parents=True)
-        write_files(target, _payload(each))
+        _write_copy(target, each)
         write_copies(target, each.on)
 
 
@@ -120,22 +114,19 @@ def copy_problems(folder: Path, manifest: Manifest) -> list[str]:
     return problems
 
 
-def _payload(foundation: Foundation) -> dict[str, bytes]:
-    """Read the files of an adapter, with the digests that are expected."""
+def _write_copy(target: Path, foundation: Foundation) -> None:
+    """Copy the files of an adapter, if they have the digests that are expected."""
     folder, digest = foundation.folder, foundation.ref.digest
     try:
-        data = read_file(folder / MANIFEST_FILE, 0, MAX_MANIFEST_BYTES, digest)
-        manifest = from_json(data, str(folder / MANIFEST_FILE))
-        most = 8 + MAX_HEADER_BYTES + manifest.nbytes
-        tensors = read_file(folder / TENSORS_FILE, 0, most, manifest.files[TENSORS_FILE])
-        files = {MANIFEST_FILE: data, TENSORS_FILE: tensors}
+        files = {MANIFEST_FILE: read_file(folder / MANIFEST_FILE, 0, MAX_MANIFEST_BYTES, digest)}
         for name in (CARD_FILE, SIGNATURE_FILE):
             if (folder / name).is_file():
                 files[name] = read_file(folder / name, 0, MAX_CARD_BYTES, None)
-    except UnreadableError as error:
+        manifest = from_json(files[MANIFEST_FILE], str(folder / MANIFEST_FILE))
+        write_copy(target, folder, manifest, files)
+    except (UnreadableError, FileError) as error:
         raise FileError(
             f"{folder} is not what {foundation.ref.name!r} was when it was found: {error}",
             expected=f"a manifest with sha256 {digest}, and its tensors",
             hint="load the adapter again",
         ) from None
-    return files

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from adapterhub.config.user_folders import expanded
 from adapterhub.errors import ConfigError, FileError, OutputError
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, explained, read_file
@@ -117,7 +118,7 @@ def read_public_key(key: str | Path) -> PublicKey:
     """
     if str(key).startswith("ed25519:"):
         return parse_public_key(str(key))
-    path = Path(key).expanduser()
+    path = expanded(key)
     text = _read(path).decode("utf-8", "replace").strip()
     if "PRIVATE KEY" in text:
         hint = str(path.with_suffix(".pub"))
@@ -135,7 +136,7 @@ def read_private_key(path: str | Path, ask: Callable[[], str] | None = None) -> 
         FileError: the file cannot be read, holds no Ed25519 key, or others can read it.
         ConfigError: the passphrase is missing or wrong, or cryptography is not installed.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     data = _read(path)
     _refuse_open_permissions(path)
     ed25519 = _ed25519()
@@ -163,7 +164,7 @@ def write_key_pair(path: str | Path, passphrase: str | None = None) -> tuple[Pat
         ConfigError: `path` ends in `.pub`, or cryptography is not installed.
         OutputError: a file exists, or cannot be written.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     public_path = path.with_suffix(".pub")
     if path == public_path:
         raise ConfigError(f"{path} is the name of a public key", hint=f"{path.with_suffix('.key')}")

@@ -34,6 +34,7 @@ MAX_MANIFEST_BYTES = 1 << 20
 MAX_METHODS_BYTES = 64 << 10
 MAX_HEADER_BYTES = 8 << 20
 MAX_TENSOR_BYTES = 64 << 30
+MAX_TENSOR_FILE_BYTES = 8 + MAX_HEADER_BYTES + MAX_TENSOR_BYTES
 MOST_FOUNDATIONS = 16  # adapters directly below one, and levels of them
 DTYPE_BYTES: Mapping[str, int] = {
     **{"F64": 8, "F32": 4, "F16": 2, "BF16": 2},
@@ -73,12 +74,14 @@ class TaskHead:
 
     `kind` is a task of `load_backbone`; `problem_type` is the one of transformers, which selects
     the loss; `pooling` is what the head reads of each text, None for the choice of the model's
-    class.
+    class; `activation` is the one between the two layers of a head that takes the place of that of
+    the model's class, "linear" if it has one layer, None for the head of the class.
     """
 
     kind: str | None = None
     problem_type: str | None = None
     pooling: str | None = None
+    activation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,10 +289,8 @@ def _tree(manifest: Manifest) -> dict[str, Any]:
 
 
 def _task_head_tree(head: TaskHead | None) -> dict[str, Any] | None:
-    tree = _fields(head) if head else None
-    if tree and tree["pooling"] is None:
-        del tree["pooling"]
-    return tree
+    tree = _fields(head) if head else {}
+    return {n: v for n, v in tree.items() if v is not None or n not in _OPTIONAL_OF_HEAD} or None
 
 
 def _head_tree(record: HeadRecord) -> dict[str, Any]:
@@ -436,9 +437,13 @@ _backbone = schema.record(
     },
     optional={"identity": _identity},
 )
+_OPTIONAL_OF_HEAD = {
+    "pooling": schema.text("cls|mean|last|max", "cls, mean, last or max"),
+    "activation": schema.text(_WORD, "a plain word of at most 200 characters"),
+}
 _task_head = schema.record(
     {"kind": _word_or_null, "problem_type": _word_or_null},
-    optional={"pooling": schema.text("cls|mean|last|max", "cls, mean, last or max")},
+    optional=_OPTIONAL_OF_HEAD,
 )
 _foundation = schema.record(
     {

@@ -26,7 +26,8 @@ A reader MUST
  - open only the first two files, and `adapter.sig` to check who signed; only regular ones. Symbolic
    links in the folder are refused, because they can point outside it. Other files and folders MAY
    exist; they are ignored;
- - compare sha256 before parsing anything but the manifest;
+ - compare the sizes that the header, the manifest and the file have before anything is read, and
+   sha256, in pieces, before a value is used: no file is in memory as a whole to be checked;
  - refuse a header with duplicate names or fields, or with fields other than dtype, shape and
    offsets;
  - raise one error that lists every missing, unexpected or wrong tensor, and repair nothing;
@@ -70,27 +71,19 @@ from adapterhub.files.atomic import (
     write_files,
 )
 from adapterhub.files.card import card as card_of
-from adapterhub.files.manifest import (
-    MAX_HEADER_BYTES,
-    MAX_MANIFEST_BYTES,
-    Manifest,
-    from_json,
-    size_problems,
-    to_json,
-)
+from adapterhub.files.manifest import MAX_MANIFEST_BYTES, Manifest, from_json, to_json
 from adapterhub.files.run_folder import no_adapter
 from adapterhub.files.schema import shorten
+from adapterhub.files.tensor_file import COPY_AGAIN, TENSORS_FILE, open_tensors
 
 if TYPE_CHECKING:
     import torch
 
-TENSORS_FILE = "adapter.safetensors"
 MANIFEST_FILE = "adapter.json"
 CARD_FILE = "README.md"
 SIGNATURE_FILE = "adapter.sig"
 MAX_CARD_BYTES = 1 << 20
 
-_COPY_AGAIN = "copy or pull the adapter again; damaged files are not repaired"
 PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
 # PEFT's two files and signatures would be stale after an overwrite, so they are replaced too.
 FILES = frozenset({TENSORS_FILE, MANIFEST_FILE, CARD_FILE, SIGNATURE_FILE, *PEFT_FILES})
@@ -198,12 +191,10 @@ def read_tensors(folder: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
     Raises:
         FileError: the tensors do not match the manifest; lists every problem.
     """
-    from adapterhub.files.tensors import parse_tensors  # needs torch
+    from adapterhub.files.tensors import verified_tensors  # needs torch
 
-    folder = Path(folder)
-    tensors, problems = parse_tensors(manifest, _tensor_bytes(folder, manifest))
-    _refuse_tensors(folder, problems)
-    return tensors
+    with open_tensors(Path(folder), manifest) as file:
+        return verified_tensors(file)
 
 
 def check_adapter(folder: Path) -> Manifest:
@@ -221,47 +212,32 @@ def check_adapter(folder: Path) -> Manifest:
 
 
 def check_tensor_file(folder: Path, manifest: Manifest) -> None:
-    """Check the tensors of the adapter with this manifest, without torch.
+    """Check the tensors of the adapter with this manifest, without torch and in little memory.
 
     Raises:
         FileError: the tensors do not match the manifest; lists every problem.
     """
-    from adapterhub.files.tensor_file import tensor_views
+    with open_tensors(Path(folder), manifest) as file:
+        file.check()
 
-    _refuse_tensors(folder, tensor_views(manifest, _tensor_bytes(folder, manifest))[1])
 
+def write_copy(target: Path, source: Path, manifest: Manifest, beside: Mapping[str, bytes]) -> None:
+    """Write a copy of the tensors of the adapter with this manifest, with other files.
 
-def _tensor_bytes(folder: Path, manifest: Manifest) -> bytes:
-    """Return the bytes of the tensor file.
+    The bytes that are written are those that were verified, so `source` may change at any time.
+
+    Args:
+        target: the folder to write to.
+        source: the folder of the adapter.
+        manifest: its manifest.
+        beside: the other files by name.
 
     Raises:
-        FileError: they are not those of the manifest.
+        FileError: the tensors do not match the manifest; `target` is then incomplete.
     """
-    declared = sum(info.nbytes for info in manifest.tensors.values())
-    problems = size_problems(declared)
-    try:
-        if not problems:
-            max_bytes = 8 + MAX_HEADER_BYTES + declared
-            sha256 = manifest.files[TENSORS_FILE]
-            return read_file(Path(folder) / TENSORS_FILE, declared, max_bytes, sha256)
-    except UnreadableError as error:
-        problems = [f"{TENSORS_FILE}: {error}"]
-    raise FileError(
-        f"the adapter in {folder} is damaged",
-        expected="the files exactly as they were written",
-        hint=_COPY_AGAIN,
-        offenders=problems,
-    )
-
-
-def _refuse_tensors(folder: Path, problems: list[str]) -> None:
-    if problems:
-        raise FileError(
-            f"{Path(folder) / TENSORS_FILE} does not match its manifest",
-            expected="exactly the tensors of the manifest, with finite values",
-            hint=_COPY_AGAIN,
-            offenders=shorten(problems),
-        )
+    with open_tensors(source, manifest) as file:
+        file.check()  # before a file of holes takes space on the disk
+        write_files(target, {**beside, TENSORS_FILE: file.pieces()})
 
 
 def read_manifest(folder: Path, sha256: str | None = None) -> Manifest:
@@ -283,7 +259,7 @@ def read_manifest(folder: Path, sha256: str | None = None) -> Manifest:
             expected="an adapter folder with its manifest",
             hint=f"this is a peft checkpoint: adapterhub import {folder} --output OUT"
             if peft
-            else _COPY_AGAIN,
+            else COPY_AGAIN,
         ) from None
     manifest = from_json(data, str(folder / MANIFEST_FILE))
     problems = []
@@ -295,7 +271,7 @@ def read_manifest(folder: Path, sha256: str | None = None) -> Manifest:
         raise FileError(
             f"{folder / MANIFEST_FILE} is not complete",
             expected="the manifest of a saved adapter",
-            hint=_COPY_AGAIN,
+            hint=COPY_AGAIN,
             offenders=problems,
         )
     return manifest
@@ -358,7 +334,9 @@ def _check_folder(folder: Path) -> None:
     restore_old(folder)
     if not folder.is_dir():
         raise FileError(
-            f"{folder} is {'not a folder' if folder.exists() else 'missing'}",
+            f"{folder} is not a folder"
+            if folder.exists()
+            else f"there is no folder {str(folder)!r}",
             expected="an adapter folder",
             hint="check the path, or pull the adapter",
         )

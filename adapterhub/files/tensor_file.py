@@ -1,19 +1,27 @@
-"""The bytes of a tensor file of the native format: all checks, without torch.
+"""The tensor file of the native format, read in pieces: all checks, without torch.
 
-The format itself is described in `adapterhub.files.native`.
+The format itself is described in `adapterhub.files.native`. A stranger's file may be as large as
+its manifest says, so that it is never in memory as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+import hashlib
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
 
-import safetensors
+from adapterhub.errors import FileError, one_line
+from adapterhub.files.atomic import UnreadableError, check_sha256, open_regular, pieces_of
+from adapterhub.files.manifest import MAX_HEADER_BYTES, Manifest, size_problems
+from adapterhub.files.schema import parse_object, shorten, show
 
-from adapterhub.errors import printable
-from adapterhub.files.manifest import MAX_HEADER_BYTES, Manifest
-from adapterhub.files.schema import parse_object, show
-
+TENSORS_FILE = "adapter.safetensors"
+COPY_AGAIN = "copy or pull the adapter again; damaged files are not repaired"
 _ENTRY = {"dtype", "shape", "data_offsets"}
 # Of each dtype that may be infinite: the integers of its bits, and those of the exponent.
 _EXPONENTS = {
@@ -23,22 +31,179 @@ _EXPONENTS = {
     "BF16": ("<u2", 0x7F80),
 }
 
-TensorViews: TypeAlias = dict[str, dict[str, Any]]
-"""Tensors by name, each with its `dtype`, `shape` and `data`."""
+
+class TensorFile:
+    """The open tensor file of an adapter, with the sizes that its manifest and its header say.
+
+    Attributes:
+        infos: the tensors by name.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, file: BinaryIO) -> None:
+        self.infos = manifest.tensors
+        self._folder, self._file = folder, file
+        self._sha256 = manifest.files[TENSORS_FILE]
+        self._size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(self._size - 8, MAX_HEADER_BYTES):
+            claimed = f"the header claims {length} bytes, the file has {max(self._size - 8, 0)}"
+            raise self.broken([claimed])
+        self._first = 8 + length  # of the bytes of tensors
+        self._offsets = self._read_header(file.read(length))
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the bytes of the file, some at a time; what was yielded is right if this ends.
+
+        Raises:
+            FileError: it has not the digest of the manifest.
+        """
+        for _, piece in self._verified():
+            yield piece
+
+    def tensor_pieces(self) -> Iterator[tuple[str, bytes]]:
+        """Yield each tensor's name with some of its bytes at a time, as `pieces`."""
+        return ((name, piece) for name, piece in self._verified() if name)
+
+    def values(self, name: str, most: int) -> Iterator[bytes]:
+        """Yield the bytes of a tensor, which are not compared with a digest.
+
+        Args:
+            name: of the tensor.
+            most: the bytes to yield at a time.
+        """
+        self._file.seek(self._first + self._offsets[name])
+        with self._readable():
+            yield from pieces_of(self._file, self.infos[name].nbytes, most)
+
+    def check(self) -> None:
+        """Check the digest of the file, and that all values are finite.
+
+        Raises:
+            FileError: they are not; the error lists every such tensor.
+        """
+        bad: Counter[str] = Counter()
+        for name, piece in self.tensor_pieces():
+            bad[name] += count_not_finite(self.infos[name].dtype, piece)
+        self.refuse(bad)
+
+    def refuse(self, bad: Mapping[str, int]) -> None:
+        """Refuse tensors with values that are not finite, given how many by name.
+
+        Raises:
+            FileError: there are some.
+        """
+        lines = [
+            not_finite(name, count, math.prod(self.infos[name].shape))
+            for name, count in sorted(bad.items())
+            if count
+        ]
+        if lines:
+            raise self.broken(lines)
+
+    def _verified(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the header, under the name "", and the tensors in their order; then check."""
+        digest = hashlib.sha256()
+        self._file.seek(0)
+        order = sorted(self._offsets, key=self._offsets.__getitem__)
+        parts = [("", self._first), *((name, self.infos[name].nbytes) for name in order)]
+        with self._readable():
+            for name, size in parts:
+                for piece in pieces_of(self._file, size):
+                    digest.update(piece)
+                    yield name, piece
+            check_sha256(digest.hexdigest(), self._sha256, self._size)
+
+    def _read_header(self, data: bytes) -> dict[str, int]:
+        """Return where each tensor begins, from a header that agrees with the manifest.
+
+        Raises:
+            FileError: it does not; the error lists every difference.
+        """
+        header, problems = parse_object(data, len(data))
+        metadata = header.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or any(type(v) is not str for v in metadata.values()):
+            problems.append("__metadata__ is not an object of texts")
+        for name, entry in header.items():
+            if not (isinstance(entry, dict) and entry.keys() == _ENTRY):
+                problems.append(
+                    f"{show(name)}: its fields must be exactly {', '.join(sorted(_ENTRY))}"
+                )
+        if problems := [f"header: {line}" for line in problems] or self._differences(header):
+            raise self.broken(problems)
+        offsets, end = {}, 0
+        for name, entry in sorted(header.items(), key=lambda item: _begin(item[1])):
+            offsets[name], begin = end, end
+            end += self.infos[name].nbytes
+            found = entry["data_offsets"]
+            if found != [begin, end] or any(type(offset) is not int for offset in found):
+                raise self.broken([f"{name}: its bytes are not those from {begin} to {end}"])
+        if self._size != self._first + end:
+            said = f"{self._size} bytes, its header and manifest say {self._first + end}"
+            raise _damaged(self._folder, [f"{TENSORS_FILE}: {said}: altered or truncated"])
+        return offsets
+
+    def _differences(self, header: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        declared = self.infos
+        problems = [f"{name}: missing" for name in sorted(declared.keys() - header.keys())]
+        problems += [f"{name!a}: unexpected" for name in sorted(header.keys() - declared.keys())]
+        for name in sorted(declared.keys() & header.keys()):
+            expected = (declared[name].dtype, list(declared[name].shape))
+            dtype, shape = header[name]["dtype"], header[name]["shape"]
+            if (dtype, shape) != expected or any(type(size) is not int for size in shape):
+                is_said = one_line(f"{dtype} {shape}", 200)
+                has = f"the manifest has {expected[0]} {expected[1]}"
+                problems.append(f"{name}: {is_said}, {has}")
+        return problems
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except UnreadableError as error:
+            raise _damaged(self._folder, [f"{TENSORS_FILE}: {error}"]) from None
+
+    def broken(self, problems: list[str]) -> FileError:
+        """Build the error for a file with these problems."""
+        return FileError(
+            f"{self._folder / TENSORS_FILE} does not match its manifest",
+            expected="exactly the tensors of the manifest, with finite values",
+            hint=COPY_AGAIN,
+            offenders=shorten(problems),
+        )
 
 
-def tensor_views(manifest: Manifest, data: bytes) -> tuple[TensorViews, list[str]]:
-    """Return the tensors in the bytes of a file, and one line for each that is wrong."""
-    views: TensorViews = {}
-    problems = _raw_header_problems(data)
-    try:
-        views = {} if problems else dict(safetensors.deserialize(data))
-    except safetensors.SafetensorError as error:
-        problems = [f"not a valid safetensors file: {printable(str(error))}"]
-    problems = problems or _header_problems(manifest, views)
-    if not problems:
-        problems = [line for name in sorted(views) for line in _value_problems(name, views[name])]
-    return views, problems
+@contextmanager
+def open_tensors(folder: Path, manifest: Manifest) -> Iterator[TensorFile]:
+    """Open the tensor file of the adapter with this manifest; no value is read yet.
+
+    Raises:
+        FileError: it is missing, or has other sizes or tensors than the manifest.
+    """
+    declared = manifest.nbytes
+    if problems := size_problems(declared):
+        raise _damaged(folder, problems)
+    with ExitStack() as stack:
+        try:
+            path, most = folder / TENSORS_FILE, 8 + MAX_HEADER_BYTES + declared
+            file = stack.enter_context(open_regular(path, declared, most))
+        except UnreadableError as error:
+            raise _damaged(folder, [f"{TENSORS_FILE}: {error}"]) from None
+        yield TensorFile(folder, manifest, file)
+
+
+def _damaged(folder: Path, problems: list[str]) -> FileError:
+    return FileError(
+        f"the adapter in {folder} is damaged",
+        expected="the files exactly as they were written",
+        hint=COPY_AGAIN,
+        offenders=problems,
+    )
+
+
+def _begin(entry: Mapping[str, Any]) -> int:
+    """Return where the bytes of a tensor begin, by its entry in a header; -1 if that is broken."""
+    offsets = entry["data_offsets"]
+    return offsets[0] if isinstance(offsets, list) and offsets and type(offsets[0]) is int else -1
 
 
 def not_finite(name: str, bad: int, values: int) -> str:
@@ -52,37 +217,12 @@ def not_finite(name: str, bad: int, values: int) -> str:
     return f"{name}: {bad} of {values} values are NaN or infinite"
 
 
-def _value_problems(name: str, view: Mapping[str, Any]) -> list[str]:
-    if view["dtype"] not in _EXPONENTS:
-        return []
+def count_not_finite(dtype: str, data: bytes) -> int:
+    """Count the infinite values and NaNs in the bytes of a safetensors dtype."""
+    if dtype not in _EXPONENTS:
+        return 0
     import numpy as np
 
-    dtype, exponent = _EXPONENTS[view["dtype"]]
-    bits = np.frombuffer(view["data"], dtype=dtype)
-    bad = int(np.count_nonzero((bits & exponent) == exponent))
-    return [not_finite(name, bad, len(bits))] if bad else []
-
-
-def _raw_header_problems(data: bytes) -> list[str]:
-    """Find header problems that safetensors' own parser accepts, such as duplicate names."""
-    length = int.from_bytes(data[:8], "little")
-    if length > min(len(data) - 8, MAX_HEADER_BYTES):
-        return [f"the header claims {length} bytes, the file has {max(len(data) - 8, 0)}"]
-    header, problems = parse_object(data[8 : 8 + length], length)
-    for name, entry in header.items():
-        if name != "__metadata__" and not (isinstance(entry, dict) and entry.keys() == _ENTRY):
-            problems.append(f"{show(name)}: its fields must be exactly {', '.join(sorted(_ENTRY))}")
-    return [f"header: {line}" for line in problems]
-
-
-def _header_problems(manifest: Manifest, views: Mapping[str, Mapping[str, object]]) -> list[str]:
-    declared = manifest.tensors
-    problems = [f"{name}: missing" for name in sorted(declared.keys() - views.keys())]
-    problems += [f"{name!a}: unexpected" for name in sorted(views.keys() - declared.keys())]
-    for name in sorted(declared.keys() & views.keys()):
-        expected = (declared[name].dtype, list(declared[name].shape))
-        actual = (views[name]["dtype"], views[name]["shape"])
-        if actual != expected:
-            dtype, shape = expected
-            problems.append(f"{name}: {actual[0]} {actual[1]}, the manifest has {dtype} {shape}")
-    return problems
+    integers, exponent = _EXPONENTS[dtype]
+    bits = np.frombuffer(data, dtype=integers)
+    return int(np.count_nonzero((bits & exponent) == exponent))

@@ -5,8 +5,8 @@ The format itself is described in `adapterhub.files.native`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 import safetensors.torch
 import torch
@@ -20,7 +20,7 @@ from adapterhub.files.manifest import (
     tensor_name_problems,
 )
 from adapterhub.files.schema import shorten
-from adapterhub.files.tensor_file import not_finite, tensor_views
+from adapterhub.files.tensor_file import TensorFile, count_not_finite, not_finite
 
 _DTYPES: Mapping[str, torch.dtype] = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
@@ -100,12 +100,21 @@ def tensor_bytes(copies: dict[str, torch.Tensor]) -> bytes:
     return safetensors.torch.save(copies)
 
 
-def parse_tensors(manifest: Manifest, data: bytes) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Return the tensors in the bytes of a file, and one line for each that is wrong."""
-    views, problems = tensor_views(manifest, data)
-    named = {} if problems else views
-    return {name: _tensor_of(named[name]) for name in sorted(named)}, problems
+def verified_tensors(file: TensorFile) -> dict[str, torch.Tensor]:
+    """Read the tensors of an open file, sorted by name.
 
-
-def _tensor_of(view: Mapping[str, Any]) -> torch.Tensor:
-    return torch.frombuffer(view["data"], dtype=_DTYPES[view["dtype"]]).reshape(view["shape"])
+    Raises:
+        FileError: the file has not the digest of its manifest, or values that are not finite.
+    """
+    data = {name: bytearray(info.nbytes) for name, info in sorted(file.infos.items())}
+    bad: Counter[str] = Counter()
+    read: Counter[str] = Counter()
+    for name, piece in file.tensor_pieces():
+        data[name][read[name] : read[name] + len(piece)] = piece
+        read[name] += len(piece)
+        bad[name] += count_not_finite(file.infos[name].dtype, piece)
+    file.refuse(bad)
+    return {
+        name: torch.frombuffer(data[name], dtype=_DTYPES[info.dtype]).reshape(info.shape)
+        for name, info in sorted(file.infos.items())
+    }

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from adapterhub.adapters.activate import activate
@@ -19,11 +17,10 @@ from adapterhub.files.native import read_manifest
 from adapterhub.files.run_folder import backbone_of_adapter
 from adapterhub.inference.open import Predictor, load_bare_backbone
 from adapterhub.inference.record import TrainingRecord, training_record
+from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import pull_verified
 from adapterhub.tasks import Prediction, Setting
 from adapterhub.training.loading import make_ready
-
-MANIFEST = "adapter.json"
 
 
 @dataclass(frozen=True)
@@ -67,11 +64,6 @@ class OpenedAdapters:
         return self.predictors[name].predict(examples, batch_size)
 
 
-def manifest_digest(folder: Path) -> str:
-    """Return the sha256 of the bytes of an adapter's manifest, which has those of its tensors."""
-    return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
-
-
 def open_several(
     sources: Mapping[str, AdapterSource],
     backbone: str | None = None,
@@ -95,7 +87,7 @@ def open_several(
     attached: dict[str, str] = {}
     for number, (name, source) in enumerate(sources.items()):
         fetched = pull_verified(source.reference, registry=registry)
-        if source.digest and manifest_digest(fetched.folder) != source.digest:
+        if source.digest and digest_of(fetched.folder) != source.digest:
             raise MismatchError(
                 f"{source.reference} is another adapter here than where the job was started",
                 expected="the same version in the registry, or folder, of every machine",

@@ -21,8 +21,9 @@ from adapterhub.data.row_source import files_digest, list_files
 from adapterhub.data.table import Table, table_of_rows
 from adapterhub.data.tables import keep_table
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.inference.open_several import AdapterSource, manifest_digest, open_several
+from adapterhub.inference.open_several import AdapterSource, open_several
 from adapterhub.inference.record import read_training_record
+from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import pull
 
 ONLY = ""  # the name of the adapter of all rows
@@ -103,8 +104,7 @@ def plan_table(job: TableJob, text: str | None = None, pair: str | None = None) 
     folders = {name: pull(each.reference, registry=job.registry) for name, each in
                job.adapters.items()}  # fmt: skip
     adapters = {
-        name: replace(each, digest=manifest_digest(folders[name]))
-        for name, each in job.adapters.items()
+        name: replace(each, digest=digest_of(folders[name])) for name, each in job.adapters.items()
     }
     options = {
         name: _options(job, each, parts[0], text, pair) for name, each in job.adapters.items()

@@ -16,7 +16,8 @@ class ImportedAdapter:
     `methods` is a method spec, one `{name: {option: value}}` each; `tensors` have the names of
     native files (`encoder.0.attn.q.lora.A`, `head.classifier.weight`); `head` tells whether they
     include a task head. `labels` are the names of its outputs, () if the checkpoint has none;
-    `task` is the model's task, if recorded. `backbone` and `revision` are recorded in the
+    `task` is the model's task, if recorded; `activation` is that of a head of own layers, None for
+    the head of the model's class. `backbone` and `revision` are recorded in the
     checkpoint. `notes` tell the user what could not be carried over unchanged.
     """
 
@@ -27,6 +28,7 @@ class ImportedAdapter:
     head: bool = False
     labels: tuple[str, ...] = ()
     task: str | None = None
+    activation: str | None = None
     backbone: str | None = None
     revision: str | None = None
     notes: tuple[str, ...] = field(default=())

@@ -28,7 +28,7 @@ class Translation:
     """The methods and tensors of a checkpoint, collected for one backbone.
 
     `values` are new values of the model's own parameters by path; `problems` are what cannot be
-    expressed; `notes` tell the user what was changed.
+    expressed; `notes` tell the user what was changed; `activation` is that of a head of own layers.
     """
 
     anatomy: Anatomy
@@ -39,6 +39,7 @@ class Translation:
     notes: list[str] = field(default_factory=list)
     labels: tuple[str, ...] = ()
     head: bool = False
+    activation: str | None = None
 
     def note_dropout(self, rate: float) -> None:
         """Note that a method without a dropout option drops the one of training."""

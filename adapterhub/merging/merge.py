@@ -53,6 +53,7 @@ from adapterhub.backbones.quantized_weights import can_requantize, requantized
 from adapterhub.backbones.weights import is_offloaded, storage_problem
 from adapterhub.errors import AttachError, MergeError
 from adapterhub.hooks.composition import Composition, adapter_names
+from adapterhub.hooks.layered_head import activation_between
 from adapterhub.hooks.new_tokens import VOCABULARY, NewTokenRows
 from adapterhub.interrupts import Reversal, deferred_interrupts
 from adapterhub.merging.affine import merged_names, merged_parameters
@@ -169,6 +170,7 @@ def merge(
     refuse_routed(state, *state.adapters)
     refuse_unmergeable(adapters, requantize)
     _refuse_pooling(adapters)
+    _refuse_own_layers(adapters)
     if requantize and tolerance is None:
         tolerance = math.inf
     (composition,) = state.compositions
@@ -340,6 +342,18 @@ def _refuse_pooling(adapters: Sequence[Adapter]) -> None:
             expected="adapters whose heads read what the model's class gives them",
             hint="adapterhub merge ADAPTER, which writes a sentence-transformers model; or "
             'train with --task "classification(pooling=model)"',
+        )
+
+
+def _refuse_own_layers(adapters: Sequence[Adapter]) -> None:
+    """Refuse heads whose layers the class of the model does not have."""
+    own = {a.name: activation_between(a.head.own) for a in adapters if a.head}
+    if others := [f"{name!r}: {activation}" for name, activation in own.items() if activation]:
+        raise MergeError(
+            f"a plain {type(adapters[0].model).__name__} does not have the layers of these heads",
+            offenders=[f"{line} between two layers, as `adapters` has them" for line in others],
+            expected="adapters with the head of the model's class",
+            hint="adapterhub predict ADAPTER, without a merge; or load(..., head=False)",
         )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapterhub.errors import FileError
-from adapterhub.files.atomic import UnreadableError, read_file
+from adapterhub.files.atomic import UnreadableError, read_lines
 
 if TYPE_CHECKING:
     from adapterhub.tasks import Prediction, Task
@@ -23,7 +23,7 @@ PREDICTIONS = "predictions.jsonl"
 FORMAT = 1
 KINDS = ("classes", "sets", "choices", "numbers", "spans", "texts", "losses")
 _MOST_TEXT = 4000  # characters that are kept of a text
-_MOST_BYTES = 4 << 30
+MOST_BYTES = 4 << 30
 
 Outcome = dict[str, Any]
 """One example: `texts`, and by the kind `label`, `prediction`, `score`, `loss`, `tokens`."""
@@ -104,7 +104,7 @@ def read_predictions(folder: Path) -> PredictionFile | None:
     if not path.exists():
         return None
     try:
-        head, *rows = map(json.loads, read_file(path, 1, _MOST_BYTES, None).splitlines())
+        head, *rows = map(json.loads, read_lines(path, MOST_BYTES))
         _check(head, rows)
     except (UnreadableError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise FileError(

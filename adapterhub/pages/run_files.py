@@ -11,9 +11,10 @@ from typing import Any
 
 from adapterhub.config.yaml import load_yaml
 from adapterhub.errors import ConfigError, FileError
+from adapterhub.files.atomic import UnreadableError, read_lines
 from adapterhub.files.manifest import LOWER_IS_BETTER, Manifest
 from adapterhub.files.native import find_adapter, read_manifest
-from adapterhub.pages.predictions import PredictionFile, read_predictions
+from adapterhub.pages.predictions import MOST_BYTES, PredictionFile, read_predictions
 
 Line = dict[str, Any]
 DEFAULT_NAME = "default"  # of an adapter that was given none
@@ -148,9 +149,12 @@ _TIMINGS = {"train": _CLOCK, "eval": _CLOCK}
 
 def _lines(path: Path, fields: Mapping[str, tuple[str, ...]]) -> Iterator[Line]:
     """Yield the lines of a metrics file; the last one may be cut, by a kill."""
-    if not path.is_file() or path.is_symlink():
+    if not path.is_file() or path.is_symlink() or not path.stat().st_size:
         return
-    lines = path.read_bytes().splitlines()
+    try:
+        lines = read_lines(path, MOST_BYTES)
+    except UnreadableError as error:
+        raise FileError(f"{path}: {error}", expected="the file as the run wrote it") from None
     for number, text in enumerate(lines, start=1):
         try:
             yield _line(json.loads(text), fields)

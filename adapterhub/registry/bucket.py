@@ -7,15 +7,19 @@ AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORA
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from adapterhub.errors import ConfigError, FileError, RegistryError
+from adapterhub.files.atomic import write_files
 
 SCHEMES = ("s3", "gs", "az", "abfss")
+_PIECE = 4 << 20  # bytes of a download that are in memory at a time
 _RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=60)}
 
 
@@ -48,6 +52,7 @@ class Bucket:
     def __init__(self, url: str, objects: Any = None) -> None:
         self.url = url.rstrip("/")
         self._objects = objects if objects is not None else _open(self.url)
+        self._is_proven = False
 
     def e_tags(self, prefix: str = "") -> dict[str, str]:
         """Return the tag of each object below a prefix, by its path, sorted."""
@@ -69,21 +74,43 @@ class Bucket:
             RegistryError: the bucket cannot be read.
         """
         with self._reached():
-            try:
-                found = self._objects.get(path)
-            except FileNotFoundError:
+            found = self._get(path, most)
+            if found is None:
                 return None
-            if found.meta["size"] > most:
-                size = found.meta["size"]
-                raise FileError(f"{self.url}/{path} has {size:,} bytes", expected=f"<= {most:,}")
             return Stored(bytes(found.bytes()), str(found.meta["e_tag"]))
 
-    def write(self, path: str, data: bytes) -> None:
-        """Write an object, or replace it.
+    def download(self, path: str, target: Path, most: int) -> None:
+        """Write an object to a new file, in pieces; write none if there is no object.
+
+        Args:
+            path: the object.
+            target: the file.
+            most: the largest object that is downloaded.
 
         Raises:
-            RegistryError: the bucket cannot be written.
+            FileError: it is larger than `most` bytes.
+            RegistryError: the bucket cannot be read.
         """
+        with self._reached():
+            if (found := self._get(path, most)) is not None:
+                write_files(target.parent, {target.name: map(bytes, found.stream(_PIECE))})
+
+    def _get(self, path: str, most: int) -> Any:
+        try:
+            found = self._objects.get(path)
+        except FileNotFoundError:
+            return None
+        if (size := found.meta["size"]) > most:
+            raise FileError(f"{self.url}/{path} has {size:,} bytes", expected=f"<= {most:,}")
+        return found
+
+    def write(self, path: str, data: bytes | Path) -> None:
+        """Write an object, or replace it, by bytes or those of a file.
+
+        Raises:
+            RegistryError: the bucket cannot be written, or lets writers undo each other's work.
+        """
+        self._prove()
         with self._reached():
             self._objects.put(path, data)
 
@@ -92,22 +119,76 @@ class Bucket:
 
         Raises:
             ConflictError: another writer was first.
-            RegistryError: the bucket cannot be written.
+            RegistryError: the bucket cannot be written, or lets writers undo each other's work.
         """
+        self._prove()
+        self._replace(path, data, old.e_tag if old else None)
+
+    def _replace(self, path: str, data: bytes, e_tag: str | None) -> str:
+        """Replace an object with this tag, or create one; return its new tag."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         with self._reached():
             try:
-                self._objects.put(path, data, mode={"e_tag": old.e_tag} if old else "create")
+                written = self._objects.put(
+                    path, data, mode={"e_tag": e_tag} if e_tag else "create"
+                )
             except (AlreadyExistsError, PreconditionError, FileNotFoundError) as error:
                 raise ConflictError(path) from error
+        return str(written["e_tag"])
+
+    def _prove(self) -> None:
+        """Prove, before the first write, that a late writer is refused, with an object of its own.
+
+        There are servers that ignore the conditions of a write, or one of them: there, all but one
+        of the publishers at the same moment would lose their version.
+
+        Raises:
+            RegistryError: a late writer is not refused, or a first one is.
+        """
+        if self._is_proven:
+            return
+        probe = f".adapterhub-probe-{secrets.token_hex(8)}"
+        try:
+            first = self._replace(probe, b"1", None)
+            if not self._conflicts(probe, b"2", None):
+                raise self._unsafe("If-None-Match: *")
+            self._replace(probe, b"3", first)
+            if not self._conflicts(probe, b"4", first):
+                raise self._unsafe("If-Match")
+        except ConflictError:
+            raise self._unsafe("If-Match, of a writer that is the only one,") from None
+        finally:
+            with suppress(RegistryError):  # who may write may not be allowed to delete
+                self._delete(probe)
+        self._is_proven = True
+
+    def _conflicts(self, path: str, data: bytes, e_tag: str | None) -> bool:
+        try:
+            self._replace(path, data, e_tag)
+        except ConflictError:
+            return True
+        return False
+
+    def _unsafe(self, condition: str) -> RegistryError:
+        return RegistryError(
+            f"{self.url} does not obey the condition {condition} of a write: of publishers at the "
+            "same moment, all but one would lose their version; nothing was written",
+            expected="a bucket whose server obeys If-Match and If-None-Match, as S3, Google Cloud "
+            "and Azure do",
+            hint="--registry FOLDER, on a disk that all publishers share",
+        )
 
     def delete(self, path: str) -> None:
         """Delete an object, which may be gone already.
 
         Raises:
-            RegistryError: the bucket cannot be written.
+            RegistryError: the bucket cannot be written, or lets writers undo each other's work.
         """
+        self._prove()
+        self._delete(path)
+
+    def _delete(self, path: str) -> None:
         with self._reached():
             try:
                 self._objects.delete(path)

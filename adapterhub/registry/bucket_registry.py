@@ -12,7 +12,6 @@ versions.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -44,7 +43,6 @@ from adapterhub.registry.names_file import (
 )
 from adapterhub.registry.published_files import (
     PUBLISHED,
-    adapter_payload,
     copy_adapter,
     digest_of,
     merged_signatures,
@@ -121,15 +119,14 @@ class BucketRegistry(Registry):
         check_tags(publication.tags)
         refuse_leaks(published_texts(folder, PUBLISHED), publication.allowed)
         path = f"{backbone_folder(manifest.backbone.id)}/{publication.name}"
-        payload = adapter_payload(folder, digest_of(folder))
-        if SIGNATURE_FILE in payload:
-            parse_signatures(payload[SIGNATURE_FILE], str(folder / SIGNATURE_FILE))
+        digest = digest_of(folder)
         entries, _ = self._versions.read_name(path)
-        digest = hashlib.sha256(payload[MANIFEST_FILE]).hexdigest()
         version = next((entry.version for entry in entries if entry.digest == digest), None)
         if version is None:
-            version = self._versions.take_number(path, publication, entries)
-            self._versions.upload(f"{path}/{version}", payload)
+            with TemporaryDirectory(prefix="adapterhub-") as staged:
+                copy = copy_adapter(folder, Path(staged) / publication.name, digest)
+                version = self._versions.take_number(path, publication, entries)
+                self._versions.upload(f"{path}/{version}", copy)
         if publication.tags:
             tags = dict.fromkeys(publication.tags, version)
             self._versions.change(path, lambda names: replace(names, tags={**names.tags, **tags}))

@@ -12,8 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from platformdirs import user_cache_path
-
+from adapterhub.config.user_folders import user_folder
 from adapterhub.errors import (
     AdapterhubError,
     FileError,
@@ -26,9 +25,9 @@ from adapterhub.files.native import (
     MANIFEST_FILE,
     MAX_CARD_BYTES,
     SIGNATURE_FILE,
-    TENSORS_FILE,
 )
 from adapterhub.files.signature import MAX_SIGNATURE_BYTES
+from adapterhub.files.tensor_file import TENSORS_FILE
 from adapterhub.registry.bucket import Bucket, ConflictError, Stored
 from adapterhub.registry.file_names import folder_of_id, is_backbone_folder
 from adapterhub.registry.names_file import (
@@ -200,8 +199,7 @@ class BucketVersions:
         (folder / MANIFEST_FILE).write_bytes(data)
         limits[TENSORS_FILE] = 8 + MAX_HEADER_BYTES + from_json(data, path).nbytes
         for name, most in limits.items():
-            if found := self._bucket.read(f"{path}/{name}", most):
-                (folder / name).write_bytes(found.data)
+            self._bucket.download(f"{path}/{name}", folder / name, most)
 
     def take_number(self, path: str, publication: Publication, entries: Sequence[Entry]) -> str:
         """Take the number of a new version, which no other publisher gets.
@@ -222,11 +220,11 @@ class BucketVersions:
         self.change(path, take)
         return taken
 
-    def upload(self, path: str, payload: dict[str, bytes]) -> None:
+    def upload(self, path: str, folder: Path) -> None:
         """Upload the files of a version, the manifest last."""
-        ordered = sorted(payload.items(), key=lambda item: item[0] == MANIFEST_FILE)
-        for name, data in [(DATE_FILE, date_now()), *ordered]:
-            self._bucket.write(f"{path}/{name}", data)
+        self._bucket.write(f"{path}/{DATE_FILE}", date_now())
+        for file in sorted(folder.iterdir(), key=lambda file: file.name == MANIFEST_FILE):
+            self._bucket.write(f"{path}/{file.name}", file)
 
     def names(self, path: str) -> tuple[Names, Stored | None]:
         """Read the names.json of a name, and the object that it was read from.
@@ -289,4 +287,4 @@ def path_of(entry: Entry) -> str:
 
 def bucket_cache() -> Path:
     """Return the folder of this user's copies of files in buckets."""
-    return user_cache_path("adapterhub", appauthor=False) / "bucket"
+    return user_folder("cache") / "bucket"

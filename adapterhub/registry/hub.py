@@ -32,7 +32,6 @@ from adapterhub.files.native import (
     CARD_FILE,
     MANIFEST_FILE,
     MAX_CARD_BYTES,
-    TENSORS_FILE,
     check_adapter,
 )
 from adapterhub.files.signature import (
@@ -41,6 +40,7 @@ from adapterhub.files.signature import (
     parse_signatures,
     read_signatures,
 )
+from adapterhub.files.tensor_file import TENSORS_FILE
 from adapterhub.registry.hub_cache import HubCache
 from adapterhub.registry.hub_card import entry_from_card, hub_card
 from adapterhub.registry.hub_client import Expected, HubClient, UnreachableError
@@ -68,7 +68,7 @@ from adapterhub.registry.published_files import (
     entry_of,
     merged_signatures,
 )
-from adapterhub.registry.secrets import refuse_leaks
+from adapterhub.registry.secrets import published_texts, refuse_leaks
 from adapterhub.registry.store import (
     Entry,
     Publication,
@@ -163,8 +163,7 @@ class HubStore:
         check_adapter(folder)
         read_signatures(folder)
         check_tags(publication.tags)
-        files = {n: (folder / n).read_bytes() for n in PUBLISHED if (folder / n).is_file()}
-        files |= publication.beside
+        files = {**published_texts(folder, PUBLISHED), **publication.beside}
         refuse_leaks(files, publication.allowed)
         name = publication.name
         self._writer.create(name, private=publication.visibility == "private")
@@ -175,7 +174,10 @@ class HubStore:
         existing = next((entry.version for entry in entries if entry.digest == digest), None)
         version = existing or free_version(name, publication.version, _stubs(name, state))
         if existing is None:
-            commit = self._commit_version(files, publication, version, state.refs.head, entries)
+            tensors = {TENSORS_FILE: folder / TENSORS_FILE}
+            commit = self._commit_version(
+                files, tensors, publication, version, state.refs.head, entries
+            )
         else:
             commit = state.refs.tags[existing]
         for tag in publication.tags:
@@ -372,6 +374,7 @@ class HubStore:
     def _commit_version(
         self,
         files: Mapping[str, bytes],
+        tensors: Mapping[str, Path],
         publication: Publication,
         version: str,
         head: str | None,
@@ -389,7 +392,7 @@ class HubStore:
         _refuse_second_backbone(entries, entry)
         card = hub_card(files[CARD_FILE], entry)
         message = f"Publish {version}: {' + '.join(entry.methods)}"
-        commit = self._writer.commit(name, {**files, CARD_FILE: card}, message, head)
+        commit = self._writer.commit(name, {**files, **tensors, CARD_FILE: card}, message, head)
         # Never moved: if two writers chose the same number, the second is refused.
         self._writer.create_tag(name, version, commit)
         return commit

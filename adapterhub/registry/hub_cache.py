@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from platformdirs import user_cache_path
-
+from adapterhub.config.user_folders import user_folder
 from adapterhub.files import schema
 from adapterhub.files.atomic import (
     UnreadableError,
@@ -50,9 +49,7 @@ class HubCache:
 
     def __init__(self, base: str) -> None:
         host = re.sub(r"[^a-z0-9.]", "_", (urlsplit(base).hostname or "")[:60])
-        self.folder = (
-            user_cache_path("adapterhub", appauthor=False) / "hubs" / f"{host}-{_key(base)}"
-        )
+        self.folder = user_folder("cache") / "hubs" / f"{host}-{_key(base)}"
 
     def adapter(self, digest: str) -> Path:
         """Return the folder of a version, whether it exists or not."""

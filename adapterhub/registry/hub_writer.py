@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import (  # type: ignore[attr-defined]
@@ -39,12 +40,14 @@ class HubWriter:
         with self._guarded(name):
             self._api.create_repo(name, private=private, exist_ok=True)
 
-    def commit(self, name: str, files: Mapping[str, bytes], message: str, head: str | None) -> str:
+    def commit(
+        self, name: str, files: Mapping[str, bytes | Path], message: str, head: str | None
+    ) -> str:
         """Commit files to `main`; return the commit.
 
         Args:
             name: the repository.
-            files: the contents by file name.
+            files: the contents, or the file that has them, by file name.
             message: the message of the commit.
             head: the commit that must still be the head.
         """

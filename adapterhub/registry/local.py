@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from platformdirs import user_cache_path, user_data_path
-
+from adapterhub.config.user_folders import user_folder
 from adapterhub.errors import FileError, RegistryError, did_you_mean, warn_user
 from adapterhub.files.atomic import explained, is_plain_folder
 from adapterhub.files.native import check_adapter, read_card
@@ -56,7 +55,7 @@ _ATTEMPTS = 3  # to open the index, which other processes may replace at the sam
 def default_root() -> Path:
     """Return `$ADAPTERHUB_REGISTRY`, or else `registry` in the user's data folder."""
     root = os.environ.get("ADAPTERHUB_REGISTRY")
-    return Path(root) if root else user_data_path("adapterhub", appauthor=False) / "registry"
+    return Path(root) if root else user_folder("data") / "registry"
 
 
 class LocalRegistry(Registry):
@@ -407,9 +406,7 @@ class LocalRegistry(Registry):
     def _index_path(self) -> Path:
         # Outside of the root, which may be in git or read-only. Each index format has its own file.
         key = hashlib.sha256(os.fsencode(self.root.resolve())).hexdigest()[:24]
-        return (
-            user_cache_path("adapterhub", appauthor=False) / "registry" / f"{key}.{FORMAT}.sqlite"
-        )
+        return user_folder("cache") / "registry" / f"{key}.{FORMAT}.sqlite"
 
     def _write_gitignore(self) -> None:
         """Create the registry with a .gitignore for the writers' lock and staging files."""

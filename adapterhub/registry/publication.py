@@ -12,12 +12,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from adapterhub.errors import FileError
 from adapterhub.files import native
-from adapterhub.files.atomic import UnreadableError, read_file
+from adapterhub.files.atomic import read_file
 from adapterhub.files.card import InPeft, card, with_study
 from adapterhub.files.manifest import (
-    MAX_HEADER_BYTES,
     MAX_TENSOR_BYTES,
     FoundationRef,
     Manifest,
@@ -84,19 +82,12 @@ def prepared_folder(
         text = with_study(text, info.study)
     with tempfile.TemporaryDirectory() as path:
         folder = Path(path)
-        (folder / native.MANIFEST_FILE).write_bytes(to_json(published))
-        (folder / native.CARD_FILE).write_bytes(native.card_bytes(text))
-        (folder / native.TENSORS_FILE).write_bytes(_tensors(source, manifest))
+        files = {
+            native.MANIFEST_FILE: to_json(published),
+            native.CARD_FILE: native.card_bytes(text),
+        }
+        native.write_copy(folder, source, manifest, files)
         yield folder
-
-
-def _tensors(source: Path, manifest: Manifest) -> bytes:
-    most = 8 + MAX_HEADER_BYTES + sum(info.nbytes for info in manifest.tensors.values())
-    sha256 = manifest.files[native.TENSORS_FILE]
-    try:
-        return read_file(source / native.TENSORS_FILE, 0, most, sha256)
-    except UnreadableError as error:  # it changed since it was verified
-        raise FileError(f"{source / native.TENSORS_FILE}: {error}", hint="publish again") from None
 
 
 def peft_files(source: Path, backbone: str | None) -> tuple[dict[str, bytes], InPeft]:

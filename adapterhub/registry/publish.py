@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from adapterhub.config.user_folders import expanded
 from adapterhub.files.keys import PrivateKey
 from adapterhub.files.native import adapter_folder, read_manifest
 from adapterhub.registry.publication import PublicationInfo, prepared_folder
@@ -50,7 +51,7 @@ def publish(
         RegistryError: the version is taken by other bytes, or an adapter that this one was trained
             on is not in the registry.
     """
-    source = adapter_folder(Path(folder).expanduser())
+    source = adapter_folder(expanded(folder))
     manifest, store = read_manifest(source), registry_at(registry)
     name = name or name_to_publish(source, manifest)
     on = published_foundations(source, manifest, store, Reference("local", name))

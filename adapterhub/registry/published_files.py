@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -13,15 +14,16 @@ from adapterhub.files.atomic import (
     UnreadableError,
     check_place,
     explained,
+    open_regular,
+    pieces_of,
     put_in_place,
     read_file,
     staging,
     write_files,
 )
 from adapterhub.files.manifest import (
-    MAX_HEADER_BYTES,
     MAX_MANIFEST_BYTES,
-    MAX_TENSOR_BYTES,
+    MAX_TENSOR_FILE_BYTES,
     Manifest,
     from_json,
 )
@@ -30,11 +32,11 @@ from adapterhub.files.native import (
     MANIFEST_FILE,
     MAX_CARD_BYTES,
     SIGNATURE_FILE,
-    TENSORS_FILE,
-    check_adapter,
     read_manifest,
+    write_copy,
 )
-from adapterhub.files.signature import Signature, read_signatures, signatures_to_json
+from adapterhub.files.signature import Signature, parse_signatures, signatures_to_json
+from adapterhub.files.tensor_file import TENSORS_FILE
 from adapterhub.registry.reference import is_name
 from adapterhub.registry.store import DATE_FORMAT, Entry
 
@@ -43,7 +45,6 @@ DATE_FILE = ".published"
 PUBLISHED = (CARD_FILE, MANIFEST_FILE, TENSORS_FILE, SIGNATURE_FILE)
 UNNAMED = "default"  # the name of an adapter that was given none
 MAX_DATE_BYTES = 64
-_MAX_FILE_BYTES = 8 + MAX_HEADER_BYTES + MAX_TENSOR_BYTES  # of another library's adapter
 
 
 def entry_of(
@@ -157,13 +158,11 @@ def copy_adapter(source: Path, folder: Path, digest: str, *, date: bytes | None 
         OutputError: `folder` exists or cannot be written.
         FileError: `source` holds no valid adapter, or not the published one.
     """
-    payload = adapter_payload(source, digest) | ({DATE_FILE: date} if date else {})
-    return _write_copy(folder, payload, _read_all)
-
-
-def _read_all(folder: Path) -> None:
-    check_adapter(folder)
-    read_signatures(folder)
+    files = _small_files(source, digest) | ({DATE_FILE: date} if date else {})
+    manifest = from_json(files[MANIFEST_FILE], str(source / MANIFEST_FILE))
+    with _new_copy(folder) as staged:
+        write_copy(staged, source, manifest, files)
+    return folder
 
 
 def merged_signatures(old: Sequence[Signature], new: Sequence[Signature], digest: str) -> bytes:
@@ -192,33 +191,32 @@ def copy_files(source: Path, folder: Path, names: Sequence[str]) -> Path:
         OutputError: `folder` exists or cannot be written.
         FileError: a file is a link, not a regular file, empty or too large.
     """
-    paths = {name: source / name for name in names if os.path.lexists(source / name)}
-    payload = {name: _read(path, 0, _MAX_FILE_BYTES, None) for name, path in paths.items()}
-    return _write_copy(folder, payload)
+    with ExitStack() as stack:
+        payload: dict[str, Iterable[bytes]] = {}
+        for path in (source / name for name in names if os.path.lexists(source / name)):
+            with _refused(path):
+                file = stack.enter_context(open_regular(path, 0, MAX_TENSOR_FILE_BYTES))
+            payload[path.name] = pieces_of(file, os.fstat(file.fileno()).st_size)
+        with _refused(source), _new_copy(folder) as staged:
+            write_files(staged, payload)
+    return folder
 
 
-def adapter_payload(source: Path, digest: str) -> dict[str, bytes]:
-    """Read the files of an adapter, each at most as large as that of a valid one.
-
-    Args:
-        source: the adapter's folder.
-        digest: the sha256 of the manifest that was published.
+def _small_files(source: Path, digest: str) -> dict[str, bytes]:
+    """Read the files of an adapter except the tensors, each at most as large as a valid one.
 
     Raises:
         FileError: the folder holds no valid adapter, or not the published one.
     """
     read_manifest(source)  # refuses links in the folder
-    data = manifest_bytes(source)
-    check_digest(source, data, digest)
-    manifest = from_json(data, str(source / MANIFEST_FILE))
-    size = sum(info.nbytes for info in manifest.tensors.values())
-    sha256 = manifest.files[TENSORS_FILE]
-    tensors = _read(source / TENSORS_FILE, size, 8 + MAX_HEADER_BYTES + size, sha256)
-    payload = {MANIFEST_FILE: data, TENSORS_FILE: tensors}
+    files = {MANIFEST_FILE: manifest_bytes(source)}
+    check_digest(source, files[MANIFEST_FILE], digest)
     for name in PUBLISHED:
-        if name not in payload and os.path.lexists(source / name):
-            payload[name] = _read(source / name, 0, MAX_CARD_BYTES, None)
-    return payload
+        if name not in (MANIFEST_FILE, TENSORS_FILE) and os.path.lexists(source / name):
+            files[name] = _read(source / name, 0, MAX_CARD_BYTES, None)
+    if SIGNATURE_FILE in files:
+        parse_signatures(files[SIGNATURE_FILE], str(source / SIGNATURE_FILE))
+    return files
 
 
 def check_digest(folder: Path, manifest: bytes, digest: str) -> None:
@@ -241,22 +239,24 @@ def check_digest(folder: Path, manifest: bytes, digest: str) -> None:
 
 
 def _read(path: Path, low: int, most: int, sha256: str | None) -> bytes:
-    try:
+    with _refused(path):
         return read_file(path, low, most, sha256)
+
+
+@contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    """Name the file that cannot be used."""
+    try:
+        yield
     except UnreadableError as error:
         raise FileError(f"{path}: {error}", expected="a regular file as published") from None
 
 
-def _write_copy(
-    folder: Path,
-    payload: Mapping[str, bytes],
-    verify: Callable[[Path], object] = lambda copy: None,
-) -> Path:
-    """Write files to a new folder; an error that `verify` raises leaves nothing."""
+@contextmanager
+def _new_copy(folder: Path) -> Iterator[Path]:
+    """Yield a hidden folder that becomes a new one at the end; an error leaves nothing."""
     with explained(folder):
         check_place(folder, False, ())
         with staging(folder) as staged:
-            write_files(staged, payload)
-            verify(staged)
+            yield staged
             put_in_place(staged, folder, overwrite=False)
-    return folder

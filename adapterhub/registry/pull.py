@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from adapterhub.config.user_folders import expanded
 from adapterhub.files.foundation import write_copies
 from adapterhub.files.native import MANIFEST_FILE
 from adapterhub.registry.fetch import Fetched, fetch, fetch_folder
@@ -46,7 +47,7 @@ def pull(
         OutputError: `folder` exists or cannot be written.
     """
     options = {"backbone": backbone, "registry": registry, "allow_pickle": allow_pickle}
-    target = None if folder is None else Path(folder).expanduser()
+    target = None if folder is None else expanded(folder)
     return pull_verified(reference, target, signed=signed, **options).folder  # type: ignore[arg-type]
 
 
@@ -71,7 +72,7 @@ def pull_verified(
     """
     parsed = read_reference(reference, registry, signed=signed)
     if parsed.kind == "folder":
-        asked, source = parsed, fetch_folder(Path(parsed.name).expanduser(), signed=signed)
+        asked, source = parsed, fetch_folder(expanded(parsed.name), signed=signed)
         found = source if folder is None else _copied(source, folder, allow_pickle)
     else:
         store = store_of(parsed, registry, allow_pickle=allow_pickle)

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from adapterhub.config.user_folders import expanded
 from adapterhub.errors import ConfigError
 from adapterhub.files.card import InPeft
 from adapterhub.files.keys import PrivateKey
@@ -69,7 +70,7 @@ def push(
             trained on is not there.
     """
     parsed = _hub_reference(reference, folder)
-    source = adapter_folder(Path(folder).expanduser())
+    source = adapter_folder(expanded(folder))
     store = store_of(parsed)
     on = published_foundations(source, read_manifest(source), store, parsed)
     beside: dict[str, bytes] = {}

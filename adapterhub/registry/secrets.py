@@ -6,18 +6,21 @@ Each file is searched as it is and as it reads without disguises, by the rules i
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from adapterhub.errors import FileError, one_line
+from adapterhub.files.atomic import UnreadableError, open_regular
+from adapterhub.files.manifest import MAX_HEADER_BYTES, MAX_TENSOR_FILE_BYTES
+from adapterhub.files.native import MAX_CARD_BYTES
 from adapterhub.files.schema import shorten
 from adapterhub.registry._disguises import json_texts, readings
 from adapterhub.registry._secret_rules import problems_in
 
 _BINARY = (".safetensors",)
 _MOST_IN_A_PLACE = 80  # characters: the place of a finding is shown, and may be a hostile key
-_MOST_HEADER = 100 << 20  # bytes; safetensors refuses longer headers
 
 
 @dataclass(frozen=True)
@@ -61,14 +64,22 @@ def findings(files: Mapping[str, bytes]) -> list[Finding]:
 
 
 def published_texts(folder: Path, names: Collection[str]) -> dict[str, bytes]:
-    """Read the files of these names that exist; of tensor files, only what is text."""
+    """Read the files of these names that exist; of tensor files, only what is text.
+
+    Raises:
+        FileError: one is a link, no regular file, or larger than any that is published.
+    """
     texts = {}
-    for name in names:
-        if (folder / name).is_file():
-            with open(folder / name, "rb") as file:
+    for name in (name for name in names if os.path.lexists(folder / name)):
+        is_binary = name.endswith(_BINARY)
+        most = MAX_TENSOR_FILE_BYTES if is_binary else MAX_CARD_BYTES
+        try:
+            with open_regular(folder / name, 0, most) as file:
                 start = file.read(8)
-                size = int.from_bytes(start, "little") if name.endswith(_BINARY) else -1
-                texts[name] = start + file.read(min(size, _MOST_HEADER))
+                size = int.from_bytes(start, "little") if is_binary else most
+                texts[name] = start + file.read(min(size, MAX_HEADER_BYTES))
+        except UnreadableError as error:
+            raise FileError(f"{folder / name}: {error}", expected="a regular file") from None
     return texts
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from adapterhub.config.state_folder import state_folder
+from adapterhub.config.user_folders import state_folder
 from adapterhub.errors import AdapterhubError, RegistryError, warn_user
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, read_file, replace_file

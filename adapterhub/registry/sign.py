@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from adapterhub.config.user_folders import expanded
 from adapterhub.errors import AdapterhubError, ConfigError, SignatureError
 from adapterhub.files.atomic import explained, replace_file
 from adapterhub.files.keys import PrivateKey, read_private_key
@@ -66,7 +67,7 @@ def sign(
     """
     parsed = read_reference(reference, registry)
     if parsed.kind == "folder":
-        folder = adapter_folder(Path(parsed.name).expanduser())
+        folder = adapter_folder(expanded(parsed.name))
         return _sign_folder(folder, _private(key), name, version)
     if parsed.kind != "local":
         raise ConfigError(

@@ -17,9 +17,8 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from platformdirs import user_config_path
-
 from adapterhub.backbones.origins import ForbiddenAddressError, Reach, reach_of, url_origin
+from adapterhub.config.user_folders import user_folder
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, explained, read_file
@@ -131,7 +130,7 @@ def _environment() -> dict[str, str]:
 
 
 def _file() -> Path:
-    return user_config_path("adapterhub", appauthor=False) / "tokens.json"
+    return user_folder("config") / "tokens.json"
 
 
 def _stored() -> dict[str, str]:

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from filelock import FileLock
-from platformdirs import user_config_path
 
+from adapterhub.config.user_folders import user_folder
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, explained, read_file, replace_file
@@ -67,7 +67,7 @@ class SigningRule:
 def trust_path() -> Path:
     """Return `$ADAPTERHUB_TRUST`, or else `trust.json` in the user's configuration folder."""
     path = os.environ.get(TRUST_VARIABLE)
-    return Path(path) if path else user_config_path("adapterhub", appauthor=False) / "trust.json"
+    return Path(path) if path else user_folder("config") / "trust.json"
 
 
 def read_trust() -> Trust:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from adapterhub.config.user_folders import expanded
 from adapterhub.errors import FileError
 from adapterhub.files.native import adapter_folder, check_tensor_file, read_manifest
 from adapterhub.files.signature import read_signatures
@@ -64,7 +65,7 @@ def verify(
     parsed = read_reference(reference, registry)
     rule = rule_of(parsed)
     if parsed.kind == "folder":
-        folder = adapter_folder(Path(parsed.name).expanduser())
+        folder = adapter_folder(expanded(parsed.name))
         digest = digest_of(folder)
         check_tensor_file(folder, read_manifest(folder, digest))
         checked = signatures_beside(parsed, folder)

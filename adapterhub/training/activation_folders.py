@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from platformdirs import user_cache_path
+from adapterhub.config.user_folders import user_folder
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ActivationEntry:
 
 def activations_folder() -> Path:
     """Return the folder of all recorded states in the user's cache."""
-    return Path(user_cache_path("adapterhub", appauthor=False)) / "activations"
+    return user_folder("cache") / "activations"
 
 
 def activation_entries() -> list[ActivationEntry]:

@@ -496,8 +496,7 @@ def test_the_registry_reads_files_through_one_reader():
     ]
     assert raw == [
         'local.py: with open(self.root / ".gitignore", "x", encoding="utf-8") as file:',
-        'secrets.py: with open(folder / name, "rb") as file:',  # of the user's own folder
-        "sign.py: shutil.copyfile(source, target)",  # the same
+        "sign.py: shutil.copyfile(source, target)",  # of the user's own folder
         'tokens.py: with open(descriptor, "wb") as handle:',  # a new file
     ]
     assert len(modules) >= 15

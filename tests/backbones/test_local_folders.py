@@ -11,7 +11,7 @@ import pytest
 
 from adapterhub.backbones import local_folders
 from adapterhub.backbones.local_folders import recorded_folder, remember_folder
-from adapterhub.config.state_folder import state_folder
+from adapterhub.config.user_folders import state_folder
 
 NAME = "bert--0123456789ab"
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
 
 import pytest
+import safetensors.torch
 import torch
+from selection import rotate
 
 import adapterhub as ah
 
@@ -42,7 +46,7 @@ def test_import_then_use_and_export_again(adapterhub, backbone, tmp_path):
     )  # fmt: skip
     assert code == 0, err
     assert "labels: ham, eggs, spam" in out
-    assert "it was not checked" in err
+    assert "it was not checked" not in err
     ours, _ = ah.load_backbone(str(backbone), task="classification", labels=["a", "b"])
     adapter = ah.load(ours, tmp_path / "ours")
     assert adapter.labels == ("ham", "eggs", "spam")
@@ -102,3 +106,66 @@ def test_unknown_formats_and_wrong_labels_are_refused(adapterhub, backbone, tmp_
     assert code == 2
     assert "2 labels for 3 outputs" in err
     assert not (tmp_path / "ours").exists()
+
+
+FOLDERS = {
+    "name": "l",
+    "dotted": "./l",
+    "below": "sub/../l",
+    "absolute": "{here}/l",
+    "of the user": "~/l",
+    "like a Hub id": "sub/l",
+    "a copy": "{here}/copy",
+}
+
+
+@pytest.fixture(scope="module")
+def written(backbones, tmp_path_factory):
+    """A folder with a backbone, a copy, other weights, and an adapter of peft for each name."""
+    here = tmp_path_factory.mktemp("here")
+    (here / "sub").mkdir()
+    for name in ("l", "copy", "sub/l", "other"):
+        shutil.copytree(backbones("bert"), here / name)
+    weights = here / "other" / "model.safetensors"
+    tensors = safetensors.torch.load_file(weights)
+    changed = {name: tensor + 1.0 for name, tensor in tensors.items()}
+    safetensors.torch.save_file(changed, weights, metadata={"format": "pt"})
+    save_with_peft(here / "l", here / "theirs")
+    for name, path in FOLDERS.items():
+        shutil.copytree(here / "theirs", here / name)
+        config = json.loads((here / name / "adapter_config.json").read_text(encoding="utf-8"))
+        config["base_model_name_or_path"] = path.format(here=here)
+        (here / name / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return here
+
+
+TYPED = [name for name in FOLDERS if name != "of the user"]  # which the shell writes in full
+
+
+@rotate(("recorded", "given"), itertools.product(FOLDERS, TYPED), 8)
+def test_a_folder_is_the_same_backbone_however_it_is_written(
+    recorded, given, written, adapterhub, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(written)
+    monkeypatch.setenv("HOME", str(written))
+    path = FOLDERS[given].format(here=written)
+    code, _, err = adapterhub("import", recorded, "--backbone", path, "--output", tmp_path / "ours")
+    assert code == 0, err
+    assert "checked" not in err
+
+
+@pytest.mark.parametrize("recorded", FOLDERS)
+def test_a_folder_with_other_weights_is_refused_with_flags(
+    recorded, written, adapterhub, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(written)
+    monkeypatch.setenv("HOME", str(written))
+    words = ("import", recorded, "--backbone", "other", "--output", tmp_path / "ours")
+    code, _, err = adapterhub(*words)
+    assert code == 2
+    assert "a different backbone" in err
+    assert f"--backbone {FOLDERS[recorded].format(here=written)}, or --any-backbone" in err
+    assert adapterhub(*words, "--any-backbone")[0] == 0
+    code, _, err = adapterhub(*words, "--any-backbone")
+    assert "--overwrite" in err
+    assert adapterhub(*words, "--any-backbone", "--overwrite")[0] == 0

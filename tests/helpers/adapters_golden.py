@@ -90,11 +90,12 @@ def with_head(architecture, case):
     return backbone(architecture, AUTO[options["head_type"]], **many)
 
 
-# One layer where transformers has two, or two where it has one, and untied language-model heads.
-OTHER_HEADS = (
+# Language-model heads that are not the output layer of the backbone.
+OTHER_HEADS = {(a, "learned-scale") for a in ("bert", "roberta", "gpt2")}
+# One layer where transformers has two, or two where it has one.
+LAYERED_HEADS = (
     {(a, c) for a in ("roberta", "t5", "bart") for c in ("everywhere", "compacter")}
     | {("gpt2", c) for c in ("houlsby", "lora", "mam", "compacter++")}
     | {("llama", c) for c in ("houlsby", "lora")}
-    | {(a, "learned-scale") for a in ("bert", "roberta", "gpt2")}
 )
 HEADS = [(a, c) for a, c in COMPARED if head_of(a, c) and (a, c) not in OTHER_HEADS]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import adapterhub as ah
-from adapterhub.config.state_folder import state_folder
+from adapterhub.config.user_folders import state_folder
 
 WAYS = ("run", "moved run", "copy", "published", "pulled", "./run from elsewhere")
 

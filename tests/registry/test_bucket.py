@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
+import sample_adapters
 
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.registry.bucket import Bucket, ConflictError, is_bucket
+from adapterhub.registry.bucket_registry import BucketRegistry
+from adapterhub.registry.store import Publication
 
 memory = pytest.importorskip("obstore.store").MemoryStore
 
@@ -84,3 +91,73 @@ def test_an_unreachable_bucket_is_one_short_error(monkeypatch: pytest.MonkeyPatc
 def test_a_malformed_url_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot open the registry"):
         Bucket("s3://")
+
+
+class Careless:
+    """A bucket whose server ignores some conditions of writes, or obeys them always."""
+
+    def __init__(self, *ignored: str) -> None:
+        self.store, self.ignored = memory(), ignored
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def put(self, path: str, data: Any, mode: Any = "overwrite") -> Any:
+        condition = "If-Match" if isinstance(mode, dict) else mode
+        if "nothing" in self.ignored and condition == "If-Match":
+            mode = {"e_tag": "another"}
+        return self.store.put(path, data, mode="overwrite" if condition in self.ignored else mode)
+
+
+CARELESS = {
+    "stale tags": (("If-Match",), "If-Match"),
+    "objects that exist": (("create",), "If-None-Match"),
+    "all conditions": (("If-Match", "create"), "If-None-Match"),
+    "no tag": (("nothing",), "If-Match"),
+}
+WRITES: dict[str, Callable[[BucketRegistry, Path], object]] = {
+    "publish": lambda store, made: store.put(made, Publication("polite")),
+    "publish another": lambda store, made: store.put(made, Publication("rude")),
+    "tag": lambda store, made: store.tag(store.resolve("polite"), "best"),
+    "yank": lambda store, made: store.yank(store.resolve("polite"), "wrong data"),
+    "delete": lambda store, made: store.delete("polite", "v1"),
+    "sign": lambda store, made: store.add_signatures(store.resolve("polite"), ()),
+    "write": lambda store, made: store._bucket.write("x", b"1"),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("server", CARELESS)
+def test_a_bucket_that_ignores_conditions_is_refused_before_the_first_write(
+    server: str, write: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else eight publishers of eight adapters get one version, and seven are lost."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    ignored, named = CARELESS[server]
+    objects = Careless()
+    first = BucketRegistry("s3://b", Bucket("s3://b", objects))
+    first.put(sample_adapters.write(tmp_path / "first"), Publication("polite"))
+    before = first._bucket.e_tags()  # the probe is gone, too
+    objects.ignored = ignored
+    store = BucketRegistry("s3://b", Bucket("s3://b", objects))
+    assert len(store.versions("polite")) == 1  # reading needs no proof
+    other = sample_adapters.write(tmp_path / "other", 1)
+    for _ in range(2):
+        with pytest.raises(RegistryError, match=f"does not obey the condition {named}"):
+            WRITES[write](store, other)
+    assert first._bucket.e_tags() == before
+
+
+def test_one_proof_is_enough_and_needs_no_right_to_delete(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = Careless()
+    bucket = Bucket("s3://b", objects)
+
+    def denied(path: str) -> None:
+        raise OSError("access denied")
+
+    monkeypatch.setattr(objects, "delete", denied, raising=False)
+    for number in (b"1", b"2"):
+        bucket.write("x", number)
+    (probe, _) = bucket.e_tags()
+    assert probe.startswith(".adapterhub-probe-")
+    assert bucket.folders() == []

@@ -6,7 +6,8 @@ import pytest
 import sample_adapters
 
 from adapterhub.errors import ConfigError, FileError, OutputError
-from adapterhub.registry import local_versions, published_files
+from adapterhub.files import native
+from adapterhub.registry import local_versions
 from adapterhub.registry.local_versions import NameFolder, folder_stamp
 from adapterhub.registry.published_files import digest_of
 
@@ -46,7 +47,7 @@ def test_an_interrupted_writer_leaves_no_version(name_folder, tmp_path, monkeypa
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(published_files, "write_files", interrupted)
+        patch.setattr(native, "write_files", interrupted)
         with pytest.raises(OutputError):
             name_folder.add(folder, None, ())
     assert name_folder.read().entries == []

@@ -16,19 +16,23 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
+from transformers.activations import ACT2FN
 
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.files.schema import show
+from adapterhub.hooks.layered_head import FIRST, LAST, NO_ACTIVATION
 from adapterhub.interchange.adapters_library.files import AdaptersFiles, AdaptersHead
-from adapterhub.interchange.translation import Translation
+from adapterhub.interchange.translation import HEAD, Translation
 
 TASKS = {
     "classification": "classification",
+    "multilabel_classification": "multi-label",
     "tagging": "tagging",
     "question_answering": "question-answering",
     "seq2seq_lm": "seq2seq",
     "causal_lm": "causal-lm",
 }
+_CLASSIFIERS = ("classification",)  # those of several labels included
 _ONE_OUTPUT = {"classification": "regression"}
 _LANGUAGE_MODELS = ("seq2seq_lm", "causal_lm")
 # Tensors that `adapters` keeps once for all layers.
@@ -56,7 +60,7 @@ class Form:
     def fits(self, options: Mapping[str, Any]) -> bool:
         """Return whether a head with these options has this form."""
         return (
-            options.get("head_type") == self.kind
+            _kind(options) == self.kind
             and options.get("layers") == len(self.layers)
             and (self.activation in (None, options.get("activation_function")))
             and options.get("use_pooler", False) is self.pooled
@@ -136,6 +140,8 @@ def import_head(
     model = translation.anatomy.model
     forms = FORMS.get(type(model).__name__, ())
     form = next((form for form in forms if form.fits(options)), None)
+    if form is None and _import_layers(head, translation):
+        return head_task(options), _labels(head)
     if form is None:
         translation.problems.append(_refusal(type(model).__name__, options, model.config))
         return None, None
@@ -148,6 +154,43 @@ def import_head(
         else:
             translation.problems.append(f"heads: unexpected tensor {path}")
     return head_task(options), _labels(head)
+
+
+def _kind(options: Mapping[str, Any]) -> str:
+    """Return the type of a head; that of several labels has the layers of a classifier."""
+    return str(options.get("head_type")).removeprefix("multilabel_")
+
+
+def _import_layers(head: AdaptersHead, translation: Translation) -> bool:
+    """Translate a head whose layers take the place of the head of the model's class.
+
+    Returns whether it can be: BERT has a pooler in front of its head, and a pooled head reads it.
+    """
+    model, options = translation.anatomy.model, head.options
+    forms = [f for f in FORMS.get(type(model).__name__, ()) if f.kind == _kind(options)]
+    count, activation = options.get("layers"), options.get("activation_function")
+    known = count == 1 or (count == 2 and activation in ACT2FN)
+    if (
+        not known
+        or not forms
+        or options.get("use_pooler", False)
+        or _kind(options) not in _CLASSIFIERS
+        or any(form.pooled for form in forms)
+    ):
+        return False
+    names = {"1": LAST} if count == 1 else {"1": FIRST, "4": LAST}
+    module = list(translation.anatomy.head())[-1]
+    translation.head, translation.activation = True, NO_ACTIVATION if count == 1 else activation
+    for path, tensor in head.tensors.items():
+        number, _, parameter = path.partition(".")
+        if number in names and parameter in ("weight", "bias"):
+            name = f"{module}.{names[number]}.{parameter}"
+            translation.tensors[f"{HEAD}.{name}"] = tensor.detach().to(torch.float32)
+        else:
+            translation.problems.append(f"heads: unexpected tensor {path}")
+    weights = [f"{number}.weight" for number in names]
+    translation.problems += [f"heads: {w} is missing" for w in weights if w not in head.tensors]
+    return True
 
 
 def _import_head_of_class(

@@ -113,6 +113,7 @@ def from_adapters(files: AdaptersFiles, anatomy: Anatomy) -> ImportedAdapter:
         head=translation.head,
         labels=translation.labels if labels is None else labels,
         task=task,
+        activation=translation.activation,
         backbone=files.model_name,
         notes=tuple(translation.notes),
     )

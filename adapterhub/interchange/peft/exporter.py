@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from adapterhub.errors import ConfigError, MismatchError
 from adapterhub.files.schema import shorten
+from adapterhub.hooks.layered_head import activation_between
 from adapterhub.interchange.peft.export_types import (
     CheckpointPart,
     ExportSource,
@@ -118,6 +119,10 @@ def _refused(source: ExportSource, kinds: set[Kind]) -> CheckpointPart:
         problems.append(
             f"pooling={source.pooling}: peft leaves the head's input to the model's class "
             "(classification(pooling=model))"
+        )
+    if activation := activation_between(source.head):
+        problems.append(
+            f"a head of own layers ({activation}): peft saves that of the model's class"
         )
     if not source.parts:
         problems += _problems_without_method(source)

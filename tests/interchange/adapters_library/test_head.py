@@ -13,18 +13,21 @@ from adapters_golden import (
     EXPECTED,
     GOLDEN,
     HEADS,
+    LAYERED_HEADS,
     OTHER_HEADS,
     backbone,
     head_of,
+    hidden,
     imported,
     inputs,
     with_head,
 )
 from safetensors.torch import save_file
 from selection import rotate
+from transformers.activations import ACT2FN
 
 import adapterhub as ah
-from adapterhub.errors import MismatchError
+from adapterhub.errors import AttachError, MergeError, MismatchError
 from adapterhub.interchange.adapters_library.files import HEAD_WEIGHTS, WEIGHTS
 from adapterhub.interchange.tensor_files import read_tensor_file
 
@@ -45,6 +48,9 @@ def test_equal_logits(architecture, case, tmp_path):
     model = with_head(architecture, case)
     adapter = imported(model, architecture, case)
     adapter.save(tmp_path / "own")
+    if (architecture, case) in LAYERED_HEADS:
+        assert adapter.detach() is None
+        adapter = ah.load(model, tmp_path / "own", any_tokenizer=True)
     expected, given = EXPECTED[architecture], inputs(architecture)
     names = [n for n in ("logits", "start_logits", "end_logits") if f"{case}.{n}" in expected]
     assert names
@@ -156,3 +162,117 @@ def test_another_output_layer_of_a_tied_model_is_refused(tmp_path, architecture)
     model, folder = with_head_of_class(tmp_path / "theirs", architecture, change)
     with pytest.raises(MismatchError, match=reason):
         ah.load(model, folder, any_backbone=True, allow_pickle=True)
+
+
+LAYERS = {
+    "default": (2, "tanh", True),
+    "relu": (2, "relu", True),
+    "new gelu": (2, "gelu_new", False),
+    "one layer": (1, "tanh", True),
+    "one without bias": (1, "tanh", False),
+}
+ARCHITECTURES = ("electra", "distilbert", "roberta", "xlm-roberta", "gpt2", "llama", "mistral")
+KINDS = {"classification": "single_label_classification",
+         "multilabel_classification": "multi_label_classification"}  # fmt: skip
+# Heads that the class of transformers has itself.
+OF_CLASS = {"bert": ["default"], "roberta": ["default"], "xlm-roberta": ["default"],
+            "distilbert": ["relu"], "gpt2": ["one without bias"], "llama": ["one without bias"],
+            "mistral": ["one without bias"]}  # fmt: skip
+CELLS = [
+    (a, layers, kind)
+    for a in (*ARCHITECTURES, "bert")
+    for layers in LAYERS
+    for kind in KINDS
+    if a != "bert" or layers == "default"  # the pooler of BERT stands in front of its head
+]
+
+
+def with_layers(folder, architecture, layers, kind):
+    """Write the checkpoint of an adapter with such a head; return the weights of the head."""
+    count, activation, bias = LAYERS[layers]
+    case = "pfeiffer" if architecture in ("bert", "gpt2", "llama", "roberta") else "mixed"
+    shutil.copytree(GOLDEN / architecture / case, folder)
+    for name in HEAD_WEIGHTS:
+        (folder / name).unlink(missing_ok=True)
+    width = backbone(architecture).config.hidden_size
+    shapes = {"1": (width, width), "4": (3, width)} if count == 2 else {"1": (3, width)}
+    torch.manual_seed(0)
+    head = {}
+    for number, shape in shapes.items():
+        head[f"{number}.weight"] = torch.randn(shape)
+        if bias or (count == 2 and number == "1"):
+            head[f"{number}.bias"] = torch.randn(shape[0])
+    tree = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    tensors = {f"heads.{tree['name']}.{n}": t for n, t in head.items()}
+    save_file(tensors, folder / "model_head.safetensors")
+    options = {"head_type": kind, "num_labels": 3, "layers": count, "bias": bias,
+               "activation_function": activation, "use_pooler": False,
+               "label2id": {"a": 0, "b": 1, "c": 2}}  # fmt: skip
+    config = {"config": options, "name": tree["name"], "num_labels": 3}
+    (folder / "head_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return head
+
+
+def reference(folder, architecture, head, activation, text):
+    """Compute the logits as `adapters` does: layers on the first token, or on the last one."""
+    bare = backbone(architecture)
+    options = {"head": False, "any_backbone": True, "allow_pickle": True}
+    ah.load(bare, folder, **options)
+    states = hidden(bare, {"input_ids": text})
+    state = states[:, -1 if architecture in ("gpt2", "llama", "mistral") else 0]
+    for number in ("1", "4") if "4.weight" in head else ("1",):
+        if number == "4":
+            state = ACT2FN[activation](state)
+        state = torch.nn.functional.linear(
+            state, head[f"{number}.weight"], head.get(f"{number}.bias")
+        )
+    return state
+
+
+@rotate(("architecture", "layers", "kind"), CELLS, 6)
+def test_a_classifier_of_adapters_is_imported_whole(architecture, layers, kind, tmp_path):
+    head = with_layers(tmp_path / "theirs", architecture, layers, kind)
+    text = inputs(architecture)["input_ids"][:1, :4]
+    expected = reference(tmp_path / "theirs", architecture, head, LAYERS[layers][1], text)
+    model = backbone(architecture, AUTO["classification"], num_labels=5)
+    bare = hidden(model, {"input_ids": text})
+    options = {"any_backbone": True, "allow_pickle": True}
+    adapter = ah.load(model, tmp_path / "theirs", name="theirs", **options)
+    torch.testing.assert_close(hidden(model, {"input_ids": text}), expected, atol=1e-5, rtol=1e-5)
+    assert adapter.labels == ("a", "b", "c")
+    assert adapter.problem_type == KINDS[kind]
+    adapter.save(tmp_path / "ours")
+    again = ah.load(model, tmp_path / "ours", name="again")
+    of_class = layers in OF_CLASS.get(architecture, ())
+    if architecture == "distilbert" and not of_class:
+        with pytest.raises(AttachError, match="not applied row by row"):
+            ah.route(model, ["again", None]).__enter__()
+    elif architecture != "bert":  # its pooler is shared by all rows
+        rows = ["again", None, "theirs"]
+        with ah.route(model, rows), torch.no_grad():
+            found = model(input_ids=text.expand(len(rows), -1))[0]
+        for row, name in zip(found, rows, strict=True):
+            wanted = expected[0] if name else bare[0]
+            torch.testing.assert_close(row[: len(wanted)], wanted, atol=1e-5, rtol=1e-5)
+    model.train()
+    model(input_ids=text)[0].sum().backward()
+    assert all(p.grad is not None for p in again.parameters() if p.requires_grad)
+    model.eval()
+    again.detach()
+    ah.activate(model, "theirs")
+    with pytest.raises(MismatchError, match="cannot be exported") as error:  # bottlenecks, too
+        adapter.export(tmp_path / "peft")
+    assert of_class is not any("a head of own layers" in line for line in error.value.offenders)
+    adapter.detach()
+    assert torch.equal(hidden(model, {"input_ids": text}), bare)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+def test_a_head_of_own_layers_is_not_merged(architecture):
+    """LoRA, whose update can be merged."""
+    model = with_head(architecture, "lora")
+    imported(model, architecture, "lora")
+    before = logits(model, architecture)
+    with pytest.raises(MergeError, match="does not have the layers"):
+        ah.merge(model)
+    assert torch.equal(logits(model, architecture), before)

@@ -1,0 +1,180 @@
+"""Files of strangers that are large: none is in memory as a whole before it is known to be right.
+
+Holes take no space on a disk, so that a folder of some kB can hold files of any size.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sample_adapters
+import torch
+from forge import CARD, MANIFEST, TENSORS, forge, join_header
+from test_hostile_registry import limited, sparse
+
+from adapterhub.errors import FileError
+from adapterhub.files.manifest import BackboneRef, Manifest
+from adapterhub.files.native import read_manifest, write_adapter
+from adapterhub.registry.bucket import Bucket
+from adapterhub.registry.bucket_registry import BucketRegistry
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.secrets import published_texts
+from adapterhub.registry.store import Publication
+
+HUGE = 40 << 30
+LARGE = 48 << 20
+MOST = 20 << 20  # bytes of Python objects at any time: some pieces of a file
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no holes by default")
+
+
+def large(folder: Path) -> Path:
+    """Write an adapter of LARGE bytes."""
+    backbone = BackboneRef(sample_adapters.BACKBONE, None, sample_adapters.FINGERPRINT, "bert")
+    manifest = Manifest(name="polite", methods=({"lora": {}},), backbone=backbone, task="x")
+    write_adapter(folder, manifest, {"encoder.0.attn.q.lora.a": torch.ones(LARGE // 4)})
+    return folder
+
+
+def registry_with(folder: Path) -> None:
+    LocalRegistry(Path("registry")).put(folder, Publication("polite"))
+
+
+READERS: dict[str, tuple[str, ...]] = {
+    "publish": ("publish", "made", "--registry", "registry"),
+    "verify": ("verify", "made"),
+    "verify a version": ("verify", "polite", "--registry", "registry"),
+    "pull": ("pull", "polite", "--to", "out", "--registry", "registry"),
+    "lock": ("lock", "polite", "--registry", "registry"),
+    "registry verify": ("registry", "verify", "--registry", "registry"),
+    "diff": ("diff", "made", "made"),
+    "sign": ("sign", "made", "--key", "key"),
+    "publish again": ("publish", "made", "--registry", "registry", "--description", "mine"),
+}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, adapterhub):
+    """Return a function that puts a folder where READERS have it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert adapterhub("key", "new", "key")[0] == 0
+
+    def put(make: Callable[[Path], Path]) -> list[Path]:
+        registry_with(make(Path("made")))
+        (version,) = Path("registry").glob("*/polite/v1")
+        return [Path("made"), version]
+
+    return put
+
+
+def peak(act: Callable[[], object]) -> int:
+    """Return the most bytes of Python objects that a call had at a time."""
+    tracemalloc.start()
+    try:
+        act()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_no_file_of_tensors_is_in_memory_as_a_whole(reader, place, adapterhub):
+    place(large)
+    adapterhub(*READERS[reader], "--help")  # imports
+    results = []
+    assert peak(lambda: results.append(adapterhub(*READERS[reader]))) < MOST, results
+    assert results[0][0] == (1 if "verify" in reader.split()[:1] else 0), results  # 1: not signed
+
+
+def holes(folder: Path) -> None:
+    """Declare HUGE bytes in the manifest alone."""
+    forge(folder, lambda tree: next(iter(tree["tensors"].values())).update(shape=[HUGE // 4]))
+    _extend(folder)
+
+
+def agreeing_holes(folder: Path) -> None:
+    """Declare LARGE bytes in manifest and header, with the digest of something else."""
+    count = LARGE // 4
+    forge(folder, lambda tree: next(iter(tree["tensors"].values())).update(shape=[count]))
+    (name,) = read_manifest(folder).tensors
+    info = {"dtype": "F32", "shape": [count], "data_offsets": [0, LARGE]}
+    header = join_header({name: info}, b"")
+    (folder / TENSORS).write_bytes(header)
+    os.truncate(folder / TENSORS, len(header) + LARGE)
+
+
+def _extend(folder: Path) -> None:
+    size = (folder / TENSORS).stat().st_size
+    os.truncate(folder / TENSORS, size - 32 + HUGE)  # 32: the bytes of the sample
+
+
+def huge(name: str) -> Callable[[Path], None]:
+    return lambda folder: sparse(folder / name, HUGE)
+
+
+ATTACKS = {
+    "holes": holes,
+    "agreeing holes": agreeing_holes,
+    **{f"a huge {name}": huge(name) for name in (MANIFEST, CARD, "adapter.sig")},
+}
+OPEN_NO_CARD = {"verify", "verify a version", "registry verify", "diff", "sign", "lock",
+                "publish again"}  # fmt: skip
+OPEN_NO_SIGNATURE = {"registry verify", "diff"}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_holes_are_refused_in_little_time_and_memory(attack, reader, place, adapterhub):
+    for folder in place(sample_adapters.write):
+        ATTACKS[attack](folder)
+    results = []
+    with limited(seconds=10, gigabytes=2):
+        assert peak(lambda: results.append(adapterhub(*READERS[reader]))) < MOST
+    (code, out, err) = results[0]
+    unopened = (CARD in attack and reader in OPEN_NO_CARD) or (
+        "sig" in attack and reader in OPEN_NO_SIGNATURE
+    )
+    assert "Traceback" not in err
+    if not unopened:
+        assert code != 0, out
+        assert re.search(
+            r"damaged|match its manifest|more than|too large|cannot be read", out + err
+        )
+
+
+def test_a_bucket_gets_and_gives_large_files_in_pieces(tmp_path, monkeypatch):
+    objects = pytest.importorskip("obstore.store")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    store = BucketRegistry("s3://b", Bucket("s3://b", objects.MemoryStore()))
+    folder = large(tmp_path / "made")
+    entries = []
+    assert peak(lambda: entries.append(store.put(folder, Publication("polite")))) < MOST
+    assert store.verify() == []
+    files = Bucket("s3://b", objects.LocalStore(str(folder)))
+    assert peak(lambda: files.download(TENSORS, tmp_path / "got", HUGE)) < MOST
+    assert (tmp_path / "got").read_bytes() == (folder / TENSORS).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "timings.jsonl", "predictions.jsonl"])
+def test_a_huge_file_of_a_run_is_refused(name, tmp_path):
+    from adapterhub.pages.run_files import read_run
+
+    sample_adapters.write(tmp_path / "adapter")
+    for size in (2 << 30, HUGE):
+        sparse(tmp_path / name, size)
+        with limited(seconds=10, gigabytes=1), pytest.raises(FileError, match="bytes"):
+            read_run(tmp_path)
+
+
+def test_published_texts_have_a_size(tmp_path):
+    sample_adapters.write(tmp_path / "made")
+    for name in (CARD, MANIFEST):
+        sparse(tmp_path / "made" / name, HUGE)
+        with limited(seconds=10, gigabytes=1), pytest.raises(FileError, match="more than"):
+            published_texts(tmp_path / "made", (name,))

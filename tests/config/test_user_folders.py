@@ -1,0 +1,104 @@
+"""The folders of a user, with a home or without."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import sample_adapters
+
+from adapterhub.config import user_folders
+from adapterhub.config.user_folders import STATE_VARIABLE, expanded, state_folder, user_folder
+from adapterhub.errors import ConfigError
+
+
+def test_the_variable_comes_before_the_users_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path))
+    assert state_folder() == tmp_path
+    monkeypatch.delenv(STATE_VARIABLE)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert state_folder().name == "adapterhub"
+    assert isinstance(state_folder(), Path)
+
+
+HOMES = {"none": None, "empty": "", "relative": "home"}
+
+
+@pytest.fixture
+def homeless(monkeypatch, tmp_path):
+    """Return a function that takes the home folder away, as in a container with another user id."""
+
+    def nobody(user: object) -> None:
+        raise KeyError(user)
+
+    def take(home: str | None) -> Path:
+        import pwd  # not on Windows
+
+        for name in ("HOME", "USER", "LOGNAME", "ADAPTERHUB_STATE", "ADAPTERHUB_REGISTRY"):
+            monkeypatch.delenv(name, raising=False)
+        for kind in ("CACHE", "CONFIG", "DATA", "STATE"):
+            monkeypatch.delenv(f"XDG_{kind}_HOME", raising=False)
+        if home is not None:
+            monkeypatch.setenv("HOME", home)
+        monkeypatch.setattr(pwd, "getpwuid", nobody)
+        monkeypatch.setattr(pwd, "getpwnam", nobody)
+        (tmp_path / "tmp").mkdir(exist_ok=True)
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+        monkeypatch.chdir(tmp_path)
+        user_folders._temporary_home.cache_clear()
+        return tmp_path / "tmp" / f"adapterhub-{os.getuid()}"
+
+    yield take
+    user_folders._temporary_home.cache_clear()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows finds a home without variables")
+@pytest.mark.parametrize("home", HOMES)
+def test_a_user_without_a_home_has_a_temporary_one(home, homeless):
+    folder = homeless(HOMES[home])
+    if home == "empty" and Path("~").expanduser() != Path("~"):
+        pytest.skip("this release of platformdirs takes an empty HOME for the root folder")
+    with pytest.warns(UserWarning, match="has no home folder: .* set HOME"):
+        assert user_folder("cache") == folder / "cache"
+    assert [user_folder(k) for k in ("config", "data")] == [folder / "config", folder / "data"]
+    assert state_folder() == folder / "state"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert expanded("~/x") in (Path("~/x"), Path(HOMES[home] or "/") / "x")
+    assert expanded("~nobody-of-this-name/x") == Path("~nobody-of-this-name/x")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows finds a home without variables")
+@pytest.mark.parametrize("other", ["file", "link", "writable"])
+def test_a_temporary_home_that_others_may_write_to_is_refused(other, homeless, tmp_path):
+    folder = homeless(None)
+    if other == "file":
+        folder.write_text("x")
+    elif other == "link":
+        (tmp_path / "theirs").mkdir()
+        folder.symlink_to(tmp_path / "theirs")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    with pytest.raises(ConfigError, match="no home folder") as error:
+        user_folder("config")
+    assert "HOME" in error.value.hint
+
+
+COMMANDS = ("methods", "tasks", "list", "cache", "trust list", "registry verify", "login --help",
+            "publish made", "show made", "verify made", "pull made --to copy", "lock polite",
+            "show ~/nothing", "suggest --help", "sync")  # fmt: skip
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows finds a home without variables")
+@pytest.mark.filterwarnings("ignore:this user has no home folder")
+def test_no_command_needs_a_home(homeless, adapterhub, train, tmp_path):
+    homeless(None)
+    for code, _, err in (train("train.max_steps=2"), adapterhub("predict", "run", "a good movie")):
+        assert code == 0, err
+    sample_adapters.write(tmp_path / "made")
+    for command in COMMANDS:
+        code, out, err = adapterhub(*command.split())
+        assert "Traceback" not in err, command
+        assert code in (0, 1, 2), (command, out, err)
+    assert not (tmp_path / "~").exists()
