@@ -111,7 +111,8 @@ def find_backbone(backbone: str, revision: str | None = None) -> tuple[Path, str
     except LocalEntryNotFoundError:
         if backbone in PACKAGED and revision is None:
             return _packaged_folder(backbone, PACKAGED[backbone]), None
-        raise not_found(backbone, "the Hub is unreachable, and its cache has no copy") from None
+        here = "there is no such folder, the Hub is unreachable, and its cache has no copy"
+        raise not_found(backbone, here) from None
     except HFValidationError as error:
         raise not_found(backbone, str(error).splitlines()[0]) from error
     except HTTPError as error:
@@ -140,7 +141,10 @@ def _remembered(backbone: str) -> Path:
 
 def not_found(backbone: str, reason: str) -> BackboneError:
     """Build the error for a backbone that was not found; the caller raises it."""
-    hint = "check the spelling, the network, and `hf auth login` for private or gated backbones"
+    hint = (
+        "--backbone FOLDER (in Python: load_backbone(FOLDER)) if a folder was moved; else check "
+        "the spelling, the network, and `hf auth login` for private or gated backbones"
+    )
     if backbone in PACKAGED:
         hint = f'pip install "adapterhub[{PACKAGED[backbone].extra}]"'
     return BackboneError(

@@ -44,7 +44,7 @@ from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.output_folder import RECIPE
 from adapterhub.training.prepare import PreparedRun
 from adapterhub.training.recipe import DATA_SOURCES, Recipe
-from adapterhub.training.report import Reporter, reporter_for
+from adapterhub.training.report import JsonLines
 from adapterhub.training.run import RunOutcome, run
 from adapterhub.training.starting_point import StartingPoint
 from adapterhub.training.stop_signals import Stopped
@@ -169,7 +169,7 @@ def run_cell(
         if not begun:  # killed before there was something to continue
             shutil.rmtree(output, ignore_errors=True)
         data = context.data.of(cell.rows, cell.seed)
-        reporter = _files_only(output, recipe)
+        reporter = JsonLines(output)
         run(recipe, reporter, resume=begun, data=data, loader=loader, ended=ended)
     except Stopped as error:
         raise Stopped(f"{cell.describe()}: {error.problem}", hint=_CONTINUE) from error
@@ -195,10 +195,6 @@ def _without_neutral(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     return {k: _without_neutral(v) for k, v in value.items() if not is_neutral(v)}
-
-
-def _files_only(output: Path, recipe: Recipe) -> Reporter:
-    return reporter_for(output, recipe.train, quiet=True)
 
 
 def _results(

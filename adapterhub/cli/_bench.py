@@ -57,9 +57,8 @@ def bench_study(study: Study, *, quiet: bool, runs_on: RunsOn) -> None:
     loader, work = SharedLoader(), output / WORK
     planned = plan_study(study, loader, work)
     planned = replace(planned, study=keep_study(planned.study, output))
-    if not quiet:
-        for note in planned.notes:
-            say(note, err=True)
+    for note in planned.notes:
+        say(note, err=True)
     began = time.monotonic()
     folder = RecordFolder(output / RECORDS)
 
@@ -77,7 +76,7 @@ def bench_study(study: Study, *, quiet: bool, runs_on: RunsOn) -> None:
     if runs_on.engine == "local":
         with showing(Display()):
             notes = _measured(planned, output, loader)
-        for note in [] if quiet else notes:
+        for note in notes:
             say(note, err=True)
     conclude_study(output, planned.study, state.records)
 

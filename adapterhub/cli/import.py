@@ -80,7 +80,7 @@ def _recognized(folder: Path) -> tuple[str, CheckpointInfo]:
     """Return the name of a folder's format and the metadata of its checkpoint."""
     if not folder.is_dir():
         raise FileError(
-            f"{folder} is {'a file' if folder.exists() else 'missing'}",
+            f"{folder} is a file" if folder.exists() else f"there is no folder {str(folder)!r}",
             expected="the folder of a checkpoint of peft or adapters",
         )
     from adapterhub.interchange.formats import FORMATS, detect

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from adapterhub.cli._format import bytes_text, count_text, say, say_text, seconds_text
+from adapterhub.errors import AdapterhubError
 
 TEXTS = (
     "Open a connection to the given host and send the request headers.",
@@ -64,7 +65,12 @@ def _train(method: str, output: str, quiet: bool) -> Any:
     recipe = read(
         flags=RECIPE | {"method": method, "output": str(folder), "name": f"docstrings-{method}"}
     )
-    return run(recipe, reporter_for(folder, recipe.train, quiet=quiet))
+    try:
+        return run(recipe, reporter_for(folder, recipe.train, quiet=quiet))
+    except AdapterhubError as error:  # a quickstart always begins anew; its runs are ordinary ones
+        train = f"adapterhub train --resume --output {folder}"
+        error.hint = error.hint.replace("run the same command with --resume", train)
+        raise
 
 
 def _compare(outcomes: dict[str, Any]) -> None:

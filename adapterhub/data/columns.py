@@ -11,11 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from adapterhub.data import column_names as names
 from adapterhub.data.column_names import numbers_rows, plain_name
 from adapterhub.data.column_profile import ColumnProfile, profile_of
 from adapterhub.data.options import DataOptions
+from adapterhub.data.pictures import SUFFIXES
+from adapterhub.data.sounds import SOUND_SUFFIXES
 from adapterhub.data.table import Table, first_few
 from adapterhub.data.tables import keep_table, read_table
 from adapterhub.data.template import is_template
@@ -310,12 +313,32 @@ class _Chooser:
             **self._likely(chosen, missing),
         }
         typed = " ".join(_typed(name, flags[name]) for name in self.wants if name in flags)
+        if task := self._task_of_files():
+            return DataError(
+                f"{self.table.source} has files that are not text",
+                offenders=first_few(self.table.samples()),
+                expected=f"the column with {' and '.join(wanted)}, or another task",
+                hint=f"--task {task}",
+            )
         return DataError(
             f"cannot tell which columns of {self.table.source} to use",
             offenders=first_few(self.table.samples()),
             expected=f"the column with {' and '.join(wanted)}{self._unfit(missing)}",
             hint=f"{typed}{self.table.header_hint()}",
         )
+
+    def _task_of_files(self) -> str | None:
+        """Return the task for the files in a column; None if there are none, or they are read."""
+        if not FILES.isdisjoint(self.wants.values()):
+            return None
+        for profile in filter(lambda p: p.is_files, map(self.profile, self.table.columns)):
+            names = (v["path"] if isinstance(v, dict) else v for v in profile.values)
+            ends = {Path(str(name)).suffix.lower() for name in names}
+            if ends <= {*SUFFIXES}:
+                return "image-classification"
+            if ends <= {*SOUND_SUFFIXES}:
+                return "audio-classification"
+        return None
 
     def _unfit(self, missing: Sequence[str]) -> str:
         """Say why a column with the name of a label was not taken."""

@@ -40,6 +40,7 @@ _PLUGINS = {
 }
 _MOST_NAMED = 200  # characters: a longer value is no key that only its name tells
 _LEAST_SECRET = 4  # characters: shorter ones are seldom passwords and often words
+_NETRC = "a password in a netrc file"
 _KEYS = {
     "a Hugging Face token": [r"\bhf_[A-Za-z0-9]{30,}", r"\bapi_org_[A-Za-z]{30,}"],
     "an OpenAI key": [r"\bsk-[A-Za-z0-9_-]{20,}"],  # also of Anthropic (sk-ant-) and OpenRouter
@@ -78,7 +79,15 @@ _KEYS = {
         r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY", r"\bAGE-SECRET-KEY-1[0-9A-Z]{20,}",
         r"PuTTY-User-Key",
     ],
-    "a password in a URL": [r"(?i:\b[a-z][a-z0-9+.-]*://[^\s/:@\"'<>]*:[^\s/@\"'<>]+@)"],
+    "a password in a URL": [
+        r"(?i:\b[a-z][a-z0-9+.-]*://[^\s/:@\"'<>]*:[^\s/@\"'<>]+@)",
+        # Alone, as in the URL of a git remote; a name of a user is shorter, or has no digits.
+        r"(?i:\b[a-z][a-z0-9+.-]*://(?=[^\s/@]*\d)[^\s/:@\"'<>]{16,}@)",
+    ],
+    _NETRC: [
+        r"(?i:\b(?:machine\s+\S+|default)(?:\s+(?:login|account)\s+\S+)*\s+password\s+\S+)",
+        r"(?i:\blogin\s+\S+(?:\s+password\s+(?=\S*\d)|\s*\n\s*password\s+)\S{4,})",
+    ],
     "an authorization header": [
         r"(?i:\bbearer\s+[\w.~+/=-]{16,})", r"(?i:\bauthorization:?\s*basic\s+[\w+/=]{8,})",
     ],
@@ -88,6 +97,15 @@ _KEYS = {
         r"\bcurl\b[^\n]{0,200}\s-u\s+\S+:\S{3,}",
     ],
 }  # fmt: skip
+# A token that follows a letter, as after a lost space or quote; it must have a digit.
+_INSIDE = re.compile(
+    r"(?<=\w)(?=(?:hf_|api_org_|gh[pousr]_|github_pat_|gl(?:pat|dt|ft|soat|rt)-|A3T|AKIA|ASIA|AIza|"
+    r"GOCSPX-|xox[abeoprs]-|npm_|pypi-|gsk_|xai-|nvapi-|dapi|[rsp]k_live_|KGAT_|sk-(?:[a-z]+\d*-)*)"
+    r"(?=[A-Za-z0-9_]*\d)[A-Za-z0-9_]{16})"
+)
+# A key of W&B and others, which has the form of a commit: one of these words tells the difference.
+_HEX_KEY = re.compile(r"(?<![\w@/-])(?<! at )(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{40}(?![\w-])")
+_OF_COMMITS = re.compile(r"(?i)commit|revision|\brev\b|sha-?1|\bgit\b|hash|digest|snapshot|version")
 _SECRETS = {kind: re.compile("|".join(patterns)) for kind, patterns in _KEYS.items()}
 
 _OWNERS = "api auth access secret private client account service signing encryption master ssh db "
@@ -134,13 +152,26 @@ def problems_in(text: str, key: str = "") -> Iterator[str]:
     if key and _KEY_NAME.fullmatch(key) and not _PLACEHOLDER.fullmatch(text.strip()):
         yield f"a value named {key[:40]!r}"
     named = f'"{key}": "{text}"' if key and len(text) <= _MOST_NAMED else text
-    yield from (kind for kind, pattern in _SECRETS.items() if pattern.search(named))
+    spaced = _INSIDE.sub(" ", named)
+    yield from (kind for kind, pattern in _SECRETS.items() if pattern.search(spaced))
+    if _HEX_KEY.search(text) and not _OF_COMMITS.search(named):
+        yield "a key of 40 digits"
     plugins = (plugin for plugin in _plugins() if any(plugin.analyze_string(named)))
     yield from (f"a secret ({plugin.secret_type})" for plugin in plugins)
     if _names_a_secret(text):
         yield "a password or key"
     if _PATHS.search(text):
         yield "an absolute path"
+
+
+def problems_across(first: str, second: str) -> Iterator[str]:
+    """Yield each kind of secret that begins in one line and goes on in the next."""
+    start, end = first.rstrip(" \t\r\\"), second.lstrip(" \t>#*|")
+    for kind, pattern in _SECRETS.items():
+        joined = start + "\n" * (kind == _NETRC) + end
+        broken = (m for m in pattern.finditer(joined) if m.start() < len(start) < m.end())
+        if any(not pattern.search(start[m.start() :]) for m in broken):
+            yield kind
 
 
 @cache

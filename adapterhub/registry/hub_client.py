@@ -5,7 +5,8 @@ redirects with the token, and has limits for neither sizes nor times. Here, noth
 sends becomes a path, and every answer ends:
 
 - its size, by the caller's limit, or by the size that was verified before;
-- its time, since a connection has `GRACE_SECONDS` and then must keep `MIN_RATE`, headers included;
+- its time, since a request with its redirects has `GRACE_SECONDS` and then must keep `MIN_RATE`,
+  headers included, and none follows one that took too long;
 - its redirects, after `MAX_REDIRECTS`, and where `HubNetwork` refuses them. The token goes to the
   hub's origin only, and not even there after a redirect through another one.
 
@@ -90,6 +91,7 @@ class HubClient:
                 hint="check HF_ENDPOINT",
             ) from None
         self._client: httpx2.Client | None = None
+        self._is_slow = False  # every further request of a command would take the same time
 
     def read(self, path: str, limit: int, subject: str, params: Params = ()) -> bytes:
         """Return the body of an answer.
@@ -164,31 +166,31 @@ class HubClient:
         position: Callable[[], int] = lambda: 0,
     ) -> None:
         """Request a URL until it was received, with pauses after cuts and overloads."""
-        waits = iter(_WAITS)
+        waits, began = iter(_WAITS), time.monotonic()
         while True:
             start = position()
             try:
-                with self._answer(url, start, subject) as answer:
+                with self._answer(url, start, subject, began) as answer:
                     receive(answer)
                 return
             except _InterruptedError as error:
                 if position() >= start + _PROGRESS_BYTES:
-                    waits = iter(_WAITS)
+                    waits, began = iter(_WAITS), time.monotonic()
                 pause = next(waits, None)
                 if pause is None:
                     raise UnreachableError(f"{subject}: {error}", hint="try again later") from None
                 time.sleep(pause)
 
     @contextmanager
-    def _answer(self, url: str, start: int, subject: str) -> Iterator[HubAnswer]:
-        """Send a request and follow its redirects."""
+    def _answer(self, url: str, start: int, subject: str, began: float) -> Iterator[HubAnswer]:
+        """Send a request and follow its redirects, all in the time of one connection."""
         token = self.token
         for _ in range(MAX_REDIRECTS + 1):
             try:
                 self._network.check(url)
                 if url_origin(url) != self._network.origin:
                     token = None  # for good: the way back would be the other server's decision
-                with self._send(url, token, start, subject) as answer:
+                with self._send(url, token, start, subject, began) as answer:
                     if answer.status not in _REDIRECTS:
                         answer.check()
                         yield answer
@@ -199,15 +201,19 @@ class HubClient:
         raise RegistryError(f"{subject}: the hub answered with more than {MAX_REDIRECTS} redirects")
 
     @contextmanager
-    def _send(self, url: str, token: str | None, start: int, subject: str) -> Iterator[HubAnswer]:
+    def _send(
+        self, url: str, token: str | None, start: int, subject: str, began: float
+    ) -> Iterator[HubAnswer]:
         _refuse_offline(subject)
+        if self._is_slow:
+            raise _too_slow(subject)
         headers = {
             "accept-encoding": "identity",  # a few compressed bytes can be gigabytes
             "user-agent": f"adapterhub/{__version__}",
             **({"authorization": f"Bearer {token}"} if token else {}),
             **({"range": f"bytes={start}-"} if start else {}),
         }
-        watchdog = _Watchdog(self._network.trace(url))
+        watchdog = _Watchdog(self._network.trace(url), began)
         try:
             with (
                 watchdog,
@@ -217,6 +223,7 @@ class HubClient:
             ):
                 yield HubAnswer(response, start, watchdog, subject, bool(token), self.base)
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
+            self._is_slow = watchdog.expired
             raise _error(error, watchdog, subject) from None
 
     def _http(self) -> httpx2.Client:
@@ -295,8 +302,9 @@ class _Watchdog:
     The timeouts of HTTP libraries apply to each packet, and one byte is a packet.
     """
 
-    def __init__(self, inner: Callable[[str, Mapping[str, Any]], None]) -> None:
+    def __init__(self, inner: Callable[[str, Mapping[str, Any]], None], began: float) -> None:
         self.received = 0
+        self._began = began
         self.expired = False
         self._inner = inner
         self._sockets: list[socket.socket] = []
@@ -321,9 +329,8 @@ class _Watchdog:
             self._sockets.append(info["return_value"].get_extra_info("socket").dup())
 
     def _watch(self) -> None:
-        start = time.monotonic()
         while True:
-            left = start + GRACE_SECONDS + self.received / MIN_RATE - time.monotonic()
+            left = self._began + GRACE_SECONDS + self.received / MIN_RATE - time.monotonic()
             if left <= 0:
                 break
             if self._done.wait(left):
@@ -358,11 +365,7 @@ def _refuse_offline(subject: str) -> None:
 
 def _error(error: Exception, watchdog: _Watchdog, subject: str) -> Exception:
     if watchdog.expired:
-        return UnreachableError(
-            f"{subject}: the hub is too slow",
-            expected=f"{MIN_RATE} bytes per second after {GRACE_SECONDS:.0f} s",
-            hint="try again on a faster connection",
-        )
+        return _too_slow(subject)
     if isinstance(error, (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)):
         return _unreachable(subject, type(error).__name__)
     if isinstance(error, (httpx2.NetworkError, httpx2.TimeoutException)):
@@ -370,6 +373,14 @@ def _error(error: Exception, watchdog: _Watchdog, subject: str) -> Exception:
     if isinstance(error, httpx2.RemoteProtocolError):
         return _InterruptedError("the answer is incomplete or is not HTTP")
     return RegistryError(f"{subject}: the hub cannot be used ({type(error).__name__})")
+
+
+def _too_slow(subject: str) -> UnreachableError:
+    return UnreachableError(
+        f"{subject}: the hub is too slow",
+        expected=f"{MIN_RATE} bytes per second after {GRACE_SECONDS:.0f} s",
+        hint="try again on a faster connection",
+    )
 
 
 def _unreachable(subject: str, reason: str) -> UnreachableError:

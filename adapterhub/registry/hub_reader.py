@@ -94,7 +94,7 @@ class HubReader:
         """Return the size and hash of each file in the root of a commit."""
         path = f"/api/models/{name}/tree/{commit}"
         data = self.client.read(path, MAX_LISTING_BYTES, self.subject(name))
-        items = [schema.parse_object(item, len(item))[0] for item in split_items(data)]
+        items = [schema.parse_object(item, len(item))[0] for item in self._items(data, name)]
         return dict(filter(None, map(_listed, items)))
 
     def yanked(self, name: str, commit: str) -> dict[str, str]:
@@ -116,7 +116,7 @@ class HubReader:
         params = (*(("filter", tag) for tag in filters), *options)
         data = self.client.read("/api/models", MAX_SEARCH_BYTES, self.subject(""), params)
         items = []
-        for item in split_items(data)[:MOST_RESULTS]:
+        for item in self._items(data, "")[:MOST_RESULTS]:
             tree, problems = schema.parse_object(item, len(item))
             if not problems and isinstance(tree.get("id"), str) and is_repository(tree["id"]):
                 items.append(tree)
@@ -139,10 +139,20 @@ class HubReader:
             raise self._malformed(name, problems)
         return tree
 
+    def _items(self, data: bytes, name: str) -> list[bytes]:
+        """Return the items of a list; a page for people is no empty one."""
+        text = data.strip()
+        if not (text.startswith(b"[") and text.endswith(b"]")):
+            found = "a page of HTML" if text.startswith(b"<") else "no list in JSON"
+            raise self._malformed(name, [f"it is {found}"])
+        return split_items(data)
+
     def _malformed(self, name: str, problems: list[str]) -> RegistryError:
         return RegistryError(
             f"{self.subject(name)}: the hub's answer is malformed",
             offenders=schema.shorten(problems),
+            expected="the answer of a hub",
+            hint="check the URL; a network with a login page answers in the place of the hub",
         )
 
 

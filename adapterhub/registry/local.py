@@ -20,7 +20,7 @@ from typing import TypeVar
 from adapterhub.config.user_folders import user_folder
 from adapterhub.errors import FileError, RegistryError, did_you_mean, warn_user
 from adapterhub.files.atomic import explained, is_plain_folder
-from adapterhub.files.native import check_adapter, read_card
+from adapterhub.files.native import check_adapter, find_adapter, read_card
 from adapterhub.files.signature import Signature
 from adapterhub.registry.file_names import backbone_folder, folder_of_id, is_backbone_folder
 from adapterhub.registry.index import FORMAT, Index, IndexedFolder, open_index, remove_index
@@ -282,13 +282,17 @@ class LocalRegistry(Registry):
             detail = did_you_mean(name, {folder.name for folder in self._name_folders()})
         folders = [] if others else nearby_adapters(name)
         here = [f"the folder {folder} has an adapter" for folder in folders]
+        hint = "adapterhub list"
+        if folders and find_adapter(Path(folders[0])):
+            hint = f"{folders[0]} for that folder; adapterhub publish {folders[0]} publishes it"
+        elif folders:
+            here[0] += " of peft"
+            hint = f"adapterhub import {folders[0]} --output {name}"
         return RegistryError(
             f"{self.root} has no adapter {name!r}{detail}",
             offenders=sorted({f"it has one for {e.backbone}, {e.fingerprint}" for e in others})
             + here,
-            hint=f"{folders[0]} for that folder; adapterhub publish {folders[0]} publishes it"
-            if folders
-            else "adapterhub list",
+            hint=hint,
         )
 
     def _backbone_folders(self) -> list[str]:

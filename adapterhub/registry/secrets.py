@@ -9,6 +9,7 @@ import hashlib
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from adapterhub.errors import FileError, one_line
@@ -17,7 +18,7 @@ from adapterhub.files.manifest import MAX_HEADER_BYTES, MAX_TENSOR_FILE_BYTES
 from adapterhub.files.native import MAX_CARD_BYTES
 from adapterhub.files.schema import shorten
 from adapterhub.registry._disguises import json_texts, readings
-from adapterhub.registry._secret_rules import problems_in
+from adapterhub.registry._secret_rules import problems_across, problems_in
 
 _BINARY = (".safetensors",)
 _MOST_IN_A_PLACE = 80  # characters: the place of a finding is shown, and may be a hostile key
@@ -87,11 +88,15 @@ def _in_file(data: bytes) -> Iterator[tuple[str, str]]:
     """Yield (place, problem), by the keys and values of a JSON document, or else by line."""
     if values := list(json_texts(data)):
         for path, key, text in values:
-            for problem in _problems(text, key):
+            across = (p for pair in pairwise(text.split("\n")) for p in problems_across(*pair))
+            for problem in dict.fromkeys((*_problems(text, key), *across)):
                 yield f"at {one_line(path, _MOST_IN_A_PLACE)}", problem
         return
-    for number, line in enumerate(data.decode("utf-8", "replace").split("\n"), 1):
+    lines = data.decode("utf-8", "replace").split("\n")
+    for number, line in enumerate(lines, 1):
         yield from ((f"line {number}", problem) for problem in _problems(line))
+    for number, pair in enumerate(pairwise(lines), 1):
+        yield from ((f"lines {number} and {number + 1}", p) for p in problems_across(*pair))
 
 
 def _problems(text: str, key: str = "") -> list[str]:

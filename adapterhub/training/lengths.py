@@ -53,6 +53,15 @@ def fit_rows(
         chosen: the option `max_length`; None chooses a length.
         trained: the maximum length that the backbone was trained with, if it is recorded.
     """
+    fitted, reads = _fitted(data, setting, chosen, trained), limit_of(setting)
+    if chosen is None or chosen <= reads or fitted.max_length != reads:
+        return fitted
+    lowered = f"train.max_length={chosen:,} is lowered to {reads:,}: the backbone reads no more"
+    return replace(fitted, notes=(lowered, *fitted.notes))
+
+
+def _fitted(data: RunData, setting: Setting, chosen: int | None, trained: int | None) -> FittedRows:
+    """Encode the examples as `fit_rows`, with at most as many tokens as the backbone reads."""
     if isinstance(data.train, ExampleStream):
         return _streamed_rows(data, data.train, setting, chosen)
     if data.streams:

@@ -155,11 +155,23 @@ class Several(Reporter):
                 stack.callback(reporter.close)
 
 
-class PlainLines(Reporter):
-    """One line of text per report, for logs and pipes."""
+class Notes(Reporter):
+    """One line of text per note: what to know of a run also without its progress."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self.stream = sys.stderr if stream is None else stream
+
+    def note(self, text: str) -> None:
+        """Print one line."""
+        with writing(Path("the standard error stream")):
+            print(one_line(text), file=self.stream, flush=True)
+
+
+class PlainLines(Notes):
+    """One line of text per report, for logs and pipes."""
+
+    def __init__(self, stream: IO[str] | None = None) -> None:
+        super().__init__(stream)
         self.total = self.done = 0
         self.began = time.monotonic()
 
@@ -185,11 +197,6 @@ class PlainLines(Reporter):
     def evaluated(self, line: Evaluated, timing: Timing) -> None:
         """Print the metrics."""
         self.note(_eval_text(line))
-
-    def note(self, text: str) -> None:
-        """Print one line."""
-        with writing(Path("the standard error stream")):
-            print(one_line(text), file=self.stream, flush=True)
 
 
 class Bar(Reporter):
@@ -419,7 +426,7 @@ def reporter_for(output: Path, options: TrainOptions, *, quiet: bool = False) ->
     Args:
         output: the output folder of the run.
         options: the training options.
-        quiet: report to files only.
+        quiet: show notes, but no progress.
     """
     if not is_main():
         return Reporter()
@@ -432,7 +439,7 @@ def reporter_for(output: Path, options: TrainOptions, *, quiet: bool = False) ->
 
 def _console_reporter(quiet: bool) -> Reporter:
     if quiet:
-        return Reporter()
+        return Notes()
     return Bar() if sys.stderr.isatty() else PlainLines()
 
 

@@ -644,3 +644,51 @@ def test_the_tokens_of_xet_are_requested_from_the_hub_only(endpoint, home, other
     folder, _ = find_backbone("acme/bert")
     assert (folder / "model.safetensors").read_bytes() == b"weights"
     assert other.requests == []
+
+
+PAGES = {
+    "HTML": b"<!DOCTYPE html><title>Log in to the network</title>",
+    "HTML behind spaces": b"\r\n  <html></html>\n",
+    "nothing": b"",
+    "a text": b"OK",
+    "an object": b'{"error": "no such page"}',
+    "a list that is cut": b'[{"id": "acme/polite"}',
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_no_empty_hub(hub, home, page, adapterhub):
+    hub.attack = hostile.on("/api/models", hostile.body(PAGES[page]))
+    code, out, err = adapterhub("list", "--endpoint", hub.address)
+    assert (code, out) == (2, "")
+    assert "the hub's answer is malformed" in err
+    hub.attack = hostile.on("/api/models", hostile.body(b" []\n"))
+    code, _, err = adapterhub("list", "--endpoint", hub.address)
+    assert code == 0
+    assert "no matching adapter" in err
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_body_that_drips_takes_one_limit(hub, home, name):
+    requests = []
+    drip = hostile.drip(HEAD + b"Content-Length: 100000\r\n\r\n")
+    hub.attack = hostile.on(
+        EVERY[name], lambda handler: (requests.append(handler.path), drip(handler))
+    )
+    if name == "yanked":  # read only if there is a version
+        hub.repositories["acme/polite"].tags["v2"] = hub.repositories["acme/polite"].tags["v1"]
+    with pytest.raises(RegistryError, match="too slow"):
+        ah.pull(hub.reference)
+    assert len(requests) == 1
+
+
+def test_redirects_share_one_limit(hub, home):
+    def late(handler):
+        handler.hub.stopped.wait(0.2)
+        hostile.redirect(handler.path + "/a/refs")(handler)
+
+    hub.attack = hostile.on("refs", late)
+    began = time.monotonic()
+    with pytest.raises(RegistryError, match=r"too slow|redirects"):
+        ah.pull(hub.reference)
+    assert time.monotonic() - began < 1.0

@@ -41,3 +41,32 @@ def test_an_output_folder_is_never_reused(tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs-2").mkdir()
     assert quickstart._unused(output) == f"{output}-3"
+
+
+@pytest.mark.parametrize("kind", ["stopped", "full disk"])
+def test_what_stops_it_is_continued_by_a_command_that_exists(
+    kind, small, adapterhub, tmp_path, monkeypatch
+):
+    """A quickstart has no --resume, and always begins anew."""
+    from adapterhub.errors import OutputError
+    from adapterhub.training import run as run_module
+    from adapterhub.training.output_folder import _remedy
+    from adapterhub.training.stop_signals import Stopped
+
+    run = run_module.run
+
+    def stopped(recipe, reporter, **options):
+        run(recipe, reporter, **options)
+        hint = "run the same command with --resume to continue"
+        raise (
+            Stopped("stopped", hint=hint)
+            if kind == "stopped"
+            else OutputError("no space", hint=_remedy(28))
+        )
+
+    monkeypatch.setattr(run_module, "run", stopped)
+    code, _, err = adapterhub("quickstart", "--output", tmp_path / "runs", "--quiet")
+    assert code == 2
+    command = f"adapterhub train --resume --output {tmp_path / 'runs' / 'head'}"
+    assert command in err
+    assert (tmp_path / "runs" / "head" / "recipe.yaml").is_file()  # which that command reads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 
 import pytest
 from command_line import refused
@@ -113,3 +114,58 @@ def test_a_resume_of_another_run(train, trained):
     other = train("--resume", "train.batch_size=7")
     refused(other, "train.batch_size: 16 in the checkpoint, 7 now")
     refused(train("--resume", "train.epochs=1", "--method", "pfeiffer"), "method")
+
+
+@pytest.mark.parametrize("words", [(), ("--label", "label")])
+@pytest.mark.parametrize(("ending", "task"), [("png", "image"), ("JPG", "image"), ("wav", "audio")])
+def test_a_folder_of_files_names_the_task(words, ending, task, adapterhub, backbone, tmp_path):
+    for name in ("cat/1", "cat/2", "dog/1", "dog/2"):
+        path = tmp_path / "files" / f"{name}.{ending}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    command = ("train", "--backbone", backbone, "--train", tmp_path / "files", "--output",
+               tmp_path / "run", *words)  # fmt: skip
+    code, _, err = adapterhub(*command)
+    assert code == 2
+    assert f"--task {task}-classification" in err
+
+
+@pytest.mark.parametrize("command", ["import", "verify", "publish", "show", "diff"])
+def test_a_missing_folder_is_told_by_its_name(command, adapterhub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = {"import": ("--output", "x"), "diff": ("./nothing",)}
+    code, _, err = adapterhub(command, "./nothing", *words.get(command, ()))
+    assert code == 2
+    assert "nothing is missing" not in err
+    assert "nothing" in err
+
+
+def test_a_backbone_that_moved_is_told_on_resume(
+    adapterhub, train, backbone, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(backbone, tmp_path / "models" / "bert")
+    words = ("--backbone", "models/bert", "train.max_steps=2", "train.schedule=constant")
+    code, _, err = train(*words)
+    assert code == 0, err
+    (tmp_path / "models").rename(tmp_path / "moved")
+    resume = ("train", "--resume", "--output", tmp_path / "run", "train.max_steps=4")
+    code, _, err = adapterhub(*resume)
+    assert code == 2
+    assert "there is no such folder" in err
+    assert "--backbone FOLDER" in err
+    code, _, err = adapterhub(*resume, "--backbone", "moved/bert")
+    assert code == 0, err
+
+
+def test_quiet_hides_progress_only(train, adapterhub, tmp_path):
+    """A note that texts are cut is no progress."""
+    words = ("--max-length", 2, "train.max_steps=2")
+    _, _, shown = train(*words)
+    code, _, err = train(*words, "--quiet", output=tmp_path / "quiet")
+    assert code == 0
+    notes = [line for line in shown.splitlines() if "train.max_length" in line]
+    assert notes, shown
+    assert not {*notes} - {*err.splitlines()}
+    assert "step 2" in shown
+    assert "step 2" not in err

@@ -23,9 +23,11 @@ def test_stages_schedule_and_what_to_type_next_are_said(train, tmp_path):
     assert f"adapterhub report {tmp_path / 'run'} --open" not in out  # it made no page
 
 
-def test_quiet_says_only_the_result(train):
+def test_quiet_shows_notes_and_the_result_but_no_progress(train):
     code, out, err = train("--quiet", "train.epochs=1")
-    assert (code, err) == (0, "")
+    assert code == 0, err
+    assert "train.max_length is" in err
+    assert not [line for line in err.splitlines() if line.startswith(("loading", "step"))]
     assert "accuracy" in out
 
 

@@ -24,3 +24,16 @@ def test_what_holds_an_adapter(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     assert holds_adapter(tmp_path)
     assert not holds_adapter(Path("no/such/folder"))
+
+
+def test_a_folder_of_peft_is_to_be_imported(tmp_path, monkeypatch, adapterhub):
+    """`predict ipl` after an import of `pl` that failed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pl").mkdir()
+    (tmp_path / "pl" / "adapter_config.json").write_text("{}")
+    code, _, err = adapterhub("predict", "ipl", "a good movie")
+    assert code == 2
+    assert "adapterhub import ./pl --output ipl" in err
+    assert "publish ./pl" not in err
+    sample_adapters.write(tmp_path / "ips")
+    assert "adapterhub publish ./ips" in adapterhub("predict", "ipss", "a good movie")[2]

@@ -291,3 +291,50 @@ def test_what_this_project_writes_is_no_leak():
     found = findings({"docstrings": "\n".join(texts).encode()})
     assert len(texts) >= 300
     assert len(found) == 0, [texts[int(f.place[5:]) - 1] for f in found]
+
+
+COMMIT = key(40, HEX)
+ACCIDENTS = {
+    "remote with a password": "origin  https://me:s3cret@git.example.org/x.git (fetch)",
+    "remote with a token": f"url = https://{key(24)}1@git.example.org/x.git",
+    "netrc": "machine git.example.org login me password swordfish",
+    "netrc without a login": "machine git.example.org password swordfish",
+    "netrc, default": "default login me password swordfish",
+    "netrc in lines": "machine git.example.org\n  login me\n  password swordfish",
+    "40 digits": f"the key is {COMMIT}, as always",
+    **{f"a letter in front of {name}": f"x{KEYS[name]}" for name in
+       ("Hugging Face", "OpenAI", "GitHub", "GitLab", "npm", "Groq", "NVIDIA", "AWS id", "Slack")},
+    **{f"after a word, {name}": f"TOKEN_{KEYS[name]}" for name in ("Hugging Face", "GitHub")},
+    **{f"{name} over two lines": f"{KEYS[name][:13]}\n{KEYS[name][13:]}" for name in
+       ("Hugging Face", "OpenAI", "GitHub", "GitLab", "npm", "Groq", "NVIDIA", "AWS id", "Slack")},
+    "two lines of a shell": f"{HF[:20]}\\\n  {HF[20:]}",
+    "two lines of a quote": f"> {HF[:20]}\n> {HF[20:]}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ACCIDENTS)
+def test_what_happens_by_accident_is_found(name):
+    text = ACCIDENTS[name]
+    assert findings({"README.md": f"# Polite\n\n{text}\n\nend\n".encode()})
+    assert findings({"adapter.json": json.dumps({"training": {"note": text}}).encode()})
+
+
+HARMLESS = (
+    f"acme/bert at {COMMIT}", f"hf:acme/polite@{COMMIT}", f"commit {COMMIT}", f"sha1 {COMMIT}",
+    f"https://hf.co/acme/x/resolve/{COMMIT}/config.json", key(64, HEX), "a" * 40, "1" * 40,
+    "https://git.example.org/x.git", "ssh://git@git.example.org/x.git", "git@git.example.org:x.git",
+    "http://localhost:8080/acme/name@v1", "the machine has a login and a password field",
+    "login or password incorrect", "task-v2-classification-of-sst2-data-with-lora",
+    "lora_r8_alpha16_dropout0_1_and_more_words_2", "ask-me-anything-about-2-adapters-and-3-heads",
+    "multi-task-lora-rank-8-on-sst2-and-mnli", "the method is\nhf_ and more text in this line",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_what_only_looks_like_an_accident_is_published(text):
+    refuse_leaks({"README.md": f"# Polite\n\n{text}\n\nend\n".encode()})
+
+
+def test_a_commit_is_no_key():
+    tree = {"backbone": {"revision": COMMIT}, "on": [{"reference": f"hf:a/b@{COMMIT}"}]}
+    refuse_leaks({"adapter.json": json.dumps(tree).encode()})

@@ -101,3 +101,9 @@ def test_there_may_be_no_evaluation_data():
         rows = fit_rows(data, Setting(tokenizer, 64, ("a", "b"), positions=64), None)
         assert (len(rows.train.rows), rows.evaluation.rows) == (2, [])
         assert len(rows.notes) == 1
+
+
+@pytest.mark.parametrize("chosen", [64, 128, 129, 1000])
+def test_a_chosen_length_that_is_lowered_is_told(chosen):
+    lowered = [n for n in fitted([200, 3], chosen, reads=128).notes if "is lowered to 128" in n]
+    assert bool(lowered) is (chosen > 128)
