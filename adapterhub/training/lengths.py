@@ -53,8 +53,11 @@ def fit_rows(
         chosen: the option `max_length`; None chooses a length.
         trained: the maximum length that the backbone was trained with, if it is recorded.
     """
-    fitted, reads = _fitted(data, setting, chosen, trained), limit_of(setting)
-    if chosen is None or chosen <= reads or fitted.max_length != reads:
+    fitted = _fitted(data, setting, chosen, trained)
+    if chosen is None or not data.task.limits(setting):
+        return fitted
+    reads = limit_of(setting)
+    if chosen <= reads or fitted.max_length != reads:
         return fitted
     lowered = f"train.max_length={chosen:,} is lowered to {reads:,}: the backbone reads no more"
     return replace(fitted, notes=(lowered, *fitted.notes))
