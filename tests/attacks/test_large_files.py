@@ -5,6 +5,7 @@ Holes take no space on a disk, so that a folder of some kB can hold files of any
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import tracemalloc
@@ -15,6 +16,7 @@ import pytest
 import sample_adapters
 import torch
 from forge import CARD, MANIFEST, TENSORS, forge, join_header
+from selection import rotate
 from test_hostile_registry import limited, sparse
 
 from adapterhub.errors import FileError
@@ -128,8 +130,7 @@ OPEN_NO_CARD = {"verify", "verify a version", "registry verify", "diff", "sign",
 OPEN_NO_SIGNATURE = {"registry verify", "diff"}
 
 
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("attack", ATTACKS)
+@rotate(("attack", "reader"), itertools.product(ATTACKS, READERS))
 def test_holes_are_refused_in_little_time_and_memory(attack, reader, place, adapterhub):
     for folder in place(sample_adapters.write):
         ATTACKS[attack](folder)
