@@ -39,5 +39,6 @@ def max_positions(model: PreTrainedModel) -> int:
 
 def vector_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the length at which texts are cut for their vectors, in tokens."""
-    trained = trained_length(Path(getattr(model, ORIGIN, None) or ""))
+    origin = getattr(model, ORIGIN, None)
+    trained = trained_length(Path(origin)) if origin else None
     return min(tokenizer.model_max_length, max_positions(model), trained or 1 << 30)

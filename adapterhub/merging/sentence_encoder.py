@@ -22,11 +22,12 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.activate import activate
 from adapterhub.adapters.adapter import Adapter
+from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.pooling import POOLS
 from adapterhub.backbones.probe import EvaluationMode, probe_batch
 from adapterhub.backbones.quantized_training import keep_4bit_layout
 from adapterhub.backbones.task_models import text_config
-from adapterhub.backbones.trained_length import vector_length
+from adapterhub.backbones.trained_length import trained_length, vector_length
 from adapterhub.errors import MergeError
 from adapterhub.tasks import Task
 from adapterhub.tasks.embedding import Embedding
@@ -50,12 +51,14 @@ class SentenceEncoder:
         head: maps the pooled vector to the logits; None: the vector is the output.
         normalize: whether the vector has length 1.
         prompts: what is put before texts, by the name of the use.
+        trained: the length that the backbone was trained with, which a merged model does not tell.
     """
 
     how: str
     head: nn.Linear | None
     normalize: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
+    trained: int | None = None
 
     def save(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
@@ -77,11 +80,12 @@ class SentenceEncoder:
             {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
             for i, (path, name) in enumerate(types.items())
         ]
+        longest = min(vector_length(model, tokenizer), self.trained or 1 << 30)
         size = {"word_embedding_dimension": text_config(model).hidden_size}
         configs: dict[str, Any] = {
             "modules.json": modules,
             "config_sentence_transformers.json": {"prompts": dict(self.prompts)},
-            "sentence_bert_config.json": {"max_seq_length": vector_length(model, tokenizer)},
+            "sentence_bert_config.json": {"max_seq_length": longest},
             f"{_POOLING}/config.json": size | {f: how == self.how for how, f in _FLAGS.items()},
         }
         if self.normalize:
@@ -152,7 +156,13 @@ def sentence_encoder(adapter: Adapter, task: Task | None) -> SentenceEncoder | N
         return None
     prompts = {"query": task.query_prefix, "passage": task.passage_prefix}
     prompts = {use: text for use, text in prompts.items() if text}
-    return SentenceEncoder(task.pooling or "mean", None, task.normalize, prompts)
+    return SentenceEncoder(
+        task.pooling or "mean",
+        None,
+        task.normalize,
+        prompts,
+        trained_length(Path(getattr(adapter.model, ORIGIN))),
+    )
 
 
 def take_pooling(adapter: Adapter) -> SentenceEncoder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,9 @@ def test_vectors_of_a_merged_run_are_those_of_embed(
 ) -> None:
     library = pytest.importorskip("sentence_transformers")
     run, out = tmp_path / "run", tmp_path / "merged"
+    backbone = Path(shutil.copytree(backbone, tmp_path / "sentences"))
+    trained = {"max_seq_length": 6}  # shorter than a text
+    (backbone / "sentence_bert_config.json").write_text(json.dumps(trained), encoding="utf-8")
     data = partners(tmp_path)
     code, _, err = adapterhub(
         "train", "--backbone", backbone, "--task", task, "--train", data, "--output", run,
