@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub._version import __version__
 from adapterhub.adapters.parts import (
@@ -27,7 +27,11 @@ from adapterhub.adapters.parts import (
 from adapterhub.anatomy.family_file import family_data
 from adapterhub.anatomy.own_family import own_family
 from adapterhub.anatomy.sites import CHILD, Anatomy
-from adapterhub.backbones.end_tokens import end_tokens, with_stops
+from adapterhub.backbones.end_tokens import (
+    template_stops,
+    text_stops,
+    with_stops,
+)
 from adapterhub.backbones.fingerprint import BackboneIdentity
 from adapterhub.backbones.identity import name_and_revision, remember_backbone
 from adapterhub.backbones.processor import processor_identity
@@ -56,6 +60,7 @@ from adapterhub.methods._spec import dump_methods, method_text
 
 STOPS = "stops"  # in the training record
 _MOST_STOPS = 16
+_GENERATE = ("causal-lm", "seq2seq", "image-text-to-text")  # kinds of models
 PUBLICATION_FIELDS = ("description", "license", "language", "tags")  # of the manifest
 
 
@@ -180,6 +185,27 @@ class Adapter:
         given = self.metadata.training.get(STOPS)
         known = given if isinstance(given, list) and len(given) <= _MOST_STOPS else ()
         return tuple(i for i in known if type(i) is int and 0 <= i < 1 << 31)
+
+    @property
+    def written_stops(self) -> tuple[int, ...]:
+        """The tokens that files record: `stops`, or without a run what the tokenizer writes."""
+        snapshot = tokenizer_snapshot(self.model)
+        if self.metadata.training or snapshot is None:
+            return self.stops
+        return self.stops_of(snapshot.tokenizer)
+
+    def stops_of(self, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+        """Return the tokens that a tokenizer has behind a text, if generation goes on at them.
+
+        Args:
+            tokenizer: that of the data.
+        """
+        kind = task_kind(self.model, self.problem_type)
+        if kind not in _GENERATE:
+            return ()
+        chat = kind != "seq2seq" and tokenizer.chat_template
+        ends = template_stops(tokenizer) if chat else text_stops(tokenizer)
+        return tuple(self.state.new_stops(ends))
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -403,7 +429,7 @@ class Adapter:
             tokens=self.new_tokens is not None,
             pooling=self.pooling.how if self.pooling else None,
             below=tuple(each.ref.name for each in self.foundations()),
-            ends=with_stops(end_tokens(self.model), self.stops) if self.stops else (),
+            ends=with_stops(self.state.own_ends, stops) if (stops := self.written_stops) else (),
         )
 
     def manifest(self) -> Manifest:
@@ -424,12 +450,17 @@ class Adapter:
             head=None if self.named_heads else self._task_head(kind),
             heads=self._head_records(),
             on=tuple(each.ref for each in self.foundations()),
-            training=metadata.training | self._own_family(),
+            training=metadata.training | self._stop_record() | self._own_family(),
             metrics=metadata.metrics,
             versions={"adapterhub": __version__}
             | {name: version(name) for name in ("torch", "transformers")},
             **metadata.publication,
         )
+
+    def _stop_record(self) -> dict[str, Any]:
+        """Return the record of the tokens at which generation stops, if a run wrote none."""
+        stops = () if self.metadata.training else self.written_stops
+        return {STOPS: [*stops]} if stops else {}
 
     def _own_family(self) -> dict[str, Any]:
         """Return the row of the model's own that the sites are named by, if it has one."""

@@ -165,6 +165,20 @@ class ModelState:
             tokenizer.show(self.scope, template)
         self._stop_at([i for each in applied or [self.activation] for i in _stops(each)])
 
+    def new_stops(self, stops: Iterable[int]) -> list[int]:
+        """Return the tokens at which the generation of the bare model does not stop itself.
+
+        Args:
+            stops: tokens behind a text.
+        """
+        known = with_stops(self.own_ends, ())
+        return [stop for stop in stops if stop not in known]
+
+    @property
+    def own_ends(self) -> EndTokens:
+        """The tokens at which the generation of the bare model stops."""
+        return self.ends[0] if self.ends else end_tokens(self.model)
+
     def _stop_at(self, stops: Sequence[int]) -> None:
         """Let generation stop at the model's own end tokens, and at these."""
         if stops and not self.ends:

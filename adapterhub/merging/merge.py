@@ -45,7 +45,7 @@ from adapterhub.adapters.state import (
     require_attached,
 )
 from adapterhub.anatomy.sites import CHILD
-from adapterhub.backbones.end_tokens import end_tokens, with_stops
+from adapterhub.backbones.end_tokens import with_stops
 from adapterhub.backbones.identity import ORIGIN, name_and_revision
 from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
 from adapterhub.backbones.probe import probe
@@ -485,11 +485,9 @@ def _identity(model: PreTrainedModel, adapters: Sequence[Adapter]) -> tuple[Attr
         (model, NEWLY_INITIALIZED, frozenset()),
         (model, ORIGIN, None),
     ]
-    stops = [i for adapter in adapters for i in adapter.stops]
+    stops = [i for adapter in adapters for i in adapter.written_stops]
     if stops and (config := getattr(model, "generation_config", None)) is not None:
-        # The adapters are active here: the model's own are to be restored.
-        state = get_state(model)
-        own = state.ends[0] if state.ends else end_tokens(model)
+        own = get_state(model).own_ends  # the adapters are active here
         ends = AttributeSwap(config, "eos_token_id", with_stops(own, stops), own)
         return (ends, *_swapped(values))
     return _swapped(values)

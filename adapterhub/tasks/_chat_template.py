@@ -257,37 +257,6 @@ def _tried(
         return None
 
 
-def template_stops(tokenizer: PreTrainedTokenizerBase, template: str | None = None) -> list[int]:
-    """Return the token that a chat template writes behind an answer, at which generation stops.
-
-    Args:
-        tokenizer: the tokenizer.
-        template: the template, if it is not the tokenizer's; messages are then lists of parts.
-
-    Returns:
-        One special or added token; none if the template writes text there, or nothing.
-    """
-    contents: list[Any] = ["question", _MARK]
-    if template is not None:
-        contents = [[{"type": "text", "text": text}] for text in contents]
-    turns = [
-        {"role": role, "content": content}
-        for role, content in zip(("user", "assistant"), contents, strict=True)
-    ]
-    try:
-        text = chat_text(tokenizer, turns, generation_prompt=False, template=template)
-    except ConfigError:
-        return []
-    behind = text[text.rfind(_MARK) + len(_MARK) :] if _MARK in text else ""
-    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    for i in tokenizer(behind, add_special_tokens=False)["input_ids"]:
-        if i in special:
-            return [i]
-        if str(tokenizer.decode([i])).strip():
-            break
-    return []
-
-
 def unused_keys(
     render: Callable[[Sequence[Turn], bool], str], turns: Sequence[Turn], text: str
 ) -> Counter[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from adapterhub.backbones.end_tokens import end_tokens, with_stops
+from adapterhub.backbones.end_tokens import end_tokens, text_stops, with_stops
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 from adapterhub.tasks._base import Encoded, Generated, Prediction
@@ -57,6 +57,23 @@ class Generation:
                 f"new_tokens is {self.new_tokens}, beams is {self.beams}",
                 expected="1 to 100000 tokens, 1 to 1000 beams",
             )
+
+    def stops(self, setting: Setting) -> list[int]:
+        """Return the token that the tokenizer has behind a text."""
+        return text_stops(setting.tokenizer)
+
+    def endless_note(self, setting: Setting) -> tuple[str, ...]:
+        """Return a line that says that generation will not stop behind an answer, if so.
+
+        Args:
+            setting: the tokenizer or processor.
+        """
+        if self.stops(setting):
+            return ()
+        return (
+            "no token ends an answer (the chat template writes none, or the tokenizer has none): "
+            f"generation will go on to new_tokens={self.new_tokens}",
+        )
 
     def prompt_batch(self, rows: Sequence[Row], setting: Setting, side: str) -> dict[str, Tensor]:
         """Return the model inputs for some prompts.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from adapterhub.backbones.end_tokens import ended, template_stops, text_stops
 from adapterhub.data.picture_chats import Turn
 from adapterhub.errors import ConfigError
 from adapterhub.tasks._chat_template import chat_text
@@ -246,8 +247,13 @@ class PicturePrompts:
         tokenizer = self.tokenizer
         ids = self._ids(texts.answer)
         special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-        ended = self.chat is not None and not special.isdisjoint(ids)
-        return ids if ended or tokenizer.eos_token_id is None else [*ids, tokenizer.eos_token_id]
+        by_template = self.chat is not None and not special.isdisjoint(ids)
+        return ids if by_template else ended(ids, tokenizer)
+
+    def stops(self) -> list[int]:
+        """Return the token behind an answer: the template's, else the one that ends texts."""
+        by_template = template_stops(self.tokenizer, self.chat) if self.chat is not None else []
+        return by_template or text_stops(self.tokenizer)
 
 
 def _joined(parts: Sequence[Row]) -> Row:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import regex
 
+from adapterhub.backbones.end_tokens import ended, template_stops, text_stops
 from adapterhub.config.options import option
 from adapterhub.data.chat_formats import (
     Message,
@@ -42,7 +43,6 @@ from adapterhub.tasks._chat_template import (
     answer_spans,
     chat_text,
     fitted_chat,
-    template_stops,
     unused_keys,
 )
 from adapterhub.tasks._generation import (
@@ -215,7 +215,7 @@ class CausalLM(Generation, Task):
     def encode_stream(self, texts: TextStream, setting: Setting) -> Encoded:
         """Cut streamed text into windows; each token but the first of a window is learned."""
         begin, _ = around_text(setting.tokenizer)
-        frame = Frame(begin, tuple(_end(setting.tokenizer)))
+        frame = Frame(begin, tuple(text_stops(setting.tokenizer)))
 
         def build(ids: list[int], starts: list[int]) -> Row:
             return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": ids}
@@ -248,13 +248,13 @@ class CausalLM(Generation, Task):
             return _chat_tokens(pair, tokenizer, prompt)
         if self.data == "text":
             ids = _start(example.text, tokenizer)
-            closed = ids if prompt or not example.text.strip() else _ended(ids, tokenizer)
+            closed = ids if prompt or not example.text.strip() else ended(ids, tokenizer)
             return [(i, True) for i in closed]
         filled = str(template).replace("{text}", example.text)
         tokens = [(i, False) for i in _start(filled, tokenizer)]
         if not prompt:
             response = tokenizer(str(example.label), add_special_tokens=False)["input_ids"]
-            tokens += [(i, True) for i in _ended(response, tokenizer)]
+            tokens += [(i, True) for i in ended(response, tokenizer)]
         return tokens
 
     def remarks(self, data: Encoded) -> tuple[str, ...]:
@@ -263,20 +263,15 @@ class CausalLM(Generation, Task):
         return (*unused_note(chats, data.setting.tokenizer), *self.endless_note(data.setting))
 
     def endless_note(self, setting: Setting) -> tuple[str, ...]:
-        """Return a line that says that generation will not stop behind an answer, if so."""
-        if self.data == "text" or self.stops(setting):
-            return ()
-        return (
-            "no token ends an answer (the chat template writes none, or the tokenizer has none): "
-            f"generation will go on to new_tokens={self.new_tokens}",
-        )
+        """Add nothing for raw text, which goes on."""
+        return () if self.data == "text" else super().endless_note(setting)
 
     def stops(self, setting: Setting) -> list[int]:
         """Return the token that the chat template, or the tokenizer, has behind a response."""
         template = prompt_template(self.template, setting.tokenizer)
         if self.data == "chat" or (self.data == "pairs" and template is None):
             return template_stops(setting.tokenizer)
-        return _end(setting.tokenizer)
+        return text_stops(setting.tokenizer)
 
     def padding_side(self, setting: Setting) -> str:
         """Return the right: no token attends to it."""
@@ -389,16 +384,6 @@ def _start(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         ids = ids[1:]  # a template has it, too
     ends = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {tokenizer.bos_token_id, None}
     return ids[:-1] if len(ids) > 1 and ids[-1] in ends else ids
-
-
-def _end(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    return [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-
-
-def _ended(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens of a text with the token that ends texts, once."""
-    end = _end(tokenizer)
-    return ids if end and ids[-1:] == end else [*ids, *end]
 
 
 def _chat_tokens(

@@ -225,6 +225,14 @@ class ImageTextToText(Generation, Task):
                 hint="take it out of the answers",
             )
 
+    def stops(self, setting: Setting) -> list[int]:
+        """Return the token behind an answer."""
+        return PicturePrompts(setting.processor, self.template).stops()
+
+    def remarks(self, data: Encoded) -> tuple[str, ...]:
+        """Say if no text ends."""
+        return self.endless_note(data.setting)
+
     def limits(self, setting: Setting) -> list[tuple[str, str, int]]:
         """Return no limit: rows are refused, and none is truncated."""
         return []

@@ -164,6 +164,10 @@ class Preference(Generation, OfComparisons):
         """Return the token behind a response."""
         return self.language.stops(setting)
 
+    def remarks(self, data: Encoded) -> tuple[str, ...]:
+        """Name unused keys of messages; say if no response ends."""
+        return (*super().remarks(data), *self.language.endless_note(data.setting))
+
     # Predictions
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from adapterhub.backbones.end_tokens import ended
 from adapterhub.config.options import option
 from adapterhub.data.chat_formats import instruction_columns
 from adapterhub.data.columns import WANTS, ColumnChoice, choose_columns
@@ -113,7 +114,7 @@ class Seq2Seq(Generation, Task):
             targets = [str(e.label) for e in examples]
             encoded = setting.tokenizer(text_target=targets, truncation=True, max_length=limit)
             for row, ids in zip(rows, encoded["input_ids"], strict=True):
-                row["labels"] = ids
+                row["labels"] = ended(ids, setting.tokenizer, limit)
         return one_row_each(self, examples, setting, rows)
 
     def unlimited(self) -> Seq2Seq:
@@ -137,6 +138,10 @@ class Seq2Seq(Generation, Task):
     def row_lengths(self, row: Row) -> list[int]:
         """Count the tokens of the input and of the target."""
         return [len(row["input_ids"]), len(row.get("labels", ()))]
+
+    def remarks(self, data: Encoded) -> tuple[str, ...]:
+        """Say if no text ends."""
+        return self.endless_note(data.setting)
 
     def padding_side(self, setting: Setting) -> str:
         """Return the right: the decoder starts at the first position."""

@@ -124,6 +124,10 @@ class SpeechRecognition(Generation, SoundTask):
             source, options, split, self.columns, self.decode, labelled=labelled, parse=_transcript
         )
 
+    def stops(self, setting: Setting) -> list[int]:
+        """Return the token behind a text; CTC writes letters alone, and generates nothing."""
+        return [] if writes_letters(setting.tokenizer) else super().stops(setting)
+
     # Rows
 
     def encode(self, examples: Sequence[MediaFile], setting: Setting, *, labelled: bool) -> Encoded:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from adapterhub.adapters.adapter import STOPS
-from adapterhub.backbones.end_tokens import end_tokens, with_stops
 from adapterhub.backbones.quantized import cpu_note
 from adapterhub.backbones.quantized_weights import size_of
 from adapterhub.config.options import is_neutral, to_dict
@@ -330,8 +329,7 @@ def _origin(prepared: PreparedRun) -> dict[str, Any]:
 def _stops(prepared: PreparedRun) -> dict[str, list[int]]:
     """Return the tokens behind a learned text, if the backbone does not stop at them itself."""
     stops = prepared.data.task.stops(prepared.train.setting)
-    known = with_stops(end_tokens(prepared.model), ())
-    new = [stop for stop in stops if stop not in known]
+    new = prepared.adapter.state.new_stops(stops)
     return {STOPS: new} if new else {}
 
 

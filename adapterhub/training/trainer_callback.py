@@ -13,10 +13,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers import TrainerCallback as TransformersCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from adapterhub.adapters.adapter import STOPS, Adapter
 from adapterhub.adapters.attached import adapters
 from adapterhub.backbones.weights import is_sharded
 from adapterhub.errors import TrainingError, warn_user
@@ -33,22 +40,28 @@ class TrainerCallback(TransformersCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Refuse a model without adapters before it trains.
+        """Refuse a model without adapters before it trains; record the Trainer's tokenizer.
 
         Args:
             args: the arguments of the Trainer.
             state: its state.
             control: not used.
-            kwargs: what else it passes; the model.
+            kwargs: what else it passes; the model and the tokenizer or processor.
 
         Raises:
             TrainingError: no adapter is attached.
         """
-        if not adapters(_unwrapped(kwargs["model"])):
+        attached = adapters(_unwrapped(kwargs["model"])).values()
+        if not attached:
             raise TrainingError(
                 "no adapter is attached to the model of this Trainer",
                 hint='adapterhub.attach(model, "lora"), then Trainer(model, ...)',
             )
+        given = kwargs.get("processing_class")
+        tokenizer = getattr(given, "tokenizer", given)
+        if isinstance(tokenizer, PreTrainedTokenizerBase):
+            for adapter in attached:
+                _record(adapter, tokenizer)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -79,6 +92,15 @@ class TrainerCallback(TransformersCallback):
             kwargs: what else it passes; the model.
         """
         _save(kwargs["model"], Path(str(args.output_dir)), state)
+
+
+def _record(adapter: Adapter, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Record the tokens behind the Trainer's texts, and its chat template, unless a run has."""
+    if not adapter.metadata.training and (stops := adapter.stops_of(tokenizer)):
+        adapter.metadata.training[STOPS] = [*stops]
+    template = tokenizer.chat_template
+    if adapter.metadata.chat_template is None and isinstance(template, str):
+        adapter.metadata.chat_template = template
 
 
 def _save(model: Any, folder: Path, state: TrainerState) -> None:

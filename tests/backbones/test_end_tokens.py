@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 from fixtures import CHAT_TEMPLATE, word_tokenizer, write_json_lines
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    Trainer,
+    TrainingArguments,
+)
 
 import adapterhub as ah
 from adapterhub.backbones.end_tokens import end_tokens, set_end_tokens, with_stops
@@ -68,7 +74,7 @@ def test_what_ends_an_answer_is_kept_or_missed_aloud(
     recorded = read_manifest(folder / "adapter").training.get("stops")
     assert recorded == ([stop] if template == "own token" else None)
     endless = template in ("a text", "nothing")
-    assert ("no token ends an answer" in printed) == (endless and form != "preference")
+    assert ("no token ends an answer" in printed) == endless
 
 
 def test_a_learned_answer_ends_everywhere(trained: Any, adapterhub: Any, tmp_path: Path) -> None:
@@ -109,6 +115,99 @@ def test_a_learned_answer_ends_everywhere(trained: Any, adapterhub: Any, tmp_pat
     assert written(model) == answer
     ah.detach(model)
     assert end_tokens(model) == own
+
+
+def test_a_continued_run_keeps_where_answers_end(trained: Any, adapterhub: Any) -> None:
+    folder, _ = trained("own token")
+    code, _, err = adapterhub(
+        "train", folder / "recipe.yaml", "--from", folder, "--output", folder.parent / "more"
+    )
+    assert code == 0, err
+    stops = [
+        read_manifest(f / "adapter").training["stops"] for f in (folder, folder.parent / "more")
+    ]
+    assert stops[0] == stops[1]
+
+
+@pytest.mark.filterwarnings("ignore:save_pretrained wrote the backbone without")
+@pytest.mark.parametrize("form", ["own token", "a text"])
+@pytest.mark.parametrize("way", ["own loop", "known tokenizer", "Trainer"])
+def test_without_a_run_the_tokenizer_says_where_answers_end(
+    way: str, form: str, backbones: Any, tmp_path: Path
+) -> None:
+    tokenizer = word_tokenizer()
+    tokenizer.chat_template = TEMPLATES[form]
+    stops = [tokenizer.convert_tokens_to_ids(MARK)] if form == "own token" else []
+    if way == "own loop":
+        model, loaded = ah.load_backbone(str(backbones("llama")), task="causal-lm")
+        loaded.chat_template = TEMPLATES[form]
+        adapter = ah.attach(model, "lora", name="mine")
+    else:
+        model = AutoModelForCausalLM.from_pretrained(backbones("llama"))
+        given = tokenizer if way == "known tokenizer" else None
+        adapter = ah.attach(model, "lora", name="mine", tokenizer=given)
+    own = end_tokens(model)
+    if way == "Trainer":
+        _train_in_a_trainer(model, tokenizer, tmp_path)
+        folder = tmp_path / "adapters" / "mine"
+    else:
+        folder = tmp_path / "mine"
+        adapter.save(folder)
+    manifest = read_manifest(folder)
+    assert (manifest.training.get("stops") or []) == stops
+    assert manifest.chat_template == TEMPLATES[form]
+    adapter.export(tmp_path / "peft")
+    if stops:
+        exported = GenerationConfig.from_pretrained(tmp_path / "peft").eos_token_id
+        assert exported == with_stops(own, stops)
+    ah.merge(model)
+    assert end_tokens(model) == (with_stops(own, stops) if stops else own)
+    ah.unmerge(model)
+    ah.detach(model)
+    assert end_tokens(model) == own
+    ah.load(model, folder, tokenizer=tokenizer)
+    assert end_tokens(model) == (with_stops(own, stops) if stops else own)
+
+
+def _train_in_a_trainer(model: Any, tokenizer: Any, folder: Path) -> None:
+    ids = tokenizer("user : the film was </s>", return_tensors="pt")["input_ids"][0]
+    arguments = TrainingArguments(
+        str(folder), max_steps=1, report_to=[], use_cpu=True, disable_tqdm=True, save_steps=5,
+        dataloader_pin_memory=False,
+    )  # fmt: skip
+    rows: Any = [{"input_ids": ids, "labels": ids}] * 4
+    callbacks: Any = [ah.TrainerCallback()]
+    Trainer(
+        model, arguments, train_dataset=rows, processing_class=tokenizer, callbacks=callbacks
+    ).train()
+
+
+@pytest.mark.parametrize("end", ["", "</s>"])
+@pytest.mark.parametrize("limit", [1, 2, 8])
+def test_a_target_ends_once(end: str, limit: int) -> None:
+    tokenizer = word_tokenizer("", end)
+    task = parse_task(f"seq2seq(max_target={limit})")
+    examples = [Example("the film", None, text) for text in ("good", "good </s>")]
+    rows = task.encode(examples, Setting(tokenizer, 32), labelled=True).rows
+    expected = [tokenizer.convert_tokens_to_ids("good")] * (limit > 1)
+    for row in rows:
+        assert row["labels"] == [*expected, tokenizer.eos_token_id]
+
+
+GENERATING = ["causal-lm", "seq2seq", "unified-qa", "span-corruption", "denoising", "preference"]
+
+
+@pytest.mark.parametrize("name", GENERATING)
+def test_each_task_that_writes_says_where_it_ends(name: str) -> None:
+    tokenizer = word_tokenizer()
+    tokenizer.chat_template = None
+    setting = Setting(tokenizer, 32)
+    task: Any = parse_task(name)
+    assert task.stops(setting) == [tokenizer.eos_token_id]
+    assert task.endless_note(setting) == ()
+    tokenizer.eos_token = None
+    assert task.stops(setting) == []
+    assert "no token ends" in " ".join(task.endless_note(setting))
 
 
 def test_a_strangers_stops_are_tokens(trained: Any) -> None:

@@ -113,6 +113,15 @@ def test_a_template_without_an_end_gets_one(questions, loaded):
     assert learned(encoded(questions, processor).rows[0], processor) == "0</s>"
 
 
+@pytest.mark.parametrize("end", ["</s>", "<pad>", "", None])
+def test_generation_stops_at_what_an_answer_ends_with(end, questions, loaded):
+    written = vision_language.TEMPLATE.replace("IMAGE", "<image>").replace("</s>", end or "")
+    _, processor = loaded("llava", None if end is None else written)
+    (row, *_) = encoded(questions, processor).rows
+    stop = processor.tokenizer.convert_tokens_to_ids(end or "</s>")
+    assert TASK.stops(Setting(processor, 128)) == [stop] == row["labels"][-1:]
+
+
 def test_a_template_of_the_task_comes_first(questions, loaded):
     _, processor = loaded("qwen2_vl")
     task = dataclasses.replace(TASK, template="Q: {text} {image} A:")
