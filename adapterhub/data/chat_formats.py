@@ -7,6 +7,8 @@ ShareGPT             conversations, each message {from: human, value: ...}
 
 A message has a text, a list of parts that are texts, or none (with calls of tools). Its other keys
 are those that chat templates read, and `weight` or `train`, which say whether it is learned.
+Columns beside the messages are a system message, and what templates get besides: tools, documents
+and chat_template_kwargs.
 """
 
 from __future__ import annotations
@@ -43,6 +45,10 @@ _LEARNED = ("weight", "train")  # keys that say whether an answer is learned
 _IN_PLACE = ("tool_calls", "reasoning_content", "reasoning", "thinking", "refusal", "audio")
 _TEXTS = ("text", "input_text", "output_text", "refusal")  # types of parts
 CHAT_COLUMNS = ("messages", "conversations", "conversation")
+ARGUMENTS = "chat_template_kwargs"
+"""The key of the first message with what a template gets besides the messages."""
+_BESIDE = {"system": "system", "tools": "tools", "functions": "tools", "documents": "documents",
+           ARGUMENTS: ARGUMENTS}  # fmt: skip
 _UNREAD = ("system", "history", "tools", "images")
 _PAIRS = (("prompt", "completion"), ("prompt", "response"), ("instruction", "output"),
           ("instruction", "response"))  # fmt: skip
@@ -52,13 +58,14 @@ _PAIRS = (("prompt", "completion"), ("prompt", "response"), ("instruction", "out
 class ChatFormat:
     """A format that was recognized: its name, and the columns with the text and the target.
 
-    `label` is None for chats, whose last message is the target. `unread` are columns that other
-    trainers read in these formats.
+    `label` is None for chats, whose last message is the target. `beside` are the columns that are
+    read with chats, and `unread` those that other trainers read in these formats.
     """
 
     name: str
     text: str
     label: str | None
+    beside: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
 
 
@@ -66,8 +73,78 @@ def recognize_format(table: Table) -> ChatFormat | None:
     """Return the format of instructions or chats that a table has beyond doubt, or None."""
     columns = {name.lower(): name for name in table.columns}
     found = _format_of(table, columns)
-    unread = tuple(columns[name] for name in _UNREAD if name in columns)
-    return replace(found, unread=unread) if found else None
+    if found is None:
+        return None
+    beside = tuple(columns_beside(table)) if found.label is None else ()
+    unread = (columns[name] for name in _UNREAD if name in columns)
+    return replace(found, beside=beside, unread=tuple(n for n in unread if n not in beside))
+
+
+def columns_beside(table: Table) -> dict[str, str]:
+    """Return the columns that are read with the messages of chats, and what each is."""
+    kinds = {name: _BESIDE[name.lower()] for name in table.columns if name.lower() in _BESIDE}
+    return {name: kind for name, kind in kinds.items() if [*kinds.values()].count(kind) == 1}
+
+
+def with_beside(
+    messages: tuple[Message, ...], beside: Mapping[str, str], values: Iterable[Any]
+) -> tuple[Message, ...]:
+    """Return a chat with what the columns beside its messages have.
+
+    A system message of the chat's own stays, and its column is not used.
+
+    Args:
+        messages: the messages.
+        beside: the columns, and what each is.
+        values: the values of a row.
+
+    Raises:
+        ValueError: one is of another form.
+    """
+    given: dict[str, Any] = {}
+    for (column, kind), value in zip(beside.items(), values, strict=True):
+        parsed = value if kind == "system" else _from_json(value, column)
+        if parsed in (None, "", [], {}):
+            continue
+        expected = {"system": str, ARGUMENTS: Mapping}.get(kind, list)
+        if not isinstance(parsed, expected):
+            raise ValueError(f"{column!r} is no {_FORMS[expected]}, which a chat has there")
+        given |= dict(parsed) if kind == ARGUMENTS else {kind: _without_nulls(parsed)}
+        if column.lower() == "functions":
+            given["tools"] = [_as_tool(each) for each in given["tools"]]
+    system = given.pop("system", None)
+    if system is not None and messages[0][0] != "system":
+        messages = (("system", system), *messages)
+    if not given:
+        return messages
+    keys = _keys(messages[0]) | {ARGUMENTS: given}
+    first = (*messages[0][:2], json.dumps(keys, ensure_ascii=False, default=str))
+    return (first, *messages[1:])  # type: ignore[return-value]
+
+
+_FORMS = {str: "text", Mapping: "object", list: "list"}
+
+
+def _from_json(value: Any, column: str) -> Any:
+    """Return a value that may be given as JSON."""
+    if not isinstance(value, str) or not value.strip():
+        return value.strip() if isinstance(value, str) else value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise ValueError(f"{column!r} is a text, but not JSON") from None
+
+
+def _without_nulls(value: Any) -> Any:
+    """Leave out keys that are null: tables give all objects the keys of any of them."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [*map(_without_nulls, value)] if isinstance(value, list) else value
+
+
+def _as_tool(function: Any) -> Any:
+    bare = isinstance(function, Mapping) and "function" not in function
+    return {"type": "function", "function": function} if bare else function
 
 
 def _format_of(table: Table, columns: Mapping[str, str]) -> ChatFormat | None:
@@ -150,7 +227,7 @@ def instruction_columns(source: str, options: DataOptions, split: str) -> Column
 def _choice(source: str, options: DataOptions, split: str, found: ChatFormat) -> ColumnChoice:
     choice = choose_columns(source, options, split, {"text": "prompt"}, labelled=False)
     about = f"read as {found.name}: " + (
-        "chats with the tokenizer's template"
+        ", ".join(["chats with the tokenizer's template", *map(one_line, found.beside)])
         if found.label is None
         else f"text from {one_line(found.text)!r}, target from {found.label!r}"
     )

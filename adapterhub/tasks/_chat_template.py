@@ -8,13 +8,14 @@ another answer is put in its place, with what begins and ends a turn.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from adapterhub.data.chat_formats import part_text
+from adapterhub.data.chat_formats import ARGUMENTS, part_text
 from adapterhub.errors import ConfigError, one_line
 
 if TYPE_CHECKING:
@@ -37,19 +38,23 @@ def chat_text(
 
     Args:
         tokenizer: the tokenizer.
-        turns: the messages, each with role and content: a text, or a list of parts.
+        turns: the messages, each with role and content: a text, or a list of parts; the first may
+            have the template's other arguments.
         generation_prompt: end with the beginning of a response.
         template: the template, if it is not the tokenizer's.
 
     Raises:
         ConfigError: the template is broken, or refuses the chat.
     """
+    messages = [dict(turn) for turn in turns]
+    given = messages[0].pop(ARGUMENTS, None) if messages else None
     try:
         text = tokenizer.apply_chat_template(
-            [dict(turn) for turn in turns],
+            messages,
             tokenize=False,
             add_generation_prompt=generation_prompt,
             chat_template=template,
+            **(_for_template(tokenizer, given) if isinstance(given, Mapping) else {}),
         )
     except Exception as error:  # a template raises anything, and its message is its own
         raise ConfigError(
@@ -59,6 +64,12 @@ def chat_text(
             hint="correct tokenizer.chat_template, or use pairs with a template of the task",
         ) from None
     return str(text)
+
+
+def _for_template(tokenizer: PreTrainedTokenizerBase, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out arguments of `apply_chat_template` itself: data does not set them."""
+    own = inspect.signature(tokenizer.apply_chat_template).parameters.keys()
+    return {k: v for k, v in given.items() if k in ("tools", "documents") or k not in own}
 
 
 def fitted_chat(
@@ -216,7 +227,8 @@ def _marked(
         ConfigError: the template refuses the chat.
     """
     turn, refusal = turns[number], None
-    plain = {"role": "assistant", "content": _MARK}
+    plain = {k: turn[k] for k in (ARGUMENTS,) if k in turn}
+    plain |= {"role": "assistant", "content": _MARK}
     for marked in (plain, {**turn, "content": _MARK}, _all_marked(turn)):
         try:
             other = render([*turns[:number], marked, *turns[number + 1 :]], False)
@@ -241,7 +253,10 @@ def _common(one: str, other: str) -> int:
 def _all_marked(value: Any, name: str = "") -> Any:
     """Return a message in which all texts but names of kinds are the mark."""
     if isinstance(value, Mapping):
-        return {key: _all_marked(each, str(key)) for key, each in value.items()}
+        return {
+            key: each if key == ARGUMENTS else _all_marked(each, str(key))
+            for key, each in value.items()
+        }
     if isinstance(value, list):
         return [_all_marked(each) for each in value]
     return _MARK if isinstance(value, str) and name not in ("role", "type", "id") else value
@@ -260,19 +275,24 @@ def _tried(
 def unused_keys(
     render: Callable[[Sequence[Turn], bool], str], turns: Sequence[Turn], text: str
 ) -> Counter[str]:
-    """Count the keys of messages without which the text of a chat is the same.
+    """Count the keys of messages, and arguments, without which the text of a chat is the same.
 
     Args:
         render: formats messages.
         turns: the messages.
         text: the text of all of them.
     """
-    counts = Counter(key for turn in turns for key in turn if key not in ("role", "content"))
+    counts = Counter(key for turn in turns for key in turn)
+    for key in ("role", "content", ARGUMENTS):
+        del counts[key]
+    without = {
+        key: [{k: v for k, v in turn.items() if k != key} for turn in turns] for key in counts
+    }
+    given = turns[0].get(ARGUMENTS)
+    for key in given if isinstance(given, Mapping) else ():
+        others = {k: v for k, v in given.items() if k != key}
+        without[key] = [{**turns[0], ARGUMENTS: others}, *turns[1:]]
+        counts[key] += 1
     return Counter(
-        {
-            key: count
-            for key, count in counts.items()
-            if _tried(render, [{k: v for k, v in t.items() if k != key} for t in turns], False)
-            == text
-        }
+        {key: counts[key] for key in without if _tried(render, without[key], False) == text}
     )

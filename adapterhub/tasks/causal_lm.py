@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,18 +24,22 @@ import regex
 from adapterhub.backbones.end_tokens import ended, template_stops, text_stops
 from adapterhub.config.options import option
 from adapterhub.data.chat_formats import (
+    ARGUMENTS,
     Message,
     chat_column,
+    columns_beside,
     is_chat,
     is_learned,
     may_be_empty,
     messages_of,
     turns_of,
     weight_problem,
+    with_beside,
 )
 from adapterhub.data.columns import WANTS, ColumnChoice
 from adapterhub.data.examples import Example, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
+from adapterhub.data.tables import read_table
 from adapterhub.data.text_stream import TextStream
 from adapterhub.errors import ConfigError, one_line
 from adapterhub.tasks._base import Encoded, Generated, Prediction, Task
@@ -170,8 +174,9 @@ class CausalLM(Generation, Task):
         """Read pairs, chats or raw texts, by the option `data`."""
         if self.data == "chat":
             options = chat_column(source, options, split).options
-            build = _chat_builder(options.text_column, labelled)
-            return read_rows(source, options, split, [options.text_column], build)
+            beside = columns_beside(read_table(source, options, split))
+            build = _chat_builder(options.text_column, beside, labelled)
+            return read_rows(source, options, split, [options.text_column, *beside], build)
         return read_pairs(source, options, split, labelled and self.data == "pairs")
 
     def fitted(
@@ -258,7 +263,7 @@ class CausalLM(Generation, Task):
         return tokens
 
     def remarks(self, data: Encoded) -> tuple[str, ...]:
-        """Name the keys of messages that the chat template does not use; say if no answer ends."""
+        """Name the keys and columns that the chat template does not use; say if no answer ends."""
         chats = [example for example in data.examples if isinstance(example, Chat)]
         return (*unused_note(chats, data.setting.tokenizer), *self.endless_note(data.setting))
 
@@ -407,7 +412,7 @@ def _chat_tokens(
     render = _renderer(tokenizer)
     said = [n for n, turn in enumerate(turns) if turn["role"] == "assistant"]
     empty = any(not turns[n].get("content") for n in said)
-    unused = {"role", "content", *(unused_keys(render, turns, text) if empty else ())}
+    unused = {"role", "content", ARGUMENTS, *(unused_keys(render, turns, text) if empty else ())}
     learned = [
         span
         for n, span in zip(said, answer_spans(render, turns, text), strict=True)
@@ -455,17 +460,17 @@ def unused_note(chats: Iterable[Chat], tokenizer: PreTrainedTokenizerBase) -> tu
             turns, text = fitted_chat(tokenizer, turns_of(chat.messages), generation_prompt=False)
             counts += unused_keys(_renderer(tokenizer), turns, text)
     named = ", ".join(f"{one_line(key)!r} ({count:,})" for key, count in counts.most_common())
-    return (f"keys of messages that the chat template does not use: {named}",) if named else ()
+    return (f"keys and columns that the chat template does not use: {named}",) if named else ()
 
 
-def _chat_builder(column: str, labelled: bool) -> Callable[[Any], Chat]:
-    def build(value: Any) -> Chat:
+def _chat_builder(column: str, beside: Mapping[str, str], labelled: bool) -> Callable[..., Chat]:
+    def build(value: Any, *others: Any) -> Chat:
         messages = messages_of(value)
         if messages is None:
             raise ValueError(
                 f"{column!r} is not a list of messages {{role: ..., content: ...}} with texts"
             )
-        chat = Chat(messages)
+        chat = Chat(with_beside(messages, beside, others))
         last = chat.messages[-1][0]
         refuse("the last message is not the assistant's" * (labelled and last != "assistant"))
         refuse(*(_message_problem(message, labelled) for message in messages))

@@ -73,7 +73,9 @@ def test_columns_that_are_left_out_are_told(tmp_path: Path, name: str) -> None:
     source = write(tmp_path, row)
     found = instruction_columns(source, DataOptions(), "train")
     choice = found or chat_column(source, DataOptions(), "train")
-    assert "not read: system, history;" in choice.notes[-1]
+    unread = "history" if FORMATS[name][2] is None else "system, history"
+    assert f"not read: {unread};" in choice.notes[-1]
+    assert ("template, system" in " ".join(choice.notes)) == (FORMATS[name][2] is None)
 
 
 @pytest.mark.parametrize("row", NONE, ids=str)

@@ -192,9 +192,86 @@ def test_keys_that_a_template_does_not_use_are_named_once(tmp_path: Path) -> Non
     )
     (line,) = task.remarks(encoded)
     assert line == (
-        "keys of messages that the chat template does not use: 'refusal' (3), 'tool_call_id' (3), "
+        "keys and columns that the chat template does not use: 'refusal' (3), 'tool_call_id' (3), "
         "'name' (3)"
     )
+
+
+FUNCTION = {"name": "weather", "description": "now", "parameters": {"type": "object"}}
+TOOLS = [{"type": "function", "function": FUNCTION}]
+GIVEN = "{% if tools %}<t>{{ tools|tojson }}</t>{% endif %}{% if think %}<think>{% endif %}"
+# What stands beside the messages, what transformers is given for it, and the system message.
+BESIDE: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
+    "tools": ({"tools": TOOLS}, {"tools": TOOLS}, None),
+    "tools as JSON": ({"tools": json.dumps(TOOLS)}, {"tools": TOOLS}, None),
+    "functions": ({"functions": [FUNCTION]}, {"tools": TOOLS}, None),
+    "no tools": ({"tools": "[]"}, {}, None),
+    "empty": ({"tools": "", "system": ""}, {}, None),
+    "null": ({"tools": None, "system": None}, {}, None),
+    "nulls inside": ({"tools": [TOOLS[0] | {"strict": None}]}, {"tools": TOOLS}, None),
+    "system": ({"system": "be brief"}, {}, "be brief"),
+    "both": ({"tools": TOOLS, "system": "be brief"}, {"tools": TOOLS}, "be brief"),
+    "arguments": ({"chat_template_kwargs": {"think": True}}, {"think": True}, None),
+    "arguments of the call": ({"chat_template_kwargs": {"tokenize": True}}, {}, None),
+}
+
+
+@pytest.mark.parametrize("prompt", [False, True])
+@pytest.mark.parametrize("template", ["reasoning", "parts"])
+@pytest.mark.parametrize("first", ["user", "assistant", "system"])
+@pytest.mark.parametrize("name", BESIDE)
+def test_columns_beside_a_chat_are_given_to_its_template(
+    name: str, first: str, template: str, prompt: bool, tmp_path: Path
+) -> None:
+    columns, given, system = BESIDE[name]
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = GIVEN + TEMPLATES[template]
+    messages = turns("q1", "a1", "q2", "a2")
+    if first != "user":
+        messages = [{"role": first, "content": "first"}, *messages]
+    file = write_json_lines(tmp_path / "chats.jsonl", [{"messages": messages, **columns}])
+    task, choice = parse_task("causal-lm").fitted(str(file), DataOptions(), "train")
+    read = task.read(str(file), choice.options, "train")
+    (row,) = task.encode(read, Setting(tokenizer, 2000), labelled=not prompt).rows
+    if system is not None and first != "system":
+        messages = [{"role": "system", "content": system}, *messages]
+    expected = tokenizer.apply_chat_template(
+        messages[:-1] if prompt else messages, tokenize=False, add_generation_prompt=prompt, **given
+    )
+    assert tokenizer.decode(row["input_ids"]) == expected
+    if not prompt:
+        said = "".join(learned(row, tokenizer))
+        assert [a for a in ("a1", "a2") if a in said] == ["a1", "a2"]
+        assert ("first" in said) == (first == "assistant")
+        assert "weather" not in said
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"tools": "{"}, "'tools' is a text, but not JSON"),
+        ({"tools": {"a": 1}}, "'tools' is no list"),
+        ({"system": ["x"]}, "'system' is no text"),
+        ({"chat_template_kwargs": [1]}, "'chat_template_kwargs' is no object"),
+    ],
+)
+def test_columns_of_another_form_are_refused(
+    columns: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    file = write_json_lines(tmp_path / "chats.jsonl", [{"messages": turns("q1", "a1"), **columns}])
+    with pytest.raises(DataError, match=expected):
+        parse_task("causal-lm(data=chat)").read(str(file), DataOptions(text="messages"), "train")
+
+
+def test_columns_that_a_template_does_not_use_are_named(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATES["parts"]
+    row = {"messages": turns("q1", "a1"), "tools": TOOLS, "chat_template_kwargs": {"think": True}}
+    file = write_json_lines(tmp_path / "chats.jsonl", [row] * 2)
+    task = parse_task("causal-lm(data=chat)")
+    read = task.read(str(file), DataOptions(text="messages"), "train")
+    (line,) = task.remarks(task.encode(read, Setting(tokenizer, 99), labelled=True))
+    assert line.endswith("does not use: 'tools' (2), 'think' (2)")
 
 
 @pytest.mark.parametrize(
