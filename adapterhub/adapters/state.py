@@ -157,13 +157,22 @@ class ModelState:
         """Put heads, labels and parameters into the model, and its chat template in place."""
         innermost = self.routes[-1] if self.routes else self.activation
         self.passes.replace(innermost if innermost.replaces else None)
+        applied = self._applied()
+        for tokenizer, template in self.templates():
+            tokenizer.show(self.scope, template)
+        self._stop_at([i for each in applied for i in _stops(each)])
+
+    def _applied(self) -> Sequence[Activation | RouteActivation]:
+        """Return the innermost open route of each thread, or without one the activation."""
         outer = [route.outer for route in self.routes]
         applied = [each for each in self.routes if not any(each is one for one in outer)]
-        for tokenizer in {a.tokenizer for a in self.adapters.values() if a.tokenizer}:
-            own = tokenizer.chat_template()
-            template = template_of(self.adapters, applied or [self.activation], own)
-            tokenizer.show(self.scope, template)
-        self._stop_at([i for each in applied or [self.activation] for i in _stops(each)])
+        return applied or [self.activation]
+
+    def templates(self) -> list[tuple[TokenizerSnapshot, str | None]]:
+        """Return the chat template that applies, of each tokenizer; None: the user's own."""
+        tokenizers = {a.tokenizer for a in self.adapters.values() if a.tokenizer}
+        applied = self._applied()
+        return [(t, template_of(self.adapters, applied, t.chat_template())) for t in tokenizers]
 
     def new_stops(self, stops: Iterable[int]) -> list[int]:
         """Return the tokens at which the generation of the bare model does not stop itself.

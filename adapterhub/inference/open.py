@@ -169,8 +169,6 @@ def load_for_merging(
         )
     computed = dtype and without_slow_bf16(dtype)
     model, tokenizer = load_bare_backbone(files, backbone, computed, quantize, head, task)
-    if template := read_manifest(files).chat_template:
-        tokenizer.chat_template = template  # it stays when the adapter is merged
     chosen, digest = head or True, fetched.digest
     adapter = load_folder(model, files, name=name, sha256=digest, head=chosen, on=fetched.on)
     return adapter, tokenizer

@@ -50,6 +50,7 @@ from adapterhub.backbones.identity import ORIGIN, name_and_revision
 from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
 from adapterhub.backbones.probe import probe
 from adapterhub.backbones.quantized_weights import can_requantize, requantized
+from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.backbones.weights import is_offloaded, storage_problem
 from adapterhub.errors import AttachError, MergeError
 from adapterhub.hooks.composition import Composition, adapter_names
@@ -115,6 +116,7 @@ class Merge:
         parameters: the merged parameters.
         attributes: the attributes that identify the model.
         head: the last adapter's head.
+        templates: the chat template of the adapters, of each tokenizer.
         differences: the largest absolute difference of each output after the merge.
         tolerances: the largest accepted differences.
     """
@@ -124,6 +126,8 @@ class Merge:
     parameters: tuple[ParameterSwap, ...] = field(repr=False)
     attributes: tuple[AttributeSwap, ...] = field(repr=False)
     head: AdapterHead | None = field(repr=False)
+    templates: tuple[tuple[TokenizerSnapshot, str | None], ...] = field(default=(), repr=False)
+    scope: object = field(default_factory=object, repr=False)  # under which they are shown
     differences: dict[str, float] = field(default_factory=dict)
     tolerances: dict[str, float] = field(default_factory=dict)
 
@@ -140,6 +144,8 @@ class Merge:
             attribute.swap(on)
         if self.head:
             self.head.swap(self.adapters[0].model, on)
+        for tokenizer, template in self.templates:
+            tokenizer.show(self.scope, template if on else None)
 
 
 def merge(
@@ -179,7 +185,8 @@ def merge(
         parameters = _swaps(adapters)
         attributes = _identity(model, adapters) + _vocabulary(adapters)
         head = heads[-1] if heads else None
-        record = Merge(adapters, probe(model), parameters, attributes, head)
+        templates = tuple(state.templates())
+        record = Merge(adapters, probe(model), parameters, attributes, head, templates)
     with STRUCTURE_LOCK, MergedModel(state, record, composition) as merged:
         record.differences, record.tolerances = compare_outputs(record.expected, model, tolerance)
         merged.verified = True

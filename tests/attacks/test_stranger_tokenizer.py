@@ -299,6 +299,27 @@ def test_the_chat_template_is_that_of_what_applies(words, outside):
     assert not differences(before, words.seen())
 
 
+@pytest.mark.parametrize("names", [("a",), ("a", "plain"), ("a", "b"), ("plain",)])
+def test_a_merged_model_shows_the_template_of_its_adapters(words, names):
+    for name, template in (("a", "A"), ("b", "B"), ("plain", None)):
+        words.save(name, (), template) if template else words.save(name, ())
+    before, own = words.seen(), words.tokenizer.chat_template
+    for name in names:
+        words.load(name)
+    ah.activate(words.model, *names)
+    shown = words.tokenizer.chat_template
+    assert shown == (own if names == ("plain",) else "B" if "b" in names else "A")
+    ah.merge(words.model)
+    assert words.tokenizer.chat_template == shown
+    ah.attach(words.model, "lora", name="above")
+    ah.detach(words.model)
+    assert words.tokenizer.chat_template == shown
+    ah.unmerge(words.model)
+    assert words.tokenizer.chat_template == shown
+    ah.detach(words.model)
+    assert not differences(before, words.seen())
+
+
 def in_route_of(model: Any, name: str, found: list[str], shown: Any) -> None:
     with ah.route(model, [name]):
         found.append(shown())
@@ -334,15 +355,6 @@ def test_an_own_adapter_is_saved_with_the_users_template(words, tmp_path):
     own.save(tmp_path / "after")
     for folder in ("while", "after"):
         assert read_manifest(tmp_path / folder).chat_template == CHAT_TEMPLATE
-
-
-def test_merging_takes_the_template_along_and_unmerging_brings_it_back(words):
-    words.save("a", (), "A")
-    words.load("a")
-    ah.merge(words.model)
-    assert words.tokenizer.chat_template == CHAT_TEMPLATE
-    ah.unmerge(words.model)
-    assert words.tokenizer.chat_template == "A"
 
 
 def forged(folder: Path, into: str, **changes: Any) -> str:

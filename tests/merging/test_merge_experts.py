@@ -31,9 +31,10 @@ def test_a_merged_model_computes_the_same_and_unmerge_restores_every_bit(model_t
     changed = {placed.site.host for placed in adapter.placed}
     with torch.no_grad():
         expected = logits(model)
-        ah.merge(model)
+        # Values this far from zero round differently on each kind of processor.
+        ah.merge(model, tolerance=1e-3)
         assert list(model.state_dict()) == list(before)
-        torch.testing.assert_close(logits(model), expected, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(logits(model), expected, atol=1e-4, rtol=1e-3)
         after = model.state_dict()
         moved = {name for name in before if not torch.equal(after[name], before[name])}
         assert moved
