@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -28,6 +28,7 @@ from adapterhub.anatomy.family_file import family_data
 from adapterhub.anatomy.own_family import own_family
 from adapterhub.anatomy.sites import CHILD, Anatomy
 from adapterhub.backbones.end_tokens import (
+    EndTokens,
     template_stops,
     text_stops,
     with_stops,
@@ -86,6 +87,13 @@ class BackboneState(Protocol):
 
     def keep_identity(self) -> None:
         """Compute the identity of the backbone now, for as long as adapters are attached."""
+
+    @property
+    def own_ends(self) -> EndTokens:
+        """The tokens at which the generation of the bare model stops."""
+
+    def new_stops(self, stops: Iterable[int]) -> list[int]:
+        """Return the tokens at which the generation of the bare model does not stop itself."""
 
     def originals(self) -> dict[int, nn.Parameter]:
         """Map the ids of adapters' parameters to the backbone parameters that they replace."""

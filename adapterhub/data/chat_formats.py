@@ -119,7 +119,7 @@ def with_beside(
         return messages
     keys = _keys(messages[0]) | {ARGUMENTS: given}
     first = (*messages[0][:2], json.dumps(keys, ensure_ascii=False, default=str))
-    return (first, *messages[1:])  # type: ignore[return-value]
+    return (first, *messages[1:])
 
 
 _FORMS = {str: "text", Mapping: "object", list: "list"}

@@ -285,11 +285,12 @@ def unused_keys(
     counts = Counter(key for turn in turns for key in turn)
     for key in ("role", "content", ARGUMENTS):
         del counts[key]
-    without = {
+    without: dict[str, list[Turn]] = {
         key: [{k: v for k, v in turn.items() if k != key} for turn in turns] for key in counts
     }
-    given = turns[0].get(ARGUMENTS)
-    for key in given if isinstance(given, Mapping) else ():
+    found = turns[0].get(ARGUMENTS)
+    given = found if isinstance(found, Mapping) else {}
+    for key in given:
         others = {k: v for k, v in given.items() if k != key}
         without[key] = [{**turns[0], ARGUMENTS: others}, *turns[1:]]
         counts[key] += 1
