@@ -102,9 +102,11 @@ class Gated(Method):
         """Yield the modules of the method, each with a gate.
 
         Raises:
-            SiteError: a gate per sequence in the decoder of a model that generates.
+            SiteError: a gate per sequence in the decoder of a model that generates, or at the
+                weights of experts.
         """
         steps = [step for step in super().plan(anatomy) if isinstance(step, Placement)]
+        _refuse_experts([step.site for step in steps])
         self._refuse_later_tokens(anatomy, [step.site for step in steps])
         for step in steps:
             gate = Gate(self._width(step.site), self.gate)
@@ -135,3 +137,14 @@ class Gated(Method):
                 "classifier",
                 hint="gate=token",
             )
+
+
+def _refuse_experts(sites: list[Site]) -> None:
+    roles = {site.role for site in sites if site.held and site.held.experts}
+    if roles:
+        raise SiteError(
+            "a gate reads the output of a site, and the weights of routed experts have none",
+            offenders=sorted(roles),
+            expected="other sites",
+            hint="lora, which changes the weights of experts without a gate",
+        )

@@ -84,6 +84,8 @@ def _without_other_kinds(
     A pattern that selects only other kinds means these: `ffn.experts.*`.
     """
     usual = {s.kind for s in anatomy.sites.values() if any(matches(p, s) for p in default)}
+    if not usual and any("." in pattern for pattern in default):  # as in XLNet without attn.q
+        usual = {"linear"}
     meant: set[str] = set()
     for pattern in patterns:
         matched = [site for site in sites if matches(pattern, site)]

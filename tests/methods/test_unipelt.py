@@ -202,3 +202,9 @@ def test_default_sizes_are_those_of_the_paper():
     lora, prefix, bottleneck = method.parts()
     assert (lora.rank, prefix.length, bottleneck.size) == (8, 10, 48)
     assert lora.scale(8) == 1
+
+
+def test_the_weights_of_experts_have_no_gate():
+    model = tiny_models.model("mixtral")
+    with pytest.raises(SiteError, match="routed experts"):
+        ah.attach(model, "unipelt(sites=[ffn.experts.down])")
