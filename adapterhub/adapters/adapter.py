@@ -61,7 +61,6 @@ from adapterhub.methods._spec import dump_methods, method_text
 
 STOPS = "stops"  # in the training record
 _MOST_STOPS = 16
-_GENERATE = ("causal-lm", "seq2seq", "image-text-to-text")  # kinds of models
 PUBLICATION_FIELDS = ("description", "license", "language", "tags")  # of the manifest
 
 
@@ -208,10 +207,10 @@ class Adapter:
         Args:
             tokenizer: that of the data.
         """
-        kind = task_kind(self.model, self.problem_type)
-        if kind not in _GENERATE:
+        if not self.model.can_generate():
             return ()
-        chat = kind != "seq2seq" and tokenizer.chat_template
+        # Chat templates are of models that continue a text.
+        chat = tokenizer.chat_template and not self.model.config.is_encoder_decoder
         ends = template_stops(tokenizer) if chat else text_stops(tokenizer)
         return tuple(self.state.new_stops(ends))
 
