@@ -11,6 +11,7 @@ import collections
 import contextlib
 import copy
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -118,8 +119,15 @@ def test_a_cell(method: str, architecture: str, subtests: Any) -> None:
 
 @invariant
 def initial_outputs_match_the_declared_start(cell: Cell) -> None:
-    """Before training, outputs are unchanged, nearly unchanged, or those of the paper's start."""
-    cell.attach(scrambled=None)
+    """Before training, outputs are unchanged, nearly unchanged, or those of the paper's start.
+
+    The model keeps its class and signature.
+    """
+    kind, signature = type(cell.model), inspect.signature(cell.model.forward)
+    adapter = cell.attach(scrambled=None)
+    assert type(cell.model) is kind
+    assert inspect.signature(cell.model.forward) == signature
+    assert bool(adapter.changed) == METHODS[cell.method].trains_backbone
     change = (logits(cell.model) - cell.bare).abs().max().item()
     if METHODS[cell.method].start == "identity":
         assert change == 0
