@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import click
 
@@ -11,71 +10,58 @@ from adapterhub.cli._format import examples, print_json, say
 from adapterhub.cli._publishing import as_json_option
 from adapterhub.errors import ConfigError
 
-if TYPE_CHECKING:
-    from adapterhub.registry.namespaces import Namespace
-
 
 @click.command(
     "trust",
     epilog=examples(
-        "adapterhub trust 'hf:acme/*' acme.pub",
-        "adapterhub trust 'hf:acme/*' ed25519:...",
-        "adapterhub trust --remove 'hf:acme/*'",
+        "adapterhub trust acme.pub",
+        "adapterhub trust ed25519:...",
+        "adapterhub trust --remove acme.pub",
         "adapterhub trust --require-signatures",
     ),
 )
-@click.argument("namespace", required=False)
 @click.argument("key", required=False)
-@click.option("--remove", is_flag=True, help="Remove KEY, or all keys of NAMESPACE.")
+@click.option("--remove", is_flag=True, help="Remove KEY, which may also be its id.")
 @click.option(
     "--require-signatures/--no-require-signatures",
     "required",
     default=None,
-    help="Whether adapters of all other places, and folders, must be signed too.",
+    help="Whether all adapters, also in folders, must be signed by a trusted key.",
 )
 @as_json_option
-def command(
-    namespace: str | None, key: str | None, remove: bool, required: bool | None, as_json: bool
-) -> None:
+def command(key: str | None, remove: bool, required: bool | None, as_json: bool) -> None:
     """List, add or remove the keys that you trust.
 
-    NAMESPACE is hf:OWNER/*, hf:OWNER/NAME, https://HOST/OWNER/*, or NAME or * for local
-    registries. KEY is a public key or its file. Adapters in a namespace with trusted keys must be
-    signed by one of them wherever they are used; of several namespaces, the most specific decides.
+    KEY is a public key or its file. `adapterhub verify` says whether a trusted key has signed an
+    adapter; with --require-signatures, no other adapter is used.
     """
-    from adapterhub.registry.namespaces import parse_namespace
     from adapterhub.registry.trust import require_signatures
 
-    if namespace is not None:
-        _change(parse_namespace(namespace), key, remove)
+    if key is not None:
+        _change(key, remove)
     elif remove:
-        raise ConfigError("nothing to remove", expected="adapterhub trust --remove NAMESPACE [KEY]")
+        raise ConfigError("nothing to remove", expected="adapterhub trust --remove KEY")
     if required is not None:
         require_signatures(required)
-    if namespace is None or required is not None:
+    if key is None or required is not None:
         _list(as_json)
 
 
-def _change(namespace: Namespace, key: str | None, remove: bool) -> None:
+def _change(key: str, remove: bool) -> None:
     from adapterhub.files.keys import read_public_key
     from adapterhub.registry.trust import distrust_key, trust_key
 
-    if not remove:
-        if key is None:
-            raise ConfigError(
-                f"no key for {namespace}", expected=f"adapterhub trust '{namespace}' KEY"
-            )
-        public = read_public_key(key)
-        trust_key(namespace, public)
-        say(f"trusted for {namespace}: key {public.id}; its adapters must be signed now")
+    if remove and re.fullmatch("[0-9a-f]{16}", key):  # an id
+        distrust_key(key)
+        say(f"no longer trusted: key {key}")
         return
-    if key is not None and not re.fullmatch("[0-9a-f]{16}", key):  # not an id
-        key = read_public_key(key).text
-    kept = distrust_key(namespace, key)
-    if kept:
-        say(f"{namespace}: keys that remain: {len(kept)}")
+    public = read_public_key(key)
+    if remove:
+        distrust_key(public.text)
+        say(f"no longer trusted: key {public.id}")
     else:
-        say(f"{namespace}: no key is trusted; its adapters need no signature now")
+        trust_key(public)
+        say(f"trusted: key {public.id}")
 
 
 def _list(as_json: bool) -> None:
@@ -84,12 +70,10 @@ def _list(as_json: bool) -> None:
 
     trust = read_trust()
     if as_json:
-        trusted = {str(name): list(keys) for name, keys in sorted(trust.trusted.items())}
-        required = trust.require_signatures
-        print_json({"file": str(trust_path()), "require": required, "trusted": trusted})
+        facts = {"file": str(trust_path()), "require": trust.required}
+        print_json({**facts, "trusted": list(trust.keys)})
         return
-    for name, keys in sorted(trust.trusted.items()):
-        for key in keys:
-            say(f"{name} {key} {PublicKey(key).id}")
-    others = "must be signed" if trust.require_signatures else "need no signature"
-    say(f"other adapters {others} ({trust_path()})", err=True)
+    for key in trust.keys:
+        say(f"{key} {PublicKey(key).id}")
+    state = "must be signed by one of them" if trust.required else "need no signature"
+    say(f"adapters {state} ({trust_path()})", err=True)

@@ -48,7 +48,4 @@ def command(reference: str, backbone: str | None, registry: str | None, as_json:
             say(printable(line))
         if not found.signatures:
             say("no signature")
-        if found.rule.namespace:
-            keys = ", ".join(key.id for key in found.rule.public_keys)
-            say(f"you trust {keys} for {found.rule.namespace}")
     sys.exit(0 if found.is_trusted else 1)

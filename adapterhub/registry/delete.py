@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from adapterhub.errors import AdapterhubError, ConfigError, RegistryError
+from adapterhub.errors import ConfigError, RegistryError
 from adapterhub.registry.lockfile import LOCK_FILE, read_lock
 from adapterhub.registry.reference import Reference, parse_reference
-from adapterhub.registry.seen import forget_version, seen_versions
-from adapterhub.registry.store import Entry, Registry, version_number
-from adapterhub.registry.stores import place_of, registry_at
+from adapterhub.registry.store import Registry, version_number
+from adapterhub.registry.stores import registry_at
 
 
 def delete(
@@ -42,10 +41,7 @@ def delete(
     store, version = registry_at(registry), f"v{version_number(str(parsed.version))}"
     if not force:
         _refuse_pinned(parsed.name, version, store)
-    entry = _readable(store, parsed.name, version, backbone)
     store.delete(parsed.name, version, backbone=backbone)
-    if entry is not None:
-        forget_version(seen_versions(place_of(store), entry), version)
     return f"{parsed.name}@{version}"
 
 
@@ -73,23 +69,16 @@ def deletable(reference: str) -> Reference:
     return parsed
 
 
-def _readable(store: Registry, name: str, version: str, backbone: str | None) -> Entry | None:
-    """Return the entry of a version; None if it is damaged or missing."""
-    try:
-        return store.resolve(name, version, backbone=backbone)
-    except AdapterhubError:
-        return None
-
-
 def _refuse_pinned(name: str, version: str, store: Registry) -> None:
     """Refuse a version that the lock file of the working directory pins.
 
     Raises:
         RegistryError: it does.
     """
+    here = Path(store.location).resolve()
     for own_name, pinned in read_lock(Path(LOCK_FILE)).items():
-        same_registry = place_of(registry_at(pinned.registry)) == place_of(store)
-        if parse_reference(pinned.reference) == Reference("local", name, version) and same_registry:
+        same = Path(registry_at(pinned.registry).location).resolve() == here
+        if same and parse_reference(pinned.reference) == Reference("local", name, version):
             raise RegistryError(
                 f"{name}@{version} is pinned as {own_name!r} by {LOCK_FILE} here",
                 expected="a version that no project uses",

@@ -1,7 +1,7 @@
 """The one way of an adapter from a folder or a store to a user: every check is made here.
 
 `pull`, `load`, `lock`, `sync` and the commands get adapters only by `fetch` and `fetch_folder`:
-yanked versions, stores that have gone back, and signatures.
+yanked versions and signatures.
 """
 
 from __future__ import annotations
@@ -22,27 +22,19 @@ from adapterhub.files.signature import (
     read_signatures,
     signatures_to_json,
 )
-from adapterhub.registry.namespaces import hub_endpoint, place_of_url
 from adapterhub.registry.other_formats import CONFIG_FILE
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.reference import Reference
-from adapterhub.registry.seen import (
-    check_changed,
-    record_version,
-    seen_versions,
-    warn_if_back,
-)
-from adapterhub.registry.signers import (
+from adapterhub.registry.store import Entry, Store
+from adapterhub.registry.trust import (
     CheckedSignature,
     SignedSubject,
+    Trust,
+    check_enough,
     checked_signatures,
-    is_enough,
-    signature_error,
+    current_trust,
     signed_subject,
 )
-from adapterhub.registry.store import Entry, Registry, Store
-from adapterhub.registry.stores import place_of
-from adapterhub.registry.trust import SigningRule, rule_of
 
 
 @dataclass(frozen=True)
@@ -73,18 +65,16 @@ def fetch_folder(path: Path, *, signed: bool = False) -> Fetched:
         FileError: there is no adapter, or its manifest or signatures cannot be read.
         SignatureError: signatures are required, and it has none by a trusted key.
     """
-    rule = rule_of(Reference("folder", str(path)), signed=signed)
+    trust = current_trust(signed=signed)
     if (path / CONFIG_FILE).is_file() and not (path / MANIFEST_FILE).is_file():
-        _refuse_foreign(str(path), rule)
+        _refuse_foreign(str(path), trust)
         return Fetched(path)
     folder = adapter_folder(path)
-    if not rule.required:
+    if not trust.required:
         return Fetched(folder)
     subject = SignedSubject(Reference("folder", str(folder)), digest_of(folder))
-    checked = checked_signatures(read_signatures(folder), subject, rule)
-    if not is_enough(checked, rule):
-        raise signature_error(checked, subject, rule)
-    return Fetched(folder, subject.digest, _keys(checked))
+    checked = checked_signatures(read_signatures(folder), subject, trust)
+    return Fetched(folder, subject.digest, check_enough(checked, subject, trust))
 
 
 def fetch(
@@ -95,7 +85,6 @@ def fetch(
     *,
     signed: bool = False,
     find_signers: bool = False,
-    endpoint: str | None = None,
 ) -> Fetched:
     """Return the verified files of a published version, after all checks.
 
@@ -106,64 +95,48 @@ def fetch(
         folder: a new folder for the files; by default the store's own copy is returned.
         signed: require a signature, also if the configuration does not.
         find_signers: look for signatures also if none is required.
-        endpoint: the origin that `hf:` stands for, if not this machine's.
 
     Raises:
-        RegistryError: the store cannot be reached, or has changed a version.
+        RegistryError: the store cannot be reached.
         FileError: the files differ from the published ones, or a signature file is broken.
         SignatureError: a signature is required, and there is none by a trusted key.
         OutputError: `folder` cannot be written.
     """
-    rule = rule_of(asked, signed=signed, endpoint=endpoint)
+    trust = current_trust(signed=signed)
     if entry.yanked is not None:
         warn_user(f"{entry.reference} was yanked: {one_line(entry.yanked)}", stacklevel=3)
-    seen = seen_versions(_place(asked, store, endpoint), entry)
-    check_changed(seen, entry)
     if not entry.fingerprint:
-        _refuse_foreign(entry.reference, rule)
+        _refuse_foreign(entry.reference, trust)
         return Fetched(store.get(entry, folder))
-    signers: tuple[str, ...] = ()
-    if is_checked := rule.required or find_signers:
-        path = store.get(entry)
-        checked = published_signatures(asked, store, entry, path, rule)
-        if not is_enough(checked, rule):
-            raise signature_error(checked, _subject(asked, entry), rule)
-        signers = _keys(checked)
-    if asked.version is None:
-        warn_if_back(seen, entry, store)
-    if folder is not None or not is_checked:
-        path = store.get(entry, folder)
-    record_version(seen, entry)
-    return Fetched(path, entry.digest, signers)
+    if not (trust.required or find_signers):
+        return Fetched(store.get(entry, folder), entry.digest)
+    path = store.get(entry)
+    checked = published_signatures(asked, store, entry, path, trust)
+    signers = check_enough(checked, _subject(asked, entry), trust)
+    return Fetched(path if folder is None else store.get(entry, folder), entry.digest, signers)
 
 
-def check_copy(
-    pinned: Reference, folder: Path, digest: str, *, endpoint: str | None, find: bool
-) -> tuple[str, ...]:
+def check_copy(pinned: Reference, folder: Path, digest: str, *, find: bool) -> tuple[str, ...]:
     """Check the signatures of a project's copy of a published version; return its valid signers.
 
     Args:
         pinned: the reference that it was pulled by, with its version.
         folder: the copy.
         digest: the sha256 of its manifest.
-        endpoint: the origin that gave it.
         find: look for signatures also if none is required.
 
     Raises:
         SignatureError: a signature is required, and there is none by a trusted key.
     """
-    rule = rule_of(pinned, endpoint=endpoint)
-    if not (rule.required or find):
+    trust = current_trust()
+    if not (trust.required or find):
         return ()
     subject = signed_subject(pinned, digest, pinned.name, str(pinned.version))
-    checked = checked_signatures(read_signatures(folder), subject, rule)
-    if not is_enough(checked, rule):
-        raise signature_error(checked, subject, rule)
-    return _keys(checked)
+    return check_enough(checked_signatures(read_signatures(folder), subject, trust), subject, trust)
 
 
 def published_signatures(
-    asked: Reference, store: Store, entry: Entry, path: Path, rule: SigningRule
+    asked: Reference, store: Store, entry: Entry, path: Path, trust: Trust
 ) -> list[CheckedSignature]:
     """Check the signatures of a published version, without requiring any.
 
@@ -174,24 +147,24 @@ def published_signatures(
         store: the store that it points into.
         entry: what the store resolved it to.
         path: the store's own copy.
-        rule: which keys are trusted for it.
+        trust: the trusted keys.
     """
     subject, beside = _subject(asked, entry), read_signatures(path)
-    checked = checked_signatures(beside, subject, rule)
+    checked = checked_signatures(beside, subject, trust)
     if any(c.is_valid and c.is_trusted for c in checked):
         return checked
-    if later := _later_signatures(store, entry, rule):
-        checked = checked_signatures((*beside, *later), subject, rule)
+    if later := _later_signatures(store, entry, trust):
+        checked = checked_signatures((*beside, *later), subject, trust)
         _keep_beside(path, [c for c in checked if c.is_valid])
     return checked
 
 
-def _later_signatures(store: Store, entry: Entry, rule: SigningRule) -> Sequence[Signature]:
+def _later_signatures(store: Store, entry: Entry, trust: Trust) -> Sequence[Signature]:
     """List the signatures that are not beside the manifest; none offline, unless required."""
     try:
         return store.signatures(entry)
     except RegistryError:
-        if rule.required:
+        if trust.required:
             raise
         return ()
 
@@ -211,19 +184,8 @@ def _subject(asked: Reference, entry: Entry) -> SignedSubject:
     return signed_subject(asked, entry.digest, entry.name, entry.version)
 
 
-def _keys(checked: Sequence[CheckedSignature]) -> tuple[str, ...]:
-    return tuple(c.signature.key for c in checked if c.is_valid)
-
-
-def _place(asked: Reference, store: Store, endpoint: str | None) -> str:
-    """Return the place of a store, for the record of versions."""
-    if isinstance(store, Registry):
-        return place_of(store)
-    return place_of_url(asked.host or endpoint or hub_endpoint())
-
-
-def _refuse_foreign(reference: str, rule: SigningRule) -> None:
-    if rule.required:
+def _refuse_foreign(reference: str, trust: Trust) -> None:
+    if trust.required:
         raise SignatureError(
             f"{reference} is another library's adapter, which cannot be signed, and signatures are"
             " required",

@@ -28,13 +28,13 @@ class Origins:
         asked: the reference of the adapter on top.
         registry: the folder of the local registry, if not the default one.
         pinned: whether a lock file pins them: versions that were yanked since give a warning.
-        hub: the hub that `hf:` stands for, and its origin, if not this machine's.
+        hub: the hub that `hf:` stands for, if not this machine's.
     """
 
     asked: Reference
     registry: str | Path | None = None
     pinned: bool = False
-    hub: tuple[Store, str | None] | None = None
+    hub: Store | None = None
 
     def bring(self, folder: Path, digest: str | None = None) -> tuple[Foundation, ...]:
         """Find the adapters that the one in a folder was trained on, and verify them.
@@ -79,15 +79,15 @@ class Origins:
             )
         parsed = parse_reference(ref.reference)
         self._refuse_other_host(parsed)
-        own, endpoint = self.hub or (None, None)
-        store = own if own and parsed.kind == "hub" else store_of(parsed, self.registry)
+        own = self.hub if parsed.kind == "hub" else None
+        store = own or store_of(parsed, self.registry)
         entry = _published(store, parsed, ref)
         if entry.yanked is not None and not self.pinned:
             raise RegistryError(
                 f"{entry.reference} was yanked: {one_line(entry.yanked)}",
                 hint="ask the publisher for a version that is on another one",
             )
-        return fetch(parsed, store, entry, endpoint=endpoint).folder
+        return fetch(parsed, store, entry).folder
 
     def _refuse_other_host(self, parsed: Reference) -> None:
         """Refuse to call a host because an adapter of another one names it."""

@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from adapterhub.backbones.origins import ForbiddenAddressError, url_origin
 from adapterhub.errors import (
-    AdapterhubError,
     ConfigError,
     FileError,
     MismatchError,
@@ -38,13 +38,13 @@ from adapterhub.files.native import check_adapter, read_manifest
 from adapterhub.registry.fetch import check_copy, fetch
 from adapterhub.registry.foundations import Origins
 from adapterhub.registry.local import LocalRegistry, default_root
-from adapterhub.registry.namespaces import DEFAULT_HUB, hub_endpoint, place_of_url
 from adapterhub.registry.published_files import copy_adapter, digest_of
 from adapterhub.registry.reference import NAME_RULE, Reference, check_name, is_name, parse_reference
 from adapterhub.registry.store import Store, version_number
 from adapterhub.registry.stores import registry_at, store_of
 
 LOCK_FILE = "adapterhub.lock"
+_DEFAULT_HUB = "https://huggingface.co"
 _MAX_BYTES = 4 << 20
 _PIN = schema.record(
     {
@@ -108,7 +108,15 @@ def _gives(endpoint: str, reference: Reference) -> bool:
     """Return whether an endpoint can be the hub that gave an adapter."""
     if reference.kind == "hub":
         return _is_hub(endpoint)
-    return reference.kind == "server" and endpoint == place_of_url(str(reference.host))
+    return reference.kind == "server" and endpoint == _origin(str(reference.host))
+
+
+def _origin(url: str) -> str:
+    """Return the origin of a URL in one spelling; "" if it has none."""
+    try:
+        return url_origin(url)
+    except ForbiddenAddressError:
+        return ""
 
 
 def _name_problems(path: str, value: object) -> list[str]:
@@ -287,8 +295,8 @@ def recorded_endpoint(reference: Reference) -> str | None:
     if reference.kind == "hub":
         from huggingface_hub import constants  # slow to import
 
-        return hub_endpoint() if _is_hub(constants.ENDPOINT) else None
-    return place_of_url(str(reference.host)) if reference.kind == "server" else None
+        return _origin(constants.ENDPOINT) if _is_hub(constants.ENDPOINT) else None
+    return _origin(str(reference.host)) if reference.kind == "server" else None
 
 
 def with_pins(pins: dict[str, Pin], new: Sequence[tuple[str, Pin]]) -> dict[str, Pin]:
@@ -378,7 +386,6 @@ def _pulled(
     try:
         entry = store.resolve(parsed.name, parsed.version, backbone=pinned.fingerprint)
     except RegistryError as error:
-        _refuse_if_back(pinned, store, error)
         if parsed.kind != "local" or registry is not None:
             raise
         where = f"in {recorded}" if recorded else "in the own registry of who locked it"
@@ -389,32 +396,9 @@ def _pulled(
         ) from error
     if entry.digest != pinned.digest:
         return Path(), (), [f"{pinned.reference} changed since it was locked"]
-    endpoint = pinned.endpoint if other else None
-    find = pinned.signer is not None
-    fetched = fetch(parsed, store, entry, find_signers=find, endpoint=endpoint)
-    hub = (other, endpoint) if other else None
-    on = Origins(parsed, registry, pinned=True, hub=hub).bring(fetched.folder, pinned.digest)
+    fetched = fetch(parsed, store, entry, find_signers=pinned.signer is not None)
+    on = Origins(parsed, registry, pinned=True, hub=other).bring(fetched.folder, pinned.digest)
     return fetched.folder, on, _signer_problems(pinned, fetched.signers)
-
-
-def _refuse_if_back(pinned: Pin, store: Store, error: RegistryError) -> None:
-    """Refuse a store whose newest version is older than a pinned one.
-
-    Raises:
-        RegistryError: it is.
-    """
-    parsed = parse_reference(pinned.reference)
-    try:
-        newest = store.resolve(parsed.name, backbone=pinned.fingerprint)
-    except AdapterhubError:
-        return
-    if (version_number(newest.version) or 0) < (version_number(parsed.version or "") or 0):
-        raise RegistryError(
-            f"{pinned.reference} was locked, and the newest of its store is now {newest.version}:"
-            " it has gone back",
-            offenders=[error.problem],
-            hint="ask the publisher; sync from a copy that has the locked version",
-        ) from error
 
 
 def _target_problems(target: Path, pinned: Pin) -> list[str]:
@@ -423,8 +407,8 @@ def _target_problems(target: Path, pinned: Pin) -> list[str]:
         return [f"{target} is not {pinned.reference}"]
     if problems := copy_problems(target, read_manifest(target, pinned.digest)):
         return [f"{target} lacks what {pinned.reference} is on: {each}" for each in problems]
-    parsed, endpoint = parse_reference(pinned.reference), pinned.endpoint
-    signers = check_copy(parsed, target, pinned.digest, endpoint=endpoint, find=bool(pinned.signer))
+    parsed = parse_reference(pinned.reference)
+    signers = check_copy(parsed, target, pinned.digest, find=bool(pinned.signer))
     return _signer_problems(pinned, signers)
 
 
@@ -458,11 +442,13 @@ def _other_hub(pinned: Pin) -> Store | None:
 
     What the Hub gave may come from this machine's `$HF_ENDPOINT`, such as a mirror.
     """
-    if not pinned.reference.startswith("hf:") or pinned.endpoint in (None, DEFAULT_HUB):
+    if not pinned.reference.startswith("hf:") or pinned.endpoint in (None, _DEFAULT_HUB):
         return None
-    if pinned.endpoint == hub_endpoint():
+    from huggingface_hub import constants  # slow to import
+
+    if pinned.endpoint == _origin(constants.ENDPOINT):
         return None
-    from adapterhub.registry.hub import HubStore  # huggingface_hub is slow to import
+    from adapterhub.registry.hub import HubStore
 
     return HubStore(pinned.endpoint)
 

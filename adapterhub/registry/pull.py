@@ -28,8 +28,7 @@ def pull(
 ) -> Path:
     """Return a folder with the verified files of an adapter, downloaded if necessary.
 
-    A yanked version is returned with a warning that gives the reason. A warning is given, too, if
-    the store has gone back to an older version than it gave before.
+    A yanked version is returned with a warning that gives the reason.
 
     Args:
         reference: a folder, or an adapter in a registry or on a hub.
@@ -41,7 +40,7 @@ def pull(
 
     Raises:
         ConfigError: not a reference.
-        RegistryError: not found, the store cannot be reached, or a hub has changed a version.
+        RegistryError: not found, or the store cannot be reached.
         FileError: the files differ from the published ones.
         SignatureError: a signature is required, and there is none by a trusted key.
         OutputError: `folder` exists or cannot be written.

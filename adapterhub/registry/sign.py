@@ -32,9 +32,9 @@ from adapterhub.registry.published_files import (
     merged_signatures,
     name_to_publish,
 )
-from adapterhub.registry.signers import same_name
 from adapterhub.registry.store import Entry, Publication, Store, free_version, version_number
 from adapterhub.registry.stores import read_reference, store_of
+from adapterhub.registry.trust import same_name
 
 
 def sign(

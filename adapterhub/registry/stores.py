@@ -5,8 +5,7 @@ it is in the local registry. If the registry lacks it, an error says what the fo
 It is always in the registry
 
  - with a version or a tag (`name@v1`), or if the registry is named (`--registry`);
- - if an adapter of this name must be signed: a folder in a project of others must not stand for an
-   adapter that you trust.
+ - if signatures are required: a stranger's folder must not stand for the published adapter.
 
 Lock files name published versions only, and hubs are never folders.
 """
@@ -22,9 +21,8 @@ from adapterhub.registry.bucket_registry import BucketRegistry
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.nearby import holds_adapter
 from adapterhub.registry.reference import Reference, is_name, is_remote, parse_reference
-from adapterhub.registry.seen import place_of_folder
 from adapterhub.registry.store import Registry, Store
-from adapterhub.registry.trust import rule_of
+from adapterhub.registry.trust import current_trust
 
 
 def read_reference(
@@ -64,7 +62,7 @@ def _is_folder(name: str, signed: bool) -> bool:
     published = registry_at(None).has(name)
     if not holds_adapter(folder):
         return not published  # the error is that of a folder without an adapter
-    if rule_of(Reference("local", name), signed=signed).required:
+    if current_trust(signed=signed).required:
         return False
     if published:
         warn_user(
@@ -85,13 +83,6 @@ def registry_at(location: str | Path | None) -> Registry:
     """
     named = location if location is not None else os.environ.get("ADAPTERHUB_REGISTRY")
     return BucketRegistry(str(named)) if is_bucket(named) else LocalRegistry(location)
-
-
-def place_of(registry: Registry) -> str:
-    """Return where a registry is, for the record of the versions that it gave."""
-    if isinstance(registry, LocalRegistry):
-        return place_of_folder(registry.root)
-    return registry.location
 
 
 def store_of(

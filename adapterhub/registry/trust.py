@@ -1,67 +1,55 @@
-"""The keys that a user trusts, by namespace, and when an adapter must be signed by one of them.
+"""The keys that a user trusts, and whether the signatures of an adapter are enough.
 
-    trust.json    {"require_signatures": false, "trusted": {"hf:acme/*": ["ed25519:..."]},
-                   "version": 1}
+    trust.json    {"require_signatures": false, "trusted": ["ed25519:..."], "version": 2}
 
-The file is in the user's configuration folder, or at `$ADAPTERHUB_TRUST`. What is in a namespace
-with trusted keys must be signed by one of them. Of several namespaces that cover an adapter, the
-most specific alone decides. If signatures are required in general (in this file, by
-`$ADAPTERHUB_REQUIRE_SIGNATURES`, or for one call), everything else must be signed too; folders,
-which are in no namespace, by any trusted key.
+The file is in the user's configuration folder, or at `$ADAPTERHUB_TRUST`. If signatures are
+required (in this file, by `$ADAPTERHUB_REQUIRE_SIGNATURES`, or for one call), every adapter must be
+signed by one of the keys, also one in a folder.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from filelock import FileLock
 
 from adapterhub.config.user_folders import user_folder
-from adapterhub.errors import ConfigError, FileError
+from adapterhub.errors import ConfigError, FileError, SignatureError
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, explained, read_file, replace_file
 from adapterhub.files.keys import PublicKey, key_problems
-from adapterhub.registry.namespaces import Namespace, addresses, parse_namespace
+from adapterhub.files.signature import Signature, Statement
 from adapterhub.registry.reference import Reference
+from adapterhub.registry.store import version_number
 
 TRUST_VARIABLE, REQUIRE_VARIABLE = "ADAPTERHUB_TRUST", "ADAPTERHUB_REQUIRE_SIGNATURES"
-_MAX_BYTES = 1 << 20  # for _MAX_NAMESPACES with a few keys each
-_MAX_NAMESPACES, _MAX_KEYS = 1_000, 16
+_MOST_KEYS = 1_000
+_MAX_BYTES = 1 << 17  # for that many keys
 _SWITCH: Mapping[str, bool] = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("", "0", "false", "no", "off"), False),
 }
+_SCHEMA = schema.record(
+    {
+        "version": schema.integer(2, 2),
+        "require_signatures": schema.boolean,
+        "trusted": schema.sequence(key_problems, 0, _MOST_KEYS),
+    }
+)
 _required_here: ContextVar[bool] = ContextVar("required_here", default=False)
 
 
 @dataclass(frozen=True)
 class Trust:
-    """The contents of the file: public keys by namespace, and the general switch."""
+    """The public keys that are trusted, sorted, and whether one of them must have signed."""
 
-    trusted: Mapping[Namespace, tuple[str, ...]] = field(default_factory=dict)
-    require_signatures: bool = False
-
-
-@dataclass(frozen=True)
-class SigningRule:
-    """Whether an adapter must be signed, and by which keys.
-
-    `namespace` is the text of the one that decides; None if no key is trusted for the adapter.
-    """
-
-    required: bool
-    keys: frozenset[str] = frozenset()
-    namespace: str | None = None
-
-    @property
-    def public_keys(self) -> list[PublicKey]:
-        """The keys, to show their ids."""
-        return [PublicKey(key) for key in sorted(self.keys)]
+    keys: tuple[str, ...] = ()
+    required: bool = False
 
 
 def trust_path() -> Path:
@@ -90,68 +78,58 @@ def read_trust() -> Trust:
         raise FileError(
             f"{path} is not a file of trusted keys",
             offenders=schema.shorten(offenders),
-            hint="correct it, or delete it and trust the keys again: adapterhub trust",
+            hint="correct it, or delete it and trust the keys again: adapterhub trust KEY",
         )
-    trusted = {parse_namespace(text): tuple(keys) for text, keys in tree["trusted"].items()}
-    return Trust(trusted, tree["require_signatures"])
+    return Trust(tuple(tree["trusted"]), tree["require_signatures"])
 
 
-def trust_key(namespace: Namespace, key: PublicKey) -> None:
-    """Trust a key for a namespace.
+def trust_key(key: PublicKey) -> None:
+    """Trust a key.
 
     Raises:
-        ConfigError: the namespace has too many keys, or there are too many namespaces.
+        ConfigError: there are too many keys.
         FileError: the file cannot be read.
         OutputError: the file cannot be written.
     """
     with _changing() as trust:
-        keys = sorted({*trust.trusted.get(namespace, ()), key.text})
-        if len(keys) > _MAX_KEYS or len({*trust.trusted, namespace}) > _MAX_NAMESPACES:
+        keys = tuple(sorted({*trust.keys, key.text}))
+        if len(keys) > _MOST_KEYS:
             raise ConfigError(
-                f"too many trusted keys for {namespace}",
-                expected=f"{_MAX_KEYS} keys for each of {_MAX_NAMESPACES} namespaces",
-                hint=f"adapterhub trust --remove '{namespace}' KEY",
+                "too many trusted keys",
+                expected=f"at most {_MOST_KEYS}",
+                hint="adapterhub trust --remove KEY",
             )
-        _write(replace(trust, trusted={**trust.trusted, namespace: tuple(keys)}))
+        _write(replace(trust, keys=keys))
 
 
-def distrust_key(namespace: Namespace, key: str | None = None) -> tuple[str, ...]:
-    """Remove a key of a namespace, or all; return the keys that remain.
-
-    Args:
-        namespace: the namespace as it was trusted.
-        key: the text of the key or its id; None removes the namespace.
+def distrust_key(key: str) -> None:
+    """Remove a key, by its text or its id.
 
     Raises:
-        ConfigError: the key is not trusted for the namespace.
+        ConfigError: the key is not trusted.
         FileError: the file cannot be read.
         OutputError: the file cannot be written.
     """
     with _changing() as trust:
-        keys = trust.trusted.get(namespace, ())
-        removed = {k for k in keys if key is None or key in (k, PublicKey(k).id)}
-        if not removed:
+        kept = tuple(k for k in trust.keys if key not in (k, PublicKey(k).id))
+        if kept == trust.keys:
             raise ConfigError(
-                f"no such key is trusted for {namespace}",
-                offenders=[f"{name}: {PublicKey(k).id}" for name in trust.trusted for k in
-                           trust.trusted[name]],
+                f"no key {key} is trusted",
+                offenders=[f"trusted: {PublicKey(k).id}" for k in trust.keys],
                 hint="adapterhub trust lists them",
-            )  # fmt: skip
-        kept = tuple(k for k in keys if k not in removed)
-        others = {name: k for name, k in trust.trusted.items() if name != namespace}
-        _write(replace(trust, trusted=others | ({namespace: kept} if kept else {})))
-        return kept
+            )
+        _write(replace(trust, keys=kept))
 
 
 def require_signatures(required: bool) -> None:
-    """Set the general switch in the file.
+    """Set in the file whether signatures are required.
 
     Raises:
         FileError: the file cannot be read.
         OutputError: the file cannot be written.
     """
     with _changing() as trust:
-        _write(replace(trust, require_signatures=required))
+        _write(replace(trust, required=required))
 
 
 @contextmanager
@@ -164,38 +142,19 @@ def requiring_signatures() -> Iterator[None]:
         _required_here.reset(token)
 
 
-def rule_of(
-    reference: Reference, *, signed: bool = False, endpoint: str | None = None
-) -> SigningRule:
-    """Return whether an adapter must be signed, and by which keys.
+def current_trust(*, signed: bool = False) -> Trust:
+    """Return the trusted keys, and whether a signature is required by anything.
 
     Args:
-        reference: a folder or a published adapter.
-        signed: whether the caller requires a signature.
-        endpoint: the origin that `hf:` stands for, if not this machine's.
+        signed: whether the caller requires one.
 
     Raises:
         FileError: the file of trusted keys cannot be read.
         ConfigError: `$ADAPTERHUB_REQUIRE_SIGNATURES` is neither on nor off.
     """
     trust = read_trust()
-    required = signed or _required_here.get() or _by_environment() or trust.require_signatures
-    if reference.kind == "folder":
-        return SigningRule(
-            required, frozenset(key for keys in trust.trusted.values() for key in keys)
-        )
-    if not trust.trusted:
-        return SigningRule(required)
-    owner, _, name = reference.name.lower().rpartition("/")
-    places = addresses(reference, endpoint)
-    covering = [n for n in trust.trusted if any(n.covers(p, owner, name) for p in places)]
-    if not covering:
-        return SigningRule(required)
-    depth = max(namespace.depth for namespace in covering)
-    # Two only if `hf:` and its endpoint are both named: either's keys are for this adapter.
-    decisive = sorted(namespace for namespace in covering if namespace.depth == depth)
-    keys = frozenset(key for namespace in decisive for key in trust.trusted[namespace])
-    return SigningRule(True, keys, " and ".join(map(str, decisive)))
+    required = signed or _required_here.get() or _by_environment() or trust.required
+    return replace(trust, required=required)
 
 
 def _by_environment() -> bool:
@@ -216,29 +175,131 @@ def _changing() -> Iterator[Trust]:
 
 
 def _write(trust: Trust) -> None:
-    tree = {
-        "require_signatures": trust.require_signatures,
-        "trusted": {str(name): list(keys) for name, keys in trust.trusted.items()},
-        "version": 1,
-    }
+    tree = {"require_signatures": trust.required, "trusted": list(trust.keys), "version": 2}
     replace_file(trust_path().resolve(), schema.canonical_json(tree))
 
 
-def _namespace_problems(path: str, value: object) -> list[str]:
-    try:
-        if str(parse_namespace(str(value))) == value:
-            return []
-    except ConfigError as error:
-        return [f"{path}: {error.problem}"]
-    return [f"{path}: {schema.show(value)} is not in canonical form"]
+@dataclass(frozen=True)
+class SignedSubject:
+    """What signatures are compared with: the manifest's digest and, in a store, name and version.
+
+    `name` is None for a folder. `version` is None for a folder, and for a commit, branch or tag
+    that was asked for; it is "" if the newest was asked for and the store numbers no versions.
+    """
+
+    reference: Reference
+    digest: str
+    name: str | None = None
+    version: str | None = None
 
 
-_SCHEMA = schema.record(
-    {
-        "version": schema.integer(1, 1),
-        "require_signatures": schema.boolean,
-        "trusted": schema.mapping(
-            _namespace_problems, schema.sequence(key_problems, 1, _MAX_KEYS), 0, _MAX_NAMESPACES
-        ),
-    }
-)
+@dataclass(frozen=True)
+class CheckedSignature:
+    """A signature that was compared with an adapter.
+
+    Attributes:
+        signature: the signature.
+        problem: why it is not one of this adapter; None if it is.
+        is_trusted: whether its key is trusted.
+    """
+
+    signature: Signature
+    problem: str | None
+    is_trusted: bool
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether it is a signature of this adapter."""
+        return self.problem is None
+
+    def __str__(self) -> str:
+        statement = self.signature.statement
+        name = " ".join(filter(None, (statement.name, statement.version)))
+        state = self.problem or f"valid, {'trusted' if self.is_trusted else 'not trusted'}"
+        return f"key {self.signature.signer.id} for {name}: {state}"
+
+
+def signed_subject(asked: Reference, digest: str, name: str, version: str) -> SignedSubject:
+    """Describe a published version, for its signatures.
+
+    Args:
+        asked: the reference that was asked for.
+        digest: the sha256 of the manifest.
+        name: the adapter's name in its store.
+        version: the version in its store.
+    """
+    number = version_number(version)
+    comparable = f"v{number}" if number else "" if asked.version is None else None
+    return SignedSubject(asked, digest, name, comparable)
+
+
+def checked_signatures(
+    signatures: Iterable[Signature], subject: SignedSubject, trust: Trust
+) -> list[CheckedSignature]:
+    """Check signatures, the ones that are enough first.
+
+    Args:
+        signatures: those found for the adapter.
+        subject: the adapter.
+        trust: the trusted keys.
+
+    Raises:
+        ConfigError: cryptography is not installed.
+    """
+    checked = [
+        CheckedSignature(s, _problem(s, subject), s.key in trust.keys)
+        for s in dict.fromkeys(signatures)
+    ]
+    return sorted(checked, key=lambda c: (not c.is_valid, not c.is_trusted, c.signature.key))
+
+
+def check_enough(
+    checked: Sequence[CheckedSignature], subject: SignedSubject, trust: Trust
+) -> tuple[str, ...]:
+    """Refuse an adapter whose signatures are not enough; return its valid signers.
+
+    Args:
+        checked: its signatures.
+        subject: the adapter.
+        trust: the trusted keys, and whether one must have signed.
+
+    Raises:
+        SignatureError: a signature by a trusted key is required, and there is none.
+    """
+    if trust.required and not any(c.is_valid and c.is_trusted for c in checked):
+        keys = ", ".join(sorted(PublicKey(key).id for key in trust.keys))
+        raise SignatureError(
+            f"{subject.reference} is not signed by a trusted key, and signatures are required",
+            offenders=[str(c) for c in checked] or ["no signature"],
+            expected=f"a signature by {keys}" if keys else "a key that you trust",
+            hint="ask the publisher for a signature, or adapterhub trust KEY, with the signer's "
+            "public key",
+        )
+    return tuple(c.signature.key for c in checked if c.is_valid)
+
+
+def _problem(signature: Signature, subject: SignedSubject) -> str | None:
+    if misfit := _misfit(signature.statement, subject):
+        return misfit
+    return None if signature.is_valid else "forged or damaged"
+
+
+def _misfit(statement: Statement, subject: SignedSubject) -> str | None:
+    """Return why a statement is not about a subject, or None."""
+    if statement.digest != subject.digest:
+        return "for other files"
+    if subject.name is not None and not same_name(statement.name, subject.name):
+        return f"not for {subject.name}"
+    if statement.version is not None and subject.version not in (None, statement.version):
+        if not subject.version:
+            return f"for {statement.version}, but the store gives no number: ask for a version"
+        return f"for {statement.version}, not {subject.version}"
+    return None
+
+
+def same_name(stated: str, name: str) -> bool:
+    """Compare names without regard to case, and to owners unless both have one."""
+    first, second = stated.lower(), name.lower()
+    if "/" in first and "/" in second:
+        return first == second
+    return first.rpartition("/")[2] == second.rpartition("/")[2]

@@ -12,15 +12,15 @@ from adapterhub.files.signature import read_signatures
 from adapterhub.registry.fetch import published_signatures
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.reference import Reference
-from adapterhub.registry.signers import (
+from adapterhub.registry.store import Entry
+from adapterhub.registry.stores import read_reference, store_of
+from adapterhub.registry.trust import (
     CheckedSignature,
     SignedSubject,
     checked_signatures,
+    current_trust,
     signed_subject,
 )
-from adapterhub.registry.store import Entry
-from adapterhub.registry.stores import read_reference, store_of
-from adapterhub.registry.trust import SigningRule, rule_of
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,11 @@ class Verification:
     Attributes:
         reference: the adapter.
         digest: the sha256 of its manifest.
-        rule: which keys are trusted for it.
         signatures: the signatures, each compared with it.
     """
 
     reference: str
     digest: str
-    rule: SigningRule
     signatures: tuple[CheckedSignature, ...]
 
     @property
@@ -63,19 +61,18 @@ def verify(
         RegistryError: not found, or the store cannot be reached.
     """
     parsed = read_reference(reference, registry)
-    rule = rule_of(parsed)
     if parsed.kind == "folder":
         folder = adapter_folder(expanded(parsed.name))
         digest = digest_of(folder)
         check_tensor_file(folder, read_manifest(folder, digest))
         checked = signatures_beside(parsed, folder)
-        return Verification(str(folder), digest, rule, tuple(checked))
+        return Verification(str(folder), digest, tuple(checked))
     store = store_of(parsed, registry)
     entry = store.resolve(parsed.name, parsed.version, backbone=backbone)
     if not entry.fingerprint:
         raise FileError(f"{entry.reference} is another library's adapter, which cannot be signed")
-    checked = published_signatures(parsed, store, entry, store.get(entry), rule)
-    return Verification(entry.reference, entry.digest, rule, tuple(checked))
+    checked = published_signatures(parsed, store, entry, store.get(entry), current_trust())
+    return Verification(entry.reference, entry.digest, tuple(checked))
 
 
 def signatures_beside(
@@ -96,4 +93,4 @@ def signatures_beside(
         subject = SignedSubject(Reference("folder", str(folder)), digest_of(folder))
     else:
         subject = signed_subject(reference, entry.digest, entry.name, entry.version)
-    return checked_signatures(read_signatures(folder), subject, rule_of(reference))
+    return checked_signatures(read_signatures(folder), subject, current_trust())

@@ -347,10 +347,6 @@ def test_a_tag_that_moves_during_a_pull_does_not_poison_the_cache(hub, home, whe
         shutil.rmtree(got)
     hub.attack = None
     honest.commits = [(honest.commits[0][0], files)]
-    if when in (REFS, YANKED, MANIFEST):
-        with pytest.raises(RegistryError, match="has other bytes than on"):
-            ah.pull(hub.reference, home / "mine")
-        shutil.rmtree(os.environ["ADAPTERHUB_STATE"])
     got = ah.pull(hub.reference, home / "mine")
     assert (got / "adapter.json").read_bytes() == files["adapter.json"]
 

@@ -38,10 +38,9 @@ from adapterhub.inference.open import load_for_merging, open_adapter
 from adapterhub.inference.record import read_training_record
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.lockfile import pin, read_lock, sync, with_pins, write_lock
-from adapterhub.registry.namespaces import parse_namespace
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.store import Publication
-from adapterhub.registry.trust import distrust_key, require_signatures
+from adapterhub.registry.trust import distrust_key, require_signatures, trust_key
 
 PACKAGE = Path(ah.__file__).parent
 
@@ -193,7 +192,7 @@ def unsigned(registry, valid, key):
         write_lock(Path("adapterhub.lock"), {name: pinned})
         if attack == "stranger":
             ah.sign("polite", signing.new_key())
-        signing.trust("polite", key)
+        signing.require(key)
 
     return publish
 
@@ -202,7 +201,7 @@ def unsigned(registry, valid, key):
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_verb_uses_an_adapter_without_a_trusted_signature(unsigned, model, verb, attack):
     unsigned(attack)
-    with pytest.raises(SignatureError, match="not signed by a key that is trusted for polite"):
+    with pytest.raises(SignatureError, match="is not signed by a trusted key"):
         VERBS[verb](model, "polite")
     assert not Path("mine").exists()
     assert not Path("adapters").exists()
@@ -213,8 +212,8 @@ def test_no_command_uses_an_adapter_without_a_trusted_signature(unsigned, adapte
     unsigned("stranger")
     code, out, err = adapterhub(*LINES[command].format("polite", "polite").split())
     assert (code, out) == (2, "")
-    assert "is not signed by a key that is trusted for polite" in err
-    assert "adapterhub trust 'polite' KEY" in err
+    assert "is not signed by a trusted key" in err
+    assert "adapterhub trust KEY" in err
 
 
 FOLDER_VERBS = sorted(VERBS.keys() - {"pin", "sync", "load any"})
@@ -227,7 +226,7 @@ SWITCHES = [(verb, switch) for verb in FOLDER_VERBS for switch in ("file", "vari
 def test_with_the_general_switch_folders_must_be_signed_too(
     registry, made, model, key, verb, switch, monkeypatch
 ):
-    signing.trust("hf:acme/*", key)
+    trust_key(key.public)
     if switch == "file":
         require_signatures(True)
     elif switch == "variable":
@@ -259,8 +258,7 @@ def test_lock_and_sync_take_the_option(registry, made, adapterhub):
 def test_a_signed_adapter_passes_everywhere(registry, valid, model, key):
     """The check refuses nothing that it should not."""
     ah.publish(valid, "polite", sign=key)
-    signing.trust("polite", key)
-    require_signatures(True)
+    signing.require(key)
     for verb in ("pull", "pull to", "load", "pin"):
         VERBS[verb](model, "polite")
     ah.detach(model)
@@ -325,7 +323,7 @@ def test_a_signature_that_is_not_of_this_version_is_refused(registry, made, key,
     registry.put(made(), Publication("polite"))
     folder = version_folder(registry)
     write_signatures(folder, attack(folder, key))
-    signing.trust("polite", key)
+    signing.require(key)
     with pytest.raises(SignatureError, match=reason):
         ah.pull("polite")
     ah.sign("polite@v1", key)
@@ -336,7 +334,7 @@ def test_an_adapter_cannot_be_passed_off_as_another_of_its_signer(registry, made
     """Mix and match: both are validly signed, and the attacker swaps the folders."""
     for seed, name in enumerate(("polite", "rude")):
         ah.publish(made(seed), name, sign=key)
-        signing.trust(name, key)
+    signing.require(key)
     polite, rude = version_folder(registry), version_folder(registry, name="rude")
     shutil.rmtree(polite)
     shutil.copytree(rude, polite)
@@ -349,7 +347,7 @@ def test_an_old_version_cannot_be_passed_off_as_a_new_one(hub, made, key):
     """A replay: the hub serves the signed v1 as v2, without having been seen before."""
     for seed in (0, 1):
         ah.push(made(seed), "hf:acme/polite", peft=False, sign=key)
-    signing.trust("hf:acme/*", key)
+    signing.require(key)
     tags = hub.repositories["acme/polite"].tags
     tags["v2"] = tags["v1"]
     for reference in ("hf:acme/polite", "hf:acme/polite@v2"):
@@ -361,7 +359,7 @@ def test_an_old_version_cannot_be_passed_off_as_a_new_one(hub, made, key):
 def test_a_hub_that_drops_its_version_numbers_cannot_replay(hub, made, key):
     for seed in (0, 1):
         ah.push(made(seed), "hf:acme/polite", peft=False, sign=key)
-    signing.trust("hf:acme/*", key)
+    signing.require(key)
     repository = hub.repositories["acme/polite"]
     first = repository.tags["v1"]
     repository.tags.clear()
@@ -373,7 +371,7 @@ def test_a_hub_that_drops_its_version_numbers_cannot_replay(hub, made, key):
 
 def test_a_removed_signature_is_refused(registry, made, key):
     ah.publish(made(), "polite", sign=key)
-    signing.trust("polite", key)
+    signing.require(key)
     ah.pull("polite")
     (version_folder(registry) / SIGNATURE_FILE).unlink()
     with pytest.raises(SignatureError, match="no signature"):
@@ -384,24 +382,16 @@ def test_a_key_that_is_no_longer_trusted_is_refused(registry, made, key):
     other = signing.new_key()
     ah.publish(made(), "polite", sign=key)
     for trusted in (key, other):
-        signing.trust("polite", trusted)
+        signing.require(trusted)
     ah.pull("polite")
-    distrust_key(parse_namespace("polite"), key.public.text)
+    distrust_key(key.public.text)
     with pytest.raises(SignatureError, match=other.public.id):
-        ah.pull("polite")
-
-
-def test_the_key_of_one_namespace_does_not_sign_for_another(registry, made, key):
-    signing.trust("hf:acme/*", key)
-    ah.publish(made(), "polite", sign=key)
-    signing.trust("polite", signing.new_key())
-    with pytest.raises(SignatureError, match="not trusted"):
         ah.pull("polite")
 
 
 def test_changed_tensors_are_refused_although_the_signature_is_valid(registry, made, key):
     ah.publish(made(), "polite", sign=key)
-    signing.trust("polite", key)
+    signing.require(key)
     path = version_folder(registry) / "adapter.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
     with pytest.raises(FileError, match="damaged"):
@@ -411,7 +401,7 @@ def test_changed_tensors_are_refused_although_the_signature_is_valid(registry, m
 def test_a_swap_after_the_check_is_refused(registry, valid, model, key, monkeypatch, tmp_path):
     """The bytes that are loaded are those that were checked."""
     ah.publish(valid, "polite", sign=key)
-    signing.trust("polite", key)
+    signing.require(key)
     loading = importlib.import_module("adapterhub.registry.load")
     load_folder = loading.load_folder
 
@@ -427,7 +417,7 @@ def test_a_swap_after_the_check_is_refused(registry, valid, model, key, monkeypa
 
 def test_a_swap_for_another_librarys_files_is_refused(registry, valid, model, key, monkeypatch):
     ah.publish(valid, "polite", sign=key)
-    signing.trust("polite", key)
+    signing.require(key)
     loading = importlib.import_module("adapterhub.registry.load")
     load_folder = loading.load_folder
 
@@ -445,7 +435,7 @@ def test_another_librarys_adapter_is_refused_where_signatures_are_required(regis
     foreign = Path("foreign")
     foreign.mkdir()
     (foreign / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    signing.trust("hf:acme/*", key)
+    signing.require(key)
     for act in (
         lambda: ah.pull("./foreign", signed=True),
         lambda: ah.load(model, foreign, signed=True),
@@ -475,7 +465,7 @@ BROKEN = {
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_broken_signature_file_is_one_error(registry, made, key, kind):
     ah.publish(made(), "polite", sign=key)
-    signing.trust("polite", key)
+    signing.require(key)
     ah.pull("polite")
     BROKEN[kind](version_folder(registry) / SIGNATURE_FILE)
     for act in (lambda: ah.pull("polite"), lambda: ah.verify("polite")):
@@ -491,7 +481,7 @@ def test_many_signatures_of_strangers_do_not_crowd_out_the_right_one(hub, made, 
     statement = Statement(digest_of(folder), "polite")
     write_signatures(folder, *(sign_statement(statement, stranger) for stranger in strangers))
     ah.push(folder, "hf:acme/polite", peft=False)
-    signing.trust("hf:acme/*", key)
+    signing.require(key)
     with pytest.raises(SignatureError):
         ah.pull("hf:acme/polite")
     (folder / SIGNATURE_FILE).unlink()
@@ -501,21 +491,19 @@ def test_many_signatures_of_strangers_do_not_crowd_out_the_right_one(hub, made, 
     assert ah.pull("./mine", signed=True) == Path("mine")
 
 
-# Ways around a namespace
+# Ways around the check
 
 
-def test_no_spelling_of_a_place_evades_the_namespace(hub, made, key):
+def test_no_spelling_of_a_place_evades_the_check(hub, made, key):
     ah.push(made(), "hf:acme/polite", peft=False)
     for name in ("Acme/Polite", "ACME/polite"):  # the Hub's names have no case
         hub.repositories[name] = hub.repositories["acme/polite"]
     address = hub.address
     references = ["hf:acme/polite", "hf:Acme/Polite", f"{address}/acme/polite"]
-    for namespace in ("hf:acme/*", "hf:*", f"{address}/acme/*", f"{address}/*"):
-        signing.trust(namespace, key)
-        for reference in (*references, f"{address}/ACME/polite"):
-            with pytest.raises(SignatureError):
-                ah.pull(reference)
-        distrust_key(parse_namespace(namespace))
+    signing.require(key)
+    for reference in (*references, f"{address}/ACME/polite"):
+        with pytest.raises(SignatureError):
+            ah.pull(reference)
 
 
 @pytest.mark.parametrize("reference", ["hf:acme/polite", "{hub}/acme/polite"])
@@ -525,7 +513,7 @@ def test_a_folder_in_a_strangers_project_is_no_hub(hub, made, key, reference):
     shutil.copytree(made(1), Path(text))
     assert Path(text).is_dir()
     ah.push(made(0), text, peft=False, sign=key)
-    signing.trust("hf:acme/*", key)
+    signing.require(key)
     assert digest_of(ah.pull(text)) == digest_of(made(0))
 
 
@@ -534,7 +522,7 @@ def test_a_folder_in_a_strangers_project_is_no_trusted_adapter(
     registry, made, key, adapterhub, command
 ):
     """A cloned project contains a folder that is called as an adapter which is trusted."""
-    signing.trust("polite", key)
+    signing.require(key)
     shutil.copytree(made(1), "polite/adapter")
     code, out, err = adapterhub(*LINES[command].format("polite", "polite").split())
     assert (code, out) == (2, "")
@@ -543,7 +531,7 @@ def test_a_folder_in_a_strangers_project_is_no_trusted_adapter(
 
 @pytest.mark.parametrize("verb", sorted(VERBS.keys() - {"sync"}))
 def test_no_verb_takes_a_folder_for_a_trusted_adapter(registry, made, model, key, verb):
-    signing.trust("*", key)
+    signing.require(key)
     shutil.copytree(made(1), "polite/adapter")
     with pytest.raises(RegistryError, match="has no adapter 'polite'"):
         VERBS[verb](model, "polite")
@@ -568,17 +556,17 @@ def test_a_downgrade_to_another_librarys_files_is_refused(hub, made, key):
     files = {"adapter_config.json": b'{"peft_type": "LORA"}', "adapter_model.safetensors": b""}
     hub.repositories["acme/polite"].tags.clear()
     hub.repositories["acme/polite"].commit(files)
-    signing.trust("hf:acme/*", key)
+    signing.require(key)
     with pytest.raises(SignatureError, match="cannot be signed"):
         ah.pull("hf:acme/polite")
 
 
-def test_a_lock_file_does_not_evade_the_namespace(hub, made, key, monkeypatch):
+def test_a_lock_file_does_not_evade_the_check(hub, made, key, monkeypatch):
     """A stranger's lock file names a hub of its own for `hf:`."""
     ah.push(made(), "hf:acme/polite", peft=False)
     pins = dict([pin("hf:acme/polite")])
     monkeypatch.setattr(constants, "ENDPOINT", "https://huggingface.co")
-    signing.trust("hf:acme/*", key)
+    signing.require(key)
     with pytest.raises(SignatureError):
         sync(pins, Path("adapters"))
     assert not Path("adapters").exists()
@@ -589,7 +577,7 @@ def test_the_signer_of_a_lock_file_is_no_trusted_key(registry, made, key):
     ah.publish(made(), "polite", sign=stranger)
     pins = dict([pin("polite")])
     assert pins["polite"].signer == stranger.public.text
-    signing.trust("polite", key)
+    signing.require(key)
     with pytest.raises(SignatureError):
         sync(pins, Path("adapters"))
 
@@ -641,44 +629,13 @@ def test_a_lock_that_goes_back_is_noticed(registry, made):
 # Rollback
 
 
-def test_a_hub_that_goes_back_is_noticed(hub, made):
-    for seed in (0, 1):
-        ah.push(made(seed), "hf:acme/polite", peft=False)
-    ah.pull("hf:acme/polite")
-    del hub.repositories["acme/polite"].tags["v2"]
-    for reference in ("hf:acme/polite", f"{hub.address}/acme/polite"):
-        with pytest.warns(UserWarning, match=r"polite@v1 is the newest of its store, which had v2"):
-            ah.pull(reference)
-    ah.pull("hf:acme/polite@v1")  # asked for
-
-
-def test_sync_notices_that_a_hub_has_gone_back(hub, made):
+def test_sync_refuses_a_hub_that_has_gone_back(hub, made):
     for seed in (0, 1):
         ah.push(made(seed), "hf:acme/polite", peft=False)
     pins = dict([pin("hf:acme/polite")])
     del hub.repositories["acme/polite"].tags["v2"]
-    with pytest.raises(AdapterhubError, match=r"polite@v2 was locked, and .* now v1: it has gone"):
+    with pytest.raises(AdapterhubError, match="has no version v2"):
         sync(pins, Path("adapters"))
-
-
-def test_a_hub_that_changes_a_version_is_refused(hub, made):
-    ah.push(made(0), "hf:acme/polite", peft=False)
-    ah.pull("hf:acme/polite@v1")
-    del hub.repositories["acme/polite"]
-    ah.push(made(1), "hf:acme/polite", peft=False)
-    with pytest.raises(AdapterhubError, match=r"other bytes than on \d{4}-\d\d-\d\d"):
-        ah.pull("hf:acme/polite@v1")
-
-
-def test_a_refused_adapter_is_not_recorded_as_seen(hub, made, key):
-    """Otherwise a hub could announce v9 once, and every later pull would warn."""
-    ah.push(made(0), "hf:acme/polite", peft=False, sign=key)
-    ah.push(made(1), "hf:acme/polite@v9", peft=False)
-    signing.trust("hf:acme/*", key)
-    with pytest.raises(SignatureError):
-        ah.pull("hf:acme/polite")
-    del hub.repositories["acme/polite"].tags["v9"]
-    ah.pull("hf:acme/polite")
 
 
 # Keys

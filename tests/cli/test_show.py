@@ -8,6 +8,7 @@ import sample_adapters
 import signing
 
 import adapterhub as ah
+from adapterhub.registry.trust import trust_key
 
 
 def test_show_prints_the_versions(typed, tmp_path):
@@ -55,7 +56,7 @@ def test_who_signed_is_shown(typed, tmp_path):
     assert f"signed      key {key.public.id} for polite v1: valid, not trusted" in typed(
         "show polite"
     )
-    signing.trust("polite", key)
+    trust_key(key.public)
     assert "valid, trusted" in typed("show polite")
 
 

@@ -34,7 +34,7 @@ def test_a_published_version_is_signed(run):
 
 def test_a_publication_is_signed(run):
     run("publish runs/a --sign acme.key")
-    run("trust polite acme.pub")
+    run("trust acme.pub")
     assert run("pull polite --require-signature").strip()
 
 

@@ -26,22 +26,22 @@ def test_the_exit_code_says_whether_it_is_signed_by_a_trusted_key(run, tmp_path)
     code, out, _ = run("verify runs/a")
     assert code == 1
     assert "for polite: valid, not trusted" in out
-    run("trust polite acme.pub")
+    run("trust acme.pub")
     code, out, _ = run("verify runs/a")
     assert (code, "for polite: valid, trusted" in out) == (0, True)
     (tmp_path / "runs" / "a" / "adapter.safetensors").write_bytes(b"x")
     assert run("verify runs/a")[0] == 2
 
 
-def test_the_keys_of_the_namespace_are_shown(run):
+def test_the_signers_are_shown(run):
     run("key new acme.key")
     run("key new other.key")
     run("publish runs/a --sign other.key")
-    run("trust polite acme.pub")
+    run("trust acme.pub")
     code, out, _ = run("verify polite")
-    key = json.loads(run("key show acme.pub --json")[1])["id"]
+    key = json.loads(run("key show other.pub --json")[1])["id"]
     assert code == 1
-    assert f"you trust {key} for polite" in out
+    assert f"key {key} for polite v1: valid, not trusted" in out
     facts = json.loads(run("verify polite --json")[1])
     assert (facts["reference"], facts["trusted"]) == ("polite@v1", False)
     (signature,) = facts["signatures"]

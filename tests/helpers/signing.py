@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from adapterhub.files.keys import PrivateKey
-from adapterhub.registry.namespaces import parse_namespace
-from adapterhub.registry.trust import trust_key
+from adapterhub.registry.trust import require_signatures, trust_key
 
 
 def new_key() -> PrivateKey:
@@ -15,6 +14,7 @@ def new_key() -> PrivateKey:
     return PrivateKey(ed25519.Ed25519PrivateKey.generate())
 
 
-def trust(namespace: str, key: PrivateKey) -> None:
-    """Trust a key for a namespace."""
-    trust_key(parse_namespace(namespace), key.public)
+def require(key: PrivateKey) -> None:
+    """Trust a key, and require signatures of all adapters."""
+    trust_key(key.public)
+    require_signatures(True)

@@ -15,8 +15,8 @@ from adapterhub.registry.fetch import check_copy, fetch, fetch_folder
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.reference import parse_reference
-from adapterhub.registry.seen import seen_versions
 from adapterhub.registry.store import Publication
+from adapterhub.registry.trust import trust_key
 
 POLITE = parse_reference("polite")
 
@@ -62,7 +62,7 @@ def test_without_rules_no_signature_is_looked_for(store, entry):
 
 
 def test_later_signatures_count_and_go_with_the_copies(store, entry, key, tmp_path):
-    signing.trust("polite", key)
+    signing.require(key)
     with pytest.raises(SignatureError):
         fetch(POLITE, store, entry)
     store.later = (signed(entry, key), sign_statement(Statement("1" * 64, "x"), key))
@@ -75,25 +75,16 @@ def test_later_signatures_count_and_go_with_the_copies(store, entry, key, tmp_pa
 
 
 def test_a_required_signature_that_cannot_be_fetched_is_an_error(store, entry, key):
-    signing.trust("polite", key)
+    signing.require(key)
     store.is_offline = True
     with pytest.raises(RegistryError, match="unreachable"):
         fetch(POLITE, store, entry)
 
 
-def test_a_version_is_recorded_once_it_has_passed(store, entry, key):
-    place = str(store.root.resolve())
-    with pytest.raises(SignatureError):
-        fetch(POLITE, store, entry, signed=True)
-    assert not seen_versions(place, entry).versions
-    fetch(POLITE, store, entry)
-    assert seen_versions(place, entry).versions.keys() == {1}
-
-
 def test_a_folder_is_bound_to_its_digest_if_it_was_checked(tmp_path, key):
     folder = sample_adapters.write(tmp_path / "run" / "adapter")
     assert fetch_folder(tmp_path / "run").digest is None
-    signing.trust("hf:acme/*", key)
+    trust_key(key.public)
     with pytest.raises(SignatureError, match=key.public.id):
         fetch_folder(tmp_path / "run", signed=True)
     statement = Statement(digest_of(folder), "of any name")
@@ -107,12 +98,11 @@ def test_a_folder_is_bound_to_its_digest_if_it_was_checked(tmp_path, key):
 def test_a_copy_is_checked_by_its_name_and_version(store, entry, key, tmp_path):
     store.later = (signed(entry, key),)
     folder = fetch(POLITE, store, entry, tmp_path / "mine", find_signers=True).folder
-    options = {"endpoint": None, "find": True}
     for text, signers in (("polite@v1", 1), ("polite@v2", 0), ("rude@v1", 0)):
-        assert len(check_copy(parse_reference(text), folder, entry.digest, **options)) == signers
-    signing.trust("rude", key)
+        assert len(check_copy(parse_reference(text), folder, entry.digest, find=True)) == signers
+    signing.require(key)
     with pytest.raises(SignatureError):
-        check_copy(parse_reference("rude@v1"), folder, entry.digest, endpoint=None, find=False)
+        check_copy(parse_reference("rude@v1"), folder, entry.digest, find=False)
 
 
 def test_the_checks_cost_no_noticeable_time(store, entry):

@@ -16,7 +16,6 @@ from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import pull
 from adapterhub.registry.reference import Reference, parse_reference
 from adapterhub.registry.stores import read_reference, store_of
-from adapterhub.registry.trust import require_signatures
 
 
 def test_each_kind_of_reference_has_its_store(tmp_path):
@@ -90,16 +89,15 @@ def test_a_folder_of_something_else_hides_no_published_adapter(here):
 
 
 def test_a_name_that_must_be_signed_is_never_a_folder(here):
-    """A cloned project has a folder that is called as an adapter which the user trusts."""
+    """A cloned project has a folder that is called as an adapter of the user."""
     folder = sample_adapters.write(here / "polite" / "adapter", 1)
     key = signing.new_key()
-    signing.trust("polite", key)
+    signing.require(key)
     with pytest.raises(RegistryError, match="has no adapter 'polite'"):
         pull("polite")
     publish(sample_adapters.write(here.parent / "made"), "polite", sign=key)
     assert digest_of(pull("polite")) != digest_of(folder)
     assert read_reference("POLITE").kind == "local"
-    require_signatures(True)
     shutil.move(here / "polite", here / "other")
     assert read_reference("other").kind == "local"
     assert read_reference("./other").kind == "folder"

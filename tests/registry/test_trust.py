@@ -1,4 +1,4 @@
-"""The file of trusted keys, and the rule for an adapter."""
+"""The file of trusted keys, which signatures are about an adapter, and whether they are enough."""
 
 from __future__ import annotations
 
@@ -7,149 +7,96 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import signing
-from huggingface_hub import constants
 
-from adapterhub.errors import ConfigError, FileError
-from adapterhub.registry.namespaces import parse_namespace
-from adapterhub.registry.reference import Reference, parse_reference
+from adapterhub.errors import ConfigError, FileError, SignatureError
+from adapterhub.files.signature import Statement, sign_statement
+from adapterhub.registry import trust
+from adapterhub.registry.reference import parse_reference
 from adapterhub.registry.trust import (
+    SignedSubject,
     Trust,
+    check_enough,
+    checked_signatures,
+    current_trust,
     distrust_key,
     read_trust,
     require_signatures,
     requiring_signatures,
-    rule_of,
+    same_name,
+    signed_subject,
     trust_key,
     trust_path,
 )
 
-FOLDER = Reference("folder", "./x")
+DIGEST = "0" * 64
 
 
-def rule(text, **options):
-    return rule_of(parse_reference(text), **options)
+@pytest.fixture
+def key():
+    return signing.new_key()
+
+
+def is_required(**options):
+    return current_trust(**options).required
 
 
 def test_nothing_is_trusted_at_first():
-    assert read_trust() == Trust()
-    assert not rule("hf:a/b").required
-    assert not rule_of(FOLDER).required
+    assert read_trust() == current_trust() == Trust()
 
 
 def test_keys_are_added_and_removed():
     first, second = signing.new_key(), signing.new_key()
-    space = parse_namespace("hf:acme/*")
     for key in (first, second, first):
-        trust_key(space, key.public)
-    assert read_trust().trusted == {space: tuple(sorted((first.public.text, second.public.text)))}
-    assert distrust_key(space, first.public.text) == (second.public.text,)
-    with pytest.raises(ConfigError, match="no such key"):
-        distrust_key(space, first.public.text)
-    assert distrust_key(space, second.public.id) == ()
+        trust_key(key.public)
+    assert read_trust().keys == tuple(sorted((first.public.text, second.public.text)))
+    assert not is_required(), "a key alone requires nothing"
+    distrust_key(first.public.text)
+    with pytest.raises(ConfigError, match="no key"):
+        distrust_key(first.public.text)
+    distrust_key(second.public.id)
     assert read_trust() == Trust()
 
 
-def test_what_is_in_a_namespace_must_be_signed():
-    key = signing.new_key()
-    signing.trust("hf:acme/*", key)
-    decided = rule("hf:acme/x@v3")
-    assert decided.required
-    assert (decided.keys, decided.namespace) == ({key.public.text}, "hf:acme/*")
-    for other in ("hf:acmee/x", "hf:other/acme", "https://h.org/acme/x", "acme", "x"):
-        assert not rule(other).required, other
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("hf:acme/x", "hf:Acme/X", "hf:ACME/x@main", "https://huggingface.co/acme/x"),
-        *("https://HuggingFace.co:443/aCme/x", "https://hf.co/acme/x", "https://hf.co./acme/x"),
-        *("https://mirror.org/acme/x", "https://Mirror.org:443/ACME/x"),
-    ],
-)
-def test_another_spelling_of_the_place_does_not_evade(text, monkeypatch):
-    monkeypatch.setattr(constants, "ENDPOINT", "https://mirror.org")
-    signing.trust("hf:acme/*", signing.new_key())
-    assert rule(text).required
-
-
-def test_a_hub_in_a_lock_file_does_not_evade():
-    signing.trust("https://own.org/acme/*", signing.new_key())
-    signing.trust("hf:other/*", signing.new_key())
-    assert rule("hf:acme/x", endpoint="https://own.org").required
-    assert rule("hf:other/x", endpoint="https://evil.org").required
-    assert not rule("hf:acme/x").required
-
-
-def test_the_most_specific_namespace_decides_alone():
-    keys = {text: signing.new_key() for text in ("hf:*", "hf:acme/*", "hf:acme/x")}
-    for text, key in keys.items():
-        signing.trust(text, key)
-    for reference, decisive in (
-        ("hf:acme/x", "hf:acme/x"),
-        ("hf:acme/y", "hf:acme/*"),
-        ("hf:b/x", "hf:*"),
-    ):
-        decided = rule(reference)
-        assert decided.keys == {keys[decisive].public.text}
-        assert decided.namespace == decisive
-
-
-def test_two_names_of_one_place_are_both_for_it(monkeypatch):
-    monkeypatch.setattr(constants, "ENDPOINT", "https://mirror.org")
-    keys = [signing.new_key(), signing.new_key()]
-    signing.trust("hf:acme/*", keys[0])
-    signing.trust("https://mirror.org/acme/*", keys[1])
-    assert rule("hf:acme/x").keys == {key.public.text for key in keys}
-    assert rule("hf:acme/x").namespace == "hf:acme/* and https://mirror.org/acme/*"
-
-
-def test_the_general_switch(monkeypatch):
-    key = signing.new_key()
-    signing.trust("hf:acme/*", key)
-    for on in (lambda: rule("other", signed=True), lambda: rule_of(FOLDER, signed=True)):
-        assert on().required
+def test_what_requires_signatures(monkeypatch, key):
+    trust_key(key.public)
+    assert is_required(signed=True)
     with requiring_signatures():
-        assert rule("other").required
-        assert rule("other").keys == set()
-        assert rule_of(FOLDER).keys == {key.public.text}
-    assert not rule("other").required
+        assert current_trust() == Trust((key.public.text,), True)
+    assert not is_required()
     require_signatures(True)
-    assert rule("other").required
-    assert rule_of(FOLDER).required
+    assert is_required()
     for value in ("0", "", "false"):  # the variable adds, it does not take away
         monkeypatch.setenv("ADAPTERHUB_REQUIRE_SIGNATURES", value)
-        assert rule("other").required
+        assert is_required()
     require_signatures(False)
     for value in ("1", "true", "YES", "on"):
         monkeypatch.setenv("ADAPTERHUB_REQUIRE_SIGNATURES", value)
-        assert rule("other").required
+        assert is_required()
     monkeypatch.setenv("ADAPTERHUB_REQUIRE_SIGNATURES", "ture")
     with pytest.raises(ConfigError, match="ADAPTERHUB_REQUIRE_SIGNATURES is 'ture'"):
-        rule("other")
+        is_required()
 
 
 GOOD = "ed25519:vfF30CxvsAPDo-EYXl8H8N4CUnIY_9qLWk2Y_1pvVEM"
 
 
-def trusting(namespace, *keys):
-    return json.dumps({"version": 1, "trusted": {namespace: keys}, "require_signatures": False})
+def trusting(*keys, **changes):
+    return json.dumps({"version": 2, "trusted": keys, "require_signatures": False, **changes})
 
 
 BROKEN = {
     "empty": "",
     "text": "none",
     "list": "[]",
-    "no switch": '{"version": 1, "trusted": {}}',
-    "later": '{"version": 2, "trusted": {}, "require_signatures": false}',
-    "twice": '{"version": 1, "trusted": {}, "trusted": {}, "require_signatures": false}',
-    "word": '{"version": 1, "trusted": {}, "require_signatures": "no"}',
-    "no key": trusting("hf:*"),
-    "bad key": trusting("hf:*", "x"),
-    "small order": trusting("hf:*", f"ed25519:{'A' * 43}"),
-    "spelling": trusting("hf:Acme/*", GOOD),
-    "namespace": trusting("./x", GOOD),
-    "unknown": '{"version": 1, "trusted": {}, "require_signatures": false, "more": 1}',
+    "no switch": '{"version": 2, "trusted": []}',
+    "earlier": trusting(version=1),
+    "namespaces": trusting(version=1, trusted={"hf:*": [GOOD]}),
+    "later": trusting(version=3),
+    "twice": '{"version": 2, "trusted": [], "trusted": [], "require_signatures": false}',
+    "word": trusting(require_signatures="no"),
+    "bad key": trusting("x"),
+    "small order": trusting(f"ed25519:{'A' * 43}"),
+    "unknown": trusting(more=1),
 }
 
 
@@ -157,20 +104,18 @@ BROKEN = {
 def test_a_broken_file_never_means_that_nothing_is_required(kind):
     trust_path().parent.mkdir(parents=True)
     trust_path().write_text(BROKEN[kind])
-    for reference in (parse_reference("polite"), FOLDER):
+    for act in (current_trust, lambda: trust_key(signing.new_key().public)):
         with pytest.raises(FileError):
-            rule_of(reference)
-    with pytest.raises(FileError):
-        signing.trust("polite", signing.new_key())
+            act()
     assert trust_path().read_text() == BROKEN[kind]
 
 
 def test_a_file_that_is_named_must_exist(tmp_path, monkeypatch):
     monkeypatch.setenv("ADAPTERHUB_TRUST", str(tmp_path / "trust.json"))
     with pytest.raises(FileError, match="ADAPTERHUB_TRUST"):
-        rule("polite")
-    signing.trust("polite", signing.new_key())
-    assert rule("polite").required
+        current_trust()
+    signing.require(signing.new_key())
+    assert is_required()
     assert trust_path() == tmp_path / "trust.json"
 
 
@@ -178,23 +123,94 @@ def test_a_link_to_the_file_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("ADAPTERHUB_TRUST", str(tmp_path / "link.json"))
     (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
     with pytest.raises(FileError):
-        rule("polite")
-    empty = {"version": 1, "trusted": {}, "require_signatures": False}
-    (tmp_path / "real.json").write_text(json.dumps(empty))
-    signing.trust("polite", signing.new_key())
+        current_trust()
+    (tmp_path / "real.json").write_text(trusting())
+    signing.require(signing.new_key())
     assert (tmp_path / "link.json").is_symlink()
-    assert rule("polite").required
+    assert is_required()
 
 
 def test_no_key_of_concurrent_writers_is_lost():
     keys = [signing.new_key() for _ in range(8)]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda key: signing.trust("polite", key), keys))
-    assert rule("polite").keys == {key.public.text for key in keys}
+        list(pool.map(lambda key: trust_key(key.public), keys))
+    assert set(read_trust().keys) == {key.public.text for key in keys}
 
 
-def test_the_number_of_keys_is_limited():
-    for _ in range(16):
-        signing.trust("polite", signing.new_key())
+def test_the_number_of_keys_is_limited(monkeypatch):
+    monkeypatch.setattr(trust, "_MOST_KEYS", 2)
+    for _ in range(2):
+        trust_key(signing.new_key().public)
     with pytest.raises(ConfigError, match="too many"):
-        signing.trust("polite", signing.new_key())
+        trust_key(signing.new_key().public)
+
+
+def is_valid(key, statement, subject):
+    (checked,) = checked_signatures([sign_statement(statement, key)], subject, Trust())
+    return checked.is_valid
+
+
+@pytest.mark.parametrize(
+    ("asked", "version", "stated", "valid"),
+    [
+        ("hf:acme/x", "v3", "v3", True),
+        ("hf:acme/x", "v3", None, True),
+        ("hf:acme/x", "v2", "v3", False),
+        ("hf:acme/x@best", "v2", "v3", False),
+        ("hf:acme/x@3", "v3", "v3", True),
+        ("hf:acme/x@main", "a" * 40, "v3", True),
+        ("hf:acme/x", "a" * 40, "v3", False),
+        ("hf:acme/x", "a" * 40, None, True),
+    ],
+)
+def test_the_version_is_compared_where_it_can_be(key, asked, version, stated, valid):
+    subject = signed_subject(parse_reference(asked), DIGEST, "acme/x", version)
+    assert is_valid(key, Statement(DIGEST, "x", stated), subject) == valid
+
+
+@pytest.mark.parametrize(
+    ("stated", "name", "same"),
+    [
+        ("polite", "polite", True),
+        ("Polite", "polite", True),
+        ("polite", "acme/polite", True),
+        ("acme/polite", "polite", True),
+        ("acme/polite", "Acme/Polite", True),
+        ("acme/polite", "other/polite", False),
+        ("polite", "acme/rude", False),
+        ("acme", "acme/polite", False),
+        ("polit\u0435", "polite", False),
+    ],
+)
+def test_names_are_compared_as_far_as_both_go(stated, name, same):
+    assert same_name(stated, name) == same
+
+
+def test_a_folder_has_no_name(key):
+    subject = SignedSubject(parse_reference("./x"), DIGEST)
+    assert is_valid(key, Statement(DIGEST, "anything", "v7"), subject)
+    assert not is_valid(key, Statement("1" * 64, "anything"), subject)
+
+
+def test_trusted_signatures_come_first(key):
+    subject = signed_subject(parse_reference("hf:acme/x"), DIGEST, "acme/x", "v1")
+    strangers = [signing.new_key() for _ in range(3)]
+    wrong = sign_statement(Statement("1" * 64, "x"), key)
+    signatures = [wrong, *(sign_statement(Statement(DIGEST, "x"), k) for k in (*strangers, key))]
+    trusted = Trust((key.public.text,), True)
+    checked = checked_signatures(signatures, subject, trusted)
+    assert checked[0].signature.key == key.public.text
+    assert [c.is_valid for c in checked] == [True] * 4 + [False]
+    assert check_enough(checked, subject, trusted)[0] == key.public.text
+    with pytest.raises(SignatureError, match=key.public.id):  # one of a stranger, one invalid
+        check_enough(checked[1:], subject, trusted)
+    assert str(checked[0]) == f"key {key.public.id} for x: valid, trusted"
+
+
+@pytest.mark.parametrize("reference", ["hf:acme/x", "https://h.org/acme/x@v1", "x", "./x"])
+def test_the_error_says_what_to_type(reference):
+    subject = SignedSubject(parse_reference(reference), DIGEST)
+    with pytest.raises(SignatureError, match="adapterhub trust KEY") as error:
+        check_enough([], subject, Trust((), True))
+    assert "no signature" in str(error.value)
+    assert check_enough([], subject, Trust()) == ()
