@@ -34,7 +34,7 @@ from adapterhub.adapters.attachable import (
 )
 from adapterhub.adapters.foundations import refuse_below, with_brought
 from adapterhub.adapters.model_methods import replace_methods
-from adapterhub.adapters.original_backbone import first_fingerprint_before, identities_before
+from adapterhub.adapters.original_backbone import identities_before
 from adapterhub.adapters.passes import STRUCTURE_LOCK, BegunPass, ForwardPasses
 from adapterhub.adapters.structure import ModelStructure
 from adapterhub.anatomy.build import anatomy_of
@@ -430,10 +430,6 @@ class ModelState:
         `trained` is the identity to compare with, whose vocabulary may have fewer rows.
         """
         return identities_before(self.anatomy, self.originals(), trained)
-
-    def first_fingerprint(self) -> str:
-        """Compute the fingerprint of the backbone that manifests without an identity have."""
-        return first_fingerprint_before(self.anatomy, self.originals())
 
 
 def _stops(activation: Activation | RouteActivation) -> Iterator[int]:
