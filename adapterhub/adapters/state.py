@@ -92,7 +92,6 @@ class ModelState:
 
     def __post_init__(self) -> None:
         self.passes = ForwardPasses(self.model)
-        self.passes.attached = self.adapters
         _STATES.add(self)
 
     def __setstate__(self, fields: dict[str, Any]) -> None:
