@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from torch import nn
@@ -35,7 +36,7 @@ from adapterhub.hooks.head import (
 )
 from adapterhub.hooks.layered_head import BothSigns
 from adapterhub.hooks.slot import Slot
-from adapterhub.interrupts import Reversal
+from adapterhub.interrupts import deferred_interrupts
 from adapterhub.methods._base import METHODS
 
 Adapters = Mapping[str, Adapter]
@@ -52,27 +53,24 @@ class Activatable(Protocol):
         """Make a composition active."""
 
 
-class TemporaryActivation(Reversal[None]):
-    """Makes a composition active inside; afterwards, what was active is active again.
+@contextmanager
+def temporarily(state: Activatable, composition: Composition) -> Iterator[None]:
+    """Make a composition active inside; afterwards, what was active is active again.
 
     Args:
         state: the state of a model.
         composition: what is active inside.
+
+    Raises:
+        AttachError: as `ModelState.activate`.
     """
-
-    def __init__(self, state: Activatable, composition: Composition) -> None:
-        self.state, self.composition = state, composition
-        self.before: Composition | None = None
-
-    def enter(self) -> None:
-        """Make the composition active."""
-        (self.before,) = self.state.activation.compositions
-        self.state.activate(self.composition)
-
-    def leave(self) -> None:
-        """Make active what was."""
-        if self.before is not None:
-            self.state.activate(self.before)
+    (before,) = state.activation.compositions
+    try:
+        state.activate(composition)
+        yield
+    finally:
+        with deferred_interrupts():
+            state.activate(before)
 
 
 class StackActivation:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from transformers import PreTrainedModel
 
@@ -10,10 +11,7 @@ from adapterhub.adapters.activation import StackActivation
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attachable import require_model
 from adapterhub.adapters.foundations import adapters_below
-from adapterhub.adapters.passes import STRUCTURE_LOCK
-from adapterhub.adapters.state import ModelState, find_state, get_state
-from adapterhub.hooks.forward_pass import AppliedEntry, ContextEntry
-from adapterhub.interrupts import Reversal
+from adapterhub.adapters.state import find_state
 
 
 def adapters(model: PreTrainedModel) -> dict[str, Adapter]:
@@ -29,37 +27,7 @@ def adapters(model: PreTrainedModel) -> dict[str, Adapter]:
     return {} if state is None else dict(state.adapters)
 
 
-class DisabledAdapters(Reversal[None]):
-    """Applies no adapter inside: what `disabled` returns."""
-
-    lock = STRUCTURE_LOCK
-
-    def __init__(self, model: PreTrainedModel, kept: Sequence[Adapter] = ()) -> None:
-        self.model, self.kept = model, kept
-        self.opened: tuple[ModelState, StackActivation] | None = None
-        self.entry: AppliedEntry | None = None
-
-    def enter(self) -> None:
-        """Open a route of no adapter but those that are kept, for any number of rows."""
-        require_model(self.model)
-        if find_state(self.model) is None:
-            return
-        state, nothing = get_state(self.model), StackActivation(self.kept)
-        self.opened = state, nothing
-        state.open(nothing)
-        self.entry = AppliedEntry(state.scope, ContextEntry(nothing.table, nothing))
-        self.entry.enter()
-
-    def leave(self) -> None:
-        """Close it."""
-        if self.entry is not None:
-            self.entry.leave()
-        if self.opened is not None:
-            state, nothing = self.opened
-            state.close(nothing)
-
-
-def disabled(model: PreTrainedModel) -> DisabledAdapters:
+def disabled(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Apply no adapter inside this context: the bare backbone, with its own head and labels.
 
         with disabled(model):
@@ -76,10 +44,10 @@ def disabled(model: PreTrainedModel) -> DisabledAdapters:
         AttachError: on entering, not a model of transformers; the active adapter changes parameters
             of the backbone, and another thread has a route open.
     """
-    return DisabledAdapters(model)
+    return _only(model, ())
 
 
-def only_foundations(model: PreTrainedModel) -> DisabledAdapters:
+def only_foundations(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Apply only the adapters that are below the active ones: what those were trained on top of.
 
     Returns:
@@ -87,4 +55,13 @@ def only_foundations(model: PreTrainedModel) -> DisabledAdapters:
     """
     active = [adapter for adapter in adapters(model).values() if adapter.active]
     tops = [adapter for adapter in active if not any(adapter in adapters_below(a) for a in active)]
-    return DisabledAdapters(model, [below for top in tops for below in adapters_below(top)])
+    return _only(model, [below for top in tops for below in adapters_below(top)])
+
+
+@contextmanager
+def _only(model: PreTrainedModel, kept: Sequence[Adapter]) -> Iterator[None]:
+    """Open a route of no adapter but those that are kept, for any number of rows."""
+    require_model(model)
+    state = find_state(model)
+    with nullcontext() if state is None else state.route(StackActivation(kept)):
+        yield

@@ -69,9 +69,6 @@ def backbone_differences(manifest: Manifest, state: ModelState) -> list[str]:
         state: the model's state.
     """
     trained_on = manifest.backbone
-    if trained_on.identity is None:
-        found = state.first_fingerprint()
-        return [] if found == trained_on.fingerprint else [f"weights: {found}"]
     trained = BackboneIdentity.from_record(trained_on.fingerprint, trained_on.identity)
     own_head = manifest.head is not None
     return identity_differences(trained, state.identities(trained), without_head=own_head)
@@ -159,7 +156,6 @@ def _local_names(model: PreTrainedModel) -> Iterator[str]:
     """Yield the ends of the names that adapters give to a backbone that is not on the Hub."""
     state = find_state(model) or new_state(model)
     yield local_name("", state.fingerprint)
-    yield local_name("", state.first_fingerprint)
 
 
 def check_processor(

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.activation import Activatable, RouteActivation, TemporaryActivation
+from adapterhub.adapters.activation import Activatable, RouteActivation, temporarily
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.token_embedding import token_embedding
@@ -104,7 +104,7 @@ def save_backbone(
     model = state.model
     given = model.state_dict() if state_dict is None else state_dict
     adapted = _named(model)
-    with TemporaryActivation(state, ()):
+    with temporarily(state, ()):
         replaced = {k: t for k, t in _named(model).items() if k in given and adapted[k] is not t}
         tensors = {k: replaced.get(k, t).detach() for k, t in given.items() if not _is_added(k)}
         of_adapters = [key for key in given if key in replaced or _is_added(key)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -12,7 +11,6 @@ from transformers import PreTrainedModel
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.checkpoint_form import named_tensors
 from adapterhub.backbones.fingerprint import BackboneIdentity, ModelIdentities, Vocabulary
-from adapterhub.backbones.fingerprint_v1 import first_fingerprint
 from adapterhub.backbones.identity import origin_of
 from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.backbones.token_embedding import checkpoint_vocabulary_size, token_embedding
@@ -35,24 +33,6 @@ def identities_before(
     vocabulary = _vocabulary(anatomy.model).common(trained.vocabulary if trained else None)
     tensors = _tensors(anatomy, originals)
     return ModelIdentities(anatomy.model, tensors, origin_of(anatomy.model), vocabulary, trained)
-
-
-def first_fingerprint_before(anatomy: Anatomy, originals: Originals) -> str:
-    """Compute the fingerprint of a backbone that manifests without an identity have.
-
-    Args:
-        anatomy: of the model.
-        originals: the parameters of the backbone that adapters have replaced.
-    """
-    model = anatomy.model
-    new, rows = newly_initialized(model), checkpoint_vocabulary_size(model)
-    table = token_embedding(model)
-    own = {path: p for path, p in anatomy.parameters().items() if path not in new}
-    # An adapter may have untied a parameter of the backbone.
-    once = {id(originals.get(id(p), p)): path for path, p in reversed(own.items())}
-    named = ((path, originals.get(id(own[path]), own[path])) for path in once.values())
-    limited = ((path, p[: rows if p is table else None]) for path, p in named)
-    return first_fingerprint(itertools.chain(limited, _codes(anatomy)), origin_of(model))
 
 
 def _tensors(anatomy: Anatomy, originals: Originals) -> dict[str, Tensor]:

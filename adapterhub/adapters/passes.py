@@ -1,9 +1,8 @@
-"""A forward pass takes what is active when it begins, and says so if that changed under it.
+"""A forward pass takes what is active when it begins.
 
 Hooks on the model and on its stacks begin and end a pass. Modules at sites belong to the pass; the
 head, labels and backbone parameters of active adapters are parts of the model, which all threads
-share. Where another thread exchanged such a part during a pass, its output may be of neither state,
-and an error takes its place.
+share.
 """
 
 from __future__ import annotations
@@ -17,8 +16,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.activation import Activation, PerRowActivation, StackActivation
-from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.activation import (
+    Activation,
+    PerRowActivation,
+    RouteActivation,
+    StackActivation,
+)
 from adapterhub.adapters.parts import LABEL_FIELDS, set_labels
 from adapterhub.errors import AttachError
 from adapterhub.hooks.forward_pass import (
@@ -41,9 +44,6 @@ class BegunPass(NamedTuple):
     """What a pass began with."""
 
     module: nn.Module  # whose call it is
-    adapters: tuple[Adapter, ...]
-    replacements: int
-    relabellings: int | None  # None: no labels were given
 
 
 class ForwardPasses:
@@ -57,10 +57,7 @@ class ForwardPasses:
         self.model = model
         self.scope = ModelScope()
         self.active: Activation = StackActivation()
-        self.attached: Mapping[str, Adapter] = {}
         self.replacing: Any = None
-        self.replacements = 0
-        self.relabellings = 0
         self.arguments = tuple(inspect.signature(model.forward).parameters)
         self.handles: list[Any] = []
         self.checkpointed = [m for m in model.modules() if hasattr(m, "gradient_checkpointing")]
@@ -97,7 +94,6 @@ class ForwardPasses:
         exchanged = [each for each in (before, activation) if each is not None]
         for each in exchanged:
             each.check()
-        self.replacements += 1
         try:
             if before is not None:
                 before.off()
@@ -121,48 +117,26 @@ class ForwardPasses:
         entry, whole = current_entry(self.scope), module is self.model
         if whole and torch.is_grad_enabled() and module.training:
             self._recompute_in_context()
-        labelled = whole and inputs.get("labels") is not None
         if entry is not None and not isinstance(entry.owner, BegunPass):
-            if labelled and isinstance(entry.owner, PerRowActivation):
+            if whole and inputs.get("labels") is not None:
                 self._relabel(entry.owner)
             return
         if entry is not None and not whole:
             return
         with STRUCTURE_LOCK:
             self._refuse_suspended()
-            begun = BegunPass(
-                module,
-                tuple(self.active.adapters),
-                self.replacements,
-                self.relabellings if labelled else None,
-            )
-            set_entry(self.scope, ContextEntry(self.active.table, begun))
+            set_entry(self.scope, ContextEntry(self.active.table, BegunPass(module)))
 
-    def end(self, module: nn.Module, finished: bool) -> None:
-        """End a pass; one that did not finish has an error of its own.
-
-        Raises:
-            AttachError: another thread changed what the pass computed with.
-        """
+    def end(self, module: nn.Module) -> None:
+        """End a pass."""
         entry = current_entry(self.scope)
         if entry is None:
             return
         if isinstance(entry.owner, BegunPass):
             if entry.owner.module is module:
                 set_entry(self.scope, None)
-                if finished:
-                    self._check(entry.owner)
-        elif module is self.model:
-            self._restore_labels(finished)
-
-    def _check(self, begun: BegunPass) -> None:
-        lost = [a.name for a in begun.adapters if self.attached.get(a.name) is not a]
-        if lost:
-            _refuse_overlap(f"another thread detached {', '.join(map(repr, lost))}")
-        if begun.replacements != self.replacements:
-            _refuse_overlap("another thread exchanged heads or backbone parameters")
-        if begun.relabellings not in (None, self.relabellings):
-            _refuse_overlap("another thread computed a loss with other labels")
+        elif module is self.model and kept_values(self.scope).pop(_RELABELLED, False):
+            self.restore_labels()
 
     def _refuse_suspended(self) -> None:
         if self.active.replaces and self.replacing is not self.active:
@@ -174,32 +148,21 @@ class ForwardPasses:
                 hint=f"route(model, [{names}] * rows), or activate(model) and routes only",
             )
 
-    def _relabel(self, activation: PerRowActivation) -> None:
+    def _relabel(self, route: RouteActivation) -> None:
         """Set the labels of a route for the loss of one pass."""
-        with STRUCTURE_LOCK:
-            kept = kept_values(self.scope)
-            if not self.labels:
-                self.labels = {name: getattr(self.model.config, name) for name in LABEL_FIELDS}
-            set_labels(self.model, activation.labels())
-            self.relabellings += 1
-            kept[_RELABELLED] = self.relabellings
-
-    def _restore_labels(self, finished: bool) -> None:
-        count = kept_values(self.scope).pop(_RELABELLED, None)
-        if count is None:
-            return
-        with STRUCTURE_LOCK:
-            alone = count == self.relabellings
-            if alone:
-                self.restore_labels()
-        if finished and not alone:
-            _refuse_overlap("another thread computed a loss with other labels")
+        if isinstance(route, PerRowActivation):
+            with STRUCTURE_LOCK:
+                if not self.labels:
+                    self.labels = {n: getattr(self.model.config, n) for n in LABEL_FIELDS}
+                set_labels(self.model, route.labels())
+                kept_values(self.scope)[_RELABELLED] = True
 
     def restore_labels(self) -> None:
         """Set the labels as they were before a pass of a route."""
-        if self.labels:
-            set_labels(self.model, self.labels)
-            self.labels = {}
+        with STRUCTURE_LOCK:
+            if self.labels:
+                set_labels(self.model, self.labels)
+                self.labels = {}
 
     def _recompute_in_context(self) -> None:
         for module in self.checkpointed:
@@ -222,12 +185,4 @@ def end_pass(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     if torch.compiler.is_compiling():
         return
     (passes,) = getattr(module, _PASSES)
-    passes.end(module, output is not None)
-
-
-def _refuse_overlap(what: str) -> None:
-    raise AttachError(
-        f"{what} during this forward pass, whose output may be of neither state",
-        expected="no such change while other threads compute",
-        hint="compute again; routes are not affected by activate(...)",
-    )
+    passes.end(module)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.activation import RouteActivation, head_of, route_activation_of
-from adapterhub.adapters.passes import STRUCTURE_LOCK
+from adapterhub.adapters.activation import head_of, route_activation_of
 from adapterhub.adapters.state import ModelState, get_state, require_attached
 from adapterhub.errors import AttachError
 from adapterhub.hooks.composition import Average, Composition, adapter_names, parse_composition
-from adapterhub.hooks.forward_pass import AppliedEntry, ContextEntry
-from adapterhub.interrupts import Reversal
 
 RouteRow: TypeAlias = str | Average | tuple[str | Average, ...] | None
 
@@ -48,44 +46,8 @@ class Routed:
         return [row[..., :size] for row, size in zip(logits, self.classes, strict=True)]
 
 
-class OpenRoute(Reversal[Routed]):
-    """Applies a route inside: what `route` returns."""
-
-    lock = STRUCTURE_LOCK
-
-    def __init__(self, model: PreTrainedModel, rows: Sequence[RouteRow]) -> None:
-        self.model, self.rows = model, rows
-        self.opened: tuple[ModelState, RouteActivation] | None = None
-        self.entry: AppliedEntry | None = None
-
-    def enter(self) -> Routed:
-        """Open the route."""
-        state = get_state(self.model)
-        if isinstance(self.rows, str) or not self.rows:
-            raise AttachError(
-                f"{self.rows!r} is not a list of rows",
-                expected="one adapter, or None, for each row of the batch",
-                hint='route(model, ["a", "b", None])',
-            )
-        compositions = tuple(map(parse_composition, self.rows))
-        require_attached(state, [name for each in compositions for name in adapter_names(each)])
-        activation = route_activation_of(state.model, state.adapters, compositions)
-        self.opened = state, activation
-        state.open(activation)
-        self.entry = AppliedEntry(state.scope, ContextEntry(activation.table, activation))
-        self.entry.enter()
-        return _routed(state, compositions)
-
-    def leave(self) -> None:
-        """Close the route."""
-        if self.entry is not None:
-            self.entry.leave()
-        if self.opened is not None:
-            state, activation = self.opened
-            state.close(activation)
-
-
-def route(model: PreTrainedModel, rows: Sequence[RouteRow]) -> OpenRoute:
+@contextmanager
+def route(model: PreTrainedModel, rows: Sequence[RouteRow]) -> Iterator[Routed]:
     """Send row i of a batch through the adapter `rows[i]`, inside this context.
 
     A row is a name, a tuple of names (a stack), an `Average`, or None (the bare backbone, with the
@@ -103,15 +65,25 @@ def route(model: PreTrainedModel, rows: Sequence[RouteRow]) -> OpenRoute:
     route of one adapter for all rows may be one that changes backbone parameters, which all
     threads share; then no other thread may have a route open.
 
-    Returns:
-        A context, which returns the route: labels of each row, and `split`. It is entered once.
+    Yields:
+        The route: labels of each row, and `split`.
 
     Raises:
         AttachError: no rows, a name that is not attached, an adapter that changes parameters of
             the backbone for some of the rows, or for all while another thread has a route open. In
             the model's forward: a batch with a different number of rows.
     """
-    return OpenRoute(model, rows)
+    state = get_state(model)
+    if isinstance(rows, str) or not rows:
+        raise AttachError(
+            f"{rows!r} is not a list of rows",
+            expected="one adapter, or None, for each row of the batch",
+            hint='route(model, ["a", "b", None])',
+        )
+    compositions = tuple(map(parse_composition, rows))
+    require_attached(state, [name for each in compositions for name in adapter_names(each)])
+    with state.route(route_activation_of(state.model, state.adapters, compositions)):
+        yield _routed(state, compositions)
 
 
 def _routed(state: ModelState, compositions: tuple[Composition, ...]) -> Routed:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +20,9 @@ from adapterhub.adapters.activation import (
     Activation,
     RouteActivation,
     StackActivation,
-    TemporaryActivation,
     activation_of,
     template_of,
+    temporarily,
 )
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attachable import (
@@ -33,7 +34,7 @@ from adapterhub.adapters.attachable import (
 )
 from adapterhub.adapters.foundations import refuse_below, with_brought
 from adapterhub.adapters.model_methods import replace_methods
-from adapterhub.adapters.original_backbone import first_fingerprint_before, identities_before
+from adapterhub.adapters.original_backbone import identities_before
 from adapterhub.adapters.passes import STRUCTURE_LOCK, BegunPass, ForwardPasses
 from adapterhub.adapters.structure import ModelStructure
 from adapterhub.anatomy.build import anatomy_of
@@ -56,10 +57,17 @@ from adapterhub.backbones.tokenizer import (
 )
 from adapterhub.errors import AttachError, did_you_mean
 from adapterhub.hooks.composition import Composition, adapter_names
-from adapterhub.hooks.forward_pass import NO_MODULES, ModelScope, current_entry, set_entry
+from adapterhub.hooks.forward_pass import (
+    NO_MODULES,
+    ContextEntry,
+    ModelScope,
+    applying,
+    current_entry,
+    set_entry,
+)
 from adapterhub.hooks.reversible import require_input_gradients
 from adapterhub.hooks.slot import Removable
-from adapterhub.interrupts import Reversal, deferred_interrupts
+from adapterhub.interrupts import deferred_interrupts
 
 _STATE = "_adapterhub"
 _STATES: weakref.WeakSet[ModelState] = weakref.WeakSet()  # of all models, with adapters or without
@@ -84,7 +92,6 @@ class ModelState:
 
     def __post_init__(self) -> None:
         self.passes = ForwardPasses(self.model)
-        self.passes.attached = self.adapters
         _STATES.add(self)
 
     def __setstate__(self, fields: dict[str, Any]) -> None:
@@ -205,13 +212,28 @@ class ModelState:
             route = route.outer
         return [each for each in self.routes if not any(each is one for one in own)]
 
-    def open(self, activation: RouteActivation) -> None:
-        """Open a route, of which `close` may find any part done.
+    @contextmanager
+    def route(self, activation: RouteActivation) -> Iterator[None]:
+        """Apply an activation to the calls of this context inside.
 
         Raises:
             AttachError: adapters that replace parts of the model, while another thread has a route
                 open, or the reverse.
         """
+        applied = ExitStack()
+        try:
+            with STRUCTURE_LOCK, deferred_interrupts():
+                self._open(activation)
+                entry = ContextEntry(activation.table, activation)
+                applied.enter_context(applying(self.scope, entry))
+            yield
+        finally:
+            with deferred_interrupts(), STRUCTURE_LOCK:
+                applied.close()
+                self._close(activation)
+
+    def _open(self, activation: RouteActivation) -> None:
+        """Open a route, of which `_close` may find any part done."""
         outer = self.open_route()
         if outer is None:
             set_entry(self.scope, None)  # of a pass that was interrupted
@@ -221,8 +243,7 @@ class ModelState:
         self._settle()
         activation.prepare()
 
-    def close(self, activation: RouteActivation) -> None:
-        """Close a route."""
+    def _close(self, activation: RouteActivation) -> None:
         activation.close()
         self.routes = [each for each in self.routes if each is not activation]
         if not self.routes:
@@ -409,10 +430,6 @@ class ModelState:
         """
         return identities_before(self.anatomy, self.originals(), trained)
 
-    def first_fingerprint(self) -> str:
-        """Compute the fingerprint of the backbone that manifests without an identity have."""
-        return first_fingerprint_before(self.anatomy, self.originals())
-
 
 def _stops(activation: Activation | RouteActivation) -> Iterator[int]:
     for adapter in activation.adapters:
@@ -447,56 +464,35 @@ def backbone_fingerprint(model: PreTrainedModel) -> str:
     return (find_state(model) or new_state(model)).fingerprint()
 
 
-class BareModel(Reversal[ModelState]):
-    """Prepares a model for a new adapter: no adapter is active inside.
-
-    If none was added, what was active is active again afterwards.
-    """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
-        self.inside: tuple[ModelState, Composition, Activation] | None = None
-        self.inference: Any = None
-
-    def enter(self) -> ModelState:
-        """Deactivate the adapters."""
-        check_model(self.model)
-        refuse_shared(self.model, _adapted_models())
-        state = find_state(self.model) or new_state(self.model)
-        refuse_in_route(state)
-        (before,) = state.compositions
-        nothing = StackActivation()
-        self.inside = state, before, nothing  # first: `leave` may have to undo any part
-        state.deactivate(nothing)
-        if torch.is_inference_mode_enabled():
-            # Parameters that are created in inference mode can never train.
-            self.inference = torch.inference_mode(False)
-            self.inference.__enter__()
-        return state
-
-    def leave(self) -> None:
-        """Activate them again, unless one was added."""
-        inference, self.inference = self.inference, None
-        if inference is not None:
-            inference.__exit__(None, None, None)
-        if self.inside is not None:
-            state, before, activation = self.inside
-            if state.activation is activation:
-                state.activate(before)
-
-
-def bare(model: PreTrainedModel) -> BareModel:
+@contextmanager
+def bare(model: PreTrainedModel) -> Iterator[ModelState]:
     """Prepare a model for a new adapter: no adapter is active inside.
 
     The context is entered with `STRUCTURE_LOCK` held, and returns the model's state, to `add` the
-    adapter to. Without one, on an error, what was active is active again. To enter it raises an
-    AttachError if this is no model of transformers, a compiled or sharded one, one that shares
-    modules with another model with adapters, or inside a route.
+    adapter to. Without one, on an error, what was active is active again.
+
+    Raises:
+        AttachError: no model of transformers, a compiled or sharded one, one that shares modules
+            with another model with adapters, or inside a route.
     """
-    return BareModel(model)
+    check_model(model)
+    refuse_shared(model, _adapted_models())
+    state = find_state(model) or new_state(model)
+    refuse_in_route(state)
+    (before,) = state.compositions
+    nothing = StackActivation()
+    try:
+        state.deactivate(nothing)
+        # Parameters that are created in inference mode can never train.
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+            yield state
+    finally:
+        with deferred_interrupts():
+            if state.activation is nothing:
+                state.activate(before)
 
 
-def activated(state: ModelState, composition: Composition) -> TemporaryActivation:
+def activated(state: ModelState, composition: Composition) -> AbstractContextManager[None]:
     """Make a composition active inside, and what was active before again afterwards.
 
     The context is entered with `STRUCTURE_LOCK` held if other threads shall not compute with it.
@@ -505,7 +501,7 @@ def activated(state: ModelState, composition: Composition) -> TemporaryActivatio
         AttachError: inside a route; on entering, as `ModelState.activate`.
     """
     refuse_in_route(state)
-    return TemporaryActivation(state, composition)
+    return temporarily(state, composition)
 
 
 def _tokens_in_use(tokenizer: TokenizerSnapshot, removed: Sequence[Adapter]) -> set[str]:

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from adapterhub.backbones.probe import EvaluationMode, probe_batch
+from adapterhub.backbones.probe import evaluation_mode, probe_batch
 from adapterhub.backbones.weights import device_of
 from adapterhub.errors import BackboneError
 
@@ -47,7 +47,7 @@ def reads_ahead(model: PreTrainedModel) -> bool:
     batch = probe_batch(model, rows=1, tokens=_TOKENS + 1)
     ids = batch["input_ids"][:, :_TOKENS].repeat(2, 1)
     ids[1, -1] = ids[0, 0] if ids[0, 0] != ids[0, -1] else ids[0, 1]
-    with EvaluationMode(model), torch.no_grad():
+    with evaluation_mode(model), torch.no_grad():
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float()
     before = logits[:, :-1]
     tolerance = 1e-3 if model.dtype == torch.float32 else 0.05  # of BERT: 0.3 to 0.5
@@ -63,7 +63,7 @@ def shifts_labels(model: PreTrainedModel) -> bool:
     if device is None or device.type == "meta":
         return True
     ids = probe_batch(model, rows=1, tokens=2 * _TOKENS)["input_ids"]
-    with EvaluationMode(model), torch.no_grad():
+    with evaluation_mode(model), torch.no_grad():
         output = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids)
     logits = output.logits.float()[0]
     after = functional.cross_entropy(logits[:-1], ids[0, 1:])

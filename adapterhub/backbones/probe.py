@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -19,7 +21,6 @@ from adapterhub.backbones.processor import (
 )
 from adapterhub.backbones.task_models import task_kind
 from adapterhub.backbones.weights import device_of
-from adapterhub.interrupts import Reversal
 
 ROWS, TOKENS = 4, 16
 _SIDE = 48  # pixels of the pictures of noise
@@ -116,20 +117,15 @@ def picture_batch(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
     }
 
 
-class EvaluationMode(Reversal[None]):
-    """Sets a model to evaluation mode inside; afterwards each module is in its own mode."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.modes = {module: module.training for module in model.modules()}
-
-    def enter(self) -> None:
-        """Set the mode."""
-        self.model.eval()
-
-    def leave(self) -> None:
-        """Restore the modes."""
-        for module, mode in self.modes.items():
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Set a model to evaluation mode inside; afterwards each module is in its own mode."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes.items():
             module.training = mode
 
 
@@ -140,7 +136,7 @@ def probe(model: PreTrainedModel) -> dict[str, Tensor]:
     Its logits, or all other floating point outputs if it has none; in fp32 on the CPU.
     """
     device = str(device_of(model)).partition(":")[0]
-    with EvaluationMode(model), torch.no_grad(), torch.autocast(device, enabled=False):
+    with evaluation_mode(model), torch.no_grad(), torch.autocast(device, enabled=False):
         outputs = model(**(picture_batch(model) or probe_batch(model)), return_dict=True)
     tensors = {
         name: value.to("cpu", torch.float32)

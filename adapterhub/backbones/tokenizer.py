@@ -12,7 +12,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,7 +23,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.backbones.added_tokens import check_removable, remove_added_tokens
 from adapterhub.errors import AttachError, MismatchError
-from adapterhub.interrupts import Reversal
 
 _TOKENIZER = "_adapterhub_tokenizer"
 _SPECIAL = ("bos", "eos", "unk", "sep", "cls", "mask")
@@ -61,7 +61,7 @@ class TokenizerSnapshot:
         self.tokenizer = tokenizer
         self.size = size
         # Encoded now, because a token added later may match in the probe text.
-        with _KeptSettings(tokenizer):
+        with _kept_settings(tokenizer):
             self.probe = [tokenizer.encode(text, add_special_tokens=False) for text in _PROBE]
         self.borrowed = _BORROWED.setdefault(tokenizer, BorrowedTokenizer())
         self._cached: tuple[object, str] | None = None
@@ -211,24 +211,23 @@ def _different_ids(wrong: Sequence[str]) -> MismatchError:
     )
 
 
-class _KeptSettings(Reversal[None]):
-    """Keeps the settings of a tokenizer's backend, which each encoding resets."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.backend = getattr(tokenizer, "backend_tokenizer", None)
-        self.settings: tuple[Any, ...] = ()
-
-    def enter(self) -> None:
-        if (backend := self.backend) is not None:
-            self.settings = backend.truncation, backend.padding, backend.encode_special_tokens
-
-    def leave(self) -> None:
-        if self.settings and (backend := self.backend) is not None:
-            truncation, padding, backend.encode_special_tokens = self.settings
-            if truncation:
-                backend.enable_truncation(**truncation)
-            if padding:
-                backend.enable_padding(**padding)
+@contextmanager
+def _kept_settings(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
+    """Keep the settings of a tokenizer's backend, which each encoding resets."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        yield
+        return
+    truncation, padding = backend.truncation, backend.padding
+    encode_special_tokens = backend.encode_special_tokens
+    try:
+        yield
+    finally:
+        backend.encode_special_tokens = encode_special_tokens
+        if truncation:
+            backend.enable_truncation(**truncation)
+        if padding:
+            backend.enable_padding(**padding)
 
 
 def _merges(tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -49,8 +49,8 @@ class BackboneRef:
     `id` is a Hub id or a logical name, never a path; `revision` is the resolved commit, or None;
     `fingerprint` names the weights; `model_type` is the family. `dtype` and `quantization` record
     how the backbone was loaded for training; they are not part of its identity. `identity` is what
-    a backbone is compared with, see `adapterhub.backbones.fingerprint`; None in files of the first
-    kind of fingerprint.
+    a backbone is compared with, see `adapterhub.backbones.fingerprint`; files of other
+    libraries have none.
     """
 
     id: str
@@ -59,7 +59,7 @@ class BackboneRef:
     model_type: str
     dtype: str | None = None
     quantization: str | None = None
-    identity: Mapping[str, Any] | None = None
+    identity: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def location(self) -> str:
@@ -268,9 +268,6 @@ def name_problems(name: object) -> list[str]:
 
 
 def _tree(manifest: Manifest) -> dict[str, Any]:
-    backbone = _fields(manifest.backbone)
-    if backbone["identity"] is None:  # files of version 1 keep their bytes
-        del backbone["identity"]
     fields = _fields(manifest)
     heads = {name: _head_tree(record) for name, record in fields.pop("heads").items()}
     on = [_fields(each) for each in fields.pop("on")]
@@ -280,7 +277,7 @@ def _tree(manifest: Manifest) -> dict[str, Any]:
         **({"processor": processor} if processor else {}),
         **({"heads": heads} if heads else {}),
         **({"on": on} if on else {}),
-        "backbone": backbone,
+        "backbone": _fields(manifest.backbone),
         "head": _task_head_tree(manifest.head),
         "metrics": {name: _as_float(value) for name, value in manifest.metrics.items()},
         "tensors": {name: _fields(info) for name, info in manifest.tensors.items()},
@@ -413,18 +410,16 @@ _languages = schema.sequence(schema.text(r"[A-Za-z0-9-]{2,35}", "a language code
 _digests = schema.sequence(_sha256, 2, 2)
 _parts = schema.mapping(schema.text(r"[A-Za-z0-9_.-]{1,100}", "a part of a backbone"), _digests)
 _rows = schema.integer(0, 2**40, null=True)
-_identity = schema.nullable(
-    schema.record(
-        {
-            "config": schema.free,
-            "files": schema.sequence(_sha256, 0, 10_000),
-            "half": _word,
-            "parts": _parts,
-            "rows": _rows,
-            "strength": schema.text("all|sample", "all or sample"),
-            "tokens": _rows,
-        }
-    )
+_identity = schema.record(
+    {
+        "config": schema.free,
+        "files": schema.sequence(_sha256, 0, 10_000),
+        "half": _word,
+        "parts": _parts,
+        "rows": _rows,
+        "strength": schema.text("all|sample", "all or sample"),
+        "tokens": _rows,
+    }
 )
 _backbone = schema.record(
     {
@@ -434,8 +429,8 @@ _backbone = schema.record(
         "model_type": _word,
         "dtype": _word_or_null,
         "quantization": _word_or_null,
-    },
-    optional={"identity": _identity},
+        "identity": _identity,
+    }
 )
 _OPTIONAL_OF_HEAD = {
     "pooling": schema.text("cls|mean|last|max", "cls, mean, last or max"),

@@ -188,11 +188,6 @@ def mapping(key: Check, item: Check, low: int = 0, high: int = _MAX_ENTRIES) -> 
     return check
 
 
-def nullable(check: Check) -> Check:
-    """Return a check that also accepts null."""
-    return lambda path, value: [] if value is None else check(path, value)
-
-
 def record(fields: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
     """Return a check for an object with exactly these fields.
 

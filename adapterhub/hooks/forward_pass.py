@@ -11,7 +11,8 @@ thread that opened the route.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
@@ -20,7 +21,6 @@ import torch
 from torch import nn
 
 from adapterhub.hooks.composition import BatchPlan
-from adapterhub.interrupts import Reversal
 
 
 class AppliedModules(NamedTuple):
@@ -69,40 +69,28 @@ def set_entry(scope: ModelScope, entry: ContextEntry | None) -> None:
     _ENTRIES.set(entries or None)
 
 
-class AppliedEntry(Reversal[None]):
-    """Applies modules to a model, in this context and in compiled models of this thread."""
-
-    def __init__(self, scope: ModelScope, entry: ContextEntry) -> None:
-        self.scope, self.entry = scope, entry
-        self._before: tuple[ContextEntry | None] | None = None
-
-    def enter(self) -> None:
-        """Set the entry."""
-        self._before = (current_entry(self.scope),)
-        set_entry(self.scope, self.entry)
-        self._set_opened((*_opened(), self))
-
-    def leave(self) -> None:
-        """Set the entry that was there before."""
+@contextmanager
+def applying(scope: ModelScope, entry: ContextEntry) -> Iterator[None]:
+    """Apply modules to a model inside, in this context and in compiled models of this thread."""
+    before, applied = current_entry(scope), (scope, entry)
+    set_entry(scope, entry)
+    _set_opened((*_opened(), applied))
+    try:
+        yield
+    finally:
         # The routes of coroutines, which share a thread, end in any order.
-        self._set_opened(tuple(each for each in _opened() if each is not self))
-        if self._before is not None:
-            set_entry(self.scope, *self._before)
-
-    @staticmethod
-    def _set_opened(opened: tuple[AppliedEntry, ...]) -> None:
-        _thread.opened = opened
-        _thread.entries = {each.scope: each.entry for each in opened} or None
+        _set_opened(tuple(each for each in _opened() if each is not applied))
+        set_entry(scope, before)
 
 
-def _opened() -> tuple[AppliedEntry, ...]:
-    """Return the entries that this thread has entered and not left, in order."""
+def _opened() -> tuple[tuple[ModelScope, ContextEntry], ...]:
+    """Return the entries that this thread applies, in order."""
     return getattr(_thread, "opened", ())
 
 
-def applying(scope: ModelScope, entry: ContextEntry) -> AppliedEntry:
-    """Apply modules to a model inside, in this context and in compiled models of this thread."""
-    return AppliedEntry(scope, entry)
+def _set_opened(opened: tuple[tuple[ModelScope, ContextEntry], ...]) -> None:
+    _thread.opened = opened
+    _thread.entries = dict(opened) or None
 
 
 def kept_values(slot: Any) -> dict[str, Any]:
@@ -134,26 +122,25 @@ class RecomputedInContext:
             if not computed:
                 computed = True
                 return function(*inputs, **options)
-            with _EarlierContext(entries, kept):
+            with _earlier_context(entries, kept):
                 return function(*inputs, **options)
 
         return self.checkpoint(run, *args, **kwargs)
 
 
-class _EarlierContext(Reversal[None]):
-    """Sets what applied, and what hooks kept, in an earlier call."""
-
-    def __init__(self, entries: _Entries | None, kept: Mapping[Any, dict[str, Any]]) -> None:
-        self.entries, self.kept = entries, kept
-        self.before = _ENTRIES.get(), getattr(_thread, "kept", None)
-
-    def enter(self) -> None:
-        _ENTRIES.set(self.entries)
-        _thread.kept = _copied(self.kept)
-
-    def leave(self) -> None:
-        entries, _thread.kept = self.before
-        _ENTRIES.set(entries)
+@contextmanager
+def _earlier_context(
+    entries: _Entries | None, kept: Mapping[Any, dict[str, Any]]
+) -> Iterator[None]:
+    """Set what applied, and what hooks kept, in an earlier call."""
+    before = _ENTRIES.get(), getattr(_thread, "kept", None)
+    _ENTRIES.set(entries)
+    _thread.kept = _copied(kept)
+    try:
+        yield
+    finally:
+        own, _thread.kept = before
+        _ENTRIES.set(own)
 
 
 def _copied(kept: Mapping[Any, dict[str, Any]]) -> WeakKeyDictionary[Any, dict[str, Any]]:

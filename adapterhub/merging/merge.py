@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -56,7 +57,7 @@ from adapterhub.errors import AttachError, MergeError
 from adapterhub.hooks.composition import Composition, adapter_names
 from adapterhub.hooks.layered_head import activation_between
 from adapterhub.hooks.new_tokens import VOCABULARY, NewTokenRows
-from adapterhub.interrupts import Reversal, deferred_interrupts
+from adapterhub.interrupts import deferred_interrupts
 from adapterhub.merging.affine import merged_names, merged_parameters
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-1}
@@ -187,42 +188,33 @@ def merge(
         head = heads[-1] if heads else None
         templates = tuple(state.templates())
         record = Merge(adapters, probe(model), parameters, attributes, head, templates)
-    with STRUCTURE_LOCK, MergedModel(state, record, composition) as merged:
+    with STRUCTURE_LOCK, _merged(state, record, composition):
         record.differences, record.tolerances = compare_outputs(record.expected, model, tolerance)
-        merged.verified = True
     return record
 
 
-class MergedModel(Reversal["MergedModel"]):
-    """Gives a model its merged weights in place of the adapters; they stay once `verified`.
+@contextmanager
+def _merged(state: ModelState, record: Merge, composition: Composition) -> Iterator[None]:
+    """Give a model its merged weights in place of the adapters; they stay unless an error occurs.
 
-    Args:
-        state: the state of the model.
-        record: the merge.
-        composition: what is active if it is undone.
+    The tokenizer keeps what the adapters added. On an error, the composition is active again.
     """
-
-    def __init__(self, state: ModelState, record: Merge, composition: Composition) -> None:
-        self.state, self.record, self.composition = state, record, composition
-        self.verified = False
-
-    def enter(self) -> MergedModel:
-        """Detach the adapters, and set the merged weights; the tokenizer keeps what they added."""
-        self.state.detach(*(adapter.name for adapter in self.record.adapters))
-        self.record.swap(on=True)
-        for adapter in self.record.adapters:
-            adapter.lend()
-        return self
-
-    def leave(self) -> None:
-        """Keep the record, or undo `enter`."""
-        model = self.state.model
-        if self.verified:
-            records = [each for each in _records(model) if each[1] is not self.record]
-            _set_records(model, [*records, (self.state, self.record)])
-        elif find_state(model) is None:
-            self.record.swap(on=False)
-            self.state.reattach(self.record.adapters, self.composition)
+    model = state.model
+    try:
+        with deferred_interrupts():
+            state.detach(*(adapter.name for adapter in record.adapters))
+            record.swap(on=True)
+            for adapter in record.adapters:
+                adapter.lend()
+        yield
+        _set_records(model, [*_records(model), (state, record)])
+    except BaseException:
+        with deferred_interrupts():
+            _set_records(model, [each for each in _records(model) if each[1] is not record])
+            if find_state(model) is None:
+                record.swap(on=False)
+                state.reattach(record.adapters, composition)
+        raise
 
 
 def _records(model: PreTrainedModel) -> list[tuple[ModelState, Merge]]:

@@ -24,7 +24,7 @@ from adapterhub.adapters.activate import activate
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.pooling import POOLS
-from adapterhub.backbones.probe import EvaluationMode, probe_batch
+from adapterhub.backbones.probe import evaluation_mode, probe_batch
 from adapterhub.backbones.quantized_training import keep_4bit_layout
 from adapterhub.backbones.task_models import text_config
 from adapterhub.backbones.trained_length import trained_length, vector_length
@@ -129,7 +129,7 @@ class SentenceEncoder:
         self, base: Any, head: Mapping[str, Tensor], model: PreTrainedModel
     ) -> dict[str, Tensor]:
         batch = probe_batch(model)
-        with EvaluationMode(base), torch.inference_mode():
+        with evaluation_mode(base), torch.inference_mode():
             states = base(**batch).last_hidden_state
             pooled = POOLS[self.how](states.float(), batch["attention_mask"].bool())
             if not head:

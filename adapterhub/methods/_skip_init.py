@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.overrides import TorchFunctionMode
-
-from adapterhub.interrupts import Reversal
 
 _SKIP_INIT: ContextVar[bool] = ContextVar("skip_init", default=False)
 
 
-class SkippedInit(Reversal[None]):
-    """Skips expensive initializations, and leaves torch's random state unchanged."""
-
-    def __init__(self) -> None:
-        self._before: tuple[bool, Tensor] | None = None
-
-    def enter(self) -> None:
-        """Remember the random state."""
-        self._before = _SKIP_INIT.get(), torch.random.get_rng_state()
-        _SKIP_INIT.set(True)
-
-    def leave(self) -> None:
-        """Restore the random state."""
-        if self._before is not None:
-            skipped, random = self._before
-            _SKIP_INIT.set(skipped)
-            torch.random.set_rng_state(random)
-
-
-def skip_init() -> SkippedInit:
+@contextmanager
+def skip_init() -> Iterator[None]:
     """Skip expensive initializations inside, and leave torch's random state unchanged."""
-    return SkippedInit()
+    skipped, random = _SKIP_INIT.get(), torch.random.get_rng_state()
+    try:
+        _SKIP_INIT.set(True)
+        yield
+    finally:
+        _SKIP_INIT.set(skipped)
+        torch.random.set_rng_state(random)
 
 
 def init_is_skipped() -> bool:

@@ -40,17 +40,6 @@ def test_the_fingerprint_decides(attached):
     assert manifest.backbone.fingerprint in error.value.offenders[1]
 
 
-def test_a_manifest_without_an_identity_is_compared_by_its_first_fingerprint(attached):
-    model, _, manifest = attached
-    fingerprint = get_state(model).first_fingerprint()
-    assert fingerprint.startswith("bf16-")
-    backbone = replace(manifest.backbone, identity=None, fingerprint=fingerprint)
-    check_backbone(replace(manifest, backbone=backbone), get_state(model))
-    backbone = replace(backbone, fingerprint="bf16-" + "0" * 64)
-    with pytest.raises(MismatchError, match="different backbone"):
-        check_backbone(replace(manifest, backbone=backbone), get_state(model))
-
-
 def test_every_tensor_that_does_not_fit_is_listed(attached):
     _, adapter, manifest = attached
     check_tensors(manifest, adapter)

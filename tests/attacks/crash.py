@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sample_adapters import IDENTITY
 from selection import PARTS, turn
 from training_runs import OPTIONS, Data, final_bytes, fit
 
@@ -40,7 +41,7 @@ from adapterhub.training import checkpoint, report
 from adapterhub.training.options import TrainOptions
 from adapterhub.training.report import JsonLines, Timing, TrainingLine
 
-REF = BackboneRef("acme/bert-tiny", None, "ab" * 32, "bert")
+REF = BackboneRef("acme/bert-tiny", None, "ab" * 32, "bert", identity=IDENTITY)
 MANIFEST = Manifest(name="a", methods=({"lora": {"rank": 2}},), backbone=REF)
 OLD = {"x": torch.full((40,), 2.0), "y": torch.ones(3)}
 NEW = {"x": torch.full((900,), 3.0)}

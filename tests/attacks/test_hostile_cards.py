@@ -15,6 +15,7 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from sample_adapters import IDENTITY
 from selection import ALL, rotate
 
 from adapterhub.errors import printable
@@ -26,7 +27,7 @@ from adapterhub.registry.published_files import entry_of
 HARMLESS = Manifest(
     name="polite",
     methods=({"lora": {"rank": 8}},),
-    backbone=BackboneRef("acme/bert", "a" * 40, f"bf16-{'0' * 64}", "bert"),
+    backbone=BackboneRef("acme/bert", "a" * 40, f"bf16-{'0' * 64}", "bert", identity=IDENTITY),
     task="classification",
     labels=("no", "yes"),
     head=TaskHead("classification", "single_label_classification"),

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from forge import harmless_text
 from run_folders import ROWS, predictions, run_folder
+from sample_adapters import IDENTITY
 from studies import made_records
 
 from adapterhub.bench.baselines import Constant
@@ -104,7 +105,7 @@ def hostile_run(folder: Path, kind: str, text: str) -> RunFiles:
     manifest = Manifest(
         name=f"n{text}",
         methods=({f"lora{text}": {f"o{text}": text}},),
-        backbone=BackboneRef(f"b{text}", None, f"f{text}", "bert"),
+        backbone=BackboneRef(f"b{text}", None, f"f{text}", "bert", identity=IDENTITY),
         labels=(f"l{text}",),
         metrics={f"m{text}": 0.5},
         versions={f"v{text}": text},

@@ -30,7 +30,7 @@ from adapterhub.files.native import read_adapter, write_adapter
 # None: each line of the package that an operation runs, up to three times.
 INTERRUPTS, ERRORS = (None, None) if tiny_models.FULL_MATRIX else (2, 1)
 # What runs after an error to undo a change, and what ends a `with` block: it has no second net.
-UNDOING = frozenset({"restore", "_close", "leave", "__exit__"})
+UNDOING = frozenset({"restore", "_close", "__exit__"})
 NEW = ["<a>", "<b>"]
 TEMPLATE = "{{ messages }}{# a stranger's #}"
 

@@ -37,7 +37,13 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no holes by
 
 def large(folder: Path) -> Path:
     """Write an adapter of LARGE bytes."""
-    backbone = BackboneRef(sample_adapters.BACKBONE, None, sample_adapters.FINGERPRINT, "bert")
+    backbone = BackboneRef(
+        sample_adapters.BACKBONE,
+        None,
+        sample_adapters.FINGERPRINT,
+        "bert",
+        identity=sample_adapters.IDENTITY,
+    )
     manifest = Manifest(name="polite", methods=({"lora": {}},), backbone=backbone, task="x")
     write_adapter(folder, manifest, {"encoder.0.attn.q.lora.a": torch.ones(LARGE // 4)})
     return folder

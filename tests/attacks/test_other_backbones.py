@@ -21,7 +21,6 @@ from adapterhub.adapters.state import find_state, new_state
 from adapterhub.backbones import tensor_digests
 from adapterhub.backbones.checkpoint_form import named_tensors
 from adapterhub.backbones.find import find_backbone
-from adapterhub.backbones.fingerprint_v1 import sampled_runs
 from adapterhub.backbones.function_config import function_config
 from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead
@@ -275,16 +274,16 @@ POSITIONS = "embeddings.position_embeddings.weight"
 
 
 def unsampled_noise(tensors):
-    """Return tensors with noise in place of all values that the first fingerprint did not read."""
+    """Return tensors with noise in place of all values that the fingerprint does not read."""
 
-    def changed(tensor):
+    def changed(name, tensor):
         kept = torch.zeros(tensor.numel(), dtype=torch.bool)
-        for start, count in sampled_runs(tensor.numel()):
+        for start, count in tensor_digests.sample_of(tensor_digests.reader_of(name, tensor)):
             kept[start : start + count] = True
         noise = torch.randn(tensor.numel()) * 0.02
         return torch.where(kept, tensor.flatten(), noise).view(tensor.shape)
 
-    return {name: changed(t) if t.is_floating_point() else t for name, t in tensors.items()}
+    return {name: changed(name, t) if t.is_floating_point() else t for name, t in tensors.items()}
 
 
 def changed_by(name, change):

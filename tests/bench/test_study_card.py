@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sample_adapters import IDENTITY
 from studies import made_records
 
 from adapterhub.bench.baselines import Constant, write_constants
@@ -21,7 +22,7 @@ ACCURACY = {"head": 0.6, "lora": 0.9, "mam": float("nan")}
 
 
 def manifest_of(spec: str, fingerprint: str = "c" * 64) -> Manifest:
-    backbone = BackboneRef("acme/bert", None, fingerprint, "bert")
+    backbone = BackboneRef("acme/bert", None, fingerprint, "bert", identity=IDENTITY)
     return Manifest(name="mine", methods=dump_methods(parse_methods(spec)), backbone=backbone)
 
 

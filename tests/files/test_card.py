@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from sample_adapters import IDENTITY
 
 from adapterhub.config.yaml import parse_mapping
 from adapterhub.files.card import InPeft, card, model_kind, own_text, with_study
@@ -13,7 +14,7 @@ from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInf
 MANIFEST = Manifest(
     name="polite",
     methods=({"lora": {"rank": 8}},),
-    backbone=BackboneRef("acme/bert", "a" * 40, f"bf16-{'0' * 64}", "bert"),
+    backbone=BackboneRef("acme/bert", "a" * 40, f"bf16-{'0' * 64}", "bert", identity=IDENTITY),
     task="classification",
     labels=("no", "a|b\nc"),
     head=TaskHead("classification", "single_label_classification"),
@@ -83,7 +84,9 @@ def test_unreadable_metadata_is_dropped(front):
 
 
 def test_a_local_backbone_is_not_linked():
-    local = dataclasses.replace(MANIFEST, backbone=BackboneRef("mine", None, "x", "bert"))
+    local = dataclasses.replace(
+        MANIFEST, backbone=BackboneRef("mine", None, "x", "bert", identity=IDENTITY)
+    )
     text = card(local)
     assert "base_model" not in metadata(text)
     assert "huggingface.co" not in text

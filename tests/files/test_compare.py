@@ -8,6 +8,7 @@ import os
 
 import pytest
 import torch
+from sample_adapters import IDENTITY
 
 from adapterhub.errors import FileError
 from adapterhub.files import compare
@@ -22,7 +23,7 @@ from adapterhub.files.native import read_manifest, write_adapter
 
 def saved(folder, tensors, **fields):
     """Write an adapter; return its folder and manifest."""
-    backbone = BackboneRef("acme/bert", None, f"v2-{'0' * 64}", "bert")
+    backbone = BackboneRef("acme/bert", None, f"v2-{'0' * 64}", "bert", identity=IDENTITY)
     options = {"methods": ({"lora": {"rank": 2}},), **fields}
     write_adapter(folder, Manifest(name="polite", backbone=backbone, **options), tensors)
     return folder, read_manifest(folder)

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from sample_adapters import IDENTITY
 
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.heads import name_in_file, with_head
@@ -24,7 +25,7 @@ CLASSES = TaskHead("classification", "single_label_classification", "mean")
 ONE = Manifest(
     name="polite",
     methods=({"lora": {}},),
-    backbone=BackboneRef("acme/bert-tiny", None, "ab" * 32, "bert"),
+    backbone=BackboneRef("acme/bert-tiny", None, "ab" * 32, "bert", identity=IDENTITY),
     tensors={"encoder.0.attn.q.lora.A": TensorInfo("F32", (8, 4))},
     files={"adapter.safetensors": "0" * 64},
 )

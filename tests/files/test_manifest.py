@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sample_adapters import IDENTITY
 
 from adapterhub.errors import FileError, OutputError
 from adapterhub.files.manifest import (
@@ -28,7 +29,7 @@ from adapterhub.files.schema import canonical_json, json_depth
 MANIFEST = Manifest(
     name="polite",
     methods=({"lora": {"rank": 8}}, {"bitfit": {}}),
-    backbone=BackboneRef("acme/bert-tiny", None, "ab" * 32, "bert"),
+    backbone=BackboneRef("acme/bert-tiny", None, "ab" * 32, "bert", identity=IDENTITY),
     tokenizer="cd" * 32,
     task="classification",
     labels=("no", "yes"),

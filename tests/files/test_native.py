@@ -21,6 +21,7 @@ import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sample_adapters import IDENTITY
 
 from adapterhub.errors import FileError, OutputError
 from adapterhub.files import atomic as folder_module
@@ -32,7 +33,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "v1"
 MAKE_GOLDEN = GOLDEN.with_name("make_v1.py")
 GOLDEN_SHA256 = {
     "README.md": "e55797b3f40309735d9eeb68d0a3361e941ea8d60df245ffcbdeca09a72cad57",
-    "adapter.json": "5173167f6a617e560e92d69e79063a4ce4d188c80e822ce03bb231d3a66d2e94",
+    "adapter.json": "c3ba04ffd15eb36392fd046afc8c61692ccd966cd77948877c57896cb83c921a",
     "adapter.safetensors": "71a0af0d0fff6583b5fad1313bed99bd44036eaed6c1a0387d728bbcf190ce2e",
 }
 FILES = tuple(GOLDEN_SHA256)
@@ -40,7 +41,7 @@ READ = ("adapter.json", "adapter.safetensors")  # the card is for people
 MANIFEST = Manifest(
     name="polite",
     methods=({"lora": {"rank": 2}},),
-    backbone=BackboneRef("acme/bert-tiny", None, "ab" * 32, "bert"),
+    backbone=BackboneRef("acme/bert-tiny", None, "ab" * 32, "bert", identity=IDENTITY),
 )
 TENSORS = {"encoder.0.attn.q.lora.A": torch.arange(6.0).reshape(2, 3), "scale": torch.tensor(2.0)}
 OTHER = {"scale": torch.tensor(3.0)}

@@ -8,6 +8,7 @@ import json
 import pytest
 import safetensors.torch
 import torch
+from sample_adapters import IDENTITY
 
 from adapterhub.errors import FileError
 from adapterhub.files import atomic
@@ -22,7 +23,7 @@ def problems_of(folder, dtype, count, data):
     manifest = Manifest(
         name="x",
         methods=({"lora": {}},),
-        backbone=BackboneRef("a/b", None, "fp", "bert"),
+        backbone=BackboneRef("a/b", None, "fp", "bert", identity=IDENTITY),
         tensors={"a": TensorInfo(dtype, (count,))},
         files={TENSORS_FILE: hashlib.sha256(data).hexdigest()},
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from sample_adapters import IDENTITY
 
 from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.files.tensor_file import TENSORS_FILE, open_tensors
@@ -18,7 +19,7 @@ from adapterhub.files.tensors import (
 )
 from adapterhub.files.tensors import tensor_info as info_of
 
-BACKBONE = BackboneRef("a/b", None, "fp", "bert")
+BACKBONE = BackboneRef("a/b", None, "fp", "bert", identity=IDENTITY)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool])

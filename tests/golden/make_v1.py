@@ -14,10 +14,21 @@ import torch
 from adapterhub.files.manifest import BackboneRef, Manifest, NewToken, TaskHead
 from adapterhub.files.native import write_adapter
 
+IDENTITY = {
+    "config": {"hidden_size": 4},
+    "files": ["01" * 32],
+    "half": "ba" * 32,
+    "parts": {"body": ["ef" * 32, "fe" * 32]},
+    "rows": 30522,
+    "strength": "all",
+    "tokens": 30522,
+}
 MANIFEST = Manifest(
     name="höflich/polite-🙂.v1",
     methods=({"lora": {"rank": 2, "alpha": 4.0, "sites": ["attn.q", "attn.v"]}}, {"bitfit": {}}),
-    backbone=BackboneRef("acme/bert-tiny", "0123456789abcdef", "ab" * 32, "bert", "bf16", "nf4"),
+    backbone=BackboneRef(
+        "acme/bert-tiny", "0123456789abcdef", "ab" * 32, "bert", "bf16", "nf4", IDENTITY
+    ),
     tokenizer="cd" * 32,
     tokens=(NewToken("<höflich>", 30522, special=True, lstrip=True), NewToken("später", 30523)),
     chat_template="{% for m in messages %}{{ m['content'] }}</s>\n{% endfor %}",

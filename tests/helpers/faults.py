@@ -30,10 +30,12 @@ def out_of_memory() -> None:
 
 
 @functools.cache
-def _try_lines(file: str) -> frozenset[int]:
-    """Return the lines `try:`, which run nothing that could fail or be interrupted."""
+def _safe_lines(file: str) -> frozenset[int]:
+    """Return the lines `try:`, which run nothing that could fail, and those of `finally` blocks."""
     nodes = [n for n in ast.walk(ast.parse(Path(file).read_text())) if isinstance(n, ast.Try)]
-    return frozenset(n.lineno for n in nodes)
+    last = [s for n in nodes for s in n.finalbody]
+    inside = {line for s in last for line in range(s.lineno, (s.end_lineno or s.lineno) + 1)}
+    return frozenset({n.lineno for n in nodes} | inside)
 
 
 @functools.cache
@@ -76,14 +78,14 @@ class Lines:
         if self.fired or not frame.f_code.co_filename.startswith(PACKAGE):
             return None
         entered: set[int] = set()
-        heads, tries = (f(frame.f_code.co_filename) for f in (_with_lines, _try_lines))
+        heads, safe = (f(frame.f_code.co_filename) for f in (_with_lines, _safe_lines))
 
         def line(frame: Any, event: str, argument: Any) -> Any:
             if frame.f_lineno in heads:
                 if frame.f_lineno in entered:
                     return line
                 entered.add(frame.f_lineno)
-            if event == "line" and not self.fired and frame.f_lineno not in tries:
+            if event == "line" and not self.fired and frame.f_lineno not in safe:
                 self._line(frame)
             return line
 

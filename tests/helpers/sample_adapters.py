@@ -10,7 +10,16 @@ from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.files.native import write_adapter
 
 BACKBONE = "acme/bert-small"
-FINGERPRINT = f"bf16-{'0' * 64}"
+FINGERPRINT = f"v2-{'0' * 64}"
+IDENTITY = {
+    "config": {},
+    "files": [],
+    "half": FINGERPRINT,
+    "parts": {},
+    "rows": None,
+    "strength": "sample",
+    "tokens": None,
+}
 
 
 def write(
@@ -28,7 +37,7 @@ def write(
     manifest = Manifest(
         name="polite",
         methods=({method: {}},),
-        backbone=BackboneRef(backbone, None, fingerprint, "bert"),
+        backbone=BackboneRef(backbone, None, fingerprint, "bert", identity=IDENTITY),
         task=task,
         metrics=metrics,
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sample_adapters import IDENTITY
 
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead
 from adapterhub.inference.record import training_record
 
-BACKBONE = BackboneRef("acme/bert-tiny", None, "ab" * 32, "bert")
+BACKBONE = BackboneRef("acme/bert-tiny", None, "ab" * 32, "bert", identity=IDENTITY)
 
 
 CLASSIFIER = TaskHead("classification")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import tiny_models
 import torch
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError, RegistryError
-from adapterhub.files.native import read_adapter, write_adapter
 
 
 @pytest.fixture
@@ -57,28 +54,6 @@ def test_an_fp16_copy_finds_its_adapter_among_several(registry, tmp_path):
     ah.load(model, "polite", registry=registry)
     ah.load(expected, tmp_path / "out-1")
     assert torch.allclose(outputs(model), outputs(expected), atol=1e-2)
-
-
-def test_the_newest_of_two_kinds_of_fingerprint_is_loaded(tmp_path):
-    """An adapter of an earlier release, and a newer version of it."""
-    model, registry = tiny_models.model("bert", "features"), tmp_path / "registry"
-    adapter = ah.attach(model, "lora", name="polite")
-    old = adapter.state.first_fingerprint()
-    for seed, version in enumerate(("old", "new")):
-        tiny_models.scramble(adapter, seed=seed)
-        manifest = adapter.manifest()
-        backbone = replace(manifest.backbone, id="acme/b")
-        if version == "old":
-            backbone = replace(backbone, fingerprint=old, identity=None)
-        tensors = adapter.saved_tensors()
-        write_adapter(tmp_path / version, replace(manifest, backbone=backbone), tensors)
-        ah.publish(tmp_path / version, registry=registry)
-    ah.detach(model)
-    for reference, folder in (("polite", "new"), ("polite@v1", "old"), ("polite@v2", "new")):
-        loaded = ah.load(model, reference, registry=registry).tensors()
-        _, expected = read_adapter(tmp_path / folder)
-        assert all(torch.equal(loaded[name], expected[name]) for name in expected), reference
-        ah.detach(model)
 
 
 def test_adapters_that_were_trained_without_a_name_have_that_of_the_registry(tmp_path):

@@ -177,7 +177,13 @@ def write(folder: Path, **changes) -> Path:
     manifest = Manifest(
         name="polite",
         methods=({"lora": {}},),
-        backbone=BackboneRef(sample_adapters.BACKBONE, None, sample_adapters.FINGERPRINT, "bert"),
+        backbone=BackboneRef(
+            sample_adapters.BACKBONE,
+            None,
+            sample_adapters.FINGERPRINT,
+            "bert",
+            identity=sample_adapters.IDENTITY,
+        ),
         **changes,
     )
     card = changes.pop("card", "")

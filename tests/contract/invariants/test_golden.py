@@ -18,12 +18,12 @@ from adapterhub.files.native import read_adapter, write_adapter
 GOLDEN = Path(__file__).parents[2] / "golden"
 FOLDER = GOLDEN / "v1_models"
 SHA256 = {
-    "head": "00c8c35ef59e6bf8ec5e52f2249588d7027fce68529b38ffc7190b7052c545ff",
-    "lora": "c290c7c8c9354cc459bd73989594889a07f1e3f09ac965a8b4ab9ff5ea847e6b",
-    "mam": "f5a608bf576406ede230c33fbde2c6dfd81630a4a673c3e88423eccf0a972ba9",
-    "prompt": "72c3392229c0565e92a00f4e7696fad8a1a4e9f1fc8cee25ece7dbe346c16407",
-    "several": "76f8845ff628cdd5a66285708b035b416537d2ca6bd40a30442cbceece30f4b3",
-    "tokens": "654c864dcb83567524b8c5905f67be2c9f8aaece66d52a5ef573efedac97fa38",
+    "head": "a6dd6b7d2da1fe176e00b2ff4270863a3f9bb2f9c28ee7cb68a97d4b2cbe304c",
+    "lora": "ecc5fab6f595d005416505d1ee0f83b424b9b1c6aaf8b8f30046707a05424576",
+    "mam": "5968c12166377987e7efb7d7acd6d5d9de79572251963556abb3c95e37761ac5",
+    "prompt": "aabc4ce1f2a8da180e1c6a3b5b9911ec2a843f2e3a8c6d9deead5a58ef5d8ff9",
+    "several": "dec7a8cea4de8417e2ae4f10d2f2b57c46afcd3e60fe9f87156eb7b70ff8b9fa",
+    "tokens": "1db0a4632497ace92347aee40758e68bbb97ed4c44ee271aff5f77ea3722fc75",
 }
 
 
