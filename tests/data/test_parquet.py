@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapterhub.data.parquet import ExpansionError, check_pages, open_parquet
+from adapterhub.data.parquet import ExpansionError, open_parquet
 
 COLUMNS = {
     "text": ["a", None, "na\u00efve", "a", ""],
@@ -46,12 +46,16 @@ def test_every_value_of_every_type_is_read(options):
     assert {name: columns.values(name) for name in columns.names} == COLUMNS
 
 
-def test_the_sizes_of_all_pages_are_added_up():
-    columns = open_parquet(written(row_group_size=1, use_dictionary=False))
-    assert check_pages(columns, "text", 5 * (64 + 30)) == (["text"], 65_536)
-    assert check_pages(columns, "number", 5 * (64 + 30)) == ([], 65_536)
-    with pytest.raises(ExpansionError, match="expand to more than 300"):
-        check_pages(columns, "text", 300)
+@pytest.mark.parametrize("text", ["a" * (1 << 20), None])
+def test_a_column_that_states_more_than_the_limit_is_not_read(text, monkeypatch):
+    """Before a batch is read: the sizes of the chunks, and the number of values."""
+    table = pyarrow.table({"text": pyarrow.array([text] * (80 if text else 2_000_000), "string")})
+    stream = io.BytesIO()
+    pyarrow.parquet.write_table(table, stream, use_dictionary=False, compression="zstd")
+    columns = open_parquet(stream.getvalue())
+    monkeypatch.setattr(pyarrow.parquet, "ParquetFile", None)
+    with pytest.raises(ExpansionError, match="expand to more than 67108864"):
+        columns.values("text")
 
 
 def test_ordinary_files_of_every_encoding_are_within_the_limits():
