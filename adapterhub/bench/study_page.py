@@ -16,7 +16,7 @@ from adapterhub.bench.charts import (
     rows_chart,
     seeds_chart,
 )
-from adapterhub.bench.columns import TableCell, rate_words, study_columns
+from adapterhub.bench.columns import rate_words, study_columns
 from adapterhub.bench.markdown import (
     LIMITS,
     comparison_lines,
@@ -32,7 +32,8 @@ from adapterhub.bench.records import CellRecord, Costs
 from adapterhub.bench.results import TaskResult
 from adapterhub.bench.study import Study
 from adapterhub.files.atomic import replace_file
-from adapterhub.pages.framed import ChartGroup, SortableRow, SortableTable, framed_page
+from adapterhub.files.shown_table import Cell, ShownTable
+from adapterhub.pages.framed import ChartGroup, framed_page
 from adapterhub.pages.page import PAGE
 from adapterhub.pages.sections import Chart
 
@@ -51,7 +52,7 @@ class TaskSection:
     advice: Sequence[str]
     command: str
     command_note: str
-    table: SortableTable
+    table: ShownTable
     lines: Sequence[str]
     groups: Sequence[ChartGroup]
 
@@ -96,35 +97,32 @@ def study_page(study: Study, results: Sequence[TaskResult], commands: Commands) 
     )
 
 
-def _summary(results: Sequence[TaskResult]) -> SortableTable:
-    heads = [("method", ""), *((result_title(task, results), task.score.name) for task in results)]
+def _summary(results: Sequence[TaskResult]) -> ShownTable:
+    titles = [result_title(task, results) for task in results]
+    meanings = ["", *(task.score.name for task in results)]
     values = {
         (each.method, place): each.estimate.value
         for place, task in enumerate(results)
         for each in task.methods
     }
     rows = [
-        SortableRow(
-            method,
-            [TableCell(text, values.get((method, place))) for place, text in enumerate(texts)],
-        )
+        [
+            Cell(method),
+            *(Cell(text, values.get((method, place))) for place, text in enumerate(texts)),
+        ]
         for method, texts in summary_rows(results)
     ]
-    return SortableTable(heads, rows)
+    return ShownTable(["method", *titles], rows, numbers=True, meanings=meanings)
 
 
 def _section(task: TaskResult, results: Sequence[TaskResult], commands: Commands) -> TaskSection:
     columns = study_columns(task)
-    table = SortableTable(
-        [("method", ""), *((column.title, column.meaning) for column in columns)],
-        [
-            SortableRow(
-                result.method,
-                [column.cell(result) for column in columns],
-                taken=result.method == task.advice.method,
-            )
-            for result in task.methods
-        ],
+    table = ShownTable(
+        ["method", *(column.title for column in columns)],
+        [[result.method, *(column.cell(result) for column in columns)] for result in task.methods],
+        numbers=True,
+        meanings=["", *(column.meaning for column in columns)],
+        taken=[i for i, each in enumerate(task.methods) if each.method == task.advice.method],
     )
     return TaskSection(
         result_title(task, results),

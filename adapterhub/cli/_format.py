@@ -12,17 +12,19 @@ import math
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
-from rich.box import SIMPLE_HEAD
+from rich.box import HEAVY_HEAD, SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from adapterhub.errors import one_line, printable
+from adapterhub.files.shown_table import ShownTable
 
 _PIPE_WIDTH = 140  # characters per line of a table that is not printed on a terminal
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -60,15 +62,6 @@ def print_json(value: object, *, indent: int | None = None) -> None:
 def console(**options: Any) -> Console:
     """Return a console that prints texts as they are, without markup, emoji codes or colours."""
     return Console(**options, markup=False, emoji=False, highlight=False)
-
-
-class PlainTable(Table):
-    """A table whose cells are one line each and shown as they are, without markup."""
-
-    def add_row(self, *cells: Any, **options: Any) -> None:
-        """Add a row; texts become one printable line, other renderables stay."""
-        plain = (Text(one_line(c, _MOST_IN_A_CELL)) if isinstance(c, str) else c for c in cells)
-        super().add_row(*plain, **options)
 
 
 def examples(*lines: str) -> str:
@@ -125,7 +118,12 @@ def print_facts(facts: Mapping[str, str], width: int) -> None:
         say(f"{name:{width}} {text}")
 
 
-def print_table(table: Table, optional: Sequence[str] = (), elsewhere: str = "use --json") -> None:
+def print_table(
+    table: ShownTable,
+    optional: Sequence[str] = (),
+    elsewhere: str = "use --json",
+    unbroken: Sequence[str] = (),
+) -> None:
     """Print a table: framed on a terminal, plain and wide to a file or pipe.
 
     On a terminal that is too narrow, the `optional` columns are left out, the first one first, and
@@ -135,46 +133,49 @@ def print_table(table: Table, optional: Sequence[str] = (), elsewhere: str = "us
         table: the table.
         optional: the titles of those columns.
         elsewhere: where they are shown.
+        unbroken: the titles of columns whose words stay whole, besides the first.
     """
-    for column in table.columns:
-        column.overflow = "fold"
-    table.columns[0].no_wrap = True
     output = console()
-    if output.is_terminal:
-        table = _fitted(table, optional, output, elsewhere)
-    else:
+    if not output.is_terminal:
         output = console(width=_PIPE_WIDTH)
-        table.box = SIMPLE_HEAD
-    output.print(table)
-
-
-def _fitted(table: Table, optional: Sequence[str], output: Console, elsewhere: str) -> Table:
-    """Remove optional columns from a table until it fits the terminal.
-
-    Args:
-        table: the table.
-        optional: the titles of those columns, the first to go first.
-        output: the terminal.
-        elsewhere: where they are shown.
-    """
+        output.print(_rich_table(table, (), unbroken, framed=False))
+        return
     unlimited = output.options.update(width=_UNLIMITED)
-    left_out: list[str] = []
-    for name in optional:
-        if Measurement.get(output, unlimited, table).maximum <= output.width:
+    for count in range(len(optional) + 1):
+        left_out = optional[:count]
+        drawn = _rich_table(table, left_out, unbroken, framed=True)
+        if Measurement.get(output, unlimited, drawn).maximum <= output.width:
             break
-        table = _without(table, name)
-        left_out.append(name)
     if left_out:
-        table.caption = f"not shown: {', '.join(left_out)} ({elsewhere})"
-    return table
+        drawn.caption = f"not shown: {', '.join(left_out)} ({elsewhere})"
+    output.print(drawn)
 
 
-def _without(table: Table, name: str) -> Table:
-    columns = [column for column in table.columns if column.header != name]
-    justify = table.title_justify
-    smaller = Table(
-        *(column.copy() for column in columns), title=table.title, title_justify=justify
-    )
-    for cells in zip(*(column.cells for column in columns), strict=True):
-        smaller.add_row(*cells)
-    return smaller
+def _rich_table(
+    table: ShownTable, left_out: Sequence[str], unbroken: Sequence[str], *, framed: bool
+) -> Table:
+    """Return what rich draws: cells of one line each, as they are, without markup."""
+    box = HEAVY_HEAD if framed else SIMPLE_HEAD
+    columns, cells = list[Column](), list[Iterable[Text]]()
+    for i, title in enumerate(table.columns):
+        if title in left_out:
+            continue
+        texts = [one_line(row[i], _MOST_IN_A_CELL) for row in table.texts()]
+        whole = title in unbroken
+        column = Column(
+            Text(one_line(title)),
+            justify="right" if table.numbers and i else "left",
+            overflow="fold",
+            no_wrap=i == 0 or (whole and not framed),
+            width=_longest_word([title, *texts]) if whole and framed else None,
+        )
+        columns.append(column)
+        cells.append(map(Text, texts))
+    drawn = Table(*columns, title=table.title or None, title_justify="left", box=box)
+    for row in zip(*cells, strict=True):
+        drawn.add_row(*row)
+    return drawn
+
+
+def _longest_word(texts: Iterable[str]) -> int:
+    return max((cell_len(word) for text in texts for word in text.split()), default=1)

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from adapterhub.cli._format import PlainTable, print_table, say, seconds_text
+from adapterhub.cli._format import print_table, say, seconds_text
 from adapterhub.config.spec import call_text
 from adapterhub.errors import ConfigError
+from adapterhub.files.shown_table import ShownTable
 from adapterhub.status import Display, display_for_terminal, showing
 from adapterhub.tasks import parse_task
 from adapterhub.training.recipe_stages import StagedRecipe
@@ -68,20 +69,14 @@ def train_stages(staged: StagedRecipe, *, resume: bool, dry_run: bool, quiet: bo
 
 
 def _print_plan(staged: StagedRecipe, rest: list[str]) -> None:
-    table = PlainTable("stage", "from", "task", "method", "data", "output")
+    rows = []
     for name, recipe in staged.stages.items():
         start = ", ".join(staged.starts[name] or (recipe.from_ or "-", *recipe.on))
         method = f"that of {start}" if recipe.method is None else _spec_text(recipe.method)
         done = "" if name in rest else " (finished)"
-        table.add_row(
-            f"{name}{done}",
-            start,
-            parse_task(recipe.task).name,
-            method,
-            str(recipe.data.train),
-            recipe.output,
-        )
-    print_table(table)
+        task, source = parse_task(recipe.task).name, str(recipe.data.train)
+        rows.append((f"{name}{done}", start, task, method, source, str(recipe.output)))
+    print_table(ShownTable(("stage", "from", "task", "method", "data", "output"), rows))
 
 
 def _spec_text(spec: object) -> str:
@@ -95,14 +90,14 @@ def _spec_text(spec: object) -> str:
 
 def _print_outcomes(staged: StagedRecipe, outcomes: dict[str, RunOutcome]) -> None:
     """Print the metrics of each stage that trained, and what to type next."""
-    table = PlainTable("stage", "steps", "time", "metrics")
+    rows = []
     for name in staged.stages:
         if (outcome := outcomes.get(name)) is None:
-            table.add_row(name, "-", "-", "finished before")
+            rows.append((name, "-", "-", "finished before"))
             continue
         metrics = ", ".join(f"{key} {value:.4f}" for key, value in outcome.metrics.items())
         result = outcome.result
-        table.add_row(name, f"{result.steps:,}", seconds_text(result.seconds), metrics)
-    print_table(table)
+        rows.append((name, f"{result.steps:,}", seconds_text(result.seconds), metrics))
+    print_table(ShownTable(("stage", "steps", "time", "metrics"), rows))
     say(f"adapter  {Path(staged.output, 'adapter')}")
     say(f'next     adapterhub predict {shlex.quote(staged.output)} "a text"')

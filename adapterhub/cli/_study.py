@@ -19,10 +19,11 @@ from adapterhub.bench.study import Study, read_study
 from adapterhub.bench.study_folder import RECORDS, STUDY
 from adapterhub.bench.study_page import write_study_reports
 from adapterhub.bench.wording import points_text, time_words
-from adapterhub.cli._format import PlainTable, print_table, say, say_wrapped
+from adapterhub.cli._format import print_table, say, say_wrapped
 from adapterhub.cli._train_command import train_commands
 from adapterhub.errors import FileError
 from adapterhub.files.atomic import replace_file
+from adapterhub.files.shown_table import ShownTable
 
 _OPTIONAL = ("time", "trained", "rate")
 
@@ -87,13 +88,15 @@ def _write(folder: Path, study: Study, results: Sequence[TaskResult]) -> tuple[P
 
 def _print_task(task: TaskResult, results: Sequence[TaskResult], command: str | None) -> None:
     title = f"{result_title(task, results)}: {task.test_rows:,} test rows"
-    table = PlainTable(title=title, title_justify="left")
-    names = ("method", score_title(task), "95 %", f"against {task.baseline}", *reversed(_OPTIONAL))
-    for name in names:
-        table.add_column(name, justify="left" if name == "method" else "right")
-    for result in task.methods:
-        table.add_row(*_cells(task, result))
-    print_table(table, _OPTIONAL, "in the report")
+    columns = (
+        "method",
+        score_title(task),
+        "95 %",
+        f"against {task.baseline}",
+        *reversed(_OPTIONAL),
+    )
+    rows = [_cells(task, result) for result in task.methods]
+    print_table(ShownTable(columns, rows, numbers=True, title=title), _OPTIONAL, "in the report")
     for line in (*task.advice.reasons, *task.advice.unknown, *failure_lines(task)):
         say_wrapped(line)
     if command:

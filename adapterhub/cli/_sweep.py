@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adapterhub.cli._format import (
-    PlainTable,
     bytes_text,
     count_text,
     print_table,
@@ -17,6 +16,7 @@ from adapterhub.cli._format import (
     seconds_text,
 )
 from adapterhub.errors import TrainingError, one_line
+from adapterhub.files.shown_table import ShownTable
 from adapterhub.status import Display, display_for_terminal, doing, showing
 from adapterhub.training.recipe import Recipe
 
@@ -138,22 +138,17 @@ def _rank(ended: Ended) -> float:
     return score if lower_is_better(ended.outcome.result.metric) else -score
 
 
-def _table(names: Iterable[str], ended: Mapping[str, Ended]) -> PlainTable:
+def _table(names: Iterable[str], ended: Mapping[str, Ended]) -> ShownTable:
     metrics = {e.outcome.result.metric for e in ended.values() if e.outcome}
-    table = PlainTable("run", "/".join(sorted(metrics)) or "score", "trained", "adapter", "time")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    columns = ("run", "/".join(sorted(metrics)) or "score", "trained", "adapter", "time")
+    rows = []
     for name in names:
         outcome, score = ended[name].outcome, _score(ended[name])
         assert outcome
-        table.add_row(
-            one_line(name),
-            "-" if score is None else f"{score:.4f}",
-            count_text(outcome.parameters),
-            bytes_text(outcome.adapter_bytes),
-            seconds_text(outcome.result.seconds),
-        )
-    return table
+        shown = "-" if score is None else f"{score:.4f}"
+        sizes = count_text(outcome.parameters), bytes_text(outcome.adapter_bytes)
+        rows.append((name, shown, *sizes, seconds_text(outcome.result.seconds)))
+    return ShownTable(columns, rows, numbers=True)
 
 
 def _say_next(ranked: list[Ended]) -> None:

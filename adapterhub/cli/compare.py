@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from adapterhub.cli._format import (
-    PlainTable,
     bytes_text,
     count_text,
     examples,
@@ -18,7 +17,8 @@ from adapterhub.cli._format import (
     say,
     seconds_text,
 )
-from adapterhub.errors import ConfigError, one_line
+from adapterhub.errors import ConfigError
+from adapterhub.files.shown_table import ShownTable
 
 if TYPE_CHECKING:
     from adapterhub.pages.comparison import RunSummary
@@ -85,7 +85,7 @@ def _short_names(runs: tuple[str, ...]) -> list[str]:
     return list(runs)
 
 
-def _table(summaries: list[RunSummary], main: str) -> PlainTable:
+def _table(summaries: list[RunSummary], main: str) -> ShownTable:
     """Build the table: a column for each run, or a row for each if there are many."""
     facts = _facts(summaries, main)
     if len(summaries) <= _MOST_COLUMNS:
@@ -95,12 +95,7 @@ def _table(summaries: list[RunSummary], main: str) -> PlainTable:
         lines = [
             [s.name, _score(s), *(facts[n][i] for n in _NARROW)] for i, s in enumerate(summaries)
         ]
-    table = PlainTable("", *map(one_line, heads))
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for line in lines:
-        table.add_row(*line)
-    return table
+    return ShownTable(["", *heads], lines, numbers=True)
 
 
 def _score(run: RunSummary) -> str:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from adapterhub.cli._format import PlainTable, examples, print_json, print_table, say
+from adapterhub.cli._format import examples, print_json, print_table, say
 from adapterhub.cli._publishing import (
     as_json_option,
     backbone_option,
     registry_option,
     require_signature_option,
 )
+from adapterhub.files.shown_table import ShownTable
 
 if TYPE_CHECKING:
     from adapterhub.files.compare import TensorDifference
@@ -50,18 +51,19 @@ def command(
     fields = manifest_differences(first[1], second[1])
     tensors = tensor_differences(first, second)
     if as_json:
-        rows = {name: vars(difference) for name, difference in tensors.items()}
-        print_json({"adapters": references, "fields": fields, "tensors": rows})
+        told = {name: vars(difference) for name, difference in tensors.items()}
+        print_json({"adapters": references, "fields": fields, "tensors": told})
         return
     if fields:
-        table = PlainTable("field", *references)
-        for path, values in fields.items():
-            # As one types it on a command line of `train`.
-            recipe, dot, option = path.partition("training.recipe.")
-            shown = option if dot and not recipe and "." in option else path
-            table.add_row(shown, *map(_text, values))
-        print_table(table)
+        rows = [[_typed(path), *map(_text, values)] for path, values in fields.items()]
+        print_table(ShownTable(["field", *references], rows))
     _print_tensors(references, tensors)
+
+
+def _typed(path: str) -> str:
+    """Return a field as one types it on a command line of `train`."""
+    recipe, dot, option = path.partition("training.recipe.")
+    return option if dot and not recipe and "." in option else path
 
 
 def _print_tensors(references: tuple[str, str], tensors: dict[str, TensorDifference]) -> None:
@@ -69,10 +71,8 @@ def _print_tensors(references: tuple[str, str], tensors: dict[str, TensorDiffere
     differing = {name: t for name, t in shared.items() if t.distance != 0}
     names = sorted(differing, key=lambda name: -_order(differing[name]))
     if names:
-        table = PlainTable("tensor", "shape", "distance")
-        for name in names[:_MOST_TENSORS]:
-            table.add_row(name, *_cells(differing[name]))
-        print_table(table)
+        rows = [[name, *_cells(differing[name])] for name in names[:_MOST_TENSORS]]
+        print_table(ShownTable(["tensor", "shape", "distance"], rows))
     if len(names) > _MOST_TENSORS:
         say(f"and {len(names) - _MOST_TENSORS} more tensors that differ (use --json)")
     say(f"{len(shared) - len(names)} of {len(shared)} tensors that both have are equal")

@@ -8,13 +8,13 @@ from typing import Any
 import click
 
 from adapterhub.cli._format import (
-    PlainTable,
     count_text,
     print_facts,
     print_json,
     print_table,
     say_text,
 )
+from adapterhub.files.shown_table import ShownTable
 from adapterhub.status import doing
 
 
@@ -69,11 +69,10 @@ def command(
     }
     print_facts(summary, width=11)
     _print_groups(anatomy)
-    _print(
-        PlainTable("site", "kind", "in", "out", "host", "layers"),
-        [tuple(map(str, s.values())) for s in sites],
-    )
-    _print(PlainTable("method", "parameters", "of the backbone"), _method_rows(methods, total))
+    columns = ["site", "kind", "in", "out", "host", "layers"]
+    print_table(ShownTable(columns, [[*map(str, s.values())] for s in sites]))
+    columns = ["method", "parameters", "of the backbone"]
+    print_table(ShownTable(columns, _method_rows(methods, total)))
 
 
 def _print_groups(anatomy: Any) -> None:
@@ -166,9 +165,3 @@ def _method_rows(methods: dict[str, Any], total: int) -> list[tuple[str, ...]]:
         else (name, count, "")
         for name, count in methods.items()
     ]
-
-
-def _print(table: PlainTable, rows: list[tuple[str, ...]]) -> None:
-    for row in rows:
-        table.add_row(*row)
-    print_table(table)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from adapterhub.cli._format import (
-    PlainTable,
     bytes_text,
     count_text,
     examples,
@@ -24,8 +23,10 @@ from adapterhub.cli._publishing import (
     short_backbone,
 )
 from adapterhub.errors import one_line
+from adapterhub.files.shown_table import ShownTable
 
 # Columns that a narrow terminal leaves out, the first one first.
+_COMMON = ("backbone", "task")
 OPTIONAL_COLUMNS = ("parameters", "tags", "task", "backbone", "date", "size")
 
 if TYPE_CHECKING:
@@ -101,16 +102,14 @@ def _explain(text: str, registry: str | None, fields: dict[str, Any]) -> None:
 def _print_entries(entries: Sequence[Entry], metric: str) -> None:
     """Print the table of entries; what all have in common is the first to be left out."""
     table = entries_table(entries, metric)
-    common = [
-        column.header
-        for column in table.columns
-        if column.header in ("backbone", "task") and len({*map(str, column.cells)}) == 1
-    ]
+    columns = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
+    common = [n for n, cells in columns.items() if n in _COMMON and len({*cells}) == 1]
     first, *rest = OPTIONAL_COLUMNS
-    print_table(table, (first, *common, *(name for name in rest if name not in common)))
+    optional = (first, *common, *(name for name in rest if name not in common))
+    print_table(table, optional, unbroken=table.columns[:2])
 
 
-def entries_table(entries: Sequence[Entry], metric: str | None = None) -> PlainTable:
+def entries_table(entries: Sequence[Entry], metric: str | None = None) -> ShownTable:
     """Build the table of published versions, without columns that would be empty.
 
     Args:
@@ -129,12 +128,7 @@ def entries_table(entries: Sequence[Entry], metric: str | None = None) -> PlainT
         "tags": [_tags(entry) for entry in entries],
     }
     shown = {name: cells for name, cells in columns.items() if any(cells)}
-    table = PlainTable(*shown)
-    for column in table.columns[:2]:
-        column.no_wrap = True
-    for cells in zip(*shown.values(), strict=True):
-        table.add_row(*cells)
-    return table
+    return ShownTable([*shown], [*zip(*shown.values(), strict=True)])
 
 
 def _tags(entry: Entry) -> str:

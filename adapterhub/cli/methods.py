@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 
 import click
-from rich.table import Column
-from rich.text import Text
 
-from adapterhub.cli._format import PlainTable, print_json, print_table
+from adapterhub.cli._format import print_json, print_table
 from adapterhub.cli._options_text import print_options
 from adapterhub.config.options import OptionDoc, options_of
+from adapterhub.files.shown_table import ShownTable
 from adapterhub.methods._described import DescribedMethod, described_method, described_methods
 
 
@@ -26,11 +24,8 @@ def command(name: str | None, as_json: bool) -> None:
     elif name:
         _print_options(name, chosen[name])
     else:
-        table = PlainTable("method", "description", Column("paper", no_wrap=True))
-        gap = "\n" if sys.stdout.isatty() else " "
-        for key, method in chosen.items():
-            table.add_row(key, method.summary, Text(method.paper.replace(", http", f",{gap}http")))
-        print_table(table)
+        rows = [(key, method.summary, method.paper) for key, method in chosen.items()]
+        print_table(ShownTable(("method", "description", "paper"), rows), unbroken=["paper"])
 
 
 def _facts(method: DescribedMethod) -> dict[str, object]:

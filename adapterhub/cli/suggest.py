@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from adapterhub.cli._format import PlainTable, examples, print_json, print_table, say, say_wrapped
+from adapterhub.cli._format import examples, print_json, print_table, say, say_wrapped
 from adapterhub.cli._publishing import registry_option
 from adapterhub.cli.train import FLAGS, RecipeCommand, nested_flags, recipe_flags
 from adapterhub.errors import ConfigError
+from adapterhub.files.shown_table import ShownTable
 from adapterhub.status import display_for_terminal, doing, showing
 
 if TYPE_CHECKING:
@@ -75,15 +76,14 @@ def _print(found: Suggestion) -> None:
     from adapterhub.bench.suggest import BARE
     from adapterhub.bench.wording import points_text
 
-    table = PlainTable()
-    for name in ("adapter", found.score, "95 %", f"against the {BARE}"):
-        table.add_column(name, justify="left" if name == "adapter" else "right")
+    columns = ("adapter", found.score, "95 %", f"against the {BARE}")
+    rows = []
     bare = found.bare
     for each in sorted([bare, *found.estimates], key=lambda e: -(e.value or 0.0)):
         ends = [points_text(x, each.points) for x in (each.low, each.high) if x is not None]
         score = points_text(each.value or 0.0, each.points)
-        table.add_row(each.method, score, "-".join(ends), _verdict(found, each))
-    print_table(table)
+        rows.append((each.method, score, "-".join(ends), _verdict(found, each)))
+    print_table(ShownTable(columns, rows, numbers=True))
     for reference, problem in found.unusable.items():
         say(f"left out: {reference}: {problem}", err=True)
     say_wrapped(_sentence(found))

@@ -6,9 +6,10 @@ from dataclasses import asdict
 
 import click
 
-from adapterhub.cli._format import PlainTable, print_json, print_table
+from adapterhub.cli._format import print_json, print_table
 from adapterhub.cli._options_text import print_options, task_title
 from adapterhub.config.options import options_of
+from adapterhub.files.shown_table import ShownTable
 
 
 @click.command("tasks")
@@ -28,7 +29,5 @@ def command(name: str | None, as_json: bool) -> None:
     elif name:
         print_options(options_of(chosen[name]), task_title(chosen[name]))
     else:
-        table = PlainTable("task", "description")
-        for key, task in chosen.items():
-            table.add_row(key, task.summary)
-        print_table(table)
+        rows = [(key, task.summary) for key, task in chosen.items()]
+        print_table(ShownTable(("task", "description"), rows))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from adapterhub.cli._format import (
-    PlainTable,
     bytes_text,
     count_text,
     examples,
@@ -30,6 +29,7 @@ from adapterhub.config.options import options_of
 from adapterhub.config.overrides import merge_options, parse_overrides
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
+from adapterhub.files.shown_table import ShownTable
 from adapterhub.status import Display, display_for_terminal, doing, showing
 from adapterhub.training.options import TrainOptions
 from adapterhub.training.processes import restarted
@@ -300,10 +300,8 @@ def _print_plan(prepared: Any) -> None:
 
     plan, recipe, data = plan_of(prepared), prepared.recipe, prepared.data
     epochs = round(plan.steps / plan.steps_per_epoch, 2)
-    sites = PlainTable("site", "method", "parameters", title="Sites", title_justify="left")
-    for site, method, count in plan.sites:
-        sites.add_row(site, method, count_text(count))
-    print_table(sites)
+    sites = [(site, method, count_text(count)) for site, method, count in plan.sites]
+    print_table(ShownTable(("site", "method", "parameters"), sites, title="Sites"))
     if plan.tasks:
         _print_tasks(plan.tasks)
     share = f"{plan.trainable / plan.backbone:.2%} of the backbone"
@@ -327,11 +325,11 @@ def _print_plan(prepared: Any) -> None:
 def _print_tasks(tasks: Sequence[Any]) -> None:
     """Print what each of several tasks gets of the run."""
     columns = ("task", "kind", "rows", "share", "steps", "weight")
-    table = PlainTable(*columns, title="Tasks", title_justify="left")
+    rows = []
     for each in tasks:
         share, weight = f"{each.share:.1%}", f"{each.weight:g}"
-        table.add_row(each.name, each.task, f"{each.rows:,}", share, f"{each.steps:,}", weight)
-    print_table(table)
+        rows.append((each.name, each.task, f"{each.rows:,}", share, f"{each.steps:,}", weight))
+    print_table(ShownTable(columns, rows, title="Tasks"))
 
 
 def _print_outcome(outcome: Any) -> None:

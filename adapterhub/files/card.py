@@ -23,7 +23,8 @@ from adapterhub.config.yaml import MAX_BYTES, dump_yaml, parse_mapping
 from adapterhub.errors import ConfigError
 from adapterhub.files.heads import heads_text, with_head
 from adapterhub.files.manifest import Manifest
-from adapterhub.files.markdown import code_block, literal, table
+from adapterhub.files.markdown import code_block, literal
+from adapterhub.files.shown_table import Cell, ShownTable
 
 _START, _END = "<!-- adapterhub -->", "<!-- /adapterhub -->"
 _STUDY, _STUDY_END = "<!-- study -->", "<!-- /study -->"
@@ -164,9 +165,10 @@ def _metadata(manifest: Manifest, tags: object, peft: InPeft | None) -> dict[str
 
 
 def _block(manifest: Manifest, reference: str, peft: InPeft | None) -> str:
+    facts = [(name, Cell(text, markdown=text)) for name, text in _facts(manifest)]
     parts = (
         _sentence(manifest),
-        table(("", ""), _facts(manifest)),
+        ShownTable(("", ""), facts).markdown(),
         *_results(manifest),
         "## How to load it",
         _native(manifest, reference, peft),
@@ -213,8 +215,8 @@ def _results(manifest: Manifest) -> Iterator[str]:
     if manifest.metrics:
         yield "## Results"
         values = sorted(manifest.metrics.items())
-        rows = ((literal(name), f"{value:.4f}") for name, value in values)
-        yield table(("metric", "evaluation data of the recipe"), rows)
+        rows = [(name, f"{value:.4f}") for name, value in values]
+        yield ShownTable(("metric", "evaluation data of the recipe"), rows).markdown()
 
 
 def _native(manifest: Manifest, reference: str, peft: InPeft | None) -> str:

@@ -27,12 +27,6 @@ def literal(text: str) -> str:
     return line
 
 
-def table(columns: tuple[str, str], rows: Iterable[tuple[str, str]]) -> str:
-    """Write a table of two columns, whose cells are Markdown."""
-    lines = (columns, ("---", "---"), *rows)
-    return "\n".join(f"| {name} | {value} |" for name, value in lines)
-
-
 def code_block(language: str, lines: Iterable[str]) -> str:
     """Write a code block whose fence is longer than any run of backticks in it."""
     text = "\n".join(lines)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,11 @@ from markupsafe import Markup
 
 from adapterhub.errors import one_line
 from adapterhub.files.atomic import replace_file
+from adapterhub.files.shown_table import Cell, ShownTable
 from adapterhub.pages.comparison import RunSummary, summary
 from adapterhub.pages.direct_labels import label_ends, room_for
 from adapterhub.pages.figures import MARKERS, SERIES, Points, svg_chart, thinned
-from adapterhub.pages.framed import ChartGroup, SortableRow, SortableTable, framed_page
+from adapterhub.pages.framed import ChartGroup, framed_page
 from adapterhub.pages.page import number_text
 from adapterhub.pages.run_files import Line, RunFiles, lower_is_better, read_run
 from adapterhub.pages.sections import Chart
@@ -25,14 +25,6 @@ RUNS_PAGE = "runs.html"
 _SIZE = (4.6, 2.8)
 _HEAD = "head"  # the parameters of a task head, in the learning rates of a step
 _FEW = 30  # points that have markers
-
-
-@dataclass(frozen=True)
-class NumberCell:
-    """A text, and the number that a table is sorted by."""
-
-    text: str
-    number: float | None = None
 
 
 def write_runs_page(folders: Sequence[Path], output: Path | None = None) -> Path:
@@ -82,26 +74,28 @@ def _note(runs: Sequence[RunFiles]) -> str:
     return "adapterhub compare says which of the differences are more than chance."
 
 
-def _table(summaries: Sequence[RunSummary]) -> SortableTable:
+def _table(summaries: Sequence[RunSummary]) -> ShownTable:
     metrics = list(dict.fromkeys(name for each in summaries for name in each.metrics))
-    heads = [
+    columns, meanings = zip(
         ("run", ""),
         ("method", ""),
-        *((name, "lower is better" if lower_is_better(name) else "") for name in metrics),
+        *((name, "lower is better" * lower_is_better(name)) for name in metrics),
         ("trained", "parameters, with the head"),
         ("adapter", "MB"),
         ("time", "seconds"),
         ("peak memory", "GB"),
         ("training rows", ""),
-    ]
-    return SortableTable(heads, [SortableRow(s.name, _cells(s, metrics)) for s in summaries])
+        strict=True,
+    )
+    rows = [[Cell(s.name), *_cells(s, metrics)] for s in summaries]
+    return ShownTable(columns, rows, numbers=True, meanings=meanings)
 
 
-def _cells(found: RunSummary, metrics: Sequence[str]) -> list[NumberCell]:
+def _cells(found: RunSummary, metrics: Sequence[str]) -> list[Cell]:
     scores = [found.metrics.get(name) for name in metrics]
     return [
-        NumberCell(found.method or "-"),
-        *(NumberCell(number_text(score), score) for score in scores),
+        Cell(found.method or "-"),
+        *(Cell(number_text(score), score) for score in scores),
         _number(found.trained, "{:,}"),
         _number(found.size, "{:.2f}", 1e6),
         _number(found.seconds, "{:,.1f}"),
@@ -110,10 +104,10 @@ def _cells(found: RunSummary, metrics: Sequence[str]) -> list[NumberCell]:
     ]
 
 
-def _number(value: float | None, form: str, unit: float = 1) -> NumberCell:
+def _number(value: float | None, form: str, unit: float = 1) -> Cell:
     if value is None:
-        return NumberCell("-")
-    return NumberCell(form.format(value / unit if unit != 1 else value), value)
+        return Cell("-")
+    return Cell(form.format(value / unit if unit != 1 else value), value)
 
 
 def _chart_groups(runs: Sequence[RunFiles], names: Sequence[str]) -> Iterator[ChartGroup]:

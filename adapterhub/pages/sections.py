@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from markupsafe import Markup
 
+from adapterhub.files.shown_table import ShownTable
 from adapterhub.pages.figures import histogram_chart, reliability_chart, scatter_chart
 from adapterhub.pages.predictions import Outcome, PredictionFile
 from adapterhub.pages.statistics import (
@@ -38,14 +39,6 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class NumberTable:
-    """A table; the first column is a name, the others are numbers."""
-
-    columns: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-
-
-@dataclass(frozen=True)
 class Matrix:
     """A confusion matrix: counts of (label, prediction), with the share of the label's examples."""
 
@@ -73,7 +66,7 @@ class Section:
     title: str
     note: str = ""
     charts: list[Chart] = field(default_factory=list)
-    table: NumberTable | None = None
+    table: ShownTable | None = None
     matrix: Matrix | None = None
     examples: list[Shown] = field(default_factory=list)
 
@@ -127,7 +120,7 @@ def _confusion(rows: Sequence[Outcome], scores: Sequence[ClassScore]) -> Section
         return Section("confusion", "Confusion", note, matrix=Matrix(names, lines))
     support = {score.name: score.support for score in scores}
     pairs = [(pair, n) for pair, n in counts.most_common() if pair[0] != pair[1]][:WORST]
-    table = NumberTable(
+    table = ShownTable(
         ("true → predicted", "examples", "of the class"),
         [(f"{a} → {b}", f"{n:,}", f"{n / support[a]:.1%}") for (a, b), n in pairs],
     )
@@ -144,7 +137,7 @@ def _score_section(scores: Sequence[ClassScore], what: str) -> Section:
         (s.name, f"{s.precision:.3f}", f"{s.recall:.3f}", f"{s.f1:.3f}", f"{s.support:,}")
         for s in chosen
     ]
-    table = NumberTable((what, "precision", "recall", "F1", "examples"), rows)
+    table = ShownTable((what, "precision", "recall", "F1", "examples"), rows)
     return Section("scores", f"Scores by {what}", note, table=table)
 
 

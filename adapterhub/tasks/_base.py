@@ -412,10 +412,45 @@ class Task(ABC):
             batch_size: rows per forward pass.
             record: gets one prediction per example, for `outcome`.
         """
-        predictions = self.predict(model, data, batch_size)
+        if not self.evaluates_predictions:
+            return self.token_metrics(model, data, batch_size, record)
+        predictions = self.compared(model, data, batch_size)
         if record is not None:
             record += predictions
-        return self.metrics(data.examples, predictions)
+        metrics = self.metrics(data.examples, predictions)
+        return metrics | self.token_metrics(model, data, batch_size)
+
+    @property
+    def evaluates_predictions(self) -> bool:
+        """Whether `evaluate` compares predictions with labels, besides the loss of tokens."""
+        return True
+
+    def compared(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
+        """Return what `metrics` compares with the labels of each example: its prediction.
+
+        Args:
+            model: the model, with its adapter active.
+            data: the encoded examples, with labels.
+            batch_size: rows per forward pass.
+        """
+        return self.predict(model, data, batch_size)
+
+    def token_metrics(
+        self,
+        model: PreTrainedModel,
+        data: Encoded,
+        batch_size: int,
+        record: list[Prediction] | None = None,
+    ) -> dict[str, float]:
+        """Return the metrics that follow from the loss of labelled tokens: none by default.
+
+        Args:
+            model: the model, with its adapter active.
+            data: the encoded examples, with labels.
+            batch_size: rows per forward pass.
+            record: gets the loss of each example.
+        """
+        return {}
 
     def outcome(self, example: Any, prediction: Prediction) -> dict[str, Any]:
         """Return the texts, the label, the prediction and the score of an evaluated example."""

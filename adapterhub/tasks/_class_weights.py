@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from adapterhub.config.options import option
 from adapterhub.errors import ConfigError, DataError, did_you_mean
 from adapterhub.tasks._base import Encoded, Task
 from adapterhub.tasks._losses import Items, Loss
@@ -20,19 +22,6 @@ WEIGHTS_HELP = (
     "weight of each class in the loss: balanced, or {name: weight} with 1 for the others; null "
     "weights all labels alike"
 )
-
-
-def check_weights(spec: ClassWeights) -> None:
-    """Refuse weights that are negative, not finite, or all zero.
-
-    Raises:
-        ConfigError: they are refused.
-    """
-    if not isinstance(spec, dict):
-        return
-    wrong = [f"{k}: {v}" for k, v in spec.items() if not (math.isfinite(v) and v >= 0)]
-    if wrong:
-        raise ConfigError("invalid class_weights", offenders=wrong, expected="numbers from 0")
 
 
 def weights_of(spec: ClassWeights, counts: Mapping[str, int]) -> list[float]:
@@ -92,10 +81,15 @@ def weighted_loss(weights: list[float]) -> Loss:
     return loss
 
 
+@dataclass(frozen=True)
 class WeighsClasses(Task):
     """A task with the option `class_weights`."""
 
-    class_weights: ClassWeights
+    class_weights: ClassWeights = option(None, WEIGHTS_HELP)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.class_weights, dict):
+            _check_weights(self.class_weights)
 
     def loss(self, train: Encoded) -> Loss | None:
         """Return the cross-entropy with class weights, if there are some."""
@@ -111,3 +105,10 @@ class WeighsClasses(Task):
     def _weights(self, train: Encoded) -> list[float]:
         assert self.class_weights is not None
         return weights_of(self.class_weights, self.label_counts(train))
+
+
+def _check_weights(weights: Mapping[str, float]) -> None:
+    """Refuse weights that are negative or not finite."""
+    wrong = [f"{k}: {v}" for k, v in weights.items() if not (math.isfinite(v) and v >= 0)]
+    if wrong:
+        raise ConfigError("invalid class_weights", offenders=wrong, expected="numbers from 0")

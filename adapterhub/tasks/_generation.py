@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from adapterhub.backbones.end_tokens import end_tokens, text_stops, with_stops
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
-from adapterhub.tasks._base import Encoded, Generated, Prediction
+from adapterhub.tasks._base import Encoded, Generated, Prediction, Task
 from adapterhub.tasks._below_head import (
     few_tokens,
     logits_at_once,
@@ -31,7 +31,7 @@ from adapterhub.tasks._forward import (
     without_gradients,
 )
 from adapterhub.tasks._losses import next_token_loss
-from adapterhub.tasks._metrics import answer_metrics
+from adapterhub.tasks._metrics import GENERATION_METRICS, answer_metrics, generation_metrics
 from adapterhub.tasks._rows import IGNORED, Row, Setting, in_order, pad
 
 if TYPE_CHECKING:
@@ -99,6 +99,54 @@ class TokenLoss(Prediction):
 
     def __str__(self) -> str:
         return f"{self.loss:.3f}"
+
+
+class LearnsTokens(Task):
+    """A task whose metrics include loss and perplexity of the labelled tokens."""
+
+    lower_is_better = TOKEN_METRICS
+
+    def token_metrics(
+        self,
+        model: PreTrainedModel,
+        data: Encoded,
+        batch_size: int,
+        record: list[Prediction] | None = None,
+    ) -> dict[str, float]:
+        """Return loss and perplexity."""
+        shifted = self.loss_of_logits() is next_token_loss
+        return token_loss(model, data, batch_size, shifted=shifted, record=record)
+
+
+class WritesTexts(LearnsTokens):
+    """A task with the option `metric`, by which written texts are compared with labels."""
+
+    metric: Literal["bleu", "rouge", "exact"]
+
+    outcomes = "texts"
+
+    @property
+    def main_metric(self) -> str:
+        """The main score of the option `metric`."""
+        return {"bleu": "bleu", "rouge": "rougeL", "exact": "exact_match"}[self.metric]
+
+    def metric_names(self, examples: Sequence[Any]) -> tuple[str, ...]:
+        """Return the scores of the option `metric`, loss and perplexity."""
+        return (*GENERATION_METRICS[self.metric], "loss", "perplexity")
+
+    def metrics(
+        self, examples: Sequence[Any], predictions: Sequence[Prediction]
+    ) -> dict[str, float]:
+        """Compute the scores of the option `metric`."""
+        written = [p.text for p in predictions if isinstance(p, Generated)]
+        return generation_metrics(self.metric, [str(e.label) for e in examples], written)
+
+    def outcome(self, example: Any, prediction: Prediction) -> dict[str, Any]:
+        """Return the label and the written text, and their word F1 or exact match."""
+        outcome = text_outcome(self.shown(example), str(example.label), prediction)
+        if self.metric == "exact":
+            outcome["score"] = self.metrics([example], [prediction])["exact_match"]
+        return outcome
 
 
 def text_outcome(texts: list[str], reference: str, prediction: Prediction) -> dict[str, Any]:

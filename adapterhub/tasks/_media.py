@@ -7,13 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from adapterhub.data.media import MediaFile, open_media
+from adapterhub.data.labels import name_labels
+from adapterhub.data.media import MediaFile, open_media, read_media
 from adapterhub.data.options import DataOptions
-from adapterhub.tasks._base import Task
+from adapterhub.data.sounds import Sound, open_sound
+from adapterhub.tasks._base import Encoded, Task, one_row_each
 from adapterhub.tasks._rows import Row, Setting
+from adapterhub.tasks.classification import HasClasses
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+FRAMES = 50  # a second: the outputs of most encoders of sound, and the size of rows in batches
 
 
 @dataclass(frozen=True)
@@ -62,3 +67,95 @@ class MediaTask(Task):
         """Return the shapes of what the model gets of a row."""
         inputs = self.inputs([row], setting)
         return {name: " x ".join(map(str, t.shape[1:])) for name, t in inputs.items()}
+
+
+@dataclass(frozen=True)
+class MediaClassification(HasClasses, MediaTask):
+    """One class per file: a subclass decodes the files, and makes batches of them."""
+
+    # Examples
+
+    def read(
+        self, source: str, options: DataOptions, split: str, *, labelled: bool = True
+    ) -> list[Any]:
+        """Read the files of a folder of classes, or those that a table names."""
+        files = read_media(source, options, split, self.columns, self.decode, labelled=labelled)
+        if not labelled:
+            return files
+        names = name_labels((str(f.label) for f in files), options.label_names, source)
+        return [f.with_label(name) for f, name in zip(files, names, strict=True)]
+
+    # Rows
+
+    def encode(self, examples: Sequence[MediaFile], setting: Setting, *, labelled: bool) -> Encoded:
+        """Return rows of files, which `collate` decodes, and the index of each one's class."""
+        rows = [self.file_row(example, setting) for example in examples]
+        if labelled:
+            for row, example in zip(rows, examples, strict=True):
+                row["labels"] = setting.labels.index(str(example.label))
+        return one_row_each(self, examples, setting, rows)
+
+    def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
+        """Decode the files of a batch, and make model inputs of them."""
+        import torch  # slow to import
+
+        batch = self.inputs(rows, setting)
+        if rows and "labels" in rows[0]:
+            batch["labels"] = torch.tensor([row["labels"] for row in rows])
+        return batch
+
+    def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
+        """Return the shapes of what the model gets, and the class that it learns."""
+        facts = self.show_inputs(row, setting)
+        label = row.get("labels")
+        if label is None:
+            return facts
+        return facts | {"label": f"{setting.labels[label]} (class {label})"}
+
+
+@dataclass(frozen=True)
+class SoundTask(MediaTask):
+    """A task on sounds."""
+
+    input_name = "audio"
+
+    def decode(self, data: bytes) -> Sound:
+        """Decode a sound: one channel, at its own rate."""
+        return open_sound(data)
+
+    def most_seconds(self, setting: Setting) -> float:
+        """Return the longest sound of which the model hears all: what its processor reads."""
+        from adapterhub.backbones.processor import heard_seconds  # imports transformers
+
+        return heard_seconds(setting.processor) or float("inf")
+
+    def process(self, decoded: list[Sound], setting: Setting) -> dict[str, Tensor]:
+        """Resample sounds to the rate of the backbone, and extract its features.
+
+        Raw samples, (batch, samples), or a spectrogram, (batch, bands, frames) or the reverse.
+        """
+        from adapterhub.backbones.processor import sampling_rate, sound_inputs
+
+        rate, most = sampling_rate(setting.processor), self.most_seconds(setting)
+        return sound_inputs(setting.processor, [_beginning(s, most).at(rate) for s in decoded])
+
+    def file_row(self, example: MediaFile, setting: Setting) -> Row:
+        """Return the row of a sound, without what is learned of it."""
+        heard = min(example.seconds, self.most_seconds(setting))
+        return {"file": example, "frames": max(round(heard * FRAMES), 1)}
+
+    def size(self, row: Row) -> int:
+        """Return about how many states the encoder computes."""
+        return int(row["frames"])
+
+    def too_long(self, examples: Sequence[MediaFile], setting: Setting) -> list[MediaFile]:
+        """List the sounds of which the model does not hear the end."""
+        most = self.most_seconds(setting)
+        return [example for example in examples if example.seconds > most]
+
+
+def _beginning(sound: Sound, seconds: float) -> Sound:
+    """Return the first seconds of a sound."""
+    if sound.seconds <= seconds:
+        return sound
+    return Sound(sound.samples[: round(seconds * sound.rate)], sound.rate)

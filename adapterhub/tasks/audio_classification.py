@@ -17,10 +17,9 @@ from adapterhub.config.options import option
 from adapterhub.data.columns import WANTS
 from adapterhub.errors import ConfigError
 from adapterhub.tasks._base import Encoded
-from adapterhub.tasks._media_classes import MediaClassification
+from adapterhub.tasks._media import MediaClassification, SoundTask
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import Setting
-from adapterhub.tasks._sounds import SoundTask
 
 
 @register_task

@@ -50,12 +50,11 @@ from adapterhub.tasks._chat_template import (
     unused_keys,
 )
 from adapterhub.tasks._generation import (
-    TOKEN_METRICS,
     Generation,
+    LearnsTokens,
     TokenLoss,
     generate,
     text_outcome,
-    token_loss,
 )
 from adapterhub.tasks._metrics import generation_metrics
 from adapterhub.tasks._registry import register_task
@@ -84,7 +83,7 @@ class Chat:
 
 @register_task
 @dataclass(frozen=True)
-class CausalLM(Generation, Task):
+class CausalLM(Generation, LearnsTokens):
     r"""Next-token prediction on responses, chats or raw text.
 
     Rows of `train.jsonl`:
@@ -114,7 +113,6 @@ class CausalLM(Generation, Task):
     )
 
     name = "causal-lm"
-    lower_is_better = TOKEN_METRICS
     most_tokens = 1024
     cut_note = "a prompt is cut at its start, and a response only after its prompt"
     summary = "next-token prediction: instructions, chats, raw text"
@@ -314,18 +312,10 @@ class CausalLM(Generation, Task):
             ) from error
         return match.group(1) if match else text
 
-    def evaluate(
-        self,
-        model: PreTrainedModel,
-        data: Encoded,
-        batch_size: int,
-        record: list[Prediction] | None = None,
-    ) -> dict[str, float]:
-        """Compute loss and perplexity of the labels, and with `generate` exact_match."""
-        if not self.generate:
-            return token_loss(model, data, batch_size, shifted=True, record=record)
-        metrics = super().evaluate(model, data, batch_size, record)
-        return metrics | token_loss(model, data, batch_size, shifted=True)
+    @property
+    def evaluates_predictions(self) -> bool:
+        """The option `generate`."""
+        return self.generate
 
     def outcome(self, example: Any, prediction: Prediction) -> dict[str, Any]:
         """Return both texts and whether they match, or the loss of the response."""

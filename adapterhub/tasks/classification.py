@@ -21,12 +21,7 @@ from adapterhub.data.labels import name_labels
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction, Task, one_row_each
-from adapterhub.tasks._class_weights import (
-    WEIGHTS_HELP,
-    ClassWeights,
-    WeighsClasses,
-    check_weights,
-)
+from adapterhub.tasks._class_weights import WeighsClasses
 from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._metrics import classification_metrics, regression_metrics
 from adapterhub.tasks._registry import register_task
@@ -34,7 +29,6 @@ from adapterhub.tasks._rows import Setting, limit_of, rows_from_columns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-CLASS_METRICS = ("accuracy", "macro_f1", "matthews")
 
 
 @dataclass(frozen=True)
@@ -121,9 +115,57 @@ class OfTexts(Task):
         raise NotImplementedError
 
 
+class OneClass(Task):
+    """The metrics of one class for each example, which has `label`."""
+
+    outcomes = "classes"
+    main_metric = "accuracy"
+    has_labels = True
+
+    def metric_names(self, examples: Sequence[Any]) -> tuple[str, ...]:
+        """Return accuracy, macro_f1 and matthews."""
+        return ("accuracy", "macro_f1", "matthews")
+
+    def metrics(
+        self, examples: Sequence[Any], predictions: Sequence[Prediction]
+    ) -> dict[str, float]:
+        """Compute accuracy, macro_f1 and matthews."""
+        classes = [p.label for p in predictions if isinstance(p, Scored)]
+        return classification_metrics([str(e.label) for e in examples], classes)
+
+    def outcome(self, example: Any, prediction: Prediction) -> dict[str, Any]:
+        """Return the two classes, and the probability of the predicted one."""
+        assert isinstance(prediction, Scored)
+        label, predicted = str(example.label), prediction.label
+        score, texts = prediction.scores[predicted], self.shown(example)
+        return {"texts": texts, "label": label, "prediction": predicted, "score": score}
+
+
+@dataclass(frozen=True)
+class HasClasses(WeighsClasses, OneClass):
+    """One class for each example: the head has an output for each class of the training data."""
+
+    def labels(self, train: Sequence[Any]) -> tuple[str, ...]:
+        """Return the classes of the training data, sorted."""
+        return tuple(labels_of(train))
+
+    def check(self, labels: Sequence[str], examples: Sequence[Any]) -> None:
+        """Refuse fewer than two classes, and evaluation classes that training lacks."""
+        check_labels(labels, (e.label for e in examples))
+
+    def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
+        """Return the most probable class, with the softmax over all classes."""
+
+        def read(passed: Passed) -> Iterator[Prediction]:
+            for row in passed.output.logits.float().softmax(-1).tolist():
+                yield best_of(dict(zip(data.setting.labels, row, strict=True)))
+
+        return each_row(model, data, batch_size, read)
+
+
 @register_task
 @dataclass(frozen=True)
-class Classification(WeighsClasses, OfTexts):
+class Classification(HasClasses, OfTexts):
     """One class per text or pair of texts.
 
     Rows of `train.csv`:
@@ -141,56 +183,16 @@ class Classification(WeighsClasses, OfTexts):
         {"label": "positive", "scores": {"negative": 0.019, "positive": 0.981}}
     """
 
-    class_weights: ClassWeights = option(None, WEIGHTS_HELP)
+    pooling: Pooling | None = option(None, POOLING_HELP)
 
     name = "classification"
     summary = "one class per text or pair of texts"
-    outcomes = "classes"
-    main_metric = "accuracy"
-    has_labels = True
-
-    def __post_init__(self) -> None:
-        check_weights(self.class_weights)
-
-    pooling: Pooling | None = option(None, POOLING_HELP)
-
-    # Examples
-
-    def labels(self, train: Sequence[Example]) -> tuple[str, ...]:
-        """Return the classes of the training data, sorted."""
-        return tuple(labels_of(train))
-
-    def check(self, labels: Sequence[str], examples: Sequence[Example]) -> None:
-        """Refuse fewer than two classes, and evaluation classes that training lacks."""
-        check_labels(labels, (e.label for e in examples))
 
     # Rows
 
     def target(self, example: Example, labels: Sequence[str]) -> int:
         """Return the index of the class."""
         return labels.index(str(example.label))
-
-    # Predictions
-
-    def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """Return the most probable class, with the softmax over all classes."""
-        return most_probable(model, data, batch_size)
-
-    # Metrics
-
-    def metric_names(self, examples: Sequence[Example]) -> tuple[str, ...]:
-        """Return accuracy, macro_f1 and matthews."""
-        return CLASS_METRICS
-
-    def metrics(
-        self, examples: Sequence[Example], predictions: Sequence[Prediction]
-    ) -> dict[str, float]:
-        """Compute accuracy, macro_f1 and matthews."""
-        return score_classes(examples, predictions)
-
-    def outcome(self, example: Example, prediction: Prediction) -> dict[str, Any]:
-        """Return the two classes, and the probability of the predicted one."""
-        return class_outcome(self.shown(example), example, prediction)
 
 
 @register_task
@@ -258,42 +260,6 @@ class Regression(OfTexts):
         return {"texts": self.shown(example), "label": label, "prediction": prediction.value}
 
 
-def most_probable(model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-    """Return the most probable class of each example, with the softmax over all classes.
-
-    Args:
-        model: the model, with its adapter active.
-        data: the encoded examples.
-        batch_size: rows per forward pass.
-    """
-
-    def read(passed: Passed) -> Iterator[Prediction]:
-        for row in passed.output.logits.float().softmax(-1).tolist():
-            yield best_of(dict(zip(data.setting.labels, row, strict=True)))
-
-    return each_row(model, data, batch_size, read)
-
-
 def best_of(scores: dict[str, float]) -> Scored:
     """Return the most probable class with all probabilities."""
     return Scored(max(scores, key=scores.__getitem__), scores)
-
-
-def score_classes(examples: Sequence[Any], predictions: Sequence[Prediction]) -> dict[str, float]:
-    """Compute accuracy, macro F1 and Matthews correlation of predicted classes."""
-    classes = [p.label for p in predictions if isinstance(p, Scored)]
-    return classification_metrics([str(e.label) for e in examples], classes)
-
-
-def class_outcome(texts: list[str], example: Any, prediction: Prediction) -> dict[str, Any]:
-    """Return the label, the predicted class and its probability.
-
-    Args:
-        texts: the texts to show, or the names of files.
-        example: the example, with its label.
-        prediction: its prediction.
-    """
-    assert isinstance(prediction, Scored)
-    score = prediction.scores[prediction.label]
-    label, predicted = str(example.label), prediction.label
-    return {"texts": texts, "label": label, "prediction": predicted, "score": score}

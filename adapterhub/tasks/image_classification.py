@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapterhub.data.columns import WANTS
 from adapterhub.data.pictures import open_picture
-from adapterhub.tasks._media_classes import MediaClassification
+from adapterhub.tasks._media import MediaClassification
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import Setting
 

@@ -26,15 +26,8 @@ from adapterhub.data.picture_chats import PLACE, PictureChat, Turn, chat_choice,
 from adapterhub.data.pictures import open_picture
 from adapterhub.data.table import first_few
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Encoded, Generated, Prediction, Task, one_row_each
-from adapterhub.tasks._generation import (
-    TOKEN_METRICS,
-    Generation,
-    generate,
-    text_outcome,
-    token_loss,
-)
-from adapterhub.tasks._metrics import GENERATION_METRICS, generation_metrics
+from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
+from adapterhub.tasks._generation import Generation, WritesTexts, generate
 from adapterhub.tasks._picture_prompts import (
     TOKENS,
     PicturePrompts,
@@ -44,7 +37,6 @@ from adapterhub.tasks._picture_prompts import (
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import IGNORED, Row, Setting, pad
 from adapterhub.tasks._show import learned_line, token_texts
-from adapterhub.tasks.seq2seq import MAIN_SCORES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +47,7 @@ Asked: TypeAlias = AskedPicture | PictureChat
 
 @register_task
 @dataclass(frozen=True)
-class ImageTextToText(Generation, Task):
+class ImageTextToText(Generation, WritesTexts):
     """Pictures with text to text: questions on pictures, captions.
 
     Rows of `train.csv`, with files relative to the folder of the table:
@@ -89,8 +81,6 @@ class ImageTextToText(Generation, Task):
 
     name = "image-text-to-text"
     summary = "pictures with text to text: questions on pictures, captions"
-    lower_is_better = TOKEN_METRICS
-    outcomes = "texts"
     decodes = True
     input_name = "image"
     pair_name = "question"
@@ -103,11 +93,6 @@ class ImageTextToText(Generation, Task):
             raise ConfigError(
                 f"tokens is {self.tokens}, pixels is {self.pixels}", expected="1 or more"
             )
-
-    @property
-    def main_metric(self) -> str:
-        """The main score of the option `metric`."""
-        return MAIN_SCORES[self.metric]
 
     def for_model(self, model: PreTrainedModel) -> ImageTextToText:
         """Return the task, if the backbone writes its answer behind the prompt.
@@ -282,37 +267,6 @@ class ImageTextToText(Generation, Task):
         """Generate an answer for each picture."""
         rows = [_prompt_of(row) for row in data.rows]
         return list(generate(model, replace(data, rows=rows), batch_size, self))
-
-    # Metrics
-
-    def metric_names(self, examples: Sequence[Asked]) -> tuple[str, ...]:
-        """Return the scores of the option `metric`, loss and perplexity."""
-        return (*GENERATION_METRICS[self.metric], "loss", "perplexity")
-
-    def metrics(
-        self, examples: Sequence[Asked], predictions: Sequence[Prediction]
-    ) -> dict[str, float]:
-        """Compute the scores of the option `metric`."""
-        generated = [p.text for p in predictions if isinstance(p, Generated)]
-        return generation_metrics(self.metric, [str(e.label) for e in examples], generated)
-
-    def evaluate(
-        self,
-        model: PreTrainedModel,
-        data: Encoded,
-        batch_size: int,
-        record: list[Prediction] | None = None,
-    ) -> dict[str, float]:
-        """Compute the metrics of generated answers, and loss and perplexity of the answers."""
-        metrics = super().evaluate(model, data, batch_size, record)
-        return metrics | token_loss(model, data, batch_size, shifted=True)
-
-    def outcome(self, example: Asked, prediction: Prediction) -> dict[str, Any]:
-        """Return the answer and the generated text, and their word F1 or exact match."""
-        outcome = text_outcome(self.shown(example), str(example.label), prediction)
-        if self.metric == "exact":
-            outcome["score"] = self.metrics([example], [prediction])["exact_match"]
-        return outcome
 
 
 def _prompt_of(row: Row) -> Row:

@@ -23,9 +23,9 @@ from adapterhub.data.examples import Example, read_texts
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_stream import TextStream
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Encoded, Prediction, Task
+from adapterhub.tasks._base import Encoded, Prediction
 from adapterhub.tasks._forward import Passed, each_row
-from adapterhub.tasks._generation import TOKEN_METRICS, token_loss
+from adapterhub.tasks._generation import LearnsTokens
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import IGNORED, Row, Setting, limit_of
 from adapterhub.tasks._windows import Frame, Windows, around_text, stream_tokens, word_starts
@@ -53,10 +53,9 @@ class Filled(Prediction):
         return self.text
 
 
-class RawText(Task):
+class RawText(LearnsTokens):
     """The examples and metrics of masked-lm and span-corruption: raw texts, never truncated."""
 
-    lower_is_better = TOKEN_METRICS
     outcomes = "losses"
     streams = True
 
@@ -77,18 +76,13 @@ class RawText(Task):
     def metrics(
         self, examples: Sequence[Any], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
-        """Return nothing: the metrics come from the loss, in `evaluate`."""
+        """Return nothing: the metrics come from the loss of the tokens."""
         return {}
 
-    def evaluate(
-        self,
-        model: PreTrainedModel,
-        data: Encoded,
-        batch_size: int,
-        record: list[Prediction] | None = None,
-    ) -> dict[str, float]:
-        """Compute loss and perplexity of the chosen tokens, the same ones in each evaluation."""
-        return token_loss(model, data, batch_size, record=record)
+    @property
+    def evaluates_predictions(self) -> bool:
+        """Never: what is predicted has no label."""
+        return False
 
     def outcome(self, example: Example, prediction: Prediction) -> dict[str, Any]:
         """Return the loss of the text."""

@@ -176,16 +176,10 @@ class Preference(Generation, OfComparisons):
         encoded = self.language.encode(prompts, data.setting, labelled=False)
         return self.language.predict(model, encoded, batch_size)
 
-    def evaluate(
-        self,
-        model: PreTrainedModel,
-        data: Encoded,
-        batch_size: int,
-        record: list[Prediction] | None = None,
-    ) -> dict[str, float]:
-        """Compute the rewards of both responses of each comparison, and the metrics."""
+    def compared(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
+        """Return the rewards of both responses of each comparison, and their losses."""
 
-        def read(passed: Passed) -> Iterator[Compared]:
+        def read(passed: Passed) -> Iterator[Prediction]:
             batch = passed.batch
             policy, tokens = _log_probabilities(passed.output, batch)
             losses = self._losses(policy, tokens, batch).tolist()
@@ -194,10 +188,7 @@ class Preference(Generation, OfComparisons):
             for (chosen, rejected), loss in zip(rewards, losses, strict=True):
                 yield Compared(chosen, rejected, loss)
 
-        predictions = each_row(model, data, batch_size, read)
-        if record is not None:
-            record += predictions
-        return self.metrics(data.examples, predictions)
+        return each_row(model, data, batch_size, read)
 
 
 def _log_probabilities(output: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

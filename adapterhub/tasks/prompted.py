@@ -19,7 +19,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from adapterhub.config.options import option
 from adapterhub.data.examples import Example, check_labels
@@ -28,13 +28,7 @@ from adapterhub.tasks._base import Encoded, Prediction, one_row_each
 from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import IGNORED, Row, Setting, cut_text, limit_of
-from adapterhub.tasks.classification import (
-    CLASS_METRICS,
-    OfTexts,
-    best_of,
-    class_outcome,
-    score_classes,
-)
+from adapterhub.tasks.classification import OfTexts, OneClass, best_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +39,7 @@ _FIELDS = re.compile(r"\{(text|pair|mask)\}")
 
 @register_task
 @dataclass(frozen=True)
-class Prompted(OfTexts):
+class Prompted(OneClass, OfTexts):
     """One class per text or pair, by the word that a language model prefers.
 
     Rows of `train.csv`:
@@ -77,9 +71,6 @@ class Prompted(OfTexts):
 
     name = "prompted"
     summary = "classification by a prompt and label words, also zero-shot and few-shot"
-    main_metric = "accuracy"
-    has_labels = True
-    outcomes = "classes"
 
     def __post_init__(self) -> None:
         fields = [match.group(1) for match in _FIELDS.finditer(self.template)]
@@ -233,22 +224,6 @@ class Prompted(OfTexts):
                 yield best_of(dict(zip(self.words, probabilities, strict=True)))
 
         return each_row(model, prompts, batch_size, read)
-
-    # Metrics
-
-    def metric_names(self, examples: Sequence[Any]) -> tuple[str, ...]:
-        """Return accuracy, macro_f1 and matthews."""
-        return CLASS_METRICS
-
-    def metrics(
-        self, examples: Sequence[Any], predictions: Sequence[Prediction]
-    ) -> dict[str, float]:
-        """Compute accuracy, macro_f1 and matthews."""
-        return score_classes(examples, predictions)
-
-    def outcome(self, example: Example, prediction: Prediction) -> dict[str, Any]:
-        """Return the two classes, and the probability of the predicted one."""
-        return class_outcome(self.shown(example), example, prediction)
 
 
 def _as_option(example: Example) -> tuple[str, ...]:

@@ -104,31 +104,19 @@ class Reward(OfComparisons):
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
         """Return the reward of the chosen response."""
-        return [Number(each.chosen) for each in self._compared(model, data, batch_size)]
+        compared = self.compared(model, data, batch_size)
+        return [Number(each.chosen) for each in compared if isinstance(each, Compared)]
 
-    def _compared(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Compared]:
-        def read(passed: Passed) -> Iterator[Compared]:
+    def compared(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
+        """Return the rewards of both responses of each comparison, and their losses."""
+
+        def read(passed: Passed) -> Iterator[Prediction]:
             rewards = _rewards(passed.output)
             losses = bradley_terry_loss(rewards).tolist()
             for (chosen, rejected), loss in zip(rewards.tolist(), losses, strict=True):
                 yield Compared(chosen, rejected, loss)
 
         return each_row(model, data, batch_size, read)
-
-    # Metrics
-
-    def evaluate(
-        self,
-        model: PreTrainedModel,
-        data: Encoded,
-        batch_size: int,
-        record: list[Prediction] | None = None,
-    ) -> dict[str, float]:
-        """Compute the rewards of both responses of each comparison, and the metrics."""
-        predictions = self._compared(model, data, batch_size)
-        if record is not None:
-            record += predictions
-        return self.metrics(data.examples, predictions)
 
 
 def _rewards(output: Any) -> Tensor:

@@ -23,15 +23,8 @@ from adapterhub.data.examples import Example, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few, read_parallel
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Encoded, Generated, Prediction, Task, one_row_each
-from adapterhub.tasks._generation import (
-    TOKEN_METRICS,
-    Generation,
-    generate,
-    text_outcome,
-    token_loss,
-)
-from adapterhub.tasks._metrics import GENERATION_METRICS, generation_metrics
+from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
+from adapterhub.tasks._generation import Generation, WritesTexts, generate
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import Row, Setting, limit_of, rows_from_columns
 from adapterhub.tasks._show import tokens_line
@@ -39,12 +32,10 @@ from adapterhub.tasks._show import tokens_line
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MAIN_SCORES = {"bleu": "bleu", "rouge": "rougeL", "exact": "exact_match"}
-
 
 @register_task
 @dataclass(frozen=True)
-class Seq2Seq(Generation, Task):
+class Seq2Seq(Generation, WritesTexts):
     """Text to text.
 
     Rows of `train.jsonl`:
@@ -66,19 +57,12 @@ class Seq2Seq(Generation, Task):
     max_target: int = option(128, "longest target, in tokens; longer ones are truncated")
 
     name = "seq2seq"
-    lower_is_better = TOKEN_METRICS
     summary = "text to text: translation, summarization"
-    outcomes = "texts"
     columns = WANTS["targets"]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_template(self.template)
-
-    @property
-    def main_metric(self) -> str:
-        """The main score of the option `metric`."""
-        return MAIN_SCORES[self.metric]
 
     # Examples
 
@@ -159,37 +143,6 @@ class Seq2Seq(Generation, Task):
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
         """Generate a text for each example."""
         return list(generate(model, data, batch_size, self))
-
-    # Metrics
-
-    def metric_names(self, examples: Sequence[Example]) -> tuple[str, ...]:
-        """Return the scores of the option `metric`, loss and perplexity."""
-        return (*GENERATION_METRICS[self.metric], "loss", "perplexity")
-
-    def metrics(
-        self, examples: Sequence[Example], predictions: Sequence[Prediction]
-    ) -> dict[str, float]:
-        """Compute the scores of the option `metric`."""
-        generated = [p.text for p in predictions if isinstance(p, Generated)]
-        return generation_metrics(self.metric, [str(e.label) for e in examples], generated)
-
-    def evaluate(
-        self,
-        model: PreTrainedModel,
-        data: Encoded,
-        batch_size: int,
-        record: list[Prediction] | None = None,
-    ) -> dict[str, float]:
-        """Compute the metrics of generated texts, and loss and perplexity of the targets."""
-        metrics = super().evaluate(model, data, batch_size, record)
-        return metrics | token_loss(model, data, batch_size)
-
-    def outcome(self, example: Example, prediction: Prediction) -> dict[str, Any]:
-        """Return the target and the generated text, and their word F1 or exact match."""
-        outcome = text_outcome(self.shown(example), str(example.label), prediction)
-        if self.metric == "exact":
-            outcome["score"] = self.metrics([example], [prediction])["exact_match"]
-        return outcome
 
 
 def check_template(template: str) -> None:

@@ -36,11 +36,11 @@ from adapterhub.tasks._forward import (
 )
 from adapterhub.tasks._generation import Generation, text_outcome
 from adapterhub.tasks._losses import Items, batch_rows
+from adapterhub.tasks._media import SoundTask
 from adapterhub.tasks._metrics import transcription_metrics, word_errors
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import UNLIMITED, Row, Setting, in_order, pad
 from adapterhub.tasks._show import tokens_line
-from adapterhub.tasks._sounds import SoundTask
 from adapterhub.tasks._spelling import letter_ids, target_ids, writes_letters
 
 if TYPE_CHECKING:

@@ -18,18 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from adapterhub.config.options import option
 from adapterhub.data.columns import WANTS, choose_columns
 from adapterhub.data.examples import check_labels, read_rows, refuse
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
-from adapterhub.tasks._class_weights import (
-    WEIGHTS_HELP,
-    ClassWeights,
-    WeighsClasses,
-    check_weights,
-)
+from adapterhub.tasks._class_weights import WeighsClasses
 from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._metrics import entity_metrics
 from adapterhub.tasks._registry import register_task
@@ -96,8 +90,6 @@ class Tagging(WeighsClasses, Task):
         {"tags": ["B-PER"], "entities": [{"kind": "PER", "text": "Ada", "start": 0, "end": 3}]}
     """
 
-    class_weights: ClassWeights = option(None, WEIGHTS_HELP)
-
     name = "tagging"
     summary = "named entities in a sentence, by BIO tags"
     main_metric = "f1"
@@ -105,9 +97,6 @@ class Tagging(WeighsClasses, Task):
     has_labels = True
     outcomes = "spans"
     cut_note = "the words that are cut are not learned, and get the tag O"
-
-    def __post_init__(self) -> None:
-        check_weights(self.class_weights)
 
     # Examples
 

@@ -8,7 +8,6 @@ import click
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
-from rich.table import Table
 
 from adapterhub.cli import _format
 from adapterhub.cli._format import (
@@ -19,6 +18,7 @@ from adapterhub.cli._format import (
     seconds_text,
     sparkline,
 )
+from adapterhub.files.shown_table import ShownTable
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,9 @@ def test_examples_keep_their_lines_in_the_help():
     assert lines[-3:] == ["  Examples:", "    adapterhub train \\", "        --method lora"]
 
 
-def table() -> Table:
-    made = Table("adapter", "task", "size")
-    made.add_row("polite@v1", "classification", "318 kB")
-    return made
+def table() -> ShownTable:
+    columns = ("adapter", "task", "size")
+    return ShownTable(columns, [("polite@v1", "classification", "318 kB")], numbers=True)
 
 
 @pytest.mark.parametrize(("width", "missing"), [(80, []), (36, ["size"]), (20, ["size", "task"])])

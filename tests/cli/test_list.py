@@ -71,7 +71,7 @@ def test_the_table_fits_a_terminal(monkeypatch, capsys):
         assert column in lines[1]
     assert "not shown: parameters, task, tags (use --json)" in output.getvalue()
     table = list_module.entries_table([replace(entries[0], tags=(), published=None)])
-    assert not {"tags", "date"} & {column.header for column in table.columns}
+    assert not {"tags", "date"} & {*table.columns}
 
 
 def test_search_does_not_import_transformers(typed, tmp_path):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from adapterhub.files.markdown import code_block, literal, table
+from adapterhub.files.markdown import code_block, literal
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,3 @@ def test_a_literal_is_rendered_as_its_text(text):
 def test_a_fence_is_longer_than_what_it_encloses():
     assert code_block("python", ["a", "````"]) == "`````python\na\n````\n`````"
     assert code_block("yaml", ["a"]) == "```yaml\na\n```"
-
-
-def test_a_table_has_a_header():
-    assert table(("a", "b"), [("c", "d")]) == "| a | b |\n| --- | --- |\n| c | d |"

@@ -1,0 +1,111 @@
+"""A table that is shown: in Markdown and in HTML here, on a terminal by `cli/_format.py`.
+
+Titles and cells may be texts of others: each way to show them keeps them text.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from adapterhub.errors import printable
+from adapterhub.files.markdown import literal
+
+# A table does not read these as lists or headings, so that numbers need no backslashes.
+_NUMBERS = re.compile(r"[a-zA-Z0-9 ±.,%()=<+/:-]*")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell that is more than its text.
+
+    Attributes:
+        text: what is shown.
+        number: what its column is sorted by; None comes last.
+        markdown: what Markdown shows in place of the text, such as a link.
+    """
+
+    text: str
+    number: float | None = None
+    markdown: str | None = None
+
+
+@dataclass(frozen=True)
+class ShownTable:
+    """A table, whose first column has names.
+
+    Attributes:
+        columns: the titles of the columns.
+        rows: the cells of each row.
+        numbers: whether the other columns are numbers, which are aligned on the right.
+        title: the title of the table.
+        meanings: what each column means, in HTML; empty if none is explained.
+        taken: the indices of the rows that are recommended.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | Cell]]
+    numbers: bool = False
+    title: str = ""
+    meanings: Sequence[str] = ()
+    taken: Collection[int] = ()
+
+    def texts(self) -> list[list[str]]:
+        """Return the text of each cell, by row."""
+        return [[cell.text for cell in row] for row in self._cells()]
+
+    def markdown(self) -> str:
+        """Return the table in Markdown, without its title."""
+        others = "---:" if self.numbers else "---"
+        rules = ["---", *[others] * (len(self.columns) - 1)]
+        rows = [
+            [_in_markdown(cell, is_name=i == 0) for i, cell in enumerate(row)]
+            for row in self._cells()
+        ]
+        lines = [[literal(title) for title in self.columns], rules, *rows]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    def html(self, *, sortable: bool = False) -> str:
+        """Return the table in HTML, without its title.
+
+        Args:
+            sortable: whether the page's script sorts it by the column that is clicked.
+        """
+        heads = "".join(map(_head, self.columns, self.meanings or [""] * len(self.columns)))
+        rows = "\n".join(
+            f"<tr{' class=taken' * (i in self.taken)}>"
+            f'<th scope="row">{_in_html(name.text)}</th>'
+            f"{''.join(_data(cell, sortable) for cell in cells)}</tr>"
+            for i, (name, *cells) in enumerate(self._cells())
+        )
+        kind = ' class="study sortable"' if sortable else ""
+        return (
+            f'<div class="scroll">\n<table{kind}>\n<thead><tr>{heads}</tr></thead>\n'
+            f"<tbody>\n{rows}\n</tbody>\n</table>\n</div>"
+        )
+
+    def _cells(self) -> list[list[Cell]]:
+        return [[c if isinstance(c, Cell) else Cell(c) for c in row] for row in self.rows]
+
+
+def _in_markdown(cell: Cell, *, is_name: bool) -> str:
+    if cell.markdown is not None:
+        return cell.markdown
+    return literal(cell.text) if is_name or not _NUMBERS.fullmatch(cell.text) else cell.text
+
+
+def _head(title: str, meaning: str) -> str:
+    told = f' title="{html.escape(printable(meaning))}"' if meaning else ""
+    return f'<th scope="col"{told}>{_in_html(title)}</th>'
+
+
+def _data(cell: Cell, sortable: bool) -> str:
+    number = "" if cell.number is None else str(cell.number)
+    value = f' data-value="{number}"' if sortable else ""
+    return f"<td{value}>{_in_html(cell.text)}</td>"
+
+
+def _in_html(text: str) -> str:
+    return f"<bdi>{html.escape(printable(text))}</bdi>"
