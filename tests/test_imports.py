@@ -94,7 +94,7 @@ ADAPTER_COMMANDS = {
 }
 # Those that load a backbone; `push` writes peft's files from it.
 MODEL_COMMANDS = {
-    "train", "bench", "eval", "predict", "quickstart", "merge", "combine", "import",
+    "train", "bench", "suggest", "eval", "predict", "quickstart", "merge", "combine", "import",
     "export", "inspect", "push",
 }  # fmt: skip
 MOST_SECONDS = 1.0  # of CPU, more than Python itself takes to start; about 0.2 on a quiet machine

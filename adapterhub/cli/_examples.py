@@ -45,6 +45,7 @@ SEE_ALSO: dict[str, str] = {
     "quickstart": "train, with your own data; recipe, for all options",
     "train": "options, which lists all; recipe, for a file; report, predict",
     "bench": "compare, train, methods",
+    "suggest": "train --from; bench; list",
     "report": "compare, eval",
     "compare": "report, diff",
     "eval": "predict, compare, publish",

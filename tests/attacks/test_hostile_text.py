@@ -252,6 +252,11 @@ LINES: dict[str, list[str]] = {
         "--backbone REASON --train data.tsv --output study3",
         "bad.yaml --output study4",
     ],
+    "suggest": [
+        "--backbone BACKBONE --train data.tsv --registry registry",
+        "./run broken/*/polite/v1 --backbone BACKBONE --train data.tsv",
+        "./sites --backbone BACKBONE --train data.tsv --label nothing",
+    ],
     "report": ["pages", "./run", "data.tsv"],
     "compare": ["pages ./run --list", "pages pages --json", "./run ./sites", "pages data.tsv"],
     "predict": ["./run text", "./run --data data.tsv", "./sites text", "broken/*/polite/v1 text"],

@@ -26,6 +26,7 @@ BRINGS = {
     "sync": ["sync", "--to", "restored"],
     "show": ["show", "task"],
     "diff": ["diff", "task", "lang"],
+    "suggest": ["suggest", "task", "--backbone", "BACKBONE", "--train", "TRAIN"],
     "train": ["train", "--on", "task", "--backbone", "BACKBONE", "--train", "TRAIN", "--dry-run",
               "--output", "higher"],
 }  # fmt: skip

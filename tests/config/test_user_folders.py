@@ -87,7 +87,7 @@ def test_a_temporary_home_that_others_may_write_to_is_refused(other, homeless, t
 
 COMMANDS = ("methods", "tasks", "list", "cache", "trust list", "registry verify", "login --help",
             "publish made", "show made", "verify made", "pull made --to copy", "lock polite",
-            "show ~/nothing", "sync")  # fmt: skip
+            "show ~/nothing", "suggest --help", "sync")  # fmt: skip
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows finds a home without variables")

@@ -1,0 +1,130 @@
+"""`adapterhub suggest`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from adapterhub.cli._format import PlainTable, examples, print_json, print_table, say, say_wrapped
+from adapterhub.cli._publishing import registry_option
+from adapterhub.cli.train import FLAGS, RecipeCommand, nested_flags, recipe_flags
+from adapterhub.errors import ConfigError
+from adapterhub.status import display_for_terminal, doing, showing
+
+if TYPE_CHECKING:
+    from adapterhub.bench.statistics import Estimate
+    from adapterhub.bench.suggest import Suggestion
+
+SECTIONS = {
+    "Data": ("train", "text", "pair", "label", "labels", "task", "max_length", "rows"),
+    "Adapters": ("backbone", "registry"),
+}
+_USED = {"backbone", "train", "text", "pair", "label", "labels", "task", "max-length"}
+_NOT_USED = tuple(flag for flag in FLAGS if flag not in _USED)
+
+
+@click.command(
+    "suggest",
+    cls=RecipeCommand,
+    sections=SECTIONS,
+    epilog=examples(
+        "adapterhub suggest --backbone acme/bert --train my.tsv",
+        "adapterhub suggest runs/a hf:acme/b --backbone acme/bert --train my.tsv",
+    ),
+)
+@click.argument("adapters", nargs=-1, metavar="[ADAPTER]...")
+@partial(recipe_flags, without=_NOT_USED)
+@click.option(
+    "--rows",
+    type=click.IntRange(20),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="Training rows that are probed, at most.",
+)
+@registry_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    adapters: tuple[str, ...], rows: int, registry: str | None, as_json: bool, **flags: Any
+) -> None:
+    """Suggest which trained adapter to start from: --from NAME of adapterhub train.
+
+    The features of your texts with each adapter are compared with those of the bare backbone by a
+    linear probe and cross-validation, without any training. Without ADAPTER, all adapters of your
+    registry for this backbone are compared.
+    """
+    if missing := [f"--{flag} is missing" for flag in ("backbone", "train") if not flags[flag]]:
+        raise ConfigError("what to probe is incomplete", offenders=missing)
+    with showing(display_for_terminal()):
+        with doing("loading torch"):
+            from adapterhub.cli._suggest import probe_adapters
+        found = probe_adapters(nested_flags(flags), adapters, rows, registry)
+    if as_json:
+        print_json(_json(found))
+        return
+    _print(found)
+    if found.best:
+        words = f"--backbone {flags['backbone']} --train {flags['train']}"
+        say("")
+        say(f"adapterhub train --from {found.best} {words} --output DIR")
+
+
+def _print(found: Suggestion) -> None:
+    from adapterhub.bench.suggest import BARE
+    from adapterhub.bench.wording import points_text
+
+    table = PlainTable()
+    for name in ("adapter", found.score, "95 %", f"against the {BARE}"):
+        table.add_column(name, justify="left" if name == "adapter" else "right")
+    bare = found.bare
+    for each in sorted([bare, *found.estimates], key=lambda e: -(e.value or 0.0)):
+        ends = [points_text(x, each.points) for x in (each.low, each.high) if x is not None]
+        score = points_text(each.value or 0.0, each.points)
+        table.add_row(each.method, score, "-".join(ends), _verdict(found, each))
+    print_table(table)
+    for reference, problem in found.unusable.items():
+        say(f"left out: {reference}: {problem}", err=True)
+    say_wrapped(_sentence(found))
+
+
+def _verdict(found: Suggestion, each: Estimate) -> str:
+    pair = found.comparisons.get(each.method)
+    if pair is None or pair.value is None:
+        return ""
+    return f"{pair.value * pair.points:+.1f}, {pair.verdict}"
+
+
+def _sentence(found: Suggestion) -> str:
+    """Say which adapter to start from, or that none helps."""
+    from adapterhub.bench.wording import numbers_text
+
+    if found.best:
+        pair = found.comparisons[found.best]
+        text = f"Start from {found.best}: its features are better ({numbers_text(pair)})."
+        return f"{text} An adapter that was trained on these rows looks better than it is."
+    if not found.estimates:
+        return "There is no adapter to compare."
+    size = found.smallest
+    text = "No difference: no adapter's features are better than those of the backbone."
+    if not size:
+        return text
+    return f"{text} A difference of less than about {100 * size:.1f} points cannot be seen."
+
+
+def _json(found: Suggestion) -> dict[str, Any]:
+    def row(each: Estimate) -> dict[str, Any]:
+        pair = found.comparisons.get(each.method)
+        values = {"adapter": each.method, "value": each.value, "low": each.low, "high": each.high}
+        if pair is None:
+            return values
+        return values | {"difference": pair.value, "verdict": pair.verdict, "p": pair.corrected}
+
+    return {
+        "score": found.score,
+        "best": found.best,
+        "bare": row(found.bare),
+        "adapters": [row(each) for each in found.estimates],
+        "unusable": dict(found.unusable),
+    }

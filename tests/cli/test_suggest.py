@@ -1,0 +1,76 @@
+"""`adapterhub suggest`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import refused
+from fixtures import sentences, write_tsv
+
+import adapterhub as ah
+from adapterhub.bench import suggest
+
+
+@pytest.fixture
+def words(backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...]:
+    monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "registry"))
+    rows = [(f"{text} {n}", label) for n, (text, label) in enumerate(sentences(60))]
+    source = write_tsv(tmp_path / "mine.tsv", rows)
+    return "--backbone", backbone, "--train", source
+
+
+@pytest.fixture
+def published(words: tuple[object, ...], backbone: Path, tmp_path: Path) -> list[str]:
+    for name, method in (("first", "lora(rank=2)"), ("second", "pfeiffer")):
+        model, _ = ah.load_backbone(str(backbone), task="classification", labels=["a", "b"])
+        ah.attach(model, method, name=name).save(tmp_path / name)
+        ah.publish(tmp_path / name)
+    return ["first@v1", "second@v1"]
+
+
+def test_the_adapters_of_the_registry_are_ranked(adapterhub, words, published):
+    code, out, err = adapterhub("suggest", *words)
+    assert code == 0, err
+    for name in (*published, "bare backbone"):
+        assert name in out
+    assert "No difference" in out  # untrained adapters change no feature
+    assert "train --from" not in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_named_adapters_are_compared_and_printed_as_json(adapterhub, words, published, tmp_path):
+    code, out, _ = adapterhub("suggest", tmp_path / "first", *words, "--json", "--rows", "40")
+    assert code == 0
+    found = json.loads(out)
+    assert (found["score"], found["best"]) == ("accuracy", None)
+    assert [each["adapter"] for each in found["adapters"]] == [str(tmp_path / "first")]
+    assert found["adapters"][0]["verdict"] == "tied"
+    assert 0 <= found["bare"]["low"] <= found["bare"]["value"] <= found["bare"]["high"] <= 1
+
+
+def test_a_better_one_is_suggested_with_the_command(adapterhub, words, published, monkeypatch):
+    def helped(model, encoded, names):
+        labels = [[float(e.label == encoded.examples[0].label)] for e in encoded.examples]
+        found = np.random.default_rng(0).normal(size=(len(labels), 6))
+        return {n: found + 9 * np.array(labels) * (n == "candidate-1") for n in names}
+
+    monkeypatch.setattr(suggest, "features_of", helped)
+    code, out, _ = adapterhub("suggest", *words)
+    assert code == 0
+    assert "Start from second@v1" in " ".join(out.split())
+    assert "adapterhub train --from second@v1" in out
+
+
+def test_an_empty_registry_has_nothing_to_compare(adapterhub, words):
+    code, out, _ = adapterhub("suggest", *words)
+    assert code == 0
+    assert "There is no adapter to compare" in out
+
+
+def test_wrong_lines_say_what_to_type(adapterhub, words, tmp_path):
+    refused(adapterhub("suggest", "--train", "x.tsv"), "--backbone is missing")
+    refused(adapterhub("suggest", *words, "--task", "tagging"), "tagging")
+    refused(adapterhub("suggest", "nobody", *words), "nobody")
