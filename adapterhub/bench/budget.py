@@ -16,7 +16,6 @@ from typing import NamedTuple, TypeAlias
 
 from adapterhub.bench.cells import Cell, Group
 from adapterhub.bench.execute import EVALUATIONS, FIT_ROWS, TaskContext
-from adapterhub.bench.in_turns import seconds_in_turns
 from adapterhub.bench.search import LEAST_STEPS, SHARE, expected_runs
 from adapterhub.bench.study import BenchOptions
 from adapterhub.bench.task_data import TaskData
@@ -138,7 +137,6 @@ def _planned(timed: Sequence[_Timed], bench: BenchOptions, steps: int, budget: f
         runs = expected_runs(own, more, bench.seeds, bench.tuning_seeds)
         total += sum(runs) * times.step + len(runs) * times.overhead
         total += _testing(bench.seeds, times, data)
-        total += seconds_in_turns(times.step) if bench.time else 0.0
         evaluating += len(runs) * EVALUATIONS * times.evaluation
     all_rows = _selecting_rows(timed)
     share = min(1.0, EVALUATING * budget / evaluating) if evaluating else 1.0

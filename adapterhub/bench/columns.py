@@ -28,7 +28,7 @@ def study_columns(task: TaskResult) -> list[StudyColumn]:
     columns = [
         *_score_columns(task),
         *_rate_columns(task),
-        *_training_columns(task),
+        *_training_columns(),
         *_inference_columns(),
     ]
     return [
@@ -162,25 +162,6 @@ def _rate_columns(task: TaskResult) -> list[StudyColumn]:
     ]
 
 
-IN_TURNS = "measured in turns with the other methods"
-BY_RUNS = "as the runs measured it, each when and where it ran"
-
-
-def _memory_column(task: TaskResult) -> StudyColumn:
-    if task.in_turns:
-        meaning = f"peak of training, beside the loaded backbone; {IN_TURNS}"
-        return StudyColumn(
-            "added memory",
-            meaning,
-            _of_costs(lambda c: size_words(c.added_memory or 0), lambda c: c.added_memory),
-        )
-    return StudyColumn(
-        "peak memory",
-        "of the process",
-        _of_costs(lambda c: size_words(c.peak_memory), lambda c: c.peak_memory or None),
-    )
-
-
 def _of_costs(
     text: Callable[[Costs], str], number: Callable[[Costs], float | None]
 ) -> Callable[[MethodResult], Cell]:
@@ -195,8 +176,7 @@ def _of_costs(
     return cell
 
 
-def _training_columns(task: TaskResult) -> list[StudyColumn]:
-    how = IN_TURNS if task.in_turns else BY_RUNS
+def _training_columns() -> list[StudyColumn]:
     return [
         StudyColumn(
             "trained",
@@ -211,10 +191,14 @@ def _training_columns(task: TaskResult) -> list[StudyColumn]:
         ),
         StudyColumn(
             "training",
-            f"time of a run, without evaluations; {how}",
+            "time of a run, without evaluations, when and where it ran",
             _of_costs(lambda c: time_words(c.train_seconds), lambda c: c.train_seconds),
         ),
-        _memory_column(task),
+        StudyColumn(
+            "peak memory",
+            "of the process",
+            _of_costs(lambda c: size_words(c.peak_memory), lambda c: c.peak_memory or None),
+        ),
         StudyColumn(
             "tokens/s",
             "in training",

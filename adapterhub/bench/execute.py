@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import platform
 import shutil
@@ -87,13 +85,6 @@ class TaskContext:
         recipe = {**self._deciding(), "method": self.methods(cell.method)}
         held = [self.held.digest] if self.held else []
         return cell_key(cell, [recipe, self.data.digests, self.backbone, *held])
-
-    def digest(self, *facts: Any) -> str:
-        """Return the digest of the task with all its methods, and of further facts."""
-        methods = [[label, self.methods(label)] for label in self.specs]
-        content = [self._deciding(), methods, self.data.digests, self.backbone, *facts]
-        text = json.dumps(content, sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def _deciding(self) -> dict[str, Any]:
         """Return of the recipe what results depend on, without the method."""
@@ -183,7 +174,7 @@ def run_cell(
         cell,
         status,
         metric=context.metric,
-        origin=record_origin(context),
+        origin=_origin(context),
         **found,
     )
     shutil.rmtree(output, ignore_errors=True)
@@ -276,7 +267,7 @@ def _curve(files: RunFiles, metric: str) -> tuple[CurvePoint, ...]:
     return tuple(points)
 
 
-def record_origin(context: TaskContext) -> dict[str, Any]:
+def _origin(context: TaskContext) -> dict[str, Any]:
     """Return where results of a task come from: recipe, data, backbone, device and versions."""
     recipe = {k: v for k, v in to_dict(context.recipe).items() if k not in ("output", "data")}
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -19,14 +19,12 @@ class MethodCost:
     Attributes:
         trained: the number of trained parameters; 0 for a method that is not trained.
         seconds: the time of one training.
-        memory: the bytes of a training: its peak, or what it adds to the loaded backbone.
-        beside: whether it is that, beside the backbone.
+        memory: the peak of a training, in bytes.
     """
 
     trained: int | None = None
     seconds: float | None = None
     memory: int | None = None
-    beside: bool = False
 
 
 def cost_texts(cost: MethodCost) -> list[str]:
@@ -37,8 +35,7 @@ def cost_texts(cost: MethodCost) -> list[str]:
     if cost.seconds is not None:
         texts.append(f"{time_words(cost.seconds)} of training")
     if cost.memory is not None:
-        where = " beside the backbone" if cost.beside else ""
-        texts.append(f"{cost.memory / 1e9:.2g} GB of memory{where}")
+        texts.append(f"{cost.memory / 1e9:.2g} GB of memory")
     return texts
 
 

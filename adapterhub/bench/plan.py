@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adapterhub.anatomy.build import anatomy_of
@@ -14,10 +14,8 @@ from adapterhub.backbones.trained_length import max_positions
 from adapterhub.bench.budget import affordable
 from adapterhub.bench.cells import Cell, Group
 from adapterhub.bench.equal_size import count_of, equal_sized, is_near
-from adapterhub.bench.equal_time import equal_time_steps
 from adapterhub.bench.execute import TaskContext
 from adapterhub.bench.forgetting import encode_held, read_held
-from adapterhub.bench.in_turns import can_be_timed, time_groups
 from adapterhub.bench.study import (
     Study,
     method_label,
@@ -80,15 +78,6 @@ def plan_study(study: Study, loader: BackboneLoader, work: Path) -> PlannedStudy
         study, contexts, _ = _contexts(study, loader)  # fewer rows may select
         groups = _groups(study, contexts)
         notes += said
-    if study.bench.equal_time:
-        study, said = _with_equal_time(study, contexts, groups, loader, work)
-        specs = study.labels()
-        contexts = {
-            name: replace(each, specs=specs, starts=_starts(specs, each.recipe))
-            for name, each in contexts.items()
-        }
-        groups += _equal_groups(study, groups)
-        notes += said
     return PlannedStudy(study, contexts, groups, tuple(notes))
 
 
@@ -121,58 +110,9 @@ def _within_budget(
     """Return a study whose runs fit into its budget, and notes."""
     seconds = seconds_of(str(study.bench.budget))
     assert seconds is not None
-    counted = (*groups, *_in_the_time_of_the_baseline(study, groups))
-    found = affordable(counted, contexts, study.bench, seconds, loader, work)
+    found = affordable(groups, contexts, study.bench, seconds, loader, work)
     bench = replace(study.bench, steps=found.steps, select_rows=found.select_rows)
     return replace(study, bench=bench), list(found.notes)
-
-
-def _in_the_time_of_the_baseline(study: Study, groups: Sequence[Group]) -> list[Group]:
-    """Return, for each method that will have the baseline's time as well, the baseline's group."""
-    if not study.bench.equal_time:
-        return []
-    usual = {(g.task, g.rows): g for g in groups if g.method == study.baseline}
-    return [usual[g.task, g.rows] for g in groups if g.method != study.baseline]
-
-
-def _with_equal_time(
-    study: Study,
-    contexts: Mapping[str, TaskContext],
-    groups: Sequence[Group],
-    loader: BackboneLoader,
-    work: Path,
-) -> tuple[Study, list[str]]:
-    """Return a study with the steps that take the baseline's time, and notes.
-
-    They are chosen once: by a few steps of each method in turns.
-
-    Raises:
-        ConfigError: layers are compiled, so that a few steps do not tell the time of many.
-    """
-    if study.bench.equal_steps:
-        return study, []
-    if not all(map(can_be_timed, contexts.values())):
-        raise ConfigError(
-            "equal time with train.compile=true: a few steps do not tell the time of many",
-            hint="train.compile=false, or leave equal_time out",
-        )
-    chosen, notes = [], []
-    for name, context in contexts.items():
-        own = [group for group in groups if group.task == name]
-        timings = time_groups(context, own, loader, work)
-        found, said = equal_time_steps(own, timings, study.baseline)
-        chosen += [asdict(each) for each in found]
-        notes += said
-    return replace(study, bench=replace(study.bench, equal_steps=tuple(chosen))), notes
-
-
-def _equal_groups(study: Study, groups: Sequence[Group]) -> tuple[Group, ...]:
-    places = {(group.task, group.method, group.rows): group for group in groups}
-    return tuple(
-        replace(places[each.task, each.method, each.rows], method=each.label, steps=each.steps)
-        for each in study.equal_steps()
-        if (each.task, each.method, each.rows) in places
-    )
 
 
 def _context(

@@ -82,9 +82,7 @@ class Costs:
         attached: the time of a forward pass with the adapter, relative to the bare backbone.
         routed: the same, for a batch in which half of the rows have the adapter.
         merges: whether it can be merged into the weights, which then cost no more time.
-        added_memory: the bytes that training takes beside the loaded backbone.
         forgetting: the rise of the loss per token of held text, in nats, over the bare backbone.
-        in_turns: whether times and added memory were measured in turns with the other methods.
     """
 
     trained: int = 0
@@ -99,9 +97,7 @@ class Costs:
     attached: float | None = None
     routed: float | None = None
     merges: bool | None = None
-    added_memory: int | None = None
     forgetting: float | None = None
-    in_turns: bool = False
 
     @property
     def all_trained(self) -> int:

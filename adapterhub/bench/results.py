@@ -20,7 +20,6 @@ from adapterhub.bench.records import CellRecord, Costs, PredictedRows
 from adapterhub.bench.search import expected_runs
 from adapterhub.bench.statistics import Estimate, RepeatedRuns, estimate_all, repeated_runs
 from adapterhub.bench.study import Study, seconds_of, start_of
-from adapterhub.bench.timings import TIMINGS, TaskTimings, TimingFolder, fitting
 from adapterhub.errors import ConfigError
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.methods._spec import parse_methods
@@ -96,11 +95,6 @@ class TaskResult:
         return max((result.estimate.rows for result in self.methods), default=0)
 
     @property
-    def in_turns(self) -> bool:
-        """Whether the times of its methods were measured in turns."""
-        return any(result.costs.in_turns for result in self.methods if result.costs)
-
-    @property
     def metric(self) -> str:
         """The main metric of the task, which the runs select by; the score may be another one."""
         found = [r.metric for result in self.methods for r in (*result.finals, *result.trials)]
@@ -124,7 +118,6 @@ class _Beside:
 
     constant: Constant | None
     prompted: PromptedRows | None
-    timings: Sequence[TaskTimings]
 
     def untrained(self, rows: PredictedRows) -> dict[str, PredictedRows]:
         """Return predictions without training on the same rows, by the names of a table."""
@@ -140,7 +133,6 @@ def study_results(
     study: Study,
     records: Iterable[CellRecord],
     constants: Mapping[str, Constant],
-    timings: Sequence[TaskTimings] = (),
     prompted: Mapping[str, PromptedRows] | None = None,
 ) -> tuple[TaskResult, ...]:
     """Collect the results of a study, by task and by rows; without those that have no score.
@@ -149,8 +141,6 @@ def study_results(
         study: the study.
         records: its records.
         constants: the constant prediction of each task that has one.
-        timings: times that were measured in turns, the latest last; where there are none for all
-            methods, times are those that the runs measured.
         prompted: what the bare backbone predicts by a prompt, for each task that has that.
     """
     names = study.compared()
@@ -160,7 +150,7 @@ def study_results(
         mine = _of_one_origin([record for record in known if record.cell.task == task])
         for rows in sorted({record.cell.rows for record in mine}):
             group = [record for record in mine if record.cell.rows == rows]
-            beside = _Beside(constants.get(task), (prompted or {}).get(task), timings)
+            beside = _Beside(constants.get(task), (prompted or {}).get(task))
             result = _task_result(study, (task, rows), group, beside)
             found += [result] if result else []
     return tuple(found)
@@ -179,8 +169,7 @@ def read_results(
     Raises:
         FileError: a file of the folder is broken.
     """
-    timings, prompted = TimingFolder(folder / TIMINGS).all(), read_prompted(folder)
-    return study_results(study, records, read_constants(folder), timings, prompted)
+    return study_results(study, records, read_constants(folder), read_prompted(folder))
 
 
 def _of_one_origin(records: list[CellRecord]) -> list[CellRecord]:
@@ -203,8 +192,6 @@ def _task_result(
         return None
     labels = [m for m in study.compared() if _is_shown(m, study.bench.recorded, records)]
     results = {label: _method_result(label, records, score) for label in labels}
-    timings = fitting(beside.timings, place[0], records[0].origin)
-    results = _timed(results, timings, study.bench.recorded)
     recorded = study.bench.recorded
     runs = [method_runs(each, score, label in recorded) for label, each in results.items()]
     rows = next(r.rows for r in records if r.rows)
@@ -248,26 +235,6 @@ def _is_shown(method: str, recorded: Sequence[str], records: Sequence[CellRecord
     if method not in recorded or any(record.cell.stage == "final" for record in mine):
         return bool(mine)
     return bool(mine) and all(record.status != "done" for record in mine)
-
-
-def _timed(
-    results: Mapping[str, MethodResult], timings: TaskTimings, recorded: Sequence[str]
-) -> dict[str, MethodResult]:
-    """Return results with times that were measured in turns, if all trained methods have some.
-
-    Recorded methods keep those that their program measured.
-    """
-    found: dict[str, MethodResult] = {}
-    for label, result in results.items():
-        if result.costs is None or label in recorded:
-            found[label] = result
-            continue
-        cell = result.finals[0].cell
-        timing = timings.find(label, cell.rows)
-        if timing is None:
-            return dict(results)
-        found[label] = replace(result, costs=timing.costs(result.costs, cell.steps))
-    return found
 
 
 def _score_of(records: Sequence[CellRecord]) -> RowScore | None:
@@ -408,8 +375,7 @@ def _method_cost(result: MethodResult) -> MethodCost:
     if result.costs is None:
         return MethodCost() if result.trials or result.finals else MethodCost(trained=0)
     costs = result.costs
-    memory = costs.added_memory if costs.in_turns else costs.peak_memory
-    return MethodCost(costs.all_trained, costs.train_seconds, memory, costs.in_turns)
+    return MethodCost(costs.all_trained, costs.train_seconds, costs.peak_memory)
 
 
 def median_costs(costs: Sequence[Costs]) -> Costs | None:

@@ -62,20 +62,11 @@ class BenchOptions:
     equal_parameters: bool = option(
         False, "compare each method as well at a size with as many parameters as the baseline"
     )
-    equal_time: bool = option(
-        False, "compare each method as well with as many steps as take the baseline's time"
-    )
-    equal_steps: tuple[object, ...] = option(
-        (), "what equal_time chose, so that it is chosen once: task, rows, method and steps"
-    )
     budget: str | None = option(
         None, "the time that the study may take, about: 30m, 2h, 1d (null: no limit)"
     )
     held: str | None = option(
         None, "a file of texts; how much worse a language model predicts them is its forgetting"
-    )
-    time: bool = option(
-        True, "time the methods in turns at the end, a few steps each, so that times compare"
     )
     margin: float | None = option(
         None,
@@ -120,21 +111,6 @@ class BenchOptions:
 
 
 @dataclass(frozen=True)
-class EqualSteps:
-    """The steps of a method that take the time of the baseline, on one task."""
-
-    task: str
-    rows: int
-    method: str
-    steps: int
-
-    @property
-    def label(self) -> str:
-        """The name of the method with these steps."""
-        return f"{self.method} for {self.steps} steps"
-
-
-@dataclass(frozen=True)
 class Study:
     """A study: a recipe that all runs share, and what is compared."""
 
@@ -163,20 +139,7 @@ class Study:
 
     def labels(self) -> dict[str, object]:
         """Return the methods by the names that the report gives them."""
-        found = {method_label(spec): spec for spec in self.bench.methods}
-        more = {each.label: found[each.method] for each in self.equal_steps()}
-        return {**found, **more}
-
-    def equal_steps(self) -> list[EqualSteps]:
-        """Return the methods that are compared with other steps as well, for equal time.
-
-        Raises:
-            ConfigError: they are broken, or of another study.
-        """
-        methods = {method_label(spec) for spec in self.bench.methods}
-        chosen = [_equal_steps(each, methods) for each in self.bench.equal_steps]
-        baselines = {(each.task, each.rows): each.method for each in reversed(chosen)}
-        return [e for e in chosen if e.method != baselines[e.task, e.rows]]
+        return {method_label(spec): spec for spec in self.bench.methods}
 
     def compared(self) -> tuple[str, ...]:
         """Return the names of all methods: those that are run, and those that are recorded."""
@@ -311,20 +274,6 @@ def _mapping(name: str, value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name} is {value!r}", expected="a mapping of options")
     return dict(value)
-
-
-def _equal_steps(value: object, methods: set[str]) -> EqualSteps:
-    try:
-        found = EqualSteps(**_mapping("equal_steps", value))
-        if found.method not in methods or found.steps < 1:
-            raise ValueError
-    except (TypeError, ValueError):
-        raise ConfigError(
-            f"bench.equal_steps has {value!r}",
-            expected="task, rows, method and steps, as equal_time=true wrote them",
-            hint="delete equal_steps: the steps are then chosen anew",
-        ) from None
-    return found
 
 
 def _without(options: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -63,8 +63,6 @@ def as_begun(study: Study, output: Path) -> Study:
     recipe, bench = study.recipe, study.bench
     if recipe.dtype is None:
         recipe = replace(recipe, dtype=begun.recipe.dtype, attention=begun.recipe.attention)
-    if bench.equal_time and not bench.equal_steps:
-        bench = replace(bench, equal_steps=begun.bench.equal_steps)
     if bench.budget is not None and bench.steps is None:
         bench = replace(bench, steps=begun.bench.steps, select_rows=begun.bench.select_rows)
     chosen = replace(study, recipe=recipe, bench=bench)

@@ -139,14 +139,13 @@ def _section(task: TaskResult, results: Sequence[TaskResult], commands: Commands
 def _groups(task: TaskResult, results: Sequence[TaskResult]) -> Iterator[ChartGroup]:
     same = [other for other in results if other.task == task.task]
     rows = rows_chart(same) if task is same[-1] else None
-    memory = "added" if task.in_turns else "peak"
     scores = {
         "Seeds, mean and 95 % interval": seeds_chart(task),
         "Against trained parameters": cost_chart(
             task, lambda c: c.all_trained, "trained parameters", log=True
         ),
         "Against training time": cost_chart(task, lambda c: c.train_seconds, "seconds of a run"),
-        f"Against {memory} memory": cost_chart(task, _gigabytes, "GB"),
+        "Against peak memory": cost_chart(task, _gigabytes, "GB"),
         "By number of training rows": rows,
     }
     note = (
@@ -169,9 +168,8 @@ def _groups(task: TaskResult, results: Sequence[TaskResult]) -> Iterator[ChartGr
     )
 
 
-def _gigabytes(costs: Costs) -> float | None:
-    size = costs.added_memory if costs.in_turns else costs.peak_memory
-    return None if size is None else size / 1e9
+def _gigabytes(costs: Costs) -> float:
+    return costs.peak_memory / 1e9
 
 
 def _group(

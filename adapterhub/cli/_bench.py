@@ -13,13 +13,11 @@ from adapterhub.bench.baselines import Constant, constant_of, write_constants
 from adapterhub.bench.cells import Shard
 from adapterhub.bench.conduct import CellEngine, LocalEngine, cells_left, run_study
 from adapterhub.bench.execute import TaskContext
-from adapterhub.bench.in_turns import time_tasks
 from adapterhub.bench.plan import PlannedStudy, plan_study
 from adapterhub.bench.ray_engine import RayEngine
 from adapterhub.bench.records import CellRecord, RecordFolder
 from adapterhub.bench.study import Study
 from adapterhub.bench.study_folder import RECORDS, WORK, as_begun, keep_study
-from adapterhub.bench.timings import TIMINGS
 from adapterhub.bench.zero_shot import predict_tasks
 from adapterhub.cli._format import say, seconds_text
 from adapterhub.cli._study import conclude_study
@@ -83,13 +81,10 @@ def bench_study(study: Study, *, quiet: bool, runs_on: RunsOn) -> None:
 
 def _measured(planned: PlannedStudy, output: Path, loader: SharedLoader) -> list[str]:
     """Measure what the runs do not show, unless that was done; return notes for the user."""
-    bench, contexts = planned.study.bench, planned.contexts
-    if bench.time:
-        time_tasks(contexts, planned.groups, output / TIMINGS, loader, output / WORK)
-    if not bench.zero_shot:
+    if not planned.study.bench.zero_shot:
         return []
     loader.kept.clear()  # another model of the backbone needs the memory
-    return predict_tasks(contexts, output)
+    return predict_tasks(planned.contexts, output)
 
 
 def _constants(planned: PlannedStudy) -> dict[str, Constant]:

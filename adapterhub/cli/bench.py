@@ -21,7 +21,6 @@ SECTIONS = {
         "methods",
         "baseline",
         "equal_parameters",
-        "equal_time",
         "quantize",
         "task",
     ),
@@ -54,12 +53,6 @@ SECTIONS = {
     default=None,
     help="Compare each method also at the size of the baseline.",
 )
-@click.option(
-    "--equal-time",
-    is_flag=True,
-    default=None,
-    help="Compare each method also with the baseline's time.",
-)
 @click.option("--budget", metavar="TIME", help="The time for all runs, about: 30m, 2h.")
 @click.option("--steps", type=int, metavar="N", help="Steps of a whole run, instead of a budget.")
 @click.option("--seeds", type=int, metavar="N", help="Runs of each method with its best rate.")
@@ -86,7 +79,6 @@ def command(
     methods: str | None,
     baseline: str | None,
     equal_parameters: bool | None,
-    equal_time: bool | None,
     budget: str | None,
     steps: int | None,
     seeds: int | None,
@@ -113,7 +105,6 @@ def command(
         "methods": tuple(split_values(methods)) if methods else None,
         "baseline": baseline,
         "equal_parameters": equal_parameters,
-        "equal_time": equal_time,
         "budget": budget,
         "steps": steps,
         "seeds": seeds,
@@ -148,16 +139,9 @@ def _check_engine(study: Any, engine: str, of_ray: dict[str, Any], shard: str | 
     given = [name for name, value in of_ray.items() if value is not None]
     if engine == "local" and given:
         raise ConfigError(f"{' and '.join(given)} without Ray", hint="--engine ray")
-    bench = study.bench
-    measured = {
-        "--budget": bench.budget is not None and bench.steps is None,
-        "--equal-time": bench.equal_time and not bench.equal_steps,
-    }
-    names = [name for name, missing in measured.items() if missing]
-    if shard and names:
+    if shard and study.bench.budget is not None and study.bench.steps is None:
         raise ConfigError(
-            f"--shard with {' and '.join(names)}: each process would measure other times, and plan "
-            "other runs",
+            "--shard with --budget: each process would measure other times, and plan other runs",
             hint="--steps N instead of a budget; or run it once without --shard until the first "
             "run is done",
         )

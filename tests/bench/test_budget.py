@@ -70,7 +70,7 @@ def test_a_budget_is_kept_within_a_quarter_or_refused(
     monkeypatch.setattr(budget, "_step_time", lambda *_: TIMES)
     names = [f"lora(rank={n})" for n in range(1, methods + 1)]
     groups = [Group("mine", name, 1000, 270, 1e-3) for name in names]
-    bench = BenchOptions(tuple(names), rates=rates, seeds=seeds, tuning_seeds=tuning, time=False)
+    bench = BenchOptions(tuple(names), rates=rates, seeds=seeds, tuning_seeds=tuning)
     kept = set()
     for minutes in (1, 2, 4, 8, 15, 30, 60, 600):
         seconds = 60.0 * minutes
@@ -136,7 +136,7 @@ def test_slow_evaluations_leave_fewer_rows_to_select(
 ) -> None:
     monkeypatch.setattr(budget, "FEWEST_SELECTING", 3)
     monkeypatch.setattr(budget, "_step_time", lambda *_: StepTime(0.001, 1.0))
-    bench = replace(study.bench, steps=None, methods=("head", "lora"), time=False)
+    bench = replace(study.bench, steps=None, methods=("head", "lora"))
     plan = planned(replace(study, bench=replace(bench, budget="2m")), tmp_path)[0]
     selecting = len(plan.contexts["train"].data.run.evaluation)
     unlimited = planned(replace(study, bench=bench), tmp_path / "all")[0]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import selection
 from studies import facts, planned
 
 from adapterhub.bench.cells import Shard
@@ -108,7 +107,6 @@ def test_shards_in_turns_run_every_cell_once(finished: Any, tmp_path: Path) -> N
 def test_two_processes_at_once_run_every_cell_once(finished: Any, tmp_path: Path) -> None:
     """A command, and this process from the moment at which the command claims a cell."""
     study, expected = with_methods(finished.study, "head"), facts_of(finished, "head")
-    study = replace(study, bench=replace(study.bench, time=selection.ALL))
     shared = tmp_path / "study"
     plan, folder, engine = planned(study, tmp_path)
     keep_study(plan.study, shared)

@@ -107,15 +107,3 @@ def test_sizes_and_times():
         "5 B", "5.0 kB", "123 kB", "2.0 MB", "1.5 GB", "200 GB",
     ]  # fmt: skip
     assert [time_words(n) for n in (0.5, 59, 150, 9000)] == ["0.5 s", "59 s", "2 min", "2.5 h"]
-
-
-def test_times_in_turns_are_named_so(made_results):
-    (task,) = made_results
-    costs = replace(task.find("head").costs, in_turns=True, added_memory=25 * 10**6)
-    methods = tuple(replace(found, costs=costs) for found in task.methods)
-    columns = {column.title: column for column in study_columns(replace(task, methods=methods))}
-    assert "peak memory" not in columns
-    assert columns["added memory"].cell(methods[0]).text == "25.0 MB"
-    assert "in turns" in columns["training"].meaning
-    before = {column.title: column.meaning for column in study_columns(task)}
-    assert "as the runs measured it" in before["training"]

@@ -13,7 +13,6 @@ from adapterhub.bench.baselines import Constant
 from adapterhub.bench.cells import Cell
 from adapterhub.bench.records import Costs, PredictedRows
 from adapterhub.bench.results import median_costs, study_results
-from adapterhub.bench.timings import MethodTiming, TaskTimings
 from adapterhub.errors import ConfigError
 
 ACCURACY = {"head": 0.6, "lora": 0.9, "mam": float("nan")}
@@ -177,24 +176,6 @@ def test_median_costs_ignore_what_was_not_measured():
     assert median_costs([]) is None
     costs = [Costs(trained=5, seconds=1.0), Costs(trained=5, seconds=3.0, attached=1.5)]
     assert median_costs(costs) == Costs(trained=5, seconds=2.0, attached=1.5)
-
-
-def test_times_in_turns_replace_those_of_the_runs_if_all_methods_have_some(made_study):
-    records = made_records(made_study, {"head": 0.6, "lora": 0.9})
-    origin = records[0].origin
-    timed = [MethodTiming(name, 100, 10, 0.5, 30.0, added_memory=10**7, attached=1.5)
-             for name in ("head", "lora")]  # fmt: skip
-    whole = TaskTimings("aa", "mine", 1.0, origin, tuple(timed))
-    (task,) = study_results(made_study, records, {}, [whole])
-    assert task.in_turns
-    lora = task.find("lora").costs
-    assert (lora.train_seconds, lora.tokens_per_second, lora.attached) == (40.0, 60.0, 1.5)
-    assert (lora.added_memory, lora.trained) == (10**7, 10_000)
-    assert "40 s of training, 0.01 GB of memory" in task.advice.text
-    for other in (replace(whole, methods=(timed[0],)), replace(whole, task="other")):
-        (task,) = study_results(made_study, records, {}, [other])
-        assert not task.in_turns
-        assert task.find("lora").costs.train_seconds == 5.0
 
 
 def test_a_gap_is_that_of_the_score_not_of_the_metric_that_selects(made):

@@ -61,7 +61,7 @@ def test_flags_alone_run_a_study_and_the_same_command_repeats_nothing(adapterhub
 
 
 def test_a_shard_ends_with_a_code_of_its_own_until_all_is_done(adapterhub, words, tmp_path):
-    small = (*SMALL, "--quiet", "bench.time=false")
+    small = (*SMALL, "--quiet")
     codes = [adapterhub("bench", *words, *small, "--shard", f"{number}/2") for number in (1, 2)]
     records = len(list((tmp_path / "study" / "records").glob("*.json")))
     assert records == 2
@@ -87,7 +87,7 @@ def test_the_engine_is_chosen_by_a_flag(adapterhub, words, monkeypatch):
     monkeypatch.setattr(_bench, "RayEngine", Engine)
     monkeypatch.setattr(_bench, "import_ray", lambda: None)
     code, _, err = adapterhub("bench", *words, *SMALL, "--engine", "ray", "--workers", "2",
-                              "--ray-address", "host:1", "bench.time=false")  # fmt: skip
+                              "--ray-address", "host:1")  # fmt: skip
     assert code == 0, err
     assert calls == [(True, 2, "host:1"), "stopped"]
 
@@ -97,7 +97,6 @@ def test_flags_of_ray_and_shards_are_checked(adapterhub, words, monkeypatch):
     refused(adapterhub("bench", *words, "--shard", "3/2"), "K/N")
     budget = ("--shard", "1/2", "--budget", "1h")
     refused(adapterhub("bench", *words, *budget), "--steps N")
-    refused(adapterhub("bench", *words, "--shard", "1/2", "--equal-time"), "with --equal-time")
     monkeypatch.setitem(sys.modules, "ray", None)
     refused(adapterhub("bench", *words, "--engine", "ray"), 'pip install "adapterhub[ray]"')
 
@@ -105,7 +104,7 @@ def test_flags_of_ray_and_shards_are_checked(adapterhub, words, monkeypatch):
 def test_the_table_and_the_reports(adapterhub, words, tmp_path):
     study = tmp_path / "study"
     small = ("--methods", "head,lora(rank=2)", "--rates", "1", "--seeds", "2", "--steps", "2")
-    more = ("train.batch_size=8", "--quiet", "bench.time=false")
+    more = ("train.batch_size=8", "--quiet")
     code, out, err = adapterhub("bench", *words, *small, *more)
     assert code == 0, err
     for text in ("majority class", "against", "Take ", "cannot be told apart"):
@@ -124,15 +123,6 @@ def test_the_reports_are_made_anew_from_the_records(adapterhub, study):
         assert code == 0, err
         assert "report.html" in out
         assert {name: (study / name).read_bytes() for name in made} == made
-
-
-def test_times_are_measured_in_turns_unless_that_is_turned_off(adapterhub, words, ran, tmp_path):
-    study, (timed, _) = tmp_path / "study", ran
-    assert adapterhub("bench", *words, *SMALL, "--quiet", "bench.time=false")[0] == 0
-    assert not (study / "timings").exists()
-    assert "as the runs measured it" in (study / "report.md").read_text()
-    assert len(list((timed / "timings").glob("*.json"))) == 1
-    assert "measured in turns" in (timed / "report.md").read_text()
 
 
 def test_a_study_in_which_all_fails_says_why(adapterhub, words, tmp_path):
