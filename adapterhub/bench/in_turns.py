@@ -214,8 +214,7 @@ class _Timer:
         for number, window in [(-1, windows[0]), *enumerate(windows)]:
             wait_for(device)
             start = time.perf_counter()
-            for needed in engine.step(batches, window):
-                engine.compute(needed)
+            engine.step(batches, window)
             wait_for(device)
             if number >= 0:
                 times.setdefault(number, []).append(time.perf_counter() - start)
