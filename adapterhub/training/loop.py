@@ -24,16 +24,10 @@ from accelerate.utils import set_seed
 from adapterhub.errors import ConfigError, OutputError, TrainingError, did_you_mean
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.status import doing, showing
-from adapterhub.tasks._losses import Items, batch_labels
 from adapterhub.training import checkpoint
 from adapterhub.training.batching import BatchList, StatefulBatches
 from adapterhub.training.clock import RunClock
-from adapterhub.training.engine import (
-    Engine,
-    LossBelowHead,
-    LossOfBatch,
-    model_loss,
-)
+from adapterhub.training.engine import Engine
 from adapterhub.training.gradient_checkpointing import CheckpointedLayers, recompute
 from adapterhub.training.lengthening import check_length, comparable, total_steps
 from adapterhub.training.options import PLACES, REPORTS, RunOptions
@@ -42,7 +36,6 @@ from adapterhub.training.progress import RunProgress
 from adapterhub.training.report import Evaluated, Reporter, TrainingLine
 from adapterhub.training.stages import improvements
 from adapterhub.training.stop_signals import Stopped, StopRequest, catch_stop_signals
-from adapterhub.training.trainee import Trainee
 
 
 @dataclass(frozen=True)
@@ -98,11 +91,11 @@ class TrainingSession:
     """One session of a run: the state that is kept between steps.
 
     Args:
-        trainee: the model and its trained tensors.
-        batches: returns the batches of an epoch.
+        engine: makes the steps.
+        batches: returns the batches of an epoch. Those of a stream are one object for all epochs:
+            a checkpoint keeps its place.
         evaluate: returns the metrics; called in evaluation mode, without gradients. Without it,
             the last tensors are the result.
-        options: the training options.
         output: the folder for checkpoints.
         seed: the seed of dropout.
         main_metric: the metric that selects the best tensors, unless the options name one.
@@ -110,24 +103,20 @@ class TrainingSession:
         run: the description of the run (recipe, data hash); that of a checkpoint must be equal.
         reporter: where progress is reported.
         checked: called when all checks have passed, before anything is written.
-        loss: computes the loss of a batch; by default the model's own.
-        below_head: the same loss, without the logits of all tokens.
-        items: counts the items of a batch over which its loss is a mean.
         entered: called in training mode before the first step, and when other tensors train.
-        stream: the batches of all epochs, if they are drawn of a stream: its place is saved.
     """
 
     stop: StopRequest
-    layers: CheckpointedLayers | None = None
+    layers: CheckpointedLayers | None
+    stream: StatefulBatches | None
     clock: RunClock
     total: int
 
     def __init__(
         self,
-        trainee: Trainee,
+        engine: Engine,
         batches: Callable[[int], BatchList],
         evaluate: Callable[[], Mapping[str, float]] | None,
-        options: RunOptions,
         *,
         output: Path,
         seed: int,
@@ -136,24 +125,20 @@ class TrainingSession:
         run: Mapping[str, Any],
         reporter: Reporter,
         checked: Callable[[], None] = lambda: None,
-        loss: LossOfBatch = model_loss,
-        below_head: LossBelowHead | None = None,
-        items: Items = batch_labels,
         entered: Callable[[], None] = lambda: None,
-        stream: StatefulBatches | None = None,
     ) -> None:
-        self.engine = Engine(trainee, options, loss, below_head, items)
-        self.trainee, self.batches, self.evaluate = trainee, batches, evaluate
-        self.options, self.seed, self.resume = options, seed, resume
-        self.checked, self.entered, self.stream = checked, entered, stream
+        self.engine, self.trainee, self.options = engine, engine.trainee, engine.options
+        self.batches, self.evaluate = batches, evaluate
+        self.seed, self.resume = seed, resume
+        self.checked, self.entered = checked, entered
         self.run = {
             **run,
-            "train": _fixed(options),
+            "train": _fixed(self.options),
             "seed": seed,
-            "processes": self.engine.world,
+            "processes": engine.world,
         }
-        self.metric = options.best_metric or main_metric
-        self.reporter = reporter if self.engine.accelerator.is_main_process else Reporter()
+        self.metric = self.options.best_metric or main_metric
+        self.reporter = reporter if engine.accelerator.is_main_process else Reporter()
         self.last = checkpoint.folder_of(output, "last")
         self.best = checkpoint.folder_of(output, "best")
         self.progress = RunProgress()
@@ -176,6 +161,7 @@ class TrainingSession:
         enabled, offload = self.options.gradient_checkpointing, self.options.offload_activations
         with recompute(self.trainee.model, enabled, offload) as self.layers:
             epoch = self.batches(self.progress.epoch)
+            self.stream = epoch if isinstance(epoch, StatefulBatches) else None
             self._begin(epoch, self.saved)
             while not self.progress.finished:
                 self._train_epoch(epoch)

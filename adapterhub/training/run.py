@@ -22,7 +22,7 @@ from adapterhub.methods._spec import dump_methods, parse_methods
 from adapterhub.tasks import dump_task, parse_task
 from adapterhub.training import checkpoint, loop, stages
 from adapterhub.training.compiled_layers import compiled_layers
-from adapterhub.training.engine import model_loss
+from adapterhub.training.engine import Engine, model_loss
 from adapterhub.training.evaluation import divided_evaluation
 from adapterhub.training.frozen_cache import frozen_cache
 from adapterhub.training.fused_kernels import fused_kernels
@@ -230,11 +230,11 @@ def training_session(
     ):
         stream = drawn_batches(prepared)
         below_head = None if own_loss or data.parts else _below_head(prepared, tell)
+        items = data.task.loss_items(prepared.train)
         yield loop.TrainingSession(
-            AdapterTrainee(prepared.adapter),
+            Engine(AdapterTrainee(prepared.adapter), options, loss, below_head, items),
             lambda epoch: stream or epoch_batches(prepared, epoch),
             _evaluation(prepared, page),
-            options,
             output=Path(recipe.output),
             seed=recipe.seed,
             main_metric=data.task.main_metric,
@@ -242,11 +242,7 @@ def training_session(
             run=_record(prepared),
             reporter=Several([reporter, page]) if page else reporter,
             checked=checked,
-            loss=loss,
-            below_head=below_head,
-            items=data.task.loss_items(prepared.train),
             entered=entered,
-            stream=stream,
         )
 
 
