@@ -35,18 +35,18 @@ KEPT_ROWS = 4  # encoded data sets
 class Loaded:
     """A backbone that is ready to train, with its processor, and the kernels that it computes with.
 
-    Torch's generator is where the loading left it.
+    Torch's generator is where the loading left it. `activations` are outputs of its frozen layers,
+    which the runs on it share.
     """
 
     model: PreTrainedModel
     processor: Any
     kernels: KernelChoice
+    activations: KeptActivations = field(default_factory=KeptActivations, compare=False)
 
 
 class BackboneLoader:
     """Loads the backbone of each run, and encodes its rows."""
-
-    activations: KeptActivations | None = None
 
     def backbone(self, recipe: Recipe, data: RunData, kernels: KernelChoice) -> Loaded:
         """Load a backbone with the head of a task; the seed of the recipe draws the head.
@@ -96,7 +96,6 @@ class SharedLoader(BackboneLoader):
 
     kept: dict[Hashable, _Kept] = field(default_factory=dict)
     encoded: dict[Hashable, FittedRows] = field(default_factory=dict)
-    activations: KeptActivations | None = field(default_factory=KeptActivations)
 
     def backbone(self, recipe: Recipe, data: RunData, kernels: KernelChoice) -> Loaded:
         """Return a backbone that another run has loaded, with a new head, or load it."""

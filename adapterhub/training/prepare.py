@@ -49,7 +49,7 @@ class PreparedRun:
     adapter: Adapter
     rows: FittedRows
     kernels: KernelChoice
-    activations: KeptActivations | None = None
+    activations: KeptActivations
     start: StartingPoint | None = None
     started: str = ""
     founded: RunFoundations = field(default_factory=RunFoundations)
@@ -129,9 +129,9 @@ def prepare(
         method=recipe.method if recipe.method is not None else list(dump_methods(methods)),
     )
     rows = _with_shards(rows, adapter, options, started=start is not None)
-    shared = loader.activations
+    kept = loaded.activations
     return PreparedRun(
-        recipe, data, model, processor, adapter, rows, kernels, shared, start, started, founded
+        recipe, data, model, processor, adapter, rows, kernels, kept, start, started, founded
     )
 
 
