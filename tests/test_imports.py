@@ -68,7 +68,6 @@ LIGHT_COMMANDS = {
     "eval nothing --data nothing.csv": 2,
     "eval --backbone a/b --task prompted --data nothing.csv": 2,
     "inspect ./nothing": 2,
-    "cache": 0,
 }
 # What is done with a trained adapter without its backbone: one after the other, in one registry.
 ADAPTER_COMMANDS = {

@@ -59,7 +59,6 @@ COMMANDS = {
     "methods": "List the methods, or show the options of one.",
     "tasks": "List the tasks, or show the options of one.",
     "inspect": "Show the sites of a backbone and the methods that fit it.",
-    "cache": "List or delete what training keeps of frozen layers.",
     "quickstart": "Train, evaluate and use an adapter on built-in text.",
 }
 
@@ -75,7 +74,7 @@ HEADINGS = {
         "predict",
     ),
     "Change adapters": ("merge", "combine"),
-    "Look up": ("recipe", "options", "methods", "tasks", "inspect", "cache"),
+    "Look up": ("recipe", "options", "methods", "tasks", "inspect"),
     "Share": ("publish", "list", "show", "diff", "tag", "yank", "delete", "registry"),
     "Share on a hub": ("push", "pull", "login", "logout"),
     "Other libraries": ("import", "export"),

@@ -76,6 +76,5 @@ SEE_ALSO: dict[str, str] = {
     "key": "sign, trust",
     "sign": "verify, push",
     "verify": "trust, sign",
-    "cache": "train",
     "trust": "verify, key show",
 }

@@ -25,14 +25,11 @@ if TYPE_CHECKING:
     from adapterhub.training.several import Ended
 
 
-def train_sweep(
-    recipes: Mapping[str, Recipe], together: int, *, resume: bool, dry_run: bool, quiet: bool
-) -> None:
+def train_sweep(recipes: Mapping[str, Recipe], *, resume: bool, dry_run: bool, quiet: bool) -> None:
     """Train the runs of a sweep, and print a table of them.
 
     Args:
         recipes: the recipe of each run by its name; their output is the folder of the sweep.
-        together: how many are in the loop at once.
         resume: continue the runs that have begun; the others begin.
         dry_run: only check the recipes, and list the runs.
         quiet: show no progress.
@@ -55,48 +52,27 @@ def train_sweep(
             say(recipe.output)
         return
     with showing(Display() if quiet or not is_main() else display_for_terminal()):
-        ended = _train(placed, together, resume, quiet)
+        ended = _train(placed, resume, quiet)
     if is_main():
         print_sweep(ended)
 
 
-def _train(
-    placed: Mapping[str, Recipe], together: int, resume: bool, quiet: bool
-) -> dict[str, Ended]:
+def _train(placed: Mapping[str, Recipe], resume: bool, quiet: bool) -> dict[str, Ended]:
     with doing("loading torch"):
-        from adapterhub.training.report import Several, reporter_for
+        from adapterhub.training.report import reporter_for
         from adapterhub.training.several import run_several
 
     names = {recipe.output: name for name, recipe in placed.items()}
     numbers = {name: number for number, name in enumerate(placed, 1)}
 
     def reporter(recipe: Recipe) -> Reporter:
-        name, folder = names[recipe.output], Path(recipe.output)
-        one_of_several = together > 1 and not quiet
-        reports = reporter_for(folder, recipe.train, quiet=quiet or one_of_several)
-        if one_of_several:
-            reports = Several([named_evaluations(name), reports])
-        else:
-            reports.note(f"run {numbers[name]} of {len(placed)}: {name}")
+        name = names[recipe.output]
+        reports = reporter_for(Path(recipe.output), recipe.train, quiet=quiet)
+        reports.note(f"run {numbers[name]} of {len(placed)}: {name}")
         return reports
 
-    runs = run_several(list(placed.values()), reporter, resume=resume, together=together)
+    runs = run_several(list(placed.values()), reporter, resume=resume)
     return {names[each.recipe.output]: each for each in runs}
-
-
-def named_evaluations(name: str) -> Reporter:
-    """Return a reporter that prints notes and evaluations, behind the name of their run."""
-    from adapterhub.training.report import Evaluated, PlainLines, Timing, TrainingLine
-
-    class NamedEvaluations(PlainLines):
-        def trained(self, line: TrainingLine, timing: Timing) -> None:
-            pass
-
-        def evaluated(self, line: Evaluated, timing: Timing) -> None:
-            scores = "  ".join(f"{metric} {value:.4f}" for metric, value in line.metrics.items())
-            self.note(f"{name}: step {line.step}  {scores}{'  best' * line.best}")
-
-    return NamedEvaluations()
 
 
 def print_sweep(ended: Mapping[str, Ended]) -> None:

@@ -149,13 +149,6 @@ def _print_schema(context: click.Context, option: click.Parameter, given: bool) 
     help="Train once with each value of an option.",
 )
 @click.option(
-    "--together",
-    type=click.IntRange(1),
-    default=1,
-    metavar="N",
-    help="Runs of a sweep that train at once.",
-)
-@click.option(
     "--resume", is_flag=True, default=restarted, help="Continue the run in the output folder."
 )
 @click.option("--dry-run", is_flag=True, help="Print sites, parameters and memory, then stop.")
@@ -178,7 +171,6 @@ def _print_schema(context: click.Context, option: click.Parameter, given: bool) 
 def command(
     words: tuple[str, ...],
     sweep: tuple[str, ...],
-    together: int,
     resume: bool,
     dry_run: bool,
     show: int | None,
@@ -206,7 +198,7 @@ def command(
         if show or open_report:
             raise ConfigError("--sweep trains several runs", hint="leave out --show and --open")
         recipes = _swept(sweep, file, overrides, flags)
-        train_sweep(recipes, together, resume=resume, dry_run=dry_run, quiet=quiet)
+        train_sweep(recipes, resume=resume, dry_run=dry_run, quiet=quiet)
         return
     if show:
         print_rows(recipe, show)

@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import secrets
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,22 +37,6 @@ _FORMAT = 1
 def tokens_folder() -> Path:
     """Return the folder of token files in the user's cache."""
     return user_folder("cache") / "tokens"
-
-
-def tokens_size() -> int:
-    """Return the bytes of all token files."""
-    size = 0
-    for file in tokens_folder().glob("*"):
-        with contextlib.suppress(OSError):  # another process deletes it
-            size += file.stat().st_size
-    return size
-
-
-def clear_tokens() -> int:
-    """Delete all token files, and return how many bytes that were."""
-    size = tokens_size()
-    shutil.rmtree(tokens_folder(), ignore_errors=True)
-    return size
 
 
 def open_tokens(texts: TextStream, key: Any, tokenize: Tokenize) -> Tokens:
@@ -98,7 +81,7 @@ def _write(path: Path, texts: TextStream, tokenize: Tokenize) -> None:
         raise OutputError(
             f"{path.parent} cannot be written: {error.strerror or error}",
             expected="room for four bytes per token of the text",
-            hint="XDG_CACHE_HOME=FOLDER on another disk, or adapterhub cache --clear",
+            hint="XDG_CACHE_HOME=FOLDER on another disk, or delete older files there",
         ) from error
 
 

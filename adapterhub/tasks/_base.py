@@ -14,7 +14,7 @@ from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_stream import TextStream
 from adapterhub.errors import ConfigError
-from adapterhub.tasks._losses import LOSSES, Items, Loss, batch_labels, next_token_loss
+from adapterhub.tasks._losses import Items, Loss, batch_labels
 from adapterhub.tasks._rows import Row, Setting, limit_of, pad
 from adapterhub.tasks._show import learned_line, tokens_line
 from adapterhub.tasks._windows import Windows
@@ -354,16 +354,17 @@ class Task(ABC):
         """
         return None
 
-    def loss_of_logits(self) -> Loss | None:
-        """Return the model's own loss of some rows of its output; None: it is not known."""
-        return LOSSES.get(self.head)
+    @property
+    def predicts_next(self) -> bool:
+        """Whether each label is predicted at the token before it."""
+        return self.head in ("causal-lm", "image-text-to-text")
 
     def loss_items(self, train: Encoded) -> Items:
         """Return what counts the items over which the loss of a batch is a mean.
 
         `train` are the training rows.
         """
-        return partial(batch_labels, shifted=self.loss_of_logits() is next_token_loss)
+        return partial(batch_labels, shifted=self.predicts_next)
 
     def stops(self, setting: Setting) -> list[int]:
         """Return the tokens behind a learned text, at which generation stops; [] by default.

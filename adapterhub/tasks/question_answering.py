@@ -29,7 +29,7 @@ from adapterhub.data.tables import first_few, read_text
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Prediction, Task
 from adapterhub.tasks._forward import Passed, each_row
-from adapterhub.tasks._losses import Loss, span_loss_of_text
+from adapterhub.tasks._losses import Loss, span_loss
 from adapterhub.tasks._metrics import answer_metrics
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import Row, Setting, cut_text, limit_of
@@ -235,7 +235,7 @@ class QuestionAnswering(Task):
 
     def loss(self, train: Encoded) -> Loss | None:
         """Return the loss of the first and the last token of answers."""
-        return span_loss_of_text
+        return span_loss
 
     # Predictions
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from adapterhub.hooks.replay import LayerCall, StackReplay, StackRows
+from adapterhub.tasks._rows import Row
 
 DTYPE = torch.bfloat16
 GB = 10**9
@@ -55,61 +56,26 @@ class RecordedStates:
         return batch
 
 
-class StateWriter(Protocol):
-    """Takes the states of rows, in order, and returns them when all are there."""
-
-    def add(self, states: Tensor) -> None:
-        """Add the states of further tokens: (tokens, layers, d)."""
-
-    def finish(self, layers: tuple[int, ...], places: Places) -> RecordedStates:
-        """Return all states.
-
-        Args:
-            layers: the numbers of the layers.
-            places: where each row is, by its key.
-        """
-
-
-class MemoryWriter:
-    """Keeps states in memory.
-
-    Args:
-        tokens: how many tokens are expected.
-        dtype: the dtype that they are kept in.
-    """
-
-    def __init__(self, tokens: int, dtype: torch.dtype = DTYPE) -> None:
-        self.tokens, self.dtype = tokens, dtype
-        self.states: Tensor | None = None
-        self.count = 0
-
-    def add(self, states: Tensor) -> None:
-        """Add the states of further tokens: (tokens, layers, d)."""
-        if self.states is None:
-            self.states = torch.empty(self.tokens, *states.shape[1:], dtype=self.dtype)
-        if (lacking := self.count + len(states) - len(self.states)) > 0:
-            more = self.states.new_empty(lacking + self.count, *states.shape[1:])
-            self.states = torch.cat([self.states, more])
-        self.states[self.count : self.count + len(states)] = states
-        self.count += len(states)
-
-    def finish(self, layers: tuple[int, ...], places: Places) -> RecordedStates:
-        """Return all states."""
-        assert self.states is not None
-        return RecordedStates(layers, self.states[: self.count], places)
-
-
 class StateRecorder:
     """Records what the layers of a stack return for rows that the model computes.
 
     Args:
         replay: the stack.
         layers: the numbers of the layers whose output is recorded.
-        writer: gets the states.
+        tokens: how many tokens are expected.
+        dtype: the dtype that the outputs are kept in.
     """
 
-    def __init__(self, replay: StackReplay, layers: tuple[int, ...], writer: StateWriter) -> None:
-        self.replay, self.layers, self.writer = replay, layers, writer
+    def __init__(
+        self,
+        replay: StackReplay,
+        layers: tuple[int, ...],
+        tokens: int,
+        dtype: torch.dtype = DTYPE,
+    ) -> None:
+        self.replay, self.layers = replay, layers
+        self.expected, self.dtype = tokens, dtype
+        self.states: Tensor | None = None
         self.places: Places = {}
         self.tokens = 0
 
@@ -122,35 +88,52 @@ class StateRecorder:
         """
         outputs = {c.number: c for c in calls}  # of a shared layer, the last call
         states = torch.stack([self.replay.states(outputs[n]) for n in self.layers], 2)
-        kept = torch.zeros_like(rows.mask)
+        kept, before = torch.zeros_like(rows.mask), self.tokens
         for row, key in enumerate(rows.keys):
             if key not in self.places:
                 count = int(rows.mask[row].sum())
                 self.places[key] = self.tokens, count
                 self.tokens += count
                 kept[row] = rows.mask[row]
-        self.writer.add(states.detach()[kept].cpu())
+        self._write(before, states.detach()[kept].cpu())
 
-    def finish(self) -> RecordedStates:
+    def _write(self, start: int, states: Tensor) -> None:
+        """Keep the states of further tokens: (tokens, layers, d)."""
+        if self.states is None:
+            self.states = torch.empty(self.expected, *states.shape[1:], dtype=self.dtype)
+        if (lacking := self.tokens - len(self.states)) > 0:
+            more = self.states.new_empty(lacking + start, *states.shape[1:])
+            self.states = torch.cat([self.states, more])
+        self.states[start : self.tokens] = states
+
+    def recorded(self) -> RecordedStates:
         """Return what was recorded."""
-        return self.writer.finish(self.layers, self.places)
+        assert self.states is not None
+        return RecordedStates(self.layers, self.states[: self.tokens], self.places)
 
 
 class KeptActivations:
-    """Recorded outputs of several runs, in memory by their digest: the latest ones that fit."""
+    """Recorded outputs of several runs on one loaded backbone: the latest ones that fit."""
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = memory_limit() if limit is None else limit
-        self.states: dict[str, RecordedStates] = {}
+        # With its rows: a key names them by their address, which holds as long as they are there.
+        self.states: dict[Hashable, tuple[Sequence[Row], RecordedStates]] = {}
 
-    def get(self, key: str) -> RecordedStates | None:
-        """Return the outputs with a digest, if they are kept."""
-        return self.states.get(key)
+    def get(self, key: Hashable) -> RecordedStates | None:
+        """Return the outputs with a key, if they are kept."""
+        return self.states[key][1] if key in self.states else None
 
-    def keep(self, key: str, recorded: RecordedStates) -> None:
-        """Keep outputs, in place of the oldest ones if there is no room for all."""
-        self.states[key] = recorded
-        while sum(each.states.nbytes for each in self.states.values()) > self.limit:
+    def keep(self, key: Hashable, rows: Sequence[Row], recorded: RecordedStates) -> None:
+        """Keep outputs, in place of the oldest ones if there is no room for all.
+
+        Args:
+            key: what they depend on.
+            rows: the rows, which the key names by their address.
+            recorded: the outputs.
+        """
+        self.states[key] = rows, recorded
+        while sum(each.states.nbytes for _, each in self.states.values()) > self.limit:
             del self.states[next(iter(self.states))]
 
 

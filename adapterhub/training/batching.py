@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ class BatchList(Protocol):
     def __getitem__(self, index: int, /) -> Batch: ...
 
 
+@runtime_checkable
 class StatefulBatches(BatchList, Protocol):
     """Batches that are drawn in order from a stream, whose place a checkpoint keeps."""
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.tasks._losses import model_inputs
 from adapterhub.training.batching import Batch
 from adapterhub.training.engine import LossOfBatch
-from adapterhub.training.replay_check import evaluating
 
 _SEED = 0
 Results: TypeAlias = Mapping[str, Tensor | None]
@@ -117,6 +117,19 @@ class BothWays:
 
     def _moved(self, batch: Batch) -> dict[str, Tensor]:
         return {name: tensor.to(self.model.device) for name, tensor in batch.items()}
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Set a model to evaluation mode inside, without gradients; each module's mode is restored."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def with_and_without_padding(batch: Batch) -> list[Batch]:

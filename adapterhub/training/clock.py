@@ -30,10 +30,6 @@ class RunClock:
         """Count the time since the last call as other work: evaluating, saving."""
         self.progress.other_seconds += self._lap()
 
-    def skip(self, seconds: float) -> None:
-        """Leave out time since the last call: that of other runs."""
-        self.lap_start += seconds
-
     def timing(self) -> Timing:
         """Return the timing up to now, with the speed since the last `restart_speed`."""
         self.add_training()

@@ -1,17 +1,15 @@
 """One optimizer step with accelerate: precision, accumulation, clipping, and checks of the result.
 
 `Engine.step` is the whole path from a batch to changed weights: forward pass, backward pass,
-clipping, optimizer, schedule. The two passes are left to its caller, who may compute them by
-`Engine.compute`, or for several runs at once.
+clipping, optimizer, schedule.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -67,31 +65,6 @@ def model_loss(output: Any, batch: Batch) -> torch.Tensor | None:
     return loss
 
 
-@dataclass
-class MicroBatch:
-    """A batch of an optimizer step, whose gradients are needed.
-
-    Attributes:
-        batch: the batch, on the device of the run.
-        share: its share of the items over which the loss of the step is a mean; 0 if it has none.
-        last: whether it is the last one of the step.
-        loss: its part of the loss, without a graph, once its gradients are there.
-    """
-
-    batch: Batch
-    share: float
-    last: bool
-    loss: torch.Tensor | None = None
-
-    def part(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return its part of the loss of the step; a mean over no items is not a number.
-
-        Args:
-            loss: the mean over its items.
-        """
-        return (loss if self.share else loss.nan_to_num()).float() * self.share
-
-
 class Engine:
     """Optimizer, schedule and accelerator of one run, on the device of the trained tensors.
 
@@ -139,14 +112,14 @@ class Engine:
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, multiplier)
         self.prepared = self.accelerator.prepare_optimizer(self.optimizer, device_placement=False)
 
-    def step(self, epoch: BatchList, window: range) -> Generator[MicroBatch, None, tuple[int, int]]:
+    def step(self, epoch: BatchList, window: range) -> tuple[int, int]:
         """Take one optimizer step on the batches `window` of an epoch.
-
-        Yields:
-            Each of its micro-batches. The step goes on when its gradients and its loss are there.
 
         Returns:
             The numbers of examples and of tokens, over all processes.
+
+        Raises:
+            TrainingError: a batch has no labels, tensors get no gradient, or memory is exhausted.
         """
         batches = deque(epoch[index] for index in share(window, self.rank, self.world))
         shares = self._shares(batches, window)
@@ -155,10 +128,7 @@ class Engine:
         for counted in shares:
             batch = batches.popleft()
             moved = on_device(batch, self.trainee.model, self.device)
-            needed = MicroBatch(moved, counted, last=not batches)
-            yield needed
-            assert needed.loss is not None
-            loss += needed.loss
+            loss += self._add_gradients(moved, counted, last=not batches)
             examples += len(next(iter(batch.values()))) * self.world
             tokens += token_count(batch) * self.world
         if not self.checked and any_process(any(shares)):
@@ -177,15 +147,16 @@ class Engine:
         mean = (total(sum(items)) if self.world > 1 else sum(items)) / self.world
         return [n / mean if n else 0.0 for n in items]
 
-    def compute(self, needed: MicroBatch) -> None:
-        """Add the gradients of a micro-batch, and note its loss.
+    def _add_gradients(self, batch: Batch, share: float, *, last: bool) -> torch.Tensor:
+        """Add the gradients of a batch, and return its part of the loss of the step.
 
-        Raises:
-            TrainingError: the batch has no labels, or memory is exhausted.
+        Args:
+            batch: the batch, on the device of the run.
+            share: its share of the items over which the loss is a mean; 0 if it has none.
+            last: whether it is the last one of the step.
         """
-        batch = needed.batch
         try:
-            with nullcontext() if needed.last or self.sharded else self._unsynchronized():
+            with nullcontext() if last or self.sharded else self._unsynchronized():
                 with self.accelerator.autocast():
                     loss = self._loss(batch)
                 if loss is None:
@@ -194,11 +165,12 @@ class Engine:
                         expected="labels in each batch",
                         hint=f"the batch has {', '.join(sorted(batch))}",
                     )
-                part = needed.part(loss)
+                # A mean over no items is not a number.
+                part = (loss if share else loss.nan_to_num()).float() * share
                 self.accelerator.backward(part)
         except torch.OutOfMemoryError as error:
             raise _out_of_memory(self.options) from error
-        needed.loss = part.detach()
+        return part.detach()
 
     def _loss(self, batch: Batch) -> torch.Tensor | None:
         loss = self.below_head(batch) if self.below_head is not None else None

@@ -6,54 +6,57 @@ on their outputs are replayed. The stored values, in bf16, are used from the fir
 depend on the rows alone, not on batches: a resumed run records the same values again.
 
 A plan is used only if the model's outputs are the same with it, for padded rows, from states that
-were recorded without padding, with NaN in place of all outputs that are not recorded.
+were recorded without padding. What is not recorded is NaN there, so that a module that reads it is
+noticed even where it does not change an output yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.foundations import adapters_below
-from adapterhub.errors import AdapterhubError
+from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.hooks.composition import adapter_names
-from adapterhub.hooks.replay import ReplayPlan, StackReplay, replayable
+from adapterhub.hooks.replay import (
+    LayerCall,
+    ReplayPlan,
+    StackReplay,
+    StackRows,
+    plans_of_calls,
+    replayable,
+)
 from adapterhub.hooks.reversible import is_reversible
+from adapterhub.hooks.slot import Slot
 from adapterhub.status import counting, doing
 from adapterhub.tasks import Encoded
 from adapterhub.tasks._losses import model_inputs
 from adapterhub.tasks._rows import Row
-from adapterhub.training.activation_files import DiskWriter, open_activations
-from adapterhub.training.activation_folders import activation_entries, has_room
-from adapterhub.training.activation_key import activation_key
 from adapterhub.training.activation_store import (
     DTYPE,
     GB,
-    MemoryWriter,
     RecordedStates,
+    StateRecorder,
     memory_limit,
 )
+from adapterhub.training.both_ways import evaluating
 from adapterhub.training.prepare import PreparedRun
 from adapterhub.training.processes import process_count
-from adapterhub.training.replay_check import (
-    NotReplayable,
-    Run,
-    evaluating,
-    find_plan,
-    record_runs,
-)
 
 ROWS = 64  # of a pass that records, at most
 TOKENS = {"cpu": 1024}  # of such a pass: what a processor's caches hold; elsewhere:
 MOST_TOKENS = 8192
-DISK_LIMIT = 8 * GB
 OFF = "train.frozen_cache=off"
+
+Run = Callable[[], Any]
+"""Runs the model on some rows, and returns its output."""
 
 
 class NoCache:
@@ -226,8 +229,6 @@ class FrozenCache(NoCache):
                 wheres.append(self._record_rows(each, plan, layers))
         except NotReplayable as error:
             return self._refuse(str(error))
-        except AdapterhubError as error:
-            return self._refuse(error.problem)
         self.replay.plan = plan
         self.replay.recorded = [each.recorded for each in self.rows if each.recorded]
         if new:
@@ -243,43 +244,45 @@ class FrozenCache(NoCache):
         )
 
     def _record_rows(self, rows: _Rows, plan: ReplayPlan, layers: tuple[int, ...]) -> str:
-        """Record rows, or open what an earlier run recorded; return where they are kept.
+        """Record rows, or take what an earlier run recorded; return where they are kept.
 
         Raises:
             NotReplayable: they do not fit.
-            OutputError: the disk cannot be written.
         """
-        size = self._size(rows, plan, len(layers))
-        in_memory = self._fits_in_memory(size)
-        on_disk = self._looks_on_disk(in_memory)
-        key = None
-        if self.kept is not None or on_disk:
-            key = activation_key(self.prepared, self.replay, plan.below, layers, rows.encoded)
-        if key is not None and (where := self._open(rows, key, on_disk)):
-            return where
-        into = partial(record_runs, self.replay, self._runs(rows), plan, layers)
-        with doing(f"computing {plan.below} frozen layers once"):
-            if in_memory:
-                recorded = into(MemoryWriter(rows.tokens()))
-                rows.recorded = recorded
-                if self.kept is not None and key is not None and recorded is not None:
-                    self.kept.keep(key, recorded)
-                return "in memory"
-            if key is not None and has_room(size, self._limit(DISK_LIMIT)):
-                with DiskWriter(key) as writer:
-                    rows.recorded = into(writer)
-                return "on disk"
-        raise NotReplayable(
-            f"their outputs take {size / GB:,.1f} GB; train.frozen_cache_gb sets the limit"
-        )
-
-    def _open(self, rows: _Rows, key: str, on_disk: bool) -> str | None:
-        """Open what an earlier run recorded; return where it is, or None if there is nothing."""
-        rows.recorded = None if self.kept is None else self.kept.get(key)
+        key = self._key(rows, plan, layers)
+        rows.recorded = None if key is None else self.kept.get(key)
         if rows.recorded is not None:
             return "in memory, from an earlier run"
-        rows.recorded = open_activations(key) if on_disk else None
-        return None if rows.recorded is None else "on disk, from an earlier run"
+        size = self._size(rows, plan, len(layers))
+        if not self._fits(size):
+            raise NotReplayable(
+                f"their outputs take {size / GB:,.1f} GB; train.frozen_cache_gb sets the limit"
+            )
+        with doing(f"computing {plan.below} frozen layers once"):
+            recorder = StateRecorder(self.replay, layers, rows.tokens())
+            rows.recorded = record_runs(recorder, self._runs(rows), plan)
+        if key is not None and rows.recorded is not None:
+            self.kept.keep(key, rows.encoded.rows, rows.recorded)
+        return "in memory"
+
+    def _key(self, rows: _Rows, plan: ReplayPlan, layers: tuple[int, ...]) -> Hashable:
+        """Return what the outputs depend on beside the loaded backbone; None if on the adapter."""
+        anatomy, autocast = self.prepared.adapter.anatomy, torch.is_autocast_enabled
+        above = [
+            path
+            for name, paths in anatomy.layers.items()
+            for number, path in enumerate(paths)
+            if name != self.replay.name or number >= plan.below
+        ]
+        replaced = (*(f"{path}." for path in (*above, *anatomy.head())),)
+        below = [m for n, m in self.model.named_modules() if not f"{n}.".startswith(replaced)]
+        slots = [module for module in below if isinstance(module, Slot)]
+        if self.staged or not all(p.requires_grad for slot in slots for p in slot.parameters()):
+            return None
+        drawn = any(not name.startswith(replaced) for name in newly_initialized(self.model))
+        seed = self.prepared.recipe.seed if drawn else None
+        dtype = autocast(self.device.type) and torch.get_autocast_dtype(self.device.type)
+        return id(rows.encoded.rows), plan.below, layers, dtype, seed
 
     def _runs(self, rows: _Rows) -> Iterator[Run]:
         """Yield runs of the model on all rows, and show how many are done."""
@@ -293,18 +296,11 @@ class FrozenCache(NoCache):
         count = len(self.replay.layers) if self.staged else layers
         return rows.tokens() * count * plan.width * DTYPE.itemsize
 
-    def _limit(self, default: int) -> int:
+    def _fits(self, size: int) -> bool:
         gigabytes = self.options.frozen_cache_gb
-        return default if gigabytes is None else int(gigabytes * GB)
-
-    def _fits_in_memory(self, size: int) -> bool:
+        limit = memory_limit() if gigabytes is None else int(gigabytes * GB)
         kept = sum(r.recorded.states.nbytes for r in self.rows if r.recorded)
-        return self.options.frozen_cache != "disk" and size + kept <= self._limit(memory_limit())
-
-    def _looks_on_disk(self, in_memory: bool) -> bool:
-        """Return whether states may be on disk: the key of those reads all frozen weights."""
-        where = self.options.frozen_cache
-        return where == "disk" or (where is None and (not in_memory or bool(activation_entries())))
+        return size + kept <= limit
 
 
 def _has(recorded: RecordedStates | None, layers: tuple[int, ...]) -> bool:
@@ -315,3 +311,110 @@ def _shortest_and_longest(encoded: Encoded) -> list[int]:
     """Return the indices of a short, a middle and a long row, between which much is padded."""
     order = sorted(range(len(encoded.rows)), key=lambda index: _tokens(encoded.rows[index]))
     return sorted({order[0], order[len(order) // 2], order[-1]})
+
+
+class NotReplayable(Exception):
+    """Layers are frozen, but the model's outputs are not the same where they are replayed."""
+
+
+def find_plan(
+    model: nn.Module, replay: StackReplay, run: Run, singles: Sequence[Run], exact: bool
+) -> ReplayPlan | None:
+    """Return which layers are replayed, and which outputs that needs; None if no layer is frozen.
+
+    Args:
+        model: the model, in the mode in which it trains.
+        replay: its stack.
+        run: runs it on a padded batch.
+        singles: run it on one row of the batch each.
+        exact: whether it computes in fp32.
+
+    Raises:
+        NotReplayable: layers are frozen, and replaying them changes the outputs.
+    """
+    with torch.enable_grad():
+        calls, _ = replay.watch(run)
+    rows = replay.rows
+    plans = [] if rows is None else plans_of_calls(calls, rows)
+    if rows is None or not plans:
+        return None
+    check = _Check(replay, run, singles, 1e-3 if exact else 0.05)
+    with evaluating(model):
+        for plan in plans:
+            if check.changes_nothing(plan, calls, rows):
+                return plan
+    raise NotReplayable("the model's outputs change where they are not computed")
+
+
+class _Check:
+    def __init__(
+        self, replay: StackReplay, run: Run, singles: Sequence[Run], tolerance: float
+    ) -> None:
+        self.replay, self.run, self.singles = replay, run, singles
+        self.tolerance = tolerance
+
+    def changes_nothing(self, plan: ReplayPlan, trained: list[LayerCall], rows: StackRows) -> bool:
+        """Return whether outputs are the same with a plan.
+
+        Args:
+            plan: the plan.
+            trained: the calls of the layers in training mode.
+            rows: the rows of the batch.
+
+        Raises:
+            NotReplayable: no plan is possible.
+        """
+        calls, expected = self.replay.watch(self.run)
+        states = [self.replay.states(call) for call in (*calls[: plan.calls], *trained)]
+        if any(state.shape[:2] != rows.mask.shape for state in states):
+            return False
+        evaluated, in_training = (states[n + plan.calls - 1][rows.mask] for n in (0, plan.calls))
+        if not _close(evaluated, in_training, self.tolerance):
+            raise NotReplayable("dropout changes in training what they return")
+        recorder = StateRecorder(self.replay, plan.layers, rows.mask.numel(), plan.dtype)
+        recorded = record_runs(recorder, self.singles, plan)
+        outputs = None if recorded is None else recorded.read(rows, plan.layers)
+        if recorded is None or outputs is None:
+            return False
+        pairs = [(states[plan.calls - 1][rows.mask], outputs[plan.below - 1][rows.mask])]
+        try:
+            pairs += _pairs(expected, self.replay.try_out(self.run, plan, recorded), rows)
+        except (TypeError, ValueError, AttributeError, RuntimeError):
+            return False  # a layer needs what others hand on
+        return all(_close(*pair, self.tolerance) for pair in pairs)
+
+
+def record_runs(
+    recorder: StateRecorder, runs: Iterable[Run], plan: ReplayPlan
+) -> RecordedStates | None:
+    """Compute the frozen layers for the rows of some runs; None if none has rows of tokens.
+
+    Args:
+        recorder: records the stack of a model in evaluation mode.
+        runs: each runs the model on some rows; it is ended behind the frozen layers.
+        plan: which layers are frozen.
+    """
+    replay = recorder.replay
+    for run in runs:
+        calls, _ = replay.watch(run, until=plan.calls)
+        if replay.rows is not None:
+            recorder.add(calls, replay.rows)
+    return recorder.recorded() if recorder.places else None
+
+
+def _pairs(expected: Any, found: Any, rows: StackRows) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the tensors of two outputs of a model, without the positions of padding."""
+    for name, value in expected.items():
+        if isinstance(value, Tensor):
+            both = value, found[name]
+            padded = value.shape[:2] == rows.mask.shape
+            yield (both[0][rows.mask], both[1][rows.mask]) if padded else both
+
+
+def _close(expected: Tensor, found: Tensor, tolerance: float) -> bool:
+    """Return whether two tensors agree, relative to their size."""
+    first, second = expected.detach().float(), found.detach().float()
+    if first.shape != second.shape:
+        return False
+    size = float(first.nan_to_num(posinf=0, neginf=0).abs().max()) if first.numel() else 0.0
+    return torch.allclose(second, first, rtol=tolerance, atol=tolerance * size)

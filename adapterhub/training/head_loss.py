@@ -37,13 +37,13 @@ from adapterhub.tasks._below_head import (
     token_chunks,
     whole_output,
 )
-from adapterhub.tasks._losses import class_loss, next_token_loss
 from adapterhub.tasks._rows import IGNORED
 from adapterhub.training.activation_memory import LOGIT_BYTES
 from adapterhub.training.batching import Batch
 from adapterhub.training.engine import model_loss
 from adapterhub.training.options import RunOptions
 from adapterhub.training.processes import process_count
+from adapterhub.training.task_mixture import TaskMixture
 
 _WRITES_TEXT = {"causal-lm", "image-text-to-text", "seq2seq", "masked-lm"}
 
@@ -138,7 +138,7 @@ def frozen_head(adapter: Adapter, task: Task, options: RunOptions) -> nn.Linear 
         task: its task.
         options: the training options.
     """
-    known = task.head in _WRITES_TEXT and task.loss_of_logits() in (next_token_loss, class_loss)
+    known = task.head in _WRITES_TEXT and not isinstance(task, TaskMixture)
     head = plain_head(adapter.model) if known else None
     if head is None or not _is_frozen(head) or process_count() > 1 or options.shard:
         return None
@@ -165,7 +165,7 @@ def choose_head_loss(
     at_once = logits_at_once(head, tokens)
     if head is None or at_once == tokens:
         return None
-    chosen = HeadLoss(adapter, head, shifted=task.loss_of_logits() is next_token_loss)
+    chosen = HeadLoss(adapter, head, shifted=task.predicts_next)
     if not _agrees(chosen, few_tokens(row())):
         return None
     saved = LOGIT_BYTES * (tokens - at_once) * head.weight.shape[0] / 1e9

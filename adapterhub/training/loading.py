@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.attach import detach
 from adapterhub.adapters.attached import adapters
-from adapterhub.adapters.state import get_state
 from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.newly_initialized import initialize_again, newly_initialized
 from adapterhub.data.examples import data_hash
@@ -36,18 +35,18 @@ KEPT_ROWS = 4  # encoded data sets
 class Loaded:
     """A backbone that is ready to train, with its processor, and the kernels that it computes with.
 
-    Torch's generator is where the loading left it.
+    Torch's generator is where the loading left it. `activations` are outputs of its frozen layers,
+    which the runs on it share.
     """
 
     model: PreTrainedModel
     processor: Any
     kernels: KernelChoice
+    activations: KeptActivations = field(default_factory=KeptActivations, compare=False)
 
 
 class BackboneLoader:
     """Loads the backbone of each run, and encodes its rows."""
-
-    activations: KeptActivations | None = None
 
     def backbone(self, recipe: Recipe, data: RunData, kernels: KernelChoice) -> Loaded:
         """Load a backbone with the head of a task; the seed of the recipe draws the head.
@@ -91,17 +90,12 @@ class _Kept:
 class SharedLoader(BackboneLoader):
     """Loads a backbone once for several runs, and encodes equal rows once.
 
-    Use one for all runs: `run(recipe, reporter, loader=loader)`.
-
-    Attributes:
-        together: whether the adapters of several runs may be attached at once; else, a backbone
-            that has adapters is loaded again.
+    Use one for all runs: `run(recipe, reporter, loader=loader)`. A backbone that still has adapters
+    is loaded again.
     """
 
-    together: bool = False
     kept: dict[Hashable, _Kept] = field(default_factory=dict)
     encoded: dict[Hashable, FittedRows] = field(default_factory=dict)
-    activations: KeptActivations | None = field(default_factory=KeptActivations)
 
     def backbone(self, recipe: Recipe, data: RunData, kernels: KernelChoice) -> Loaded:
         """Return a backbone that another run has loaded, with a new head, or load it."""
@@ -109,7 +103,7 @@ class SharedLoader(BackboneLoader):
             return super().backbone(recipe, data, kernels)
         key = _backbone_key(recipe, data, kernels)
         kept = self.kept.get(key)
-        if kept is not None and kept.draws and self._is_free(kept.loaded.model):
+        if kept is not None and kept.draws and not adapters(kept.loaded.model):
             set_seed(recipe.seed)
             initialize_again(kept.loaded.model)
             return kept.loaded
@@ -138,12 +132,6 @@ class SharedLoader(BackboneLoader):
         """Detach the adapter of a run that has ended: the backbone is as it was loaded."""
         if adapters(model):
             detach(model)
-
-    def _is_free(self, model: PreTrainedModel) -> bool:
-        """Return whether a model may be used again; its own head is then in its place."""
-        if self.together and adapters(model):
-            get_state(model).activate(())
-        return self.together or not adapters(model)
 
     def _make_room(self, key: Hashable) -> None:
         """Forget backbones, unless another one fits into memory beside them."""

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,17 +24,10 @@ from accelerate.utils import set_seed
 from adapterhub.errors import ConfigError, OutputError, TrainingError, did_you_mean
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.status import doing, showing
-from adapterhub.tasks._losses import Items, batch_labels
 from adapterhub.training import checkpoint
 from adapterhub.training.batching import BatchList, StatefulBatches
 from adapterhub.training.clock import RunClock
-from adapterhub.training.engine import (
-    Engine,
-    LossBelowHead,
-    LossOfBatch,
-    MicroBatch,
-    model_loss,
-)
+from adapterhub.training.engine import Engine
 from adapterhub.training.gradient_checkpointing import CheckpointedLayers, recompute
 from adapterhub.training.lengthening import check_length, comparable, total_steps
 from adapterhub.training.options import PLACES, REPORTS, RunOptions
@@ -44,7 +36,6 @@ from adapterhub.training.progress import RunProgress
 from adapterhub.training.report import Evaluated, Reporter, TrainingLine
 from adapterhub.training.stages import improvements
 from adapterhub.training.stop_signals import Stopped, StopRequest, catch_stop_signals
-from adapterhub.training.trainee import Trainee
 
 
 @dataclass(frozen=True)
@@ -84,9 +75,8 @@ def train(session: TrainingSession) -> TrainingResult:
     """
     session.load()
     try:
-        with catch_stop_signals() as stop, session.training(stop) as needed:
-            for part in needed:
-                session.engine.compute(part)
+        with catch_stop_signals() as stop:
+            session.train(stop)
         return session.finish()
     finally:
         session.reporter.close()
@@ -100,15 +90,12 @@ def _fixed(options: RunOptions) -> dict[str, Any]:
 class TrainingSession:
     """One session of a run: the state that is kept between steps.
 
-    It is trained from outside, by `train` or together with others: `training` yields the
-    micro-batches whose gradients it needs.
-
     Args:
-        trainee: the model and its trained tensors.
-        batches: returns the batches of an epoch.
+        engine: makes the steps.
+        batches: returns the batches of an epoch. Those of a stream are one object for all epochs:
+            a checkpoint keeps its place.
         evaluate: returns the metrics; called in evaluation mode, without gradients. Without it,
             the last tensors are the result.
-        options: the training options.
         output: the folder for checkpoints.
         seed: the seed of dropout.
         main_metric: the metric that selects the best tensors, unless the options name one.
@@ -116,27 +103,20 @@ class TrainingSession:
         run: the description of the run (recipe, data hash); that of a checkpoint must be equal.
         reporter: where progress is reported.
         checked: called when all checks have passed, before anything is written.
-        loss: computes the loss of a batch; by default the model's own.
-        loss_of_rows: the same loss of the model's logits, which may be a part of a larger batch;
-            None: there is none, and no pass is shared with other runs.
-        below_head: the same loss, without the logits of all tokens.
-        items: counts the items of a batch over which its loss is a mean.
         entered: called in training mode before the first step, and when other tensors train.
-        alone: returns whether passes may not be shared with other runs now.
-        stream: the batches of all epochs, if they are drawn of a stream: its place is saved.
     """
 
     stop: StopRequest
-    layers: CheckpointedLayers | None = None
+    layers: CheckpointedLayers | None
+    stream: StatefulBatches | None
     clock: RunClock
     total: int
 
     def __init__(
         self,
-        trainee: Trainee,
+        engine: Engine,
         batches: Callable[[int], BatchList],
         evaluate: Callable[[], Mapping[str, float]] | None,
-        options: RunOptions,
         *,
         output: Path,
         seed: int,
@@ -145,31 +125,23 @@ class TrainingSession:
         run: Mapping[str, Any],
         reporter: Reporter,
         checked: Callable[[], None] = lambda: None,
-        loss: LossOfBatch = model_loss,
-        loss_of_rows: LossOfBatch | None = None,
-        below_head: LossBelowHead | None = None,
-        items: Items = batch_labels,
         entered: Callable[[], None] = lambda: None,
-        alone: Callable[[], bool] = lambda: False,
-        stream: StatefulBatches | None = None,
     ) -> None:
-        self.engine = Engine(trainee, options, loss, below_head, items)
-        self.trainee, self.batches, self.evaluate = trainee, batches, evaluate
-        self.options, self.seed, self.resume = options, seed, resume
-        self.loss_of_rows, self.alone = loss_of_rows, alone
-        self.checked, self.entered, self.stream = checked, entered, stream
+        self.engine, self.trainee, self.options = engine, engine.trainee, engine.options
+        self.batches, self.evaluate = batches, evaluate
+        self.seed, self.resume = seed, resume
+        self.checked, self.entered = checked, entered
         self.run = {
             **run,
-            "train": _fixed(options),
+            "train": _fixed(self.options),
             "seed": seed,
-            "processes": self.engine.world,
+            "processes": engine.world,
         }
-        self.metric = options.best_metric or main_metric
-        self.reporter = reporter if self.engine.accelerator.is_main_process else Reporter()
+        self.metric = self.options.best_metric or main_metric
+        self.reporter = reporter if engine.accelerator.is_main_process else Reporter()
         self.last = checkpoint.folder_of(output, "last")
         self.best = checkpoint.folder_of(output, "best")
         self.progress = RunProgress()
-        self.focus: Callable[[], None] = lambda: None  # makes its adapter the active one
         self.saved: checkpoint.State | None = None
 
     def load(self) -> None:
@@ -183,17 +155,18 @@ class TrainingSession:
         set_seed(self.seed, device_specific=self.engine.world > 1)
         self.saved = self._load_saved(self.resume)
 
-    @contextmanager
-    def training(self, stop: StopRequest) -> Iterator[Iterator[MicroBatch]]:
-        """Let the session train inside, until it is finished or requested to stop.
-
-        Yields:
-            The micro-batches whose gradients the session needs: it goes on when they are there.
-        """
+    def train(self, stop: StopRequest) -> None:
+        """Train until the run is finished or requested to stop."""
         self.stop = stop
         enabled, offload = self.options.gradient_checkpointing, self.options.offload_activations
         with recompute(self.trainee.model, enabled, offload) as self.layers:
-            yield self._train()
+            epoch = self.batches(self.progress.epoch)
+            self.stream = epoch if isinstance(epoch, StatefulBatches) else None
+            self._begin(epoch, self.saved)
+            while not self.progress.finished:
+                self._train_epoch(epoch)
+                if not self.progress.finished:
+                    epoch = self.batches(self.progress.epoch)
 
     def _load_saved(self, resume: bool) -> checkpoint.State | None:
         """Load tensors and progress of the last checkpoint, if there is one, and return it."""
@@ -234,15 +207,6 @@ class TrainingSession:
             )
         return best
 
-    def _train(self) -> Iterator[MicroBatch]:
-        """Train until the run is finished."""
-        epoch = self.batches(self.progress.epoch)
-        self._begin(epoch, self.saved)
-        while not self.progress.finished:
-            yield from self._train_epoch(epoch)
-            if not self.progress.finished:
-                epoch = self.batches(self.progress.epoch)
-
     def _begin(self, epoch: BatchList, saved: checkpoint.State | None) -> None:
         """Start or resume; all epochs are as long as `epoch`."""
         if len(epoch) == 0:
@@ -255,7 +219,7 @@ class TrainingSession:
         if self.engine.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.engine.device)
         self._enter_stage()
-        self.train_mode()
+        self._train_mode()
         training = None if saved is None else self._restored(saved)
         self.checked()
         self.reporter.start(self.total, self.progress.step)
@@ -314,12 +278,12 @@ class TrainingSession:
         else:
             set_seed(self.seed + self.progress.step, device_specific=self.engine.world > 1)
 
-    def _train_epoch(self, epoch: BatchList) -> Iterator[MicroBatch]:
+    def _train_epoch(self, epoch: BatchList) -> None:
         """Train on the rest of one epoch, from `progress.batch` on."""
         progress, per_step = self.progress, self.engine.per_step
         for start in range(progress.batch, len(epoch), per_step):
             window = range(start, min(start + per_step, len(epoch)))
-            examples, tokens = yield from self.engine.step(epoch, window)
+            examples, tokens = self.engine.step(epoch, window)
             progress.examples += examples
             progress.tokens += tokens
             epoch_ended = progress.advance(window.stop, len(epoch))
@@ -391,7 +355,6 @@ class TrainingSession:
         return patience is not None and self.progress.stale >= patience
 
     def _metrics(self, evaluate: Callable[[], Mapping[str, float]]) -> dict[str, float]:
-        self.focus()
         self.trainee.model.eval()
         with (
             torch.no_grad(),
@@ -400,7 +363,7 @@ class TrainingSession:
             doing("evaluating"),
         ):
             metrics = {name: float(value) for name, value in evaluate().items()}
-        self.train_mode()
+        self._train_mode()
         if self.metric not in metrics:
             raise ConfigError(
                 f"the evaluation has no metric {self.metric!r}{did_you_mean(self.metric, metrics)}",
@@ -419,21 +382,19 @@ class TrainingSession:
         progress = self.progress
         if self.trainee.enter(progress.epoch, self._improved(), progress.step / self.total):
             self.engine.checked = False
-            self.train_mode()
+            self._train_mode()
             return True
         return False
 
     def _entered(self) -> None:
         """Let the caller prepare for the tensors that train now."""
         self.clock.add_training()
-        self.focus()
         with self.engine.accelerator.autocast(), showing(self.reporter.display()):
             self.entered()
         self.clock.add_other()
 
-    def train_mode(self) -> None:
+    def _train_mode(self) -> None:
         """Set the modules to the modes in which they train."""
-        self.focus()
         self.trainee.train_mode(self.options.dropout)
         if self.layers is not None:
             self.layers.apply()
@@ -460,7 +421,6 @@ class TrainingSession:
 
     def finish(self) -> TrainingResult:
         """Restore the best tensors, and set the model to evaluation mode."""
-        self.focus()
         if self.stream is not None:
             self.stream.close()
         progress = self.progress

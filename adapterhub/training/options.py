@@ -92,13 +92,13 @@ class TrainOptions:
         (), "experiment trackers that get loss and metrics: wandb, mlflow, trackio, ..."
     )
     dropout: bool = option(False, "train with the dropout of the frozen backbone")
-    frozen_cache: Literal["memory", "disk", "off"] | None = option(
+    frozen_cache: Literal["memory", "off"] | None = option(
         None,
         "where the outputs of frozen lower layers are kept, so that they are computed once (null: "
-        "in memory if they fit, else on disk; disk: also for later runs)",
+        "in memory if they fit)",
     )
     frozen_cache_gb: float | None = option(
-        None, "the most that frozen_cache takes, in GB (null: a quarter of the memory; on disk 8)"
+        None, "the most that frozen_cache takes, in GB (null: a quarter of the memory)"
     )
 
     shard: bool | None = option(

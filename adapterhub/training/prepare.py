@@ -49,7 +49,7 @@ class PreparedRun:
     adapter: Adapter
     rows: FittedRows
     kernels: KernelChoice
-    activations: KeptActivations | None = None
+    activations: KeptActivations
     start: StartingPoint | None = None
     started: str = ""
     founded: RunFoundations = field(default_factory=RunFoundations)
@@ -89,8 +89,6 @@ def prepare(
     data: RunData | None = None,
     kernels: KernelChoice | None = None,
     loader: BackboneLoader | None = None,
-    *,
-    attach_as: str | None = None,
 ) -> PreparedRun:
     """Load the backbone, attach the adapter and encode; write nothing.
 
@@ -99,7 +97,6 @@ def prepare(
         data: its data, if it has been read already.
         kernels: dtype and attention implementation of the backbone; None chooses them.
         loader: loads the backbone; a shared one has it from an earlier run.
-        attach_as: the adapter's name on the model, if it is not that of the recipe.
     """
     check_installed(recipe.train)
     start = starting_point(recipe)
@@ -113,10 +110,8 @@ def prepare(
     model, processor, kernels = loaded.model, loaded.processor, loaded.kernels
     data = _for_model(data, model)
     below = founded.attach(model)
-    name = attach_as or recipe.name
     with empty_copies(bool(recipe.train.shard) and start is None):
-        adapter = attach(model, methods, name=name, on=below, partial=recipe.partial)
-    adapter.metadata.name = recipe.name
+        adapter = attach(model, methods, name=recipe.name, on=below, partial=recipe.partial)
     started = start.give(adapter) if start else ""
     _check_packing(data.task, adapter)
     _check_stages(data, adapter)
@@ -134,9 +129,9 @@ def prepare(
         method=recipe.method if recipe.method is not None else list(dump_methods(methods)),
     )
     rows = _with_shards(rows, adapter, options, started=start is not None)
-    shared = loader.activations
+    kept = loaded.activations
     return PreparedRun(
-        recipe, data, model, processor, adapter, rows, kernels, shared, start, started, founded
+        recipe, data, model, processor, adapter, rows, kernels, kept, start, started, founded
     )
 
 

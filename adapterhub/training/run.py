@@ -22,7 +22,7 @@ from adapterhub.methods._spec import dump_methods, parse_methods
 from adapterhub.tasks import dump_task, parse_task
 from adapterhub.training import checkpoint, loop, stages
 from adapterhub.training.compiled_layers import compiled_layers
-from adapterhub.training.engine import model_loss
+from adapterhub.training.engine import Engine, model_loss
 from adapterhub.training.evaluation import divided_evaluation
 from adapterhub.training.frozen_cache import frozen_cache
 from adapterhub.training.fused_kernels import fused_kernels
@@ -93,10 +93,9 @@ def run(
             could start.
     """
     loader = loader or BackboneLoader()
-    prepared = prepare_run(recipe, resume=resume, data=data, loader=loader)
+    prepared = _prepare_run(recipe, resume, data, loader)
     try:
-        with open_run(prepared, recipe, reporter, resume) as opened:
-            outcome = opened.finish(loop.train(opened.session))
+        outcome = _train_and_save(prepared, recipe, reporter, resume)
         if ended is not None:
             ended(prepared, outcome)
         return outcome
@@ -104,45 +103,23 @@ def run(
         loader.release(prepared.model)
 
 
-def prepare_run(
-    recipe: Recipe,
-    *,
-    resume: bool,
-    data: RunData | None,
-    loader: BackboneLoader,
-    attach_as: str | None = None,
+def _prepare_run(
+    recipe: Recipe, resume: bool, data: RunData | None, loader: BackboneLoader
 ) -> PreparedRun:
-    """Check the output folder, and prepare a run with the kernels that it was started with.
-
-    Args:
-        recipe: the recipe.
-        resume: continue the run in the output folder, if there is one.
-        data: the data of the recipe, if it has been read already.
-        loader: loads the backbone.
-        attach_as: the adapter's name on the model, where others are attached.
-    """
+    """Check the output folder, and prepare a run with the kernels that it was started with."""
     output = Path(recipe.output)
     recipe = placed(recipe)
     check_trackers(recipe.train.tracker)
     if is_main():
         check_output(output, resume)
     kernels = _kernels_of(output / RECIPE, recipe) if resume else None
-    return prepare(recipe, data, kernels, loader, attach_as=attach_as)
+    return prepare(recipe, data, kernels, loader)
 
 
-@dataclass(frozen=True)
-class OpenedRun:
-    """A run whose output folder is held: its session, and what to call with the result."""
-
-    session: loop.TrainingSession
-    finish: Callable[[loop.TrainingResult], RunOutcome]
-
-
-@contextmanager
-def open_run(
+def _train_and_save(
     prepared: PreparedRun, recipe: Recipe, reporter: Reporter, resume: bool
-) -> Iterator[OpenedRun]:
-    """Hold the output folder of a run inside, and let it train and save there.
+) -> RunOutcome:
+    """Hold the output folder, train, and save the adapter and the report there.
 
     Args:
         prepared: the run.
@@ -159,21 +136,14 @@ def open_run(
     with hold_output(output, resume) if is_main() else nullcontext():
         try:
             with training_session(prepared, reporter, resume, written, page) as session:
-                yield OpenedRun(session, partial(_finish, prepared, output, page))
+                result = loop.train(session)
         finally:
             stages.unfreeze_all(prepared.adapter)
-
-
-def _finish(
-    prepared: PreparedRun, output: Path, page: RunPage | None, result: loop.TrainingResult
-) -> RunOutcome:
-    """Save the adapter, and write the report."""
-    stages.unfreeze_all(prepared.adapter)
-    outcome = _save(prepared, output, result)
-    if page is None:
-        return outcome
-    said = (*outcome.verdict, *one_class(page.only_class))
-    return replace(outcome, page=page.finish(), verdict=said)
+        outcome = _save(prepared, output, result)
+        if page is None:
+            return outcome
+        said = (*outcome.verdict, *one_class(page.only_class))
+        return replace(outcome, page=page.finish(), verdict=said)
 
 
 def _page(prepared: PreparedRun, output: Path, reporter: Reporter) -> RunPage | None:
@@ -260,11 +230,11 @@ def training_session(
     ):
         stream = drawn_batches(prepared)
         below_head = None if own_loss or data.parts else _below_head(prepared, tell)
+        items = data.task.loss_items(prepared.train)
         yield loop.TrainingSession(
-            AdapterTrainee(prepared.adapter),
+            Engine(AdapterTrainee(prepared.adapter), options, loss, below_head, items),
             lambda epoch: stream or epoch_batches(prepared, epoch),
             _evaluation(prepared, page),
-            options,
             output=Path(recipe.output),
             seed=recipe.seed,
             main_metric=data.task.main_metric,
@@ -272,13 +242,7 @@ def training_session(
             run=_record(prepared),
             reporter=Several([reporter, page]) if page else reporter,
             checked=checked,
-            loss=loss,
-            loss_of_rows=None if data.parts else own_loss or data.task.loss_of_logits(),
-            below_head=below_head,
-            items=data.task.loss_items(prepared.train),
             entered=entered,
-            alone=lambda: cache.replaying,
-            stream=stream,
         )
 
 

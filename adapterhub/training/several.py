@@ -1,26 +1,23 @@
-"""Several runs in one process on one loaded backbone: one after the other, or in the loop together.
+"""Several runs in one process, one after the other on one loaded backbone.
 
 Each run has an output folder of its own, and can be resumed, compared and published like any other.
-One after the other, it ends with the same bytes as alone.
+It ends with the same bytes as alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from adapterhub.config.options import to_dict
 from adapterhub.errors import AdapterhubError
 from adapterhub.tasks import dump_task, parse_task
-from adapterhub.training.joint import train_together
 from adapterhub.training.loading import BackboneLoader, SharedLoader
 from adapterhub.training.output_folder import RECIPE
-from adapterhub.training.prepare import PreparedRun
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.report import Reporter, Several
-from adapterhub.training.run import OpenedRun, RunOutcome, open_run, prepare_run, run
+from adapterhub.training.run import RunOutcome, run
 from adapterhub.training.run_data import RunData, check_options, read_data
 from adapterhub.training.stop_signals import Stopped, catch_stop_signals
 
@@ -40,7 +37,6 @@ def run_several(
     *,
     resume: bool = False,
     loader: BackboneLoader | None = None,
-    together: int = 1,
 ) -> Iterator[Ended]:
     """Train one recipe after the other; what they share is loaded, read and computed once.
 
@@ -52,8 +48,6 @@ def run_several(
         reporter: returns where a run reports its progress.
         resume: continue the runs that have begun; the others begin.
         loader: loads the backbones; by default one for these runs.
-        together: how many runs are in the loop at once, where small batches then share forward and
-            backward passes; results are equal but for the order of summation.
 
     Yields:
         Each run when it has ended.
@@ -61,16 +55,15 @@ def run_several(
     Raises:
         Stopped: a signal stopped the current run, after its state was saved.
     """
-    loader = loader or SharedLoader(together=together > 1)
-    several = _SeveralRuns(reporter, resume, loader)
+    several = _SeveralRuns(reporter, resume, loader or SharedLoader())
     with catch_stop_signals() as stop:
-        for start in range(0, len(recipes), together):
-            if stop.requested:  # at the end of the runs before, which it did not stop
+        for done, recipe in enumerate(recipes):
+            if stop.requested:  # at the end of the run before, which it did not stop
                 raise Stopped(
-                    f"stopped by a signal after {start} of {len(recipes)} runs",
+                    f"stopped by a signal after {done} of {len(recipes)} runs",
                     hint="run the same command with --resume to continue",
                 )
-            yield from several.train(recipes[start : start + together])
+            yield several.train(recipe)
 
 
 class _SeveralRuns:
@@ -82,32 +75,8 @@ class _SeveralRuns:
         self.reporter, self.resume, self.loader = reporter, resume, loader
         self.data, self.said = DataReader(), set[str]()
 
-    def train(self, recipes: Sequence[Recipe]) -> Iterator[Ended]:
-        """Train a run alone, or several together."""
-        if len(recipes) == 1:
-            yield self._alone(recipes[0])
-            return
-        with ExitStack() as stack:
-            waiting: dict[Hashable, list[tuple[int, Recipe, OpenedRun]]] = {}
-            ended: dict[int, Ended] = {}
-            prepared = list(self._prepared(recipes, stack, ended))
-            for number, recipe, run_ in prepared:
-                try:
-                    reports, resume = self._reports(recipe), self._continues(recipe)
-                    opened = stack.enter_context(open_run(run_, recipe, reports, resume))
-                except AdapterhubError as error:
-                    ended[number] = Ended(recipe, error=error)
-                else:
-                    key = id(run_.model), run_.options.mixed_precision
-                    waiting.setdefault(key, []).append((number, recipe, opened))
-            for group in waiting.values():
-                ended |= _trained_together(group)
-        stopped = [each.error for each in ended.values() if isinstance(each.error, Stopped)]
-        yield from (ended[n] for n in sorted(ended) if not isinstance(ended[n].error, Stopped))
-        if stopped:
-            raise stopped[0]
-
-    def _alone(self, recipe: Recipe) -> Ended:
+    def train(self, recipe: Recipe) -> Ended:
+        """Train one run; an error of the package ends it, and not the others."""
         try:
             data, resume = self.data.read(recipe), self._continues(recipe)
             reports = self._reports(recipe)
@@ -118,45 +87,11 @@ class _SeveralRuns:
             return Ended(recipe, error=error)
         return Ended(recipe, outcome)
 
-    def _prepared(
-        self, recipes: Sequence[Recipe], stack: ExitStack, ended: dict[int, Ended]
-    ) -> Iterator[tuple[int, Recipe, PreparedRun]]:
-        """Yield the runs that can be prepared, all attached to one backbone where they share it."""
-        for number, recipe in enumerate(recipes):
-            try:
-                prepared = prepare_run(
-                    recipe,
-                    resume=self._continues(recipe),
-                    data=self.data.read(recipe),
-                    loader=self.loader,
-                    attach_as=f"{recipe.name}-{number}",
-                )
-            except AdapterhubError as error:
-                ended[number] = Ended(recipe, error=error)
-            else:
-                stack.callback(self.loader.release, prepared.model)
-                yield number, recipe, prepared
-
     def _continues(self, recipe: Recipe) -> bool:
         return self.resume and (Path(recipe.output) / RECIPE).exists()
 
     def _reports(self, recipe: Recipe) -> Reporter:
         return _SaidOnce([self.reporter(recipe)], self.said)
-
-
-def _trained_together(group: list[tuple[int, Recipe, OpenedRun]]) -> dict[int, Ended]:
-    """Train the runs of one backbone, and save those that succeed."""
-    outcomes = train_together([opened.session for _, _, opened in group])
-    ended = {}
-    for (number, recipe, opened), outcome in zip(group, outcomes, strict=True):
-        if isinstance(outcome, AdapterhubError):
-            ended[number] = Ended(recipe, error=outcome)
-            continue
-        try:
-            ended[number] = Ended(recipe, opened.finish(outcome))
-        except AdapterhubError as error:
-            ended[number] = Ended(recipe, error=error)
-    return ended
 
 
 class _SaidOnce(Several):

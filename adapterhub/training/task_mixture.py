@@ -183,10 +183,6 @@ class TaskMixture(Task):
         switch = next(iter(rows.values())).switch
         return lambda batch: items[switch.current](batch)
 
-    def loss_of_logits(self) -> Loss | None:
-        """Return None: no pass is shared with other runs, since the head changes with each step."""
-        return None
-
     @property
     def compares_with_reference(self) -> bool:
         """Whether the loss of any task compares with a reference."""

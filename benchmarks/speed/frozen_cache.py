@@ -37,7 +37,7 @@ from adapterhub.training.report import Reporter, TrainingLine
 from adapterhub.training.run import run
 
 METHODS = ("head", "scalar-mix", "freeze(top=1)", "freeze(top=2)", "lora(layers=top 1)")
-WAYS = {"computed": "off", "memory": "memory", "disk": "disk"}
+WAYS = {"computed": "off", "memory": "memory"}
 RECORD = Path(__file__).parents[1] / "results/speed/frozen_cache.json"
 BACKBONE = "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -120,8 +120,6 @@ def measure(method: str, options: argparse.Namespace, folder: Path) -> dict[str,
     losses, notes = {}, {}
     for number in range(options.rounds + 1):
         for way, where in WAYS.items():
-            if number == 0 and way != "disk":  # the earlier run
-                continue
             reporter = StepTimes()
             run(recipe(method, where, options, folder), reporter)
             if number:
@@ -183,18 +181,16 @@ def as_table(measured: dict[str, Any]) -> str:
         "with the cache",
         "first epoch",
         "whole run",
-        "from an earlier run",
     )
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for method, result in measured["results"].items():
-        computed, memory, disk = (result["seconds"][way] for way in WAYS)
+        computed, memory = (result["seconds"][way] for way in WAYS)
         cells = [
             f"`{method}`",
             f"{computed['epoch']:.2f} s",
             f"{memory['epoch']:.2f} s: {computed['epoch'] / memory['epoch']:.1f} x",
             f"{computed['first epoch'] / memory['first epoch']:.1f} x",
             f"{computed['run'] / memory['run']:.1f} x",
-            f"{computed['run'] / disk['run']:.1f} x",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -10,10 +10,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from adapterhub import cli
-from adapterhub.files.native import read_adapter
 from adapterhub.registry.local import LocalRegistry
 
 # Command lines that work, and fail with a clear error when the adapter below is not there.
@@ -134,20 +132,3 @@ def test_several_values_follow_one_flag(world) -> None:
 def test_the_lock_file_has_the_adapters_below(world) -> None:
     pins = json.loads(Path("adapterhub.lock").read_text())["adapters"]
     assert [each["reference"] for each in pins["task"]["on"]] == ["lang@v1"]
-
-
-def test_runs_that_train_together_share_it_and_end_as_alone(world) -> None:
-    sweep = ["train", "--on", "lang", "--method", "lora(rank=2)", "--sweep", "seed=1,2"]
-    sweep += ["--backbone", "BACKBONE", "--train", "TRAIN", "--eval", "DEV", "--steps", "3"]
-    sweep += ["train.tensorboard=false", "train.report=false", "dtype=fp32", "attention=eager"]
-    for folder, more in (("alone", []), ("joint", ["--together", "2"])):
-        code, _, err = world(*sweep, "--output", folder, *more)
-        assert code == 0, err
-    for seed in ("seed=1", "seed=2"):
-        alone, joint = (
-            read_adapter(next(Path(folder).glob(f"*{seed}*/adapter")))
-            for folder in ("alone", "joint")
-        )
-        assert alone[0].on == joint[0].on != ()
-        for name, tensor in alone[1].items():
-            torch.testing.assert_close(joint[1][name], tensor, atol=1e-4, rtol=1e-3)

@@ -39,16 +39,6 @@ def test_a_run_of_a_sweep_is_resumed_alone_or_with_all(train, adapterhub, tmp_pa
     assert code == 0, err
 
 
-def test_runs_in_the_loop_together_tell_which_one_they_are(train, tmp_path):
-    sweep = ("--sweep", "method=lora,pfeiffer,full", "--together", "3")
-    code, out, err = train(*sweep, *SHORT)
-    assert code == 0, err
-    for method in ("lora", "pfeiffer", "full"):
-        assert f"{method}: step 2  accuracy" in err
-        assert (tmp_path / "run" / method / "adapter").is_dir()
-    assert out.count("0.") >= 3
-
-
 def test_runs_that_fail_are_listed_after_the_others_are_done(train, tmp_path):
     words = ("--sweep", "method=head,full", "lr=1e30", *SHORT[1:], "--steps", "4")
     code, _, err = train(*words)

@@ -85,7 +85,7 @@ def test_a_temporary_home_that_others_may_write_to_is_refused(other, homeless, t
     assert "HOME" in error.value.hint
 
 
-COMMANDS = ("methods", "tasks", "list", "cache", "trust list", "registry verify", "login --help",
+COMMANDS = ("methods", "tasks", "list", "trust list", "registry verify", "login --help",
             "publish made", "show made", "verify made", "pull made --to copy", "lock polite",
             "show ~/nothing", "suggest --help", "sync")  # fmt: skip
 

@@ -21,6 +21,7 @@ from torch import nn
 
 from adapterhub.training import checkpoint
 from adapterhub.training.batching import LazyBatches, batch_order
+from adapterhub.training.engine import Engine
 from adapterhub.training.loop import TrainingResult, TrainingSession, train
 from adapterhub.training.options import RunOptions
 from adapterhub.training.report import Reporter, reporter_for
@@ -117,10 +118,9 @@ def fit(
     """Train the tiny network, with or without evaluation."""
     trainee, data = trainee or Learner(), data or Data()
     session = TrainingSession(
-        trainee,
+        Engine(trainee, options),
         data,
         (evaluate or (lambda: data.score(trainee.model))) if evaluation else None,
-        options,
         output=output,
         seed=3,
         main_metric=metric,

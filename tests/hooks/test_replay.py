@@ -12,8 +12,9 @@ from tiny_models import NO_DROPOUT
 
 import adapterhub as ah
 from adapterhub.hooks.replay import LayerCall, StackReplay, plans_of_calls, replayable, stack_rows
-from adapterhub.training.activation_store import MemoryWriter
-from adapterhub.training.replay_check import evaluating, find_plan, record_runs
+from adapterhub.training.activation_store import StateRecorder
+from adapterhub.training.both_ways import evaluating
+from adapterhub.training.frozen_cache import find_plan, record_runs
 
 IDS = torch.tensor([[5, 6, 7, 1], [5, 6, 1, 1]])
 RIGHT = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
@@ -109,7 +110,7 @@ def replayed(model: Any, replay: StackReplay) -> dict[str, torch.Tensor]:
     plan = find_plan(model, replay, run, singles, exact=True)
     assert plan is not None
     with evaluating(model):
-        recorded = record_runs(replay, singles, plan, plan.layers, MemoryWriter(99))
+        recorded = record_runs(StateRecorder(replay, plan.layers, 99), singles, plan)
     assert recorded is not None
     replay.plan, replay.recorded = plan, [recorded]
     return batch

@@ -173,7 +173,6 @@ def test_the_loss_is_the_models(name, speech, loaded):
     model, processor = loaded(name)
     data = encoded(speech, processor, ENGLISH if "whisper" in name else TASK)
     assert data.task.loss(data) is None
-    assert data.task.loss_of_logits() is None
     with torch.no_grad():
         loss = model(**data.batch(range(4))).loss
         alone = [model(**data.batch([i])).loss for i in range(4)]

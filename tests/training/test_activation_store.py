@@ -11,7 +11,6 @@ import torch
 from adapterhub.hooks.replay import LayerCall, StackRows
 from adapterhub.training.activation_store import (
     KeptActivations,
-    MemoryWriter,
     RecordedStates,
     StateRecorder,
     memory_limit,
@@ -43,12 +42,12 @@ def batch(keys: list[bytes], side: str, layer: int = 0) -> tuple[StackRows, torc
 def recorded(layers: tuple[int, ...], *batches: list[bytes]) -> Any:
     """Record batches of two layers that are padded on the right."""
     replay: Any = SimpleNamespace(states=lambda call: call.hidden)
-    recorder = StateRecorder(replay, layers, MemoryWriter(50))
+    recorder = StateRecorder(replay, layers, 50)
     for keys in batches:
         rows = batch(keys, "right")[0]
         calls = [LayerCall(n, None, batch(keys, "right", n)[1]) for n in (0, 1)]
         recorder.add(calls, rows)
-    return recorder.finish()
+    return recorder.recorded()
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -75,12 +74,12 @@ def test_a_row_is_recorded_once() -> None:
 
 def test_the_last_call_of_a_shared_layer_counts() -> None:
     replay: Any = SimpleNamespace(states=lambda call: call.hidden)
-    recorder = StateRecorder(replay, (0,), MemoryWriter(3))
+    recorder = StateRecorder(replay, (0,), 3)
     rows = StackRows([b"a"], torch.ones(1, 3, dtype=torch.bool), {})
     recorder.add(
         [LayerCall(0, None, torch.zeros(1, 3, 2)), LayerCall(0, None, torch.ones(1, 3, 2))], rows
     )
-    assert recorder.finish().states.eq(1).all()
+    assert recorder.recorded().states.eq(1).all()
 
 
 def test_the_limit_is_a_part_of_the_machine() -> None:
@@ -90,9 +89,9 @@ def test_the_limit_is_a_part_of_the_machine() -> None:
 def test_the_latest_outputs_that_fit_are_kept() -> None:
     kept = KeptActivations(limit=30)
     for key in "abc":
-        kept.keep(key, RecordedStates((0,), torch.zeros(5, 1, 1, dtype=torch.bfloat16), {}))
+        kept.keep(key, [], RecordedStates((0,), torch.zeros(5, 1, 1, dtype=torch.bfloat16), {}))
     assert kept.get("c") is not None
-    kept.keep("d", RecordedStates((0,), torch.zeros(10, 1, 1, dtype=torch.bfloat16), {}))
+    kept.keep("d", [], RecordedStates((0,), torch.zeros(10, 1, 1, dtype=torch.bfloat16), {}))
     assert [key for key in "abcd" if kept.get(key)] == ["c", "d"]
-    kept.keep("e", RecordedStates((0,), torch.zeros(16, 1, 1, dtype=torch.bfloat16), {}))
+    kept.keep("e", [], RecordedStates((0,), torch.zeros(16, 1, 1, dtype=torch.bfloat16), {}))
     assert not kept.states

@@ -32,14 +32,6 @@ def test_time_is_training_or_other_work() -> None:
     assert (progress.train_seconds, progress.other_seconds) == (1.0, 2.0)
 
 
-def test_time_of_other_runs_is_left_out() -> None:
-    progress = RunProgress()
-    run_clock = RunClock(progress, CPU)
-    run_clock.skip(0.75)
-    run_clock.add_training()
-    assert progress.train_seconds == 0.25
-
-
 def test_speed_is_measured_since_the_last_report() -> None:
     progress = RunProgress(examples=100, train_seconds=50.0)
     run_clock = RunClock(progress, CPU)

@@ -113,8 +113,7 @@ def test_frozen_layers_are_kept_with_what_is_below(recipe: Recipe, below: str, m
     """Layers are recorded and replayed with the adapter below; a prompt's tokens are not rows."""
     lang = run(replace(recipe, method=below), Reporter()).folder
     losses = {}
-    places = ("memory", "disk") if ALL or below == BELOW[0] else ("memory",)
-    for where in ("off", *places):
+    for where in ("off", "memory"):
         notes = Notes()
         train = {"frozen_cache": where, "max_steps": None, "epochs": 3, "batch_size": 16}
         run(on(recipe, lang, output=where, method=method, train=train), notes)
@@ -122,8 +121,7 @@ def test_frozen_layers_are_kept_with_what_is_below(recipe: Recipe, below: str, m
         about = [line for line in notes.said if "frozen layer" in line]
         assert len(about) == (where != "off" and below != "prompt"), notes.said
     assert len(losses["off"]) == 12
-    for where in places:
-        assert torch.allclose(losses[where], losses["off"], atol=0.02), where
+    assert torch.allclose(losses["memory"], losses["off"], atol=0.02)
 
 
 def test_a_stopped_run_goes_on_and_another_foundation_is_another_run(

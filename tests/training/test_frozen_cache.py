@@ -1,4 +1,4 @@
-"""Frozen layers are computed once in a run, with equal results, wherever their outputs are kept."""
+"""Frozen layers are computed once in a run, with equal results."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from task_cases import CASES
 from tiny_models import FULL_MATRIX
 
 from adapterhub.hooks.replay import StackReplay
-from adapterhub.training import activation_files, frozen_cache
-from adapterhub.training.activation_folders import activation_entries, activations_folder
+from adapterhub.training import frozen_cache
 from adapterhub.training.recipe import Recipe, read
 from adapterhub.training.report import Reporter, TrainingLine
 from adapterhub.training.run import run
@@ -43,13 +41,6 @@ class Notes(Reporter):
 
     def about_layers(self) -> list[str]:
         return [note for note in self.notes if "frozen layer" in note or "frozen_cache" in note]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Use a cache folder of this test."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -108,24 +99,6 @@ def test_the_results_are_those_without_a_cache(
     assert [r["step"] for r in result.history] == [r["step"] for r in expected.history]
     # Rows of one length share a pass: far fewer than the 24 steps and three evaluations.
     assert 0 < computed.count(0) < 20
-    assert not activation_entries()
-
-
-def test_memory_disk_and_an_earlier_run_give_the_same_bytes(
-    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bytes_of = {}
-    for where, ends in (("memory", "in memory"), ("disk", "on disk"), ("disk", "earlier run")):
-        on = changed(recipe, f"run{len(bytes_of)}", frozen_cache=where)
-        notes = Notes()
-        run(on, notes)
-        assert f"{ends}; " in notes.about_layers()[0]
-        bytes_of[ends] = adapter_bytes(on)
-    assert len(set(bytes_of.values())) == 1
-    assert len(activation_entries()) == 2  # of training and of evaluation
-    seeds = Notes()  # another seed and learning rate; where it fits is left open
-    run(replace(changed(recipe, "seed", learning_rate=0.1), seed=5), seeds)
-    assert "from an earlier run" in seeds.about_layers()[0]
 
 
 @pytest.mark.parametrize(
@@ -151,24 +124,6 @@ def test_a_stage_that_reaches_lower_layers_uses_what_was_recorded(recipe: Recipe
     assert len(notes.about_layers()) == 1  # the second stage needs layer 0, which is recorded
 
 
-def test_a_changed_backbone_is_computed_anew(recipe: Recipe, tmp_path: Path) -> None:
-    first = changed(recipe, "first", frozen_cache="disk")
-    run(first, Notes())
-    file = Path(first.backbone) / "model.safetensors"
-    tensors = load_file(file)
-    name = "encoder.layer.0.output.dense.bias"
-    tensors[name][0] += 1e-3
-    folder = tmp_path / "changed"
-    folder.mkdir()
-    for other in Path(first.backbone).iterdir():
-        (folder / other.name).write_bytes(other.read_bytes())
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    notes = Notes()
-    run(replace(changed(first, "second"), backbone=str(folder)), notes)
-    assert "earlier run" not in notes.about_layers()[0]
-    assert len(activation_entries()) == 4
-
-
 def test_what_is_too_large_is_computed_at_each_step(recipe: Recipe) -> None:
     off, small = changed(recipe, "off", frozen_cache="off"), changed(recipe, "small")
     small = replace(small, train=replace(small.train, frozen_cache_gb=1e-6))
@@ -179,26 +134,6 @@ def test_what_is_too_large_is_computed_at_each_step(recipe: Recipe) -> None:
     assert "their outputs take" in note
     assert "train.frozen_cache_gb" in note
     assert adapter_bytes(off) == adapter_bytes(small)
-
-
-def test_a_full_disk_costs_only_the_cache(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Any, states: Any) -> None:
-        with activation_files.explained(self.folder):
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(activation_files.DiskWriter, "add", full)
-    off, disk = (
-        changed(recipe, "off", frozen_cache="off"),
-        changed(recipe, "d", frozen_cache="disk"),
-    )
-    notes = Notes()
-    run(off, Notes())
-    run(disk, notes)
-    (note,) = notes.about_layers()
-    assert note.startswith("frozen layers are computed at each step: cannot write")
-    assert "No space left" in note
-    assert adapter_bytes(off) == adapter_bytes(disk)
-    assert not list(activations_folder().iterdir())
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from training_runs import Learner, bits, fit
 from adapterhub.errors import ConfigError
 from adapterhub.training import checkpoint, gradient_checkpointing
 from adapterhub.training.batching import LazyBatches, batch_order
+from adapterhub.training.engine import Engine
 from adapterhub.training.gradient_checkpointing import _kept_on_host
 from adapterhub.training.loop import TrainingSession, train
 from adapterhub.training.options import RunOptions
@@ -58,8 +59,8 @@ def fit_bert(output: Path, **options: Any) -> tuple[BertLearner, int, dict[str, 
     attention = trainee.model.get_submodule("bert.encoder.layer.1.attention")
     handle = attention.register_forward_hook(count)
     session = TrainingSession(
-        trainee, bert_batches, lambda: {"loss": 1.0},
-        RunOptions(epochs=2, tensorboard=False, **options),
+        Engine(trainee, RunOptions(epochs=2, tensorboard=False, **options)),
+        bert_batches, lambda: {"loss": 1.0},
         output=output, seed=0, main_metric="loss", resume=False, run={}, reporter=Reporter(),
     )  # fmt: skip
     train(session)
@@ -103,8 +104,8 @@ def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     frozen = {n: p for n, p in trainee.model.named_parameters() if not p.requires_grad}
     frozen_bytes = bits(frozen)
     session = TrainingSession(
-        trainee, bert_batches, lambda: {"loss": 1.0},
-        RunOptions(epochs=1, mixed_precision="bf16", tensorboard=False),
+        Engine(trainee, RunOptions(epochs=1, mixed_precision="bf16", tensorboard=False)),
+        bert_batches, lambda: {"loss": 1.0},
         output=tmp_path, seed=0, main_metric="loss", resume=False, run={}, reporter=Reporter(),
     )  # fmt: skip
     train(session)

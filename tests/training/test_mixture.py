@@ -30,7 +30,6 @@ from adapterhub.training.prepare import prepare
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.report import Reporter, reporter_for
 from adapterhub.training.run import RunOutcome, run
-from adapterhub.training.several import run_several
 from adapterhub.training.task_mixture import MixedRows
 
 
@@ -263,22 +262,3 @@ def test_text_to_text_tasks_share_one_head(backbones, tmp_path: Path) -> None:
     assert opened.task.template == "copy: {text}"
     with pytest.raises(ConfigError, match="2 heads"):
         open_adapter(outcome.folder)
-
-
-def test_two_runs_in_one_loop_end_as_alone(backbone: Path, tmp_path: Path) -> None:
-    tasks = write_tasks(tmp_path / "data")
-
-    def recipes(folder: str) -> list[Recipe]:
-        return [
-            mixed_recipe(backbone, tmp_path / folder / str(seed), f"seed={seed}", tasks=tasks)
-            for seed in (0, 1)
-        ]
-
-    together = list(run_several(recipes("together"), lambda _: Reporter(), together=2))
-    for ended, recipe in zip(together, recipes("alone"), strict=True):
-        assert ended.outcome is not None, ended.error
-        expected, tensors = (
-            read_adapter(outcome.folder)[1] for outcome in (run(recipe, Reporter()), ended.outcome)
-        )
-        assert expected.keys() == tensors.keys()
-        assert all(torch.allclose(expected[n], tensors[n], atol=1e-4) for n in expected)

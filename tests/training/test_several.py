@@ -8,12 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
-from training_runs import lines
 
 from adapterhub.errors import ConfigError, TrainingError
-from adapterhub.files.native import read_manifest
 from adapterhub.training import run_data, several
 from adapterhub.training.recipe import Recipe, read
 from adapterhub.training.report import Evaluated, Reporter, Timing, reporter_for
@@ -41,12 +37,8 @@ def quiet(recipe: Recipe) -> Reporter:
     return reporter_for(Path(recipe.output), recipe.train, quiet=True)
 
 
-def adapter_file(recipe: Recipe) -> Path:
-    return Path(recipe.output) / "adapter" / "adapter.safetensors"
-
-
 def adapter_bytes(recipe: Recipe) -> bytes:
-    return adapter_file(recipe).read_bytes()
+    return (Path(recipe.output) / "adapter" / "adapter.safetensors").read_bytes()
 
 
 def test_each_run_has_its_folder_and_the_bytes_of_a_run_alone(
@@ -127,67 +119,3 @@ def test_equal_data_are_read_once_and_options_are_checked_each_time(
     assert len(calls) == 2
     with pytest.raises(ConfigError, match="metric"):
         reader.read(replace(recipe, seed=1, train=replace(recipe.train, best_metric="bleu")))
-
-
-def metrics(recipe: Recipe) -> list[dict[str, object]]:
-    return lines(Path(recipe.output) / "metrics.jsonl")
-
-
-def assert_equal_runs(one: Recipe, other: Recipe) -> None:
-    """Assert that two runs are equal but for the order of summation."""
-    assert_equal_tensors(one, other)
-    losses = [[line["loss"] for line in metrics(r) if "loss" in line] for r in (one, other)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-
-
-def assert_equal_tensors(one: Recipe, other: Recipe) -> None:
-    first, second = (load_file(adapter_file(each)) for each in (one, other))
-    assert first.keys() == second.keys()
-    for name, tensor in first.items():
-        torch.testing.assert_close(second[name], tensor, rtol=1e-3, atol=1e-5)
-
-
-TOGETHER = ("lora(rank=2)", "pfeiffer", "freeze", "lora(rank=4, dropout=0.1)", "head", "prefix")
-
-
-def test_runs_in_the_loop_together_end_as_alone(recipe: Recipe, tmp_path: Path) -> None:
-    recipes = variants(replace(recipe, name="mine"), *TOGETHER)
-    recipes[1] = replace(recipes[1], seed=5)
-    ended = list(run_several(recipes, quiet, together=len(recipes)))
-    assert [each.error for each in ended] == [None] * len(recipes)
-    assert [each.recipe.output for each in ended] == [each.output for each in recipes]
-    for number, each in enumerate(ended):
-        alone = replace(each.recipe, output=str(tmp_path / f"alone-{number}"))
-        run(alone, quiet(alone))
-        assert_equal_runs(alone, each.recipe)
-        folder = Path(each.recipe.output)
-        assert read_manifest(folder / "adapter").name == "mine"
-        assert {p.name for p in folder.iterdir()} == {p.name for p in Path(alone.output).iterdir()}
-
-
-def test_a_joint_run_is_resumed_alone_and_the_other_way_round(
-    recipe: Recipe, tmp_path: Path
-) -> None:
-    recipes = variants(recipe, "lora", "pfeiffer")
-    first = {recipes[0].output: Signals(2)}
-    with pytest.raises(Stopped, match="of 4; the state is saved"):
-        list(run_several(recipes, lambda r: first.get(r.output, Reporter()), together=2))
-    run(recipes[0], Reporter(), resume=True)
-    list(run_several(recipes, lambda recipe: Reporter(), resume=True, together=2))
-    for number, each in enumerate(recipes):
-        alone = replace(each, output=str(tmp_path / f"alone-{number}"))
-        run(alone, Reporter())
-        assert_equal_tensors(alone, each)
-
-
-def test_one_of_several_together_fails_and_the_others_end_as_alone(
-    recipe: Recipe, tmp_path: Path
-) -> None:
-    recipes = variants(recipe, "lora", "pfeiffer", "lora(sites=[nowhere])", "mam")
-    recipes[1] = replace(recipes[1], train=replace(recipe.train, learning_rate=1e30))
-    ended = list(run_several(recipes, quiet, together=4))
-    assert [each.error is None for each in ended] == [True, False, False, True]
-    for each in (ended[0], ended[3]):
-        alone = replace(each.recipe, output=str(tmp_path / Path(each.recipe.output).name))
-        run(alone, quiet(alone))
-        assert_equal_runs(alone, each.recipe)

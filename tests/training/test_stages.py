@@ -73,9 +73,9 @@ def fit(
         return {"accuracy": values[done]}
 
     session = TrainingSession(
-        AdapterTrainee(adapter), lambda epoch: batches(epoch, event), evaluate,
-        RunOptions(**OPTIONS | options), output=output, seed=0, main_metric="accuracy",
-        resume=resume, run={}, reporter=Reporter(),
+        Engine(AdapterTrainee(adapter), RunOptions(**OPTIONS | options)),
+        lambda epoch: batches(epoch, event), evaluate, output=output, seed=0,
+        main_metric="accuracy", resume=resume, run={}, reporter=Reporter(),
     )  # fmt: skip
     return train(session)
 

@@ -61,8 +61,7 @@ def divided(prepared: PreparedRun, sizes: Sequence[int], world: int) -> list[tor
             patch.setattr(engine, "total", lambda number: items)
             for one.rank in range(world):
                 one.world = world
-                for needed in one.step(batches, window):
-                    one.compute(needed)
+                one.step(batches, window)
                 gradients = [tensor.grad for tensor in tensors.values()]
                 found.append([one.unread[-1][0], *(g.clone() for g in gradients if g is not None)])
                 for tensor in tensors.values():

@@ -15,8 +15,9 @@ from tiny_models import EOS, FULL_MATRIX, MATRIX, NO_DROPOUT
 import adapterhub as ah
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.hooks.replay import replayable
-from adapterhub.training.activation_store import MemoryWriter
-from adapterhub.training.replay_check import NotReplayable, evaluating, find_plan, record_runs
+from adapterhub.training.activation_store import StateRecorder
+from adapterhub.training.both_ways import evaluating
+from adapterhub.training.frozen_cache import NotReplayable, find_plan, record_runs
 
 METHODS = ("head", "freeze(top=1)", "houlsby(layers=top 1)", "scalar-mix", "ia3")
 SIDES = ("right", "left", None)
@@ -105,7 +106,7 @@ def test_outputs_with_replay_are_the_computed_ones(
         assert plan.below == expected_plan(method, architecture, side)
         with evaluating(model):
             computed = run()
-            recorded = record_runs(replay, singles, plan, plan.layers, MemoryWriter(27))
+            recorded = record_runs(StateRecorder(replay, plan.layers, 27), singles, plan)
             assert recorded is not None
             replay.plan, replay.recorded = plan, [recorded]
             replayed = run()
