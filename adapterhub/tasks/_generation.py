@@ -114,8 +114,7 @@ class LearnsTokens(Task):
         record: list[Prediction] | None = None,
     ) -> dict[str, float]:
         """Return loss and perplexity."""
-        shifted = self.loss_of_logits() is next_token_loss
-        return token_loss(model, data, batch_size, shifted=shifted, record=record)
+        return token_loss(model, data, batch_size, shifted=self.predicts_next, record=record)
 
 
 class WritesTexts(LearnsTokens):
