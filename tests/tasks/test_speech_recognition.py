@@ -12,6 +12,7 @@ import stand_ins
 import torch
 import transformers
 from fixtures import write_tsv
+from selection import rotate
 from transformers.models.whisper.modeling_whisper import shift_tokens_right
 
 import adapterhub as ah
@@ -235,7 +236,7 @@ def test_seconds_are_checked(seconds):
         dataclasses.replace(TASK, seconds=seconds)
 
 
-@pytest.mark.parametrize("name", ["speech-whisper", "speech-moonshine"])
+@rotate("name", ["speech-whisper", "speech-moonshine"], 2)
 def test_a_decoder_learns_to_write(name, adapterhub, backbones, speech, tmp_path):
     """A run on four phrases ends without an error in any word; `predict` writes them."""
     run = tmp_path / "run"

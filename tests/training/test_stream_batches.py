@@ -75,6 +75,7 @@ def test_a_place_that_was_saved_gives_the_same_batches(
         assert [content(resumed[n]) for n in range(start, 40)] == drawn[start:]
 
 
+@pytest.mark.apart
 def test_workers_give_the_same_batches_and_places(
     backbone: Path, tmp_path: Path, shards: str
 ) -> None:

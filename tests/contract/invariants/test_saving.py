@@ -43,6 +43,7 @@ def load_all(folder: Path) -> None:
     (folder / "labels.json").write_text(json.dumps(labels), encoding="utf-8")
 
 
+@pytest.mark.apart
 def test_a_new_process_computes_equal_logits(tmp_path):
     expected = {}
     for method, architecture in SAVED:
