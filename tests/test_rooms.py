@@ -39,6 +39,22 @@ ROOMS = (
 )
 
 
+# A newcomer needs one wing. Each imports from those that it is listed with, and `cli` from all.
+WINGS = {
+    "library": {"config", "anatomy", "backbones", "methods", "files", "hooks", "interchange",
+                "adapters", "merging"},
+    "trainer": {"data", "tasks", "training", "inference", "pages"},
+    "hub": {"registry"},
+    "laboratory": {"bench"},
+}  # fmt: skip
+READS = {
+    "library": set(),
+    "trainer": {"library", "hub"},
+    "hub": {"library"},
+    "laboratory": {"library", "hub", "trainer"},
+}
+
+
 def test_every_room_is_listed():
     assert {module.room for module in MODULES} == set(ROOMS)
 
@@ -58,6 +74,16 @@ def test_imports_only_go_down():
     for number, room in enumerate(ROOMS):
         upwards = imports[room] - set(ROOMS[:number])
         assert not upwards, f"{room} imports from rooms above it"
+
+
+def test_a_wing_imports_only_from_those_it_needs():
+    common = {*ROOMS[: ROOMS.index("config")], "cli"}
+    assert common | set().union(*WINGS.values()) == set(ROOMS)
+    imports = house.room_imports(MODULES, "adapterhub")
+    for wing, rooms in WINGS.items():
+        others = set().union(*(WINGS[w] for w in WINGS.keys() - READS[wing] - {wing}))
+        wrong = {room: imports[room] & others for room in rooms if imports[room] & others}
+        assert not wrong, f"{wing} imports from another wing"
 
 
 def comparisons_with(names, *rooms, except_for=()):

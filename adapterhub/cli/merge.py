@@ -21,8 +21,8 @@ from adapterhub.status import doing
 if TYPE_CHECKING:
     from adapterhub.adapters.adapter import Adapter
     from adapterhub.inference.record import TrainingRecord
+    from adapterhub.inference.sentence_encoder import SentenceEncoder
     from adapterhub.merging.merge import Merge
-    from adapterhub.merging.sentence_encoder import SentenceEncoder
 
 
 @click.command("merge")
@@ -81,9 +81,9 @@ def command(
     record = _checked_record(reference, output, backbone, registry, head, task)
     with doing("loading torch"):
         from adapterhub.backbones.weights import dtype_and_quantization
+        from adapterhub.inference.merged_checkpoint import merge_for_checkpoint, write_checkpoint
         from adapterhub.inference.open import load_for_merging
         from adapterhub.inference.record import FEATURES
-        from adapterhub.merging.checkpoint import merge_for_checkpoint, write_checkpoint
 
     of_base = None if requantize else base_dtype or "fp32"
     adapter, tokenizer = load_for_merging(
@@ -109,7 +109,7 @@ def command(
 
 def _loading(adapter: Adapter, encoder: SentenceEncoder | None, output: str) -> str:
     """Return the line of Python that loads the checkpoint."""
-    from adapterhub.merging.checkpoint import auto_class
+    from adapterhub.inference.merged_checkpoint import auto_class
 
     if encoder is None:
         return f"{auto_class(adapter.model).__name__}.from_pretrained({output!r})"

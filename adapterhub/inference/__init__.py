@@ -1,4 +1,4 @@
-"""Open a trained adapter, predict and evaluate.
+"""Open a trained adapter, predict, evaluate, and write what it is merged into.
 
-Nothing here trains or writes files.
+Nothing here trains.
 """

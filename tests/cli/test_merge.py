@@ -86,7 +86,7 @@ def test_a_failed_merge_leaves_no_files(saved, adapterhub, backbone, tmp_path, m
         assert "No space left" in err
     with monkeypatch.context() as patch:
         patch.setattr(
-            "adapterhub.merging.checkpoint._reloaded",
+            "adapterhub.inference.merged_checkpoint._reloaded",
             lambda model, folder: AutoModelForSequenceClassification.from_config(model.config),
         )
         code, text, err = adapterhub(*arguments)

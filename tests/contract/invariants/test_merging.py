@@ -20,7 +20,7 @@ import adapterhub as ah
 from adapterhub.backbones.probe import probe
 from adapterhub.backbones.weights import read_weight
 from adapterhub.errors import AttachError, MergeError, MismatchError
-from adapterhub.merging.checkpoint import auto_class, write_checkpoint
+from adapterhub.inference.merged_checkpoint import auto_class, write_checkpoint
 from adapterhub.merging.merge import TOLERANCE, blockers
 from adapterhub.methods import METHODS
 from adapterhub.methods._site_module import OutputModule

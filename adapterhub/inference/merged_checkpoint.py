@@ -25,6 +25,7 @@ from adapterhub.backbones.task_models import TASK_MODELS, task_kind
 from adapterhub.backbones.weights import DTYPES
 from adapterhub.errors import MergeError, OutputError
 from adapterhub.files.atomic import check_place, explained, put_in_place
+from adapterhub.inference.sentence_encoder import SentenceEncoder, sentence_encoder
 from adapterhub.merging.merge import (
     TOLERANCE,
     Merge,
@@ -33,7 +34,6 @@ from adapterhub.merging.merge import (
     merge,
     usual_tolerance,
 )
-from adapterhub.merging.sentence_encoder import SentenceEncoder, sentence_encoder
 from adapterhub.tasks import Task
 
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification
 
 import adapterhub as ah
 from adapterhub.errors import MergeError, OutputError
-from adapterhub.merging.checkpoint import write_checkpoint
+from adapterhub.inference.merged_checkpoint import write_checkpoint
 
 
 @pytest.fixture
