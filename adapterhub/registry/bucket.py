@@ -1,4 +1,7 @@
-"""Objects of a bucket (S3, Google Cloud Storage, Azure) through obstore, with our errors.
+"""A registry's files as objects of a bucket (S3, Google Cloud Storage, Azure), through obstore.
+
+Nothing is locked: a file is replaced on the condition that nobody else has since it was read. The
+manifest of a version is uploaded last. Manifests and adapters are kept in the user's cache.
 
 Credentials, endpoint and region come from the environment, as the cloud's own tools read them:
 AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME...
@@ -6,33 +9,36 @@ AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORA
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from adapterhub.errors import ConfigError, FileError, RegistryError
-from adapterhub.files.atomic import write_files
+from adapterhub.config.user_folders import user_folder
+from adapterhub.errors import ConfigError, FileError, OutputError, RegistryError
+from adapterhub.files.atomic import UnreadableError, read_file, replace_file, write_files
+from adapterhub.files.manifest import MAX_HEADER_BYTES, MAX_MANIFEST_BYTES, from_json
+from adapterhub.files.native import (
+    CARD_FILE,
+    MANIFEST_FILE,
+    MAX_CARD_BYTES,
+    SIGNATURE_FILE,
+    check_adapter,
+)
+from adapterhub.files.signature import MAX_SIGNATURE_BYTES
+from adapterhub.files.tensor_file import TENSORS_FILE
+from adapterhub.registry.published_files import DATE_FILE, check_digest, copy_adapter, is_intact
+from adapterhub.registry.store import ConflictError, Storage, Stored
 
 SCHEMES = ("s3", "gs", "az", "abfss")
 _PIECE = 4 << 20  # bytes of a download that are in memory at a time
 _RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=60)}
-
-
-class ConflictError(Exception):
-    """Another writer was first: the object exists, or has changed."""
-
-
-@dataclass(frozen=True)
-class Stored:
-    """An object's bytes, and the tag that changes with them."""
-
-    data: bytes
-    e_tag: str
 
 
 def is_bucket(location: object) -> bool:
@@ -41,43 +47,110 @@ def is_bucket(location: object) -> bool:
     return bool(found) and scheme in SCHEMES
 
 
-class Bucket:
-    """The objects below a prefix; all paths are relative to it.
+class Bucket(Storage):
+    """The objects below a prefix.
 
     Args:
         url: s3://bucket/prefix, gs://bucket/prefix or az://container/prefix.
         objects: a store of obstore, in place of that of the URL.
     """
 
+    is_atomic = False
+    readers = 16
+
     def __init__(self, url: str, objects: Any = None) -> None:
-        self.url = url.rstrip("/")
-        self._objects = objects if objects is not None else _open(self.url)
+        self.location = url.rstrip("/")
+        self._objects = objects if objects is not None else _open(self.location)
         self._is_proven = False
 
-    def e_tags(self, prefix: str = "") -> dict[str, str]:
-        """Return the tag of each object below a prefix, by its path, sorted."""
+    def exists(self) -> bool:
+        """Return whether the bucket can be read."""
+        self.folders()
+        return True
+
+    def folders(self, prefix: str = "") -> list[str]:
+        """List the folders directly below a prefix."""
+        with self._reached():
+            found = self._objects.list_with_delimiter(prefix or None)["common_prefixes"]
+            return sorted(path for path in found if not path.rpartition("/")[2].startswith("."))
+
+    def files(self, prefix: str = "") -> dict[str, str]:
+        """Return the files below a prefix."""
         with self._reached():
             chunks = self._objects.list(prefix or None)
             found = ((meta["path"], str(meta["e_tag"])) for some in chunks for meta in some)
             return dict(sorted(found))
 
-    def folders(self) -> list[str]:
-        """List the first parts of the paths of all objects."""
-        with self._reached():
-            return sorted(self._objects.list_with_delimiter()["common_prefixes"])
-
-    def read(self, path: str, most: int) -> Stored | None:
-        """Read an object; None if there is none.
-
-        Raises:
-            FileError: it is larger than `most` bytes.
-            RegistryError: the bucket cannot be read.
-        """
+    def read(self, path: str, most: int, tag: str = "") -> Stored | None:
+        """Read a file; None if there is none."""
+        key = hashlib.sha256("\n".join((self.location, path, tag)).encode()).hexdigest()
+        cached = bucket_cache() / "files" / key
+        if tag:
+            with suppress(UnreadableError):
+                return Stored(read_file(cached, 0, most, None), tag)
         with self._reached():
             found = self._get(path, most)
             if found is None:
                 return None
-            return Stored(bytes(found.bytes()), str(found.meta["e_tag"]))
+            stored = Stored(bytes(found.bytes()), str(found.meta["e_tag"]))
+        if tag == stored.tag:
+            with suppress(OSError):  # a cache that cannot be written
+                cached.parent.mkdir(parents=True, exist_ok=True)
+                replace_file(cached, stored.data)
+        return stored
+
+    def create(self, path: str, source: Path, digest: str, date: bytes) -> None:
+        """Upload the files of an adapter, the manifest last."""
+        with TemporaryDirectory(prefix="adapterhub-") as staged:
+            copy = copy_adapter(source, Path(staged) / "copy", digest)
+            self.write(f"{path}/{DATE_FILE}", date)
+            for file in sorted(copy.iterdir(), key=lambda file: file.name == MANIFEST_FILE):
+                self.write(f"{path}/{file.name}", file)
+
+    def get(self, path: str, digest: str, folder: Path | None) -> Path:
+        """Return a folder with the verified files of a version."""
+        cached = bucket_cache() / "adapters" / digest
+        if folder is None and is_intact(cached, digest):
+            return cached
+        if folder is None:
+            shutil.rmtree(cached, ignore_errors=True)  # a damaged copy
+        with self._downloaded(path, digest) as staged:
+            try:
+                return copy_adapter(staged, folder or cached, digest)
+            except OutputError:
+                if folder is None and is_intact(cached, digest):  # another process did it
+                    return cached
+                raise
+
+    def check(self, path: str, digest: str) -> None:
+        """Read all files of a version."""
+        with self._downloaded(path, digest) as staged:
+            check_adapter(staged)
+
+    def writing(self, path: str) -> AbstractContextManager[None]:
+        """Exclude nobody: conditions of writes do."""
+        return nullcontext()
+
+    def remove(self, path: str) -> None:
+        """Delete the objects of a version, the manifest first."""
+        manifest = f"{path}/{MANIFEST_FILE}"
+        for file in sorted(self.files(f"{path}/"), key=lambda file: file != manifest):
+            self.delete(file)
+
+    @contextmanager
+    def _downloaded(self, path: str, digest: str) -> Iterator[Path]:
+        """Yield a folder with the files of a version, none of them larger than a valid one."""
+        with TemporaryDirectory(prefix="adapterhub-") as staged:
+            folder = Path(staged)
+            manifest = self.read(f"{path}/{MANIFEST_FILE}", MAX_MANIFEST_BYTES)
+            data = manifest.data if manifest else b""
+            check_digest(Path(self.location) / path, data, digest)
+            (folder / MANIFEST_FILE).write_bytes(data)
+            most = 8 + MAX_HEADER_BYTES + from_json(data, path).nbytes
+            limits = {CARD_FILE: MAX_CARD_BYTES, SIGNATURE_FILE: MAX_SIGNATURE_BYTES}
+            for name, limit in (limits | {TENSORS_FILE: most}).items():
+                self.download(f"{path}/{name}", folder / name, limit)
+            yield folder
 
     def download(self, path: str, target: Path, most: int) -> None:
         """Write an object to a new file, in pieces; write none if there is no object.
@@ -101,7 +174,7 @@ class Bucket:
         except FileNotFoundError:
             return None
         if (size := found.meta["size"]) > most:
-            raise FileError(f"{self.url}/{path} has {size:,} bytes", expected=f"<= {most:,}")
+            raise FileError(f"{self.location}/{path} has {size:,} bytes", expected=f"<= {most:,}")
         return found
 
     def write(self, path: str, data: bytes | Path) -> None:
@@ -115,14 +188,9 @@ class Bucket:
             self._objects.put(path, data)
 
     def replace(self, path: str, data: bytes, old: Stored | None) -> None:
-        """Replace what was read, in one step; `old` is None if there was nothing.
-
-        Raises:
-            ConflictError: another writer was first.
-            RegistryError: the bucket cannot be written, or lets writers undo each other's work.
-        """
+        """Replace a file if it is still the one that was read."""
         self._prove()
-        self._replace(path, data, old.e_tag if old else None)
+        self._replace(path, data, old.tag if old else None)
 
     def _replace(self, path: str, data: bytes, e_tag: str | None) -> str:
         """Replace an object with this tag, or create one; return its new tag."""
@@ -172,8 +240,8 @@ class Bucket:
 
     def _unsafe(self, condition: str) -> RegistryError:
         return RegistryError(
-            f"{self.url} does not obey the condition {condition} of a write: of publishers at the "
-            "same moment, all but one would lose their version; nothing was written",
+            f"{self.location} does not obey the condition {condition} of a write: of publishers at "
+            "the same moment, all but one would lose their version; nothing was written",
             expected="a bucket whose server obeys If-Match and If-None-Match, as S3, Google Cloud "
             "and Azure do",
             hint="--registry FOLDER, on a disk that all publishers share",
@@ -203,7 +271,7 @@ class Bucket:
             yield
         except (BaseError, OSError) as error:
             raise RegistryError(
-                f"{self.url} cannot be used: {_first_line(error)}",
+                f"{self.location} cannot be used: {_first_line(error)}",
                 expected="a bucket that these credentials may list, read and write",
                 hint="the cloud's environment variables: AWS_ACCESS_KEY_ID, AWS_REGION, "
                 "AWS_ENDPOINT_URL, ...",
@@ -231,3 +299,8 @@ def _open(url: str) -> Any:
 def _first_line(error: Exception) -> str:
     """Return the start of an error of obstore, which goes on with its source for developers."""
     return re.sub(r"\s+", " ", str(error).partition("\n\nDebug")[0])[:400]
+
+
+def bucket_cache() -> Path:
+    """Return the folder of this user's copies of files in buckets."""
+    return user_folder("cache") / "bucket"

@@ -7,7 +7,8 @@ from pathlib import Path
 from adapterhub.errors import ConfigError, RegistryError
 from adapterhub.registry.lockfile import LOCK_FILE, read_lock
 from adapterhub.registry.reference import Reference, parse_reference
-from adapterhub.registry.store import Registry, version_number
+from adapterhub.registry.registry import Registry
+from adapterhub.registry.store import version_number
 from adapterhub.registry.stores import registry_at
 
 

@@ -153,7 +153,8 @@ def published_signatures(
     checked = checked_signatures(beside, subject, trust)
     if any(c.is_valid and c.is_trusted for c in checked):
         return checked
-    if later := _later_signatures(store, entry, trust):
+    later = [s for s in _later_signatures(store, entry, trust) if s not in beside]
+    if later:
         checked = checked_signatures((*beside, *later), subject, trust)
         _keep_beside(path, [c for c in checked if c.is_valid])
     return checked

@@ -16,7 +16,8 @@ from adapterhub.files.manifest import MOST_FOUNDATIONS, FoundationRef, Manifest
 from adapterhub.files.native import MANIFEST_FILE, check_tensor_file, read_manifest
 from adapterhub.registry.fetch import fetch
 from adapterhub.registry.reference import Reference, parse_reference
-from adapterhub.registry.store import Entry, Registry, Store, version_number
+from adapterhub.registry.registry import Registry
+from adapterhub.registry.store import Entry, Store, version_number
 from adapterhub.registry.stores import store_of
 
 

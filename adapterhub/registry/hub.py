@@ -52,7 +52,7 @@ from adapterhub.registry.hub_reader import (
     is_commit,
 )
 from adapterhub.registry.hub_writer import HubWriter
-from adapterhub.registry.local_versions import check_tags
+from adapterhub.registry.names_file import check_tags
 from adapterhub.registry.other_formats import (
     CONFIG_FILE,
     MAX_CONFIG_BYTES,
@@ -66,6 +66,7 @@ from adapterhub.registry.published_files import (
     copy_adapter,
     digest_of,
     entry_of,
+    is_intact,
     merged_signatures,
 )
 from adapterhub.registry.secrets import published_texts, refuse_leaks
@@ -145,7 +146,7 @@ class HubStore:
         if not entry.fingerprint:
             _require_commit(entry)
         cached = self._cache.adapter(entry.digest)
-        if cached.exists() and entry.fingerprint and not _is_intact(cached, entry.digest):
+        if cached.exists() and entry.fingerprint and not is_intact(cached, entry.digest):
             shutil.rmtree(cached)
         if not cached.exists():
             self._download(entry) if entry.fingerprint else self._download_foreign(entry)
@@ -455,15 +456,6 @@ def _require_commit(entry: Entry) -> None:
 
 def _number(version: str) -> int:
     return version_number(version) or 0
-
-
-def _is_intact(folder: Path, digest: str) -> bool:
-    """Return whether a folder in the cache still has the bytes that were verified."""
-    try:
-        check_adapter(folder)
-        return digest_of(folder) == digest
-    except FileError:
-        return False
 
 
 def _file_names(item: Mapping[str, Any]) -> set[str]:

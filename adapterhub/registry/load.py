@@ -22,7 +22,8 @@ from adapterhub.registry.foundations import foundation_of
 from adapterhub.registry.published_files import UNNAMED, digest_of
 from adapterhub.registry.pull import pull_verified
 from adapterhub.registry.reference import Reference
-from adapterhub.registry.store import Entry, Registry, version_number
+from adapterhub.registry.registry import Registry
+from adapterhub.registry.store import Entry, version_number
 from adapterhub.registry.stores import read_reference, registry_at
 
 

@@ -1,21 +1,21 @@
-"""`names.json`: the tags and yanked versions of one name in a local registry.
+"""`names.json`: the tags and yanked versions of one name in a registry.
 
     {"highest": 2, "tags": {"best": "v1"}, "yanked": {"v2": "trained on the dev set"}}
 
 `highest` is the highest version ever published, so that the number of a deleted version is never
-used again; files of earlier releases have no such field. The file is replaced atomically.
+used again; files of earlier releases have no such field.
 """
 
 from __future__ import annotations
 
-import os
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files import schema
-from adapterhub.files.atomic import UnreadableError, read_file, replace_file
+from adapterhub.registry.file_names import unportable
 from adapterhub.registry.store import MOST_VERSIONS
 
 NAMES_FILE = "names.json"
@@ -44,21 +44,11 @@ class Names:
     yanked: dict[str, str] = field(default_factory=dict)
     highest: int = 0
 
-
-def read_names(folder: Path) -> Names:
-    """Read the `names.json` in the folder of a name; without one, there are no tags and yanks.
-
-    Raises:
-        FileError: it is not a regular file, too large, or has other contents.
-    """
-    path = folder / NAMES_FILE
-    if not os.path.lexists(path):
-        return Names()
-    try:
-        data = read_file(path, 0, MAX_NAMES_BYTES, None)
-    except UnreadableError as error:
-        raise _broken(str(path), [str(error)]) from None
-    return parse_names(data, str(path))
+    def without(self, version: str) -> Names:
+        """Return the names after a version is deleted."""
+        tags = {tag: at for tag, at in self.tags.items() if at != version}
+        yanked = {at: reason for at, reason in self.yanked.items() if at != version}
+        return Names(tags, yanked, self.highest)
 
 
 def parse_names(data: bytes, source: str) -> Names:
@@ -78,15 +68,6 @@ def parse_names(data: bytes, source: str) -> Names:
     return Names(tree["tags"], tree["yanked"], tree["highest"])
 
 
-def write_names(folder: Path, names: Names) -> None:
-    """Replace the `names.json` in the folder of a name.
-
-    Raises:
-        ConfigError: a reader would refuse the new file.
-    """
-    replace_file(folder / NAMES_FILE, names_bytes(names, folder.name))
-
-
 def names_bytes(names: Names, name: str) -> bytes:
     """Return the contents of `names.json`.
 
@@ -104,6 +85,20 @@ def names_bytes(names: Names, name: str) -> bytes:
     if problems:
         raise ConfigError(f"invalid tags or yanks of {name}", offenders=schema.shorten(problems))
     return data
+
+
+def check_tags(tags: Sequence[str]) -> None:
+    """Refuse invalid tags.
+
+    Raises:
+        ConfigError: a tag has other characters, or is a version number or a reserved file name.
+    """
+    if invalid := [repr(tag) for tag in tags if not re.fullmatch(TAG, tag) or unportable(tag)]:
+        raise ConfigError(
+            "invalid tags",
+            offenders=invalid,
+            expected=f"{TAG_RULE}; not ending with a dot, and not a name that Windows reserves",
+        )
 
 
 def _broken(source: str, problems: list[str]) -> FileError:

@@ -32,6 +32,7 @@ from adapterhub.files.native import (
     MANIFEST_FILE,
     MAX_CARD_BYTES,
     SIGNATURE_FILE,
+    check_adapter,
     read_manifest,
     write_copy,
 )
@@ -99,14 +100,6 @@ def date_now() -> bytes:
     return f"{datetime.now(timezone.utc).strftime(DATE_FORMAT)}\n".encode()
 
 
-def publication_date(folder: Path) -> str | None:
-    """Read when a version was published; None if that is not recorded, or not a date."""
-    try:
-        return parse_date(read_file(folder / DATE_FILE, 1, MAX_DATE_BYTES, None))
-    except UnreadableError:
-        return None
-
-
 def parse_date(data: bytes) -> str | None:
     """Return the date in the contents of a date file, or None."""
     try:
@@ -120,6 +113,15 @@ def parse_date(data: bytes) -> str | None:
 def digest_of(folder: Path) -> str:
     """Compute the sha256 of an adapter's manifest, which contains the sha256 of its tensors."""
     return hashlib.sha256(manifest_bytes(folder)).hexdigest()
+
+
+def is_intact(folder: Path, digest: str) -> bool:
+    """Return whether a folder still has the files of an adapter that were verified."""
+    try:
+        check_adapter(folder)
+        return digest_of(folder) == digest
+    except FileError:
+        return False
 
 
 def name_to_publish(folder: Path, manifest: Manifest) -> str:

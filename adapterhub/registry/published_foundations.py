@@ -18,7 +18,8 @@ from adapterhub.files.native import MANIFEST_FILE, read_manifest
 from adapterhub.registry.fetch import fetch
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.reference import Reference, is_name, parse_reference
-from adapterhub.registry.store import Entry, Query, Registry, Store
+from adapterhub.registry.registry import Registry
+from adapterhub.registry.store import Entry, Query, Store
 
 _MOST = 10_000  # versions for one backbone that are compared
 

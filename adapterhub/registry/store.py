@@ -1,4 +1,4 @@
-"""The interface of a store of adapters, and the rules common to all stores.
+"""The interfaces of a store of adapters and of a registry's files, and rules common to all stores.
 
 A store keeps versions of adapters. A version is one adapter's files and never changes; a tag is a
 movable name for a version. How a store keeps its files is up to the store; tests/registry/
@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 from adapterhub.errors import ConfigError, RegistryError
 from adapterhub.files.manifest import LOWER_IS_BETTER
@@ -182,13 +183,33 @@ class Store(Protocol):
         """
 
 
-@runtime_checkable
-class Registry(Store, Protocol):
-    """A store of one's own: its names have no owner, and `name@v1` refers to it."""
+class ConflictError(Exception):
+    """Another writer was first: the file exists, or has changed."""
 
-    @property
-    def location(self) -> str:
-        """The folder or the URL."""
+
+@dataclass(frozen=True)
+class Stored:
+    """The bytes of a file, and the tag that changes with them, if the storage has tags."""
+
+    data: bytes
+    tag: str = ""
+
+
+class Storage(Protocol):
+    """Where a registry keeps its files: a folder, a bucket, or a dict in tests.
+
+    Paths are relative to the registry, with slashes: BACKBONE/NAME/v1/adapter.json.
+
+    Attributes:
+        location: the folder or the URL.
+        is_atomic: whether a version appears in one step; otherwise its manifest is written last,
+            and a version without one is an upload that has not ended.
+        readers: how many files are read at the same time.
+    """
+
+    location: str
+    is_atomic: bool
+    readers: int
 
     def exists(self) -> bool:
         """Return whether there is anything to read.
@@ -197,29 +218,81 @@ class Registry(Store, Protocol):
             RegistryError: it should exist and does not, or cannot be reached.
         """
 
-    def has(self, name: str) -> bool:
-        """Return whether there is a version of this name, readable or not."""
+    def folders(self, prefix: str = "") -> list[str]:
+        """List the paths of the folders directly below a prefix, sorted; hidden ones excepted."""
 
-    def tag(self, entry: Entry, tag: str) -> None:
-        """Move a tag to a version.
-
-        Raises:
-            ConfigError: the tag is invalid.
-            RegistryError: the version was deleted meanwhile.
-        """
-
-    def untag(self, entry: Entry, tag: str) -> None:
-        """Remove a tag of the name of a version."""
-
-    def delete(self, name: str, version: str, *, backbone: str | None = None) -> None:
-        """Delete a version for good, also one that cannot be read; its number is not used again.
+    def files(self, prefix: str = "") -> dict[str, str]:
+        """Return the tags of the files below a prefix, `BACKBONE/NAME/` or "", by path, sorted.
 
         Raises:
-            RegistryError: no such version, or the name has it for several backbones.
+            FileError: a link is in the way.
+            RegistryError: the storage cannot be read.
         """
 
-    def verify(self) -> list[str]:
-        """Read all versions, and list the problems."""
+    def read(self, path: str, most: int, tag: str = "") -> Stored | None:
+        """Read a file; None if there is none.
+
+        Args:
+            path: the file.
+            most: the largest size that is read.
+            tag: the tag of the file in a list; a copy with this tag may be returned.
+
+        Raises:
+            FileError: it is larger than `most` bytes, or not a regular file.
+            RegistryError: the storage cannot be read.
+        """
+
+    def create(self, path: str, source: Path, digest: str, date: bytes) -> None:
+        """Create a version from the files of an adapter; an interruption leaves none.
+
+        Args:
+            path: the path of the version.
+            source: the adapter's folder.
+            digest: the sha256 of its manifest.
+            date: the contents of the date file.
+
+        Raises:
+            FileError: the folder does not hold this adapter.
+            OutputError: the storage cannot be written.
+            RegistryError: the same, for a bucket.
+        """
+
+    def replace(self, path: str, data: bytes, old: Stored | None) -> None:
+        """Replace a file if it is still the one that was read; `old` is None if there was none.
+
+        Raises:
+            ConflictError: another writer was first.
+            OutputError: the storage cannot be written.
+            RegistryError: the same, for a bucket.
+        """
+
+    def remove(self, path: str) -> None:
+        """Remove a version, so that no reader sees a part of it."""
+
+    def get(self, path: str, digest: str, folder: Path | None) -> Path:
+        """Return a folder of this machine with the verified files of a version.
+
+        Args:
+            path: the path of the version.
+            digest: the sha256 of the manifest that was published.
+            folder: a new folder; None for the storage's own, or a copy that it keeps.
+
+        Raises:
+            FileError: the files are not what was published.
+            OutputError: `folder` exists or cannot be written.
+            RegistryError: the storage cannot be read.
+        """
+
+    def check(self, path: str, digest: str) -> None:
+        """Read all files of a version as they are stored now.
+
+        Raises:
+            FileError: one is missing or damaged.
+            RegistryError: the storage cannot be read.
+        """
+
+    def writing(self, path: str) -> AbstractContextManager[None]:
+        """Exclude other writers of the name at a path, where the storage can."""
 
 
 def choose_version(entries: Sequence[Entry], name: str, version: str | None) -> Entry:
@@ -295,6 +368,11 @@ def version_number(version: str) -> int | None:
     """Parse a version number: 3 for `v3` or `3`, None for a tag."""
     match = re.fullmatch(r"v?([1-9][0-9]{0,8})", version)
     return int(match[1]) if match else None
+
+
+def is_version_folder(name: str) -> bool:
+    """Return whether a name is that of a version's folder: v1, v2, ..."""
+    return name.startswith("v") and version_number(name) is not None
 
 
 def is_fingerprint(backbone: str) -> bool:

@@ -16,12 +16,12 @@ import os
 from pathlib import Path
 
 from adapterhub.errors import ConfigError, warn_user
-from adapterhub.registry.bucket import is_bucket
-from adapterhub.registry.bucket_registry import BucketRegistry
+from adapterhub.registry.bucket import Bucket, is_bucket
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.nearby import holds_adapter
 from adapterhub.registry.reference import Reference, is_name, is_remote, parse_reference
-from adapterhub.registry.store import Registry, Store
+from adapterhub.registry.registry import Registry
+from adapterhub.registry.store import Store
 from adapterhub.registry.trust import current_trust
 
 
@@ -82,7 +82,7 @@ def registry_at(location: str | Path | None) -> Registry:
         ConfigError: the library for buckets is missing, or the URL is not valid.
     """
     named = location if location is not None else os.environ.get("ADAPTERHUB_REGISTRY")
-    return BucketRegistry(str(named)) if is_bucket(named) else LocalRegistry(location)
+    return Registry(Bucket(str(named))) if is_bucket(named) else LocalRegistry(location)
 
 
 def store_of(

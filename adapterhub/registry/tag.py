@@ -6,7 +6,8 @@ from pathlib import Path
 
 from adapterhub.errors import ConfigError, unknown
 from adapterhub.registry.reference import Reference, parse_reference
-from adapterhub.registry.store import Entry, Registry
+from adapterhub.registry.registry import Registry
+from adapterhub.registry.store import Entry
 from adapterhub.registry.stores import store_of
 
 

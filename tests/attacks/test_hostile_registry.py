@@ -28,9 +28,8 @@ from selection import rotate, rotating
 import adapterhub as ah
 from adapterhub.cli import group
 from adapterhub.errors import AdapterhubError, ConfigError, FileError, OutputError, RegistryError
-from adapterhub.registry import index, local, local_versions, lockfile
+from adapterhub.registry import folder, index, local, lockfile
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.local_versions import NameFolder
 from adapterhub.registry.lockfile import pin, read_lock, sync, with_pins, write_lock
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import pull
@@ -108,7 +107,7 @@ def test_a_version_swapped_after_the_check_is_not_pulled(registry, tmp_path, mon
     other = sample_adapters.write(tmp_path / "other", 9)
     entry = registry.resolve("polite", "v1")
     version = registry.root / BACKBONE / "polite" / "v1"
-    swap_before_copying(local, monkeypatch, version, other)
+    swap_before_copying(folder, monkeypatch, version, other)
     with pytest.raises(FileError, match="not what was published"):
         registry.get(entry, tmp_path / "mine")
     assert not (tmp_path / "mine").exists()
@@ -495,7 +494,6 @@ def test_the_registry_reads_files_through_one_reader():
         if RAW.search(line)
     ]
     assert raw == [
-        'local.py: with open(self.root / ".gitignore", "x", encoding="utf-8") as file:',
         "sign.py: shutil.copyfile(source, target)",  # of the user's own folder
         'tokens.py: with open(descriptor, "wb") as handle:',  # a new file
     ]
@@ -575,9 +573,9 @@ def test_a_search_sees_every_change_at_once(registry, monkeypatch, change, clock
 
 
 def test_folders_that_did_not_change_are_not_read_again(registry, monkeypatch):
-    monkeypatch.setattr(local_versions, "_TICK", 0)
+    monkeypatch.setattr(local, "_TICK", 0)
     expected = listed(registry)
-    monkeypatch.setattr(NameFolder, "read", lambda self: pytest.fail("read a folder"))
+    monkeypatch.setattr(LocalRegistry, "contents", lambda self, path: pytest.fail("read a folder"))
     assert listed(registry) == expected
 
 
@@ -695,7 +693,8 @@ def test_two_backbones_never_share_a_folder(registry, tmp_path, first, second):
             with contextlib.suppress(RegistryError):
                 published.append(store.put(made, Publication("polite")))
         folders = [path for path in store.root.glob("*/polite")] if store.root.exists() else []
-        ids = [{e.backbone for e in NameFolder(path).read().entries} for path in folders]
+        paths = [path.relative_to(store.root).as_posix() for path in folders]
+        ids = [{e.backbone for e in store.contents(path).entries} for path in paths]
         assert all(len(each) == 1 for each in ids), ids
         assert len({path.parent.name.casefold() for path in folders}) == len(folders)
 

@@ -23,8 +23,8 @@ from adapterhub.errors import FileError
 from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.files.native import read_manifest, write_adapter
 from adapterhub.registry.bucket import Bucket
-from adapterhub.registry.bucket_registry import BucketRegistry
 from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.registry import Registry
 from adapterhub.registry.secrets import published_texts
 from adapterhub.registry.store import Publication
 
@@ -158,7 +158,7 @@ def test_holes_are_refused_in_little_time_and_memory(attack, reader, place, adap
 def test_a_bucket_gets_and_gives_large_files_in_pieces(tmp_path, monkeypatch):
     objects = pytest.importorskip("obstore.store")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    store = BucketRegistry("s3://b", Bucket("s3://b", objects.MemoryStore()))
+    store = Registry(Bucket("s3://b", objects.MemoryStore()))
     folder = large(tmp_path / "made")
     entries = []
     assert peak(lambda: entries.append(store.put(folder, Publication("polite")))) < MOST

@@ -10,9 +10,9 @@ import pytest
 import sample_adapters
 
 from adapterhub.errors import ConfigError, FileError, RegistryError
-from adapterhub.registry.bucket import Bucket, ConflictError, is_bucket
-from adapterhub.registry.bucket_registry import BucketRegistry
-from adapterhub.registry.store import Publication
+from adapterhub.registry.bucket import Bucket, is_bucket
+from adapterhub.registry.registry import Registry
+from adapterhub.registry.store import ConflictError, Publication
 
 memory = pytest.importorskip("obstore.store").MemoryStore
 
@@ -36,7 +36,7 @@ def test_a_bucket_is_known_by_its_scheme(location: object, expected: bool) -> No
 
 def test_only_the_first_of_two_writers_replaces_what_both_have_read() -> None:
     bucket = Bucket("s3://bucket/x/", memory())
-    assert bucket.url == "s3://bucket/x"
+    assert bucket.location == "s3://bucket/x"
     assert bucket.read("a/b", 10) is None
     bucket.replace("a/b", b"1", None)
     with pytest.raises(ConflictError):
@@ -60,9 +60,10 @@ def test_objects_are_listed_below_a_prefix() -> None:
     bucket = Bucket("s3://bucket", memory())
     for path in ("b/x", "a/y/z", "a/x"):
         bucket.write(path, b"123")
-    assert list(bucket.e_tags()) == ["a/x", "a/y/z", "b/x"]
-    assert list(bucket.e_tags("a/")) == ["a/x", "a/y/z"]
+    assert list(bucket.files()) == ["a/x", "a/y/z", "b/x"]
+    assert list(bucket.files("a/")) == ["a/x", "a/y/z"]
     assert bucket.folders() == ["a", "b"]
+    assert bucket.folders("a/") == ["a/y"]
 
 
 def test_a_large_object_is_refused_before_it_is_read() -> None:
@@ -83,7 +84,7 @@ def test_an_unreachable_bucket_is_one_short_error(monkeypatch: pytest.MonkeyPatc
     }.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(RegistryError, match="s3://bucket/x cannot be used") as caught:
-        Bucket("s3://bucket/x").e_tags()
+        Bucket("s3://bucket/x").files()
     assert "Debug source" not in str(caught.value)
     assert len(caught.value.problem) < 600
 
@@ -115,14 +116,14 @@ CARELESS = {
     "all conditions": (("If-Match", "create"), "If-None-Match"),
     "no tag": (("nothing",), "If-Match"),
 }
-WRITES: dict[str, Callable[[BucketRegistry, Path], object]] = {
+WRITES: dict[str, Callable[[Registry, Path], object]] = {
     "publish": lambda store, made: store.put(made, Publication("polite")),
     "publish another": lambda store, made: store.put(made, Publication("rude")),
     "tag": lambda store, made: store.tag(store.resolve("polite"), "best"),
     "yank": lambda store, made: store.yank(store.resolve("polite"), "wrong data"),
     "delete": lambda store, made: store.delete("polite", "v1"),
     "sign": lambda store, made: store.add_signatures(store.resolve("polite"), ()),
-    "write": lambda store, made: store._bucket.write("x", b"1"),
+    "write": lambda store, made: store.storage.write("x", b"1"),
 }
 
 
@@ -135,17 +136,17 @@ def test_a_bucket_that_ignores_conditions_is_refused_before_the_first_write(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     ignored, named = CARELESS[server]
     objects = Careless()
-    first = BucketRegistry("s3://b", Bucket("s3://b", objects))
+    first = Registry(Bucket("s3://b", objects))
     first.put(sample_adapters.write(tmp_path / "first"), Publication("polite"))
-    before = first._bucket.e_tags()  # the probe is gone, too
+    before = first.storage.files()  # the probe is gone, too
     objects.ignored = ignored
-    store = BucketRegistry("s3://b", Bucket("s3://b", objects))
+    store = Registry(Bucket("s3://b", objects))
     assert len(store.versions("polite")) == 1  # reading needs no proof
     other = sample_adapters.write(tmp_path / "other", 1)
     for _ in range(2):
         with pytest.raises(RegistryError, match=f"does not obey the condition {named}"):
             WRITES[write](store, other)
-    assert first._bucket.e_tags() == before
+    assert first.storage.files() == before
 
 
 def test_one_proof_is_enough_and_needs_no_right_to_delete(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,6 +159,6 @@ def test_one_proof_is_enough_and_needs_no_right_to_delete(monkeypatch: pytest.Mo
     monkeypatch.setattr(objects, "delete", denied, raising=False)
     for number in (b"1", b"2"):
         bucket.write("x", number)
-    (probe, _) = bucket.e_tags()
+    (probe, _) = bucket.files()
     assert probe.startswith(".adapterhub-probe-")
     assert bucket.folders() == []

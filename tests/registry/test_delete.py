@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 
 import pytest
@@ -61,14 +60,6 @@ def test_a_name_without_versions_is_known_as_deleted(published, tmp_path):
     with pytest.raises(RegistryError, match="all its versions were deleted"):
         ah.delete("polite@v1")
     assert ah.publish(tmp_path / "made-0").version == "v4"
-
-
-def test_going_back_on_purpose_is_no_alarm(published):
-    ah.pull("polite")  # v3 is recorded as seen
-    ah.delete("polite@v3")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ah.pull("polite")
 
 
 def test_a_version_that_a_lock_file_here_pins_is_kept(published):

@@ -7,7 +7,6 @@ import time
 import pytest
 import sample_adapters
 import signing
-from memory_store import MemoryStore
 
 from adapterhub.errors import RegistryError, SignatureError
 from adapterhub.files.signature import Statement, read_signatures, sign_statement
@@ -88,7 +87,7 @@ def test_a_folder_is_bound_to_its_digest_if_it_was_checked(tmp_path, key):
     with pytest.raises(SignatureError, match=key.public.id):
         fetch_folder(tmp_path / "run", signed=True)
     statement = Statement(digest_of(folder), "of any name")
-    store = MemoryStore(tmp_path)
+    store = LocalRegistry(tmp_path / "store")
     entry = store.put(folder, Publication("x"))
     store.add_signatures(entry, [sign_statement(statement, key)])
     fetched = fetch_folder(store.get(entry), signed=True)

@@ -8,41 +8,43 @@ import pytest
 
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.registry import names_file
-from adapterhub.registry.names_file import NAMES_FILE, Names, read_names, write_names
+from adapterhub.registry.names_file import Names, check_tags, names_bytes, parse_names
 
 
-def test_what_is_written_is_read(tmp_path):
-    assert read_names(tmp_path) == Names()
+def test_what_is_written_is_read():
     names = Names({"best": "v1"}, {"v2": "a\nreason"}, 2)
-    write_names(tmp_path, names)
-    assert read_names(tmp_path) == names
-    assert [path.name for path in tmp_path.iterdir()] == [NAMES_FILE]
+    assert parse_names(names_bytes(names, "polite"), "names.json") == names
 
 
-def test_earlier_releases_wrote_no_highest_version(tmp_path):
-    (tmp_path / NAMES_FILE).write_text('{"tags": {"con": "v1"}, "yanked": {}}')
-    assert read_names(tmp_path) == Names({"con": "v1"}, {}, 0)
+def test_earlier_releases_wrote_no_highest_version():
+    data = b'{"tags": {"con": "v1"}, "yanked": {}}'
+    assert parse_names(data, "names.json") == Names({"con": "v1"}, {}, 0)
 
 
-def test_the_error_names_the_file_and_the_problem(tmp_path):
-    (tmp_path / NAMES_FILE).write_text('{"tags": {"best": 3}, "yanked": {}}')
+def test_the_error_names_the_file_and_the_problem():
     with pytest.raises(FileError, match=r"names\.json(.|\n)*tags\.best: 3"):
-        read_names(tmp_path)
+        parse_names(b'{"tags": {"best": 3}, "yanked": {}}', "names.json")
 
 
 @pytest.mark.parametrize("tags", [{"v1": "v2"}, {"best": "../x"}, {"a b": "v1"}])
-def test_invalid_names_are_not_written(tmp_path, tags):
+def test_invalid_names_are_not_written(tags):
     with pytest.raises(ConfigError):
-        write_names(tmp_path, Names(tags))
-    assert list(tmp_path.iterdir()) == []
+        names_bytes(Names(tags), "polite")
 
 
-def test_a_file_that_is_too_large_for_readers_is_not_written(tmp_path, monkeypatch):
+def test_a_file_that_is_too_large_for_readers_is_not_written(monkeypatch):
     names = Names({f"tag-{number}": "v1" for number in range(100)})
-    write_names(tmp_path, names)
+    data = names_bytes(names, "polite")
+    assert len(json.loads(data)["tags"]) == 100
     monkeypatch.setattr(names_file, "MAX_NAMES_BYTES", 1_000)
     with pytest.raises(FileError, match="more than 1000"):
-        read_names(tmp_path)
+        parse_names(data, "names.json")
     with pytest.raises(ConfigError, match="invalid tags"):
-        write_names(tmp_path, names)
-    assert len(json.loads((tmp_path / NAMES_FILE).read_bytes())["tags"]) == 100
+        names_bytes(names, "polite")
+
+
+@pytest.mark.parametrize("tags", [("v1",), ("1",), ("a b",), ("ok", "")])
+def test_invalid_tags_are_listed(tags):
+    with pytest.raises(ConfigError) as caught:
+        check_tags(tags)
+    assert caught.value.offenders == tuple(repr(tag) for tag in tags if tag != "ok")

@@ -12,7 +12,7 @@ import hub_server
 import pytest
 import sample_adapters
 import signing
-from memory_store import MemoryStore
+from memory_storage import MemoryStorage
 
 from adapterhub.errors import AdapterhubError, FileError, OutputError, RegistryError
 from adapterhub.files.native import read_adapter
@@ -22,13 +22,13 @@ from adapterhub.files.signature import (
     sign_statement,
     signatures_to_json,
 )
-from adapterhub.registry import bucket_versions, local_versions, published_files
+from adapterhub.registry import published_files, registry
 from adapterhub.registry.bucket import Bucket
-from adapterhub.registry.bucket_registry import BucketRegistry
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.published_files import digest_of
-from adapterhub.registry.store import Publication, Query, Registry
+from adapterhub.registry.registry import Registry
+from adapterhub.registry.store import Publication, Query
 
 
 class OwnersHub(HubStore):
@@ -58,18 +58,18 @@ def on_hub(folder):
 @contextmanager
 def in_bucket(folder):
     obstore = pytest.importorskip("obstore.store")
-    yield BucketRegistry("s3://bucket/p", Bucket("s3://bucket/p", obstore.MemoryStore()))
+    yield Registry(Bucket("s3://bucket/p", obstore.MemoryStore()))
 
 
 @contextmanager
 def on_server(folder):
     """A registry on the S3 server of $ADAPTERHUB_TEST_S3, such as s3://bucket."""
-    yield BucketRegistry(f"{os.environ['ADAPTERHUB_TEST_S3']}/{secrets.token_hex(8)}")
+    yield Registry(Bucket(f"{os.environ['ADAPTERHUB_TEST_S3']}/{secrets.token_hex(8)}"))
 
 
 STORES = {
     "bucket": in_bucket,
-    "memory": lambda folder: nullcontext(MemoryStore(folder)),
+    "memory": lambda folder: nullcontext(Registry(MemoryStorage(folder))),
     "local": lambda folder: folder.mkdir() or nullcontext(LocalRegistry(folder)),
     "hub": on_hub,
 }
@@ -211,8 +211,7 @@ def test_a_name_may_exist_for_several_backbones(store, publish):
 def test_the_newest_come_first(store, publish, monkeypatch):
     for number, name in enumerate(("b", "c", "a")):
         date = f"2026-11-2{number}T10:00:00Z\n".encode()
-        for module in (local_versions, bucket_versions):
-            monkeypatch.setattr(module, "date_now", lambda date=date: date)
+        monkeypatch.setattr(registry, "date_now", lambda date=date: date)
         publish(name, seed=number)
     found = store.search(Query(sort="newest"))
     assert sorted(map(short_name, found)) == ["a", "b", "c"]
@@ -289,11 +288,11 @@ def refuse_writers(store):
     if isinstance(store, HubStore):
         store.hub.tokens = {"somebody else's": "write"}
         return lambda: store.hub.tokens.clear()
-    if isinstance(store, BucketRegistry):
-        return refuse_objects(store._bucket)
-    if isinstance(store, MemoryStore):
-        store.read_only = True
-        return lambda: setattr(store, "read_only", False)
+    if isinstance(store.storage, Bucket):
+        return refuse_objects(store.storage)
+    if isinstance(store.storage, MemoryStorage):
+        store.storage.read_only = True
+        return lambda: setattr(store.storage, "read_only", False)
     store.root.rmdir()
     store.root.write_text("no folder")
 

@@ -1,4 +1,4 @@
-"""A registry in a bucket: what the conformance suite of all stores does not cover."""
+"""A registry, here in a bucket: what the conformance suite of all stores does not cover."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import sample_adapters
 
 from adapterhub.errors import FileError, RegistryError
 from adapterhub.files.native import check_adapter
+from adapterhub.registry import registry
 from adapterhub.registry.bucket import Bucket
-from adapterhub.registry.bucket_registry import BucketRegistry
 from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.names_file import Names
+from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import Publication, Query
 
 objects = pytest.importorskip("obstore.store")
@@ -26,9 +28,9 @@ def bucket() -> Bucket:
 
 
 @pytest.fixture
-def store(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BucketRegistry:
+def store(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return BucketRegistry("s3://bucket/p", bucket)
+    return Registry(bucket)
 
 
 @pytest.fixture
@@ -40,12 +42,12 @@ def made(tmp_path: Path) -> Callable[[int], Path]:
     return make
 
 
-def publish(store: BucketRegistry, folder: Path, version: str | None = None) -> str:
+def publish(store: Registry, folder: Path, version: str | None = None) -> str:
     return store.put(folder, Publication("polite", version)).version
 
 
 def test_racing_publishers_never_share_a_version(
-    store: BucketRegistry, made: Callable[[int], Path]
+    store: Registry, made: Callable[[int], Path]
 ) -> None:
     folders = [made(seed) for seed in range(24)]
     with ThreadPoolExecutor(8) as pool:
@@ -56,7 +58,7 @@ def test_racing_publishers_never_share_a_version(
 
 
 def test_one_of_several_publishers_gets_the_version_that_all_ask_for(
-    store: BucketRegistry, made: Callable[[int], Path]
+    store: Registry, made: Callable[[int], Path]
 ) -> None:
     def attempt(folder: Path) -> str:
         try:
@@ -75,7 +77,7 @@ def test_one_of_several_publishers_gets_the_version_that_all_ask_for(
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_an_interrupted_upload_is_no_version_and_its_number_is_not_used_again(
     after: int,
-    store: BucketRegistry,
+    store: Registry,
     bucket: Bucket,
     made: Callable[[int], Path],
     monkeypatch: pytest.MonkeyPatch,
@@ -98,7 +100,7 @@ def test_an_interrupted_upload_is_no_version_and_its_number_is_not_used_again(
 
 
 def test_a_folder_and_a_bucket_have_one_layout(
-    store: BucketRegistry, bucket: Bucket, made: Callable[[int], Path], tmp_path: Path
+    store: Registry, bucket: Bucket, made: Callable[[int], Path], tmp_path: Path
 ) -> None:
     local = LocalRegistry(tmp_path / "local")
     first = local.put(made(0), Publication("polite", None, ("best",)))
@@ -110,7 +112,7 @@ def test_a_folder_and_a_bucket_have_one_layout(
     assert store.versions("polite") == local.versions("polite")
     assert publish(store, made(2)) == "v3"
     copy = tmp_path / "copy"
-    for path in bucket.e_tags():
+    for path in bucket.files():
         found = bucket.read(path, 1 << 30)
         assert found is not None
         (copy / path).parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +122,7 @@ def test_a_folder_and_a_bucket_have_one_layout(
 
 
 def test_tags_move_and_a_deleted_version_keeps_its_number(
-    store: BucketRegistry, made: Callable[[int], Path]
+    store: Registry, made: Callable[[int], Path]
 ) -> None:
     for seed in (0, 1):
         publish(store, made(seed))
@@ -131,7 +133,7 @@ def test_tags_move_and_a_deleted_version_keeps_its_number(
     assert store.resolve("polite").tags == ()
     with pytest.raises(RegistryError, match="no version best"):
         store.resolve("polite", "best")
-    with pytest.raises(RegistryError, match="has no polite@v2"):
+    with pytest.raises(RegistryError, match="has no version v2"):
         store.delete("polite", "v2")
     assert publish(store, made(2)) == "v3"
     assert store.has("polite")
@@ -142,7 +144,7 @@ def test_tags_move_and_a_deleted_version_keeps_its_number(
 
 
 def test_damage_is_found(
-    store: BucketRegistry, bucket: Bucket, made: Callable[[int], Path], tmp_path: Path
+    store: Registry, bucket: Bucket, made: Callable[[int], Path], tmp_path: Path
 ) -> None:
     for seed in (0, 1):
         publish(store, made(seed))
@@ -163,7 +165,7 @@ def test_damage_is_found(
 
 
 def test_a_cached_copy_that_was_altered_is_downloaded_again(
-    store: BucketRegistry, made: Callable[[int], Path]
+    store: Registry, made: Callable[[int], Path]
 ) -> None:
     publish(store, made(0))
     entry = store.resolve("polite")
@@ -174,10 +176,65 @@ def test_a_cached_copy_that_was_altered_is_downloaded_again(
 
 
 def test_a_missing_name_is_told_with_what_there_is(
-    store: BucketRegistry, made: Callable[[int], Path]
+    store: Registry, made: Callable[[int], Path]
 ) -> None:
     publish(store, made(0))
     with pytest.raises(RegistryError, match="has no adapter 'polit'; did you mean 'polite'"):
         store.resolve("polit")
     with pytest.raises(RegistryError, match="for other/model"):
         store.resolve("polite", backbone="other/model")
+
+
+def test_files_are_grouped_by_version_in_their_order(store: Registry, bucket: Bucket) -> None:
+    for path in ("b/n/v10/x", "b/n/v2/y", "b/n/v2/x", "b/n/names.json", "b/n/v02/x", "b/n2/v1/x"):
+        bucket.write(path, b"1")
+    files = store._files("b/n")
+    assert {version: sorted(own) for version, own in files.items()} == {
+        "v2": ["x", "y"],
+        "v10": ["x"],
+    }
+    assert list(files) == ["v2", "v10"]
+
+
+def test_a_manifest_is_read_once_and_again_if_it_has_changed(
+    store: Registry, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put(sample_adapters.write(tmp_path / "made"), Publication("polite"))
+    read, original = [], bucket._objects.get
+
+    def counted(path: str) -> object:
+        read.append(path.rpartition("/")[2])
+        return original(path)
+
+    class Counted:
+        def __getattr__(self, name: str) -> object:
+            return counted if name == "get" else getattr(objects_of_bucket, name)
+
+    objects_of_bucket = bucket._objects
+    monkeypatch.setattr(bucket, "_objects", Counted())
+    (entry,) = Registry(bucket).versions("polite")
+    assert "adapter.json" not in read
+    other = sample_adapters.write(tmp_path / "other", 1)
+    (path,) = [path for path in bucket.files() if path.endswith("v1/adapter.json")]
+    bucket.write(path, (other / "adapter.json").read_bytes())
+    (changed,) = Registry(bucket).versions("polite")
+    assert changed.digest != entry.digest
+    assert "adapter.json" in read
+
+
+def test_a_writer_gives_up_when_others_always_are_first(
+    store: Registry, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr(registry, "_ATTEMPTS", 3)
+    writes: list[Names] = []
+
+    def update(names: Names) -> Names:
+        writes.append(names)
+        highest = len(writes)
+        bucket.write("b/n/names.json", b'{"highest":%d,"tags":{},"yanked":{}}' % highest)
+        return Names({"best": "v1"}, {}, highest)
+
+    with pytest.raises(RegistryError, match=r"b/n/names\.json changes all the time"):
+        store._change("b/n", update)
+    assert [names.highest for names in writes] == [0, 1, 2]

@@ -1,0 +1,592 @@
+"""A registry of one's own, in a folder or a bucket: either can be copied to the other.
+
+    BACKBONE/NAME/v1/             an adapter's files as saved; they never change, but for signatures
+    BACKBONE/NAME/v1/.published   when it was published, in UTC
+    BACKBONE/NAME/names.json      tags, yanked versions and the highest version; see names_file.py
+
+A publisher takes the next number by replacing names.json on the condition that nobody else has
+since it was read, so two of them never share a version; then it writes the files. An interruption
+leaves a number that is not used again. A version that cannot be read is no obstacle to the others.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from adapterhub.errors import (
+    AdapterhubError,
+    FileError,
+    RegistryError,
+    did_you_mean,
+    one_line,
+    warn_user,
+)
+from adapterhub.files.manifest import MAX_MANIFEST_BYTES
+from adapterhub.files.native import MANIFEST_FILE, SIGNATURE_FILE, check_adapter, find_adapter
+from adapterhub.files.signature import (
+    MAX_SIGNATURE_BYTES,
+    Signature,
+    parse_signatures,
+    read_signatures,
+)
+from adapterhub.registry.file_names import backbone_folder, folder_of_id, is_backbone_folder
+from adapterhub.registry.names_file import (
+    MAX_NAMES_BYTES,
+    NAMES_FILE,
+    Names,
+    check_tags,
+    names_bytes,
+    parse_names,
+)
+from adapterhub.registry.nearby import nearby_adapters
+from adapterhub.registry.published_files import (
+    DATE_FILE,
+    MAX_DATE_BYTES,
+    PUBLISHED,
+    date_now,
+    digest_of,
+    entry_of,
+    merged_signatures,
+    parse_date,
+)
+from adapterhub.registry.reference import check_name, is_name
+from adapterhub.registry.secrets import published_texts, refuse_leaks
+from adapterhub.registry.store import (
+    ConflictError,
+    Entry,
+    Publication,
+    Query,
+    Storage,
+    Store,
+    Stored,
+    choose_version,
+    filter_entries,
+    free_version,
+    is_fingerprint,
+    is_version_folder,
+    version_number,
+)
+
+_ATTEMPTS = 60  # to change a file while others do
+_SHOWN = 5  # broken versions that a warning names
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What can be read of one name.
+
+    `entries` are the versions, oldest first. `broken` has the error of each other one by its
+    number. If `names.json` cannot be read, `broken` has only its error, and there are no entries.
+    """
+
+    entries: list[Entry]
+    broken: dict[str, FileError]
+    names: Names
+
+    def raise_broken(self, name: str, version: str | None) -> None:
+        """Raise the error of the version that a reference means, if it cannot be read.
+
+        Args:
+            name: the adapter's name, for the error message.
+            version: a version number or a tag; the newest version that is not yanked if None.
+
+        Raises:
+            FileError: that version, or what decides which one it is, cannot be read.
+        """
+        if NAMES_FILE in self.broken:
+            raise self.broken[NAMES_FILE]
+        number = version_number(version or "")
+        available = {*self.broken, *(entry.version for entry in self.entries)}
+        if version is None:
+            newest = max(available - self.names.yanked.keys(), key=_number, default="")
+            if newest in self.broken:
+                problem = self.broken[newest]
+                raise FileError(
+                    f"the newest version, {name}@{newest}, cannot be read: {problem.problem}",
+                    hint=f"restore it, remove its folder, or name another version: {name}@v1",
+                    offenders=problem.offenders,
+                )
+        elif error := self.broken.get(f"v{number}" if number else self.names.tags.get(version, "")):
+            raise error
+
+
+class Registry(Store):
+    """A store of one's own: its names have no owner, and `name@v1` refers to it.
+
+    Args:
+        storage: its files.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    @property
+    def location(self) -> str:
+        """The folder or the URL."""
+        return self.storage.location
+
+    def exists(self) -> bool:
+        """Return whether there is anything to read.
+
+        Raises:
+            RegistryError: it should exist and does not, or cannot be reached.
+        """
+        return self.storage.exists()
+
+    def resolve(
+        self, name: str, version: str | None = None, *, backbone: str | None = None
+    ) -> Entry:
+        """Find the version that a name refers to.
+
+        Raises:
+            RegistryError: no such name or version, or the name exists for several backbones.
+            FileError: that version cannot be read.
+        """
+        found = self._matching(name, backbone)
+        entries = [entry for contents in found.values() for entry in contents.entries]
+        if len(backbones := sorted({entry.backbone for entry in entries})) > 1:
+            raise _several(name, backbones)
+        for contents in found.values():
+            if contents.entries or not entries:
+                contents.raise_broken(name, version)
+        return choose_version(entries, name, version)
+
+    def versions(self, name: str, *, backbone: str | None = None) -> Sequence[Entry]:
+        """List all versions of a name, oldest first; warn of those that are broken.
+
+        Raises:
+            RegistryError: no adapter has this name.
+            FileError: none of its versions can be read.
+        """
+        found = self._matching(name, backbone)
+        entries = [entry for contents in found.values() for entry in contents.entries]
+        if not entries:
+            next(iter(found.values())).raise_broken(name, None)
+        self._warn({f"{name}/{v}": line_of(e) for c in found.values() for v, e in c.broken.items()})
+        return entries
+
+    def search(self, query: Query) -> list[Entry]:
+        """Return the versions that match a query, in its order; warn of those that are broken."""
+        found = self._read(_by_name(self.storage.files()))
+        self._warn({f"{p}/{v}": line_of(e) for p, c in found.items() for v, e in c.broken.items()})
+        available = [e for c in found.values() for e in c.entries if e.yanked is None]
+        newest = {(entry.backbone, entry.name): entry for entry in available}
+        return filter_entries(available if query.all_versions else [*newest.values()], query)
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a version of this name, readable or not."""
+        return any(self._numbers(path) for path in self._paths(name))
+
+    def get(self, entry: Entry, folder: Path | None = None) -> Path:
+        """Return the folder with the verified files of a version: `folder`, or the registry's."""
+        return self.storage.get(f"{_path_of(entry)}/{entry.version}", entry.digest, folder)
+
+    def put(self, folder: Path, publication: Publication) -> Entry:
+        """Publish an adapter's folder."""
+        manifest, name = check_adapter(folder), publication.name
+        read_signatures(folder)
+        check_name(name)
+        check_tags(publication.tags)
+        refuse_leaks(published_texts(folder, PUBLISHED), publication.allowed)
+        path, digest = f"{backbone_folder(manifest.backbone.id)}/{name}", digest_of(folder)
+        with self.storage.writing(path):
+            entries = self.contents(path).entries
+            version = next((entry.version for entry in entries if entry.digest == digest), None)
+            if version is None:
+                version = self._take_number(path, publication, entries)
+                self.storage.create(f"{path}/{version}", folder, digest, date_now())
+            tags = dict.fromkeys(publication.tags, version)
+            names = self._change(path, lambda names: replace(names, tags=names.tags | tags))
+            return self._entry(path, version, self._files(path).get(version, {}), names)
+
+    def yank(self, entry: Entry, reason: str) -> None:
+        """Exclude a version from searches and from references without a version."""
+        yanked = {entry.version: reason}
+        with self._writing(entry) as path:
+            self._change(path, lambda names: replace(names, yanked=names.yanked | yanked))
+
+    def tag(self, entry: Entry, tag: str) -> None:
+        """Move a tag to a version.
+
+        Raises:
+            ConfigError: the tag is invalid.
+            RegistryError: the version was deleted meanwhile.
+        """
+        check_tags((tag,))
+        with self._writing(entry) as path:
+            if entry.version not in self._numbers(path):
+                raise RegistryError(f"{entry.reference} was deleted")
+            tags = {tag: entry.version}
+            self._change(path, lambda names: replace(names, tags=names.tags | tags))
+
+    def untag(self, entry: Entry, tag: str) -> None:
+        """Remove a tag of the name of a version."""
+
+        def without(names: Names) -> Names:
+            return replace(names, tags={k: v for k, v in names.tags.items() if k != tag})
+
+        with self._writing(entry) as path:
+            self._change(path, without)
+
+    def delete(self, name: str, version: str, *, backbone: str | None = None) -> None:
+        """Delete a version for good, also one that cannot be read; its number is not used again.
+
+        Args:
+            name: the adapter's name.
+            version: the version number.
+            backbone: a backbone's id or fingerprint, to choose between adapters of the same name.
+
+        Raises:
+            RegistryError: no such version, or the name has it for several backbones.
+            FileError: the tags of the name cannot be read.
+            OutputError: the registry cannot be written.
+        """
+        number = f"v{version_number(version)}"
+        paths = [path for path in self._named(name, backbone) if number in self._numbers(path)]
+        if not paths:
+            self.resolve(name, version, backbone=backbone)  # an error that says what there is
+            raise RegistryError(f"{self.location} has no {name}@{number}")
+        if len(paths) > 1:
+            raise _several(name, [path.partition("/")[0] for path in paths])
+        (path,) = paths
+        with self.storage.writing(path):
+            if number not in self._numbers(path):
+                raise RegistryError(f"{name!r} has no version {number}")
+            self._change(path, lambda names: names)  # records the highest number so far
+            self.storage.remove(f"{path}/{number}")
+            self._change(path, lambda names: names.without(number))
+
+    def signatures(self, entry: Entry) -> Sequence[Signature]:
+        """List the signatures of a version: those in a bucket may be newer than a cached copy's.
+
+        Raises:
+            RegistryError: the storage cannot be read.
+            FileError: the signature file is broken.
+        """
+        return self._signatures(entry)[0]
+
+    def add_signatures(self, entry: Entry, signatures: Sequence[Signature]) -> None:
+        """Add signatures to a published version."""
+
+        def attempt() -> None:
+            known, stored = self._signatures(entry)
+            data = merged_signatures(known, signatures, entry.digest)
+            self.storage.replace(_signature_path(entry), data, stored)
+
+        with self._writing(entry):
+            self._retry(attempt, _signature_path(entry))
+
+    def verify(self) -> list[str]:
+        """Read all versions, and list the problems of files and names."""
+        if not self.exists():
+            return []
+        problems = []
+        for path in self._all_paths():
+            try:
+                files = self.storage.files(f"{path}/")
+                lines = self._problems(path, _by_version(path, files)) + _strays(path, files)
+            except FileError as error:
+                lines = [line_of(error)]
+            problems += [f"{path}/{line}" for line in lines]
+        return problems
+
+    def contents(self, path: str) -> Contents:
+        """Read all versions of a name; those that cannot be read are listed with their errors."""
+        try:
+            return self._read({path: self._files(path)})[path]
+        except FileError as error:
+            return Contents([], {NAMES_FILE: error}, Names())
+
+    def _read(self, files: Mapping[str, Mapping[str, Mapping[str, str]]]) -> dict[str, Contents]:
+        """Read the versions of names, given the tags of their files by name and version."""
+        names = dict(zip(files, self._map(self._names_or_error, files), strict=True))
+        wanted = [
+            (path, version, own, known)
+            for path, known in names.items()
+            if isinstance(known, Names)
+            for version, own in files[path].items()
+            if self.storage.is_atomic or MANIFEST_FILE in own
+        ]
+        found = {
+            path: Contents([], {}, known)
+            if isinstance(known, Names)
+            else Contents([], {NAMES_FILE: known}, Names())
+            for path, known in names.items()
+        }
+        for (path, version, _, _), read in zip(
+            wanted, self._map(lambda at: self._entry_or_error(*at), wanted), strict=True
+        ):
+            if isinstance(read, Entry):
+                found[path].entries.append(read)
+            elif version in self._numbers(path):  # otherwise it was deleted meanwhile
+                found[path].broken[version] = read
+        return found
+
+    def _map(self, function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
+        """Apply a function that reads the storage, at the same time where that is faster."""
+        if self.storage.readers == 1:
+            return list(map(function, items))
+        with ThreadPoolExecutor(self.storage.readers) as pool:
+            return list(pool.map(function, items))
+
+    def _names_or_error(self, path: str) -> Names | FileError:
+        try:
+            return self._names(path)[0]
+        except FileError as error:
+            return error
+
+    def _entry_or_error(
+        self, path: str, version: str, files: Mapping[str, str], names: Names
+    ) -> Entry | FileError:
+        try:
+            return self._entry(path, version, files, names)
+        except FileError as error:
+            return error
+
+    def _entry(self, path: str, version: str, files: Mapping[str, str], names: Names) -> Entry:
+        """Read the entry of a version, given the tags of its files."""
+        (backbone, _, name), folder = path.partition("/"), f"{path}/{version}"
+        manifest = self.storage.read(
+            f"{folder}/{MANIFEST_FILE}", MAX_MANIFEST_BYTES, files.get(MANIFEST_FILE, "")
+        )
+        if manifest is None:
+            raise FileError(f"{self.location}/{folder}/{MANIFEST_FILE}: missing")
+        entry = entry_of(
+            manifest.data,
+            reference=f"{name}@{version}",
+            name=name,
+            version=version,
+            tags=tuple(sorted(tag for tag, at in names.tags.items() if at == version)),
+            yanked=names.yanked.get(version),
+            published=self._date(folder, files.get(DATE_FILE)),
+        )
+        if folder_of_id(entry.backbone) != backbone:
+            raise FileError(
+                f"{self.location}/{folder} holds an adapter of the backbone {entry.backbone!r}",
+                expected=f"one of the backbone of {backbone}",
+                hint="publish that adapter again, and remove this folder",
+            )
+        return entry
+
+    def _date(self, folder: str, tag: str | None) -> str | None:
+        """Read when a version was published; None if that is not recorded, or not a date."""
+        stored = None
+        if tag is not None:
+            with suppress(FileError):
+                stored = self.storage.read(f"{folder}/{DATE_FILE}", MAX_DATE_BYTES, tag)
+        return parse_date(stored.data) if stored else None
+
+    def _names(self, path: str) -> tuple[Names, Stored | None]:
+        file = f"{path}/{NAMES_FILE}"
+        stored = self.storage.read(file, MAX_NAMES_BYTES)
+        names = parse_names(stored.data, f"{self.location}/{file}") if stored else Names()
+        return names, stored
+
+    def _take_number(self, path: str, publication: Publication, entries: Sequence[Entry]) -> str:
+        """Take the number of a new version, which no other publisher gets."""
+        taken = ""
+
+        def take(names: Names) -> Names:
+            nonlocal taken
+            taken = free_version(publication.name, publication.version, entries, names.highest)
+            # In one step the version itself takes the number, and an error leaves no gap.
+            return names if self.storage.is_atomic else replace(names, highest=_number(taken))
+
+        self._change(path, take)
+        return taken
+
+    def _change(self, path: str, update: Callable[[Names], Names]) -> Names:
+        """Change the names.json of a name, again from the start if another writer was first."""
+        changed = Names()
+
+        def attempt() -> None:
+            nonlocal changed
+            names, stored = self._names(path)
+            highest = max(names.highest, *map(_number, self._numbers(path)), 0)
+            changed = update(replace(names, highest=highest))
+            if changed != names:
+                data = names_bytes(changed, path.rpartition("/")[2])
+                self.storage.replace(f"{path}/{NAMES_FILE}", data, stored)
+
+        self._retry(attempt, f"{path}/{NAMES_FILE}")
+        return changed
+
+    def _retry(self, attempt: Callable[[], None], file: str) -> None:
+        """Repeat what another writer of a file was in the way of."""
+        for number in range(_ATTEMPTS):
+            try:
+                return attempt()
+            except ConflictError:
+                time.sleep(random.uniform(0, min(0.02 * 2**number, 1.0)))
+        raise RegistryError(
+            f"{self.location}/{file} changes all the time", hint="try again when others are done"
+        )
+
+    @contextmanager
+    def _writing(self, entry: Entry) -> Iterator[str]:
+        path = _path_of(entry)
+        with self.storage.writing(path):
+            yield path
+
+    def _signatures(self, entry: Entry) -> tuple[tuple[Signature, ...], Stored | None]:
+        path = _signature_path(entry)
+        stored = self.storage.read(path, MAX_SIGNATURE_BYTES)
+        source = f"{self.location}/{path}"
+        return (parse_signatures(stored.data, source) if stored else ()), stored
+
+    def _files(self, path: str) -> dict[str, dict[str, str]]:
+        """Return the tags of the files of each version of a name, the lowest number first."""
+        return _by_version(path, self.storage.files(f"{path}/"))
+
+    def _numbers(self, path: str) -> list[str]:
+        """List the versions of a name, readable or not."""
+        return list(self._files(path))
+
+    def _paths(self, name: str) -> list[str]:
+        """Return where a name may have versions: a path for each backbone."""
+        folders = self.storage.folders() if is_name(name) else []
+        return [f"{folder}/{name}" for folder in folders if is_backbone_folder(folder)]
+
+    def _all_paths(self) -> list[str]:
+        folders = [path for path in self.storage.folders() if is_backbone_folder(path)]
+        paths = (path for folder in folders for path in self.storage.folders(f"{folder}/"))
+        return [path for path in paths if is_name(path.rpartition("/")[2])]
+
+    def _named(self, name: str, backbone: str | None) -> list[str]:
+        """Return the paths of a name for a backbone, readable or not."""
+        paths = self._paths(name)
+        if backbone is None:
+            return paths
+        if not is_fingerprint(backbone):
+            return [path for path in paths if path.partition("/")[0] == folder_of_id(backbone)]
+        found = {path: self.contents(path).entries for path in paths}
+        return [path for path in paths if any(e.fingerprint == backbone for e in found[path])]
+
+    def _matching(self, name: str, backbone: str | None) -> dict[str, Contents]:
+        """Read the paths of a name that have versions for a backbone, readable or not."""
+        found = {path: self.contents(path) for path in self._paths(name)}
+        field = "fingerprint" if is_fingerprint(backbone or "") else "backbone"
+        matching = {}
+        for path, contents in found.items():
+            entries = [e for e in contents.entries if backbone in (None, getattr(e, field))]
+            here = backbone is None or folder_of_id(backbone) == path.partition("/")[0]
+            if entries or (here and contents.broken):
+                matching[path] = replace(contents, entries=entries)
+        if not matching:
+            for contents in found.values():
+                if not contents.entries:  # it may be for this backbone
+                    contents.raise_broken(name, None)
+            others = [entry for contents in found.values() for entry in contents.entries]
+            raise self._not_found(name, backbone, others)
+        return matching
+
+    def _not_found(self, name: str, backbone: str | None, others: Sequence[Entry]) -> RegistryError:
+        if others:
+            detail = f" for {backbone}"
+        elif any(self.storage.files(f"{path}/") for path in self._paths(name)):
+            detail = ": all its versions were deleted"
+        else:
+            detail = did_you_mean(name, {path.rpartition("/")[2] for path in self._all_paths()})
+        folders = [] if others else nearby_adapters(name)
+        here = [f"the folder {folder} has an adapter" for folder in folders]
+        hint = "adapterhub list"
+        if folders and find_adapter(Path(folders[0])):
+            hint = f"{folders[0]} for that folder; adapterhub publish {folders[0]} publishes it"
+        elif folders:
+            here[0] += " of peft"
+            hint = f"adapterhub import {folders[0]} --output {name}"
+        offenders = sorted({f"it has one for {e.backbone}, {e.fingerprint}" for e in others})
+        return RegistryError(
+            f"{self.location} has no adapter {name!r}{detail}",
+            offenders=[*offenders, *here],
+            hint=hint,
+        )
+
+    def _problems(self, path: str, files: Mapping[str, Mapping[str, str]]) -> list[str]:
+        """Verify all files of a name; return one line for each problem."""
+        contents = self._read({path: files})[path]
+        broken: dict[str, AdapterhubError] = {**contents.broken}
+        for entry in contents.entries:
+            try:
+                self.storage.check(f"{path}/{entry.version}", entry.digest)
+            except AdapterhubError as error:
+                broken[entry.version] = error
+        return [f"{file}: {line_of(error)}" for file, error in broken.items()]
+
+    def _warn(self, broken: Mapping[str, str]) -> None:
+        """Warn of versions that are left out."""
+        if broken:
+            lines = [one_line(f"{path}: {text}")[:300] for path, text in broken.items()][:_SHOWN]
+            lines += [f"and {len(broken) - _SHOWN} more"] * (len(broken) > _SHOWN)
+            text = f"these versions in {self.location} cannot be read and are left out: "
+            hint = "; adapterhub registry verify lists all problems"
+            warn_user(text + "; ".join(lines) + hint, stacklevel=3)
+
+
+def line_of(error: AdapterhubError) -> str:
+    """Return a problem and its details as one line."""
+    return "; ".join((error.problem, *error.offenders))
+
+
+def _by_name(files: Mapping[str, str]) -> dict[str, dict[str, dict[str, str]]]:
+    """Group the files of a registry by name and version."""
+    paths: dict[str, dict[str, str]] = {}
+    for file, tag in files.items():
+        parts = file.split("/")
+        if len(parts) == 4 and is_backbone_folder(parts[0]) and is_name(parts[1]):
+            paths.setdefault(f"{parts[0]}/{parts[1]}", {})[file] = tag
+    return {path: _by_version(path, own) for path, own in paths.items()}
+
+
+def _by_version(path: str, files: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Group the files of a name by version, the lowest number first."""
+    found: dict[str, dict[str, str]] = {}
+    for file, tag in files.items():
+        version, _, name = file[len(path) + 1 :].partition("/")
+        if is_version_folder(version):
+            found.setdefault(version, {}).update({name: tag} if name else {})
+    return dict(sorted(found.items(), key=lambda item: _number(item[0])))
+
+
+def _strays(path: str, files: Iterable[str]) -> list[str]:
+    """List what is neither a version nor a file of one; hidden files are ignored."""
+    known = {*PUBLISHED, NAMES_FILE}
+    names = [file[len(path) + 1 :] for file in files]
+    strays = [
+        name
+        for name in names
+        if not is_version_folder(name) and name.rpartition("/")[2] not in known
+    ]
+    shown = (name for name in strays if not name.rpartition("/")[2].startswith("."))
+    return [f"{name}: not a file of the registry" for name in sorted(shown)]
+
+
+def _path_of(entry: Entry) -> str:
+    """Return the path of the name of a version."""
+    check_name(entry.name)
+    return f"{folder_of_id(entry.backbone)}/{entry.name}"
+
+
+def _signature_path(entry: Entry) -> str:
+    return f"{_path_of(entry)}/{entry.version}/{SIGNATURE_FILE}"
+
+
+def _number(version: str) -> int:
+    return version_number(version) or 0
+
+
+def _several(name: str, backbones: Sequence[str]) -> RegistryError:
+    return RegistryError(
+        f"{name!r} exists for several backbones",
+        offenders=backbones,
+        hint=f"choose one: --backbone {backbones[0]}",
+    )

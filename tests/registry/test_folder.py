@@ -1,0 +1,104 @@
+"""A registry in a folder: versions appear atomically, tags move, leftovers are removed."""
+
+from __future__ import annotations
+
+import pytest
+import sample_adapters
+
+from adapterhub.errors import FileError, OutputError
+from adapterhub.files import native
+from adapterhub.registry.folder import Folder
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.published_files import digest_of
+from adapterhub.registry.store import ConflictError, Publication
+
+PATH = "acme--bert-small/polite"
+
+
+@pytest.fixture
+def registry(tmp_path):
+    return LocalRegistry(tmp_path / "registry")
+
+
+def add(registry, folder, version=None, tags=()):
+    return registry.put(folder, Publication("polite", version, tags))
+
+
+def test_equal_bytes_keep_their_version(registry, tmp_path):
+    made = [sample_adapters.write(tmp_path / str(seed), seed) for seed in (0, 1)]
+    assert [add(registry, folder).version for folder in made] == ["v1", "v2"]
+    assert add(registry, made[0], "v7", ("best",)).version == "v1"
+    assert [(e.version, e.tags) for e in registry.contents(PATH).entries] == [
+        ("v1", ("best",)),
+        ("v2", ()),
+    ]
+
+
+def test_the_stamp_changes_with_versions_tags_and_yanks(registry, tmp_path):
+    stamps = [registry.stamp(PATH)]
+    entry = add(registry, sample_adapters.write(tmp_path / "made"))
+    stamps.append(registry.stamp(PATH))
+    registry.tag(entry, "best")
+    stamps.append(registry.stamp(PATH))
+    registry.yank(entry, "wrong")
+    stamps.append(registry.stamp(PATH))
+    registry.yank(entry, "wrong")
+    assert len(set(stamps)) == 4
+    assert registry.stamp(PATH) == stamps[-1]
+
+
+def test_an_interrupted_writer_leaves_no_version(registry, tmp_path, monkeypatch):
+    folder = sample_adapters.write(tmp_path / "made")
+
+    def interrupted(staged, payload):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "write_files", interrupted)
+        with pytest.raises(OutputError):
+            add(registry, folder)
+    assert registry.contents(PATH).entries == []
+    entry = add(registry, folder)
+    assert (entry.version, entry.digest) == ("v1", digest_of(folder))
+
+
+def test_leftovers_of_writers_are_removed(registry, tmp_path):
+    add(registry, sample_adapters.write(tmp_path / "made"), tags=("best",))
+    assert registry.gc() == []
+    folder = registry.root / PATH
+    (folder / ".names.json.0a1b2c3d.new").write_text("{")
+    (folder / ".adapterhub-0").mkdir()
+    (folder / ".adapterhub-1").symlink_to(tmp_path)
+    assert len(registry.gc()) == 3
+    assert registry.contents(PATH).names.tags == {"best": "v1"}
+    assert (tmp_path / "made").is_dir()
+
+
+def test_a_broken_version_is_listed_with_its_error(registry, tmp_path):
+    for seed in (0, 1):
+        entry = add(registry, sample_adapters.write(tmp_path / str(seed), seed))
+    (registry.root / PATH / "v2" / "adapter.json").unlink()
+    contents = registry.contents(PATH)
+    assert [entry.version for entry in contents.entries] == ["v1"]
+    assert list(contents.broken) == ["v2"]
+    contents.raise_broken("polite", "v1")
+    with pytest.raises(FileError, match="missing"):
+        contents.raise_broken("polite", "2")
+    with pytest.raises(FileError, match="the newest version, polite@v2, cannot be read"):
+        contents.raise_broken("polite", None)
+    registry.yank(entry, "broken")
+    registry.contents(PATH).raise_broken("polite", None)
+
+
+def test_only_what_was_read_is_replaced(tmp_path):
+    folder = Folder(tmp_path)
+    (tmp_path / "b" / "n").mkdir(parents=True)
+    folder.replace("b/n/x", b"1", None)
+    with pytest.raises(ConflictError):
+        folder.replace("b/n/x", b"2", None)
+    read = folder.read("b/n/x", 10)
+    folder.replace("b/n/x", b"3", read)
+    with pytest.raises(ConflictError):
+        folder.replace("b/n/x", b"4", read)
+    assert folder.read("b/n/x", 10).data == b"3"
+    assert folder.files("b/n/") == {"b/n/x": ""}
