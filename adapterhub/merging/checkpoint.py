@@ -34,6 +34,7 @@ from adapterhub.merging.merge import (
     usual_tolerance,
 )
 from adapterhub.merging.sentence_encoder import SentenceEncoder, sentence_encoder
+from adapterhub.patch import Patch
 from adapterhub.tasks import Task
 
 
@@ -162,7 +163,7 @@ def _reloaded(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         raise MergeError(
             "the merged checkpoint does not load as it was written", offenders=problems
         )
-    keep_4bit_layout(loaded)
+    keep_4bit_layout(loaded, Patch())
     if loaded.dtype == torch.bfloat16 and without_slow_bf16("bf16") != "bf16":
         loaded = loaded.float() if quantization_of(loaded) is None else loaded  # the same weights
     if (processor := processor_of(model)) is not None:  # what the model is probed with
