@@ -12,9 +12,7 @@ Every merge is verified on a probe batch, before and after:
 
     max |logit difference| <= TOLERANCE[dtype] * max |logit|
 
-Weights and products are rounded with a relative error of up to u = 2^-24 (fp32), 2^-11 (fp16) or
-2^-8 (bf16); over the layers these errors add up like a random walk. The tolerances are about 25 u
-for the 16-bit formats, and allow any order of summation in fp32. An update that is smaller than the
+The tolerances are those of `adapterhub.backbones.same`. An update that is smaller than the
 rounding error of the weight is lost within the tolerance, so the difference is reported. After
 requantization it is only reported, since the dtype gives no bound.
 """
@@ -52,6 +50,7 @@ from adapterhub.backbones.identity import ORIGIN, name_and_revision
 from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
 from adapterhub.backbones.probe import probe
 from adapterhub.backbones.quantized_weights import can_requantize, requantized
+from adapterhub.backbones.same import Comparison, coarsest_dtype, same, tolerance_of
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.backbones.weights import is_offloaded, storage_problem
 from adapterhub.errors import AttachError, MergeError
@@ -62,7 +61,6 @@ from adapterhub.interrupts import deferred_interrupts
 from adapterhub.merging.affine import merged_names, merged_parameters
 from adapterhub.patch import Patch
 
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-1}
 _RECORDS = "_adapterhub_merges"
 _NOT_MERGEABLE = {
     "keyvalue": "it adds keys and values, which are not a weight of the backbone",
@@ -183,7 +181,9 @@ def merge(
         templates = tuple(state.templates())
         record = Merge(adapters, probe(model), parameters, attributes, head, templates)
     with STRUCTURE_LOCK, _merged(state, record, composition):
-        record.differences, record.tolerances = compare_outputs(record.expected, model, tolerance)
+        precision = tolerance or coarsest_dtype(model)
+        compared = check_outputs(record.expected, probe(model), precision)
+        record.differences, record.tolerances = compared.differences, compared.tolerances
     return record
 
 
@@ -486,64 +486,27 @@ def _swapped(values: Sequence[tuple[Any, str, Any]]) -> tuple[NewAttribute, ...]
     return tuple(NewAttribute(*each) for each in values if hasattr(*each[:2]))
 
 
-def compare_outputs(
-    expected: dict[str, Tensor], model: PreTrainedModel, tolerance: float | None = None
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Compare the outputs of a model on the probe batch with the expected ones.
-
-    Args:
-        expected: the expected outputs, by name.
-        model: the merged model.
-        tolerance: the largest accepted difference, relative to the largest value of an output; by
-            default that of the dtype.
-
-    Returns:
-        The largest absolute difference of each output, and the largest accepted one.
-
-    Raises:
-        MergeError: a difference above its tolerance, or one that is not finite.
-    """
-    return compare_tensors(expected, probe(model), tolerance or usual_tolerance(model))
-
-
-def usual_tolerance(model: PreTrainedModel) -> float:
-    """Return the largest difference that the dtypes of a model explain, relative to an output."""
-    return max(TOLERANCE.get(parameter.dtype, 0.0) for parameter in model.parameters())
-
-
-def compare_tensors(
-    expected: dict[str, Tensor], outputs: dict[str, Tensor], relative: float
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Compare outputs with the expected ones.
+def check_outputs(
+    expected: dict[str, Tensor], outputs: dict[str, Tensor], precision: torch.dtype | float
+) -> Comparison:
+    """Compare the outputs of a merged model with the expected ones, on the probe batch.
 
     Args:
         expected: the expected outputs, by name.
         outputs: the outputs.
-        relative: the largest accepted difference, relative to the largest value of an output.
-
-    Returns:
-        The largest absolute difference of each output, and the largest accepted one.
+        precision: the dtype of the model, or the largest accepted difference, relative to the
+            largest value of an output.
 
     Raises:
         MergeError: a difference above its tolerance, or one that is not finite.
     """
-    differences = {n: (outputs[n] - value).abs().max().item() for n, value in expected.items()}
-    tolerances = {n: relative * _largest(value) for n, value in expected.items()}
-    too_large = [
-        f"{name}: max |difference| {differences[name]:.3g}, tolerance {tolerances[name]:.3g}"
-        for name in expected
-        if not differences[name] <= tolerances[name]  # true for NaN
-    ]
-    if too_large:
+    compared = same(expected, outputs, precision)
+    if not compared:
         raise MergeError(
             "the merged model does not compute the same outputs as the model with its adapter",
-            offenders=too_large,
-            expected=f"differences of at most {relative:g} times the largest value",
+            offenders=compared.problems,
+            expected=f"differences of at most {tolerance_of(precision):g} times the largest value",
             hint="merge in fp32 (--base-dtype fp32), accept more (tolerance=0.3, --tolerance 0.3), "
             "or keep the adapter attached",
         )
-    return differences, tolerances
-
-
-def _largest(value: Tensor) -> float:
-    return max(value.abs().max().item(), torch.finfo(torch.float32).tiny)
+    return compared
