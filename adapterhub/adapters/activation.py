@@ -38,6 +38,7 @@ from adapterhub.hooks.layered_head import BothSigns
 from adapterhub.hooks.slot import Slot
 from adapterhub.interrupts import deferred_interrupts
 from adapterhub.methods._base import METHODS
+from adapterhub.patch import Patch
 
 Adapters = Mapping[str, Adapter]
 
@@ -104,12 +105,12 @@ class StackActivation:
     def on(self) -> None:
         """Replace parts of the model by those of the adapters, in order."""
         for adapter in self.adapters:
-            adapter.replace(on=True)
+            adapter.put_into()
 
     def off(self) -> None:
         """Undo `on`."""
         for adapter in reversed(self.adapters):
-            adapter.replace(on=False)
+            adapter.patch.undo()
 
     def prepare(self) -> None:
         """Do nothing: the slots are there."""
@@ -188,17 +189,20 @@ class AverageActivation(PerRowActivation):
     """A composition with an average for all rows; its labels replace the model's own."""
 
     replaces = True
-    before: Mapping[str, Any] = {}
+
+    def __init__(
+        self, model: PreTrainedModel, adapters: Adapters, compositions: Sequence[Composition]
+    ) -> None:
+        super().__init__(model, adapters, compositions)
+        self.patch = Patch()
 
     def on(self) -> None:
         """Set the labels."""
-        self.before = {name: getattr(self.model.config, name) for name in LABEL_FIELDS}
-        set_labels(self.model, self.labels())
+        set_labels(self.model, self.labels(), self.patch)
 
     def off(self) -> None:
         """Undo `on`."""
-        set_labels(self.model, self.before)
-        self.before = {}
+        self.patch.undo()
 
     def without(self, adapter: Adapter) -> AverageActivation:
         """Return this activation, which the adapter is not part of.

@@ -58,6 +58,7 @@ from adapterhub.interchange.peft.files import write_peft
 from adapterhub.interchange.peft.targets import modules_of
 from adapterhub.methods._base import Method
 from adapterhub.methods._spec import dump_methods, method_text
+from adapterhub.patch import Patch
 
 STOPS = "stops"  # in the training record
 _MOST_STOPS = 16
@@ -152,6 +153,7 @@ class Adapter:
     tokenizer: TokenizerSnapshot | None = None
     template: str | None = None
     occupied: list[tuple[Slot, str]] = field(default_factory=list, init=False)
+    patch: Patch = field(default_factory=Patch, init=False)  # of the parts that it replaces
     metadata: AdapterMetadata = field(default_factory=AdapterMetadata)
     on: tuple[Adapter, ...] = ()
     foundation: Foundation | None = None
@@ -301,16 +303,21 @@ class Adapter:
                 hint="save the adapter, and load it on a backbone that is not sharded",
             )
 
-    def replace(self, on: bool) -> None:
-        """Replace parts of the model by the adapter's own, or undo it; what trains is unchanged."""
+    def put_into(self) -> None:
+        """Replace parts of the model by the adapter's own, until `patch.undo`."""
         for changed in self.changed:
-            changed.swap(on)
-        if self.new_tokens and on:
+            self.patch.push(partial(changed.swap, on=False))
+            changed.swap(on=True)
+        if self.new_tokens:
+            self.patch.push(self.new_tokens.narrow)
             self.new_tokens.widen()
-        elif self.new_tokens:
-            self.new_tokens.narrow()
         if self.head:
-            self.head.swap(self.model, on)
+            self.patch.push(self._take_head_out)
+            self.head.put_into(self.model)
+
+    def _take_head_out(self) -> None:
+        if self.head:  # another one may have taken its place
+            self.head.patch.undo()
 
     def convert(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Convert or move what is not in the model now, but may be later."""

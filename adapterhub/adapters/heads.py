@@ -70,9 +70,11 @@ def select_head(adapter: Adapter, name: str) -> None:
     if before is not None:
         for child, module in head.own.items():
             module.train(before.own[child].training)
+    if before is not None:
+        before.patch.undo()
     adapter.head = head
     if adapter.active:
-        head.swap(adapter.model, True)
+        head.put_into(adapter.model)
 
 
 def _seed_of(seed: int, name: str) -> int:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.token_embedding import token_embedding
 from adapterhub.errors import AttachError, warn_user
 from adapterhub.hooks.precision import convert_masters
+from adapterhub.patch import Patch
 
 _TRAINED = f"{CHILD}.trained."  # in files: an adapter's copy of the backbone's tensor of that name
 _ADDED = f"{CHILD}.added."  # in files: a tensor that an adapter added to the model
@@ -44,13 +46,17 @@ class AttachedAdapters(Activatable, Protocol):
         """Return the innermost route that is open in this context."""
 
 
+@dataclass(frozen=True, eq=False)
 class ModelMethod:
-    """A method of a model that `function(state, method, ...)` replaces; `remove` puts it back."""
+    """A method of a model, in whose place `function(state, method, ...)` is called.
 
-    def __init__(self, state: AttachedAdapters, name: str, function: Callable[..., Any]) -> None:
-        self.state, self.name, self.function = state, name, function
-        self.before = vars(state.model).get(name)  # another library may have replaced it, too
-        vars(state.model)[name] = self
+    `before` is the one that another library may have given the model.
+    """
+
+    state: AttachedAdapters
+    name: str
+    function: Callable[..., Any]
+    before: Callable[..., Any] | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
@@ -62,22 +68,14 @@ class ModelMethod:
             return self.before(*args, **kwargs)
         return getattr(type(self.state.model), self.name)(self.state.model, *args, **kwargs)
 
-    def remove(self) -> None:
-        """Put the model's own method back."""
-        methods = vars(self.state.model)
-        if methods.get(self.name) is self:
-            del methods[self.name]
-            if self.before is not None:
-                methods[self.name] = self.before
 
-
-def replace_methods(state: AttachedAdapters) -> list[ModelMethod]:
+def replace_methods(state: AttachedAdapters, patch: Patch) -> None:
     """Replace the methods of a model that adapters concern."""
-    return [
-        ModelMethod(state, name, function)
-        for name, function in _FUNCTIONS.items()
-        if hasattr(type(state.model), name)
-    ]
+    model = state.model
+    for name, function in _FUNCTIONS.items():
+        if hasattr(type(model), name):
+            before = vars(model).get(name)
+            patch.override(model, name, ModelMethod(state, name, function, before))
 
 
 def save_backbone(

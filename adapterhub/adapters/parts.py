@@ -31,6 +31,7 @@ from adapterhub.hooks.prompt import prompt_slot
 from adapterhub.hooks.slot import Slot
 from adapterhub.methods._base import Method
 from adapterhub.methods._site_module import EmbeddingModule, SiteModule
+from adapterhub.patch import Patch
 
 HEAD = "head"
 HEADS = "heads"  # the first part of the names of tensors of several heads
@@ -138,17 +139,18 @@ class AdapterHead:
     original: dict[str, nn.Module]
     labels: dict[str, Any]
     original_labels: dict[str, Any]
+    patch: Patch = field(default_factory=Patch, init=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, module in self.own.items():
             if _dtype(module) != _dtype(self.original[name]):
                 module.register_forward_pre_hook(raise_input, with_kwargs=True)
 
-    def swap(self, model: PreTrainedModel, on: bool) -> None:
-        """Put the adapter's head and labels into the model, or the model's own back."""
-        for name, module in (self.own if on else self.original).items():
-            model._modules[name] = module
-        set_labels(model, self.labels if on else self.original_labels)
+    def put_into(self, model: PreTrainedModel) -> None:
+        """Put the adapter's head and labels into the model."""
+        for name, module in self.own.items():
+            self.patch.put(model._modules, name, module)
+        set_labels(model, self.labels, self.patch)
 
     def convert(self, model: PreTrainedModel, fn: Callable[[Tensor], Tensor]) -> None:
         """Convert the modules that are not in the model now."""
@@ -166,12 +168,12 @@ class AdapterHead:
         return replace(self, own=own)
 
 
-def set_labels(model: PreTrainedModel, labels: Mapping[str, Any]) -> None:
+def set_labels(model: PreTrainedModel, labels: Mapping[str, Any], patch: Patch) -> None:
     """Set the label fields of a model's config."""
     for name, value in labels.items():
-        setattr(model.config, name, value)
+        patch.set(model.config, name, value)
     if hasattr(model, "num_labels"):
-        setattr(model, "num_labels", model.config.num_labels)  # noqa: B010
+        patch.set(model, "num_labels", model.config.num_labels)
 
 
 def _dtype(module: nn.Module) -> torch.dtype:

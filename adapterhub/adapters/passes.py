@@ -22,7 +22,7 @@ from adapterhub.adapters.activation import (
     RouteActivation,
     StackActivation,
 )
-from adapterhub.adapters.parts import LABEL_FIELDS, set_labels
+from adapterhub.adapters.parts import set_labels
 from adapterhub.errors import AttachError
 from adapterhub.hooks.forward_pass import (
     ContextEntry,
@@ -33,6 +33,7 @@ from adapterhub.hooks.forward_pass import (
     set_entry,
 )
 from adapterhub.hooks.slot import Mark
+from adapterhub.patch import Patch
 
 # Held while what is attached or active changes: a pass begins before or after, not in between.
 STRUCTURE_LOCK = threading.RLock()
@@ -59,24 +60,21 @@ class ForwardPasses:
         self.active: Activation = StackActivation()
         self.replacing: Any = None
         self.arguments = tuple(inspect.signature(model.forward).parameters)
-        self.handles: list[Any] = []
         self.checkpointed = [m for m in model.modules() if hasattr(m, "gradient_checkpointing")]
-        self.labels: dict[str, Any] = {}
+        self.labels = Patch()  # those of a route, for the loss of one pass
 
-    def watch(self, modules: list[nn.Module]) -> None:
+    def watch(self, modules: list[nn.Module], patch: Patch) -> None:
         """Begin and end a pass with the calls of these modules: the model and its stacks."""
+        patch.push(self._recompute_anywhere)
         for module in modules:
-            self.handles += [
+            patch.hook(
                 Mark(module, _PASSES, self),
                 module.register_forward_pre_hook(begin_pass, prepend=True, with_kwargs=True),
                 module.register_forward_hook(end_pass, always_call=True),
-            ]
+            )
 
-    def unwatch(self) -> None:
-        """Undo `watch`."""
-        for handle in self.handles:
-            handle.remove()
-        self.handles.clear()
+    def _recompute_anywhere(self) -> None:
+        """Undo `_recompute_in_context`."""
         for module in self.checkpointed:
             function = getattr(module, "_gradient_checkpointing_func", None)
             if isinstance(function, RecomputedInContext):
@@ -152,17 +150,13 @@ class ForwardPasses:
         """Set the labels of a route for the loss of one pass."""
         if isinstance(route, PerRowActivation):
             with STRUCTURE_LOCK:
-                if not self.labels:
-                    self.labels = {n: getattr(self.model.config, n) for n in LABEL_FIELDS}
-                set_labels(self.model, route.labels())
+                set_labels(self.model, route.labels(), self.labels)
                 kept_values(self.scope)[_RELABELLED] = True
 
     def restore_labels(self) -> None:
         """Set the labels as they were before a pass of a route."""
         with STRUCTURE_LOCK:
-            if self.labels:
-                set_labels(self.model, self.labels)
-                self.labels = {}
+            self.labels.undo()
 
     def _recompute_in_context(self) -> None:
         for module in self.checkpointed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -20,14 +20,13 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import attach
 from adapterhub.backbones.load import quiet_loading
 from adapterhub.backbones.probe import probe_batch
+from adapterhub.backbones.same import same
 from adapterhub.backbones.stand_in import stand_in
 from adapterhub.errors import AdapterhubError
 from adapterhub.interchange.peft.exporter import to_peft
 from adapterhub.interchange.peft.files import PeftFiles, write_peft
 from adapterhub.methods._spec import Spec
 
-# Differences of rounding: relative to the outputs, and to what the adapter changes of them.
-_OF_OUTPUTS, _OF_CHANGE = 1e-4, 1e-2
 _TOKENS, _PADDING = 11, 4
 _PER_TOKEN = ("start_logits", "end_logits")
 
@@ -76,7 +75,6 @@ def compare(build: Callable[[], Adapter]) -> list[str]:
             model, files = adapter.model, to_peft(adapter.export_source())
             expected = _outputs(model)
             adapter.detach()
-            bare = _outputs(model)
             library = "peft"
             found = _outputs(model, _in_peft(model, files))
         except AdapterhubError as error:
@@ -84,7 +82,8 @@ def compare(build: Callable[[], Adapter]) -> list[str]:
         except Exception as error:  # of any kind: the code of peft and of the model is not ours
             what = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
             return [f"outputs cannot be compared with peft's, {library} fails: {what}"]
-    return _differences(found, expected, bare)
+    problems = same(expected, found, torch.float32).problems
+    return [f"peft computes another {problem}" for problem in problems]
 
 
 def _in_peft(model: PreTrainedModel, files: PeftFiles) -> nn.Module:
@@ -124,19 +123,3 @@ def _padded_batch(model: PreTrainedModel) -> dict[str, Tensor]:
     if "decoder_input_ids" in batch:
         batch["decoder_attention_mask"] = batch["attention_mask"]
     return batch
-
-
-def _differences(
-    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], bare: Mapping[str, Tensor]
-) -> list[str]:
-    problems = []
-    for name, value in expected.items():
-        difference = (found[name] - value).abs().max().item()
-        change = (value - bare[name]).abs().max().item()
-        tolerance = _OF_CHANGE * change + _OF_OUTPUTS * value.abs().max().item()
-        if not difference <= tolerance:  # true for NaN
-            problems.append(
-                f"peft computes another {name}: it differs by {difference:.2g}, "
-                f"the adapter changes it by {change:.2g}"
-            )
-    return problems

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ from adapterhub.backbones.fingerprint import (
     BackboneIdentity,
     ModelIdentities,
 )
-from adapterhub.backbones.quantized_training import prepare_quantized, restore_quantized
+from adapterhub.backbones.quantized_training import prepare_quantized
 from adapterhub.backbones.tokenizer import (
     TokenizerSnapshot,
     record_snapshot,
@@ -66,8 +67,8 @@ from adapterhub.hooks.forward_pass import (
     set_entry,
 )
 from adapterhub.hooks.reversible import require_input_gradients
-from adapterhub.hooks.slot import Removable
 from adapterhub.interrupts import deferred_interrupts
+from adapterhub.patch import Patch
 
 _STATE = "_adapterhub"
 _STATES: weakref.WeakSet[ModelState] = weakref.WeakSet()  # of all models, with adapters or without
@@ -79,13 +80,11 @@ class ModelState:
 
     model: PreTrainedModel
     anatomy: Anatomy
-    trainable: list[tuple[nn.Parameter, bool]]
+    parameters: list[nn.Parameter]
     adapters: dict[str, Adapter] = field(default_factory=dict)
     serial: Any = field(default_factory=itertools.count)
     routes: list[RouteActivation] = field(default_factory=list)  # the open ones, of all threads
-    layouts: list[nn.Module] = field(default_factory=list)
-    changes: list[Removable] = field(default_factory=list)  # of the model, for all adapters
-    recorded: TokenizerSnapshot | None = None  # for the model, before the first adapter
+    patch: Patch = field(default_factory=Patch)  # from the first adapter to the last
     passes: ForwardPasses = field(init=False)
     known: dict[bool, BackboneIdentity] = field(default_factory=dict)  # see keep_identity
     ends: list[EndTokens] = field(default_factory=list)  # those of the model, while others apply
@@ -288,9 +287,8 @@ class ModelState:
                 bare = [(each, each.chat_template) for each, _ in templates]
                 structure = ModelStructure(
                     self.model,
-                    [self, *(each.borrowed for each in tokenizers)],
-                    [self.passes.handles],
-                    [parameter for parameter, _ in self.trainable],
+                    [self, self.patch, *(each.borrowed for each in tokenizers)],
+                    self.parameters,
                 )
                 change()
             except BaseException:
@@ -308,18 +306,26 @@ class ModelState:
 
     def _add(self, adapter: Adapter) -> None:
         if not self.adapters:
-            setattr(self.model, _STATE, self)
-            self.recorded = tokenizer_snapshot(self.model)
-            self.changes = [*replace_methods(self), *require_input_gradients(self.anatomy)]
-            self.passes.watch(self._entrances())
+            self._change_model()
         if adapter.tokenizer:
             record_snapshot(self.model, adapter.tokenizer)
-        self.layouts += prepare_quantized(self.model)
-        for parameter, _ in self.trainable:
+        prepare_quantized(self.model, self.patch)
+        for parameter in self.parameters:
             parameter.requires_grad_(False)
         self.adapters[adapter.name] = adapter
         adapter.inject()
         self.activate((adapter.name,))
+
+    def _change_model(self) -> None:
+        """Make the changes of the model that all adapters need."""
+        model, patch = self.model, self.patch
+        patch.override(model, _STATE, self)
+        patch.push(partial(record_snapshot, model, tokenizer_snapshot(model)))
+        replace_methods(self, patch)
+        require_input_gradients(self.anatomy, patch)
+        self.passes.watch(self._entrances(), patch)
+        for parameter in self.parameters:
+            patch.set(parameter, "requires_grad", False)
 
     def _take_back(self, adapters: Sequence[Adapter]) -> None:
         """Take back from tokenizers what only these adapters need."""
@@ -352,7 +358,8 @@ class ModelState:
             for adapter in removed:
                 del self.adapters[adapter.name]
                 adapter.eject()
-            self._restore()
+            if not self.adapters:
+                self.patch.undo()
             self._take_back(removed)
             self._make_active(remaining)
 
@@ -373,20 +380,6 @@ class ModelState:
             activation = activation.without(adapter)
         return activation
 
-    def _restore(self) -> None:
-        """Without adapters, restore the model."""
-        if not self.adapters:
-            self.passes.unwatch()
-            for parameter, flag in self.trainable:
-                parameter.requires_grad_(flag)
-            restore_quantized(self.layouts)
-            self.layouts = []
-            for change in self.changes:
-                change.remove()
-            self.changes = []
-            record_snapshot(self.model, self.recorded)
-            delattr(self.model, _STATE)
-
     def reattach(self, adapters: Sequence[Adapter], composition: Composition) -> None:
         """Attach adapters again that were detached from this model.
 
@@ -394,7 +387,7 @@ class ModelState:
             adapters: the adapters; the model is bare.
             composition: what is active afterwards.
         """
-        self.trainable = [(p, p.requires_grad) for p in self.model.parameters()]
+        self.parameters = list(self.model.parameters())
         for adapter in adapters:
             self.add(adapter)
         self.activate(composition)
@@ -574,12 +567,11 @@ def _refuse_exclusive(
 
 def new_state(model: PreTrainedModel) -> ModelState:
     """Return the state of a model without adapters."""
-    return ModelState(model, anatomy_of(model), [(p, p.requires_grad) for p in model.parameters()])
+    return ModelState(model, anatomy_of(model), list(model.parameters()))
 
 
 def _adapted_models() -> Iterator[AdaptedModel]:
     """Yield all models that have adapters."""
     for state in list(_STATES):
         if state.adapters:
-            before = [parameter for parameter, _ in state.trainable]
-            yield AdaptedModel(state.model, list(state.adapters), before)
+            yield AdaptedModel(state.model, list(state.adapters), state.parameters)

@@ -24,7 +24,6 @@ class ModelStructure:
     Args:
         model: the model.
         others: further objects.
-        lists: further lists.
         parameters: those whose `requires_grad` belongs to the structure.
     """
 
@@ -32,13 +31,12 @@ class ModelStructure:
         self,
         model: nn.Module,
         others: Iterable[object],
-        lists: Iterable[list[Any]],
         parameters: Iterable[nn.Parameter],
     ) -> None:
         modules = (module for _, module in own_modules(model))
-        objects = (*modules, *slots_in(model), *others)
+        slots = list(slots_in(model))
+        objects = (*modules, *slots, *(slot.patch for slot in slots), *others)
         self.objects = [(each, vars(each).copy(), _contents(each)) for each in objects]
-        self.lists = [(each, each.copy()) for each in lists]
         self.flags = [(parameter, parameter.requires_grad) for parameter in parameters]
 
     def restore(self) -> None:
@@ -52,8 +50,6 @@ class ModelStructure:
                     vars(each)[name] = value
                 if isinstance(value, dict | list | set):
                     _refill(value, contents.get(name, ()))
-        for container, content in self.lists:
-            _refill(container, content)
         for parameter, flag in self.flags:
             if parameter.requires_grad is not flag:
                 parameter.requires_grad_(flag)

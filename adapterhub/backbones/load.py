@@ -46,6 +46,7 @@ from adapterhub.backbones.token_embedding import remember_vocabulary_size
 from adapterhub.backbones.tokenizer import remember_tokenizer
 from adapterhub.backbones.weights import DTYPES
 from adapterhub.errors import BackboneError, ConfigError, unknown
+from adapterhub.patch import Patch
 
 _BROKEN = (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, EOFError,
            ImportError, pickle.UnpicklingError, SafetensorError)  # fmt: skip
@@ -182,7 +183,7 @@ def _load_weights(auto: Any, folder: Path, options: dict[str, Any], backbone: st
     """Return a model and what transformers says of its keys."""
     model, info = _load(auto, folder, options | {"output_loading_info": True}, backbone)
     settle_decoded(model, folder, options["dtype"])
-    keep_4bit_layout(model)
+    keep_4bit_layout(model, Patch())
     return model, info
 
 

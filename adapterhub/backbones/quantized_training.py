@@ -14,6 +14,7 @@ from adapterhub.backbones.layer_probe import blocks_gradients, has_own_code
 from adapterhub.backbones.quantized import DECODED, QUANTIZATIONS, quantization_of
 from adapterhub.backbones.quantized_weights import row_scales
 from adapterhub.errors import AttachError
+from adapterhub.patch import Patch
 
 _CAN_PACK = "support_avx512bf16_for_cpu"
 _HOOK = "_adapterhub_forgets"
@@ -52,44 +53,33 @@ def _blocking_layers(model: PreTrainedModel) -> list[str]:
     return [path for path, layer, width in kinds.values() if blocks_gradients(layer, width, like)]
 
 
-def keep_4bit_layout(model: nn.Module) -> list[nn.Module]:
-    """Stop 4-bit layers from repacking their weights, and return the layers that this changes.
+def keep_4bit_layout(model: nn.Module, patch: Patch) -> None:
+    """Stop 4-bit layers from repacking their weights.
 
     On some CPUs bitsandbytes repacks them for inference at the first call without gradients. The
     packed form returns wrong gradients in later calls.
     """
     layers = [module for _, module in own_modules(model) if getattr(module, _CAN_PACK, False)]
     for layer in layers:
-        layer.__dict__[_CAN_PACK] = False
+        patch.set(layer, _CAN_PACK, False)
         weight: Any = layer.weight
         if getattr(weight.quant_state, "packing_format_for_cpu", False):
             layer.state_dict()  # unpacks the weights
-    return layers
 
 
-def prepare_quantized(model: nn.Module) -> list[nn.Module]:
-    """Prepare quantized layers for training through them.
+def prepare_quantized(model: nn.Module, patch: Patch) -> None:
+    """Prepare quantized layers for training through them, those that are not.
 
-    Returns:
-        The layers that this changes, for `restore_quantized`.
+    Args:
+        model: the backbone.
+        patch: undoes it: removes hooks, and lets layers repack their weights.
     """
-    int8_layers = [
-        module
-        for _, module in own_modules(model)
-        if row_scales(module) is not None and _HOOK not in module.__dict__
-    ]
-    for layer in int8_layers:
-        layer.__dict__[_HOOK] = layer.register_forward_hook(drop_saved_input, prepend=True)
-    return keep_4bit_layout(model) + int8_layers
-
-
-def restore_quantized(layers: list[nn.Module]) -> None:
-    """Undo `prepare_quantized`: remove hooks, and let layers repack their weights."""
-    for layer in layers:
-        if _HOOK in layer.__dict__:
-            layer.__dict__.pop(_HOOK).remove()
-        else:
-            layer.__dict__[_CAN_PACK] = True
+    for _, layer in own_modules(model):
+        if row_scales(layer) is not None and _HOOK not in vars(layer):
+            handle = layer.register_forward_hook(drop_saved_input, prepend=True)
+            patch.hook(handle)
+            patch.set(layer, _HOOK, handle)
+    keep_4bit_layout(model, patch)
 
 
 def drop_saved_input(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:

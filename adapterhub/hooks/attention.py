@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from adapterhub.anatomy.attention_source import attends
 from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.backbones.tensor_parallel import tensor_parallel
-from adapterhub.hooks.attention_interface import ConfigRoute, eager_function, refuse_unsupported
+from adapterhub.hooks.attention_interface import RoutedConfig, eager_function, refuse_unsupported
 from adapterhub.hooks.attention_products import watch_products
 from adapterhub.hooks.keyvalue import KeyValueSlot
 from adapterhub.hooks.relative_bias import RelativeBias, note_past
@@ -41,7 +41,7 @@ def keyvalue_slot(
         slot.parallel = tensor_parallel(model)
         if attends(host) == "interface":
             slot.eager = eager_function(host)
-            slot.handles.append(ConfigRoute(host, slot))
+            slot.patch.override(host, "config", RoutedConfig(host.config, slot))
         else:
             watch_products(host, slot, batch_dim)
         host.add_module(CHILD, slot)
@@ -50,7 +50,7 @@ def keyvalue_slot(
     positions = isinstance(module, PrefixModule) and module.positions
     if positions and site.bias and slot.bias is None:
         slot.bias = RelativeBias(model.get_submodule(site.bias))
-        slot.handles.append(host.register_forward_pre_hook(note_past, with_kwargs=True))
+        slot.patch.hook(host.register_forward_pre_hook(note_past, with_kwargs=True))
     return slot
 
 

@@ -67,19 +67,6 @@ class RoutedConfig:
         setattr(vars(self)[_CONFIG], name, value)
 
 
-class ConfigRoute:
-    """The replacement of an attention module's config by a view; `remove` puts the config back."""
-
-    def __init__(self, host: Any, slot: KeyValueSlot) -> None:
-        self.host = host
-        host.config = RoutedConfig(host.config, slot)
-
-    def remove(self) -> None:
-        """Put the config back."""
-        if isinstance(self.host.config, RoutedConfig):
-            self.host.config = vars(self.host.config)[_CONFIG]
-
-
 def refuse_unsupported(names: Iterable[str]) -> None:
     """Refuse attention implementations, by name, that are neither eager nor sdpa."""
     if unsupported := sorted(set(names).difference(SUPPORTED)):

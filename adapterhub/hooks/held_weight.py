@@ -29,6 +29,7 @@ from adapterhub.methods._site_module import (
     OutputModule,
     SiteModule,
 )
+from adapterhub.patch import Patch
 
 
 class HeldWeightSlot(Slot):
@@ -142,25 +143,15 @@ def with_weights(host: nn.Module, parameters: Mapping[str, Any]) -> nn.Module:
     return copied
 
 
-class ForwardOverride:
-    """The replacement of a host's forward by one that reads the slot; `remove` takes it off.
+def _override_forward(host: nn.Module, patch: Patch) -> None:
+    """Replace a host's forward by one that reads the slot.
 
     accelerate keeps the forward that it wraps under another name; what it has done before that one
     runs, such as loading weights, is done by then.
     """
-
-    def __init__(self, host: nn.Module) -> None:
-        self.host = host
-        self.name = "_old_forward" if "_old_forward" in vars(host) else "forward"
-        self.before = vars(host).get(self.name)
-        vars(host)[self.name] = functools.partial(call_host, host, _as_function(host, self.before))
-
-    def remove(self) -> None:
-        """Put the forward back."""
-        if self.before is None:
-            vars(self.host).pop(self.name, None)
-        else:
-            vars(self.host)[self.name] = self.before
+    name = "_old_forward" if "_old_forward" in vars(host) else "forward"
+    function = _as_function(host, vars(host).get(name))
+    patch.override(host, name, functools.partial(call_host, host, function))
 
 
 def _as_function(host: nn.Module, forward: Any) -> Callable[..., Any]:
@@ -214,6 +205,6 @@ def held_weight_slot(model: nn.Module, site: Site) -> HeldWeightSlot:
         if parallel := tensor_parallel(model):
             parallel.boundary(site.host, site.d_out)  # refuses routed experts
         slot = HeldWeightSlot()
-        slot.handles.append(ForwardOverride(host))
+        _override_forward(host, slot.patch)
         host.add_module(CHILD, slot)
     return slot

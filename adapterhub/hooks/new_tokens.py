@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from adapterhub.anatomy.sites import CHILD, Site
+from adapterhub.backbones.same import same
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.errors import AttachError
 from adapterhub.files.manifest import NewToken
@@ -149,10 +150,10 @@ class NewTokenRows:
                 slot = RowSlot()
                 host.add_module(CHILD, slot)
                 if scores:
-                    slot.handles.append(host.register_forward_hook(score_rows))
+                    slot.patch.hook(host.register_forward_hook(score_rows))
                 else:
-                    slot.handles.append(host.register_forward_pre_hook(mask_new_ids))
-                    slot.handles.append(host.register_forward_hook(put_rows))
+                    slot.patch.hook(host.register_forward_pre_hook(mask_new_ids))
+                    slot.patch.hook(host.register_forward_hook(put_rows))
             size = rows.rows.shape[1]
             slot.add(self.key, Site(path, TOKENS, None, TOKENS, "embed", path, size, size), rows)
 
@@ -247,7 +248,8 @@ def _check_table(embedding: nn.Module) -> None:
         with torch.no_grad():
             row = embedding(torch.zeros(1, dtype=torch.long, device=embedding.weight.device))
             scale = getattr(embedding, "embed_scale", 1.0)
-            if torch.allclose(row[0], embedding.weight[0] * scale, atol=1e-6):
+            expected = {"row": embedding.weight[0] * scale}
+            if same(expected, {"row": row[0]}, embedding.weight.dtype):
                 return
     raise AttachError(
         f"new tokens do not support an embedding of class {type(embedding).__name__}",

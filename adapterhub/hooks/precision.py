@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from adapterhub.anatomy.projections import is_projection
+from adapterhub.patch import Patch
 
 _MASTERS = "_adapterhub_masters"
 _EXCHANGE = threading.Lock()  # held for an exchange of parameters, not for a call
@@ -34,7 +34,7 @@ class Masters:
     """
 
     named: dict[str, tuple[nn.Parameter, torch.dtype]] = field(default_factory=dict)
-    handles: list[RemovableHandle] = field(default_factory=list)
+    patch: Patch = field(default_factory=Patch)
     calls: set[int] = field(default_factory=set)
 
     def find(self, module: nn.Module) -> None:
@@ -55,10 +55,12 @@ def hold_in_fp32(module: nn.Module, name: str, dtype: torch.dtype) -> None:
     """
     masters = module.__dict__.get(_MASTERS)
     if masters is None:
-        masters = module.__dict__[_MASTERS] = Masters()
-        handles = masters.handles
-        handles.append(module.register_forward_pre_hook(lower, prepend=True))
-        handles.append(module.register_forward_hook(put_back, prepend=True, always_call=True))
+        masters = Masters()
+        masters.patch.override(module, _MASTERS, masters)
+        masters.patch.hook(
+            module.register_forward_pre_hook(lower, prepend=True),
+            module.register_forward_hook(put_back, prepend=True, always_call=True),
+        )
     masters.named[name] = (module.get_parameter(name), dtype)
 
 
@@ -68,11 +70,8 @@ def release_from_fp32(module: nn.Module, name: str) -> None:
     if masters is None:
         return
     masters.named.pop(name, None)
-    if masters.named:
-        return
-    for handle in masters.handles:
-        handle.remove()
-    del module.__dict__[_MASTERS]
+    if not masters.named:
+        masters.patch.undo()
 
 
 def fp32_parameter(module: nn.Module, name: str) -> nn.Parameter | None:

@@ -59,23 +59,23 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
         counts=not anatomy.family.positions_follow_mask,
         reads_ids=pooled or padding_idx is not None or table is not None,
     )
-    slot.handles.append(root.register_forward_pre_hook(add_prompt, with_kwargs=True))
+    slot.patch.hook(root.register_forward_pre_hook(add_prompt, with_kwargs=True))
     # First of all: a pooling reads the caller's tokens alone.
-    slot.handles.append(root.register_forward_hook(strip_prompt, prepend=True, with_kwargs=True))
+    slot.patch.hook(root.register_forward_hook(strip_prompt, prepend=True, with_kwargs=True))
     if pooled:
-        slot.handles.append(_pre_hook(model, slot, hide_ids))
+        slot.patch.hook(_pre_hook(model, slot, hide_ids))
     if feeds_decoder:
         decoder = model.get_submodule(anatomy.path(anatomy.stacks["decoder"].root))
-        slot.handles.append(_pre_hook(decoder, slot, widen_encoder_mask))
-        slot.handles.append(_output_hook(model, slot, strip_encoder_output))
+        slot.patch.hook(_pre_hook(decoder, slot, widen_encoder_mask))
+        slot.patch.hook(_output_hook(model, slot, strip_encoder_output))
     if body := anatomy.stacks[site.stack].body:
-        slot.handles.append(_output_hook(root.get_submodule(body), slot, strip_body))
+        slot.patch.hook(_output_hook(root.get_submodule(body), slot, strip_body))
     if (taker := position_module(root)) is not None and taker is not root:
-        slot.handles.append(_pre_hook(taker, slot, skip_positions))
+        slot.patch.hook(_pre_hook(taker, slot, skip_positions))
     slot.window = next((w for n in _WINDOWS if (w := getattr(config, n, None))), None)
     if table is not None:
         slot.table_padding = table.padding_idx  # type: ignore[assignment]
-        slot.handles.append(_pre_hook(table, slot, show_padding))
+        slot.patch.hook(_pre_hook(table, slot, show_padding))
     watch_around(model, site.host, slot)
     root.add_module(CHILD, slot)
     return slot

@@ -37,9 +37,9 @@ def watch_around(model: PreTrainedModel, host: str, slot: PromptSlot) -> None:
     for end in range(len(parts)):
         module = model.get_submodule(".".join(parts[:end]))
         if set(inspect.signature(module.forward).parameters) >= _TEXT:
-            slot.handles.append(Mark(module, _AROUND, slot))
-            slot.handles.append(module.register_forward_pre_hook(extend_around, with_kwargs=True))
-            slot.handles.append(module.register_forward_hook(forget_around, always_call=True))
+            slot.patch.hook(Mark(module, _AROUND, slot))
+            slot.patch.hook(module.register_forward_pre_hook(extend_around, with_kwargs=True))
+            slot.patch.hook(module.register_forward_hook(forget_around, always_call=True))
 
 
 def extend_around(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.hooks.slot import Removable
+from adapterhub.patch import Patch
 
 # What the states of a row may depend on besides the weights; other tensors are not recorded.
 ROW_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "position_ids"})
@@ -322,14 +322,11 @@ def replayable(anatomy: Anatomy, stack: str) -> Iterator[StackReplay]:
         stack: the name of the stack.
     """
     replay = StackReplay(anatomy, stack)
-    handles: list[Removable] = [
-        replay.root.register_forward_pre_hook(replay.begin, with_kwargs=True),
-        replay.root.register_forward_hook(replay.end, always_call=True),
-    ]
-    replay.wrap()
-    try:
+    with Patch() as patch:
+        patch.push(replay.unwrap)
+        replay.wrap()
+        patch.hook(
+            replay.root.register_forward_pre_hook(replay.begin, with_kwargs=True),
+            replay.root.register_forward_hook(replay.end, always_call=True),
+        )
         yield replay
-    finally:
-        for handle in handles:
-            handle.remove()
-        replay.unwrap()

@@ -15,15 +15,13 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.reversible import reversible_stack
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.hooks.slot import Removable
+from adapterhub.patch import Patch
 
 
-def require_input_gradients(anatomy: Anatomy) -> list[Removable]:
+def require_input_gradients(anatomy: Anatomy, patch: Patch) -> None:
     """Let the inputs of reversible layers require gradients wherever something in them trains."""
-    return [
-        stack.register_forward_pre_hook(_require_gradient, with_kwargs=True)
-        for stack, _ in _reversible(anatomy)
-    ]
+    for stack, _ in _reversible(anatomy):
+        patch.hook(stack.register_forward_pre_hook(_require_gradient, with_kwargs=True))
 
 
 def keep_training(anatomy: Anatomy) -> None:

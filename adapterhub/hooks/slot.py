@@ -7,7 +7,7 @@ adapters can be copied, pickled, moved and compiled.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,16 +23,10 @@ from adapterhub.hooks.forward_pass import (
     kept_values,
 )
 from adapterhub.hooks.row_stacks import RowStacks, StackedColumn, global_hooks, pays
+from adapterhub.patch import Patch
 
 SUBLAYER_INPUT = "sublayer_input"
 _SUBLAYER_MARK = "_adapterhub_sublayer_input"
-
-
-class Removable(Protocol):
-    """A change of a module: a hook, a mark, or an attribute."""
-
-    def remove(self) -> None:
-        """Undo the change."""
 
 
 class Mark:
@@ -66,7 +60,7 @@ class Slot(nn.Module):
         self.active = NO_MODULES
         self.scope = ModelScope()
         self.sites: dict[str, Site] = {}
-        self.handles: list[Removable] = []
+        self.patch = Patch()  # the changes of the model that the slot needs
         self.input_host: str | None = None
         self.stacks = RowStacks()
         self.traced: dict[str, Any] = {}  # what hooks keep for each other in a compiled model
@@ -202,9 +196,9 @@ def read_sublayer_input(model: nn.Module, slot: Slot, path: str | None) -> None:
         return
     slot.input_host = path
     module = model.get_submodule(path)
-    slot.handles.append(Mark(module, _SUBLAYER_MARK, slot))
+    slot.patch.hook(Mark(module, _SUBLAYER_MARK, slot))
     # First of all pre-hooks: others may change the input.
-    slot.handles.append(module.register_forward_pre_hook(capture_input, prepend=True))
+    slot.patch.hook(module.register_forward_pre_hook(capture_input, prepend=True))
 
 
 def drop_slot(model: nn.Module, host_path: str) -> None:
@@ -212,6 +206,5 @@ def drop_slot(model: nn.Module, host_path: str) -> None:
     host = model.get_submodule(host_path)
     slot = host._modules[CHILD]
     assert isinstance(slot, Slot)
-    for handle in slot.handles:
-        handle.remove()
+    slot.patch.undo()
     del host._modules[CHILD]

@@ -21,19 +21,18 @@ from adapterhub.backbones.probe import probe
 from adapterhub.backbones.processor import processor_of, remember_processor
 from adapterhub.backbones.quantized import quantization_of
 from adapterhub.backbones.quantized_training import keep_4bit_layout
+from adapterhub.backbones.same import coarsest_dtype
 from adapterhub.backbones.task_models import TASK_MODELS, task_kind
 from adapterhub.backbones.weights import DTYPES
 from adapterhub.errors import MergeError, OutputError
 from adapterhub.files.atomic import check_place, explained, put_in_place
 from adapterhub.inference.sentence_encoder import SentenceEncoder, sentence_encoder
 from adapterhub.merging.merge import (
-    TOLERANCE,
     Merge,
-    compare_outputs,
-    compare_tensors,
+    check_outputs,
     merge,
-    usual_tolerance,
 )
+from adapterhub.patch import Patch
 from adapterhub.tasks import Task
 
 
@@ -72,9 +71,10 @@ def merge_for_checkpoint(
         pooled = encoder.merged_outputs(model)
     record = merge(model, tolerance=tolerance, requantize=requantize)
     if encoder:
-        relative = math.inf if requantize else tolerance or TOLERANCE[model.dtype]
-        differences = compare_tensors(pooled, encoder.merged_outputs(model), relative)
-        record.expected, (record.differences, record.tolerances) = pooled, differences
+        precision = math.inf if requantize else tolerance or model.dtype
+        compared = check_outputs(pooled, encoder.merged_outputs(model), precision)
+        record.expected = pooled
+        record.differences, record.tolerances = compared.differences, compared.tolerances
     if dtype is not None:
         if model.dtype != DTYPES[dtype]:  # computed in fp32, as this processor is slow in bf16
             model.to(DTYPES[dtype])  # type: ignore[arg-type]
@@ -119,16 +119,15 @@ def write_checkpoint(
         try:
             _save(model, tokenizer, temporary, encoder)
             if encoder:
-                relative = tolerance or TOLERANCE[model.dtype]
                 outputs = encoder.outputs(model, temporary)
-                differences, _ = compare_tensors(expected, outputs, relative)
             else:
-                relative = tolerance or usual_tolerance(model)
-                differences, _ = compare_outputs(expected, _reloaded(model, temporary), relative)
+                outputs = probe(_reloaded(model, temporary))
+            precision = tolerance or (model.dtype if encoder else coarsest_dtype(model))
+            compared = check_outputs(expected, outputs, precision)
             put_in_place(temporary, folder, overwrite=False)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    return differences
+    return compared.differences
 
 
 def _save(
@@ -162,7 +161,7 @@ def _reloaded(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         raise MergeError(
             "the merged checkpoint does not load as it was written", offenders=problems
         )
-    keep_4bit_layout(loaded)
+    keep_4bit_layout(loaded, Patch())
     if loaded.dtype == torch.bfloat16 and without_slow_bf16("bf16") != "bf16":
         loaded = loaded.float() if quantization_of(loaded) is None else loaded  # the same weights
     if (processor := processor_of(model)) is not None:  # what the model is probed with

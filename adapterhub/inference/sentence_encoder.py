@@ -29,6 +29,7 @@ from adapterhub.backbones.quantized_training import keep_4bit_layout
 from adapterhub.backbones.task_models import text_config
 from adapterhub.backbones.trained_length import trained_length, vector_length
 from adapterhub.errors import MergeError
+from adapterhub.patch import Patch
 from adapterhub.tasks import Task
 from adapterhub.tasks.embedding import Embedding
 
@@ -118,7 +119,7 @@ class SentenceEncoder:
             folder: what `save` wrote.
         """
         base = AutoModel.from_pretrained(folder, dtype=model.dtype).to(model.device).eval()
-        keep_4bit_layout(base)
+        keep_4bit_layout(base, Patch())
         head: dict[str, Tensor] = {}
         if self.head is not None:
             tensors = load_file(folder / _HEAD / "model.safetensors", device=str(model.device))

@@ -12,9 +12,7 @@ Every merge is verified on a probe batch, before and after:
 
     max |logit difference| <= TOLERANCE[dtype] * max |logit|
 
-Weights and products are rounded with a relative error of up to u = 2^-24 (fp32), 2^-11 (fp16) or
-2^-8 (bf16); over the layers these errors add up like a random walk. The tolerances are about 25 u
-for the 16-bit formats, and allow any order of summation in fp32. An update that is smaller than the
+The tolerances are those of `adapterhub.backbones.same`. An update that is smaller than the
 rounding error of the weight is lost within the tolerance, so the difference is reported. After
 requantization it is only reported, since the dtype gives no bound.
 """
@@ -25,7 +23,8 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +50,7 @@ from adapterhub.backbones.identity import ORIGIN, name_and_revision
 from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
 from adapterhub.backbones.probe import probe
 from adapterhub.backbones.quantized_weights import can_requantize, requantized
+from adapterhub.backbones.same import Comparison, coarsest_dtype, same, tolerance_of
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.backbones.weights import is_offloaded, storage_problem
 from adapterhub.errors import AttachError, MergeError
@@ -59,8 +59,8 @@ from adapterhub.hooks.layered_head import activation_between
 from adapterhub.hooks.new_tokens import VOCABULARY, NewTokenRows
 from adapterhub.interrupts import deferred_interrupts
 from adapterhub.merging.affine import merged_names, merged_parameters
+from adapterhub.patch import Patch
 
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-1}
 _RECORDS = "_adapterhub_merges"
 _NOT_MERGEABLE = {
     "keyvalue": "it adds keys and values, which are not a weight of the backbone",
@@ -73,22 +73,16 @@ _NOT_MERGEABLE = {
 }
 
 
-@dataclass(eq=False)
-class AttributeSwap:
-    """The merged and the original value of an attribute of the model, its config or a layer."""
+class NewAttribute(NamedTuple):
+    """The merged value of an attribute of the model, its config or a layer."""
 
     owner: Any
     name: str
-    merged: Any
-    original: Any
-
-    def swap(self, on: bool) -> None:
-        """Set the merged value, or the original one."""
-        setattr(self.owner, self.name, self.merged if on else self.original)
+    value: Any
 
 
-@dataclass(eq=False)
-class ParameterSwap:
+@dataclass(frozen=True, eq=False)
+class MergedParameter:
     """The merged and the original parameter, and the modules that hold it.
 
     `attributes` belong to a quantized parameter: its layer's quantization state.
@@ -97,14 +91,7 @@ class ParameterSwap:
     merged: nn.Parameter
     original: nn.Parameter
     holders: tuple[tuple[nn.Module, str], ...]
-    attributes: tuple[AttributeSwap, ...] = ()
-
-    def swap(self, on: bool) -> None:
-        """Set the merged parameter, or the original one."""
-        for module, name in self.holders:
-            module._parameters[name] = self.merged if on else self.original
-        for attribute in self.attributes:
-            attribute.swap(on)
+    attributes: tuple[NewAttribute, ...] = ()
 
 
 @dataclass(eq=False)
@@ -124,29 +111,34 @@ class Merge:
 
     adapters: tuple[Adapter, ...]
     expected: dict[str, Tensor] = field(repr=False)
-    parameters: tuple[ParameterSwap, ...] = field(repr=False)
-    attributes: tuple[AttributeSwap, ...] = field(repr=False)
+    parameters: tuple[MergedParameter, ...] = field(repr=False)
+    attributes: tuple[NewAttribute, ...] = field(repr=False)
     head: AdapterHead | None = field(repr=False)
     templates: tuple[tuple[TokenizerSnapshot, str | None], ...] = field(default=(), repr=False)
     scope: object = field(default_factory=object, repr=False)  # under which they are shown
     differences: dict[str, float] = field(default_factory=dict)
     tolerances: dict[str, float] = field(default_factory=dict)
+    patch: Patch = field(default_factory=Patch, repr=False)
 
     @property
     def difference(self) -> float:
         """The largest absolute difference of any output on the probe batch."""
         return max(self.differences.values())
 
-    def swap(self, on: bool) -> None:
-        """Give a model without adapters the merged weights and head, or the original ones."""
+    def apply(self) -> None:
+        """Give a model without adapters the merged weights and head, until `patch.undo`."""
         for parameter in self.parameters:
-            parameter.swap(on)
-        for attribute in self.attributes:
-            attribute.swap(on)
+            for module, name in parameter.holders:
+                self.patch.put(module._parameters, name, parameter.merged)
+        inner = [each for parameter in self.parameters for each in parameter.attributes]
+        for owner, name, value in (*inner, *self.attributes):
+            self.patch.set(owner, name, value)
         if self.head:
-            self.head.swap(self.adapters[0].model, on)
+            self.patch.push(self.head.patch.undo)
+            self.head.put_into(self.adapters[0].model)
         for tokenizer, template in self.templates:
-            tokenizer.show(self.scope, template if on else None)
+            self.patch.push(partial(tokenizer.show, self.scope, None))
+            tokenizer.show(self.scope, template)
 
 
 def merge(
@@ -189,7 +181,9 @@ def merge(
         templates = tuple(state.templates())
         record = Merge(adapters, probe(model), parameters, attributes, head, templates)
     with STRUCTURE_LOCK, _merged(state, record, composition):
-        record.differences, record.tolerances = compare_outputs(record.expected, model, tolerance)
+        precision = tolerance or coarsest_dtype(model)
+        compared = check_outputs(record.expected, probe(model), precision)
+        record.differences, record.tolerances = compared.differences, compared.tolerances
     return record
 
 
@@ -203,7 +197,7 @@ def _merged(state: ModelState, record: Merge, composition: Composition) -> Itera
     try:
         with deferred_interrupts():
             state.detach(*(adapter.name for adapter in record.adapters))
-            record.swap(on=True)
+            record.apply()
             for adapter in record.adapters:
                 adapter.lend()
         yield
@@ -212,7 +206,7 @@ def _merged(state: ModelState, record: Merge, composition: Composition) -> Itera
         with deferred_interrupts():
             _set_records(model, [each for each in _records(model) if each[1] is not record])
             if find_state(model) is None:
-                record.swap(on=False)
+                record.patch.undo()
                 state.reattach(record.adapters, composition)
         raise
 
@@ -252,13 +246,13 @@ def unmerge(model: PreTrainedModel) -> tuple[Adapter, ...]:
     names = tuple(adapter.name for adapter in record.adapters)
     with STRUCTURE_LOCK, deferred_interrupts():
         try:
-            record.swap(on=False)
+            record.patch.undo()
             state.reattach(record.adapters, names)
             _set_records(model, others)
         except BaseException:
             if state.adapters:
                 state.detach(*state.adapters)
-            record.swap(on=True)
+            record.apply()
             _set_records(model, records)
             raise
     return record.adapters
@@ -392,10 +386,10 @@ def _storage_problems(adapter: Adapter, requantize: bool) -> Iterator[str]:
             yield f"{changed.name}: {problem}"
 
 
-def _swaps(adapters: Sequence[Adapter]) -> tuple[ParameterSwap, ...]:
+def _swaps(adapters: Sequence[Adapter]) -> tuple[MergedParameter, ...]:
     """Compute the merged parameters. The adapters must be active."""
     model = adapters[0].model
-    swaps: dict[int, ParameterSwap] = {}  # by the id of the parameter that is in the model now
+    swaps: dict[int, MergedParameter] = {}  # by the id of the parameter that is in the model now
     for changed in (c for adapter in adapters for c in adapter.changed):
         tensor = changed.own.detach().to(changed.original.dtype)
         swaps[id(changed.own)] = _parameter_swap(tensor, changed.original, changed.holders)
@@ -412,7 +406,7 @@ def _swaps(adapters: Sequence[Adapter]) -> tuple[ParameterSwap, ...]:
     return tuple(swaps.values())
 
 
-def _widen(tokens: NewTokenRows, swaps: dict[int, ParameterSwap]) -> None:
+def _widen(tokens: NewTokenRows, swaps: dict[int, MergedParameter]) -> None:
     """Put the rows of new tokens into the merged embedding and output layer.
 
     Args:
@@ -433,7 +427,7 @@ def _widen(tokens: NewTokenRows, swaps: dict[int, ParameterSwap]) -> None:
                 tokens.table(rows, table.detach()), original, tuple(holders[id(current)])
             )
             attributes = tuple(
-                AttributeSwap(module, size, len(made.merged), getattr(module, size))
+                NewAttribute(module, size, len(made.merged))
                 for module, _ in made.holders
                 for size in ("num_embeddings", "out_features")
                 if name == "weight" and hasattr(module, size)
@@ -441,40 +435,36 @@ def _widen(tokens: NewTokenRows, swaps: dict[int, ParameterSwap]) -> None:
             swaps[id(current)] = replace(made, attributes=attributes)
 
 
-def _vocabulary(adapters: Sequence[Adapter]) -> tuple[AttributeSwap, ...]:
+def _vocabulary(adapters: Sequence[Adapter]) -> tuple[NewAttribute, ...]:
     """Return the size of the vocabulary, and what has its size, with all new tokens."""
     narrow: dict[str, Any] = {}
     for tokens in (adapter.new_tokens for adapter in adapters if adapter.new_tokens):
         narrow = tokens.originals | narrow
     model = adapters[0].model
     config, size = model.config.get_text_config(), narrow.pop(VOCABULARY, None)
-    sizes = [AttributeSwap(config, "vocab_size", config.vocab_size, size)] if size else []
-    wide = (
-        AttributeSwap(model, name, model._buffers[name], value) for name, value in narrow.items()
-    )
+    sizes = [NewAttribute(config, "vocab_size", config.vocab_size)] if size else []
+    wide = (NewAttribute(model, name, model._buffers[name]) for name in narrow)
     return (*sizes, *wide)
 
 
 def _parameter_swap(
     tensor: Tensor, original: nn.Parameter, holders: tuple[tuple[nn.Module, str], ...]
-) -> ParameterSwap:
+) -> MergedParameter:
     values = tensor.to(original.dtype).contiguous()
     merged = nn.Parameter(values, requires_grad=original.requires_grad)
-    return ParameterSwap(merged, original, holders)
+    return MergedParameter(merged, original, holders)
 
 
 def _requantized_swap(
     tensor: Tensor, original: nn.Parameter, holders: tuple[tuple[nn.Module, str], ...]
-) -> ParameterSwap:
+) -> MergedParameter:
     host, _ = holders[0]
     merged, layer_state = requantized(host, tensor)
-    attributes = tuple(
-        AttributeSwap(host, name, value, getattr(host, name)) for name, value in layer_state.items()
-    )
-    return ParameterSwap(merged, original, holders, attributes)
+    attributes = tuple(NewAttribute(host, name, value) for name, value in layer_state.items())
+    return MergedParameter(merged, original, holders, attributes)
 
 
-def _identity(model: PreTrainedModel, adapters: Sequence[Adapter]) -> tuple[AttributeSwap, ...]:
+def _identity(model: PreTrainedModel, adapters: Sequence[Adapter]) -> tuple[NewAttribute, ...]:
     """Rename the merged model, since it is a different backbone, without new parameters."""
     base, _ = name_and_revision(model, lambda: backbone_fingerprint(model))
     model_name = "--with-".join([base, *(adapter.name for adapter in adapters)])
@@ -487,77 +477,36 @@ def _identity(model: PreTrainedModel, adapters: Sequence[Adapter]) -> tuple[Attr
     stops = [i for adapter in adapters for i in adapter.written_stops]
     if stops and (config := getattr(model, "generation_config", None)) is not None:
         own = get_state(model).own_ends  # the adapters are active here
-        ends = AttributeSwap(config, "eos_token_id", with_stops(own, stops), own)
+        ends = NewAttribute(config, "eos_token_id", with_stops(own, stops))
         return (ends, *_swapped(values))
     return _swapped(values)
 
 
-def _swapped(values: Sequence[tuple[Any, str, Any]]) -> tuple[AttributeSwap, ...]:
-    return tuple(
-        AttributeSwap(owner, name, value, getattr(owner, name))
-        for owner, name, value in values
-        if hasattr(owner, name)
-    )
+def _swapped(values: Sequence[tuple[Any, str, Any]]) -> tuple[NewAttribute, ...]:
+    return tuple(NewAttribute(*each) for each in values if hasattr(*each[:2]))
 
 
-def compare_outputs(
-    expected: dict[str, Tensor], model: PreTrainedModel, tolerance: float | None = None
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Compare the outputs of a model on the probe batch with the expected ones.
-
-    Args:
-        expected: the expected outputs, by name.
-        model: the merged model.
-        tolerance: the largest accepted difference, relative to the largest value of an output; by
-            default that of the dtype.
-
-    Returns:
-        The largest absolute difference of each output, and the largest accepted one.
-
-    Raises:
-        MergeError: a difference above its tolerance, or one that is not finite.
-    """
-    return compare_tensors(expected, probe(model), tolerance or usual_tolerance(model))
-
-
-def usual_tolerance(model: PreTrainedModel) -> float:
-    """Return the largest difference that the dtypes of a model explain, relative to an output."""
-    return max(TOLERANCE.get(parameter.dtype, 0.0) for parameter in model.parameters())
-
-
-def compare_tensors(
-    expected: dict[str, Tensor], outputs: dict[str, Tensor], relative: float
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Compare outputs with the expected ones.
+def check_outputs(
+    expected: dict[str, Tensor], outputs: dict[str, Tensor], precision: torch.dtype | float
+) -> Comparison:
+    """Compare the outputs of a merged model with the expected ones, on the probe batch.
 
     Args:
         expected: the expected outputs, by name.
         outputs: the outputs.
-        relative: the largest accepted difference, relative to the largest value of an output.
-
-    Returns:
-        The largest absolute difference of each output, and the largest accepted one.
+        precision: the dtype of the model, or the largest accepted difference, relative to the
+            largest value of an output.
 
     Raises:
         MergeError: a difference above its tolerance, or one that is not finite.
     """
-    differences = {n: (outputs[n] - value).abs().max().item() for n, value in expected.items()}
-    tolerances = {n: relative * _largest(value) for n, value in expected.items()}
-    too_large = [
-        f"{name}: max |difference| {differences[name]:.3g}, tolerance {tolerances[name]:.3g}"
-        for name in expected
-        if not differences[name] <= tolerances[name]  # true for NaN
-    ]
-    if too_large:
+    compared = same(expected, outputs, precision)
+    if not compared:
         raise MergeError(
             "the merged model does not compute the same outputs as the model with its adapter",
-            offenders=too_large,
-            expected=f"differences of at most {relative:g} times the largest value",
+            offenders=compared.problems,
+            expected=f"differences of at most {tolerance_of(precision):g} times the largest value",
             hint="merge in fp32 (--base-dtype fp32), accept more (tolerance=0.3, --tolerance 0.3), "
             "or keep the adapter attached",
         )
-    return differences, tolerances
-
-
-def _largest(value: Tensor) -> float:
-    return max(value.abs().max().item(), torch.finfo(torch.float32).tiny)
+    return compared

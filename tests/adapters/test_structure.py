@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from adapterhub.adapters.structure import ModelStructure
+from adapterhub.patch import Patch
 
 
 class Notes:
@@ -18,8 +19,8 @@ class Notes:
 
 
 def model_and_structure():
-    model, notes, lines = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), Notes(), [1]
-    return model, notes, lines, ModelStructure(model, [notes], [lines], model.parameters())
+    model, notes = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), Notes()
+    return model, notes, ModelStructure(model, [notes], model.parameters())
 
 
 def described(model):
@@ -30,7 +31,7 @@ def described(model):
 
 
 def test_modules_hooks_and_attributes_are_restored():
-    model, _, _, structure = model_and_structure()
+    model, _, structure = model_and_structure()
     first, before, keys = model[0], described(model), {m: list(vars(m)) for m in model.modules()}
     first.register_forward_hook(print, with_kwargs=True, always_call=True)
     first.register_forward_pre_hook(print, prepend=True)
@@ -47,36 +48,34 @@ def test_modules_hooks_and_attributes_are_restored():
 
 def test_a_removed_hook_is_itself_again():
     model = nn.Linear(2, 2)
-    calls = []
-    handles = [model.register_forward_hook(lambda *_, n=n: calls.append(n)) for n in (1, 2)]
-    structure = ModelStructure(model, [], [handles], [])
-    handles[0].remove()
-    handles.pop(0)
+    calls, patch = [], Patch()
+    for n in (2, 1):
+        patch.hook(model.register_forward_hook(lambda *_, n=n: calls.append(n), prepend=True))
+    structure = ModelStructure(model, [patch], [])
+    patch.undoing.pop()()
     structure.restore()
     model(torch.zeros(1, 2))
     assert calls == [1, 2], "in order"
-    handles[0].remove()
+    patch.undoing[-1]()
     model(torch.zeros(1, 2))
     assert calls == [1, 2, 2]
 
 
 def test_containers_keep_their_identity():
-    _, notes, lines, structure = model_and_structure()
+    _, notes, structure = model_and_structure()
     containers, expected = (notes.names, notes.numbers, notes.marks), copy.deepcopy(vars(notes))
     notes.value, notes.other = 2, 3
     notes.names.append("b")
     notes.numbers.update(a=2, b=1)
     notes.marks = {"y"}
-    lines.clear()
     structure.restore()
     assert vars(notes) == expected
     assert (notes.names, notes.numbers, notes.marks) == containers
     assert all(a is b for a, b in zip((notes.names, notes.numbers), containers, strict=False))
-    assert lines == [1]
 
 
 def test_what_trains_is_restored():
-    model, _, _, structure = model_and_structure()
+    model, _, structure = model_and_structure()
     model.requires_grad_(False)
     structure.restore()
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -84,7 +83,7 @@ def test_what_trains_is_restored():
 
 def test_tensors_are_left_alone():
     """A pass of another thread may exchange them meanwhile."""
-    model, _, _, structure = model_and_structure()
+    model, _, structure = model_and_structure()
     own = model[0]._parameters["weight"] = nn.Parameter(torch.ones(2, 2))
     structure.restore()
     assert model[0].weight is own

@@ -11,8 +11,8 @@ from adapterhub.backbones.quantized_training import (
     drop_saved_input,
     keep_4bit_layout,
     prepare_quantized,
-    restore_quantized,
 )
+from adapterhub.patch import Patch
 
 
 class FourBit(nn.Linear):
@@ -39,22 +39,27 @@ class EightBit(nn.Linear):
 
 def test_only_layers_that_can_repack_are_changed():
     model = nn.Sequential(FourBit(packed=True), nn.Linear(4, 4), FourBit(packed=False))
-    assert keep_4bit_layout(model) == [model[0], model[2]]
+    keep_4bit_layout(model, patch := Patch())
+    assert len(patch.undoing) == 2
     assert [model[0].unpacked, model[2].unpacked] == [True, False]
     assert not model[0].support_avx512bf16_for_cpu
-    assert keep_4bit_layout(model) == [], "a second call changes nothing"
+    keep_4bit_layout(model, patch)
+    assert len(patch.undoing) == 2, "a second call changes nothing"
 
 
 def test_restoring_undoes_preparing():
     model = nn.Sequential(FourBit(packed=False), EightBit(), nn.Linear(4, 4))
-    layers = prepare_quantized(model)
-    assert layers == [model[0], model[1]]
-    assert len(model[1]._forward_hooks) == 1
-    assert prepare_quantized(model) == []
-    restore_quantized(layers)
-    assert model[0].support_avx512bf16_for_cpu
-    assert not model[1]._forward_hooks
-    assert prepare_quantized(model) == [model[0], model[1]]
+    patch = Patch()
+    for _ in range(2):
+        prepare_quantized(model, patch)
+        assert not model[0].support_avx512bf16_for_cpu
+        assert len(model[1]._forward_hooks) == 1
+        made = len(patch.undoing)
+        prepare_quantized(model, patch)
+        assert len(patch.undoing) == made, "a second call changes nothing"
+        patch.undo()
+        assert model[0].support_avx512bf16_for_cpu
+        assert not model[1]._forward_hooks
 
 
 class SavesInput(torch.autograd.Function):

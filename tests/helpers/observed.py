@@ -81,7 +81,7 @@ def _attributes(module: torch.nn.Module) -> dict[str, str]:
 
 def _slots(model: torch.nn.Module) -> dict[str, Any]:
     return {
-        path: (list(slot.sites), slot.active.keys, list(slot._modules), len(slot.handles))
+        path: (list(slot.sites), slot.active.keys, list(slot._modules), len(slot.patch.undoing))
         for path, slot in model.named_modules()
         if isinstance(slot, Slot)
     }
@@ -110,9 +110,8 @@ def observed_state(model: Any) -> dict[str, Any]:
         "replacing": replacing and repr(replacing.compositions),
         "routes": [repr(route.compositions) for route in state.routes],
         "entry": current_entry(state.scope),
-        "labels": state.passes.labels,
-        "layouts": len(state.layouts),
-        "changes": [type(change).__name__ for change in state.changes],
+        "labels": len(state.passes.labels.undoing),
+        "patch": len(state.patch.undoing),
     }
 
 

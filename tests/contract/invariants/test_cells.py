@@ -38,8 +38,9 @@ from observed import differences, observed
 
 import adapterhub as ah
 from adapterhub.adapters.state import find_state
+from adapterhub.backbones.same import TOLERANCE
 from adapterhub.errors import AttachError, MergeError, SiteError
-from adapterhub.merging.merge import TOLERANCE, blockers
+from adapterhub.merging.merge import blockers
 from adapterhub.methods import METHODS
 
 INVARIANTS: list[Callable[[Cell], None]] = []

@@ -18,10 +18,11 @@ from torch import nn
 
 import adapterhub as ah
 from adapterhub.backbones.probe import probe
+from adapterhub.backbones.same import TOLERANCE
 from adapterhub.backbones.weights import read_weight
 from adapterhub.errors import AttachError, MergeError, MismatchError
 from adapterhub.inference.merged_checkpoint import auto_class, write_checkpoint
-from adapterhub.merging.merge import TOLERANCE, blockers
+from adapterhub.merging.merge import blockers
 from adapterhub.methods import METHODS
 from adapterhub.methods._site_module import OutputModule
 
