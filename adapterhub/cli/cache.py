@@ -20,12 +20,11 @@ from adapterhub.cli._publishing import as_json_option
 @click.option("--clear", is_flag=True, help="Delete all of it.")
 @as_json_option
 def command(clear: bool, as_json: bool) -> None:
-    """List or delete what training keeps on disk: outputs of frozen layers, and tokens.
+    """List or delete the outputs of frozen layers that training keeps on disk.
 
-    The outputs are kept there with train.frozen_cache=disk, or where they do not fit in memory, the
-    tokens with data.stream=true. They are computed anew if they are missing.
+    They are kept there with train.frozen_cache=disk, or where they do not fit in memory. They are
+    computed anew if they are missing.
     """
-    from adapterhub.data.token_cache import clear_tokens, tokens_folder, tokens_size
     from adapterhub.training.activation_folders import (
         activation_entries,
         activations_folder,
@@ -33,8 +32,7 @@ def command(clear: bool, as_json: bool) -> None:
     )
 
     entries = activation_entries()
-    cleared = clear_activations() + clear_tokens() if clear else 0
-    tokens = tokens_size()
+    cleared = clear_activations() if clear else 0
     total = sum(entry.size for entry in entries)
     if as_json:
         rows = [{"folder": e.folder.name, "bytes": e.size, "used": e.used} for e in entries]
@@ -42,7 +40,6 @@ def command(clear: bool, as_json: bool) -> None:
             {
                 "folder": str(activations_folder()),
                 "entries": rows,
-                "tokens": tokens,
                 "cleared": cleared,
             }
         )
@@ -53,5 +50,3 @@ def command(clear: bool, as_json: bool) -> None:
             used = f"{datetime.fromtimestamp(entry.used):%Y-%m-%d %H:%M}"
             say(f"{entry.folder.name}  {entry.size / 1e6:>10,.1f} MB  last used {used}")
         say(f"{len(entries)} entries, {total / 1e6:,.1f} MB in {activations_folder()}")
-        if tokens:
-            say(f"tokens of streamed text, {tokens / 1e6:,.1f} MB in {tokens_folder()}")

@@ -1,7 +1,7 @@
 """Options as frozen dataclasses: the one definition that dicts, YAML and help texts derive from.
 
 Plain data arrives as a mapping (from YAML, JSON, the command line or Python) and is read strictly:
-one `ConfigError` lists every unknown key, missing key and value of the wrong type. `read_record`
+one `ConfigError` lists every unknown key, missing key and value of the wrong type. `from_file`
 reads the data of files in the same way. A hint such as `Annotated[str, check]` limits the values:
 a check takes the path of a value and the value, and returns a line for each problem.
 """
@@ -29,7 +29,7 @@ def option(default: T, help: str = "", *, omitted: bool = False) -> T:
     Args:
         default: the default.
         help: the text.
-        omitted: `to_dict` leaves it out while it has its default, and `read_record` does not
+        omitted: `to_dict` leaves it out while it has its default, and `from_file` does not
             require it: an option that is added later must not change files, and digests of them,
             that do not use it.
     """
@@ -127,7 +127,7 @@ def from_dict(
     return typing.cast(T, obj)
 
 
-def read_record(cls: type[T], data: object, path: str = "") -> tuple[T | None, list[str]]:
+def from_file(cls: type[T], data: object, path: str = "") -> tuple[T | None, list[str]]:
     """Build a dataclass from the data of a file; return it, or None with a line for each problem.
 
     A file has all fields, except those that `to_dict` omits. Other fields are ignored if they have

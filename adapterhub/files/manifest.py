@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from adapterhub._version import __version__
-from adapterhub.config.options import option, read_record, to_dict
+from adapterhub.config.options import from_file, option, to_dict
 from adapterhub.errors import FileError, OutputError
 from adapterhub.files import schema
 from adapterhub.files.schema import canonical_json, show
@@ -296,7 +296,7 @@ def to_json(manifest: Manifest) -> bytes:
     Raises:
         OutputError: `from_json` would refuse the manifest; lists every offending field.
     """
-    checked, offenders = read_record(Manifest, manifest)
+    checked, offenders = from_file(Manifest, manifest)
     if checked is not None:
         tree = to_dict(checked)
         tree["sha256"] = _digest(tree)
@@ -321,7 +321,7 @@ def from_json(data: bytes, source: str = "adapter.json") -> Manifest:
     tree, offenders = schema.parse_object(data, MAX_MANIFEST_BYTES)
     _refuse_newer(tree, source)
     fields = {name: value for name, value in tree.items() if name != "sha256"}
-    manifest, problems = read_record(Manifest, fields)
+    manifest, problems = from_file(Manifest, fields)
     if tree or not offenders:
         offenders += [*problems, *_digest_problems(tree)]
     if not offenders and tree["sha256"] != _digest(fields):

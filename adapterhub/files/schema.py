@@ -2,7 +2,7 @@
 
 A check takes the path of a value and the value and returns one line for each problem. The values
 are untrusted, so messages are short, escaped, and limited in number. Checks limit the fields of
-dataclasses that `config.options.read_record` reads.
+dataclasses that `config.options.from_file` reads.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from adapterhub.config.options import option, read_record, to_dict
+from adapterhub.config.options import from_file, option, to_dict
 from adapterhub.errors import (
     AdapterhubError,
     ConfigError,
@@ -171,7 +171,7 @@ def read_lock(path: Path) -> dict[str, Pin]:
         tree, offenders = schema.parse_object(read_file(path, 0, _MAX_BYTES, None), _MAX_BYTES)
     except UnreadableError as error:
         tree, offenders = {}, [str(error)]
-    lock, problems = read_record(_Lock, _with_new_fields(tree))
+    lock, problems = from_file(_Lock, _with_new_fields(tree))
     offenders = offenders or problems or _equal_names(lock.adapters if lock else ())
     if lock is None or offenders:
         raise FileError(
