@@ -1,32 +1,37 @@
 """Options as frozen dataclasses: the one definition that dicts, YAML and help texts derive from.
 
 Plain data arrives as a mapping (from YAML, JSON, the command line or Python) and is read strictly:
-one `ConfigError` lists every unknown key, missing key and value of the wrong type.
+one `ConfigError` lists every unknown key, missing key and value of the wrong type. `from_file`
+reads the data of files in the same way. A hint such as `Annotated[str, check]` limits the values:
+a check takes the path of a value and the value, and returns a line for each problem.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import reprlib
 import types
 import typing
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar, Union
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Literal, TypeVar, Union
 
 from adapterhub.errors import AdapterhubError, ConfigError, did_you_mean
 
 T = TypeVar("T")
+Check = Callable[[str, Any], list[str]]
 
 
-def option(default: T, help: str, *, omitted: bool = False) -> T:
+def option(default: T, help: str = "", *, omitted: bool = False) -> T:
     """Define a dataclass field with a default and a one-line help text.
 
     Args:
         default: the default.
         help: the text.
-        omitted: `to_dict` leaves it out while it has its default: an option that is added later
-            must not change files, and digests of them, that do not use it.
+        omitted: `to_dict` leaves it out while it has its default, and `from_file` does not
+            require it: an option that is added later must not change files, and digests of them,
+            that do not use it.
     """
     metadata = {"help": help, "omitted": omitted}
     if isinstance(default, dict):  # a mutable default: one copy per object
@@ -55,14 +60,16 @@ def options_of(cls: type) -> tuple[OptionDoc, ...]:
     )
 
 
-def hints_of(cls: Any) -> dict[str, Any]:
+@functools.lru_cache(maxsize=256)
+def hints_of(cls: Any) -> Mapping[str, Any]:
     """Return the annotation of each option of a dataclass, by the option's name."""
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     return {_key(field): hints[field.name] for field in _fields(cls)}
 
 
 def type_text(hint: object) -> str:
     """Describe the values that an annotation accepts: `int | null`, `csv | tsv`."""
+    hint = _unchecked(hint)
     args = typing.get_args(hint)
     if hint in (Any, object):
         return "anything"
@@ -80,9 +87,14 @@ def type_text(hint: object) -> str:
 
 
 class _Problems(list[str]):
-    """What is wrong with data; `suggest` completes the line of an unknown option."""
+    """What is wrong with data.
+
+    `suggest` completes the line of an unknown option. `of_file` tells that the data are those of a
+    file that another version may have written, or the object to write.
+    """
 
     suggest: Callable[[str], str] | None = None
+    of_file: bool = False
 
 
 def from_dict(
@@ -113,6 +125,23 @@ def from_dict(
         suffix = f" of {where}" if where else ""
         raise ConfigError(f"{len(problems)} invalid option(s){suffix}", offenders=problems)
     return typing.cast(T, obj)
+
+
+def from_file(cls: type[T], data: object, path: str = "") -> tuple[T | None, list[str]]:
+    """Build a dataclass from the data of a file; return it, or None with a line for each problem.
+
+    A file has all fields, except those that `to_dict` omits. Other fields are ignored if they have
+    a neutral value (`is_neutral`), which a later version may write.
+
+    Args:
+        cls: the dataclass.
+        data: the data of the file, or an object of `cls`, to check it before it is written.
+        path: the path of the data in the file.
+    """
+    problems = _Problems()
+    problems.of_file = True
+    obj = _read_dataclass(cls, data, path, problems)
+    return typing.cast("T | None", obj), problems
 
 
 def to_dict(obj: object) -> dict[str, Any]:
@@ -150,14 +179,9 @@ def _to_plain(value: object, path: str) -> object:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {
-            _key(field): item
-            for field in _fields(value)
-            if (item := getattr(value, field.name)) != _default(field)
-            or not field.metadata.get("omitted")
-        }
+        value = _written(value)
     if isinstance(value, Mapping):
-        return {str(key): _to_plain(item, _join(path, str(key))) for key, item in value.items()}
+        return {str(key): _to_plain(item, at(path, key)) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [_to_plain(item, f"{path}[{i}]") for i, item in enumerate(value)]
     raise ConfigError(
@@ -166,19 +190,48 @@ def _to_plain(value: object, path: str) -> object:
     )
 
 
+def _written(obj: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass, without those that are omitted."""
+    return {
+        _key(field): value
+        for field in _fields(obj)
+        if (value := getattr(obj, field.name)) != _default(field)
+        or not field.metadata.get("omitted")
+    }
+
+
 def _is_union(hint: object) -> bool:
     return typing.get_origin(hint) in (Union, types.UnionType)
 
 
+def _unchecked(hint: Any) -> Any:
+    return hint.__origin__ if typing.get_origin(hint) is Annotated else hint
+
+
 def _container(hint: object) -> type | None:
+    hint = _unchecked(hint)
     origin = typing.get_origin(hint) or hint
     if origin in (tuple, list):
         return list
     return dict if origin in (dict, Mapping) or dataclasses.is_dataclass(hint) else None
 
 
-def _join(path: str, name: str) -> str:
+def at(path: str, key: object) -> str:
+    """Return the path of `key` inside `path`, for messages."""
+    plain = isinstance(key, str) and re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", key)
+    name = str(key) if plain else show(key)
     return f"{path}.{name}" if path else name
+
+
+def show(value: object) -> str:
+    """Format `value` for a message: short, without control characters."""
+    if isinstance(value, str):
+        return ascii(value[:80])
+    if value is None or isinstance(value, (bool, float)):
+        return str(value)
+    if isinstance(value, int):
+        return str(value) if abs(value) < 2**64 else "an integer of more than 64 bits"
+    return f"a {type(value).__name__}"
 
 
 def _refuse(hint: object, value: object, path: str, problems: _Problems) -> object:
@@ -199,6 +252,8 @@ def _refuse(hint: object, value: object, path: str, problems: _Problems) -> obje
 def _read(hint: Any, value: object, path: str, problems: _Problems) -> object:
     if hint in (Any, object):
         return value
+    if typing.get_origin(hint) is Annotated:
+        return _read_checked(hint, value, path, problems)
     if _is_union(hint):
         return _read_union(hint, value, path, problems)
     if _container(hint) is list:
@@ -210,6 +265,19 @@ def _read(hint: Any, value: object, path: str, problems: _Problems) -> object:
     if not _is_scalar_of(hint, value):
         return _refuse(hint, value, path, problems)
     return float(typing.cast(float, value)) if hint is float else value
+
+
+def _read_checked(hint: Any, value: object, path: str, problems: _Problems) -> object:
+    """Check a value: a scalar as it is given, the items of others before the whole."""
+    inner, count = hint.__origin__, len(problems)
+    has_items = _container(inner) is not None and Any not in typing.get_args(inner)
+    result = _read(inner, value, path, problems) if has_items else value
+    for check in hint.__metadata__:
+        if len(problems) == count:
+            problems += check(path, result)
+    if has_items or len(problems) > count:
+        return result
+    return _read(inner, value, path, problems)
 
 
 def _is_scalar_of(hint: Any, value: object) -> bool:
@@ -228,10 +296,15 @@ def _read_union(hint: Any, value: object, path: str, problems: _Problems) -> obj
     members = typing.get_args(hint)
     for member in sorted(members, key=lambda member: member is not type(value)):
         trial = _Problems()
+        trial.of_file = problems.of_file
         result = _read(member, value, path, trial)
         if not trial:
             return result
-    candidates = [member for member in members if isinstance(value, _container(member) or ())]
+    candidates = [
+        member
+        for member in members
+        if isinstance(value, _container(member) or ()) or typing.get_origin(member) is Annotated
+    ]
     if len(candidates) == 1:
         return _read(candidates[0], value, path, problems)
     return _refuse(hint, value, path, problems)
@@ -253,18 +326,20 @@ def _read_list(hint: Any, value: object, path: str, problems: _Problems) -> obje
 
 
 def _read_mapping(hint: Any, value: object, path: str, problems: _Problems) -> object:
-    value_hint = (typing.get_args(hint) or (str, Any))[1]
+    key_hint, value_hint = typing.get_args(hint) or (str, Any)
     if not isinstance(value, Mapping):
         return _refuse(hint, value, path, problems)
     for key in value:
         if not isinstance(key, str):
             problems.append(f"{path} has the key {key!r}, expected a string; put it in quotes")
-    return {
-        key: _read(value_hint, item, _join(path, str(key)), problems) for key, item in value.items()
-    }
+        elif key_hint is not str:
+            _read(key_hint, key, path, problems)
+    return {key: _read(value_hint, item, at(path, key), problems) for key, item in value.items()}
 
 
 def _read_dataclass(cls: Any, value: object, path: str, problems: _Problems) -> object:
+    if problems.of_file and isinstance(value, cls):
+        value = _written(value)
     if not isinstance(value, Mapping):
         return _refuse(cls, value, path, problems)
     hints = hints_of(cls)
@@ -272,16 +347,13 @@ def _read_dataclass(cls: Any, value: object, path: str, problems: _Problems) -> 
     count = len(problems)
     for key in value:
         if key not in fields:
-            where = _join(path, str(key))
-            near = (problems.suggest and problems.suggest(where)) or did_you_mean(str(key), fields)
-            near = near or f"; valid options: {', '.join(fields) or 'none'}"
-            problems.append(f"{where} is not an option{near}")
+            _refuse_unknown(key, value[key], at(path, key), fields, problems)
     arguments = {}
     for name, field in fields.items():
         if name in value:
-            arguments[field.name] = _read(hints[name], value[name], _join(path, name), problems)
-        elif _default(field) is dataclasses.MISSING:
-            problems.append(f"{_join(path, name)} is missing, expected {type_text(hints[name])}")
+            arguments[field.name] = _read(hints[name], value[name], at(path, name), problems)
+        elif _is_required(field, problems.of_file):
+            problems.append(f"{at(path, name)} is missing, expected {type_text(hints[name])}")
     if len(problems) > count:
         return None
     try:
@@ -289,3 +361,20 @@ def _read_dataclass(cls: Any, value: object, path: str, problems: _Problems) -> 
     except AdapterhubError as error:
         problems.append(f"{path}: {error}" if path else str(error))
         return None
+
+
+def _is_required(field: dataclasses.Field[Any], of_file: bool) -> bool:
+    no_default = _default(field) is dataclasses.MISSING
+    return no_default or (of_file and not field.metadata.get("omitted"))
+
+
+def _refuse_unknown(
+    key: object, value: object, path: str, names: Iterable[str], problems: _Problems
+) -> None:
+    if problems.of_file:
+        if not is_neutral(value):
+            problems.append(f"{path}: unknown, it needs a newer adapterhub")
+        return
+    near = (problems.suggest and problems.suggest(path)) or did_you_mean(str(key), names)
+    near = near or f"; valid options: {', '.join(names) or 'none'}"
+    problems.append(f"{path} is not an option{near}")

@@ -2,7 +2,8 @@
 
 A document is a paragraph or a line of plain text, or a row of JSON lines or Parquet. A long one is
 read in several pieces. Opening a stream reads the file once, to check its encoding, to count the
-pieces and to compute the sha256 that identifies what is made from it.
+pieces and to compute the sha256 that identifies what is made from it. Its tokens are kept in a file
+of the user's cache that is read as an array.
 """
 
 from __future__ import annotations
@@ -12,16 +13,28 @@ import hashlib
 import itertools
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, overload
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, overload
 
+from adapterhub.config.keyed_files import KeyedFiles
+from adapterhub.config.user_folders import user_folder
 from adapterhub.data.examples import Example, Streamed
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import DataError, read_problem
+from adapterhub.errors import DataError, OutputError, read_problem
+from adapterhub.status import counting
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Tokens = NDArray[np.uint32]
 
 PIECE = 1 << 14  # characters
+_TOKENS_FORMAT = 1
+_MOST_TOKENS = 200 << 30  # bytes of all token files
+_TEXTS_AT_ONCE = 256
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.1, 1000  # of the texts
 _SUFFIXES = {".txt": "text", "": "text", ".jsonl": "jsonl", ".ndjson": "jsonl",
              ".parquet": "parquet"}  # fmt: skip
@@ -142,6 +155,49 @@ def open_stream(source: str, options: DataOptions) -> TextStream:
     if total == 0:
         raise DataError(f"{source} is empty")
     return TextStream(source, options, total, digest.hexdigest())
+
+
+def stored_tokens(
+    texts: TextStream, key: Any, tokenize: Callable[[Sequence[StreamedText]], Tokens]
+) -> Tokens:
+    """Return the tokens of a stream, from the cache if they are there.
+
+    Args:
+        texts: the stream.
+        key: what else the tokens depend on, as JSON.
+        tokenize: returns the tokens of a few texts, one after the other.
+
+    Raises:
+        DataError: the stream has changed, or has no tokens.
+        OutputError: the cache cannot be written.
+    """
+    import numpy as np
+
+    def write(file: BinaryIO) -> None:
+        seen, source = 0, iter(texts)
+        with counting(len(texts), "tokenizing") as done:
+            while group := list(itertools.islice(source, _TEXTS_AT_ONCE)):
+                file.write(tokenize(group).tobytes())
+                seen += len(group)
+                done(len(group))
+        if seen != len(texts):
+            raise DataError(
+                f"{texts.source} has changed while it was read",
+                offenders=[f"{len(texts)} texts before, {seen} now"],
+            )
+
+    files = KeyedFiles(user_folder("cache") / "tokens", _TOKENS_FORMAT, _MOST_TOKENS)
+    try:
+        path = files.make([texts.sha256, key], write)
+    except OSError as error:
+        raise OutputError(
+            f"{files.folder} cannot be written: {error.strerror or error}",
+            expected="room for four bytes per token of the text",
+            hint="XDG_CACHE_HOME=FOLDER on another disk",
+        ) from error
+    if path.stat().st_size == 0:
+        raise DataError(f"{texts.source} contains no tokens")
+    return np.memmap(path, dtype=np.uint32, mode="r")
 
 
 def _texts(source: str, options: DataOptions) -> Iterator[StreamedText]:

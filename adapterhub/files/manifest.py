@@ -1,9 +1,9 @@
 """The manifest of a saved adapter (`adapter.json`): contents, backbone, training.
 
-The closed schema `_SCHEMA` is used in both directions: `to_json` refuses to write what `from_json`
-would refuse to read. The bytes are canonical (sorted keys, two spaces, LF, UTF-8, one newline at
-the end). The field `sha256` is the digest of the canonical bytes without that field, so any changed
-byte is detected. It protects against damage, not against forgery.
+The types of the fields have their limits, which hold in both directions: `to_json` refuses to write
+what `from_json` would refuse to read. The bytes are canonical (sorted keys, two spaces, LF, UTF-8,
+one newline at the end). The field `sha256` is the digest of the canonical bytes without that field,
+so any changed byte is detected. It protects against damage, not against forgery.
 
 A reader ignores an unknown field that is null, false, "", [] or {}: a later version may write such
 a field where it has no effect. Any other unknown field raises "needs a newer adapterhub"; the field
@@ -17,10 +17,11 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from adapterhub._version import __version__
+from adapterhub.config.options import from_file, option, to_dict
 from adapterhub.errors import FileError, OutputError
 from adapterhub.files import schema
 from adapterhub.files.schema import canonical_json, show
@@ -42,6 +43,108 @@ DTYPE_BYTES: Mapping[str, int] = {
 }
 
 
+def _name(path: str, value: object) -> list[str]:
+    if not isinstance(value, str) or not 0 < len(value) <= 200:
+        return [f"{path}: {show(value)} is not a name of 1 to 200 characters"]
+    if value != value.strip() or not value.isprintable():
+        return [f"{path}: {show(value)} has surrounding whitespace or is not printable"]
+    if {"", ".", ".."} & set(re.split(r"[/\\]", value)):
+        return [f"{path}: {show(value)} has empty, '.' or '..' parts"]
+    return schema.surrogate_problem(path, value) + schema.path_problem(path, value)
+
+
+def _distinct(path: str, value: tuple[object, ...]) -> list[str]:
+    return [f"{path}: duplicate label"] if len(set(value)) < len(value) else []
+
+
+def _small(path: str, value: object) -> list[str]:
+    size = len(canonical_json({path: value}))
+    if size > MAX_METHODS_BYTES:  # ranks for every site of 100 layers take half of that
+        return [f"{path}: {size} bytes, more than {MAX_METHODS_BYTES}"]
+    return []
+
+
+def _token_order(path: str, value: tuple[NewToken, ...]) -> list[str]:
+    problems = []
+    if len({token.content for token in value}) < len(value):
+        problems.append(f"{path}: duplicate token")
+    if any(second.id <= first.id for first, second in itertools.pairwise(value)):
+        problems.append(f"{path}: the ids are not in increasing order")
+    return problems
+
+
+_WORD = r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.:+-]{0,199}"
+_RELEASE = r"\d{1,6}\.\d{1,6}(\.\d{1,6})?"
+_word = schema.text(_WORD, "a plain word of at most 200 characters")
+_sha256 = schema.text(r"[0-9a-f]{64}", "a sha256 in lower-case hexadecimal")
+_tensor_name = schema.text(
+    r"(?!.*\.\.)[A-Za-z0-9_.-]{1,256}",
+    "a tensor name: 1 to 256 of A-Z a-z 0-9 _ . - without '..'",
+)
+_few = schema.items(0, 20_000)
+Name = Annotated[str, _name]
+Word = Annotated[str, _word]
+Revision = Annotated[
+    str, schema.text(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_./-]{0,199}", "a commit, tag or branch")
+]
+Key = Annotated[
+    str, schema.text(r"[A-Za-z0-9][A-Za-z0-9_.@/ -]{0,99}", "a plain key of at most 100 characters")
+]
+Sha256 = Annotated[str, _sha256]
+Free = Annotated[dict[str, Any], schema.free]
+Text = Annotated[str, schema.text(r"(?s).{1,2000}", "a text of 1 to 2000 characters")]
+BackboneId = Annotated[
+    str,
+    schema.text(
+        r"(?!.*\.\.)(?=.{1,200}$)(?:[A-Za-z0-9_][A-Za-z0-9_.-]*/)?[A-Za-z0-9_][A-Za-z0-9_.-]*",
+        "a Hub id ('owner/name') or a logical name; paths are not portable",
+    ),
+]
+AdapterReference = Annotated[
+    str,
+    schema.text(
+        r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,499}",
+        "name@version, hf:owner/name@commit or a URL",
+    ),
+]
+# Slashes in a template are not paths, and it is rendered in Jinja's sandbox.
+Template = Annotated[str, schema.text(r"(?s).{1,131072}", "a template of 1 to 131072 characters")]
+TensorName = Annotated[str, _tensor_name]
+HeadName = Annotated[
+    str, schema.text(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}", "a name of 1 to 40 of A-Z a-z 0-9 _ -")
+]
+FileName = Annotated[str, schema.text(r"adapter\.safetensors", "adapter.safetensors")]
+Version = Annotated[str, schema.text(r"[A-Za-z0-9_.+!-]{1,100}", "a version")]
+Release = Annotated[str, schema.text(_RELEASE, "a release of adapterhub, such as 0.1.0")]
+Tag = Annotated[str, schema.text(r"[\w][\w .:+/-]{0,99}", "a tag")]
+Language = Annotated[str, schema.text(r"[A-Za-z0-9-]{2,35}", "a language code")]
+Pooling = Annotated[str, schema.text("cls|mean|last|max", "cls, mean, last or max")]
+Label = Annotated[str, schema.text(r"(?s).{0,1000}", "a label of at most 1000 characters")]
+Labels = Annotated[tuple[Label, ...], schema.items(0, 100_000), _distinct]
+MethodName = Annotated[str, schema.text(r"[a-z0-9][a-z0-9_-]{0,63}", "a method")]
+Methods = Annotated[
+    tuple[Annotated[dict[MethodName, Free], schema.items(1, 1)], ...],
+    schema.items(1, 64),
+    _small,
+]
+
+
+_identity = schema.record(
+    {
+        "config": schema.free,
+        "files": schema.sequence(_sha256, 0, 10_000),
+        "half": _word,
+        "parts": schema.mapping(
+            schema.text(r"[A-Za-z0-9_.-]{1,100}", "a part of a backbone"),
+            schema.sequence(_sha256, 2, 2),
+        ),
+        "rows": schema.integer(0, 2**40, null=True),
+        "strength": schema.text("all|sample", "all or sample"),
+        "tokens": schema.integer(0, 2**40, null=True),
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class BackboneRef:
     """The backbone that an adapter belongs to.
@@ -53,13 +156,13 @@ class BackboneRef:
     libraries have none.
     """
 
-    id: str
-    revision: str | None
-    fingerprint: str
-    model_type: str
-    dtype: str | None = None
-    quantization: str | None = None
-    identity: Mapping[str, Any] = field(default_factory=dict)
+    id: BackboneId
+    revision: Revision | None
+    fingerprint: Word
+    model_type: Word
+    dtype: Word | None = None
+    quantization: Word | None = None
+    identity: Annotated[Mapping[str, Any], _identity] = field(default_factory=dict)
 
     @property
     def location(self) -> str:
@@ -78,18 +181,18 @@ class TaskHead:
     the model's class, "linear" if it has one layer, None for the head of the class.
     """
 
-    kind: str | None = None
-    problem_type: str | None = None
-    pooling: str | None = None
-    activation: str | None = None
+    kind: Word | None = None
+    problem_type: Word | None = None
+    pooling: Pooling | None = option(None, omitted=True)
+    activation: Word | None = option(None, omitted=True)
 
 
 @dataclass(frozen=True, slots=True)
 class HeadRecord:
     """One of several heads: its task, its labels, and the head; None for a language model's own."""
 
-    task: str
-    labels: tuple[str, ...] = ()
+    task: Word
+    labels: Labels = ()
     head: TaskHead | None = None
 
 
@@ -97,8 +200,8 @@ class HeadRecord:
 class NewToken:
     """A token added to the backbone's tokenizer: text, id, and the flags of `AddedToken`."""
 
-    content: str
-    id: int
+    content: Annotated[str, schema.text(r"(?s).{1,1000}", "a token of 1 to 1000 characters")]
+    id: Annotated[int, schema.integer(0, 2**31 - 1)]
     special: bool = False
     normalized: bool = False
     single_word: bool = False
@@ -114,10 +217,10 @@ class FoundationRef:
     `reference`, the text that finds it in a registry or on a hub, are None for a folder.
     """
 
-    name: str
-    digest: str
-    version: str | None = None
-    reference: str | None = None
+    name: Name
+    digest: Sha256
+    version: Revision | None = None
+    reference: AdapterReference | None = None
 
     def __str__(self) -> str:
         at = f"@{self.version}" if self.version else ""
@@ -128,8 +231,8 @@ class FoundationRef:
 class TensorInfo:
     """The safetensors dtype (a key of `DTYPE_BYTES`) and shape of a tensor."""
 
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: Annotated[str, schema.text("|".join(DTYPE_BYTES), f"one of {' '.join(DTYPE_BYTES)}")]
+    shape: Annotated[tuple[Annotated[int, schema.integer(1, 2**40)], ...], schema.items(0, 8)]
 
     @property
     def nbytes(self) -> int:
@@ -150,29 +253,31 @@ class Manifest:
     `heads.NAME.*`. `description`, `license`, `language` and `tags` are for registries.
     """
 
-    schema_version: int = SCHEMA_VERSION
-    requires: str = REQUIRES
-    name: str
-    methods: tuple[dict[str, dict[str, Any]], ...]
+    schema_version: Annotated[int, schema.integer(SCHEMA_VERSION, SCHEMA_VERSION)] = SCHEMA_VERSION
+    requires: Release = REQUIRES
+    name: Name
+    methods: Methods
     backbone: BackboneRef
-    tokenizer: str | None = None
-    processor: str | None = None
-    tokens: tuple[NewToken, ...] = ()
-    chat_template: str | None = None
-    task: str | None = None
-    labels: tuple[str, ...] = ()
+    tokenizer: Word | None = None
+    processor: Sha256 | None = option(None, omitted=True)
+    tokens: Annotated[tuple[NewToken, ...], schema.items(0, 10_000), _token_order] = ()
+    chat_template: Template | None = None
+    task: Word | None = None
+    labels: Labels = ()
     head: TaskHead | None = None
-    on: tuple[FoundationRef, ...] = ()
-    heads: dict[str, HeadRecord] = field(default_factory=dict)
-    tensors: dict[str, TensorInfo] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)
-    training: dict[str, Any] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-    description: str | None = None
-    license: str | None = None
-    language: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
+    on: Annotated[tuple[FoundationRef, ...], schema.items(0, MOST_FOUNDATIONS)] = option(
+        (), omitted=True
+    )
+    heads: Annotated[dict[HeadName, HeadRecord], schema.items(0, 100)] = option({}, omitted=True)
+    tensors: Annotated[dict[TensorName, TensorInfo], _few] = option({})
+    files: Annotated[dict[FileName, Sha256], _few] = option({})
+    training: Free = option({})
+    metrics: Annotated[dict[Key, Annotated[float, schema.number]], _few] = option({})
+    versions: Annotated[dict[Key, Version], _few] = option({})
+    description: Text | None = None
+    license: Word | None = None
+    language: Annotated[tuple[Language, ...], schema.items(0, 200)] = ()
+    tags: Annotated[tuple[Tag, ...], schema.items(0, 100)] = ()
 
     @property
     def parameters(self) -> int:
@@ -191,9 +296,9 @@ def to_json(manifest: Manifest) -> bytes:
     Raises:
         OutputError: `from_json` would refuse the manifest; lists every offending field.
     """
-    tree = _tree(manifest)
-    offenders = _SCHEMA("", {**tree, "sha256": "0" * 64})
-    if not offenders:
+    checked, offenders = from_file(Manifest, manifest)
+    if checked is not None:
+        tree = to_dict(checked)
         tree["sha256"] = _digest(tree)
         data = canonical_json(tree)
         if len(data) <= MAX_MANIFEST_BYTES:
@@ -215,20 +320,22 @@ def from_json(data: bytes, source: str = "adapter.json") -> Manifest:
     """
     tree, offenders = schema.parse_object(data, MAX_MANIFEST_BYTES)
     _refuse_newer(tree, source)
+    fields = {name: value for name, value in tree.items() if name != "sha256"}
+    manifest, problems = from_file(Manifest, fields)
     if tree or not offenders:
-        offenders += _SCHEMA("", tree)
-    if not offenders and tree["sha256"] != _digest(tree):
+        offenders += [*problems, *_digest_problems(tree)]
+    if not offenders and tree["sha256"] != _digest(fields):
         offenders = ["sha256: the manifest was altered after it was written"]
     if not offenders and canonical_json(tree) != data:
         offenders = ["the bytes are not canonical: the file was edited or damaged"]
-    if offenders:
+    if manifest is None or offenders:
         raise FileError(
             f"{source} is not a valid adapter manifest",
             expected="the file exactly as adapterhub wrote it",
             hint="copy or pull the adapter again; if a newer adapterhub wrote it, upgrade",
             offenders=schema.shorten(offenders),
         )
-    return _build(tree)
+    return manifest
 
 
 def _refuse_newer(tree: Mapping[str, Any], source: str) -> None:
@@ -267,233 +374,10 @@ def name_problems(name: object) -> list[str]:
     return _name("name", name)
 
 
-def _tree(manifest: Manifest) -> dict[str, Any]:
-    fields = _fields(manifest)
-    heads = {name: _head_tree(record) for name, record in fields.pop("heads").items()}
-    on = [_fields(each) for each in fields.pop("on")]
-    processor = fields.pop("processor")
-    return {  # without heads, foundations and a processor, older versions can read files
-        **fields,
-        **({"processor": processor} if processor else {}),
-        **({"heads": heads} if heads else {}),
-        **({"on": on} if on else {}),
-        "backbone": _fields(manifest.backbone),
-        "head": _task_head_tree(manifest.head),
-        "metrics": {name: _as_float(value) for name, value in manifest.metrics.items()},
-        "tensors": {name: _fields(info) for name, info in manifest.tensors.items()},
-        "tokens": [_fields(token) for token in manifest.tokens],
-    }
+def _digest_problems(tree: Mapping[str, Any]) -> list[str]:
+    return _sha256("sha256", tree["sha256"]) if "sha256" in tree else ["sha256 is missing"]
 
 
-def _task_head_tree(head: TaskHead | None) -> dict[str, Any] | None:
-    tree = _fields(head) if head else {}
-    return {n: v for n, v in tree.items() if v is not None or n not in _OPTIONAL_OF_HEAD} or None
-
-
-def _head_tree(record: HeadRecord) -> dict[str, Any]:
-    return {**_fields(record), "head": _task_head_tree(record.head)}
-
-
-def _fields(record: Any) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in record.__dataclass_fields__}
-
-
-def _as_float(value: Any) -> Any:
-    """Convert integers to floats: the metrics 1 and 1.0 must give the same bytes."""
-    return float(value) if type(value) is int and abs(value) < 2**53 else value
-
-
-def _build(tree: dict[str, Any]) -> Manifest:
-    fields = {name: tree[name] for name in Manifest.__dataclass_fields__ if name in tree}
-    for name in ("methods", "labels", "language", "tags"):
-        fields[name] = tuple(tree[name])
-    fields["backbone"] = _build_record(BackboneRef, tree["backbone"])
-    fields["head"] = _build_record(TaskHead, tree["head"]) if tree["head"] else None
-    fields["heads"] = {name: _build_head(each) for name, each in (tree.get("heads") or {}).items()}
-    fields["tokens"] = tuple(_build_record(NewToken, token) for token in tree["tokens"])
-    fields["on"] = tuple(_build_record(FoundationRef, each) for each in tree.get("on") or ())
-    fields["metrics"] = {name: float(value) for name, value in tree["metrics"].items()}
-    fields["tensors"] = {
-        name: TensorInfo(info["dtype"], tuple(info["shape"]))
-        for name, info in tree["tensors"].items()
-    }
-    return Manifest(**fields)
-
-
-def _build_head(tree: Mapping[str, Any]) -> HeadRecord:
-    head = _build_record(TaskHead, tree["head"]) if tree["head"] else None
-    return HeadRecord(tree["task"], tuple(tree["labels"]), head)
-
-
-def _build_record(cls: Any, tree: Mapping[str, Any]) -> Any:
-    """Build a record from its known fields; the schema has accepted others as neutral."""
-    return cls(**{name: tree[name] for name in cls.__dataclass_fields__ if name in tree})
-
-
-def _digest(tree: Mapping[str, Any]) -> str:
-    rest = {name: value for name, value in tree.items() if name != "sha256"}
-    return hashlib.sha256(canonical_json(rest)).hexdigest()
-
-
-def _name(path: str, value: object) -> list[str]:
-    if not isinstance(value, str) or not 0 < len(value) <= 200:
-        return [f"{path}: {show(value)} is not a name of 1 to 200 characters"]
-    if value != value.strip() or not value.isprintable():
-        return [f"{path}: {show(value)} has surrounding whitespace or is not printable"]
-    if {"", ".", ".."} & set(re.split(r"[/\\]", value)):
-        return [f"{path}: {show(value)} has empty, '.' or '..' parts"]
-    return schema.surrogate_problem(path, value) + schema.path_problem(path, value)
-
-
-def _labels(path: str, value: object) -> list[str]:
-    label = schema.text(r"(?s).{0,1000}", "a label of at most 1000 characters")
-    problems = schema.sequence(label, 0, 100_000)(path, value)
-    if not problems and isinstance(value, (list, tuple)) and len(set(value)) < len(value):
-        problems = [f"{path}: duplicate label"]
-    return problems
-
-
-def _tokens(path: str, value: object) -> list[str]:
-    problems = schema.sequence(_token, 0, 10_000)(path, value)
-    if not problems and isinstance(value, (list, tuple)):
-        ids = [token["id"] for token in value]
-        if len({token["content"] for token in value}) < len(value):
-            problems.append(f"{path}: duplicate token")
-        if any(second <= first for first, second in itertools.pairwise(ids)):
-            problems.append(f"{path}: the ids are not in increasing order")
-    return problems
-
-
-def _head(path: str, value: object) -> list[str]:
-    return [] if value is None else _task_head(path, value)
-
-
-_WORD = r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.:+-]{0,199}"
-_word = schema.text(_WORD, "a plain word of at most 200 characters")
-_word_or_null = schema.text(_WORD, "a plain word of at most 200 characters, or null", null=True)
-_revision = schema.text(
-    r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_./-]{0,199}", "a commit, tag or branch, or null", null=True
-)
-_key = schema.text(r"[A-Za-z0-9][A-Za-z0-9_.@/ -]{0,99}", "a plain key of at most 100 characters")
-_sha256 = schema.text(r"[0-9a-f]{64}", "a sha256 in lower-case hexadecimal")
-_tensor_name = schema.text(
-    r"(?!.*\.\.)[A-Za-z0-9_.-]{1,256}",
-    "a tensor name: 1 to 256 of A-Z a-z 0-9 _ . - without '..'",
-)
-_backbone_id = schema.text(
-    r"(?!.*\.\.)(?=.{1,200}$)(?:[A-Za-z0-9_][A-Za-z0-9_.-]*/)?[A-Za-z0-9_][A-Za-z0-9_.-]*",
-    "a Hub id ('owner/name') or a logical name; paths are not portable",
-)
-_method = schema.mapping(schema.text(r"[a-z0-9][a-z0-9_-]{0,63}", "a method"), schema.free, 1, 1)
-
-
-def _methods(path: str, value: object) -> list[str]:
-    problems = schema.sequence(_method, 1, 64)(path, value)
-    size = 0 if problems else len(canonical_json({path: value}))
-    if size > MAX_METHODS_BYTES:  # ranks for every site of 100 layers take half of that
-        return [f"{path}: {size} bytes, more than {MAX_METHODS_BYTES}"]
-    return problems
-
-
-_tensor = schema.record(
-    {
-        "dtype": schema.text("|".join(DTYPE_BYTES), f"one of {' '.join(DTYPE_BYTES)}"),
-        "shape": schema.sequence(schema.integer(1, 2**40), 0, 8),
-    }
-)
-_text = schema.text(r"(?s).{1,2000}", "a text of 1 to 2000 characters, or null", null=True)
-# Slashes in a template are not paths, and it is rendered in Jinja's sandbox.
-_template = schema.text(r"(?s).{1,131072}", "a template of 1 to 131072 characters", null=True)
-_RELEASE = r"\d{1,6}\.\d{1,6}(\.\d{1,6})?"
-_tags = schema.sequence(schema.text(r"[\w][\w .:+/-]{0,99}", "a tag"), 0, 100)
-_languages = schema.sequence(schema.text(r"[A-Za-z0-9-]{2,35}", "a language code"), 0, 200)
-_digests = schema.sequence(_sha256, 2, 2)
-_parts = schema.mapping(schema.text(r"[A-Za-z0-9_.-]{1,100}", "a part of a backbone"), _digests)
-_rows = schema.integer(0, 2**40, null=True)
-_identity = schema.record(
-    {
-        "config": schema.free,
-        "files": schema.sequence(_sha256, 0, 10_000),
-        "half": _word,
-        "parts": _parts,
-        "rows": _rows,
-        "strength": schema.text("all|sample", "all or sample"),
-        "tokens": _rows,
-    }
-)
-_backbone = schema.record(
-    {
-        "id": _backbone_id,
-        "revision": _revision,
-        "fingerprint": _word,
-        "model_type": _word,
-        "dtype": _word_or_null,
-        "quantization": _word_or_null,
-        "identity": _identity,
-    }
-)
-_OPTIONAL_OF_HEAD = {
-    "pooling": schema.text("cls|mean|last|max", "cls, mean, last or max"),
-    "activation": schema.text(_WORD, "a plain word of at most 200 characters"),
-}
-_task_head = schema.record(
-    {"kind": _word_or_null, "problem_type": _word_or_null},
-    optional=_OPTIONAL_OF_HEAD,
-)
-_foundation = schema.record(
-    {
-        "name": _name,
-        "digest": _sha256,
-        "version": _revision,
-        "reference": schema.text(
-            r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,499}",
-            "name@version, hf:owner/name@commit, a URL, or null",
-            null=True,
-        ),
-    }
-)
-_heads = schema.mapping(
-    schema.text(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}", "a name of 1 to 40 of A-Z a-z 0-9 _ -"),
-    schema.record({"task": _word, "labels": _labels, "head": _head}),
-    0,
-    100,
-)
-_token = schema.record(
-    {
-        "content": schema.text(r"(?s).{1,1000}", "a token of 1 to 1000 characters"),
-        "id": schema.integer(0, 2**31 - 1),
-        **{f: schema.boolean for f in ("special", "normalized", "single_word", "lstrip", "rstrip")},
-    }
-)
-_SCHEMA = schema.record(
-    {
-        "schema_version": schema.integer(SCHEMA_VERSION, SCHEMA_VERSION),
-        "requires": schema.text(_RELEASE, "a release of adapterhub, such as 0.1.0"),
-        "name": _name,
-        "methods": _methods,
-        "backbone": _backbone,
-        "tokenizer": _word_or_null,
-        "tokens": _tokens,
-        "chat_template": _template,
-        "task": _word_or_null,
-        "labels": _labels,
-        "head": _head,
-        "tensors": schema.mapping(_tensor_name, _tensor),
-        "files": schema.mapping(
-            schema.text(r"adapter\.safetensors", "adapter.safetensors"), _sha256
-        ),
-        "training": schema.free,
-        "metrics": schema.mapping(_key, schema.number),
-        "versions": schema.mapping(_key, schema.text(r"[A-Za-z0-9_.+!-]{1,100}", "a version")),
-        "description": _text,
-        "license": _word_or_null,
-        "language": _languages,
-        "tags": _tags,
-        "sha256": _sha256,
-    },
-    optional={
-        "processor": _sha256,
-        "heads": _heads,
-        "on": schema.sequence(_foundation, 0, MOST_FOUNDATIONS),
-    },
-)
+def _digest(fields: Mapping[str, Any]) -> str:
+    """Return the digest of all fields but the digest itself."""
+    return hashlib.sha256(canonical_json(fields)).hexdigest()

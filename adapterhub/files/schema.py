@@ -1,7 +1,8 @@
-"""Closed JSON schemas: a strict parser, canonical bytes, and composable checks.
+"""JSON files: a strict parser, canonical bytes, and checks of their values.
 
-A check takes a value and its path and returns one line for each problem. The values are untrusted,
-so messages are short, escaped, and limited in number.
+A check takes the path of a value and the value and returns one line for each problem. The values
+are untrusted, so messages are short, escaped, and limited in number. Checks limit the fields of
+dataclasses that `config.options.from_file` reads.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from adapterhub.config.options import Check as Check
+from adapterhub.config.options import at as at
 from adapterhub.config.options import is_neutral
+from adapterhub.config.options import show as show
 
-Check = Callable[[str, object], list[str]]
 MAX_DEPTH = 32
 _MAX_FREE_DEPTH = 16
 _MAX_FREE_NODES = 20_000
@@ -88,17 +91,6 @@ def shorten(offenders: list[str]) -> list[str]:
     return [*offenders[:_MAX_OFFENDERS], f"and {more} more"] if more > 0 else offenders
 
 
-def show(value: object) -> str:
-    """Format `value` for a message: short, without control characters."""
-    if isinstance(value, str):
-        return ascii(value[:80])
-    if value is None or isinstance(value, (bool, float)):
-        return str(value)
-    if isinstance(value, int):
-        return str(value) if abs(value) < 2**64 else "an integer of more than 64 bits"
-    return f"a {type(value).__name__}"
-
-
 def text(pattern: str, description: str, *, null: bool = False) -> Check:
     """Return a check for a string.
 
@@ -150,6 +142,20 @@ def number(path: str, value: object) -> list[str]:
     return [f"{path}: {show(value)} is not a finite number"]
 
 
+def items(low: int, high: int) -> Check:
+    """Return a check for the number of items of a list or entries of an object.
+
+    Args:
+        low: smallest number.
+        high: largest number.
+    """
+
+    def check(path: str, value: Any) -> list[str]:
+        return [] if low <= len(value) <= high else [f"{path}: not {low} to {high} items"]
+
+    return check
+
+
 def sequence(item: Check, low: int, high: int) -> Check:
     """Return a check for a list.
 
@@ -162,7 +168,7 @@ def sequence(item: Check, low: int, high: int) -> Check:
     def check(path: str, value: object) -> list[str]:
         if not isinstance(value, (list, tuple)) or not low <= len(value) <= high:
             return [f"{path}: not a list of {low} to {high} items"]
-        return [line for i, entry in enumerate(value) for line in item(f"{path}.{i}", entry)]
+        return [line for i, entry in enumerate(value) for line in item(f"{path}[{i}]", entry)]
 
     return check
 
@@ -227,7 +233,7 @@ def free(path: str, value: object) -> list[str]:
             problems += [line for key in entry for line in _free_key(location, key)]
             queue += [(at(location, key), item, depth + 1) for key, item in entry.items()]
         elif isinstance(entry, (list, tuple)):
-            queue += [(f"{location}.{i}", item, depth + 1) for i, item in enumerate(entry)]
+            queue += [(f"{location}[{i}]", item, depth + 1) for i, item in enumerate(entry)]
         else:
             problems += _free_leaf(location, entry)
     return problems
@@ -269,10 +275,3 @@ def path_problem(path: str, value: str) -> list[str]:
     if _PATH.search(value):
         return [f"{path}: {show(value)} contains an absolute path of one machine"]
     return []
-
-
-def at(path: str, key: object) -> str:
-    """Return the path of `key` inside `path`, for messages."""
-    plain = isinstance(key, str) and re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", key)
-    name = str(key) if plain else show(key)
-    return f"{path}.{name}" if path else name

@@ -18,11 +18,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from adapterhub.backbones.origins import ForbiddenAddressError, url_origin
+from adapterhub.config.options import from_file, option, to_dict
 from adapterhub.errors import (
     ConfigError,
     FileError,
@@ -34,6 +35,7 @@ from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, explained, read_file, replace_file
 from adapterhub.files.foundation import Foundation, all_below, copy_problems, write_copies
 from adapterhub.files.keys import PublicKey, key_problems
+from adapterhub.files.manifest import Sha256
 from adapterhub.files.native import check_adapter, read_manifest
 from adapterhub.registry.fetch import check_copy, fetch
 from adapterhub.registry.foundations import Origins
@@ -46,54 +48,22 @@ from adapterhub.registry.stores import registry_at, store_of
 LOCK_FILE = "adapterhub.lock"
 _DEFAULT_HUB = "https://huggingface.co"
 _MAX_BYTES = 4 << 20
-_PIN = schema.record(
-    {
-        "reference": schema.text(r"\S{1,500}", "a reference"),
-        "registry": schema.text(r"[^\x00-\x1f\x7f]{1,500}", "a folder", null=True),
-        "endpoint": schema.text(r"\S{1,500}", "the origin of a hub", null=True),
-        "signer": lambda path, value: [] if value is None else key_problems(path, value),
-        "digest": schema.text(r"[0-9a-f]{64}", "a sha256 in lower-case hexadecimal"),
-        "backbone": schema.text(r".{1,200}", "a backbone's id"),
-        "fingerprint": schema.text(r"[\w.:+-]{1,200}", "a fingerprint"),
-        "on": schema.sequence(
-            schema.record(
-                {
-                    "reference": schema.text(r"\S{1,500}", "a reference", null=True),
-                    "digest": schema.text(r"[0-9a-f]{64}", "a sha256 in lower-case hexadecimal"),
-                }
-            ),
-            0,
-            1000,
-        ),
-    }
-)
 
 
-def _pin_problems(path: str, value: object) -> list[str]:
-    """Check a pin, also of an older version."""
-    fields = _with_all_fields(value) if isinstance(value, dict) else value
-    if problems := _PIN(path, fields):
-        return problems
-    assert isinstance(fields, dict)
-    try:
-        reference = parse_reference(fields["reference"])
-    except ConfigError as error:
-        return [f"{path}.reference: {error.problem}"]
-    if reference.kind == "folder" or reference.version is None:
-        return [f"{path}.reference: {fields['reference']!r} does not name a published version"]
-    problems = []
-    if fields["registry"] is not None and not _is_folder(reference, fields["registry"]):
-        problems.append(f"{path}.registry: {fields['registry']!r} is no registry of {reference}")
-    if fields["endpoint"] is not None and not _gives(fields["endpoint"], reference):
-        problems.append(f"{path}.endpoint: {fields['endpoint']!r} is no hub of {reference}")
-    return problems
-
-
-def _with_all_fields(tree: dict[str, Any]) -> dict[str, Any]:
+def _with_new_fields(tree: dict[str, Any]) -> dict[str, Any]:
     """Add the fields of newer versions; older ones had the hub of `hf:` in `registry`."""
-    fields = {"registry": None, "endpoint": None, "signer": None, "on": [], **tree}
+    adapters = tree.get("adapters")
+    if not isinstance(adapters, dict):
+        return tree
+    return {**tree, "adapters": {name: _with_all_fields(pin) for name, pin in adapters.items()}}
+
+
+def _with_all_fields(pin: Any) -> Any:
+    if not isinstance(pin, dict):
+        return pin
+    fields = {"registry": None, "endpoint": None, "signer": None, **pin}
     registry = fields["registry"]
-    if str(tree.get("reference")).startswith("hf:") and isinstance(registry, str):
+    if str(pin.get("reference")).startswith("hf:") and isinstance(registry, str):
         fields |= {"registry": None, "endpoint": fields["endpoint"] or registry}
     return fields
 
@@ -139,38 +109,62 @@ def _is_hub(url: str) -> bool:
         return False
 
 
-_SCHEMA = schema.record(
-    {
-        "version": schema.integer(1, 1),
-        "adapters": schema.mapping(_name_problems, _pin_problems),
-    }
-)
+def _place_problems(path: str, pin: Pin) -> list[str]:
+    """Check that the registry or hub of a pin is one that its reference can come from."""
+    try:
+        reference = parse_reference(pin.reference)
+    except ConfigError as error:
+        return [f"{path}.reference: {error.problem}"]
+    if reference.kind == "folder" or reference.version is None:
+        return [f"{path}.reference: {pin.reference!r} does not name a published version"]
+    problems = []
+    if pin.registry is not None and not _is_folder(reference, pin.registry):
+        problems.append(f"{path}.registry: {pin.registry!r} is no registry of {reference}")
+    if pin.endpoint is not None and not _gives(pin.endpoint, reference):
+        problems.append(f"{path}.endpoint: {pin.endpoint!r} is no hub of {reference}")
+    return problems
+
+
+_Reference = Annotated[str, schema.text(r"\S{1,500}", "a reference")]
+_Folder = Annotated[str, schema.text(r"[^\x00-\x1f\x7f]{1,500}", "a folder")]
+_Origin = Annotated[str, schema.text(r"\S{1,500}", "the origin of a hub")]
 
 
 @dataclass(frozen=True)
 class PinnedFoundation:
     """An adapter below a pinned one, whose digest is also in the manifest above it."""
 
-    reference: str | None
-    digest: str
+    reference: _Reference | None
+    digest: Sha256
 
 
 @dataclass(frozen=True)
 class Pin:
     """One adapter of a project, and those that it was trained on, the lowest first."""
 
-    reference: str
-    digest: str
-    backbone: str
-    fingerprint: str
-    registry: str | None = None
-    endpoint: str | None = None
-    signer: str | None = None
-    on: tuple[PinnedFoundation, ...] = ()
+    reference: _Reference
+    digest: Sha256
+    backbone: Annotated[str, schema.text(r".{1,200}", "a backbone's id")]
+    fingerprint: Annotated[str, schema.text(r"[\w.:+-]{1,200}", "a fingerprint")]
+    registry: _Folder | None = None
+    endpoint: _Origin | None = None
+    signer: Annotated[str, key_problems] | None = None
+    on: Annotated[tuple[PinnedFoundation, ...], schema.items(0, 1000)] = option((), omitted=True)
 
     def record(self) -> dict[str, Any]:
         """Return the fields for the file; that of adapters below only if there are any."""
-        return {k: v for k, v in asdict(self).items() if k != "on" or v}
+        return to_dict(self)
+
+
+@dataclass(frozen=True)
+class _Lock:
+    """The contents of a lock file."""
+
+    adapters: Annotated[
+        dict[Annotated[str, _name_problems], Annotated[Pin, _place_problems]],
+        schema.items(0, 20_000),
+    ]
+    version: Annotated[int, schema.integer(1, 1)] = 1
 
 
 def read_lock(path: Path) -> dict[str, Pin]:
@@ -185,25 +179,21 @@ def read_lock(path: Path) -> dict[str, Pin]:
         tree, offenders = schema.parse_object(read_file(path, 0, _MAX_BYTES, None), _MAX_BYTES)
     except UnreadableError as error:
         tree, offenders = {}, [str(error)]
-    offenders = offenders or _SCHEMA("", tree) or _equal_names(tree["adapters"])
-    if offenders:
+    lock, problems = from_file(_Lock, _with_new_fields(tree))
+    offenders = offenders or problems or _equal_names(lock.adapters if lock else ())
+    if lock is None or offenders:
         raise FileError(
             f"{path} is not a lock file",
             offenders=schema.shorten(offenders),
             hint="adapterhub lock REFERENCE...",
         )
-    names = Pin.__dataclass_fields__
-    fields = {name: _with_all_fields(pin) for name, pin in tree["adapters"].items()}
-    for pinned in fields.values():
-        pinned["on"] = tuple(PinnedFoundation(e["reference"], e["digest"]) for e in pinned["on"])
-    return {name: Pin(**{k: pin[k] for k in names}) for name, pin in fields.items()}
+    return lock.adapters
 
 
 def write_lock(path: Path, pins: dict[str, Pin]) -> None:
     """Write a lock file atomically; equal pins give equal bytes."""
-    tree = {"version": 1, "adapters": {name: pin.record() for name, pin in pins.items()}}
     with explained(path):
-        replace_file(path, schema.canonical_json(tree))
+        replace_file(path, schema.canonical_json(to_dict(_Lock(pins))))
 
 
 def pin(

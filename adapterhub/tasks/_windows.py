@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 from adapterhub.data.examples import Example
-from adapterhub.data.text_stream import StreamedText, TextStream
-from adapterhub.data.token_cache import open_tokens
+from adapterhub.data.text_stream import StreamedText, TextStream, stored_tokens
 from adapterhub.errors import DataError
 from adapterhub.tasks._rows import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from adapterhub.data.token_cache import Tokens
+    from adapterhub.data.text_stream import Tokens
 
 STARTS_WORD = 1 << 31  # a flag of a token on disk; ids are smaller
 
@@ -153,7 +152,7 @@ def stream_tokens(texts: TextStream, tokenizer: PreTrainedTokenizerBase, frame: 
         return np.array(found, dtype=np.uint32)
 
     key = [_identity(tokenizer), list(frame.begin), list(frame.end), frame.words]
-    tokens = open_tokens(texts, key, tokenize)
+    tokens = stored_tokens(texts, key, tokenize)
     if len(tokens) < 2:
         raise DataError(f"{texts.source} has only {len(tokens)} token")
     return tokens

@@ -7,6 +7,7 @@ import json
 import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -15,10 +16,20 @@ from hypothesis import strategies as st
 
 from adapterhub.data.examples import data_hash, sample
 from adapterhub.data.options import DataOptions
-from adapterhub.data.text_stream import PIECE, TextStream, open_stream
-from adapterhub.errors import DataError
+from adapterhub.data.text_stream import PIECE, TextStream, open_stream, stored_tokens
+from adapterhub.errors import DataError, OutputError
 
 TEXTS = ["one\ntwo", "three", "four"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def kept(folder: Path) -> list[Path]:
+    """Return the token files in the cache."""
+    return list((folder / "cache/adapterhub/tokens").glob("*"))
 
 
 def written(folder: Path, kind: str, texts: list[str]) -> Path:
@@ -156,3 +167,59 @@ def test_an_encoding_is_an_option(tmp_path):
     (text,) = open_stream(str(tmp_path / "a.txt"), DataOptions(encoding="cp1252"))
     assert text.text == "café"
     assert isinstance(open_stream(str(written(tmp_path, "txt", TEXTS)), DataOptions()), TextStream)
+
+
+@pytest.fixture
+def stream(tmp_path):
+    (tmp_path / "a.txt").write_text("\n\n".join(f"{n} {n + 1}" for n in range(1000)))
+    return open_stream(str(tmp_path / "a.txt"), DataOptions())
+
+
+def numbers(texts):
+    """Tokenize texts that are numbers."""
+    return np.array([int(word) for t in texts for word in t.text.split()], dtype=np.uint32)
+
+
+def refused(texts):
+    """Fail, since nothing should be tokenized."""
+    raise AssertionError
+
+
+def test_tokens_are_read_from_the_file_the_second_time(stream, tmp_path):
+    expected = [n for i in range(1000) for n in (i, i + 1)]
+    first = stored_tokens(stream, "a", numbers)
+    assert first.tolist() == expected
+    assert isinstance(first, np.memmap)
+    assert stored_tokens(stream, "a", refused).tolist() == expected
+    assert [path.stat().st_size for path in kept(tmp_path)] == [8000]
+    assert stored_tokens(stream.drawn(10, 0), "a", numbers).size == 20, "another stream"
+    with pytest.raises(AssertionError):
+        stored_tokens(stream, "b", refused)
+
+
+def test_a_failure_leaves_no_file(stream, tmp_path):
+    def fails(texts):
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        stored_tokens(stream, "a", fails)
+    assert kept(tmp_path) == []
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(stream, tmp_path):
+    (tmp_path / "a.txt").write_text("1\n\n2")
+    with pytest.raises(DataError, match="has changed"):
+        stored_tokens(stream, "a", numbers)
+    assert kept(tmp_path) == []
+
+
+def test_texts_without_tokens_are_refused(stream, tmp_path):
+    with pytest.raises(DataError, match="contains no tokens"):
+        stored_tokens(stream, "a", lambda texts: np.array([], dtype=np.uint32))
+
+
+def test_a_cache_that_cannot_be_written(stream, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(OutputError, match="cannot be written"):
+        stored_tokens(stream, "a", numbers)

@@ -41,7 +41,7 @@ def test_a_valid_record_has_no_problems() -> None:
         ({"size": True}, "at.size: True is not a whole number from 1 to 9"),
         ({"size": 10}, "at.size: 10 is not a whole number from 1 to 9"),
         ({"tags": ["a"] * 3}, "at.tags: not a list of 0 to 2 items"),
-        ({"tags": ["a", 1]}, "at.tags.1: 1 is not a word"),
+        ({"tags": ["a", 1]}, "at.tags[1]: 1 is not a word"),
         ({"scores": {"f": float("nan")}}, "at.scores.f: nan is not a finite number"),
         ({"scores": {"F": 1}}, "at.scores: 'F' is not a word"),
         ({"flag": 1}, "at.flag: 1 is not true or false"),
