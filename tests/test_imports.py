@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from fresh_process import SLOW, UNNEEDED, run_commands
+from fresh_process import LATER, SLOW, UNNEEDED, run_commands
 from run_folders import predictions, run_folder
 from sample_adapters import write
 
@@ -136,13 +136,41 @@ def test_a_command_on_a_trained_adapter_needs_no_torch(adapter_commands, subtest
 
 
 def test_a_run_and_a_prediction_import_no_more_than_they_use(backbones, tmp_path):
-    (tmp_path / "data.csv").write_text("text,label\n" + "good,yes\nbad,no\n" * 4)
-    data = ["--train", "data.csv", "--eval", "data.csv", "--steps", "1", "--output", "run"]
-    train = ["train", "--backbone", str(backbones("bert")), "--method", "lora", *data]
-    results = run_commands({"train": train, "predict": ["predict", "run", "good"]}, tmp_path)
-    for code, output, slow in results.values():
+    words = {"train": train_words(backbones, tmp_path), "predict": ["predict", "run", "good"]}
+    results = {name: run_commands({name: each}, tmp_path)[name] for name, each in words.items()}
+    for code, output, _ in results.values():
         assert code == 0, output
-        assert not UNNEEDED & {*slow}
+    assert not UNNEEDED & {*results["train"][2]}
+    assert not (UNNEEDED | LATER) & {*results["predict"][2]}
+
+
+def train_words(backbones, folder):
+    (folder / "data.csv").write_text("text,label\n" + "good,yes\nbad,no\n" * 4)
+    data = ["--train", "data.csv", "--eval", "data.csv", "--steps", "1", "--output", "run"]
+    return ["train", "--backbone", str(backbones("bert")), "--method", "lora", *data]
+
+
+STOP_AT_THE_FIRST_STEP = """
+import os, sys
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from adapterhub.cli import main
+
+def stop(*_):
+    print("imported:", *sys.modules, flush=True)
+    os._exit(0)
+
+register_optimizer_step_pre_hook(stop)
+main()
+"""
+
+
+def test_a_run_takes_its_first_step_before_it_imports_what_comes_later(backbones, tmp_path):
+    words = train_words(backbones, tmp_path)
+    command = [sys.executable, "-c", STOP_AT_THE_FIRST_STEP, *words]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    imported = {*run.stdout.split("imported:")[1].split()}
+    assert "torch" in imported
+    assert not (UNNEEDED | LATER) & imported
 
 
 def test_a_module_that_is_read_before_torch_is_needed_is_light(light, subtests):

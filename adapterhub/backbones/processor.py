@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from transformers import (
-    ASTFeatureExtractor,
     FeatureExtractionMixin,
     ImageProcessingMixin,
     PreTrainedModel,
@@ -75,6 +74,8 @@ def heard_seconds(processor: Any) -> float | None:
 
     None: inputs are as long as the sounds.
     """
+    from transformers import ASTFeatureExtractor  # imports libraries of sound
+
     extractor = _extractor(processor)
     if isinstance(extractor, ASTFeatureExtractor):
         return float(extractor.max_length) / _AST_FRAMES

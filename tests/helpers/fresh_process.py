@@ -19,6 +19,8 @@ SLOW = {"torch", "transformers", "datasets", "pandas", "sklearn", "scipy", "acce
 # Libraries that a training run without trackers, and a prediction, do without.
 UNNEEDED = {"datasets", "peft", "seqeval", "sacrebleu", "nltk", "rouge_score", "wandb", "mlflow",
             "detect_secrets", "cryptography"}  # fmt: skip
+# Libraries that a run loads behind its first step, for metrics and charts, and a prediction never.
+LATER = {"pandas", "pyarrow", "sklearn", "scipy.stats", "matplotlib"}
 _PLACES = ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME")
 
 
@@ -59,7 +61,7 @@ def _run(words: Sequence[str]) -> tuple[int, str, list[str]]:
                 main()
         except SystemExit as error:
             code = int(error.code or 0)
-    return code, output.getvalue(), sorted((SLOW | UNNEEDED) & sys.modules.keys())
+    return code, output.getvalue(), sorted((SLOW | UNNEEDED | LATER) & sys.modules.keys())
 
 
 if __name__ == "__main__":
