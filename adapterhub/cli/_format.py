@@ -13,7 +13,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -23,6 +23,9 @@ from rich.table import Table
 from rich.text import Text
 
 from adapterhub.errors import one_line, printable
+
+if TYPE_CHECKING:
+    from adapterhub.pages.shown_table import ShownTable
 
 _PIPE_WIDTH = 140  # characters per line of a table that is not printed on a terminal
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -146,6 +149,25 @@ def print_table(table: Table, optional: Sequence[str] = (), elsewhere: str = "us
         output = console(width=_PIPE_WIDTH)
         table.box = SIMPLE_HEAD
     output.print(table)
+
+
+def print_shown(
+    shown: ShownTable, title: str, optional: Sequence[str] = (), elsewhere: str = "use --json"
+) -> None:
+    """Print a table that pages and Markdown show as well, with a title.
+
+    Args:
+        shown: the table.
+        title: what is above it.
+        optional: the titles of columns that a narrow terminal leaves out, the first one first.
+        elsewhere: where they are shown.
+    """
+    table = PlainTable(title=title, title_justify="left")
+    for place, (name, _) in enumerate(shown.heads):
+        table.add_column(name, justify="right" if place else "left")
+    for row in shown.rows:
+        table.add_row(row.name, *(cell.text for cell in row.cells))
+    print_table(table, optional, elsewhere)
 
 
 def _fitted(table: Table, optional: Sequence[str], output: Console, elsewhere: str) -> Table:

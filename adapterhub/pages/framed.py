@@ -7,41 +7,12 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, Protocol
+from typing import Any
 
 from markupsafe import Markup
 
 from adapterhub.pages.page import render_template
 from adapterhub.pages.sections import Chart
-
-
-class CellText(Protocol):
-    """A text, and the number that its column is sorted by."""
-
-    @property
-    def text(self) -> str:
-        """What is shown."""
-
-    @property
-    def number(self) -> float | None:
-        """What it is sorted by; None comes last."""
-
-
-@dataclass(frozen=True)
-class SortableRow:
-    """A row of a table; `taken` marks the one that is recommended."""
-
-    name: str
-    cells: Sequence[CellText]
-    taken: bool = False
-
-
-@dataclass(frozen=True)
-class SortableTable:
-    """A table: the title and the meaning of each column, the first one for the names."""
-
-    heads: Sequence[tuple[str, str]]
-    rows: Sequence[SortableRow]
 
 
 @dataclass(frozen=True)

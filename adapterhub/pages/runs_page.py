@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +15,16 @@ from adapterhub.files.atomic import replace_file
 from adapterhub.pages.comparison import RunSummary, summary
 from adapterhub.pages.direct_labels import label_ends, room_for
 from adapterhub.pages.figures import MARKERS, SERIES, Points, svg_chart, thinned
-from adapterhub.pages.framed import ChartGroup, SortableRow, SortableTable, framed_page
+from adapterhub.pages.framed import ChartGroup, framed_page
 from adapterhub.pages.page import number_text
 from adapterhub.pages.run_files import Line, RunFiles, lower_is_better, read_run
 from adapterhub.pages.sections import Chart
+from adapterhub.pages.shown_table import NONE, ShownTable, TableCell, TableRow
 
 RUNS_PAGE = "runs.html"
 _SIZE = (4.6, 2.8)
 _HEAD = "head"  # the parameters of a task head, in the learning rates of a step
 _FEW = 30  # points that have markers
-
-
-@dataclass(frozen=True)
-class NumberCell:
-    """A text, and the number that a table is sorted by."""
-
-    text: str
-    number: float | None = None
 
 
 def write_runs_page(folders: Sequence[Path], output: Path | None = None) -> Path:
@@ -82,7 +74,7 @@ def _note(runs: Sequence[RunFiles]) -> str:
     return "adapterhub compare says which of the differences are more than chance."
 
 
-def _table(summaries: Sequence[RunSummary]) -> SortableTable:
+def _table(summaries: Sequence[RunSummary]) -> ShownTable:
     metrics = list(dict.fromkeys(name for each in summaries for name in each.metrics))
     heads = [
         ("run", ""),
@@ -94,14 +86,14 @@ def _table(summaries: Sequence[RunSummary]) -> SortableTable:
         ("peak memory", "GB"),
         ("training rows", ""),
     ]
-    return SortableTable(heads, [SortableRow(s.name, _cells(s, metrics)) for s in summaries])
+    return ShownTable(heads, [TableRow(s.name, _cells(s, metrics)) for s in summaries])
 
 
-def _cells(found: RunSummary, metrics: Sequence[str]) -> list[NumberCell]:
+def _cells(found: RunSummary, metrics: Sequence[str]) -> list[TableCell]:
     scores = [found.metrics.get(name) for name in metrics]
     return [
-        NumberCell(found.method or "-"),
-        *(NumberCell(number_text(score), score) for score in scores),
+        TableCell(found.method or NONE),
+        *(TableCell(number_text(score), score) for score in scores),
         _number(found.trained, "{:,}"),
         _number(found.size, "{:.2f}", 1e6),
         _number(found.seconds, "{:,.1f}"),
@@ -110,10 +102,10 @@ def _cells(found: RunSummary, metrics: Sequence[str]) -> list[NumberCell]:
     ]
 
 
-def _number(value: float | None, form: str, unit: float = 1) -> NumberCell:
+def _number(value: float | None, form: str, unit: float = 1) -> TableCell:
     if value is None:
-        return NumberCell("-")
-    return NumberCell(form.format(value / unit if unit != 1 else value), value)
+        return TableCell()
+    return TableCell(form.format(value / unit if unit != 1 else value), value)
 
 
 def _chart_groups(runs: Sequence[RunFiles], names: Sequence[str]) -> Iterator[ChartGroup]:

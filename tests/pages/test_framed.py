@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from adapterhub.pages.framed import ChartGroup, SortableRow, SortableTable, framed_page
-from adapterhub.pages.runs_page import NumberCell
+from adapterhub.pages.framed import ChartGroup, framed_page
+from adapterhub.pages.shown_table import ShownTable, TableCell, TableRow
 
 
 def test_a_table_is_in_the_page_with_its_numbers():
-    rows = [SortableRow("a<b", [NumberCell("1,000", 1000.0), NumberCell("-")], taken=True)]
-    table = SortableTable([("name", ""), ("n", "a number"), ("m", "")], rows)
+    rows = [TableRow("a<b", [TableCell("1,000", 1000.0), TableCell("-")], taken=True)]
+    table = ShownTable([("name", ""), ("n", "a number"), ("m", "")], rows)
     page = framed_page("runs.html", name="<x>", subtitle="", table=table, note="", groups=[],
                        facts=[("a", "b")])  # fmt: skip
     assert '<th scope="row"><bdi>a&lt;b</bdi></th><td data-value="1000.0">' in page
@@ -20,7 +20,7 @@ def test_a_table_is_in_the_page_with_its_numbers():
 
 def test_a_group_without_charts_is_only_a_title():
     group = ChartGroup("Speed", "a note", [])
-    page = framed_page("runs.html", name="x", subtitle="", table=SortableTable([], []), note="",
+    page = framed_page("runs.html", name="x", subtitle="", table=ShownTable([], []), note="",
                        groups=[group], facts=[])  # fmt: skip
     assert "Speed" in page
     assert "<figure>" not in page
