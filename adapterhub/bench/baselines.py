@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from adapterhub.bench.records import PredictedRows
-from adapterhub.bench.task_files import read_by_task, write_by_task
+from adapterhub.errors import FileError
+from adapterhub.files.atomic import replace_file
 
 CONSTANTS = "constants.json"
 
@@ -73,7 +75,8 @@ def write_constants(folder: Path, constants: Mapping[str, Constant]) -> None:
         folder: the folder of the study.
         constants: by the task's name.
     """
-    write_by_task(folder / CONSTANTS, constants)
+    content = {task: asdict(constant) for task, constant in constants.items()}
+    replace_file(folder / CONSTANTS, f"{json.dumps(content)}\n".encode())
 
 
 def read_constants(folder: Path) -> dict[str, Constant]:
@@ -82,5 +85,15 @@ def read_constants(folder: Path) -> dict[str, Constant]:
     Raises:
         FileError: the file is broken.
     """
-    hint = "the report is then made without these baselines"
-    return read_by_task(folder / CONSTANTS, Constant, hint)
+    path = folder / CONSTANTS
+    if not path.is_file():
+        return {}
+    try:
+        content: Mapping[str, dict[str, Any]] = json.loads(path.read_bytes())
+        return {task: Constant(**fields) for task, fields in content.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise FileError(
+            f"{path} is broken: {error}",
+            expected="the file as adapterhub bench wrote it",
+            hint=f"delete {path}: the report is then made without these baselines",
+        ) from error

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from adapterhub.bench.columns import rate_words, score_title
-from adapterhub.bench.pareto import ParetoPoint, pareto_front
-from adapterhub.bench.records import CellRecord, Costs
+from adapterhub.bench.records import CellRecord
 from adapterhub.bench.results import TaskResult
-from adapterhub.pages.direct_labels import label_ends, label_points, room_for, short_name
+from adapterhub.bench.tables import score_title
+from adapterhub.bench.wording import rate_words
+from adapterhub.pages.direct_labels import label_ends, room_for, short_name
 from adapterhub.pages.figures import FIRST, GRID, INK, MARKERS, MUTED, SECOND, SERIES, svg_chart
 
-CostOf = Callable[[Costs], float | None]
 _WIDE = (4.6, 3.2)
 _WIDEST = 4  # times as wide as usual: a wider interval is cut
-_MOST_NAMES = 14  # of points; of more, those on the front and a few others have their names
 _MOST_DOTS = 40  # of an axis with names
 
 
@@ -69,87 +66,10 @@ def score_range(task: TaskResult) -> tuple[float, float]:
     return low - room, high + room
 
 
-def cost_chart(task: TaskResult, cost: CostOf, label: str, *, log: bool = False) -> str | None:
-    """Draw score against a cost, with intervals and the Pareto front; None without costs.
-
-    Of many methods, those on the front, the baseline, the best and the recommended one have names.
-
-    Args:
-        task: the results.
-        cost: returns the cost.
-        label: of the horizontal axis.
-        log: whether that is logarithmic.
-    """
-    points = _cost_points(task, cost)
-    if not points:
-        return None
-    lower = task.score.lower_is_better
-    flat = [ParetoPoint(name, y, x) for name, (x, y, _, _) in points.items()]
-    front = pareto_front(flat, lower_is_better=lower)
-    on_front = {point.method for point in front}
-    chosen = {*on_front, task.baseline, task.advice.method, task.advice.best}
-    named = [name for name in points if len(points) <= _MOST_NAMES or name in chosen]
-
-    def draw(axes: Any) -> None:
-        # A front has the score of a method from its cost on.
-        axes.step([p.cost for p in front], [p.score for p in front], where="post", color=SECOND,
-                  linewidth=1.2, alpha=0.8)  # fmt: skip
-        for name, (x, y, low, high) in points.items():
-            axes.plot([x, x], [low, high], color=MUTED, linewidth=1, alpha=0.6)
-            fill = "full" if name in on_front else "none"
-            colour = SECOND if name in on_front else FIRST
-            axes.plot([x], [y], "o", color=colour, markersize=6, fillstyle=fill)
-        if log:
-            axes.set_xscale("log")
-        _pad(axes, [x for x, *_ in points.values()], log=log)
-        axes.set_ylim(*score_range(task))
-        _ticks(axes, log=log)
-        axes.set(xlabel=label, ylabel=score_title(task))
-        lines = [*_edges(front), *((x, low, x, high) for x, _, low, high in points.values())]
-        label_points(axes, {name: points[name][:2] for name in named}, lines)
-
-    return svg_chart(draw, _WIDE, {"left": 0.13, "bottom": 0.15})
-
-
-def _edges(front: Sequence[ParetoPoint]) -> list[tuple[float, float, float, float]]:
-    """Return the lines of a front: on from each point, then up or down to the next."""
-    edges = []
-    for one, other in itertools.pairwise(front):
-        edges.append((one.cost, one.score, other.cost, one.score))
-        edges.append((other.cost, one.score, other.cost, other.score))
-    return edges
-
-
-def _cost_points(task: TaskResult, cost: CostOf) -> dict[str, tuple[float, float, float, float]]:
-    """Return the cost, the score and its ends, for each method that has both."""
-    found = {}
-    for result in task.methods:
-        estimate, points = result.estimate, task.score.points
-        x = cost(result.costs) if result.costs else None
-        if x is not None and x > 0 and estimate.value is not None:
-            ends = [estimate.value if e is None else e for e in (estimate.low, estimate.high)]
-            found[result.method] = (x, *(v * points for v in (estimate.value, *ends)))
-    return found  # type: ignore[return-value]
-
-
-def _pad(axes: Any, xs: Sequence[float], *, log: bool) -> None:
-    """Leave place for labels on both sides of the points."""
-    low, high = min(xs), max(xs)
-    if log:
-        room = max(0.18 * math.log10(high / low), 0.25)
-        axes.set_xlim(low / 10**room, high * 10 ** (room * 1.6))
-    else:
-        room = max(0.18 * (high - low), 0.05 * high)
-        axes.set_xlim(max(low - room, 0.0), high + room * 1.6)
-
-
-def _ticks(axes: Any, *, log: bool) -> None:
+def _log_ticks(axes: Any) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     axes.yaxis.set_major_locator(MaxNLocator(5))
-    if not log:
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-        return
     low, high = axes.get_xlim()
     few = math.log10(high / low) < 2
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0) if few else (1.0,), numticks=6))
@@ -202,7 +122,7 @@ def rates_chart(task: TaskResult, method: str) -> str | None:
             axes.axvline(
                 result.rate, color=SECOND, linewidth=1.6, linestyle=(0, (4, 2)), zorder=1.5
             )
-        _ticks(axes, log=True)
+        _log_ticks(axes)
         axes.xaxis.set_major_locator(_some_ticks(sorted(set(rates))))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: rate_words(rate)))
         axes.set_xlabel("learning rate")
@@ -242,35 +162,6 @@ def _columns(points: Iterable[tuple[float, float]], scale: float) -> list[list[f
     return [[x for x, _ in kept], [y * scale for _, y in kept]]
 
 
-def learning_chart(task: TaskResult, method: str) -> str | None:
-    """Draw the score of a method's final runs over the steps; those of the others are grey.
-
-    Args:
-        task: the results.
-        method: the method to show.
-    """
-    own = task.find(method)
-    if not any(record.curve for record in own.finals):
-        return None
-
-    def draw(axes: Any) -> None:
-        for result in task.methods:
-            if result.method != method:
-                _lines(axes, result.finals, task.score.points, color=GRID, linewidth=1.0)
-        _lines(axes, own.finals, task.score.points, color=FIRST, linewidth=1.5, marker="o",
-               markersize=3)  # fmt: skip
-        _ticks(axes, log=False)
-        axes.set_xlabel("step")
-
-    return svg_chart(draw)
-
-
-def _lines(axes: Any, records: Sequence[CellRecord], points: float, **style: Any) -> None:
-    for record in records:
-        curve = [(float(p.step), p.score) for p in record.curve if p.score is not None]
-        axes.plot(*_columns(curve, points), **style)
-
-
 def rows_chart(tasks: Sequence[TaskResult]) -> str | None:
     """Draw the score of each method by the number of training rows; None for one number.
 
@@ -291,7 +182,7 @@ def rows_chart(tasks: Sequence[TaskResult]) -> str | None:
             colours.append(colour)
         axes.set_xscale("log")
         rows = sorted({task.rows for task in tasks})
-        _ticks(axes, log=True)
+        _log_ticks(axes)
         axes.xaxis.set_major_locator(_some_ticks(rows))
         axes.set(xlabel="training rows", ylabel=score_title(tasks[0]))
         label_ends(axes, ends, colours)

@@ -24,8 +24,8 @@ POLL = 2.0  # seconds between two looks at what other processes have done
 class CellEngine(Protocol):
     """Runs cells that do not depend on each other."""
 
-    def run(self, cells: Iterable[tuple[Cell, bool]]) -> Iterator[CellRecord]:
-        """Yield the record of each cell when it has ended; the flag is whether to measure.
+    def run(self, cells: Iterable[Cell]) -> Iterator[CellRecord]:
+        """Yield the record of each cell when it has ended.
 
         A cell is taken from `cells` only when it can begin at once.
         """
@@ -39,10 +39,10 @@ class LocalEngine:
     ) -> None:
         self.contexts, self.loader, self.work = contexts, loader, work
 
-    def run(self, cells: Iterable[tuple[Cell, bool]]) -> Iterator[CellRecord]:
+    def run(self, cells: Iterable[Cell]) -> Iterator[CellRecord]:
         """Yield the record of each cell when it has ended."""
-        for cell, measure in cells:
-            yield run_cell(cell, self.contexts[cell.task], self.loader, self.work, measure=measure)
+        for cell in cells:
+            yield run_cell(cell, self.contexts[cell.task], self.loader, self.work)
 
 
 class Scores:
@@ -131,14 +131,14 @@ class _Turn:
         counts = bench.rates, bench.seeds, self.score, bench.tuning_seeds
         return runs_left(self.planned.groups, *counts)
 
-    def claimed(self, cells: Iterable[Cell]) -> Iterator[tuple[Cell, bool]]:
+    def claimed(self, cells: Iterable[Cell]) -> Iterator[Cell]:
         """Claim the cells one after the other, and yield those that no other process has."""
         for cell in cells:
             key = self.planned.key(cell)
             if not self.shard.has(key) or not self.claims.take(key):
                 continue
             if self.score.record(cell) is None:
-                yield cell, _measures(cell)
+                yield cell
             else:
                 self.claims.release(key)
 
@@ -152,11 +152,6 @@ def _next(planned: PlannedStudy, score: ScoreOf) -> tuple[list[Cell], dict[Group
     """Return the cells of a study that can run now, and the rates that are chosen."""
     bench = planned.study.bench
     return next_cells(planned.groups, bench.rates, bench.seeds, score, bench.tuning_seeds)
-
-
-def _measures(cell: Cell) -> bool:
-    """Return whether a cell measures what the method costs at inference: once for a method."""
-    return cell.stage == "final" and cell.seed == 1
 
 
 def study_state(planned: PlannedStudy, folder: RecordFolder) -> StudyState:

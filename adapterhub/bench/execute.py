@@ -17,12 +17,9 @@ import transformers
 from adapterhub._version import __version__
 from adapterhub.backbones.quantized_weights import size_of
 from adapterhub.bench.cells import Cell, cell_key
-from adapterhub.bench.forgetting import HeldText, encode_held, forgetting_of
-from adapterhub.bench.overhead import measure_overhead
 from adapterhub.bench.records import (
     CellRecord,
     Costs,
-    CurvePoint,
     PredictedRows,
     Status,
     predicted_rows,
@@ -34,15 +31,13 @@ from adapterhub.errors import AdapterhubError, OutputError
 from adapterhub.methods._base import Method
 from adapterhub.methods._spec import dump_methods, parse_methods
 from adapterhub.pages.predictions import outcomes_of
-from adapterhub.pages.run_files import RunFiles, read_run
 from adapterhub.tasks import Prediction
-from adapterhub.tasks._losses import model_inputs
 from adapterhub.training.engine import NotFinite
 from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.output_folder import RECIPE
 from adapterhub.training.prepare import PreparedRun
 from adapterhub.training.recipe import DATA_SOURCES, Recipe
-from adapterhub.training.report import JsonLines
+from adapterhub.training.report import Reporter
 from adapterhub.training.run import RunOutcome, run
 from adapterhub.training.starting_point import StartingPoint
 from adapterhub.training.stop_signals import Stopped
@@ -52,7 +47,6 @@ FIT_ROWS = 500  # training rows on which the final runs are evaluated as well
 # Of a recipe, what the result does not depend on, or depends on through the cell.
 _NOT_DECIDING = ("output", "name", "seed", "backbone", "method")
 _CONTINUE = "run the same command again to continue"
-PROBE_ROWS = 32  # of the batch that overhead is measured with
 
 
 @dataclass(frozen=True)
@@ -64,7 +58,6 @@ class TaskContext:
         data: its rows.
         specs: the method specs by their name in the study.
         backbone: the fingerprint of the backbone.
-        held: the text that forgetting is measured with, if there is some.
         starts: the adapters that methods start from, by the method's name.
     """
 
@@ -72,7 +65,6 @@ class TaskContext:
     data: TaskData
     specs: dict[str, object]
     backbone: str
-    held: HeldText | None = None
     starts: dict[str, StartingPoint] = field(default_factory=dict)
 
     @property
@@ -83,8 +75,7 @@ class TaskContext:
     def key(self, cell: Cell) -> str:
         """Return the digest of a cell: neither the names nor the order of a study are in it."""
         recipe = {**self._deciding(), "method": self.methods(cell.method)}
-        held = [self.held.digest] if self.held else []
-        return cell_key(cell, [recipe, self.data.digests, self.backbone, *held])
+        return cell_key(cell, [recipe, self.data.digests, self.backbone])
 
     def _deciding(self) -> dict[str, Any]:
         """Return of the recipe what results depend on, without the method."""
@@ -129,9 +120,7 @@ class TaskContext:
         return {"method": self.specs[label]}
 
 
-def run_cell(
-    cell: Cell, context: TaskContext, loader: BackboneLoader, work: Path, *, measure: bool
-) -> CellRecord:
+def run_cell(cell: Cell, context: TaskContext, loader: BackboneLoader, work: Path) -> CellRecord:
     """Run a cell, or continue it where it was killed, and return its record.
 
     Args:
@@ -139,7 +128,6 @@ def run_cell(
         context: its task.
         loader: loads the backbone.
         work: the folder for checkpoints; that of the cell is deleted at the end.
-        measure: whether to measure the overhead at inference.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -151,7 +139,7 @@ def run_cell(
     found: dict[str, Any] = {}
 
     def ended(prepared: PreparedRun, outcome: RunOutcome) -> None:
-        found.update(_results(prepared, outcome, context, cell, read_run(output), measure))
+        found.update(_results(prepared, outcome, context, cell))
 
     status: Status = "done"
     try:
@@ -160,8 +148,7 @@ def run_cell(
         if not begun:  # killed before there was something to continue
             shutil.rmtree(output, ignore_errors=True)
         data = context.data.of(cell.rows, cell.seed)
-        reporter = JsonLines(output)
-        run(recipe, reporter, resume=begun, data=data, loader=loader, ended=ended)
+        run(recipe, Reporter(), resume=begun, data=data, loader=loader, ended=ended)
     except Stopped as error:
         raise Stopped(f"{cell.describe()}: {error.problem}", hint=_CONTINUE) from error
     except OutputError:  # it says nothing of the cell
@@ -189,12 +176,7 @@ def _without_neutral(value: Any) -> Any:
 
 
 def _results(
-    prepared: PreparedRun,
-    outcome: RunOutcome,
-    context: TaskContext,
-    cell: Cell,
-    files: RunFiles,
-    measure: bool,
+    prepared: PreparedRun, outcome: RunOutcome, context: TaskContext, cell: Cell
 ) -> dict[str, Any]:
     """Return the fields of a record."""
     costs = Costs(
@@ -205,23 +187,13 @@ def _results(
         seconds=outcome.result.seconds,
         train_seconds=_train_seconds(outcome, prepared),
         peak_memory=outcome.result.peak_memory,
-        tokens_per_second=outcome.result.tokens_per_second,
     )
-    found: dict[str, Any] = {
-        "selected": dict(outcome.metrics),
-        "curve": _curve(files, outcome.result.metric),
-    }
+    found: dict[str, Any] = {"selected": dict(outcome.metrics), "costs": costs}
     if cell.stage == "final":
         found["tested"], found["rows"] = _test(prepared, context.data.test)
         fitted = sample(prepared.data.train, FIT_ROWS, 0)
         found["trained"], _ = _test(prepared, fitted)
-        if context.held is not None:
-            encoded = encode_held(context.held, prepared.data.task.head, prepared.train.setting)
-            size = prepared.options.eval_batch_size
-            costs = replace(costs, forgetting=forgetting_of(prepared.adapter, encoded, size))
-        if measure:
-            costs = replace(costs, **_overhead(prepared, outcome.folder))
-    return {**found, "costs": costs}
+    return found
 
 
 def _train_seconds(outcome: RunOutcome, prepared: PreparedRun) -> float:
@@ -243,28 +215,6 @@ def _test(
     file = outcomes_of(task, encoded.examples, predictions, setting.labels, 0)
     rows = predicted_rows(file.kind, file.rows) if file else None
     return {name: float(value) for name, value in metrics.items()}, rows
-
-
-def _overhead(prepared: PreparedRun, folder: Path) -> dict[str, Any]:
-    setting = prepared.train.setting
-    examples = list(prepared.data.evaluation[:PROBE_ROWS])
-    encoded = prepared.data.task.encode(examples, setting, labelled=True)
-    batch = encoded.batch(range(len(encoded.rows)))
-    inputs = model_inputs(batch).items()
-    batch = {name: tensor.to(prepared.model.device) for name, tensor in inputs}
-    return measure_overhead(prepared.adapter, batch, folder)
-
-
-def _curve(files: RunFiles, metric: str) -> tuple[CurvePoint, ...]:
-    """Return the evaluations of a run, with their time and the training loss before them."""
-    seconds = {line["step"]: line["seconds"] for line in files.timings if line["event"] == "eval"}
-    points = []
-    for line in files.evaluations:
-        before = [each["loss"] for each in files.training if each["step"] <= line["step"]]
-        loss = before[-1] if before else None
-        score = line["metrics"].get(metric, float("nan"))
-        points.append(CurvePoint(line["step"], seconds.get(line["step"], 0.0), score, loss))
-    return tuple(points)
 
 
 def _origin(context: TaskContext) -> dict[str, Any]:

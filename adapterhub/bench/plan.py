@@ -6,27 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from adapterhub.anatomy.build import anatomy_of
 from adapterhub.backbones.fingerprint import fingerprint
-from adapterhub.backbones.load import meta_model
 from adapterhub.backbones.quantized import quantization_of
-from adapterhub.backbones.trained_length import max_positions
 from adapterhub.bench.budget import affordable
 from adapterhub.bench.cells import Cell, Group
-from adapterhub.bench.equal_size import count_of, equal_sized, is_near
 from adapterhub.bench.execute import TaskContext
-from adapterhub.bench.forgetting import encode_held, read_held
 from adapterhub.bench.study import (
     Study,
     method_label,
     seconds_of,
     start_of,
-    with_option,
 )
 from adapterhub.bench.task_data import read_task_data
-from adapterhub.errors import ConfigError
-from adapterhub.methods._spec import parse_methods
-from adapterhub.tasks import Setting, parse_task
 from adapterhub.training.defaults import usual_steps
 from adapterhub.training.kernels import KernelChoice, choose_kernels
 from adapterhub.training.loading import BackboneLoader
@@ -66,12 +57,7 @@ def plan_study(study: Study, loader: BackboneLoader, work: Path) -> PlannedStudy
     Raises:
         AdapterhubError: of any type; nothing but `work` is written.
     """
-    notes: list[str] = []
-    if study.bench.equal_parameters:
-        study, said = _with_equal_sizes(study)
-        notes += said
-    study, contexts, said = _contexts(study, loader)
-    notes += said
+    study, contexts, notes = _contexts(study, loader)
     groups = _groups(study, contexts)
     if study.bench.steps is None and study.bench.budget is not None:
         study, said = _within_budget(study, contexts, groups, loader, work)
@@ -121,17 +107,13 @@ def _context(
     """Return what the cells of a task share, and notes; the kernels suit the baseline."""
     specs = study.labels()
     data = read_task_data(recipe, test, study.bench.select_rows)
-    held = read_held(study.bench.held, data.run.task) if study.bench.held else None
     starts = _starts(specs, recipe)
-    usual = TaskContext(recipe, data, specs, "", starts=starts).parsed(study.baseline)
+    usual = TaskContext(recipe, data, specs, "", starts).parsed(study.baseline)
     chosen = KernelChoice(recipe.dtype, recipe.attention)
     if recipe.dtype is None:
         chosen = choose_kernels(recipe, data.run, usual)
     loaded = loader.backbone(recipe, data.run, chosen)
     kernels = loaded.kernels
-    if held is not None:  # a tokenizer without what the text needs is refused now
-        setting = Setting(loaded.processor, max_positions(loaded.model))
-        encode_held(held, data.run.task.head, setting)
     fixed = replace(
         recipe,
         dtype=kernels.dtype or (None if quantization_of(loaded.model) else "fp32"),
@@ -140,7 +122,7 @@ def _context(
     )
     said = [*data.notes, *([kernels.note] if kernels.note else [])]
     backbone = fingerprint(recipe.backbone, revision=recipe.revision)
-    return TaskContext(fixed, data, specs, backbone, held, starts), said
+    return TaskContext(fixed, data, specs, backbone, starts), said
 
 
 def _starts(specs: Mapping[str, object], recipe: Recipe) -> dict[str, StartingPoint]:
@@ -152,39 +134,6 @@ def _starts(specs: Mapping[str, object], recipe: Recipe) -> dict[str, StartingPo
         if name is not None
     }
     return {label: each for label, each in found.items() if each is not None}
-
-
-def _with_equal_sizes(study: Study) -> tuple[Study, list[str]]:
-    """Return a study with further methods, of the baseline's size, and notes."""
-    recipe = next(iter(study.tasks().values()))
-    task = parse_task(recipe.task)
-    revision, family = recipe.revision, recipe.family
-    model = meta_model(recipe.backbone, task=task.head, revision=revision, family=family)
-    anatomy = anatomy_of(model)
-    if start_of(study.labels()[study.baseline]) is not None:
-        raise ConfigError(
-            f"equal parameters with the baseline {study.baseline!r}, an adapter's method",
-            hint="name the method as the baseline: --baseline lora",
-        )
-    target = count_of(parse_methods(study.labels()[study.baseline]), anatomy)  # type: ignore[arg-type]
-    specs = list(study.bench.methods)
-    notes = []
-    for label, spec in study.labels().items():
-        if start_of(spec) is not None:  # its size is that of the adapter
-            continue
-        methods = parse_methods(spec)  # type: ignore[arg-type]
-        count = count_of(methods, anatomy)
-        other = equal_sized(methods[0], target, anatomy) if len(methods) == 1 else None
-        if other is not None:
-            changed = with_option(spec, str(other.sized_by), getattr(other, str(other.sized_by)))
-            specs += [] if changed in specs else [changed]
-            sized = f"also as {method_label(changed)}, {other.count(anatomy):,}"
-            notes.append(f"{label} has {count:,} parameters; {sized}")
-        elif not is_near(count, target):
-            notes.append(f"{label} has {count:,} parameters, and no size with about {target:,}")
-    notes.append(f"{study.baseline} has {target:,} parameters")
-    bench = replace(study.bench, methods=tuple(specs), equal_parameters=False)
-    return replace(study, bench=bench), notes
 
 
 def _groups(study: Study, contexts: dict[str, TaskContext]) -> tuple[Group, ...]:

@@ -59,25 +59,20 @@ class BenchWorker:
                 return f"its files of the backbone {backbone!r} have other weights"
         return ""
 
-    def run(self, cell: Cell, measure: bool) -> CellRecord:
-        """Run a cell; continue it where it was killed, if the study's folder is shared.
-
-        Args:
-            cell: the cell.
-            measure: whether to measure the overhead at inference.
-        """
+    def run(self, cell: Cell) -> CellRecord:
+        """Run a cell; continue it where it was killed, if the study's folder is shared."""
         with tempfile.TemporaryDirectory(prefix="adapterhub-bench-") as own:
             work = self.work if self.work.parent.is_dir() else Path(own)
             context = self.contexts[cell.task]
-            record = run_cell(cell, context, self.loader, work, measure=measure)
+            record = run_cell(cell, context, self.loader, work)
         return replace(record, origin={**record.origin, "node": platform.node()})
 
 
 @dataclass(frozen=True)
 class _Job:
-    """What a worker does: a cell, with the flag whether to measure, or nothing but start."""
+    """What a worker does: a cell, or nothing but start."""
 
-    cell: tuple[Cell, bool] | None = None
+    cell: Cell | None = None
     tries: int = 1
 
 
@@ -131,7 +126,7 @@ class RayEngine:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, self.handler)
 
-    def run(self, cells: Iterable[tuple[Cell, bool]]) -> Iterator[CellRecord]:
+    def run(self, cells: Iterable[Cell]) -> Iterator[CellRecord]:
         """Yield the record of each cell when it has ended; take the next one when a worker is free.
 
         Raises:
@@ -176,7 +171,7 @@ class RayEngine:
     def _submit(self, job: _Job) -> None:
         assert job.cell
         actor = self.free.pop()
-        self.running[actor.run.remote(*job.cell)] = actor, job
+        self.running[actor.run.remote(job.cell)] = actor, job
 
     def _next(self) -> tuple[_Job, CellRecord | None]:
         """Wait until a worker has ended what it does; return that, and the record of a cell."""
@@ -229,7 +224,7 @@ def _retried(job: _Job) -> _Job:
 def _lost(jobs: list[_Job]) -> TrainingError:
     return TrainingError(
         f"the workers of these cells died, {MOST_TRIES} times each",
-        offenders=[job.cell[0].describe() for job in jobs if job.cell],
+        offenders=[job.cell.describe() for job in jobs if job.cell],
         expected="memory for as many runs at once as there are workers on a node",
         hint="fewer --workers, or a smaller train.batch_size; all other cells are recorded",
     )

@@ -33,19 +33,6 @@ _NOT_KEPT = {kind: (*_TEXTS, "label", "prediction") for kind in ("texts", "choic
 
 
 @dataclass(frozen=True)
-class CurvePoint:
-    """One evaluation during training: seconds since its start, score, and the training loss.
-
-    A number that is not finite is None when it is read.
-    """
-
-    step: int
-    seconds: float
-    score: float | None
-    loss: float | None = None
-
-
-@dataclass(frozen=True)
 class PredictedRows:
     """What a run predicts on the test rows, by column, without their texts.
 
@@ -67,7 +54,7 @@ class PredictedRows:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a run cost: parameters, bytes, seconds; None where it was not measured.
+    """What a run cost: parameters, bytes, seconds.
 
     Attributes:
         trained: parameters of the method.
@@ -77,12 +64,6 @@ class Costs:
         seconds: the whole run, with evaluations.
         train_seconds: training alone.
         peak_memory: in bytes.
-        tokens_per_second: in training.
-        load_seconds: of loading the saved adapter on the backbone in memory.
-        attached: the time of a forward pass with the adapter, relative to the bare backbone.
-        routed: the same, for a batch in which half of the rows have the adapter.
-        merges: whether it can be merged into the weights, which then cost no more time.
-        forgetting: the rise of the loss per token of held text, in nats, over the bare backbone.
     """
 
     trained: int = 0
@@ -92,12 +73,6 @@ class Costs:
     seconds: float = 0.0
     train_seconds: float = 0.0
     peak_memory: int = 0
-    tokens_per_second: float = 0.0
-    load_seconds: float | None = None
-    attached: float | None = None
-    routed: float | None = None
-    merges: bool | None = None
-    forgetting: float | None = None
 
     @property
     def all_trained(self) -> int:
@@ -119,7 +94,6 @@ class CellRecord:
         trained: the metrics on a sample of the training rows; of final cells.
         tested: the metrics on the test rows; of final cells.
         rows: what it predicts on the test rows; of final cells.
-        curve: the evaluations during training.
         costs: what it cost.
         origin: versions, device, recipe, and digests of data and backbone.
     """
@@ -133,7 +107,6 @@ class CellRecord:
     trained: dict[str, float | None] = field(default_factory=dict)
     tested: dict[str, float | None] = field(default_factory=dict)
     rows: PredictedRows | None = None
-    curve: tuple[CurvePoint, ...] = ()
     costs: Costs = field(default_factory=Costs)
     origin: dict[str, Any] = field(default_factory=dict)
 

@@ -9,26 +9,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from adapterhub.bench.advice import Recommendation, ShortRuns, recommend
+from adapterhub.bench.advice import Cost, Recommendation, ShortRuns, recommend
 from adapterhub.bench.baselines import Constant, read_constants
 from adapterhub.bench.cells import Group
-from adapterhub.bench.method_costs import MethodCost
-from adapterhub.bench.paired import PairedComparison, compare_with, compare_with_best
-from adapterhub.bench.prompted_rows import ZERO_SHOT_NAME, PromptedRows, read_prompted
-from adapterhub.bench.rates import GoodRates, good_rates
+from adapterhub.bench.paired import PairedComparison, compare_with
 from adapterhub.bench.records import CellRecord, Costs, PredictedRows
 from adapterhub.bench.search import expected_runs
 from adapterhub.bench.statistics import Estimate, RepeatedRuns, estimate_all, repeated_runs
 from adapterhub.bench.study import Study, seconds_of, start_of
 from adapterhub.errors import ConfigError
-from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.methods._spec import parse_methods
 from adapterhub.pages.predictions import PredictionFile
 from adapterhub.pages.row_scores import RowScore, row_score
-from adapterhub.pages.statistics import calibration
 from adapterhub.training.defaults import usual_steps
-
-_WITH_PROBABILITIES = ("classes", "choices")
 
 
 @dataclass(frozen=True)
@@ -39,12 +32,9 @@ class MethodResult:
         method: its name in the study, or that of a constant prediction.
         estimate: its score on the test rows.
         comparison: with the baseline; None for the baseline itself.
-        verdict: with the best method; None for the best itself.
         rate: the learning rate that was chosen for it.
         at_edge: whether that is the lowest or highest that was tried.
-        good: the range of rates with about the same score.
         costs: medians over its final runs; None for what was not trained.
-        calibration: its expected calibration error, for classes.
         gap: the score on training rows minus that on test rows, in the direction of better.
         trials: the runs that chose the rate.
         finals: the runs with the chosen rate.
@@ -53,12 +43,9 @@ class MethodResult:
     method: str
     estimate: Estimate
     comparison: PairedComparison | None = None
-    verdict: PairedComparison | None = None
     rate: float | None = None
     at_edge: bool = False
-    good: GoodRates | None = None
     costs: Costs | None = None
-    calibration: float | None = None
     gap: float | None = None
     trials: tuple[CellRecord, ...] = ()
     finals: tuple[CellRecord, ...] = ()
@@ -112,28 +99,10 @@ class TaskResult:
         raise ConfigError(f"{method!r} is not in the study")
 
 
-@dataclass(frozen=True)
-class _Beside:
-    """What is known of a task beside its records."""
-
-    constant: Constant | None
-    prompted: PromptedRows | None
-
-    def untrained(self, rows: PredictedRows) -> dict[str, PredictedRows]:
-        """Return predictions without training on the same rows, by the names of a table."""
-        found = {}
-        if self.constant is not None and self.constant.kind == rows.kind:
-            found[self.constant.name] = self.constant.predict(rows)
-        if self.prompted is not None and (predicted := self.prompted.rows(rows)) is not None:
-            found[ZERO_SHOT_NAME] = predicted
-        return found
-
-
 def study_results(
     study: Study,
     records: Iterable[CellRecord],
     constants: Mapping[str, Constant],
-    prompted: Mapping[str, PromptedRows] | None = None,
 ) -> tuple[TaskResult, ...]:
     """Collect the results of a study, by task and by rows; without those that have no score.
 
@@ -141,7 +110,6 @@ def study_results(
         study: the study.
         records: its records.
         constants: the constant prediction of each task that has one.
-        prompted: what the bare backbone predicts by a prompt, for each task that has that.
     """
     names = study.compared()
     known = [record for record in records if record.cell.method in names]
@@ -150,8 +118,7 @@ def study_results(
         mine = _of_one_origin([record for record in known if record.cell.task == task])
         for rows in sorted({record.cell.rows for record in mine}):
             group = [record for record in mine if record.cell.rows == rows]
-            beside = _Beside(constants.get(task), (prompted or {}).get(task))
-            result = _task_result(study, (task, rows), group, beside)
+            result = _task_result(study, (task, rows), group, constants.get(task))
             found += [result] if result else []
     return tuple(found)
 
@@ -159,7 +126,7 @@ def study_results(
 def read_results(
     folder: Path, study: Study, records: Iterable[CellRecord]
 ) -> tuple[TaskResult, ...]:
-    """Collect the results of a study with its baselines and times, as its report shows them.
+    """Collect the results of a study with its constant predictions, as its report shows them.
 
     Args:
         folder: the folder of the study.
@@ -169,7 +136,7 @@ def read_results(
     Raises:
         FileError: a file of the folder is broken.
     """
-    return study_results(study, records, read_constants(folder), read_prompted(folder))
+    return study_results(study, records, read_constants(folder))
 
 
 def _of_one_origin(records: list[CellRecord]) -> list[CellRecord]:
@@ -185,7 +152,7 @@ def _task_result(
     study: Study,
     place: tuple[str, int],
     records: Sequence[CellRecord],
-    beside: _Beside,
+    constant: Constant | None,
 ) -> TaskResult | None:
     score = _score_of(records)
     if score is None:
@@ -196,16 +163,14 @@ def _task_result(
     runs = [method_runs(each, score, label in recorded) for label, each in results.items()]
     rows = next(r.rows for r in records if r.rows)
     data = next((each.data for each in runs if each.columns), "")  # they have the same rows
-    for name, predicted in beside.untrained(rows).items():
-        found = _calibration(predicted)
-        results[name] = MethodResult(name, _no_estimate(name, score), calibration=found)
-        file = _prediction_file(predicted, data)
+    if constant is not None and constant.kind == rows.kind:
+        name, file = constant.name, _prediction_file(constant.predict(rows), data)
+        results[name] = MethodResult(name, _no_estimate(name, score))
         runs.append(repeated_runs(name, [file], score, deterministic=True))
     compared = _compared(results, runs, study.baseline)
-    costs = {name: _method_cost(result) for name, result in compared.items()}
+    costs = {name: _cost(result) for name, result in compared.items()}
     methods = tuple(compared.values())
-    short = _short_runs(study, place, tuple(compared.values()))
-    advice = recommend(runs, costs, recorded, study.bench.margin, short)
+    advice = recommend(runs, costs, recorded, _short_runs(study, place, methods))
     return TaskResult(*place, score, study.baseline, methods, advice)
 
 
@@ -257,7 +222,6 @@ def _method_result(label: str, records: Sequence[CellRecord], score: RowScore) -
     own = [record for record in records if record.cell.method == label]
     trials = sorted((r for r in own if r.cell.stage == "search"), key=_by_rate)
     finals = _finals(own)
-    curve = _rate_curve(trials)
     rate = finals[0].cell.rate if finals else None
     tried = sorted(record.cell.rate for record in trials)
     return MethodResult(
@@ -265,9 +229,7 @@ def _method_result(label: str, records: Sequence[CellRecord], score: RowScore) -
         _no_estimate(label, score),
         rate=rate,
         at_edge=rate is not None and len(tried) > 1 and rate in (tried[0], tried[-1]),
-        good=good_rates(curve, _selecting(own, score)) if len(curve) > 1 else None,
         costs=median_costs([r.costs for r in finals if r.status == "done"]),
-        calibration=_mean([_calibration(r.rows) for r in finals if r.rows]),
         gap=_mean([_gap(record, score) for record in finals]),
         trials=tuple(trials),
         finals=tuple(finals),
@@ -297,26 +259,6 @@ def _tuned(records: Sequence[CellRecord], choice: tuple[int, float]) -> tuple[in
     """Return how many trials a choice of steps and rate has, and the mean of what they scored."""
     trials = [r.selects for r in records if r.cell.stage == "search" and _choice(r) == choice]
     return len(trials), fmean(trials) if trials else -math.inf
-
-
-def _rate_curve(trials: Sequence[CellRecord]) -> dict[float, list[float]]:
-    """Return the scores by rate of the first trials, which have every rate."""
-    first = min((record.cell.steps for record in trials), default=0)
-    curve: dict[float, list[float]] = {}
-    for record in trials:
-        if record.cell.steps == first:
-            value = record.selected.get(record.metric) if record.status == "done" else None
-            curve.setdefault(record.cell.rate, []).append(float("nan") if value is None else value)
-    return curve
-
-
-def _selecting(records: Sequence[CellRecord], score: RowScore) -> RowScore:
-    """Return the score that the runs select by, which has the scale of the test rows' one."""
-    metric = records[0].metric.removeprefix("eval_")
-    if score.name == metric:
-        return score
-    high = float("inf") if metric in LOWER_IS_BETTER else 1.0
-    return replace(score, name=metric, high=high)
 
 
 def method_runs(result: MethodResult, score: RowScore, is_recorded: bool = False) -> RepeatedRuns:
@@ -354,51 +296,29 @@ def _no_estimate(method: str, score: RowScore) -> Estimate:
 def _compared(
     results: Mapping[str, MethodResult], runs: Sequence[RepeatedRuns], baseline: str
 ) -> dict[str, MethodResult]:
-    """Add the estimates, and the comparisons with the baseline and with the best."""
+    """Add the estimates, and the comparisons with the baseline."""
     estimates = {found.method: found for found in estimate_all(runs)}
     first = next((each for each in runs if each.method == baseline), None)
     others = [each for each in runs if each is not first]
     pairs = {p.method: p for p in compare_with(first, others)} if first else {}
-    best = {pair.method: pair for pair in compare_with_best(runs)}
     return {
-        name: replace(
-            result,
-            estimate=estimates[name],
-            comparison=pairs.get(name),
-            verdict=best.get(name),
-        )
+        name: replace(result, estimate=estimates[name], comparison=pairs.get(name))
         for name, result in results.items()
     }
 
 
-def _method_cost(result: MethodResult) -> MethodCost:
+def _cost(result: MethodResult) -> Cost:
     if result.costs is None:
-        return MethodCost() if result.trials or result.finals else MethodCost(trained=0)
-    costs = result.costs
-    return MethodCost(costs.all_trained, costs.train_seconds, costs.peak_memory)
+        return Cost() if result.trials or result.finals else Cost(0, 0.0)
+    return Cost(result.costs.all_trained, result.costs.train_seconds)
 
 
 def median_costs(costs: Sequence[Costs]) -> Costs | None:
-    """Return the median of each cost that was measured; None without a run."""
+    """Return the median of each cost; None without a run."""
     if not costs:
         return None
-    fields: dict[str, object] = {}
-    for name in Costs.__dataclass_fields__:
-        values = [value for each in costs if (value := getattr(each, name)) is not None]
-        if values and isinstance(values[0], bool):
-            fields[name] = all(values)
-        elif values:
-            fields[name] = type(values[0])(median(values))
-    return Costs(**fields)  # type: ignore[arg-type]
-
-
-def _calibration(rows: PredictedRows | None) -> float | None:
-    if rows is None or rows.kind not in _WITH_PROBABILITIES:
-        return None
-    columns = rows.columns
-    if rows.kind == "choices" and "right" not in columns:
-        return None
-    return calibration(rows.outcomes())[1]
+    columns = {name: [getattr(each, name) for each in costs] for name in Costs.__dataclass_fields__}
+    return Costs(**{name: type(values[0])(median(values)) for name, values in columns.items()})
 
 
 def _gap(record: CellRecord, score: RowScore) -> float | None:

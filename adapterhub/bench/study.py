@@ -13,7 +13,6 @@ from adapterhub.config.overrides import merge_options, parse_overrides
 from adapterhub.config.yaml import dump_yaml, load_yaml
 from adapterhub.errors import ConfigError
 from adapterhub.methods._described import check_spec
-from adapterhub.methods._spec import method_calls
 from adapterhub.tasks import parse_task
 from adapterhub.training.recipe import Recipe, read_draft
 
@@ -59,22 +58,8 @@ class BenchOptions:
     steps: int | None = option(
         None, "optimizer steps of a whole run (null: by the budget, or by the number of rows)"
     )
-    equal_parameters: bool = option(
-        False, "compare each method as well at a size with as many parameters as the baseline"
-    )
     budget: str | None = option(
         None, "the time that the study may take, about: 30m, 2h, 1d (null: no limit)"
-    )
-    held: str | None = option(
-        None, "a file of texts; how much worse a language model predicts them is its forgetting"
-    )
-    margin: float | None = option(
-        None,
-        "the largest loss against the best, in points, that the recommendation may accept "
-        "(null: the cheapest of those that cannot be told apart from the best)",
-    )
-    zero_shot: bool = option(
-        True, "compare with what a language model predicts by a prompt, without training"
     )
     select_rows: int = option(1_000, "evaluation rows that select rate and checkpoint, at most")
     tasks: dict[str, object] = option(
@@ -102,8 +87,6 @@ class BenchOptions:
             for name in self.recorded
             if name in run
         ]
-        if self.margin is not None and not self.margin > 0:
-            offenders.append(f"margin: {self.margin} (a number above 0, in points)")
         if self.budget is not None and seconds_of(self.budget) is None:
             offenders.append(f"budget: {self.budget!r} (a number and s, m, h or d: 30m)")
         if offenders:
@@ -227,19 +210,6 @@ def method_label(spec: object) -> str:
     if isinstance(spec, list | tuple):
         return "+".join(map(method_label, spec))
     return str(spec)
-
-
-def with_option(spec: object, name: str, value: object) -> object:
-    """Return the spec of one method with another value of an option.
-
-    Args:
-        spec: a spec: `lora`, `lora(rank=4)` or `{lora: {rank: 4}}`.
-        name: the option.
-        value: its value.
-    """
-    (call,) = method_calls(spec)  # type: ignore[arg-type]
-    method, options = call if isinstance(call, tuple) else (call.name, call.options())
-    return {method: {**options, name: value}}
 
 
 def _check_open(recipe: Recipe) -> None:

@@ -69,7 +69,7 @@ def as_begun(study: Study, output: Path) -> Study:
     if _identity(chosen, output) != _identity(begun, output):
         return study
     recorded = _with_recorded(begun, study).bench.recorded
-    return replace(begun, bench=replace(begun.bench, recorded=recorded, margin=bench.margin))
+    return replace(begun, bench=replace(begun.bench, recorded=recorded))
 
 
 def _with_recorded(begun: Study, study: Study) -> Study:
@@ -81,4 +81,4 @@ def _with_recorded(begun: Study, study: Study) -> Study:
 def _identity(study: Study, output: Path) -> str:
     """Return what a study in a folder runs: it may have been moved there from elsewhere."""
     recipe = replace(study.recipe, output=str(output))
-    return Study(recipe, replace(study.bench, recorded=(), margin=None)).to_yaml()
+    return Study(recipe, replace(study.bench, recorded=())).to_yaml()

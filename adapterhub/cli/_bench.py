@@ -18,7 +18,6 @@ from adapterhub.bench.ray_engine import RayEngine
 from adapterhub.bench.records import CellRecord, RecordFolder
 from adapterhub.bench.study import Study
 from adapterhub.bench.study_folder import RECORDS, WORK, as_begun, keep_study
-from adapterhub.bench.zero_shot import predict_tasks
 from adapterhub.cli._format import say, seconds_text
 from adapterhub.cli._study import conclude_study
 from adapterhub.ray_cluster import import_ray
@@ -71,20 +70,7 @@ def bench_study(study: Study, *, quiet: bool, runs_on: RunsOn) -> None:
         say(f"at least {left} runs are left to other shards; run them, then this one again")
         sys.exit(LEFT)
     write_constants(output, _constants(planned))
-    if runs_on.engine == "local":
-        with showing(Display()):
-            notes = _measured(planned, output, loader)
-        for note in notes:
-            say(note, err=True)
     conclude_study(output, planned.study, state.records)
-
-
-def _measured(planned: PlannedStudy, output: Path, loader: SharedLoader) -> list[str]:
-    """Measure what the runs do not show, unless that was done; return notes for the user."""
-    if not planned.study.bench.zero_shot:
-        return []
-    loader.kept.clear()  # another model of the backbone needs the memory
-    return predict_tasks(planned.contexts, output)
 
 
 def _constants(planned: PlannedStudy) -> dict[str, Constant]:

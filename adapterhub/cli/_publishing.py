@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from adapterhub.cli._format import print_json, say
-from adapterhub.config.user_folders import expanded
-from adapterhub.errors import ConfigError
 from adapterhub.files.manifest import LOWER_IS_BETTER
 
 if TYPE_CHECKING:
     from adapterhub.files.keys import PrivateKey
-    from adapterhub.registry.publication import PublicationInfo
     from adapterhub.registry.store import Entry
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -71,8 +68,6 @@ def private_key(path: str | None) -> PrivateKey | None:
 def publication_options(function: Function) -> Function:
     """Add the options that describe an adapter to publish."""
     for option in (
-        click.option("--study-task", metavar="NAME", help="The task in a study of several."),
-        click.option("--study", metavar="DIR", help="Show its method among those of a study."),
         click.option("--topic", "topics", multiple=True, help="A subject: german, medical."),
         click.option("--language", multiple=True, help="A language of the data: en, de."),
         click.option("--license", help="Licence of the adapter: apache-2.0, cc-by-4.0."),
@@ -80,30 +75,6 @@ def publication_options(function: Function) -> Function:
     ):
         function = option(function)
     return function
-
-
-def publication_info(folder: str, options: dict[str, Any]) -> PublicationInfo:
-    """Build the description of a publication from the values of `publication_options`.
-
-    Args:
-        folder: the adapter's folder, or that of its run.
-        options: the values.
-    """
-    from adapterhub.registry.publication import PublicationInfo
-
-    study, task = options.pop("study"), options.pop("study_task")
-    if study is None and task is not None:
-        raise ConfigError("--study-task without --study", hint="--study DIR")
-    section = _study_section(folder, study, task) if study else ""
-    return PublicationInfo(**options, study=section)
-
-
-def _study_section(folder: str, study: str, task: str | None) -> str:
-    from adapterhub.bench.study_card import study_section
-    from adapterhub.files.native import adapter_folder, read_manifest
-
-    manifest = read_manifest(adapter_folder(expanded(folder)))
-    return study_section(expanded(study), manifest, task)
 
 
 def score_text(entry: Entry, metric: str | None = None) -> str:

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from adapterhub.bench.columns import (
-    NONE,
-    failure_word,
-    rate_words,
-    score_title,
-    verdict_text,
-)
-from adapterhub.bench.markdown import failure_lines, result_title
 from adapterhub.bench.records import CellRecord, RecordFolder
-from adapterhub.bench.results import MethodResult, TaskResult, read_results
+from adapterhub.bench.report import failure_lines, write_study_reports
+from adapterhub.bench.results import TaskResult, read_results
 from adapterhub.bench.study import Study, read_study
 from adapterhub.bench.study_folder import RECORDS, STUDY
-from adapterhub.bench.study_page import write_study_reports
-from adapterhub.bench.wording import points_text, time_words
+from adapterhub.bench.tables import result_title, task_table
 from adapterhub.cli._format import print_table, say, say_wrapped
 from adapterhub.cli._train_command import train_commands
 from adapterhub.errors import FileError
 from adapterhub.files.atomic import replace_file
-from adapterhub.files.shown_table import ShownTable
 
-_OPTIONAL = ("time", "trained", "rate")
+_IN_THE_REPORT = ("seeds", "fit gap", "files", "peak memory")
+_OPTIONAL = ("training", "trained", "rate")
 
 
 def report_study(folder: Path, output: Path | None = None) -> Path:
@@ -88,34 +81,11 @@ def _write(folder: Path, study: Study, results: Sequence[TaskResult]) -> tuple[P
 
 def _print_task(task: TaskResult, results: Sequence[TaskResult], command: str | None) -> None:
     title = f"{result_title(task, results)}: {task.test_rows:,} test rows"
-    columns = (
-        "method",
-        score_title(task),
-        "95 %",
-        f"against {task.baseline}",
-        *reversed(_OPTIONAL),
-    )
-    rows = [_cells(task, result) for result in task.methods]
-    print_table(ShownTable(columns, rows, numbers=True, title=title), _OPTIONAL, "in the report")
-    for line in (*task.advice.reasons, *task.advice.unknown, *failure_lines(task)):
+    table = replace(task_table(task).without(*_IN_THE_REPORT), title=title)
+    print_table(table, _OPTIONAL, "in the report")
+    for line in (*task.advice.reasons, *failure_lines(task)):
         say_wrapped(line)
     if command:
         say("")
         say(command)
     say("")
-
-
-def _cells(task: TaskResult, result: MethodResult) -> list[str]:
-    found, points, costs = result.estimate, task.score.points, result.costs
-    spread = f" ± {points_text(found.sd, points)}" if found.sd is not None else ""
-    score = failure_word(result) if found.value is None else points_text(found.value, points)
-    ends = [points_text(end, points) for end in (found.low, found.high) if end is not None]
-    return [
-        result.method,
-        score + spread,
-        "-".join(ends) or NONE,
-        verdict_text(task, result).partition(" (")[0],
-        rate_words(result.rate) + (" edge" if result.at_edge else ""),
-        f"{costs.all_trained:,}" if costs else NONE,
-        time_words(costs.train_seconds) if costs else NONE,
-    ]

@@ -20,7 +20,6 @@ SECTIONS = {
         "backbone",
         "methods",
         "baseline",
-        "equal_parameters",
         "quantize",
         "task",
     ),
@@ -47,12 +46,6 @@ SECTIONS = {
 @click.option("--test", metavar="FILE", help="Test data, which select nothing.")
 @click.option("--methods", metavar="SPECS", help="Methods to compare: lora,mam,lora(rank=16).")
 @click.option("--baseline", metavar="SPEC", help="The method that others are compared with.")
-@click.option(
-    "--equal-parameters",
-    is_flag=True,
-    default=None,
-    help="Compare each method also at the size of the baseline.",
-)
 @click.option("--budget", metavar="TIME", help="The time for all runs, about: 30m, 2h.")
 @click.option("--steps", type=int, metavar="N", help="Steps of a whole run, instead of a budget.")
 @click.option("--seeds", type=int, metavar="N", help="Runs of each method with its best rate.")
@@ -78,7 +71,6 @@ def command(
     test: str | None,
     methods: str | None,
     baseline: str | None,
-    equal_parameters: bool | None,
     budget: str | None,
     steps: int | None,
     seeds: int | None,
@@ -104,7 +96,6 @@ def command(
         "test": test,
         "methods": tuple(split_values(methods)) if methods else None,
         "baseline": baseline,
-        "equal_parameters": equal_parameters,
         "budget": budget,
         "steps": steps,
         "seeds": seeds,

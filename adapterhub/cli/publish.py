@@ -11,7 +11,6 @@ from adapterhub.cli._publishing import (
     as_json_option,
     print_entry,
     private_key,
-    publication_info,
     publication_options,
     registry_option,
     sign_option,
@@ -45,6 +44,7 @@ def command(
     again returns the same version. A tag can move to another version. Description, licence,
     languages and topics are part of the version: changing the licence makes a new one.
     """
+    from adapterhub.registry.publication import PublicationInfo
     from adapterhub.registry.publish import publish
 
     entry = publish(
@@ -53,7 +53,7 @@ def command(
         version=version,
         tags=tags,
         registry=registry,
-        listing=publication_info(folder, description),
+        listing=PublicationInfo(**description),
         sign=private_key(key),
         allow_findings=allow_findings,
     )

@@ -13,7 +13,6 @@ from adapterhub.cli._publishing import (
     as_json_option,
     print_entry,
     private_key,
-    publication_info,
     publication_options,
     sign_option,
 )
@@ -49,6 +48,7 @@ def command(
 
     The access token comes from HF_TOKEN or `hf auth login`.
     """
+    from adapterhub.registry.publication import PublicationInfo
     from adapterhub.registry.push import push
 
     entry = push(
@@ -56,7 +56,7 @@ def command(
         reference,
         visibility="private" if private else "public",
         tags=tags,
-        listing=publication_info(folder, description),
+        listing=PublicationInfo(**description),
         sign=private_key(key),
         allow_findings=allow_findings,
         peft=not no_peft,

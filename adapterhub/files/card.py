@@ -4,8 +4,6 @@
     ...                          the author's text, preserved
     <!-- adapterhub -->          description, results, how to load it, training:
     <!-- /adapterhub -->         regenerated when the adapter is published
-    <!-- study -->               the study that its method was chosen in, if one was named
-    <!-- /study -->              when the adapter was published
 
 Text outside these comments belongs to the author, and so do metadata fields that the manifest
 does not define. What the block quotes from the manifest is literal text or code, whatever it says.
@@ -27,7 +25,6 @@ from adapterhub.files.markdown import code_block, literal
 from adapterhub.files.shown_table import Cell, ShownTable
 
 _START, _END = "<!-- adapterhub -->", "<!-- /adapterhub -->"
-_STUDY, _STUDY_END = "<!-- study -->", "<!-- /study -->"
 UNPUBLISHED = "THIS FOLDER"
 _MOST_LABELS = 20
 _MULTI_LABEL = "multi_label_classification"  # a problem type of transformers
@@ -37,7 +34,6 @@ _MOST_HEADS = 1_000  # characters of the description of several heads
 _MOST_FACT = 100  # characters of a free value of the training record
 # On lines of their own: the code in a block may contain the comments too.
 _START_LINE, _END_LINE = (re.compile(rf"^{mark}[ \t]*$", re.M) for mark in (_START, _END))
-_STUDY_BLOCK = re.compile(rf"^{_STUDY}$.*?^{_STUDY_END}$\n?", re.M | re.S)
 
 
 @dataclass(frozen=True)
@@ -70,19 +66,6 @@ def card(
     text = f"{before.strip()}\n\n{block}{after}"
     front = metadata | _metadata(manifest, metadata.get("tags"), peft)
     return f"---\n{dump_yaml(front, for_all=True)}---\n\n{text.lstrip()}"
-
-
-def with_study(text: str, section: str) -> str:
-    """Return a card with a section on the study that its method was chosen in.
-
-    It replaces that of an earlier one, and is otherwise left as what the author wrote.
-
-    Args:
-        text: the card.
-        section: Markdown, without a heading.
-    """
-    rest = _STUDY_BLOCK.sub("", text).rstrip()
-    return f"{rest}\n\n{_STUDY}\n\n## In a study\n\n{section}\n\n{_STUDY_END}\n"
 
 
 def own_text(text: str) -> str:

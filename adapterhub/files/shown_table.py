@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from adapterhub.errors import printable
 from adapterhub.files.markdown import literal
@@ -51,6 +51,20 @@ class ShownTable:
     title: str = ""
     meanings: Sequence[str] = ()
     taken: Collection[int] = ()
+
+    def without(self, *titles: str) -> ShownTable:
+        """Return the table without some columns.
+
+        Args:
+            titles: their titles.
+        """
+        kept = [i for i, title in enumerate(self.columns) if title not in titles]
+        return replace(
+            self,
+            columns=[self.columns[i] for i in kept],
+            rows=[[row[i] for i in kept] for row in self.rows],
+            meanings=[self.meanings[i] for i in kept] if self.meanings else (),
+        )
 
     def texts(self) -> list[list[str]]:
         """Return the text of each cell, by row."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from adapterhub.files import native
 from adapterhub.files.atomic import read_file
-from adapterhub.files.card import InPeft, card, with_study
+from adapterhub.files.card import InPeft, card
 from adapterhub.files.manifest import (
     MAX_TENSOR_BYTES,
     FoundationRef,
@@ -34,18 +34,16 @@ class PublicationInfo:
         license: an identifier such as apache-2.0.
         language: language codes such as en.
         topics: search keywords.
-        study: Markdown for the card alone: how its method compares with others in a study.
     """
 
     description: str | None = None
     license: str | None = None
     language: tuple[str, ...] = ()
     topics: tuple[str, ...] = ()
-    study: str = ""
 
     def apply(self, manifest: Manifest) -> Manifest:
         """Return a copy of the manifest with this metadata."""
-        fields = {name: value for name, value in asdict(self).items() if value and name != "study"}
+        fields = {name: value for name, value in asdict(self).items() if value}
         if "topics" in fields:
             fields["tags"] = fields.pop("topics")
         return replace(manifest, **fields)
@@ -74,12 +72,10 @@ def prepared_folder(
     """
     manifest = native.check_adapter(source)
     published = replace(info.apply(manifest), on=on)
-    if published == manifest and peft is None and not info.study:
+    if published == manifest and peft is None:
         yield source
         return
     text = card(published, native.read_card(source), reference=reference, peft=peft)
-    if info.study:
-        text = with_study(text, info.study)
     with tempfile.TemporaryDirectory() as path:
         folder = Path(path)
         files = {

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 from checks import Check, Claim, claim, difference_of, gain_check, over_groups, rank_correlation
+from good_rates import rates_of
 from peer_methods import PEERS
 
-from adapterhub.bench.equal_size import is_near
 from adapterhub.bench.paired import PairedComparison, compare_all_pairs, compare_with
 from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.results import MethodResult, TaskResult, method_runs, study_results
@@ -40,6 +40,7 @@ MARGIN = 2.0  # points that count as comparable
 TINY = 0.0015  # of the backbone's parameters: about 0.1 %
 SCARCE = 500  # training rows, at most
 LAYERS = {"sentence-transformers/all-MiniLM-L6-v2": 6}  # which decide the stages of unfreezing
+NEAR = 1.25  # two numbers of parameters are about equal up to this factor
 WIDTH = 100
 
 
@@ -191,7 +192,7 @@ def lora_is_easier_to_train(tasks: Tasks) -> Claim:
         for prefix in task.labels("prefix"):
             for lora in task.labels("lora"):
                 both = task.result.find(lora), task.result.find(prefix)
-                widths += _wider(*both)
+                widths += _wider(task, *both)
                 spreads += _steadier(task, *both)
     groups = f"{len(widths)} groups"
     checks = [
@@ -207,9 +208,10 @@ def lora_is_easier_to_train(tasks: Tasks) -> Claim:
     return claim("easier to train", text, checks if widths or spreads else [], notes)
 
 
-def _wider(lora: MethodResult, prefix: MethodResult) -> list[float]:
+def _wider(task: TaskStudy, lora: MethodResult, prefix: MethodResult) -> list[float]:
     """Return how many more decades of rates are good with LoRA."""
-    return [lora.good.decades - prefix.good.decades] if lora.good and prefix.good else []
+    first, second = (rates_of(each, task.result.score) for each in (lora, prefix))
+    return [first.decades - second.decades] if first and second else []
 
 
 def _steadier(task: TaskStudy, lora: MethodResult, prefix: MethodResult) -> list[float]:
@@ -309,8 +311,12 @@ def _equal_sized(task: TaskStudy, pairs: Sequence[tuple[str, str, str]]) -> list
     return [
         gain_check(task.where, what, task.pairs[other, method])
         for method, other, what in pairs
-        if is_near(task.trained(method), task.trained(other)) and task.trained(method)
+        if task.trained(method) and _is_near(task.trained(method), task.trained(other))
     ]
+
+
+def _is_near(first: int, second: int) -> bool:
+    return max(first, second) <= NEAR * min(first, second)
 
 
 def as_good_as_peers(tasks: Tasks, margin: float = MARGIN) -> Claim:

@@ -26,10 +26,10 @@ from run_records import RunRecords, study_parser
 from torch import nn
 
 import adapterhub as ah
-from adapterhub.bench.forgetting import HeldText, encode_held
 from adapterhub.data.examples import read_texts
 from adapterhub.data.options import DataOptions
 from adapterhub.tasks import Encoded, Setting
+from adapterhub.tasks.masked_lm import MaskedLM
 
 METHODS = ("full", "freeze", "lora", "pfeiffer", "prefix", "mam")
 TASK = "sst2"
@@ -83,8 +83,8 @@ def run_method(
     """
     torch.manual_seed(seed)
     model, tokenizer = ah.load_backbone(str(backbone), task="masked-lm")
-    texts = HeldText(tuple(read_texts(str(held), DataOptions())[:HELD]))
-    encoded = encode_held(texts, "masked-lm", Setting(tokenizer, 64))
+    texts = read_texts(str(held), DataOptions())[:HELD]
+    encoded = MaskedLM().encode(texts, Setting(tokenizer, 64), labelled=True)
     before = _loss(model, encoded)
     adapter = ah.attach(model, method, name=TASK)
     classifier = Classifier(model, tokenizer, {TASK: nn.Linear(model.config.hidden_size, 2)})

@@ -46,7 +46,6 @@ from adapterhub.bench.plan import PlannedStudy, plan_study
 from adapterhub.bench.records import (
     CellRecord,
     Costs,
-    CurvePoint,
     PredictedRows,
     RecordFolder,
     predicted_rows,
@@ -256,9 +255,9 @@ class PeerEngine:
     contexts: dict[str, PeerContext]
     work: Path
 
-    def run(self, cells: Iterable[tuple[Cell, bool]]) -> Iterator[CellRecord]:
+    def run(self, cells: Iterable[Cell]) -> Iterator[CellRecord]:
         """Yield the record of each cell when it has ended."""
-        for cell, _ in cells:
+        for cell in cells:
             yield run_peer(cell, self.contexts[cell.task], self.work)
 
 
@@ -282,11 +281,9 @@ def run_peer(cell: Cell, context: PeerContext, work: Path) -> CellRecord:
     if not math.isclose(selected[context.metric], best, abs_tol=CLOSE):
         text = f"the best checkpoint scored {best:.4f}, and {selected[context.metric]:.4f} loaded"
         return replace(record, status="failed", error=text)
-    points = zip(found["evaluations"], scores, strict=True)
     return replace(
         record,
         selected=selected,
-        curve=tuple(CurvePoint(e["step"], e["seconds"], s, e["loss"]) for e, s in points),
         costs=Costs(backbone=context.backbone_size, **found["costs"]),
         **tested(cell, context, found["logits"]),
     )

@@ -1,13 +1,12 @@
-"""Train the method that a study recommends for each task, and publish it with its row.
+"""Train the method that a study recommends for each task, and publish it.
 
     cd FOLDER_WITH_THE_DATA
     python REPOSITORY/benchmarks/studies/winners.py REPOSITORY/benchmarks/studies/glue \
         --registry REPOSITORY/registry --output RUNS [--tasks sst2,rte] [--epochs 3]
 
 A study has short runs, so that many fit into its time; the winner is trained for some epochs, with
-the rate that was tuned for it. Its card shows the scores of the study's runs, and says that they
-are not those of this file. The rows that select the checkpoint are held out from the training rows.
-A task on which no method was shown to be better than an untrained baseline has no winner.
+the rate that was tuned for it. The rows that select the checkpoint are held out from the training
+rows. A task on which no method was shown to be better than an untrained baseline has no winner.
 """
 
 from __future__ import annotations
@@ -107,9 +106,7 @@ def published(task: str, method: str, options: argparse.Namespace) -> list[str]:
         options: those of the command line.
     """
     named = ["--name", f"{task}-{method}", "--description", DESCRIPTIONS.get(task, task)]
-    shown = ["--study", str(options.study), "--study-task", task]
-    return ["publish", str(options.output / task), *named, *shown, "--registry",
-            str(options.registry)]  # fmt: skip
+    return ["publish", str(options.output / task), *named, "--registry", str(options.registry)]
 
 
 def run(words: list[str]) -> None:

@@ -18,9 +18,9 @@ from sample_adapters import IDENTITY
 from studies import made_records
 
 from adapterhub.bench.baselines import Constant
+from adapterhub.bench.report import study_page
 from adapterhub.bench.results import TaskResult, study_results
 from adapterhub.bench.study import Study, read_study
-from adapterhub.bench.study_page import study_page
 from adapterhub.errors import printable
 from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.pages.page import page_html

@@ -177,7 +177,6 @@ def test_nothing_is_loaded_but_what_was_pulled():
         "cli/import.py",
         "adapters/export.py",
         "adapters/load.py",  # what the manifest of a loaded one names, by its digest
-        "bench/overhead.py",  # the adapter that the study has just trained
         "bench/suggest.py",
     }
 

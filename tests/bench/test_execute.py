@@ -30,7 +30,7 @@ def test_a_cell_that_was_stopped_continues_from_its_checkpoint(
     plan, _, engine = planned(study, tmp_path)
     context = plan.contexts["train"]
     cell = Cell("train", "head", 90, 8, 1e-3, 1, "final")
-    whole = run_cell(cell, context, SharedLoader(), tmp_path / "whole", measure=False)
+    whole = run_cell(cell, context, SharedLoader(), tmp_path / "whole")
     evaluate, calls = type(context.data.run.task).evaluate, []
 
     def stopping(self: object, *rest: object, **options: object) -> object:
@@ -42,11 +42,11 @@ def test_a_cell_that_was_stopped_continues_from_its_checkpoint(
     monkeypatch.setattr(type(context.data.run.task), "evaluate", stopping)
     work = tmp_path / "work"
     with pytest.raises(Stopped, match="train: head, rate") as error:
-        run_cell(cell, context, engine.loader, work, measure=False)
+        run_cell(cell, context, engine.loader, work)
     assert "the same command again" in str(error.value)
     assert "--resume" not in str(error.value)
     assert (work / context.key(cell)).is_dir()
-    parts = run_cell(cell, context, engine.loader, work, measure=False)
+    parts = run_cell(cell, context, engine.loader, work)
     assert facts(parts) == facts(whole)
 
 
@@ -60,7 +60,7 @@ def test_a_cell_that_was_killed_before_its_first_step_begins_anew(
     folder = tmp_path / "work" / context.key(cell)
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("{", encoding="utf-8")
-    record = run_cell(cell, context, engine.loader, tmp_path / "work", measure=False)
+    record = run_cell(cell, context, engine.loader, tmp_path / "work")
     assert (record.status, record.error) == ("done", "")
     assert not folder.exists()
 

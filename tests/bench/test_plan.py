@@ -13,20 +13,6 @@ from adapterhub.bench.study import Study
 from adapterhub.training.kernels import KernelChoice
 
 
-def test_methods_are_compared_at_the_size_of_the_baseline_as_well(
-    study: Study, tmp_path: Path
-) -> None:
-    methods = ("lora(rank=2)", "pfeiffer", {"pfeiffer": {"size": 1}}, "head")
-    bench = replace(study.bench, methods=methods, baseline="lora(rank=2)", equal_parameters=True)
-    plan, _, _ = planned(replace(study, bench=bench), tmp_path)
-    labels = list(plan.study.labels())
-    assert labels[:4] == ["lora(rank=2)", "pfeiffer", "pfeiffer(size=1)", "head"]
-    assert len(labels) == 5, "both pfeiffers lead to the same size"
-    assert any("head has 0 parameters, and no size" in note for note in plan.notes)
-    again, _, _ = planned(plan.study, tmp_path)
-    assert again.study.to_yaml() == plan.study.to_yaml()
-
-
 def test_the_kernels_of_the_first_time_are_kept(
     study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

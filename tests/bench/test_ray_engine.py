@@ -59,7 +59,7 @@ def light_worker(folder: Path) -> type:
             path = folder / "problem"
             return path.read_text() if path.exists() else ""
 
-        def run(self, cell: Cell, measure: bool) -> CellRecord:
+        def run(self, cell: Cell) -> CellRecord:
             deaths = folder / f"dies-{cell.seed}"
             if deaths.exists() and (left := int(deaths.read_text())):
                 deaths.write_text(str(left - 1))
@@ -95,11 +95,11 @@ def test_two_nodes_give_the_records_of_one_process_though_a_worker_dies(
     died = tmp_path / "died"
 
     class Dying(BenchWorker):
-        def run(self, cell: Cell, measure: bool) -> CellRecord:
+        def run(self, cell: Cell) -> CellRecord:
             if cell.stage == "final" and not died.exists():
                 died.touch()
                 os._exit(1)
-            return BenchWorker.run(self, cell, measure)
+            return BenchWorker.run(self, cell)
 
     monkeypatch.setattr(ray_engine, "BenchWorker", Dying)
     capfd.readouterr()

@@ -14,7 +14,6 @@ from adapterhub.bench.cells import Cell
 from adapterhub.bench.records import (
     CellRecord,
     Costs,
-    CurvePoint,
     PredictedRows,
     RecordFolder,
     predicted_rows,
@@ -31,8 +30,7 @@ RECORD = CellRecord(
     selected={"accuracy": 0.8},
     tested={"accuracy": 0.75},
     rows=PredictedRows("classes", {"label": ["a", "b"], "prediction": ["a", "a"]}),
-    curve=(CurvePoint(50, 1.5, 0.7, 0.4), CurvePoint(100, 3.0, 0.8)),
-    costs=Costs(trained=10, merges=True),
+    costs=Costs(trained=10),
     origin={"versions": {"torch": "2"}},
 )
 
@@ -72,7 +70,6 @@ def test_a_broken_record_is_refused_with_its_path(tmp_path: Path, content: bytes
         ("selected", {"accuracy": "0.8"}),
         ("tested", [0.75]),
         ("rows", {"kind": "classes", "columns": {"label": "ab"}}),
-        ("curve", [{"step": 1.5, "seconds": 0.0, "score": 0.5}]),
         ("costs", {**asdict(RECORD.costs), "trained": "10"}),
         ("origin", []),
         ("new", 1),

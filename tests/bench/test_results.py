@@ -36,7 +36,6 @@ def test_each_method_has_its_score_and_its_verdict(results):
     head, lora, _, majority = task.methods
     assert 0.5 < head.estimate.value < 0.7
     assert lora.comparison is None  # it is the baseline
-    assert lora.verdict is None  # and the best
     assert (head.comparison.verdict, majority.comparison.verdict) == ("worse", "worse")
     assert majority.estimate.value == pytest.approx(133 / 200)
     assert majority.estimate.covers_seeds
@@ -52,19 +51,16 @@ def test_the_score_is_that_of_the_records(made, results):
 def test_rates_trials_and_costs(results):
     lora = results[0].find("lora")
     assert (lora.rate, lora.at_edge, len(lora.trials), len(lora.finals)) == (1e-3, False, 5, 3)
-    assert set(lora.good.edges) <= {"low", "high"}
     assert (lora.costs.all_trained, lora.costs.train_seconds) == (10_010, 5.0)
-    assert (lora.costs.attached, lora.costs.merges) == (1.1, True)  # of the seed that measured
     scores = np.array(lora.estimate.scores)
     assert lora.gap == pytest.approx(0.95 - scores.mean())
-    assert lora.calibration == pytest.approx(np.abs(0.9 - scores).mean())
 
 
 def test_a_method_whose_trials_all_diverged_is_a_row_with_its_failures(results):
     mam = results[0].find("mam")
     assert (mam.estimate.value, mam.rate, mam.costs) == (None, None, None)
     assert [record.error for record in mam.failures] == ["the loss is nan"] * 5
-    assert any("mam" in sentence for sentence in results[0].advice.unknown)
+    assert "mam" in results[0].advice.text
 
 
 def test_a_seed_that_failed_is_counted(made):
@@ -134,7 +130,7 @@ def test_recorded_methods_are_compared_with_the_others_and_never_recommended(mad
     assert (theirs.comparison.verdict, theirs.comparison.comparisons) == ("better", 2)
     assert (theirs.rate, len(theirs.trials), theirs.costs.all_trained) == (1e-3, 5, 100_010)
     assert task.advice.method == "lora"
-    assert "Recorded by another program, and better than lora: theirs (+" in task.advice.text
+    assert "Recorded by another program, and better: theirs (+" in task.advice.text
     (alone,) = study_results(made, records, {})
     assert [found.method for found in alone.methods] == ["head", "lora"]
     assert alone.advice.method == "lora"
@@ -172,10 +168,10 @@ def test_a_method_that_is_not_there_is_refused(results):
         results[0].find("ia3")
 
 
-def test_median_costs_ignore_what_was_not_measured():
+def test_median_costs():
     assert median_costs([]) is None
-    costs = [Costs(trained=5, seconds=1.0), Costs(trained=5, seconds=3.0, attached=1.5)]
-    assert median_costs(costs) == Costs(trained=5, seconds=2.0, attached=1.5)
+    costs = [Costs(trained=5, seconds=1.0), Costs(trained=5, seconds=3.0)]
+    assert median_costs(costs) == Costs(trained=5, seconds=2.0)
 
 
 def test_a_gap_is_that_of_the_score_not_of_the_metric_that_selects(made):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from adapterhub.bench.study import Study, read_study
-from adapterhub.bench.study_folder import STUDY, as_begun, keep_study
+from adapterhub.bench.study_folder import STUDY, keep_study
 from adapterhub.errors import OutputError
 
 
@@ -37,15 +37,3 @@ def test_the_recorded_methods_of_a_folder_stay(study: Study, tmp_path: Path) -> 
     assert keep_study(naming("c"), tmp_path).bench.recorded == ("a", "b", "c")
     assert keep_study(study, tmp_path).bench.recorded == ("a", "b", "c")
     assert read_study(tmp_path / STUDY).bench.recorded == ("a", "b", "c")
-
-
-def test_another_margin_is_the_same_study(study: Study, tmp_path: Path) -> None:
-    """It decides only what is recommended."""
-
-    def accepting(margin: float | None) -> Study:
-        return replace(study, bench=replace(study.bench, margin=margin))
-
-    keep_study(study, tmp_path)
-    assert as_begun(accepting(1.0), tmp_path).bench.margin == 1.0
-    keep_study(accepting(1.0), tmp_path)
-    assert read_study(tmp_path / STUDY).bench.margin == 1.0

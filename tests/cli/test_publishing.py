@@ -10,7 +10,7 @@ import sample_adapters
 from click.testing import CliRunner
 
 from adapterhub import cli
-from adapterhub.cli._publishing import print_entry, publication_info, publication_options
+from adapterhub.cli._publishing import print_entry, publication_options
 from adapterhub.registry.publication import PublicationInfo
 from adapterhub.registry.store import Entry
 
@@ -80,7 +80,7 @@ def test_the_description_of_a_publication_comes_from_its_options():
     @click.command()
     @publication_options
     def command(**options):
-        click.echo(repr(publication_info("made", options)))
+        click.echo(repr(PublicationInfo(**options)))
 
     words = "--license mit --topic reviews --topic films --language en"
     result = CliRunner().invoke(command, words.split())

@@ -8,7 +8,7 @@ import pytest
 from sample_adapters import IDENTITY
 
 from adapterhub.config.yaml import parse_mapping
-from adapterhub.files.card import InPeft, card, model_kind, own_text, with_study
+from adapterhub.files.card import InPeft, card, model_kind
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo
 
 MANIFEST = Manifest(
@@ -114,14 +114,3 @@ def test_the_class_is_that_of_the_architecture(model_type, auto):
     spoken = dataclasses.replace(MANIFEST, backbone=backbone, head=None)
     text = card(spoken, reference="hf:me/x", peft=InPeft("speech-recognition"))
     assert f"backbone = {auto}" in text
-
-
-def test_the_section_on_a_study_is_replaced_and_the_rest_stays():
-    once = with_study("# Mine\n\nMy text.\n", "first\n\n| a |")
-    assert once.endswith("<!-- study -->\n\n## In a study\n\nfirst\n\n| a |\n\n<!-- /study -->\n")
-    twice = with_study(once, "second")
-    assert twice.count("## In a study") == 1
-    assert "first" not in twice
-    assert "My text." in twice
-    assert with_study(twice, "second") == twice
-    assert "## In a study" in own_text(card(MANIFEST, twice))

@@ -13,7 +13,6 @@ from adapterhub.bench.plan import PlannedStudy, plan_study
 from adapterhub.bench.records import (
     CellRecord,
     Costs,
-    CurvePoint,
     PredictedRows,
     RecordFolder,
 )
@@ -32,8 +31,7 @@ def planned(study: Study, tmp_path: Path) -> tuple[PlannedStudy, RecordFolder, L
 
 def facts(record: CellRecord) -> object:
     """Return what does not depend on time and place."""
-    curve = [(point.step, point.score, point.loss) for point in record.curve]
-    known = (record.selected, record.tested, record.trained, record.rows, curve)
+    known = (record.selected, record.tested, record.trained, record.rows)
     return record.key, record.cell, record.status, *known
 
 
@@ -84,7 +82,6 @@ def made_record(cell: Cell, number: int, accuracy: float, test_rows: int) -> Cel
     columns = {"label": label, "prediction": given, "score": [0.9] * test_rows}
     is_final = cell.stage == "final"
     scores = {"accuracy": float(right.mean())}
-    first = is_final and cell.seed == 1
     costs = Costs(
         trained=1000 * 10**number,
         head=10,
@@ -93,13 +90,7 @@ def made_record(cell: Cell, number: int, accuracy: float, test_rows: int) -> Cel
         seconds=9.0,
         train_seconds=4.0 + number,
         peak_memory=10**9 + 10**8 * number,
-        tokens_per_second=1234.0,
-        load_seconds=0.02 if first else None,
-        attached=1.1 if first else None,
-        routed=1.2 if first else None,
-        merges=bool(number % 2) if first else None,
     )
-    curve = tuple(CurvePoint(step, float(step), accuracy * step / 80, 0.5) for step in (20, 80))
     return CellRecord(
         key,
         cell,
@@ -109,7 +100,6 @@ def made_record(cell: Cell, number: int, accuracy: float, test_rows: int) -> Cel
         trained={"accuracy": 0.95} if is_final else {},
         tested=scores if is_final else {},
         rows=PredictedRows("classes", columns) if is_final else None,
-        curve=curve,
         costs=costs,
         origin=origin,
     )

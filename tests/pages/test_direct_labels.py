@@ -1,14 +1,11 @@
-"""Names in charts: beside their points, apart from each other."""
+"""Names in charts: beside their lines, apart from each other."""
 
 from __future__ import annotations
-
-import itertools
 
 import pytest
 
 from adapterhub.pages.direct_labels import (
     label_ends,
-    label_points,
     room_for,
     short_name,
     spread_apart,
@@ -28,35 +25,6 @@ def test_values_are_moved_apart_within_the_ends(values, placed):
 def test_too_many_values_share_the_place():
     placed = spread_apart([5.0] * 11, 2, 0, 10)
     assert sorted(placed) == pytest.approx([float(n) for n in range(11)])
-
-
-def boxes(points, lines=()):
-    found = []
-
-    def draw(axes):
-        axes.set(xlim=(0, 10), ylim=(0, 10))
-        label_points(axes, points, lines)
-        for text in axes.texts:
-            x, y = text.xyann
-            found.append((x, y - 5, x + 4.8 * len(text.get_text()), y + 5))
-
-    svg_chart(draw)
-    return found
-
-
-def test_labels_of_close_points_do_not_overlap():
-    found = boxes({f"method {n}": (5, 5 + n / 10) for n in range(6)})
-    assert len(found) == 6
-    for one, other in itertools.combinations(found, 2):
-        apart = (one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1]
-                 or other[3] <= one[1])  # fmt: skip
-        assert apart
-
-
-def test_a_label_avoids_a_line():
-    ((left, *_),) = boxes({"name": (5, 5)})
-    ((moved, _, right, _),) = boxes({"name": (5, 5)}, [(5.3, 0, 5.3, 10)])
-    assert moved < right < left  # to the other side of its point
 
 
 def test_ends_are_named_in_their_colour():

@@ -37,14 +37,3 @@ def test_with_changes_a_copy_is_prepared_and_removed(tmp_path):
             assert text in card
     assert not folder.exists()
     assert {path.name: path.read_bytes() for path in source.iterdir()} == before
-
-
-def test_a_study_is_a_section_of_the_card_alone(tmp_path):
-    source = sample_adapters.write(tmp_path / "made", card="# Mine\n\nMy text.\n")
-    manifest, _ = read_adapter(source)
-    info = PublicationInfo(study="lora is tied with full.")
-    assert info.apply(manifest) == manifest
-    with prepared_folder(source, info, "polite") as folder:
-        card = (folder / "README.md").read_text(encoding="utf-8")
-        assert "## In a study\n\nlora is tied with full." in card
-        assert "My text." in card

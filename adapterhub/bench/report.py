@@ -1,7 +1,8 @@
-"""`report.html` and `report.md` of a study: the recommendation first, then tables and charts."""
+"""The reports of a study, `report.html` and `report.md`: the recommendation, tables and charts."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,30 +10,16 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from adapterhub.bench.charts import (
-    cost_chart,
-    learning_chart,
-    rates_chart,
-    rows_chart,
-    seeds_chart,
-)
-from adapterhub.bench.columns import rate_words, study_columns
-from adapterhub.bench.markdown import (
-    LIMITS,
-    comparison_lines,
-    failure_lines,
-    result_title,
-    study_markdown,
-    study_subtitle,
-    study_title,
-    summary_note,
-    summary_rows,
-)
-from adapterhub.bench.records import CellRecord, Costs
+from adapterhub.bench.charts import rates_chart, rows_chart, seeds_chart
+from adapterhub.bench.records import CellRecord
 from adapterhub.bench.results import TaskResult
 from adapterhub.bench.study import Study
+from adapterhub.bench.tables import failure_word, result_title, summary_table, task_table
+from adapterhub.bench.wording import rate_words
+from adapterhub.errors import one_line
 from adapterhub.files.atomic import replace_file
-from adapterhub.files.shown_table import Cell, ShownTable
+from adapterhub.files.markdown import code_block, literal
+from adapterhub.files.shown_table import ShownTable
 from adapterhub.pages.framed import ChartGroup, framed_page
 from adapterhub.pages.page import PAGE
 from adapterhub.pages.sections import Chart
@@ -40,7 +27,11 @@ from adapterhub.pages.sections import Chart
 STUDY_MARKDOWN = "report.md"
 Commands = Mapping[tuple[str, int], str]
 """By task and training rows, the command that trains the recommended method."""
-_NOTE = "This trains it on all rows:"
+LIMITS = (
+    "All runs have the same split of the data: another split would move all scores.",
+    "Times and memory are those of the machine and the kernels of each run.",
+    "Nothing but the learning rate was tuned: sizes and other options are those of the methods.",
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +42,6 @@ class TaskSection:
     note: str
     advice: Sequence[str]
     command: str
-    command_note: str
     table: ShownTable
     lines: Sequence[str]
     groups: Sequence[ChartGroup]
@@ -77,6 +67,43 @@ def write_study_reports(
     return page, markdown
 
 
+def study_markdown(study: Study, results: Sequence[TaskResult], commands: Commands) -> str:
+    """Return the report of a study as Markdown.
+
+    Args:
+        study: the study.
+        results: what it found.
+        commands: by task and rows, the command that trains the recommended method.
+    """
+    lines = [f"# {literal(study_title(study))}", "", literal(study_subtitle(study, results)), ""]
+    if len(results) > 1:
+        lines += ["## All tasks", "", summary_table(results).markdown(), ""]
+    for task in results:
+        lines += _task_lines(task, commands.get((task.task, task.rows)))
+    lines += ["## What this study does not know", "", *(f"- {line}" for line in LIMITS), ""]
+    return "\n".join(lines)
+
+
+def _task_lines(task: TaskResult, command: str | None) -> Iterator[str]:
+    title = f"{task.task}: {task.rows:,} training rows, {task.test_rows:,} test rows"
+    yield from (f"## {literal(title)}", "")
+    first, *others = task.advice.reasons
+    yield from (literal(first), "")
+    yield from (f"- {literal(sentence)}" for sentence in others)
+    yield ""
+    if command:
+        yield from (code_block("bash", [one_line(command, 10_000)]), "")
+    table = task_table(task)
+    yield from (table.markdown(), "")
+    if failed := failure_lines(task):
+        yield from (*(f"- {literal(line)}" for line in failed), "")
+    yield from (
+        f"- {literal(name)}: {literal(meaning)}"
+        for name, meaning in [*zip(table.columns, table.meanings, strict=True)][1:]
+    )
+    yield ""
+
+
 def study_page(study: Study, results: Sequence[TaskResult], commands: Commands) -> str:
     """Return the page of a study.
 
@@ -89,69 +116,32 @@ def study_page(study: Study, results: Sequence[TaskResult], commands: Commands) 
         "study.html",
         name=study_title(study),
         subtitle=study_subtitle(study, results),
-        summary=_summary(results) if len(results) > 1 else None,
-        summary_note=summary_note(),
+        summary=summary_table(results) if len(results) > 1 else None,
         tasks=[_section(task, results, commands) for task in results],
         limits=LIMITS,
         facts=[*_facts(study, results)],
     )
 
 
-def _summary(results: Sequence[TaskResult]) -> ShownTable:
-    titles = [result_title(task, results) for task in results]
-    meanings = ["", *(task.score.name for task in results)]
-    values = {
-        (each.method, place): each.estimate.value
-        for place, task in enumerate(results)
-        for each in task.methods
-    }
-    rows = [
-        [
-            Cell(method),
-            *(Cell(text, values.get((method, place))) for place, text in enumerate(texts)),
-        ]
-        for method, texts in summary_rows(results)
-    ]
-    return ShownTable(["method", *titles], rows, numbers=True, meanings=meanings)
-
-
 def _section(task: TaskResult, results: Sequence[TaskResult], commands: Commands) -> TaskSection:
-    columns = study_columns(task)
-    table = ShownTable(
-        ["method", *(column.title for column in columns)],
-        [[result.method, *(column.cell(result) for column in columns)] for result in task.methods],
-        numbers=True,
-        meanings=["", *(column.meaning for column in columns)],
-        taken=[i for i, each in enumerate(task.methods) if each.method == task.advice.method],
-    )
     return TaskSection(
         result_title(task, results),
         f"{task.rows:,} training rows, {task.test_rows:,} test rows that selected nothing",
-        (*task.advice.reasons, *task.advice.unknown),
+        task.advice.reasons,
         commands.get((task.task, task.rows), ""),
-        _NOTE,
-        table,
-        [*comparison_lines(task), *failure_lines(task)],
+        task_table(task),
+        failure_lines(task),
         [*_groups(task, results)],
     )
 
 
 def _groups(task: TaskResult, results: Sequence[TaskResult]) -> Iterator[ChartGroup]:
     same = [other for other in results if other.task == task.task]
-    rows = rows_chart(same) if task is same[-1] else None
     scores = {
         "Seeds, mean and 95 % interval": seeds_chart(task),
-        "Against trained parameters": cost_chart(
-            task, lambda c: c.all_trained, "trained parameters", log=True
-        ),
-        "Against training time": cost_chart(task, lambda c: c.train_seconds, "seconds of a run"),
-        "Against peak memory": cost_chart(task, _gigabytes, "GB"),
-        "By number of training rows": rows,
+        "By number of training rows": rows_chart(same) if task is same[-1] else None,
     }
-    note = (
-        "Dots are seeds, ticks their mean, bars and lines 95 % intervals. Filled points are on the "
-        "Pareto front: no other method is better and cheaper."
-    )
+    note = "Dots are seeds, ticks their mean, bars 95 % intervals."
     yield from _group("Scores on the test rows", note, scores, wide=True)
     yield from _group(
         "Learning rates, on the selection rows",
@@ -161,15 +151,6 @@ def _groups(task: TaskResult, results: Sequence[TaskResult]) -> Iterator[ChartGr
         {result.method: rates_chart(task, result.method) for result in task.methods},
         notes={r.method: f"rate {rate_words(r.rate)}" for r in task.methods if r.rate},
     )
-    yield from _group(
-        "Learning curves, on the selection rows",
-        "Each line is a seed with the chosen rate; grey ones are those of the other methods.",
-        {result.method: learning_chart(task, result.method) for result in task.methods},
-    )
-
-
-def _gigabytes(costs: Costs) -> float:
-    return costs.peak_memory / 1e9
 
 
 def _group(
@@ -226,3 +207,35 @@ def _versions(record: CellRecord) -> str:
 def _all(values: Iterable[object]) -> str:
     """Join the different values, in their order."""
     return "; ".join(dict.fromkeys(str(value) for value in values if value))
+
+
+def study_title(study: Study) -> str:
+    """Return the name of a study: that of its folder."""
+    folder = str(study.recipe.output or "study").rstrip("/\\")
+    return re.split(r"[/\\]", folder)[-1] or "study"
+
+
+def study_subtitle(study: Study, results: Sequence[TaskResult]) -> str:
+    """Return one line that says what was compared."""
+    methods, recorded = len(study.labels()), len(study.bench.recorded)
+    tasks = len({task.task for task in results})
+    parts = [
+        str(study.recipe.backbone),
+        f"{methods} method{'s' * (methods != 1)}"
+        + (f" and {recorded} recorded" if recorded else ""),
+        *([f"{tasks} tasks"] if tasks > 1 else []),
+        f"{study.bench.rates} learning rates and {study.bench.seeds} seeds each",
+    ]
+    return " · ".join(parts)
+
+
+def failure_lines(task: TaskResult) -> list[str]:
+    """Return a line for each method with failed or diverged runs: how many, and the first error."""
+    lines = []
+    for result in task.methods:
+        if failures := result.failures:
+            runs = len(result.trials) + len(result.finals)
+            first = one_line(next(iter(failures[0].error.splitlines()), ""))
+            word = failure_word(result)
+            lines.append(f"{result.method}: {len(failures)} of {runs} runs {word}: {first}")
+    return lines

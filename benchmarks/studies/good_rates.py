@@ -1,12 +1,15 @@
-"""How wide the range of good learning rates is, and whether the best lies at the grid's edge."""
+"""How wide the range of good learning rates of a method is."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
+from adapterhub.bench.records import CellRecord
+from adapterhub.bench.results import MethodResult
+from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.pages.row_scores import RowScore
 
 
@@ -20,8 +23,6 @@ class GoodRates:
         tolerance: how much worse a score may be to be close.
         low: the lowest good rate.
         high: the highest good rate.
-        edges: the ends of the grid at which the best rate lies: "low", "high", or both.
-        open_ends: the ends of the grid that the good rates reach, beyond which more may be good.
     """
 
     best: float
@@ -29,12 +30,10 @@ class GoodRates:
     tolerance: float
     low: float
     high: float
-    edges: tuple[str, ...]
-    open_ends: tuple[str, ...]
 
     @property
     def decades(self) -> float:
-        """The width of the range, log10(high / low); a lower bound if an end is open."""
+        """The width of the range, log10(high / low), which the grid may cut."""
         return math.log10(self.high / self.low)
 
 
@@ -63,8 +62,7 @@ def good_rates(curve: Mapping[float, Sequence[float]], score: RowScore) -> GoodR
         low -= 1
     while high < len(rates) - 1 and is_good[high + 1]:
         high += 1
-    edges, open_ends = _ends(place, place, len(rates)), _ends(low, high, len(rates))
-    return GoodRates(rates[place], best, tolerance, rates[low], rates[high], edges, open_ends)
+    return GoodRates(rates[place], best, tolerance, rates[low], rates[high])
 
 
 def _mean(scores: Sequence[float]) -> float | None:
@@ -77,24 +75,34 @@ def _tolerance(best: float, scores: Sequence[float], score: RowScore) -> float:
     return max(point, stdev(scores)) if len(scores) > 1 else point
 
 
-def _ends(low: int, high: int, count: int) -> tuple[str, ...]:
-    return ("low",) * (low == 0) + ("high",) * (high == count - 1)
-
-
-def rates_sentence(method: str, found: GoodRates, score: RowScore) -> str:
-    """Describe the range of good rates, and what to try if the best lies at an edge.
+def rates_of(result: MethodResult, score: RowScore) -> GoodRates | None:
+    """Find the good rates of a method by its first trials; None where it has one rate.
 
     Args:
-        method: the method's name.
-        found: its good rates.
-        score: the score.
+        result: the method.
+        score: the score of the test rows.
     """
-    unit, size = ("points", found.tolerance * score.points) if score.points > 1 else (
-        score.name, found.tolerance
-    )  # fmt: skip
-    span = f"{found.low:g} to {found.high:g}, {found.decades:.1f} decades"
-    least = "at least " if found.open_ends else ""
-    text = f"{method}: rates within {size:.2g} {unit} of the best, {found.best:g}: {least}{span}."
-    ends = {"low": "lower", "high": "higher"}
-    tries = " and ".join(ends[end] for end in found.edges)
-    return f"{text} The best lies at the edge of the grid: try {tries} rates." if tries else text
+    curve = _rate_curve(result.trials)
+    if len(curve) < 2:
+        return None
+    return good_rates(curve, _selecting([*result.trials, *result.finals], score))
+
+
+def _rate_curve(trials: Sequence[CellRecord]) -> dict[float, list[float]]:
+    """Return the scores by rate of the first trials, which have every rate."""
+    first = min((record.cell.steps for record in trials), default=0)
+    curve: dict[float, list[float]] = {}
+    for record in trials:
+        if record.cell.steps == first:
+            value = record.selected.get(record.metric) if record.status == "done" else None
+            curve.setdefault(record.cell.rate, []).append(float("nan") if value is None else value)
+    return curve
+
+
+def _selecting(records: Sequence[CellRecord], score: RowScore) -> RowScore:
+    """Return the score that the runs select by, which has the scale of the test rows' one."""
+    metric = records[0].metric.removeprefix("eval_")
+    if score.name == metric:
+        return score
+    high = float("inf") if metric in LOWER_IS_BETTER else 1.0
+    return replace(score, name=metric, high=high)

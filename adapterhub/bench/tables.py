@@ -1,0 +1,169 @@
+"""The tables of a study: the methods of one task, and the scores on all tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from adapterhub.bench.records import Costs
+from adapterhub.bench.results import MethodResult, TaskResult
+from adapterhub.bench.wording import (
+    p_text,
+    points_text,
+    rate_words,
+    signed_text,
+    size_words,
+    time_words,
+)
+from adapterhub.files.shown_table import Cell, ShownTable
+
+Entry = Callable[[MethodResult], Cell]
+NONE = "-"  # what was not measured, or does not exist
+
+
+def task_table(task: TaskResult) -> ShownTable:
+    """Return the table of one task: a row for each method, without columns that are empty."""
+    columns = [
+        ((title, meaning), [entry(result) for result in task.methods])
+        for title, meaning, entry in _columns(task)
+    ]
+    shown = [(head, cells) for head, cells in columns if any(c.text != NONE for c in cells)]
+    rows: list[list[str | Cell]] = [
+        [result.method, *(cells[place] for _, cells in shown)]
+        for place, result in enumerate(task.methods)
+    ]
+    return ShownTable(
+        ["method", *(title for (title, _), _ in shown)],
+        rows,
+        numbers=True,
+        meanings=["", *(meaning for (_, meaning), _ in shown)],
+        taken=[i for i, each in enumerate(task.methods) if each.method == task.advice.method],
+    )
+
+
+def summary_table(results: Sequence[TaskResult]) -> ShownTable:
+    """Return the table of all tasks: the score of each method on each of them."""
+    methods = dict.fromkeys(result.method for task in results for result in task.methods)
+    return ShownTable(
+        ["method", *(result_title(task, results) for task in results)],
+        [[name, *(_score_in(task, name) for task in results)] for name in methods],
+        numbers=True,
+        meanings=["", *map(score_title, results)],
+    )
+
+
+def result_title(task: TaskResult, results: Sequence[TaskResult]) -> str:
+    """Name a task, and its training rows where the study has several numbers of them."""
+    several = len({other.rows for other in results if other.task == task.task}) > 1
+    return f"{task.task}, {task.rows:,} rows" if several else task.task
+
+
+def score_title(task: TaskResult) -> str:
+    """Return the name of the score, with its direction where a smaller one is better."""
+    return f"{task.score.name}{', lower is better' if task.score.lower_is_better else ''}"
+
+
+def failure_word(result: MethodResult) -> str:
+    """Name why a method has no score: diverged, failed, or not run yet."""
+    found = {record.status for record in result.failures}
+    return " and ".join(sorted(found)) if found else "not run"
+
+
+def _score_in(task: TaskResult, method: str) -> Cell:
+    found = [result for result in task.methods if result.method == method]
+    return _score(task)(found[0]) if found else Cell("")
+
+
+def _columns(task: TaskResult) -> Iterator[tuple[str, str, Entry]]:
+    """Yield the title, the meaning and the entries of each column."""
+    unit = "points" if task.score.points > 1 else task.score.name
+    yield score_title(task), "mean of the seeds on the test rows ± sd over seeds", _score(task)
+    yield "95 %", "interval of the mean, over test rows and seeds", _interval(task)
+    yield (
+        f"against {task.baseline}",
+        f"difference in {unit}; tied: these rows and seeds cannot tell the two apart",
+        lambda result: _against(task, result),
+    )
+    yield "seeds", "runs with the chosen rate, and those that failed", _seeds
+    yield "fit gap", f"{unit} that it is better on training rows than on test rows", _gap(task)
+    yield (
+        "rate",
+        "learning rate, the best on the selection rows; edge: none beyond was tried",
+        _rate,
+    )
+    yield "trained", "parameters, with the task head", _cost(lambda c: c.all_trained, "{:,}".format)
+    yield "files", "of the adapter", _cost(lambda c: c.file_bytes, size_words)
+    yield (
+        "training",
+        "time of a run without evaluations, when and where it ran",
+        _cost(lambda c: c.train_seconds, time_words),
+    )
+    yield "peak memory", "of the process", _cost(lambda c: c.peak_memory, size_words)
+
+
+def _score(task: TaskResult) -> Entry:
+    def entry(result: MethodResult) -> Cell:
+        found, points = result.estimate, task.score.points
+        if found.value is None:
+            return Cell(failure_word(result))
+        spread = f" ± {points_text(found.sd, points)}" if found.sd is not None else ""
+        return Cell(points_text(found.value, points) + spread, found.value)
+
+    return entry
+
+
+def _interval(task: TaskResult) -> Entry:
+    def entry(result: MethodResult) -> Cell:
+        found = result.estimate
+        if found.low is None or found.high is None:
+            return Cell(NONE)
+        low, high = (points_text(end, task.score.points) for end in (found.low, found.high))
+        over = "" if found.covers_seeds else ", over rows only"
+        return Cell(f"{low} to {high}{over}", found.low)
+
+    return entry
+
+
+def _against(task: TaskResult, result: MethodResult) -> Cell:
+    """Say how a method compares with the baseline: the difference, the verdict and the p-value."""
+    found = result.comparison
+    if found is None:
+        return Cell("baseline" if result.method == task.baseline else NONE)
+    if found.value is None:
+        return Cell(NONE)
+    number = signed_text(found.value, found.points)
+    if found.corrected is None:
+        return Cell(f"{number}, not known", found.value)
+    return Cell(f"{number}, {found.verdict} ({p_text(found.corrected)})", found.value)
+
+
+def _seeds(result: MethodResult) -> Cell:
+    if not result.finals:
+        return Cell(NONE)
+    failed = [record.status for record in result.finals if record.status != "done"]
+    counts = [f"{failed.count(status)} {status}" for status in sorted(set(failed))]
+    done = len(result.finals) - len(failed)
+    text = f"{done} of {len(result.finals)} ({', '.join(counts)})" if failed else str(done)
+    return Cell(text, done)
+
+
+def _gap(task: TaskResult) -> Entry:
+    def entry(result: MethodResult) -> Cell:
+        if result.gap is None:
+            return Cell(NONE)
+        return Cell(signed_text(result.gap, task.score.points), result.gap)
+
+    return entry
+
+
+def _rate(result: MethodResult) -> Cell:
+    return Cell(f"{rate_words(result.rate)}{' edge' * result.at_edge}", result.rate)
+
+
+def _cost(number: Callable[[Costs], float], text: Callable[[float], str]) -> Entry:
+    """Return the entries of a column of costs; what is 0 was not measured."""
+
+    def entry(result: MethodResult) -> Cell:
+        value = number(result.costs) if result.costs else 0
+        return Cell(text(value), value) if value else Cell(NONE)
+
+    return entry

@@ -1,0 +1,121 @@
+"""report.html and report.md of a study: the recommendation first, then every method."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from dataclasses import replace
+
+from adapterhub.bench.report import (
+    LIMITS,
+    failure_lines,
+    study_markdown,
+    study_page,
+    study_subtitle,
+    study_title,
+    write_study_reports,
+)
+
+COMMANDS = {("mine", 100): "adapterhub train --method 'lora(rank=2)'"}
+
+
+def test_the_recommendation_comes_first_then_the_table_then_charts(made_study, made_results):
+    page = study_page(made_study, made_results, COMMANDS)
+    places = [page.index(text) for text in ("Take lora", "adapterhub train --method", "<table",
+                                            "Scores on the test", "Learning rates, on",
+                                            "does not know")]  # fmt: skip
+    assert places == sorted(places)
+    assert page.count("<svg") == 1 + 3
+    assert "mam: 5 of 5 runs diverged" in page
+    assert page == study_page(made_study, made_results, COMMANDS)
+
+
+def test_recorded_methods_are_named_as_such(made_study, made_results):
+    recorded = replace(made_study, bench=replace(made_study.bench, recorded=("theirs",)))
+    assert "recorded by another program" in study_page(recorded, made_results, {})
+    assert "recorded by another program" not in study_page(made_study, made_results, {})
+
+
+def test_the_page_needs_no_network_and_runs_no_script_but_its_own(made_study, made_results):
+    page = study_page(made_study, made_results, {})
+    assert not re.findall(r'(?:src|href)="(?!#)', page)
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert "default-src 'none'" in policy
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy
+
+
+def test_cells_have_the_numbers_that_they_are_sorted_by(made_study, made_results):
+    page = study_page(made_study, made_results, {})
+    (row,) = re.findall(r"<tr class=taken>.*?</tr>", page)
+    value = made_results[0].find("lora").estimate.value
+    assert f'data-value="{value}"' in row
+    assert 'data-value="10010"' in row
+    assert 'data-value=""' in page  # of what diverged: it is sorted last
+
+
+def test_several_tasks_have_a_summary_and_a_section_each(made_study, made_results):
+    (task,) = made_results
+    one = study_page(made_study, made_results, {})
+    page = study_page(made_study, [task, replace(task, rows=50), replace(task, task="b")], {})
+    assert "All tasks" in page
+    assert "All tasks" not in one
+    assert "mine, 50 rows" in page
+    assert page.count("By number of training rows") == 1
+
+
+def test_both_files_are_written(made_study, made_results, tmp_path):
+    page, markdown = write_study_reports(tmp_path, made_study, made_results, COMMANDS)
+    assert (page.name, markdown.name) == ("report.html", "report.md")
+    assert "Take lora" in markdown.read_text()
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_the_markdown_has_the_advice_the_command_and_the_whole_table(made_study, made_results):
+    text = study_markdown(made_study, made_results, COMMANDS)
+    lines = text.splitlines()
+    assert lines[0] == "# mine"
+    assert any(line.startswith("Take lora: accuracy") for line in lines)
+    others = made_results[0].advice.reasons[1:]
+    assert others
+    assert sum(line.startswith("- ") for line in lines[: lines.index("```bash")]) == len(others)
+    assert "```bash\nadapterhub train --method 'lora(rank=2)'\n```" in text
+    table = [line for line in lines if line.startswith("|")]
+    assert len({line.count("|") for line in table}) == 1
+    assert [line.split("|")[1].strip() for line in table] == [
+        "method", "---", "head", "lora", "mam", "majority class",
+    ]  # fmt: skip
+    assert "mam: 5 of 5 runs diverged: the loss is nan" in text
+    assert all(limit in text for limit in LIMITS)
+
+
+def test_the_number_of_recorded_methods_is_said(made_study, made_results):
+    recorded = replace(made_study, bench=replace(made_study.bench, recorded=("a", "b")))
+    assert "3 methods and 2 recorded" in study_subtitle(recorded, made_results)
+    assert "recorded" not in study_subtitle(made_study, made_results)
+
+
+def test_names_are_no_markup(made_study, made_results):
+    name = "a|b*<img>\n# c"
+    methods = tuple(replace(each, method=name) for each in made_results[0].methods)
+    text = study_markdown(made_study, [replace(made_results[0], methods=methods)], {})
+    assert "<img" not in text.replace("\\<img", "")
+    table = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in table}) == 1
+    assert "\n# c" not in text
+
+
+def test_several_tasks_have_a_summary_in_markdown(made_study, made_results):
+    other = replace(made_results[0], task="yours")
+    assert "## All tasks" in study_markdown(made_study, [made_results[0], other], {})
+    assert "## All tasks" not in study_markdown(made_study, made_results, {})
+
+
+def test_a_study_has_the_name_of_its_folder(made_study, made_results):
+    assert study_title(made_study) == "mine"
+    assert study_subtitle(made_study, made_results) == (
+        "some/backbone · 3 methods · 3 learning rates and 3 seeds each"
+    )
+    assert len(failure_lines(made_results[0])) == 1
