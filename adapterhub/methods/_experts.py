@@ -11,17 +11,20 @@ With `shared`, one A and B, or one l, serve all experts: (rank, d_in), (d_out, r
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.anatomy.sites import Site
+from adapterhub.anatomy.sites import Anatomy, Kind, Site
+from adapterhub.config.options import option
 from adapterhub.errors import SiteError
+from adapterhub.methods._base import Method
 from adapterhub.methods._expert_rows import ExpertRows
 from adapterhub.methods._ops import add_product, cast
-from adapterhub.methods._site_module import ExpertsInputModule, ExpertsModule
+from adapterhub.methods._site_module import ExpertsInputModule, ExpertsModule, SiteModule
 
 PerExpert: TypeAlias = Literal["each", "shared"]
 PER_EXPERT = "updates of routed experts: one for each, or one shared by all of a layer"
@@ -117,3 +120,39 @@ class ExpertsInputScale(ExpertsInputModule):
 
 def _of_rows(scale: Tensor, rows: ExpertRows) -> Tensor:
     return scale[0] if len(scale) == 1 else rows.select(scale)
+
+
+@dataclass(frozen=True)
+class AtExperts(Method):
+    """A mixin: low-rank updates also of weights of experts, as in `class LoRA(AtExperts, LowRank)`.
+
+    The sites that it adds are those that a user names.
+    """
+
+    experts: PerExpert = option("each", PER_EXPERT, omitted=True)
+
+    def layer(self, site: Site, rank: int) -> SiteModule:
+        """Return the update of one site."""
+        method: Any = super()
+        if not (site.held and site.held.experts):
+            return method.layer(site, rank)  # type: ignore[no-any-return]
+        own: Any = self
+        return ExpertsLoRALayer(
+            site, rank, own.scale(rank), own.dropout, each=self.experts == "each"
+        )
+
+    def numbers(self, site: Site, rank: int) -> int:
+        """Return the numbers of one site: those of a matrix, for each expert."""
+        method: Any = super()
+        return matrices_of(site, self.experts) * method.numbers(site, rank)  # type: ignore[no-any-return]
+
+    def ranks_by_site(self, anatomy: Anatomy, *kinds: Kind) -> dict[Site, int]:
+        """Return the rank of each selected site.
+
+        Raises:
+            SiteError: `experts=shared`, and none is of experts.
+        """
+        method: Any = super()
+        ranks: dict[Site, int] = method.ranks_by_site(anatomy, *kinds)
+        refuse_unused(self.name, self.experts, tuple(ranks))
+        return ranks

@@ -31,13 +31,7 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import Anatomy, Kind, Site
 from adapterhub.config.options import option
 from adapterhub.methods._base import Layers, Method, Placement, register_method
-from adapterhub.methods._experts import (
-    PER_EXPERT,
-    ExpertsLoRALayer,
-    PerExpert,
-    matrices_of,
-    refuse_unused,
-)
+from adapterhub.methods._experts import AtExperts
 from adapterhub.methods._ops import add_product, cast
 from adapterhub.methods._options import require_between
 from adapterhub.methods._row_stack import stack_low_rank
@@ -74,17 +68,12 @@ class LoRALayer(OutputModule):
         return f"rank={self.A.shape[0]}, scale={self.scale:g}"
 
 
-@register_method
 @dataclass(frozen=True)
-class LoRA(Method):
-    """Low-rank updates of projections."""
+class LowRank(Method):
+    """Low-rank updates of projections, and of weights that have one matrix."""
 
     sized_by = "rank"
     training_options: ClassVar[tuple[str, ...]] = ("dropout",)
-    name = "lora"
-    paper = "Hu et al. 2022, https://arxiv.org/abs/2106.09685"
-    summary = "low-rank updates of projections"
-    learning_rate = 1e-3
 
     rank: int = option(8, "rank r of the update")
     alpha: float = option(16.0, "numerator of the scale: updates are multiplied by alpha / rank")
@@ -94,7 +83,6 @@ class LoRA(Method):
         ("attn.q", "attn.v", "cross.q", "cross.v"), "projections to adapt"
     )
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
-    experts: PerExpert = option("each", PER_EXPERT, omitted=True)
 
     def __post_init__(self) -> None:
         require_between(self, 0, 1, "dropout")
@@ -106,23 +94,32 @@ class LoRA(Method):
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """Yield one update per selected projection."""
         for site, rank in self.ranks_by_site(anatomy).items():
-            yield Placement(site, self._layer(site, rank))
+            yield Placement(site, self.layer(site, rank))
 
-    def _layer(self, site: Site, rank: int) -> SiteModule:
-        scale = self.scale(rank)
-        if site.held and site.held.experts:
-            return ExpertsLoRALayer(site, rank, scale, self.dropout, self.experts == "each")
-        return LoRALayer(site.d_in, site.d_out, rank, scale, self.dropout)
+    def layer(self, site: Site, rank: int) -> SiteModule:
+        """Return the update of one site."""
+        return LoRALayer(site.d_in, site.d_out, rank, self.scale(rank), self.dropout)
 
     def count(self, anatomy: Anatomy) -> int:
-        """Sum rank (d_in + d_out) over the sites, and over the experts of each."""
-        return sum(
-            rank * (site.d_in + site.d_out) * matrices_of(site, self.experts)
-            for site, rank in self.ranks_by_site(anatomy).items()
-        )
+        """Sum the numbers of the sites."""
+        return sum(self.numbers(*each) for each in self.ranks_by_site(anatomy).items())
+
+    def numbers(self, site: Site, rank: int) -> int:
+        """Return rank (d_in + d_out)."""
+        return rank * (site.d_in + site.d_out)
 
     def ranks_by_site(self, anatomy: Anatomy, *kinds: Kind) -> dict[Site, int]:
         """Return the rank of each selected site, by default of any with an output."""
         sites = select_sites(self, anatomy, *(kinds or (*WITH_OUTPUT, "weight")))
-        refuse_unused(self.name, self.experts, sites)
         return sizes_by_site("rank", sites, self.rank, self.ranks)
+
+
+@register_method
+@dataclass(frozen=True)
+class LoRA(AtExperts, LowRank):
+    """Low-rank updates of projections."""
+
+    name = "lora"
+    paper = "Hu et al. 2022, https://arxiv.org/abs/2106.09685"
+    summary = "low-rank updates of projections"
+    learning_rate = 1e-3
