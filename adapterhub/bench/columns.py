@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from adapterhub.bench.records import Costs
 from adapterhub.bench.results import MethodResult, TaskResult
 from adapterhub.bench.wording import p_text, points_text, time_words, without_negative_zero
-from adapterhub.files.shown_table import Cell
+from adapterhub.files.shown_table import TableCell
 
 NONE = "-"  # what was not measured, or does not exist
 _UNKNOWN = "not known"
@@ -20,7 +20,7 @@ class StudyColumn:
 
     title: str
     meaning: str
-    cell: Callable[[MethodResult], Cell]
+    cell: Callable[[MethodResult], TableCell]
 
 
 def study_columns(task: TaskResult) -> list[StudyColumn]:
@@ -47,32 +47,32 @@ def _score_columns(task: TaskResult) -> list[StudyColumn]:
     points = task.score.points
     unit = "points" if points > 1 else task.score.name
 
-    def score(result: MethodResult) -> Cell:
+    def score(result: MethodResult) -> TableCell:
         found = result.estimate
         if found.value is None:
-            return Cell(failure_word(result))
+            return TableCell(failure_word(result))
         spread = f" ± {points_text(found.sd, points)}" if found.sd is not None else ""
-        return Cell(points_text(found.value, points) + spread, found.value)
+        return TableCell(points_text(found.value, points) + spread, found.value)
 
-    def interval(result: MethodResult) -> Cell:
+    def interval(result: MethodResult) -> TableCell:
         found = result.estimate
         if found.low is None or found.high is None:
-            return Cell(NONE)
+            return TableCell(NONE)
         ends = [points_text(end, points) for end in (found.low, found.high)]
         over = "" if found.covers_seeds else ", over rows only"
-        return Cell(f"{ends[0]} to {ends[1]}{over}", found.low)
+        return TableCell(f"{ends[0]} to {ends[1]}{over}", found.low)
 
-    def against(result: MethodResult) -> Cell:
-        return Cell(verdict_text(task, result), _difference(result))
+    def against(result: MethodResult) -> TableCell:
+        return TableCell(verdict_text(task, result), _difference(result))
 
-    def seeds(result: MethodResult) -> Cell:
-        return Cell(seeds_text(result), len(result.estimate.scores))
+    def seeds(result: MethodResult) -> TableCell:
+        return TableCell(seeds_text(result), len(result.estimate.scores))
 
-    def gap(result: MethodResult) -> Cell:
+    def gap(result: MethodResult) -> TableCell:
         if result.gap is None:
-            return Cell(NONE)
+            return TableCell(NONE)
         text = f"{result.gap * points:+.{1 if points > 1 else 3}f}"
-        return Cell(without_negative_zero(text), result.gap)
+        return TableCell(without_negative_zero(text), result.gap)
 
     title = f"against {task.baseline}"
     tied = "tied: cannot be told apart by these rows and seeds"
@@ -135,23 +135,23 @@ def rate_words(rate: float | None) -> str:
 
 
 def _rate_columns(task: TaskResult) -> list[StudyColumn]:
-    def rate(result: MethodResult) -> Cell:
+    def rate(result: MethodResult) -> TableCell:
         edge = " (edge)" if result.at_edge else ""
-        return Cell(rate_words(result.rate) + edge, result.rate)
+        return TableCell(rate_words(result.rate) + edge, result.rate)
 
-    def trials(result: MethodResult) -> Cell:
+    def trials(result: MethodResult) -> TableCell:
         count = len(result.trials)
-        return Cell(str(count), count) if count else Cell(NONE)
+        return TableCell(str(count), count) if count else TableCell(NONE)
 
-    def width(result: MethodResult) -> Cell:
+    def width(result: MethodResult) -> TableCell:
         good = result.good
         if good is None:
-            return Cell(NONE)
+            return TableCell(NONE)
         least = "at least " if good.open_ends else ""
         if good.low == good.high:
-            return Cell(f"{rate_words(good.low)} alone", 0.0)
+            return TableCell(f"{rate_words(good.low)} alone", 0.0)
         ends = f"{rate_words(good.low)} to {rate_words(good.high)}"
-        return Cell(f"{least}{good.decades:.1f} decades ({ends})", good.decades)
+        return TableCell(f"{least}{good.decades:.1f} decades ({ends})", good.decades)
 
     return [
         StudyColumn(
@@ -183,14 +183,14 @@ def _memory_column(task: TaskResult) -> StudyColumn:
 
 def _of_costs(
     text: Callable[[Costs], str], number: Callable[[Costs], float | None]
-) -> Callable[[MethodResult], Cell]:
+) -> Callable[[MethodResult], TableCell]:
     """Return the cell of a column, by the text and the number of a method's costs."""
 
-    def cell(result: MethodResult) -> Cell:
+    def cell(result: MethodResult) -> TableCell:
         costs = result.costs
         if costs is None or number(costs) is None:
-            return Cell(NONE)
-        return Cell(text(costs), number(costs))
+            return TableCell(NONE)
+        return TableCell(text(costs), number(costs))
 
     return cell
 
@@ -272,8 +272,8 @@ def _merged(costs: Costs) -> float | None:
     return None if costs.merges is None else 1.0 + (not costs.merges)
 
 
-def _optional(value: float | None, form: str) -> Cell:
-    return Cell(NONE) if value is None else Cell(form.format(value), value)
+def _optional(value: float | None, form: str) -> TableCell:
+    return TableCell(NONE) if value is None else TableCell(form.format(value), value)
 
 
 def size_words(size: float) -> str:

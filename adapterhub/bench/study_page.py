@@ -32,7 +32,7 @@ from adapterhub.bench.records import CellRecord, Costs
 from adapterhub.bench.results import TaskResult
 from adapterhub.bench.study import Study
 from adapterhub.files.atomic import replace_file
-from adapterhub.files.shown_table import Cell, ShownTable
+from adapterhub.files.shown_table import ShownTable, TableCell
 from adapterhub.pages.framed import ChartGroup, framed_page
 from adapterhub.pages.page import PAGE
 from adapterhub.pages.sections import Chart
@@ -107,8 +107,8 @@ def _summary(results: Sequence[TaskResult]) -> ShownTable:
     }
     rows = [
         [
-            Cell(method),
-            *(Cell(text, values.get((method, place))) for place, text in enumerate(texts)),
+            TableCell(method),
+            *(TableCell(text, values.get((method, place))) for place, text in enumerate(texts)),
         ]
         for method, texts in summary_rows(results)
     ]
