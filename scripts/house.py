@@ -11,10 +11,12 @@ share a floor. tests/test_house.py checks the targets.
 from __future__ import annotations
 
 import ast
+import io
 import re
 import statistics
 import sys
-from collections import defaultdict
+import tokenize
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,8 @@ from typing import TypeAlias
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 ENTRANCES = ("__init__", "__main__")
+ENTRIES = {"train": "cli.train", "ah.load": "registry.load", "ah.attach": "adapters.attach"}
+"""The modules with which the paths begin that a reader follows."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,61 @@ def floors(graph: dict[str, set[str]]) -> dict[str, int]:
         return 1 + max((floor(target) for target in flat[node]), default=0)
 
     return {node: floor(group_of(node)) for node in graph}
+
+
+def single_importers(graph: dict[str, set[str]]) -> list[str]:
+    """List the modules that exactly one other module imports, of a graph of imports."""
+    importers = Counter(target for targets in graph.values() for target in targets)
+    return sorted(name for name, count in importers.items() if count == 1)
+
+
+def stations(sources: list[Module], package: str, entry: str) -> set[str]:
+    """Return the modules that imports reach from one module, with it, anywhere in the files.
+
+    A module that lists the modules of its folder (`pkgutil.iter_modules`) imports all of them.
+
+    Args:
+        sources: the modules of the package.
+        package: the name of the package.
+        entry: the module with which they begin.
+    """
+    graph = module_imports(sources, package)
+    for module in sources:
+        if "iter_modules" in module.path.read_text(encoding="utf-8"):
+            folder = module.path.parent
+            graph[module.name] |= {m.name for m in sources if m.path.parent == folder}
+    return {entry} | _reachable(graph, entry)
+
+
+def code_lines(text: str) -> set[int]:
+    """Return the numbers of the lines of code: without blank lines, comments and docstrings."""
+    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    found: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in (*skipped, tokenize.ENDMARKER):
+            found |= {*range(token.start[0], token.end[0] + 1)}
+    texts = (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Expr))
+    docstrings = (n for n in texts if isinstance(n.value, ast.Constant) and _is_text(n.value))
+    return found - {line for n in docstrings for line in _span(n)}
+
+
+def import_share(sources: list[Module]) -> float:
+    """Return the share of the lines of code that are imports."""
+    code = imports = 0
+    for module in sources:
+        own = code_lines(module.path.read_text(encoding="utf-8"))
+        nodes = (n for n in ast.walk(module.tree) if isinstance(n, ast.Import | ast.ImportFrom))
+        imports += len(own & {line for node in nodes for line in _span(node)})
+        code += len(own)
+    return imports / code
+
+
+def _is_text(node: ast.Constant) -> bool:
+    return isinstance(node.value, str)
+
+
+def _span(node: ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 def public_names(sources: list[Module]) -> dict[str, list[str]]:
@@ -216,6 +275,7 @@ def report(package: Path) -> str:
     public = public_definitions(sources)
     documented = [ast.get_docstring(node) is not None for _, node in public]
     total = sum(len(m.path.read_text(encoding="utf-8").splitlines()) for m in sources)
+    graph = module_imports(sources, package.name)
     rows = {
         "modules": len(sources),
         "lines": total,
@@ -223,7 +283,14 @@ def report(package: Path) -> str:
         "floors": max(floors(rooms).values()),
         "imports between rooms": sum(map(len, rooms.values())),
         "cycles of rooms": len(circles(rooms)),
-        "cycles of modules": len(circles(module_imports(sources, package.name))),
+        "cycles of modules": len(circles(graph)),
+        "files with one importer": len(single_importers(graph)),
+        "imports in lines of code": f"{import_share(sources):.1%}",
+        **{
+            f"modules that {name} reaches": len(stations(sources, package.name, entry))
+            for name, entry in ENTRIES.items()
+            if entry in graph
+        },
         "public names with several meanings": len(named),
         "functions": len(sizes),
         "lines per function, median": statistics.median(sizes),

@@ -14,9 +14,9 @@ from adapterhub.bench.wording import (
     size_words,
     time_words,
 )
-from adapterhub.files.shown_table import Cell, ShownTable
+from adapterhub.files.shown_table import ShownTable, TableCell
 
-Entry = Callable[[MethodResult], Cell]
+Entry = Callable[[MethodResult], TableCell]
 NONE = "-"  # what was not measured, or does not exist
 
 
@@ -27,7 +27,7 @@ def task_table(task: TaskResult) -> ShownTable:
         for title, meaning, entry in _columns(task)
     ]
     shown = [(head, cells) for head, cells in columns if any(c.text != NONE for c in cells)]
-    rows: list[list[str | Cell]] = [
+    rows: list[list[str | TableCell]] = [
         [result.method, *(cells[place] for _, cells in shown)]
         for place, result in enumerate(task.methods)
     ]
@@ -68,9 +68,9 @@ def failure_word(result: MethodResult) -> str:
     return " and ".join(sorted(found)) if found else "not run"
 
 
-def _score_in(task: TaskResult, method: str) -> Cell:
+def _score_in(task: TaskResult, method: str) -> TableCell:
     found = [result for result in task.methods if result.method == method]
-    return _score(task)(found[0]) if found else Cell("")
+    return _score(task)(found[0]) if found else TableCell("")
 
 
 def _columns(task: TaskResult) -> Iterator[tuple[str, str, Entry]]:
@@ -101,69 +101,69 @@ def _columns(task: TaskResult) -> Iterator[tuple[str, str, Entry]]:
 
 
 def _score(task: TaskResult) -> Entry:
-    def entry(result: MethodResult) -> Cell:
+    def entry(result: MethodResult) -> TableCell:
         found, points = result.estimate, task.score.points
         if found.value is None:
-            return Cell(failure_word(result))
+            return TableCell(failure_word(result))
         spread = f" ± {points_text(found.sd, points)}" if found.sd is not None else ""
-        return Cell(points_text(found.value, points) + spread, found.value)
+        return TableCell(points_text(found.value, points) + spread, found.value)
 
     return entry
 
 
 def _interval(task: TaskResult) -> Entry:
-    def entry(result: MethodResult) -> Cell:
+    def entry(result: MethodResult) -> TableCell:
         found = result.estimate
         if found.low is None or found.high is None:
-            return Cell(NONE)
+            return TableCell(NONE)
         low, high = (points_text(end, task.score.points) for end in (found.low, found.high))
         over = "" if found.covers_seeds else ", over rows only"
-        return Cell(f"{low} to {high}{over}", found.low)
+        return TableCell(f"{low} to {high}{over}", found.low)
 
     return entry
 
 
-def _against(task: TaskResult, result: MethodResult) -> Cell:
+def _against(task: TaskResult, result: MethodResult) -> TableCell:
     """Say how a method compares with the baseline: the difference, the verdict and the p-value."""
     found = result.comparison
     if found is None:
-        return Cell("baseline" if result.method == task.baseline else NONE)
+        return TableCell("baseline" if result.method == task.baseline else NONE)
     if found.value is None:
-        return Cell(NONE)
+        return TableCell(NONE)
     number = signed_text(found.value, found.points)
     if found.corrected is None:
-        return Cell(f"{number}, not known", found.value)
-    return Cell(f"{number}, {found.verdict} ({p_text(found.corrected)})", found.value)
+        return TableCell(f"{number}, not known", found.value)
+    return TableCell(f"{number}, {found.verdict} ({p_text(found.corrected)})", found.value)
 
 
-def _seeds(result: MethodResult) -> Cell:
+def _seeds(result: MethodResult) -> TableCell:
     if not result.finals:
-        return Cell(NONE)
+        return TableCell(NONE)
     failed = [record.status for record in result.finals if record.status != "done"]
     counts = [f"{failed.count(status)} {status}" for status in sorted(set(failed))]
     done = len(result.finals) - len(failed)
     text = f"{done} of {len(result.finals)} ({', '.join(counts)})" if failed else str(done)
-    return Cell(text, done)
+    return TableCell(text, done)
 
 
 def _gap(task: TaskResult) -> Entry:
-    def entry(result: MethodResult) -> Cell:
+    def entry(result: MethodResult) -> TableCell:
         if result.gap is None:
-            return Cell(NONE)
-        return Cell(signed_text(result.gap, task.score.points), result.gap)
+            return TableCell(NONE)
+        return TableCell(signed_text(result.gap, task.score.points), result.gap)
 
     return entry
 
 
-def _rate(result: MethodResult) -> Cell:
-    return Cell(f"{rate_words(result.rate)}{' edge' * result.at_edge}", result.rate)
+def _rate(result: MethodResult) -> TableCell:
+    return TableCell(f"{rate_words(result.rate)}{' edge' * result.at_edge}", result.rate)
 
 
 def _cost(number: Callable[[Costs], float], text: Callable[[float], str]) -> Entry:
     """Return the entries of a column of costs; what is 0 was not measured."""
 
-    def entry(result: MethodResult) -> Cell:
+    def entry(result: MethodResult) -> TableCell:
         value = number(result.costs) if result.costs else 0
-        return Cell(text(value), value) if value else Cell(NONE)
+        return TableCell(text(value), value) if value else TableCell(NONE)
 
     return entry

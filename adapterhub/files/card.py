@@ -22,7 +22,7 @@ from adapterhub.errors import ConfigError
 from adapterhub.files.heads import heads_text, with_head
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.markdown import code_block, literal
-from adapterhub.files.shown_table import Cell, ShownTable
+from adapterhub.files.shown_table import ShownTable, TableCell
 
 _START, _END = "<!-- adapterhub -->", "<!-- /adapterhub -->"
 UNPUBLISHED = "THIS FOLDER"
@@ -148,7 +148,7 @@ def _metadata(manifest: Manifest, tags: object, peft: InPeft | None) -> dict[str
 
 
 def _block(manifest: Manifest, reference: str, peft: InPeft | None) -> str:
-    facts = [(name, Cell(text, markdown=text)) for name, text in _facts(manifest)]
+    facts = [(name, TableCell(text, markdown=text)) for name, text in _facts(manifest)]
     parts = (
         _sentence(manifest),
         ShownTable(("", ""), facts).markdown(),

@@ -18,7 +18,7 @@ _NUMBERS = re.compile(r"[a-zA-Z0-9 ±.,%()=<+/:-]*")
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A cell that is more than its text.
 
     Attributes:
@@ -46,7 +46,7 @@ class ShownTable:
     """
 
     columns: Sequence[str]
-    rows: Sequence[Sequence[str | Cell]]
+    rows: Sequence[Sequence[str | TableCell]]
     numbers: bool = False
     title: str = ""
     meanings: Sequence[str] = ()
@@ -100,11 +100,11 @@ class ShownTable:
             f"<tbody>\n{rows}\n</tbody>\n</table>\n</div>"
         )
 
-    def _cells(self) -> list[list[Cell]]:
-        return [[c if isinstance(c, Cell) else Cell(c) for c in row] for row in self.rows]
+    def _cells(self) -> list[list[TableCell]]:
+        return [[c if isinstance(c, TableCell) else TableCell(c) for c in row] for row in self.rows]
 
 
-def _in_markdown(cell: Cell, *, is_name: bool) -> str:
+def _in_markdown(cell: TableCell, *, is_name: bool) -> str:
     if cell.markdown is not None:
         return cell.markdown
     return literal(cell.text) if is_name or not _NUMBERS.fullmatch(cell.text) else cell.text
@@ -115,7 +115,7 @@ def _head(title: str, meaning: str) -> str:
     return f'<th scope="col"{told}>{_in_html(title)}</th>'
 
 
-def _data(cell: Cell, sortable: bool) -> str:
+def _data(cell: TableCell, sortable: bool) -> str:
     number = "" if cell.number is None else str(cell.number)
     value = f' data-value="{number}"' if sortable else ""
     return f"<td{value}>{_in_html(cell.text)}</td>"

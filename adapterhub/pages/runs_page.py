@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from adapterhub.errors import one_line
 from adapterhub.files.atomic import replace_file
-from adapterhub.files.shown_table import Cell, ShownTable
+from adapterhub.files.shown_table import ShownTable, TableCell
 from adapterhub.pages.comparison import RunSummary, summary
 from adapterhub.pages.direct_labels import label_ends, room_for
 from adapterhub.pages.figures import MARKERS, SERIES, Points, svg_chart, thinned
@@ -87,15 +87,15 @@ def _table(summaries: Sequence[RunSummary]) -> ShownTable:
         ("training rows", ""),
         strict=True,
     )
-    rows = [[Cell(s.name), *_cells(s, metrics)] for s in summaries]
+    rows = [[TableCell(s.name), *_cells(s, metrics)] for s in summaries]
     return ShownTable(columns, rows, numbers=True, meanings=meanings)
 
 
-def _cells(found: RunSummary, metrics: Sequence[str]) -> list[Cell]:
+def _cells(found: RunSummary, metrics: Sequence[str]) -> list[TableCell]:
     scores = [found.metrics.get(name) for name in metrics]
     return [
-        Cell(found.method or "-"),
-        *(Cell(number_text(score), score) for score in scores),
+        TableCell(found.method or "-"),
+        *(TableCell(number_text(score), score) for score in scores),
         _number(found.trained, "{:,}"),
         _number(found.size, "{:.2f}", 1e6),
         _number(found.seconds, "{:,.1f}"),
@@ -104,10 +104,10 @@ def _cells(found: RunSummary, metrics: Sequence[str]) -> list[Cell]:
     ]
 
 
-def _number(value: float | None, form: str, unit: float = 1) -> Cell:
+def _number(value: float | None, form: str, unit: float = 1) -> TableCell:
     if value is None:
-        return Cell("-")
-    return Cell(form.format(value / unit if unit != 1 else value), value)
+        return TableCell("-")
+    return TableCell(form.format(value / unit if unit != 1 else value), value)
 
 
 def _chart_groups(runs: Sequence[RunFiles], names: Sequence[str]) -> Iterator[ChartGroup]:

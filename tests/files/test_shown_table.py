@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from markdown_it import MarkdownIt
 
-from adapterhub.files.shown_table import Cell, ShownTable
+from adapterhub.files.shown_table import ShownTable, TableCell
 
 TABLE = ShownTable(
     ("run", "score"),
-    [("a_1 | <b>", Cell("-0.5", -0.5)), ("b", "\u202e1")],
+    [("a_1 | <b>", TableCell("-0.5", -0.5)), ("b", "\u202e1")],
     numbers=True,
     meanings=("", 'a "number"'),
     taken=[1],
@@ -29,7 +29,7 @@ def test_markdown_is_rendered_as_the_texts():
 
 
 def test_a_cell_may_have_a_markdown_of_its_own():
-    table = ShownTable(("a",), [(Cell("x", markdown="[x](https://example.org)"),)])
+    table = ShownTable(("a",), [(TableCell("x", markdown="[x](https://example.org)"),)])
     assert table.markdown().endswith("| [x](https://example.org) |")
     assert table.texts() == [["x"]]
 

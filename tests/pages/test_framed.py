@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from adapterhub.files.shown_table import Cell, ShownTable
+from adapterhub.files.shown_table import ShownTable, TableCell
 from adapterhub.pages.framed import ChartGroup, framed_page
 
 
 def test_a_table_is_in_the_page_with_its_numbers():
-    rows = [("a<b", Cell("1,000", 1000.0), Cell("-"))]
+    rows = [("a<b", TableCell("1,000", 1000.0), TableCell("-"))]
     table = ShownTable(("name", "n", "m"), rows, meanings=("", "a number", ""), taken=[0])
     page = framed_page("runs.html", name="<x>", subtitle="", table=table, note="", groups=[],
                        facts=[("a", "b")])  # fmt: skip
