@@ -42,7 +42,6 @@ from adapterhub.files.signature import (
 )
 from adapterhub.files.tensor_file import TENSORS_FILE
 from adapterhub.registry.hub_cache import HubCache
-from adapterhub.registry.hub_card import entry_from_card, hub_card
 from adapterhub.registry.hub_client import Expected, HubClient, UnreachableError
 from adapterhub.registry.hub_reader import (
     MOST_RESULTS,
@@ -51,8 +50,7 @@ from adapterhub.registry.hub_reader import (
     Refs,
     is_commit,
 )
-from adapterhub.registry.hub_writer import HubWriter
-from adapterhub.registry.names_file import check_tags
+from adapterhub.registry.hub_writer import HubWriter, entry_from_card, hub_card
 from adapterhub.registry.other_formats import (
     CONFIG_FILE,
     MAX_CONFIG_BYTES,
@@ -69,6 +67,7 @@ from adapterhub.registry.published_files import (
     is_intact,
     merged_signatures,
 )
+from adapterhub.registry.reference import check_tags
 from adapterhub.registry.secrets import published_texts, refuse_leaks
 from adapterhub.registry.store import (
     Entry,

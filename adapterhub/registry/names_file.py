@@ -8,23 +8,17 @@ used again; files of earlier releases have no such field.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files import schema
-from adapterhub.registry.file_names import unportable
+from adapterhub.registry.reference import TAG, TAG_RULE
 from adapterhub.registry.store import MOST_VERSIONS
 
 NAMES_FILE = "names.json"
 # Room for 10,000 tags; a longer file is read by nobody and only delays every command.
 MAX_NAMES_BYTES = 1 << 20
-TAG = r"(?!v?[0-9]+$)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
-TAG_RULE = (
-    "1 to 64 letters, digits and . _ -, starting with a letter or digit, and not a version number"
-)
 _version = schema.text(r"v[1-9][0-9]{0,8}", "a version: v1, v2, ...")
 _SCHEMA = schema.record(
     {
@@ -85,20 +79,6 @@ def names_bytes(names: Names, name: str) -> bytes:
     if problems:
         raise ConfigError(f"invalid tags or yanks of {name}", offenders=schema.shorten(problems))
     return data
-
-
-def check_tags(tags: Sequence[str]) -> None:
-    """Refuse invalid tags.
-
-    Raises:
-        ConfigError: a tag has other characters, or is a version number or a reserved file name.
-    """
-    if invalid := [repr(tag) for tag in tags if not re.fullmatch(TAG, tag) or unportable(tag)]:
-        raise ConfigError(
-            "invalid tags",
-            offenders=invalid,
-            expected=f"{TAG_RULE}; not ending with a dot, and not a name that Windows reserves",
-        )
 
 
 def _broken(source: str, problems: list[str]) -> FileError:

@@ -7,9 +7,8 @@ from pathlib import Path
 from adapterhub.config.user_folders import expanded
 from adapterhub.files.keys import PrivateKey
 from adapterhub.files.native import adapter_folder, read_manifest
-from adapterhub.registry.publication import PublicationInfo, prepared_folder
+from adapterhub.registry.publication import PublicationInfo, prepared_folder, published_foundations
 from adapterhub.registry.published_files import name_to_publish
-from adapterhub.registry.published_foundations import published_foundations
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.sign import put_signed
 from adapterhub.registry.store import Entry, Publication

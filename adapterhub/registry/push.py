@@ -17,9 +17,9 @@ from adapterhub.registry.publication import (
     PublicationInfo,
     peft_files,
     prepared_folder,
+    published_foundations,
     silent,
 )
-from adapterhub.registry.published_foundations import published_foundations
 from adapterhub.registry.reference import Reference, parse_reference
 from adapterhub.registry.sign import put_signed
 from adapterhub.registry.store import Entry, Publication

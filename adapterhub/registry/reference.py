@@ -12,6 +12,7 @@ or tag.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
@@ -29,6 +30,10 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 NAME_RULE = (
     "1 to 96 letters, digits and . _ -, starting with a letter or digit, not ending with a dot,"
     " and not a name that Windows reserves, such as con or nul.txt"
+)
+TAG = r"(?!v?[0-9]+$)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
+TAG_RULE = (
+    "1 to 64 letters, digits and . _ -, starting with a letter or digit, and not a version number"
 )
 FORMS = "./folder, name[@version], hf:owner/name[@revision], https://host/owner/name[@revision]"
 
@@ -96,6 +101,20 @@ def check_name(name: str) -> None:
     """
     if not is_name(name):
         raise ConfigError(f"invalid adapter name {name!r}", expected=NAME_RULE, hint="--name NAME")
+
+
+def check_tags(tags: Sequence[str]) -> None:
+    """Refuse invalid tags.
+
+    Raises:
+        ConfigError: a tag has other characters, or is a version number or a reserved file name.
+    """
+    if invalid := [repr(tag) for tag in tags if not re.fullmatch(TAG, tag) or unportable(tag)]:
+        raise ConfigError(
+            "invalid tags",
+            offenders=invalid,
+            expected=f"{TAG_RULE}; not ending with a dot, and not a name that Windows reserves",
+        )
 
 
 def _parse_hub(text: str) -> Reference:

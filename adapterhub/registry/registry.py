@@ -41,7 +41,6 @@ from adapterhub.registry.names_file import (
     MAX_NAMES_BYTES,
     NAMES_FILE,
     Names,
-    check_tags,
     names_bytes,
     parse_names,
 )
@@ -56,7 +55,7 @@ from adapterhub.registry.published_files import (
     merged_signatures,
     parse_date,
 )
-from adapterhub.registry.reference import check_name, is_name
+from adapterhub.registry.reference import check_name, check_tags, is_name
 from adapterhub.registry.secrets import published_texts, refuse_leaks
 from adapterhub.registry.store import (
     ConflictError,

@@ -21,7 +21,7 @@ from selection import ALL, rotate
 from adapterhub.errors import printable
 from adapterhub.files.card import InPeft, card, export_card, split_card
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo, to_json
-from adapterhub.registry.hub_card import hub_card
+from adapterhub.registry.hub_writer import hub_card
 from adapterhub.registry.published_files import entry_of
 
 HARMLESS = Manifest(

@@ -28,7 +28,7 @@ from selection import rotate, rotating
 import adapterhub as ah
 from adapterhub.cli import group
 from adapterhub.errors import AdapterhubError, ConfigError, FileError, OutputError, RegistryError
-from adapterhub.registry import folder, index, local, lockfile
+from adapterhub.registry import index, local, lockfile
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.lockfile import pin, read_lock, sync, with_pins, write_lock
 from adapterhub.registry.published_files import digest_of
@@ -107,7 +107,7 @@ def test_a_version_swapped_after_the_check_is_not_pulled(registry, tmp_path, mon
     other = sample_adapters.write(tmp_path / "other", 9)
     entry = registry.resolve("polite", "v1")
     version = registry.root / BACKBONE / "polite" / "v1"
-    swap_before_copying(folder, monkeypatch, version, other)
+    swap_before_copying(local, monkeypatch, version, other)
     with pytest.raises(FileError, match="not what was published"):
         registry.get(entry, tmp_path / "mine")
     assert not (tmp_path / "mine").exists()

@@ -159,7 +159,7 @@ def test_files_leave_a_store_by_one_door():
         "registry/pull.py",
         "registry/lockfile.py",
         "registry/foundations.py",
-        "registry/published_foundations.py",
+        "registry/publication.py",
     }
 
 

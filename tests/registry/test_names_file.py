@@ -8,7 +8,8 @@ import pytest
 
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.registry import names_file
-from adapterhub.registry.names_file import Names, check_tags, names_bytes, parse_names
+from adapterhub.registry.names_file import Names, names_bytes, parse_names
+from adapterhub.registry.reference import check_tags
 
 
 def test_what_is_written_is_read():

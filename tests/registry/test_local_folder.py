@@ -7,8 +7,7 @@ import sample_adapters
 
 from adapterhub.errors import FileError, OutputError
 from adapterhub.files import native
-from adapterhub.registry.folder import Folder
-from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.local import Folder, LocalRegistry
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.store import ConflictError, Publication
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hub_server import card_data
 
-from adapterhub.registry.hub_card import entry_from_card, hub_card
+from adapterhub.registry.hub_writer import entry_from_card, hub_card
 from adapterhub.registry.store import Entry
 
 ENTRY = Entry(
