@@ -34,11 +34,12 @@ from adapterhub.training.batching import LazyBatches, batch_order
 from adapterhub.training.clock import peak_memory, process_memory
 from adapterhub.training.defaults import run_options, steps_per_epoch
 from adapterhub.training.engine import Engine, model_loss, token_count
-from adapterhub.training.frozen_cache import frozen_cache
+from adapterhub.training.frozen_cache import frozen_layers
 from adapterhub.training.gradient_checkpointing import recompute
 from adapterhub.training.kernels import KernelChoice
 from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.prepare import PreparedRun, prepare
+from adapterhub.training.speedups import Speedups
 from adapterhub.training.trainee import AdapterTrainee
 
 ROUNDS = 3
@@ -196,10 +197,11 @@ class _Timer:
 
     def _measure_replay(self, prepared: PreparedRun, engine: Engine) -> None:
         few = replace(prepared, data=replace(prepared.data, evaluation=[]))
-        with frozen_cache(few, lambda line: None) as cache, showing(Display()):
+        frozen = frozen_layers(few, lambda line: None)
+        with Speedups([frozen] if frozen else []) as speedups, showing(Display()):
             with engine.accelerator.autocast():
-                cache.enter()
-            self.replays = cache.replaying
+                speedups.enter(engine)
+            self.replays = bool(speedups.used)
             if self.replays:
                 self._steps(prepared, engine, self.replayed)
 
