@@ -50,7 +50,7 @@ def step_times(how: str, dtype: str, learned: float) -> dict[str, float]:
     row = {name: tensor[:1] for name, tensor in batch.items()}
     below = None
     if how == CHUNKS:
-        below = choose_head_loss(adapter, parse_task("causal-lm"), options, lambda: row, print)
+        below = choose_head_loss(adapter, parse_task("causal-lm"), options, lambda: row)
     optimizer = torch.optim.AdamW(adapter.parameters(), lr=1e-4)
     seconds = []
     for _ in range(STEPS):

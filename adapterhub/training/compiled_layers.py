@@ -13,10 +13,9 @@ the same bytes.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -24,10 +23,10 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.status import doing
-from adapterhub.training.both_ways import BothWays, TriedBatch, in_one_line
+from adapterhub.training.engine import Engine
 from adapterhub.training.options import RunOptions
 from adapterhub.training.processes import process_count
+from adapterhub.training.speedups import NotUsed, Speedup, Trial, Undo, in_one_line
 
 BACKEND = "inductor"
 OFF = "train.compile=false"
@@ -35,42 +34,31 @@ _VARIANTS = 64  # of one layer: with and without gradients or mask, one row, one
 _COMPILED = "_compiled_call_impl"  # what torch.nn.Module calls in place of forward and hooks
 
 
-@contextmanager
 def compiled_layers(
     adapter: Adapter,
     options: RunOptions,
-    batches: Callable[[], TriedBatch],
+    trial: Callable[[], Trial],
     note: Callable[[str], None],
-    entered: Callable[[], None],
-) -> Iterator[Callable[[], None]]:
-    """Yield a function to call whenever other tensors train; inside, layers may be compiled.
+) -> CompiledLayers | None:
+    """Return the layers of a model to compile, if they are to be.
 
     Args:
         adapter: the adapter that trains.
         options: the training options.
-        batches: returns the batches that are computed both ways.
-        note: gets a line for the user.
-        entered: called by that function first, while nothing is compiled.
+        trial: returns what they are tried on.
+        note: gets a line for the user, if compiling has no effect, or fails later in the run.
     """
-    reason = _reason_against(adapter, options)
-    if reason is not None:
-        if options.compile:
-            note(f"train.compile=true has no effect: {reason}")
-        yield entered
-        return
-    tried = batches()
-    with _settings(tried.sizes()):
-        layers = CompiledLayers(adapter, tried, note)
-        try:
-            yield partial(layers.enter, entered)
-        finally:
-            layers.undo()
+    if not options.compile:
+        return None
+    if reason := _reason_against(adapter, options):
+        note(f"train.compile=true has no effect: {reason}")
+        return None
+    return CompiledLayers(adapter, trial(), note)
 
 
 def _reason_against(adapter: Adapter, options: RunOptions) -> str | None:
     """Return why nothing is compiled; None if layers may be."""
     reasons = {
-        "it is off": not options.compile,
         "train.gradient_checkpointing=true computes layers again": options.gradient_checkpointing,
         "several processes train": process_count() > 1,
         "the head changes between steps": bool(adapter.heads),
@@ -104,64 +92,58 @@ def _settings(sizes: str) -> Iterator[None]:
         yield
 
 
-class CompiledLayers:
-    """The layers of one model, compiled from `enter` until `undo`."""
+class CompiledLayers(Speedup):
+    """The layers of one model.
 
-    def __init__(self, adapter: Adapter, tried: TriedBatch, note: Callable[[str], None]) -> None:
-        self.both_ways, self.note = BothWays(adapter, tried), note
+    Args:
+        adapter: the adapter that trains.
+        trial: what they are tried on, and compiled for.
+        note: gets a line for the user, if a layer cannot be compiled later in the run.
+    """
+
+    refusal = "layers are not compiled"
+
+    def __init__(self, adapter: Adapter, trial: Trial, note: Callable[[str], None]) -> None:
+        self.trial, self.sizes, self.note = trial, trial.sizes(), note
         model: nn.Module = adapter.model
         paths = [path for stack in adapter.anatomy.layers.values() for path in stack]
         self.layers = list({id(m): m for m in map(model.get_submodule, paths)}.values())
-        self.refused = self.used = False
+        self.used, self.failed, self.tried = False, "", False
+        self.action, self.start = "", 0.0
 
-    def enter(self, entered: Callable[[], None]) -> None:
-        """Compile the layers that are computed now, if that changes nothing.
-
-        Args:
-            entered: decides which these are; called while nothing is compiled.
-        """
-        self.undo()
-        entered()
+    def patch(self, engine: Engine) -> Undo | None:
+        """Compile the layers that are computed now."""
         # A layer whose own forward was replaced does not compute what its class does.
         layers = [layer for layer in self.layers if "forward" not in vars(layer)]
-        if self.refused or not layers:
-            return
-        start = time.perf_counter()
-        count = f"{len(layers)} layer{'s' * (len(layers) > 1)}"
-        with doing(f"compiling {count}"):
-            reason = self._try_out(layers)
-        if reason is not None:
-            self._refuse(reason)
-        if self.refused:
-            return
-        seconds = time.perf_counter() - start
-        self.note(f"{count} compiled in {seconds:.0f} s; {OFF} computes them as they are")
+        if self.failed or not layers:
+            return None
+        self.action = f"compiling {len(layers)} layer{'s' * (len(layers) > 1)}"
+        self.start, self.tried = perf_counter(), False
+        with ExitStack() as stack:
+            stack.enter_context(_settings(self.sizes))
+            stack.callback(self._restore)
+            for layer in layers:
+                layer.__dict__[_COMPILED] = self._compiled(layer)
+            return stack.pop_all().close
 
-    def undo(self) -> None:
-        """Let the layers compute as ever."""
+    def said(self) -> str:
+        """Return how long compiling took."""
+        if self.failed or not self.used:
+            raise NotUsed(self.failed or "they are called with a cache, or with one row")
+        self.tried, seconds = True, perf_counter() - self.start
+        count = self.action.removeprefix("compiling ")
+        return f"{count} compiled in {seconds:.0f} s; {OFF} computes them as they are"
+
+    def _fail(self, reason: str) -> None:
+        """Compile nothing from now on; in a trial, `said` tells why."""
+        self._restore()
+        if self.tried and not self.failed:
+            self.note(f"{self.refusal}: {reason}")
+        self.failed = reason
+
+    def _restore(self) -> None:
         for layer in self.layers:
             layer.__dict__.pop(_COMPILED, None)
-
-    def _refuse(self, reason: str) -> None:
-        self.undo()
-        if not self.refused:
-            self.note(f"layers are not compiled: {reason}")
-        self.refused = True
-
-    def _try_out(self, layers: Sequence[nn.Module]) -> str | None:
-        """Compile, and compute each batch both ways; return why it stays as it is, if they differ.
-
-        The layers are compiled at the end, unless there is a reason not to.
-        """
-        calls = [(layer, self._compiled(layer)) for layer in layers]
-
-        def compiled() -> None:
-            for layer, call in () if self.refused else calls:
-                layer.__dict__[_COMPILED] = call
-
-        different = self.both_ways.difference(self.undo, compiled)
-        unused = None if self.used else "they are called with a cache, or with one row"
-        return different or unused
 
     def _compiled(self, layer: nn.Module) -> Callable[..., Any]:
         """Return what is called in place of a layer with its hooks."""
@@ -169,12 +151,12 @@ class CompiledLayers:
         compiled: Any = torch.compile(call_impl, backend=BACKEND, dynamic=True, fullgraph=True)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not self.refused and _is_usual(*args, *kwargs.values()):
+            if not self.failed and _is_usual(*args, *kwargs.values()):
                 self.used = True
                 try:
                     return compiled(*args, **kwargs)
                 except torch._dynamo.exc.TorchDynamoException as error:  # nothing is computed yet
-                    self._refuse(in_one_line(error))
+                    self._fail(in_one_line(error))
             return call_impl(*args, **kwargs)
 
         return call

@@ -10,7 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -52,13 +52,6 @@ LossOfBatch = Callable[[Any, Batch], torch.Tensor | None]
 """Computes the loss of a batch from the model's output and the batch."""
 
 
-class LossBelowHead(Protocol):
-    """Computes the loss of a batch without the model's logits."""
-
-    def __call__(self, batch: Batch) -> torch.Tensor | None:
-        """Return the loss; None: it is to be computed of the logits."""
-
-
 def model_loss(output: Any, batch: Batch) -> torch.Tensor | None:
     """Return the loss that the model computed."""
     loss: torch.Tensor | None = output.loss
@@ -85,12 +78,13 @@ class Engine:
         trainee: Trainee,
         options: RunOptions,
         loss: LossOfBatch = model_loss,
-        below_head: LossBelowHead | None = None,
         items: Items = batch_labels,
     ) -> None:
         _check_fp32(trainee)
         self.trainee, self.options, self.loss = trainee, options, loss
-        self.below_head, self.items = below_head, items
+        self.items = items
+        # Computes the loss of a batch without the model's logits, if it is set and not None.
+        self.below_head: Callable[[Batch], torch.Tensor | None] | None = None
         self.device = next(iter(trainee.tensors().values())).device
         self.accelerator = _accelerator(options, self.device, trainee.staged)
         self.rank, self.world = readers(options.tensor_parallel)
@@ -158,7 +152,7 @@ class Engine:
         try:
             with nullcontext() if last or self.sharded else self._unsynchronized():
                 with self.accelerator.autocast():
-                    loss = self._loss(batch)
+                    loss = self.loss_of(batch)
                 if loss is None:
                     raise TrainingError(
                         "the model returned no loss",
@@ -172,7 +166,8 @@ class Engine:
             raise _out_of_memory(self.options) from error
         return part.detach()
 
-    def _loss(self, batch: Batch) -> torch.Tensor | None:
+    def loss_of(self, batch: Batch) -> torch.Tensor | None:
+        """Return the loss of a batch on the device of the run; None: it has no labels."""
         loss = self.below_head(batch) if self.below_head is not None else None
         return self.loss(self.model(**model_inputs(batch)), batch) if loss is None else loss
 

@@ -13,7 +13,7 @@ noticed even where it does not change an output yet.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -46,9 +46,17 @@ from adapterhub.training.activation_store import (
     StateRecorder,
     memory_limit,
 )
-from adapterhub.training.both_ways import evaluating
+from adapterhub.training.engine import Engine
 from adapterhub.training.prepare import PreparedRun
 from adapterhub.training.processes import process_count
+from adapterhub.training.speedups import (
+    NotUsed,
+    Speedup,
+    Undo,
+    different_result,
+    evaluating,
+    tolerance,
+)
 
 ROWS = 64  # of a pass that records, at most
 TOKENS = {"cpu": 1024}  # of such a pass: what a processor's caches hold; elsewhere:
@@ -59,36 +67,21 @@ Run = Callable[[], Any]
 """Runs the model on some rows, and returns its output."""
 
 
-class NoCache:
-    """All layers are computed at each step."""
-
-    replaying = False
-    """Whether frozen layers are replayed now."""
-
-    def enter(self) -> None:
-        """Find out what is frozen now. Called whenever other tensors train."""
-
-
-@contextmanager
-def frozen_cache(prepared: PreparedRun, note: Callable[[str], None]) -> Iterator[NoCache]:
-    """Yield a cache to enter whenever other tensors train; inside, frozen layers are replayed.
-
-    Passes in which other adapters apply compute all layers: only those of this run are recorded.
+def frozen_layers(prepared: PreparedRun, note: Callable[[str], None]) -> FrozenLayers | None:
+    """Return the frozen layers of a run, if they may be computed once.
 
     Args:
         prepared: the run.
-        note: gets a line for the user.
+        note: gets a line for the user, if the option has no effect.
     """
-    reason = _reason_against(prepared)
-    if reason is not None:
-        if prepared.options.frozen_cache not in (None, "off"):
-            note(f"train.frozen_cache={prepared.options.frozen_cache} has no effect: {reason}")
-        yield NoCache()
-        return
-    anatomy = prepared.adapter.anatomy
-    with replayable(anatomy, next(iter(anatomy.stacks))) as replay:
-        replay.applies = partial(_applies_alone, prepared.adapter)
-        yield FrozenCache(prepared, replay, note)
+    options = prepared.options
+    if options.frozen_cache == "off":
+        return None
+    if reason := _reason_against(prepared):
+        if options.frozen_cache is not None:
+            note(f"train.frozen_cache={options.frozen_cache} has no effect: {reason}")
+        return None
+    return FrozenLayers(prepared)
 
 
 def _applies_alone(adapter: Adapter) -> bool:
@@ -101,7 +94,6 @@ def _reason_against(prepared: PreparedRun) -> str | None:
     """Return why nothing is cached; None if something may be."""
     options, task = prepared.options, prepared.data.task
     reasons = {
-        "it is off": options.frozen_cache == "off",
         "train.dropout=true changes what frozen layers return": options.dropout,
         "train.gradient_checkpointing=true computes layers again": options.gradient_checkpointing,
         "several processes train": process_count() > 1,
@@ -146,13 +138,19 @@ def _tokens(row: Row) -> int:
     return sum(map(_tokens, inner)) if inner else len(row["input_ids"])
 
 
-class FrozenCache(NoCache):
-    """The recorded outputs of one run."""
+class FrozenLayers(Speedup):
+    """The frozen lower layers of one run, and what was recorded of them.
 
-    def __init__(
-        self, prepared: PreparedRun, replay: StackReplay, note: Callable[[str], None]
-    ) -> None:
-        self.prepared, self.replay, self.note = prepared, replay, note
+    Passes in which other adapters apply compute all layers: only those of this run are recorded.
+
+    Args:
+        prepared: the run.
+    """
+
+    refusal = "frozen layers are computed at each step"
+
+    def __init__(self, prepared: PreparedRun) -> None:
+        self.prepared = prepared
         self.model, self.options = prepared.model, prepared.options
         self.kept = prepared.activations
         self.staged = any(changed.stage for changed in prepared.adapter.changed)
@@ -161,48 +159,46 @@ class FrozenCache(NoCache):
         self.rows += (
             [_Rows(each) for each in prepared.evaluation.parts] if prepared.evaluation else []
         )
-        self.refused = False
+        self.line = ""
 
     def _sees_all_rows(self) -> bool:
         options, rows = self.options, len(self.prepared.train.rows)
         examples = options.batch_size * options.gradient_accumulation
         return options.max_steps is None or options.max_steps * examples >= rows
 
-    @property
-    def replaying(self) -> bool:  # type: ignore[override]
-        """Whether frozen layers are replayed now."""
-        return self.replay.plan is not None
-
-    def enter(self) -> None:
+    def patch(self, engine: Engine) -> Undo | None:
         """Find out what is frozen now, record it, and replay it from now on."""
-        if self.refused or not self.rows:
-            return self.replay.unwrap()
-        self.replay.plan, self.replay.recorded = None, []
-        self.replay.wrap()
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            plan = self._plan()
-        if plan is not None:
+        anatomy, self.line = self.prepared.adapter.anatomy, ""
+        if not self.rows:
+            return None
+        with ExitStack() as stack:
+            replay = stack.enter_context(replayable(anatomy, next(iter(anatomy.stacks))))
+            replay.applies = partial(_applies_alone, self.prepared.adapter)
+            devices = [self.device] if self.device.type == "cuda" else []
+            with torch.random.fork_rng(devices=devices):
+                plan = self._plan(replay)
+            if plan is None:
+                for each in self.rows:
+                    each.recorded = None  # frees the memory
+                return None
             with evaluating(self.model):
-                self._record(plan)
-        if self.replay.plan is None:
-            for each in self.rows:
-                each.recorded = None  # frees the memory
-        # The others compute as ever, also compiled.
-        self.replay.unwrap(self.replay.plan.below if self.replay.plan else 0)
+                self._record(replay, plan)
+            replay.plan = plan
+            replay.recorded = [each.recorded for each in self.rows if each.recorded]
+            replay.unwrap(plan.below)  # the others compute as ever, also compiled
+            return stack.pop_all().close
+        return None
 
-    def _plan(self) -> ReplayPlan | None:
-        """Return what can be replayed; None if nothing is frozen, or replay changes outputs."""
+    def said(self) -> str:
+        """Return what was recorded, if something was."""
+        return self.line
+
+    def _plan(self, replay: StackReplay) -> ReplayPlan | None:
+        """Return what can be replayed; None if nothing is frozen."""
         encoded = self.rows[0].encoded
         indices = _shortest_and_longest(encoded)
         singles = [self._run(encoded, [index]) for index in indices]
-        autocast = torch.is_autocast_enabled(self.device.type)
-        exact = self.model.dtype == torch.float32 and not autocast
-        try:
-            return find_plan(self.model, self.replay, self._run(encoded, indices), singles, exact)
-        except NotReplayable as error:
-            self._refuse(str(error))
-            return None
+        return find_plan(self.model, replay, self._run(encoded, indices), singles)
 
     def _run(self, encoded: Encoded, indices: Sequence[int]) -> Run:
         """Return a function that runs the model on some rows."""
@@ -213,66 +209,52 @@ class FrozenCache(NoCache):
 
         return run
 
-    def _refuse(self, reason: str) -> None:
-        self.refused = True
-        self.note(f"frozen layers are computed at each step: {reason}")
-
     # Recording
 
-    def _record(self, plan: ReplayPlan) -> None:
-        """Record all rows that are not recorded yet, and begin to replay them."""
+    def _record(self, replay: StackReplay, plan: ReplayPlan) -> None:
+        """Record all rows that are not recorded yet."""
         layers = tuple(range(plan.below)) if self.staged else plan.layers
         new = [each for each in self.rows if not _has(each.recorded, plan.layers)]
-        wheres = []
-        try:
-            for each in new:
-                wheres.append(self._record_rows(each, plan, layers))
-        except NotReplayable as error:
-            return self._refuse(str(error))
-        self.replay.plan = plan
-        self.replay.recorded = [each.recorded for each in self.rows if each.recorded]
+        wheres = {self._record_rows(each, replay, plan, layers) for each in new}
         if new:
-            self._say(plan, new, sorted(set(wheres)))
+            self.line = _line(plan, new, sorted(wheres))
 
-    def _say(self, plan: ReplayPlan, new: list[_Rows], wheres: list[str]) -> None:
-        size = sum(each.recorded.states.nbytes for each in new if each.recorded)
-        count = sum(len(each.encoded.rows) for each in new)
-        layers = f"{plan.below} frozen layer{'s' * (plan.below > 1)}"
-        self.note(
-            f"{layers}: computed once for {count:,} rows, and kept in bf16, {size / 1e6:,.1f} MB "
-            f"{' and '.join(wheres)}; {OFF} computes them at each step"
-        )
-
-    def _record_rows(self, rows: _Rows, plan: ReplayPlan, layers: tuple[int, ...]) -> str:
+    def _record_rows(
+        self, rows: _Rows, replay: StackReplay, plan: ReplayPlan, layers: tuple[int, ...]
+    ) -> str:
         """Record rows, or take what an earlier run recorded; return where they are kept.
 
         Raises:
-            NotReplayable: they do not fit.
+            NotUsed: they do not fit.
         """
-        key = self._key(rows, plan, layers)
+        key = self._key(rows, replay, plan, layers)
         rows.recorded = None if key is None else self.kept.get(key)
         if rows.recorded is not None:
             return "in memory, from an earlier run"
-        size = self._size(rows, plan, len(layers))
+        # In all stages: a resumed run must decide the same.
+        count = len(replay.layers) if self.staged else len(layers)
+        size = rows.tokens() * count * plan.width * DTYPE.itemsize
         if not self._fits(size):
-            raise NotReplayable(
+            raise NotUsed(
                 f"their outputs take {size / GB:,.1f} GB; train.frozen_cache_gb sets the limit"
             )
         with doing(f"computing {plan.below} frozen layers once"):
-            recorder = StateRecorder(self.replay, layers, rows.tokens())
+            recorder = StateRecorder(replay, layers, rows.tokens())
             rows.recorded = record_runs(recorder, self._runs(rows), plan)
         if key is not None and rows.recorded is not None:
             self.kept.keep(key, rows.encoded.rows, rows.recorded)
         return "in memory"
 
-    def _key(self, rows: _Rows, plan: ReplayPlan, layers: tuple[int, ...]) -> Hashable:
+    def _key(
+        self, rows: _Rows, replay: StackReplay, plan: ReplayPlan, layers: tuple[int, ...]
+    ) -> Hashable:
         """Return what the outputs depend on beside the loaded backbone; None if on the adapter."""
         anatomy, autocast = self.prepared.adapter.anatomy, torch.is_autocast_enabled
         above = [
             path
             for name, paths in anatomy.layers.items()
             for number, path in enumerate(paths)
-            if name != self.replay.name or number >= plan.below
+            if name != replay.name or number >= plan.below
         ]
         replaced = (*(f"{path}." for path in (*above, *anatomy.head())),)
         below = [m for n, m in self.model.named_modules() if not f"{n}.".startswith(replaced)]
@@ -291,16 +273,22 @@ class FrozenCache(NoCache):
                 yield self._run(rows.encoded, indices)
                 done(len(indices))
 
-    def _size(self, rows: _Rows, plan: ReplayPlan, layers: int) -> int:
-        """Return the bytes that rows take, in all stages: a resumed run must decide the same."""
-        count = len(self.replay.layers) if self.staged else layers
-        return rows.tokens() * count * plan.width * DTYPE.itemsize
-
     def _fits(self, size: int) -> bool:
         gigabytes = self.options.frozen_cache_gb
         limit = memory_limit() if gigabytes is None else int(gigabytes * GB)
         kept = sum(r.recorded.states.nbytes for r in self.rows if r.recorded)
         return size + kept <= limit
+
+
+def _line(plan: ReplayPlan, rows: list[_Rows], wheres: list[str]) -> str:
+    """Describe what was recorded."""
+    size = sum(each.recorded.states.nbytes for each in rows if each.recorded)
+    count = sum(len(each.encoded.rows) for each in rows)
+    layers = f"{plan.below} frozen layer{'s' * (plan.below > 1)}"
+    return (
+        f"{layers}: computed once for {count:,} rows, and kept in bf16, {size / 1e6:,.1f} MB "
+        f"{' and '.join(wheres)}; {OFF} computes them at each step"
+    )
 
 
 def _has(recorded: RecordedStates | None, layers: tuple[int, ...]) -> bool:
@@ -313,12 +301,8 @@ def _shortest_and_longest(encoded: Encoded) -> list[int]:
     return sorted({order[0], order[len(order) // 2], order[-1]})
 
 
-class NotReplayable(Exception):
-    """Layers are frozen, but the model's outputs are not the same where they are replayed."""
-
-
 def find_plan(
-    model: nn.Module, replay: StackReplay, run: Run, singles: Sequence[Run], exact: bool
+    model: nn.Module, replay: StackReplay, run: Run, singles: Sequence[Run]
 ) -> ReplayPlan | None:
     """Return which layers are replayed, and which outputs that needs; None if no layer is frozen.
 
@@ -327,10 +311,9 @@ def find_plan(
         replay: its stack.
         run: runs it on a padded batch.
         singles: run it on one row of the batch each.
-        exact: whether it computes in fp32.
 
     Raises:
-        NotReplayable: layers are frozen, and replaying them changes the outputs.
+        NotUsed: layers are frozen, and replaying them changes the outputs.
     """
     with torch.enable_grad():
         calls, _ = replay.watch(run)
@@ -338,20 +321,20 @@ def find_plan(
     plans = [] if rows is None else plans_of_calls(calls, rows)
     if rows is None or not plans:
         return None
-    check = _Check(replay, run, singles, 1e-3 if exact else 0.05)
+    check = _Check(replay, run, singles, tolerance(model))
     with evaluating(model):
         for plan in plans:
             if check.changes_nothing(plan, calls, rows):
                 return plan
-    raise NotReplayable("the model's outputs change where they are not computed")
+    raise NotUsed("the model's outputs change where they are not computed")
 
 
 class _Check:
     def __init__(
-        self, replay: StackReplay, run: Run, singles: Sequence[Run], tolerance: float
+        self, replay: StackReplay, run: Run, singles: Sequence[Run], within: float
     ) -> None:
         self.replay, self.run, self.singles = replay, run, singles
-        self.tolerance = tolerance
+        self.within = within
 
     def changes_nothing(self, plan: ReplayPlan, trained: list[LayerCall], rows: StackRows) -> bool:
         """Return whether outputs are the same with a plan.
@@ -362,26 +345,30 @@ class _Check:
             rows: the rows of the batch.
 
         Raises:
-            NotReplayable: no plan is possible.
+            NotUsed: no plan is possible.
         """
         calls, expected = self.replay.watch(self.run)
         states = [self.replay.states(call) for call in (*calls[: plan.calls], *trained)]
         if any(state.shape[:2] != rows.mask.shape for state in states):
             return False
         evaluated, in_training = (states[n + plan.calls - 1][rows.mask] for n in (0, plan.calls))
-        if not _close(evaluated, in_training, self.tolerance):
-            raise NotReplayable("dropout changes in training what they return")
+        if different_result({"states": evaluated}, {"states": in_training}, self.within):
+            raise NotUsed("dropout changes in training what they return")
         recorder = StateRecorder(self.replay, plan.layers, rows.mask.numel(), plan.dtype)
         recorded = record_runs(recorder, self.singles, plan)
         outputs = None if recorded is None else recorded.read(rows, plan.layers)
         if recorded is None or outputs is None:
             return False
-        pairs = [(states[plan.calls - 1][rows.mask], outputs[plan.below - 1][rows.mask])]
         try:
-            pairs += _pairs(expected, self.replay.try_out(self.run, plan, recorded), rows)
+            replayed = self.replay.try_out(self.run, plan, recorded)
         except (TypeError, ValueError, AttributeError, RuntimeError):
             return False  # a layer needs what others hand on
-        return all(_close(*pair, self.tolerance) for pair in pairs)
+        computed = _tensors(expected, rows) | {"states": states[plan.calls - 1][rows.mask]}
+        found = _tensors(replayed, rows) | {"states": outputs[plan.below - 1][rows.mask]}
+        return all(
+            different_result({name: tensor}, found, self.within) is None
+            for name, tensor in computed.items()
+        )
 
 
 def record_runs(
@@ -402,19 +389,10 @@ def record_runs(
     return recorder.recorded() if recorder.places else None
 
 
-def _pairs(expected: Any, found: Any, rows: StackRows) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the tensors of two outputs of a model, without the positions of padding."""
-    for name, value in expected.items():
-        if isinstance(value, Tensor):
-            both = value, found[name]
-            padded = value.shape[:2] == rows.mask.shape
-            yield (both[0][rows.mask], both[1][rows.mask]) if padded else both
-
-
-def _close(expected: Tensor, found: Tensor, tolerance: float) -> bool:
-    """Return whether two tensors agree, relative to their size."""
-    first, second = expected.detach().float(), found.detach().float()
-    if first.shape != second.shape:
-        return False
-    size = float(first.nan_to_num(posinf=0, neginf=0).abs().max()) if first.numel() else 0.0
-    return torch.allclose(second, first, rtol=tolerance, atol=tolerance * size)
+def _tensors(output: Any, rows: StackRows) -> dict[str, Tensor]:
+    """Return the tensors of a model's output, without the positions of padding."""
+    return {
+        name: value[rows.mask] if value.shape[:2] == rows.mask.shape else value
+        for name, value in output.items()
+        if isinstance(value, Tensor)
+    }

@@ -12,8 +12,7 @@ chunk are there at a time, and only the gradient of h is kept, since W has none.
 learned (prompts, padding) have no logits at all. The products are those of the usual forward and
 backward pass.
 
-Before the first step, loss and gradients of a few tokens are computed both ways. Where they differ
-(a model that scales or bounds its logits, or that adds another loss), the model's own is used.
+Where a model scales or bounds its logits, or adds another loss, its own is used.
 """
 
 from __future__ import annotations
@@ -40,30 +39,46 @@ from adapterhub.tasks._below_head import (
 from adapterhub.tasks._rows import IGNORED
 from adapterhub.training.activation_memory import LOGIT_BYTES
 from adapterhub.training.batching import Batch
-from adapterhub.training.engine import model_loss
+from adapterhub.training.engine import Engine
 from adapterhub.training.options import RunOptions
 from adapterhub.training.processes import process_count
+from adapterhub.training.speedups import Speedup, Trial, Undo, evaluating
 from adapterhub.training.task_mixture import TaskMixture
 
 _WRITES_TEXT = {"causal-lm", "image-text-to-text", "seq2seq", "masked-lm"}
 
 
-class HeadLoss:
+class HeadLoss(Speedup):
     """The loss of the batches of one run.
 
     Args:
         adapter: the adapter that trains.
         head: the head of its model.
         shifted: whether each token is predicted from those before it.
+        few: a row of few tokens, on which it is tried: the model keeps all of their logits.
+        saving: what it saves, in words.
     """
 
-    def __init__(self, adapter: Adapter, head: nn.Linear, shifted: bool) -> None:
+    def __init__(
+        self, adapter: Adapter, head: nn.Linear, shifted: bool, few: Batch, saving: str
+    ) -> None:
         self.adapter, self.head, self.shifted = adapter, head, shifted
+        self.trial, self.saving = Trial([few]), saving
 
-    def __call__(self, batch: Batch) -> Tensor | None:
-        """Return the loss of a batch; None where the head trains now, or is not called."""
+    def patch(self, engine: Engine) -> Undo | None:
+        """Compute the losses of a run in chunks, unless the head trains now."""
         if not _is_frozen(self.head):
             return None
+        engine.below_head = self
+        return partial(setattr, engine, "below_head", None)
+
+    def said(self) -> str:
+        """Return what it saves, once."""
+        line, self.saving = self.saving, ""
+        return line
+
+    def __call__(self, batch: Batch) -> Tensor | None:
+        """Return the loss of a batch; None where the head is not called."""
         states = states_below(self.adapter.model, self.head, batch)
         if states is None:
             return None
@@ -146,58 +161,27 @@ def frozen_head(adapter: Adapter, task: Task, options: RunOptions) -> nn.Linear 
 
 
 def choose_head_loss(
-    adapter: Adapter,
-    task: Task,
-    options: RunOptions,
-    row: Callable[[], Batch],
-    note: Callable[[str], None],
+    adapter: Adapter, task: Task, options: RunOptions, row: Callable[[], Batch]
 ) -> HeadLoss | None:
-    """Return the loss in chunks, where it is that of the model and spares much memory.
+    """Return the loss in chunks, where it spares much memory and the head returns the logits.
 
     Args:
         adapter: the adapter that trains.
         task: its task, which has no loss of its own.
         options: the training options.
         row: returns a batch of one row of the training data.
-        note: gets a line for the user.
     """
     head, tokens = frozen_head(adapter, task, options), options.batch_size * options.max_length
     at_once = logits_at_once(head, tokens)
     if head is None or at_once == tokens:
         return None
-    chosen = HeadLoss(adapter, head, shifted=task.predicts_next)
-    if not _agrees(chosen, few_tokens(row())):
-        return None
+    few = few_tokens(row())
+    moved = {name: tensor.to(head.weight.device) for name, tensor in few.items()}
+    with evaluating(adapter.model):
+        if whole_output(adapter.model, head, moved) is None:
+            return None
     saved = LOGIT_BYTES * (tokens - at_once) * head.weight.shape[0] / 1e9
-    note(f"logits of {at_once:,} tokens at a time, not of {tokens:,}: {saved:.1f} GB less memory")
-    return chosen
-
-
-def _agrees(chosen: HeadLoss, batch: Batch) -> bool:
-    """Return whether loss and gradients of a batch are those that the model computes."""
-    adapter = chosen.adapter
-    device = next(iter(adapter.parameters())).device
-    moved = {name: tensor.to(device) for name, tensor in batch.items()}
-    trained = [p for p in adapter.parameters() if p.requires_grad]
-    found = []
-    for compute in (partial(_whole_loss, chosen), chosen):
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
-            torch.manual_seed(0)
-            loss = compute(moved)
-        if loss is None or not loss.isfinite():
-            return False
-        found.append([loss.detach(), *torch.autograd.grad(loss, trained, allow_unused=True)])
-    half = adapter.model.dtype != torch.float32 or torch.is_autocast_enabled(device.type)
-    tolerance = 0.05 if half else 1e-3
-    return all(_close(one, other, tolerance) for one, other in zip(*found, strict=True))
-
-
-def _whole_loss(chosen: HeadLoss, batch: Batch) -> Tensor | None:
-    output = whole_output(chosen.adapter.model, chosen.head, batch)
-    return None if output is None else model_loss(output, batch)
-
-
-def _close(one: Tensor | None, other: Tensor | None, tolerance: float) -> bool:
-    if one is None or other is None:
-        return one is other
-    return bool((one - other).float().norm() <= tolerance * one.float().norm() + 1e-6)
+    saving = (
+        f"logits of {at_once:,} tokens at a time, not of {tokens:,}: {saved:.1f} GB less memory"
+    )
+    return HeadLoss(adapter, head, task.predicts_next, few, saving)

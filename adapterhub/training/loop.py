@@ -34,6 +34,7 @@ from adapterhub.training.options import PLACES, REPORTS, RunOptions
 from adapterhub.training.processes import any_process, everyone_s
 from adapterhub.training.progress import RunProgress
 from adapterhub.training.report import Evaluated, Reporter, TrainingLine
+from adapterhub.training.speedups import Speedups
 from adapterhub.training.stages import improvements
 from adapterhub.training.stop_signals import Stopped, StopRequest, catch_stop_signals
 
@@ -103,7 +104,7 @@ class TrainingSession:
         run: the description of the run (recipe, data hash); that of a checkpoint must be equal.
         reporter: where progress is reported.
         checked: called when all checks have passed, before anything is written.
-        entered: called in training mode before the first step, and when other tensors train.
+        speedups: faster ways to compute the same, chosen anew when other tensors train.
     """
 
     stop: StopRequest
@@ -125,12 +126,12 @@ class TrainingSession:
         run: Mapping[str, Any],
         reporter: Reporter,
         checked: Callable[[], None] = lambda: None,
-        entered: Callable[[], None] = lambda: None,
+        speedups: Speedups | None = None,
     ) -> None:
         self.engine, self.trainee, self.options = engine, engine.trainee, engine.options
         self.batches, self.evaluate = batches, evaluate
         self.seed, self.resume = seed, resume
-        self.checked, self.entered = checked, entered
+        self.checked, self.speedups = checked, speedups or Speedups()
         self.run = {
             **run,
             "train": _fixed(self.options),
@@ -159,7 +160,8 @@ class TrainingSession:
         """Train until the run is finished or requested to stop."""
         self.stop = stop
         enabled, offload = self.options.gradient_checkpointing, self.options.offload_activations
-        with recompute(self.trainee.model, enabled, offload) as self.layers:
+        model = self.trainee.model
+        with self.speedups, recompute(model, enabled, offload) as self.layers:
             epoch = self.batches(self.progress.epoch)
             self.stream = epoch if isinstance(epoch, StatefulBatches) else None
             self._begin(epoch, self.saved)
@@ -232,7 +234,7 @@ class TrainingSession:
             self._restore_random(training["random"])
         self.clock = RunClock(self.progress, self.engine.device)
         if not self.progress.finished:
-            self._entered()
+            self._speed_up()
 
     def _check_length(self, saved: Mapping[str, Any], steps_per_epoch: int) -> None:
         """Refuse a changed length that the steps done do not fit, and continue if it does."""
@@ -309,7 +311,7 @@ class TrainingSession:
         if improved:
             self._save_best()
         if self.trainee.staged and self._enter_stage() and not progress.finished:
-            self._entered()
+            self._speed_up()
         if stopping and not progress.finished:
             raise Stopped(
                 f"stopped by a signal after step {progress.step} of {self.total}; the state is "
@@ -386,11 +388,11 @@ class TrainingSession:
             return True
         return False
 
-    def _entered(self) -> None:
-        """Let the caller prepare for the tensors that train now."""
+    def _speed_up(self) -> None:
+        """Choose the speedups for the tensors that train now."""
         self.clock.add_training()
         with self.engine.accelerator.autocast(), showing(self.reporter.display()):
-            self.entered()
+            self.speedups.enter(self.engine)
         self.clock.add_other()
 
     def _train_mode(self) -> None:

@@ -24,9 +24,9 @@ from adapterhub.tasks._losses import Loss, corrected_loss
 from adapterhub.training.activation_store import KeptActivations
 from adapterhub.training.defaults import run_options
 from adapterhub.training.foundations import RunFoundations, run_foundations
-from adapterhub.training.fused_kernels import check_installed
 from adapterhub.training.kernels import KernelChoice, choose_kernels
 from adapterhub.training.lengths import FittedRows
+from adapterhub.training.liger import check_installed
 from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.mixture import check_one_model, enter_tasks, mix_rows
 from adapterhub.training.options import RunOptions

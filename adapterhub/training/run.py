@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,10 +24,10 @@ from adapterhub.training import checkpoint, loop, stages
 from adapterhub.training.compiled_layers import compiled_layers
 from adapterhub.training.engine import Engine, model_loss
 from adapterhub.training.evaluation import divided_evaluation
-from adapterhub.training.frozen_cache import frozen_cache
-from adapterhub.training.fused_kernels import fused_kernels
-from adapterhub.training.head_loss import HeadLoss, choose_head_loss
+from adapterhub.training.frozen_cache import frozen_layers
+from adapterhub.training.head_loss import choose_head_loss
 from adapterhub.training.kernels import KernelChoice
+from adapterhub.training.liger import liger_kernels
 from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.mixing import dump_mixing, parse_mixing
 from adapterhub.training.output_folder import RECIPE, check_output, hold_output, writing
@@ -41,10 +41,11 @@ from adapterhub.training.run_batches import (
     begun_epochs,
     drawn_batches,
     epoch_batches,
-    tried_batch,
+    first_batches,
 )
 from adapterhub.training.run_data import RunData
 from adapterhub.training.run_page import LatestPredictions, RunPage
+from adapterhub.training.speedups import Speedups
 from adapterhub.training.tracker_names import check_trackers
 from adapterhub.training.trackers import start_trackers
 from adapterhub.training.trainee import AdapterTrainee
@@ -135,8 +136,7 @@ def _train_and_save(
     written = partial(_write_recipe, output, recipe)
     with hold_output(output, resume) if is_main() else nullcontext():
         try:
-            with training_session(prepared, reporter, resume, written, page) as session:
-                result = loop.train(session)
+            result = loop.train(training_session(prepared, reporter, resume, written, page))
         finally:
             stages.unfreeze_all(prepared.adapter)
         outcome = _save(prepared, output, result)
@@ -194,15 +194,14 @@ def _is_recipe(path: Path, recipe: Recipe) -> bool:
         return False
 
 
-@contextmanager
 def training_session(
     prepared: PreparedRun,
     reporter: Reporter,
     resume: bool,
     checked: Callable[[], None] = lambda: None,
     page: RunPage | None = None,
-) -> Iterator[loop.TrainingSession]:
-    """Yield the session of a prepared run, to train inside; notes for the user are reported.
+) -> loop.TrainingSession:
+    """Return the session of a prepared run; notes for the user are reported.
 
     Args:
         prepared: the run.
@@ -220,36 +219,35 @@ def training_session(
     if slow := cpu_note(prepared.model):
         reporter.note(f"note: {slow}")
 
-    own_loss, options = prepared.own_loss, prepared.options
-    loss = own_loss or model_loss
-    batches, tell = partial(tried_batch, prepared, loss), reporter.note
-    with (
-        frozen_cache(prepared, tell) as cache,
-        fused_kernels(prepared.adapter, options, batches, tell, cache.enter) as fused,
-        compiled_layers(prepared.adapter, options, batches, tell, fused) as entered,
-    ):
-        stream = drawn_batches(prepared)
-        below_head = None if own_loss or data.parts else _below_head(prepared, tell)
-        items = data.task.loss_items(prepared.train)
-        yield loop.TrainingSession(
-            Engine(AdapterTrainee(prepared.adapter), options, loss, below_head, items),
-            lambda epoch: stream or epoch_batches(prepared, epoch),
-            _evaluation(prepared, page),
-            output=Path(recipe.output),
-            seed=recipe.seed,
-            main_metric=data.task.main_metric,
-            resume=resume,
-            run=_record(prepared),
-            reporter=Several([reporter, page]) if page else reporter,
-            checked=checked,
-            entered=entered,
-        )
+    trainee, loss = AdapterTrainee(prepared.adapter), prepared.own_loss or model_loss
+    stream, items = drawn_batches(prepared), data.task.loss_items(prepared.train)
+    return loop.TrainingSession(
+        Engine(trainee, prepared.options, loss, items),
+        lambda epoch: stream or epoch_batches(prepared, epoch),
+        _evaluation(prepared, page),
+        output=Path(recipe.output),
+        seed=recipe.seed,
+        main_metric=data.task.main_metric,
+        resume=resume,
+        run=_record(prepared),
+        reporter=Several([reporter, page]) if page else reporter,
+        checked=checked,
+        speedups=_speedups(prepared, reporter.note),
+    )
 
 
-def _below_head(prepared: PreparedRun, note: Callable[[str], None]) -> HeadLoss | None:
-    """Return what computes the loss without the logits of all tokens, if that is worthwhile."""
-    row = partial(prepared.train.batch, [0])
-    return choose_head_loss(prepared.adapter, prepared.data.task, prepared.options, row, note)
+def _speedups(prepared: PreparedRun, note: Callable[[str], None]) -> Speedups:
+    """Return the speedups that may be used in a run, in the order in which they are."""
+    adapter, options, data = prepared.adapter, prepared.options, prepared.data
+    has_own, row = bool(prepared.own_loss or data.parts), partial(prepared.train.batch, [0])
+    trial = partial(first_batches, prepared)
+    chosen = (
+        None if has_own else choose_head_loss(adapter, data.task, options, row),
+        frozen_layers(prepared, note),
+        liger_kernels(adapter, options, trial, note),
+        compiled_layers(adapter, options, trial, note),
+    )
+    return Speedups([each for each in chosen if each is not None], note)
 
 
 def _evaluation(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from adapterhub.training.batching import BatchList, LazyBatches, batch_order
-from adapterhub.training.both_ways import TriedBatch
 from adapterhub.training.defaults import steps_per_epoch
-from adapterhub.training.engine import LossOfBatch
 from adapterhub.training.example_stream import BUFFER
 from adapterhub.training.mixing import parse_mixing
 from adapterhub.training.mixture import mixed_order
 from adapterhub.training.prepare import PreparedRun
 from adapterhub.training.processes import readers
+from adapterhub.training.speedups import Trial, with_and_without_padding
 from adapterhub.training.stream_batches import StreamBatches, StreamedRows
 from adapterhub.training.task_mixture import MixedRows
 
@@ -55,8 +54,9 @@ def begun_epochs(prepared: PreparedRun) -> int:
     return -(-options.max_steps // per_epoch)
 
 
-def tried_batch(prepared: PreparedRun, loss: LossOfBatch) -> TriedBatch:
-    """Return what a faster way is tried on: the first rows, also in a resumed run."""
+def first_batches(prepared: PreparedRun) -> Trial:
+    """Return what a speedup is tried on: the first rows, also in a resumed run."""
     evaluation = prepared.evaluation
-    few = None if evaluation is None else evaluation.batch(range(min(8, len(evaluation.rows))))
-    return TriedBatch(epoch_batches(prepared, 0)[0], few, loss)
+    few = {} if evaluation is None else evaluation.batch(range(min(8, len(evaluation.rows))))
+    training = with_and_without_padding(epoch_batches(prepared, 0)[0])
+    return Trial(training, with_and_without_padding(few) if few else ())

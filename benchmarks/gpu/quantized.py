@@ -13,8 +13,6 @@ warm-up steps, then the median. The variants:
     adapterhub      attach(model, "lora"); bf16 without autocast
     adapterhub-train
                     the same, with the loss of `adapterhub train`: logits of some tokens at a time
-    adapterhub-liger, peft-liger
-                    adapterhub-train and peft with Liger's norms, gated layers and rotations
     adapterhub-compiled
                     adapterhub-train with train.compile; with --no-checkpointing
     peft            get_peft_model under autocast in bf16: peft's fastest setup
@@ -39,7 +37,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +51,13 @@ from transformers import LlamaForCausalLM, Trainer, TrainerCallback, TrainingArg
 import adapterhub as ah
 from adapterhub.tasks._below_head import logits_at_once
 from adapterhub.training.activation_memory import activation_bytes, logit_bytes
-from adapterhub.training.both_ways import TriedBatch
 from adapterhub.training.compiled_layers import compiled_layers
-from adapterhub.training.fused_kernels import Liger
+from adapterhub.training.engine import Engine
 from adapterhub.training.head_loss import HeadLoss
 from adapterhub.training.options import RunOptions
 from adapterhub.training.plan import weight_bytes
+from adapterhub.training.speedups import Speedups, Trial, with_and_without_padding
+from adapterhub.training.trainee import AdapterTrainee
 
 LOSS, GRADIENT = 1e-3, 2e-2  # relative; autocast rounds to bf16 at different points
 COMPILED = RunOptions(compile=True)
@@ -140,7 +138,7 @@ def attach_train(model: LlamaForCausalLM, setting: Setting) -> Iterator[Live]:
     """Attach with adapterhub, and compute the loss as `adapterhub train` does."""
     with attach_adapterhub(model, setting) as live:
         (adapter,) = ah.adapters(model).values()
-        yield replace(live, below_head=HeadLoss(adapter, model.lm_head, shifted=True))
+        yield replace(live, below_head=HeadLoss(adapter, model.lm_head, True, {}, ""))
 
 
 @contextmanager
@@ -149,24 +147,12 @@ def attach_compiled(model: LlamaForCausalLM, setting: Setting) -> Iterator[Live]
     with attach_train(model, setting) as live:
         (adapter,) = ah.adapters(model).values()
         few = {name: rows[:2] for name, rows in batch_of(model, setting).items()}
-        tried, notes = TriedBatch(few, None, lambda output, batch: output.loss), []
-        with compiled_layers(adapter, COMPILED, lambda: tried, notes.append, list) as enter:
-            enter()
+        trial, notes = Trial(with_and_without_padding(few)), list[str]()
+        layers = compiled_layers(adapter, COMPILED, lambda: trial, notes.append)
+        with Speedups([layers] if layers else [], notes.append) as speedups:
+            speedups.enter(Engine(AdapterTrainee(adapter), COMPILED))
             assert "compiled in" in notes[0], notes
             yield live
-
-
-@contextmanager
-def with_liger(variant: Any, model: LlamaForCausalLM, setting: Setting) -> Iterator[Live]:
-    """Attach a variant, and let Liger's kernels compute norms, gated layers and rotations."""
-    with variant(model, setting) as live:
-        kernels = Liger(model)
-        kernels.use()
-        assert kernels.count() == 3 * model.config.num_hidden_layers + 1
-        try:
-            yield live
-        finally:
-            kernels.undo()
 
 
 @contextmanager
@@ -279,9 +265,6 @@ def compared(model: LlamaForCausalLM, setting: Setting) -> dict[str, Any]:
         variants["peft-kbit"] = partial(attach_peft, kbit=True)
     if not setting.checkpointing:
         variants["adapterhub-compiled"] = attach_compiled
-    if find_spec("liger_kernel") and setting.device == "cuda":
-        variants["adapterhub-liger"] = partial(with_liger, attach_train)
-        variants["peft-liger"] = partial(with_liger, attach_peft)
     return variants
 
 

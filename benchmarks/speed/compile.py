@@ -32,9 +32,11 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import adapterhub as ah
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.training.compiled_layers import TriedBatch, compiled_layers
-from adapterhub.training.engine import model_loss
+from adapterhub.training.compiled_layers import compiled_layers
+from adapterhub.training.engine import Engine
 from adapterhub.training.options import RunOptions
+from adapterhub.training.speedups import Speedups, Trial, with_and_without_padding
+from adapterhub.training.trainee import AdapterTrainee
 
 KERNELS = ("bf16 eager", "fp32 sdpa")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -64,16 +66,17 @@ def measure(kernels: str, options: argparse.Namespace) -> dict[str, Any]:
     """Compile one of two models, train both in turns, and compile again."""
     plain, compiled = build(*kernels.split()), build(*kernels.split())
     batches = {tokens: batch(options.rows, tokens) for tokens in options.tokens}
-    tried = TriedBatch(batches[options.tokens[0]], None, model_loss)
+    trial = Trial(with_and_without_padding(batches[options.tokens[0]]))
     result: dict[str, Any] = {"compilation": {}}
     for name in ("first", "again"):
         torch._dynamo.reset()
         counters.clear()
         notes: list[str] = []
         on = RunOptions(compile=True)
-        with compiled_layers(compiled, on, lambda: tried, notes.append, lambda: None) as enter:
+        layers = compiled_layers(compiled, on, lambda: trial, notes.append)
+        with Speedups([layers] if layers else [], notes.append) as speedups:
             start = time.perf_counter()
-            enter()
+            speedups.enter(Engine(AdapterTrainee(compiled), on))
             result["compilation"][name] = round(time.perf_counter() - start, 1)
             if name == "first":
                 for tokens, inputs in batches.items():

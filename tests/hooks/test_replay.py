@@ -13,8 +13,8 @@ from tiny_models import NO_DROPOUT
 import adapterhub as ah
 from adapterhub.hooks.replay import LayerCall, StackReplay, plans_of_calls, replayable, stack_rows
 from adapterhub.training.activation_store import StateRecorder
-from adapterhub.training.both_ways import evaluating
 from adapterhub.training.frozen_cache import find_plan, record_runs
+from adapterhub.training.speedups import evaluating
 
 IDS = torch.tensor([[5, 6, 7, 1], [5, 6, 1, 1]])
 RIGHT = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
@@ -98,7 +98,7 @@ def test_relative_positions_come_from_the_first_layer() -> None:
     adapter.train_mode()
     run, singles = runs(model, tiny_models.batch())
     with replayable(adapter.anatomy, "encoder") as replay:
-        plan = find_plan(model, replay, run, singles, exact=True)
+        plan = find_plan(model, replay, run, singles)
     assert plan is not None
     assert (plan.below, plan.computes_first) == (2, True)
 
@@ -107,7 +107,7 @@ def replayed(model: Any, replay: StackReplay) -> dict[str, torch.Tensor]:
     """Record a batch of a model with a head that trains, and replay it; return the batch."""
     batch = tiny_models.batch()
     run, singles = runs(model, batch)
-    plan = find_plan(model, replay, run, singles, exact=True)
+    plan = find_plan(model, replay, run, singles)
     assert plan is not None
     with evaluating(model):
         recorded = record_runs(StateRecorder(replay, plan.layers, 99), singles, plan)

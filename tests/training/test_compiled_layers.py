@@ -20,12 +20,14 @@ import adapterhub as ah
 from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
 from adapterhub.training import compiled_layers as module
-from adapterhub.training.both_ways import TriedBatch
 from adapterhub.training.compiled_layers import compiled_layers
+from adapterhub.training.engine import Engine
 from adapterhub.training.options import RunOptions
 from adapterhub.training.recipe import Recipe, read
 from adapterhub.training.report import Reporter
 from adapterhub.training.run import run
+from adapterhub.training.speedups import Speedups, Trial, with_and_without_padding
+from adapterhub.training.trainee import AdapterTrainee
 
 ARCHITECTURE = "llama"  # of the methods; the method of the architectures is lora
 SOME = [("lora", "bert")]
@@ -86,27 +88,29 @@ def step(adapter: Any, batch: dict[str, Tensor]) -> list[Tensor]:
     return [loss.detach(), *(torch.zeros(()) if g is None else g for g in gradients)]
 
 
-def tried_batch(model: Any) -> TriedBatch:
+def some_batches(model: Any) -> Trial:
     """Return a batch of training, and in the full matrix one of evaluation."""
-    evaluation = labelled(model, 2, 6, False) if tiny_models.FULL_MATRIX else None
-    return TriedBatch(labelled(model, 3, 9, True), evaluation, lambda output, batch: output.loss)
+    training = with_and_without_padding(labelled(model, 3, 9, True))
+    evaluation = with_and_without_padding(labelled(model, 2, 6, False))
+    return Trial(training, evaluation if tiny_models.FULL_MATRIX else ())
 
 
-def one_batch(model: Any) -> TriedBatch:
+def one_batch(model: Any) -> Trial:
     """Return a batch of training without a mask, for which a layer is compiled once."""
     ids = tiny_models.batch()["input_ids"]
     batch = {"input_ids": ids, "labels": torch.arange(3)}
-    return TriedBatch(batch, None, lambda output, batch: output.loss)
+    return Trial([batch])
 
 
 @contextmanager
 def compiled(
-    adapter: Any, notes: list[str], options: RunOptions = ON, batches: Any = tried_batch
+    adapter: Any, notes: list[str], options: RunOptions = ON, batches: Any = some_batches
 ) -> Iterator[None]:
     """Compile the layers inside."""
-    tried = batches(adapter.model)
-    with compiled_layers(adapter, options, lambda: tried, notes.append, lambda: None) as enter:
-        enter()
+    layers = compiled_layers(adapter, options, lambda: batches(adapter.model), notes.append)
+    with Speedups([layers] if layers else [], notes.append) as speedups:
+        if layers:
+            speedups.enter(Engine(AdapterTrainee(adapter), RunOptions()))
         yield
 
 

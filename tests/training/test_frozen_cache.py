@@ -164,7 +164,7 @@ def test_steps_that_do_not_reach_every_row_record_the_evaluation_alone(recipe: R
 
 def test_outputs_that_differ_turn_it_off(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any) -> None:
-        raise frozen_cache.NotReplayable("they differ")
+        raise frozen_cache.NotUsed("they differ")
 
     monkeypatch.setattr(frozen_cache, "find_plan", refuse)
     notes = Notes()

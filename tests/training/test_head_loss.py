@@ -18,11 +18,14 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, Gemma2Confi
 
 import adapterhub as ah
 from adapterhub.tasks import _below_head, parse_task
+from adapterhub.training.engine import Engine
 from adapterhub.training.head_loss import choose_head_loss, frozen_head, head_loss
 from adapterhub.training.options import RunOptions
 from adapterhub.training.recipe import read
 from adapterhub.training.report import Reporter
 from adapterhub.training.run import run
+from adapterhub.training.speedups import Speedups
+from adapterhub.training.trainee import AdapterTrainee
 
 WRITERS = (*tiny_models.DECODERS, *tiny_models.ENCODER_DECODERS)
 # Their outputs are not those of the head: they are scaled by its caller.
@@ -92,7 +95,10 @@ def chosen(model: Any, task: str, **options: Any) -> tuple[Any, Any, dict[str, t
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
     settings = RunOptions(batch_size=2, tensorboard=False, **options)
     row = {name: tensor[:1] for name, tensor in batch.items()}
-    return adapter, choose_head_loss(adapter, parse_task(task), settings, lambda: row, print), batch
+    loss = choose_head_loss(adapter, parse_task(task), settings, lambda: row)
+    with Speedups([loss] if loss else []) as speedups:
+        speedups.enter(Engine(AdapterTrainee(adapter), settings))
+        return adapter, loss if speedups.used else None, batch
 
 
 @pytest.mark.usefixtures("always")
@@ -162,11 +168,16 @@ def test_a_run_is_the_same(
 @pytest.mark.usefixtures("always")
 def test_a_head_that_trains_later_has_its_logits() -> None:
     model = tiny_models.language_model("gpt2")
-    _, loss, batch = chosen(model, "causal-lm")
+    adapter, loss, _ = chosen(model, "causal-lm")
+    engine = Engine(AdapterTrainee(adapter), RunOptions())
     model.lm_head.weight.requires_grad_(True)
-    assert loss(batch) is None
+    assert loss.patch(engine) is None
+    assert engine.below_head is None
     model.lm_head.weight.requires_grad_(False)
-    assert loss(batch) is not None
+    undo = loss.patch(engine)
+    assert engine.below_head is loss
+    undo()
+    assert engine.below_head is None
 
 
 @pytest.mark.usefixtures("always")

@@ -77,8 +77,8 @@ flags = {"backbone": backbone, "output": output, "data": {"train": train, "eval"
 prepared = prepare(read(None, words, flags))
 planned = sum(plan_of(prepared).memory.values())
 Path(output).mkdir()
-with training_session(prepared, Reporter(), False) as session:
-    print(planned / loop.train(session).peak_memory)
+session = training_session(prepared, Reporter(), False)
+print(planned / loop.train(session).peak_memory)
 """
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 FULL = [

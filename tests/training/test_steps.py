@@ -52,20 +52,20 @@ def divided(prepared: PreparedRun, sizes: Sequence[int], world: int) -> list[tor
     found: list[list[torch.Tensor]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "_update", lambda self: torch.zeros(()))
-        with training_session(prepared, Reporter(), resume=False) as session:
-            one, tensors = session.engine, session.trainee.tensors()
-            prepared.model.eval()  # heads have dropout
-            batches = LazyBatches(order, lambda indices: prepared.train.batch(indices))
-            window = range(len(order))
-            items = sum(one.items(batches[n]) for n in window)
-            patch.setattr(engine, "total", lambda number: items)
-            for one.rank in range(world):
-                one.world = world
-                one.step(batches, window)
-                gradients = [tensor.grad for tensor in tensors.values()]
-                found.append([one.unread[-1][0], *(g.clone() for g in gradients if g is not None)])
-                for tensor in tensors.values():
-                    tensor.grad = None
+        session = training_session(prepared, Reporter(), resume=False)
+        one, tensors = session.engine, session.trainee.tensors()
+        prepared.model.eval()  # heads have dropout
+        batches = LazyBatches(order, lambda indices: prepared.train.batch(indices))
+        window = range(len(order))
+        items = sum(one.items(batches[n]) for n in window)
+        patch.setattr(engine, "total", lambda number: items)
+        for one.rank in range(world):
+            one.world = world
+            one.step(batches, window)
+            gradients = [tensor.grad for tensor in tensors.values()]
+            found.append([one.unread[-1][0], *(g.clone() for g in gradients if g is not None)])
+            for tensor in tensors.values():
+                tensor.grad = None
     return [torch.stack(each).mean(0) for each in zip(*found, strict=True)]
 
 

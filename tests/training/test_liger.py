@@ -22,14 +22,18 @@ from torch import Tensor, nn
 import adapterhub as ah
 from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
-from adapterhub.training.both_ways import TriedBatch
-from adapterhub.training.fused_kernels import check_installed, fused_kernels
+from adapterhub.training.engine import Engine
+from adapterhub.training.liger import check_installed, liger_kernels
 from adapterhub.training.options import RunOptions
 from adapterhub.training.recipe import Recipe, read
 from adapterhub.training.report import Reporter
 from adapterhub.training.run import run
+from adapterhub.training.speedups import Speedups, Trial, with_and_without_padding
+from adapterhub.training.trainee import AdapterTrainee
 
 ON = RunOptions(liger=True)
+
+
 INSTALLED = importlib.util.find_spec("liger_kernel") is not None
 real = pytest.mark.skipif(not INSTALLED, reason="liger-kernel is not installed: make liger")
 FUSED = {"llama", "mistral", "qwen2", "qwen3", "olmo2", "phi3"}
@@ -140,9 +144,12 @@ class Used(ExitStack):
         super().__init__()
         self.notes: list[str] = []
         batch = labelled(adapter.model)
-        tried = TriedBatch(batch, batch, lambda output, batch: output.loss)
-        context = fused_kernels(adapter, options, lambda: tried, self.notes.append, lambda: None)
-        self.enter_context(context)()
+        trial = Trial(with_and_without_padding(batch), with_and_without_padding(batch))
+        kernels = liger_kernels(adapter, options, lambda: trial, self.notes.append)
+        speedups = Speedups([kernels] if kernels else [], self.notes.append)
+        self.enter_context(speedups)
+        if kernels:
+            speedups.enter(Engine(AdapterTrainee(adapter), RunOptions()))
 
 
 def unchanged(adapter: Any, reason: str, options: RunOptions = ON) -> None:
