@@ -7,6 +7,7 @@ parameters are frozen while an adapter is attached; only what the adapter declar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -18,6 +19,7 @@ from adapterhub.adapters.foundations import frozen_adapters
 from adapterhub.adapters.fusion_sources import build_from_sources
 from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.state import bare, get_state
+from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.pooling import check_pooling, chosen_pooling
 from adapterhub.backbones.quantized_training import check_gradients
 from adapterhub.backbones.token_embedding import checkpoint_vocabulary_size, token_embedding
@@ -27,7 +29,8 @@ from adapterhub.backbones.tokenizer import (
     tokenizer_snapshot,
 )
 from adapterhub.hooks.pooling import default_pooling
-from adapterhub.methods._partial import with_found_sites
+from adapterhub.methods._base import METHODS, Method
+from adapterhub.methods._sites import PartialSitesError
 from adapterhub.methods._spec import Spec, with_options
 
 
@@ -120,3 +123,34 @@ def snapshot_for(
     limits = [size] if size is not None else [len(embedding)] if embedding is not None else []
     ids = len(tokenizer) if isinstance(tokenizer, PreTrainedTokenizerBase) else 0
     return snapshot_of(model, tokenizer, min([ids, *limits]))
+
+
+def with_found_sites(methods: Sequence[Method], anatomy: Anatomy) -> tuple[Method, ...]:
+    """Return methods that name the sites that were found, where some layers have none.
+
+    Else such a method is refused: half of a model adapted is rarely what is meant. Files say what
+    the adapter adapts, since its options name the sites.
+
+    Args:
+        methods: parsed methods.
+        anatomy: the anatomy of the backbone.
+
+    Returns:
+        The methods; in place of a composition of which a part is such a method, its parts, if
+        these can be written in a file on their own.
+    """
+    found: list[Method] = []
+    for method in methods:
+        parts = method.parts()
+        named = tuple(_with_found(part, anatomy) for part in parts)
+        whole = named == parts or any(METHODS.get(p.name) is not type(p) for p in named)
+        found += [method] if whole else named
+    return tuple(found)
+
+
+def _with_found(method: Any, anatomy: Anatomy) -> Method:
+    try:
+        method.count(anatomy)
+    except PartialSitesError as error:
+        return replace(method, sites=error.found)  # type: ignore[no-any-return]
+    return method  # type: ignore[no-any-return]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from transformers import PreTrainedModel
 
@@ -11,6 +11,7 @@ from adapterhub.adapters.activation import StackActivation
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attachable import require_model
 from adapterhub.adapters.foundations import adapters_below
+from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.state import find_state
 
 
@@ -62,6 +63,8 @@ def only_foundations(model: PreTrainedModel) -> AbstractContextManager[None]:
 def _only(model: PreTrainedModel, kept: Sequence[Adapter]) -> Iterator[None]:
     """Open a route of no adapter but those that are kept, for any number of rows."""
     require_model(model)
-    state = find_state(model)
-    with nullcontext() if state is None else state.route(StackActivation(kept)):
+    with ExitStack() as opened:
+        with STRUCTURE_LOCK:
+            if state := find_state(model):
+                opened.enter_context(state.route(StackActivation(kept)))
         yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.activation import head_of, route_activation_of
+from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.state import ModelState, get_state, require_attached
 from adapterhub.errors import AttachError
 from adapterhub.hooks.composition import Average, Composition, adapter_names, parse_composition
@@ -81,9 +82,13 @@ def route(model: PreTrainedModel, rows: Sequence[RouteRow]) -> Iterator[Routed]:
             hint='route(model, ["a", "b", None])',
         )
     compositions = tuple(map(parse_composition, rows))
-    require_attached(state, [name for each in compositions for name in adapter_names(each)])
-    with state.route(route_activation_of(state.model, state.adapters, compositions)):
-        yield _routed(state, compositions)
+    with ExitStack() as opened:
+        with STRUCTURE_LOCK:
+            require_attached(state, [name for each in compositions for name in adapter_names(each)])
+            activation = route_activation_of(state.model, state.adapters, compositions)
+            opened.enter_context(state.route(activation))
+            routed = _routed(state, compositions)
+        yield routed
 
 
 def _routed(state: ModelState, compositions: tuple[Composition, ...]) -> Routed:

@@ -42,7 +42,6 @@ from adapterhub.backbones.checkpoint_form import (
     in_checkpoint_form,
 )
 from adapterhub.backbones.digest_cache import remembered
-from adapterhub.backbones.digests_in_memory import remembered_table, tensor_states
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.function_config import function_config
 from adapterhub.backbones.quantized import quantization_of, stored_quantization
@@ -52,7 +51,9 @@ from adapterhub.backbones.tensor_digests import (
     combined,
     digest_table,
     reader_of,
+    remembered_table,
     stored_reader,
+    tensor_states,
 )
 from adapterhub.backbones.weights import has_values
 from adapterhub.errors import BackboneError

@@ -7,23 +7,32 @@ bfloat16 keeps 8 bits of a value, less than fp32 and fp16, so the fp32 and bf16 
 checkpoint have the same `values`. Rounding to fp16 first gives other values where it ends halfway
 between two of bfloat16, or below 2**-14. But the `values` of an fp16 copy are the `half` of the
 original: two tensors are the same if they share a digest.
+
+Reading all values of a model takes a thousand times longer than anything else that `load` does.
+`remembered_table` computes digests again unless every tensor is the same object at the same place,
+with the same version, and its bytes have the same sums: the version shows changes by torch, the
+sums those through `.data` or numpy, which have no version.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from adapterhub.backbones.checkpoint import Runs, StoredTensor, take_runs
 from adapterhub.backbones.weights import whole
 
+_SUMS = 509  # of words of 8 bytes: a prime, so that a moved row of a matrix changes the sums
+_REMEMBERED: WeakKeyDictionary[nn.Module, dict[Hashable, tuple[Any, Table]]] = WeakKeyDictionary()
 RUNS, RUN = 16, 256  # of a sampled tensor
 _CHUNK = 1 << 20  # values that one thread holds at a time
 _THREADS = 8
@@ -161,3 +170,49 @@ def combined(table: Table) -> Digests:
 def _digest_of_lines(table: Table, strand: str) -> str:
     lines = sorted(f"{name} {getattr(digests, strand)}" for name, digests in table.items())
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def tensor_states(named: Mapping[str, Tensor]) -> list[Any] | None:
+    """Return what tells whether one of the tensors has changed, or None where that is unknown."""
+    if not all(map(_is_plain, named.values())):
+        return None
+    return [(name, _place(tensor), _sums(tensor)) for name, tensor in named.items()]
+
+
+def remembered_table(
+    model: nn.Module, key: Hashable, states: list[Any] | None, compute: Callable[[], Table]
+) -> Table:
+    """Return digests that were computed before, while the tensors had the same states.
+
+    Args:
+        model: whose tensors they are.
+        key: what else they depend on.
+        states: of the tensors, now.
+        compute: computes them.
+    """
+    if states is None:
+        return compute()
+    tables = _REMEMBERED.setdefault(model, {})
+    before, table = tables.get(key, (None, {}))
+    if before != states:
+        table = compute()
+        tables[key] = states, table
+    return table
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
+    return plain and tensor.device.type == "cpu" and tensor.is_contiguous()
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    version = None if tensor.is_inference() else tensor._version
+    return id(tensor), tensor.data_ptr(), version, tensor.shape, tensor.dtype
+
+
+def _sums(tensor: Tensor) -> tuple[bytes, ...]:
+    """Return the sums of every 509th word of a tensor, modulo 2**64, and its last bytes."""
+    content = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    words = content[: len(content) // 8 * 8].view(np.int64)
+    table = words[: len(words) // _SUMS * _SUMS].reshape(-1, _SUMS)
+    return np.add.reduce(table, 0).tobytes(), content[table.nbytes :].tobytes()

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import adapterhub as ah
+from adapterhub.adapters.attachable import library_inside, remedy
 from adapterhub.adapters.state import backbone_fingerprint
-from adapterhub.adapters.wrong_models import library_inside, remedy
 from adapterhub.backbones.tokenizer import tokenizer_snapshot
 from adapterhub.errors import AttachError
 

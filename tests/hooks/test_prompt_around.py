@@ -13,7 +13,7 @@ import torch
 from selection import rotate
 
 import adapterhub as ah
-from adapterhub.hooks.prompt_around import _AROUND
+from adapterhub.hooks.prompt import _AROUND
 from adapterhub.hooks.prompt_slot import OUTER
 
 # What the larger model does before it calls its language model.
