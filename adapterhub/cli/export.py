@@ -109,14 +109,6 @@ def _export(
     say(f"{output}: {manifest.name} in {form} format")
 
 
-def _kind(task: object) -> str:
-    """Return the kind of model of a task spec; a kind of model stands for itself."""
-    from adapterhub.backbones.task_models import TASK_MODELS
-    from adapterhub.tasks import parse_task
-
-    return str(task) if task in TASK_MODELS else parse_task(task).head
-
-
 def _check(
     target: str,
     source: str | None,
@@ -158,17 +150,18 @@ def _subject(
     registry: str | None,
 ) -> tuple[Spec, str, str, tuple[str, ...]]:
     """Return the (method spec, backbone, kind of model, labels) to check."""
+    from adapterhub.inference.record import task_and_kind, training_record
+
     if source is None:
         if not method or not backbone:
             raise ConfigError(
                 "nothing to check",
                 expected="ADAPTER, RECIPE.yaml, or --method and --backbone",
             )
-        return method, backbone, _kind(task or "causal-lm"), ()
+        return method, backbone, task_and_kind(task or "causal-lm")[1], ()
     if not (Path(source).is_file() or source.endswith((".yaml", ".yml"))):
         from adapterhub.files.native import read_manifest
         from adapterhub.files.run_folder import backbone_of_adapter
-        from adapterhub.inference.record import training_record
         from adapterhub.registry.pull import pull
 
         folder = pull(source, registry=registry)
@@ -179,4 +172,4 @@ def _subject(
 
     recipe = read(source)
     spec: Spec = recipe.method  # type: ignore[assignment]
-    return method or spec, backbone or recipe.backbone, _kind(task or recipe.task), ()
+    return method or spec, backbone or recipe.backbone, task_and_kind(task or recipe.task)[1], ()

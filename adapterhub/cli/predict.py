@@ -93,66 +93,62 @@ def command(
     refuse_without_input(tables)
     if reference is None:
         raise click.UsageError("Missing argument 'ADAPTER'.")
-    where = {"backbone": backbone, "registry": registry, "head": head, "task": task}
-    _predict_examples(reference, texts, data, text, pair, as_json, more, where)
+    from adapterhub.backbones.early_checks import check_backbone_options
+    from adapterhub.inference.record import read_training_record
+
+    if backbone:
+        check_backbone_options(backbone)
+    record = read_training_record(reference, registry, head, task)
+    examples = _examples(record, texts, data, text, pair, more)
+    with doing("loading torch"):
+        from adapterhub.inference.open import open_adapter
+
+    opened = open_adapter(reference, backbone, registry=registry, head=head, task=task)
+    for example, prediction in zip(examples, opened.predict(examples), strict=True):
+        shown = record.task.shown(example)
+        if as_json:
+            print_json({record.task.input_name: shown[0], **prediction.as_dict()})
+        else:
+            # The whole text, however long: it is the user's own, or was asked for.
+            say_text("\t".join(one_line(t, sys.maxsize) for t in (str(prediction), *shown)))
 
 
-def _predict_examples(
-    reference: str,
+def _examples(
+    record: TrainingRecord,
     texts: tuple[str, ...],
     data: str | None,
     text: str | None,
     pair: tuple[str, ...],
-    as_json: bool,
     form: dict[str, Any],
-    where: dict[str, str | None],
-) -> None:
-    """Print predictions on texts, on a file or on standard input.
+) -> list[Any]:
+    """Return the examples of the command line, of a file or of standard input.
 
     Args:
-        reference: the adapter.
+        record: the task of the adapter, and the form of its data.
         texts: the texts of the command line.
         data: a file of texts, or - for standard input.
         text: the text column.
         pair: further texts, or the column with second texts.
-        as_json: whether to print JSON.
         form: the options on the form of the file.
-        where: the backbone, the registry, the head and the task, as for `open_adapter`.
     """
-    from adapterhub.backbones.early_checks import check_backbone_options
     from adapterhub.data.options import PREDICT
-    from adapterhub.inference.record import read_training_record
 
-    if where["backbone"]:
-        check_backbone_options(where["backbone"])
-    record = read_training_record(reference, where["registry"], where["head"], where["task"])
     task = record.task
     if pair and task.fields(record.data) == 1:
         raise DataError("--pair gives a second text, but the adapter was trained on single texts")
     if texts:
-        examples = [task.example([first, *pair], record.data) for first in texts]
-    elif data not in (None, "-"):
-        given = {name: value for name, value in form.items() if value is not None}
-        given |= {"text": text or record.data.text, "pair": pair[0] if pair else record.data.pair}
-        options = replace(record.data, **given, skip_empty=False)
-        with reading(str(data)):
-            _, choice = task.fitted(str(data), options, PREDICT, labelled=False)
-            examples = task.read(str(data), choice.options, PREDICT, labelled=False)
-        for note in choice.notes:
-            say(note, err=True)
-    else:
-        examples = _read_lines(record)
-    with doing("loading torch"):
-        from adapterhub.inference.open import open_adapter
-
-    opened = open_adapter(reference, **where)
-    for example, prediction in zip(examples, opened.predict(examples), strict=True):
-        shown = task.shown(example)
-        if as_json:
-            print_json({task.input_name: shown[0], **prediction.as_dict()})
-        else:
-            # The whole text, however long: it is the user's own, or was asked for.
-            say_text("\t".join(one_line(t, sys.maxsize) for t in (str(prediction), *shown)))
+        return [task.example([first, *pair], record.data) for first in texts]
+    if data in (None, "-"):
+        return _read_lines(record)
+    given = {name: value for name, value in form.items() if value is not None}
+    given |= {"text": text or record.data.text, "pair": pair[0] if pair else record.data.pair}
+    options = replace(record.data, **given, skip_empty=False)
+    with reading(str(data)):
+        _, choice = task.fitted(str(data), options, PREDICT, labelled=False)
+        examples = task.read(str(data), choice.options, PREDICT, labelled=False)
+    for note in choice.notes:
+        say(note, err=True)
+    return examples
 
 
 def _typed() -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+import shutil
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +19,17 @@ from adapterhub.cli._format import (
     print_json,
     print_table,
     say,
+    say_text,
     seconds_text,
     sparkline,
 )
 from adapterhub.cli._open import open_page
-from adapterhub.cli._rows import print_rows
-from adapterhub.cli._sections import SectionedCommand
 from adapterhub.cli._stages import check_flags, train_stages
 from adapterhub.cli._sweep import train_sweep
 from adapterhub.config.options import options_of
 from adapterhub.config.overrides import merge_options, parse_overrides
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import ConfigError
+from adapterhub.errors import ConfigError, one_line
 from adapterhub.files.shown_table import ShownTable
 from adapterhub.status import Display, display_for_terminal, doing, showing
 from adapterhub.training.options import TrainOptions
@@ -38,7 +39,9 @@ from adapterhub.training.recipe_stages import read_staged
 from adapterhub.training.sweep import parse_sweep
 
 if TYPE_CHECKING:
+    from adapterhub.training.recipe import Recipe
     from adapterhub.training.run_data import RunData
+
 
 # Section of the help text -> flag -> (option of the recipe, what the flag takes). All other options
 # are given as KEY=VALUE.
@@ -70,6 +73,7 @@ SECTIONS = {
     },
     "Result": {"output": ("output", "DIR"), "name": ("name", "NAME")},
 }
+_MOST_OF_A_ROW = 20_000  # characters of a text that --show prints
 FLAGS = {flag: path for flags in SECTIONS.values() for flag, (path, _) in flags.items()}
 PARAMETERS = {s: tuple(f.replace("-", "_") for f in flags) for s, flags in SECTIONS.items()}
 _OPTIONS = {
@@ -100,11 +104,31 @@ def recipe_flags(function: Any, without: Sequence[str] = ()) -> Any:
     return function
 
 
-class RecipeCommand(SectionedCommand):
-    """A command with the flags of a recipe; for an unknown flag it says what to type instead."""
+class RecipeCommand(click.Command):
+    """A command with the flags of a recipe; for an unknown flag it says what to type instead.
 
-    def __init__(self, *rest: Any, **others: Any) -> None:
-        super().__init__(*rest, **{"sections": PARAMETERS, **others})
+    Args:
+        sections: the titles below which its options are listed, each with their names; the last
+            section has the others.
+        rest: other arguments of a command.
+    """
+
+    def __init__(
+        self, *rest: Any, sections: Mapping[str, tuple[str, ...]] = PARAMETERS, **others: Any
+    ) -> None:
+        super().__init__(*rest, **others)
+        self.sections = sections
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections."""
+        options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
+        records = {o.name: o.get_help_record(ctx) or ("", "") for o in options}
+        width = max(len(name) for name, _ in records.values())
+        rest = tuple(n for n in records if not any(n in names for names in self.sections.values()))
+        for title, names in (*self.sections.items(), ("Other options", rest)):
+            lines = [(records[n][0].ljust(width), records[n][1]) for n in names if n]
+            with formatter.section(title):
+                formatter.write_dl(lines)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does, but `--on A B` is `--on A --on B`; an unknown flag has a hint."""
@@ -382,3 +406,29 @@ def _curves(run: Path, facts: dict[str, str]) -> dict[str, str]:
     if len(losses) > 1:
         curves["train loss"] = f"{losses[-1]:.4f}  {sparkline(losses)} from {losses[0]:.4f}"
     return curves
+
+
+def print_rows(recipe: Recipe, count: int) -> None:
+    """Print the first training rows of a recipe, wrapped to the terminal, or to 80 columns."""
+    from adapterhub.training.preview import preview_rows
+
+    rows, notes = preview_rows(recipe, count)
+    for note in notes:
+        say_text(_wrapped("note", note, 4))
+    for row in rows:
+        say("")
+        say(row.title)
+        width = max(map(len, row.facts))
+        for name, text in row.facts.items():
+            say_text(_wrapped(name, text, width))
+
+
+def _wrapped(name: str, text: str, width: int) -> str:
+    lead = f"  {name:{width}}  "
+    return textwrap.fill(
+        one_line(text, _MOST_OF_A_ROW),
+        width=max(shutil.get_terminal_size().columns - 1, 40),
+        initial_indent=lead,
+        subsequent_indent=" " * len(lead),
+        break_on_hyphens=False,
+    )

@@ -114,12 +114,18 @@ def training_record(manifest: Manifest, task: str | None = None) -> TrainingReco
     return TrainingRecord(chosen, options.data, options.max_length, options.seed, kind)
 
 
-def _parsed(spec: object) -> tuple[Task, str] | None:
-    """Return the task of a spec and its kind of model; of a model without a head, its vectors."""
-    if not spec:
-        return None
+def task_and_kind(spec: object) -> tuple[Task, str]:
+    """Return the task of a spec and its kind of model; of a model without a head, its vectors.
+
+    Raises:
+        ConfigError: the task or an option is unknown.
+    """
     task = parse_task(EMBEDDING if spec == FEATURES else spec)
     return task, FEATURES if spec == FEATURES else task.head
+
+
+def _parsed(spec: object) -> tuple[Task, str] | None:
+    return task_and_kind(spec) if spec else None
 
 
 def _no_task(manifest: Manifest) -> NoReturn:

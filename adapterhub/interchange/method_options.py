@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from adapterhub.anatomy.site_patterns import sites_option as sites_option
-
 
 def size_options(option: str, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Return the options for one size per site id, such as `rank` and `ranks`.

@@ -33,6 +33,7 @@ from adapterhub.tasks._forward import (
 from adapterhub.tasks._losses import next_token_loss
 from adapterhub.tasks._metrics import GENERATION_METRICS, answer_metrics, generation_metrics
 from adapterhub.tasks._rows import IGNORED, Row, Setting, in_order, pad
+from adapterhub.tasks._show import tokens_line
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -84,6 +85,22 @@ class Generation:
             side: the side on which they are padded.
         """
         return pad(rows, setting.tokenizer, side)
+
+
+@dataclass(frozen=True)
+class WritesTargets(Generation):
+    """A target that the decoder of an encoder-decoder writes."""
+
+    def padding_side(self, setting: Setting) -> str:
+        """Return the right: the decoder starts at the first position."""
+        return "right"
+
+    def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
+        """Return the tokens of the input and of the target."""
+        return {
+            "tokens": tokens_line(row["input_ids"], setting.tokenizer),
+            "target": tokens_line(row["labels"], setting.tokenizer),
+        }
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,12 @@
-"""Losses of a batch in place of the model's own, and the items over which a loss is a mean."""
+"""Losses of a batch in place of the model's own, of vectors, and of comparisons.
+
+The vectors of a batch are (batch, columns, d): of the anchor, of its positive and of its negatives.
+`texts` (batch, columns) has a number for each text, equal for equal texts, and 0 where a row has
+fewer negatives. All similarities are cosines.
+
+The log probabilities of comparisons are (batch, 2), the chosen response first: the sums over the
+tokens of a response.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +18,7 @@ from adapterhub.tasks._rows import IGNORED
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
+
 
 Loss = Callable[[Any, Mapping[str, "Tensor"]], "Tensor | None"]
 """Computes the loss of a batch from the model's output and the batch."""
@@ -95,3 +104,178 @@ def corrected_loss(model: PreTrainedModel, kind: str) -> Loss | None:
     if kind != "causal-lm" or shifts_labels(model):
         return None
     return next_token_loss
+
+
+PairLoss = Callable[["Tensor", "Tensor", "Tensor | None"], "Tensor"]
+"""Computes a loss of vectors, the numbers of their texts and the scores of pairs."""
+
+
+def multiple_negatives_loss(vectors: Tensor, texts: Tensor, temperature: float) -> Tensor:
+    """Return the cross-entropy of each anchor's positive among all candidates of the batch.
+
+    InfoNCE with in-batch negatives: Henderson et al. 2017, section 4.4,
+    https://arxiv.org/abs/1705.00652; van den Oord et al. 2018, equation 4,
+    https://arxiv.org/abs/1807.03748:
+
+        -log(exp(cos(a_i, p_i) / t) / sum over candidates c of exp(cos(a_i, c) / t))
+
+    The candidates are the positives and negatives of all rows. One that has the text of the anchor,
+    or of a positive of it in any row, is no negative: it is left out.
+
+    Args:
+        vectors: (batch, columns, d).
+        texts: (batch, columns).
+        temperature: t.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    rows = len(vectors)
+    vectors = F.normalize(vectors, dim=-1)
+    candidates = vectors[:, 1:].transpose(0, 1).flatten(0, 1)  # all positives come first
+    numbers = texts[:, 1:].T.flatten()
+    scores = vectors[:, 0] @ candidates.T / temperature
+    same_anchor, same_text = texts[:, :1] == texts[:, 0], texts[:, 1:2] == numbers
+    positive = (same_anchor.float() @ same_text.float()) > 0
+    left_out = (numbers == 0) | (numbers == texts[:, :1]) | positive
+    own = torch.arange(rows, device=texts.device)
+    left_out[own, own] = False
+    return F.cross_entropy(scores.masked_fill(left_out, -torch.inf), own)
+
+
+def triplet_loss(vectors: Tensor, texts: Tensor, margin: float) -> Tensor:
+    """Return the mean of max(0, cos(a, n) - cos(a, p) + margin) over all negatives of the rows.
+
+    Schroff et al. 2015, equation 3, https://arxiv.org/abs/1503.03832, whose squared distance of
+    vectors of length 1 is 2 - 2 cos.
+
+    Args:
+        vectors: (batch, columns, d).
+        texts: (batch, columns).
+        margin: by how much the positive should be more similar than a negative.
+    """
+    import torch.nn.functional as F
+
+    cosines = F.cosine_similarity(vectors[:, :1], vectors[:, 1:], dim=-1)
+    losses = F.relu(cosines[:, 1:] - cosines[:, :1] + margin)
+    return losses[texts[:, 2:] != 0].mean()
+
+
+def cosent_loss(vectors: Tensor, scores: Tensor, temperature: float) -> Tensor:
+    """Return log(1 + sum of exp((cos_j - cos_i) / t) over pairs i with a higher score than j).
+
+    CoSENT: Su 2022, https://kexue.fm/archives/8847. Only the order of the scores counts.
+
+    Args:
+        vectors: (batch, 2, d).
+        scores: (batch,).
+        temperature: t.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    cosines = F.cosine_similarity(vectors[:, 0], vectors[:, 1], dim=-1) / temperature
+    differences = (cosines[None] - cosines[:, None])[scores[:, None] > scores[None]]
+    return torch.cat([cosines.new_zeros(1), differences]).logsumexp(0)
+
+
+def cosine_loss(vectors: Tensor, scores: Tensor) -> Tensor:
+    """Return the mean squared difference of cosines and scores.
+
+    Reimers & Gurevych 2019, section 3, https://arxiv.org/abs/1908.10084.
+
+    Args:
+        vectors: (batch, 2, d).
+        scores: (batch,), from -1 to 1.
+    """
+    import torch.nn.functional as F
+
+    return F.mse_loss(F.cosine_similarity(vectors[:, 0], vectors[:, 1], dim=-1), scores)
+
+
+def response_log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the log probability of the labels of each row, (rows,).
+
+    Args:
+        logits: (rows, tokens, vocabulary).
+        labels: (rows, tokens), each predicted at the token before it.
+    """
+    import torch.nn.functional as F
+
+    after, scores = labels[:, 1:], logits[:, :-1].transpose(1, 2).float()
+    return -F.cross_entropy(scores, after, ignore_index=IGNORED, reduction="none").sum(-1)
+
+
+def dpo_loss(policy: Tensor, reference: Tensor, beta: float, smoothing: float) -> Tensor:
+    """Return the loss of direct preference optimization, of each comparison.
+
+    Rafailov et al. 2023, equation 7, https://arxiv.org/abs/2305.18290, for labels that are wrong
+    with a probability of `smoothing` (Mitchell 2023, equation 3,
+    https://ericmitchell.ai/cdpo.pdf):
+
+        z = beta ((log p_c - log r_c) - (log p_r - log r_r))
+        -(1 - e) log sigmoid(z) - e log sigmoid(-z)
+
+    Args:
+        policy: (batch, 2).
+        reference: (batch, 2).
+        beta: how much a distance from the reference costs.
+        smoothing: e.
+    """
+    import torch.nn.functional as F
+
+    ratios = policy - reference
+    z = beta * (ratios[:, 0] - ratios[:, 1])
+    return -(1 - smoothing) * F.logsigmoid(z) - smoothing * F.logsigmoid(-z)
+
+
+def ipo_loss(policy: Tensor, reference: Tensor, tokens: Tensor, beta: float) -> Tensor:
+    """Return the loss of identity preference optimization, of each comparison.
+
+    Azar et al. 2023, equation 17, https://arxiv.org/abs/2310.12036. As in trl, log probabilities
+    are means over the tokens of a response, by which its authors computed their results.
+
+    Args:
+        policy: (batch, 2).
+        reference: (batch, 2).
+        tokens: the number of tokens of each response, (batch, 2).
+        beta: the strength of the regularization, tau in the paper.
+    """
+    means = (policy - reference) / tokens
+    squared: Tensor = (means[:, 0] - means[:, 1] - 1 / (2 * beta)) ** 2
+    return squared
+
+
+def orpo_loss(policy: Tensor, tokens: Tensor, beta: float) -> Tensor:
+    """Return the loss of odds-ratio preference optimization, of each comparison.
+
+    Hong et al. 2024, equations 4, 6 and 7, https://arxiv.org/abs/2403.07691; it has no reference:
+
+        -log P(c) - beta log sigmoid(log(odds(c) / odds(r))), odds(y) = P(y) / (1 - P(y))
+
+    where log P(y) is the mean over the tokens of y.
+
+    Args:
+        policy: (batch, 2).
+        tokens: the number of tokens of each response, (batch, 2).
+        beta: the weight of the odds ratio, lambda in the paper.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    means = policy / tokens
+    odds = means - torch.log(-torch.expm1(means.clamp(max=-1e-6)))
+    return -means[:, 0] - beta * F.logsigmoid(odds[:, 0] - odds[:, 1])
+
+
+def bradley_terry_loss(scores: Tensor) -> Tensor:
+    """Return -log sigmoid(s_c - s_r) of each comparison.
+
+    Bradley & Terry 1952; Ouyang et al. 2022, equation 1, https://arxiv.org/abs/2203.02155.
+
+    Args:
+        scores: (batch, 2).
+    """
+    import torch.nn.functional as F
+
+    return -F.logsigmoid(scores[:, 0] - scores[:, 1])

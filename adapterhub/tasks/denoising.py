@@ -29,8 +29,8 @@ from adapterhub.data.examples import Example
 from adapterhub.data.text_stream import TextStream
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, one_row_each
+from adapterhub.tasks._raw_text import RestoredText
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._restored_text import RestoredText
 from adapterhub.tasks._rows import Row, Setting, limit_of
 from adapterhub.tasks._windows import Frame, Windows, around_text, stream_tokens
 
@@ -86,11 +86,6 @@ class Denoising(RestoredText):
                 f"mask={self.mask}, delete={self.delete}, rotate={self.rotate}",
                 expected="shares from 0 to 1, one of them above 0, and a span of 0 to 100 tokens",
             )
-
-    @property
-    def head(self) -> str:
-        """The kind of model: an encoder-decoder."""
-        return "seq2seq"
 
     # Rows
 

@@ -26,15 +26,18 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.text_pairs import TextPair, has_scores, pair_columns, read_text_pairs
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
-from adapterhub.tasks._contrastive import (
+from adapterhub.tasks._forward import Passed, each_row
+from adapterhub.tasks._losses import (
+    OF_LOSS,
+    Items,
+    Loss,
     PairLoss,
+    batch_rows,
     cosent_loss,
     cosine_loss,
     multiple_negatives_loss,
     triplet_loss,
 )
-from adapterhub.tasks._forward import Passed, each_row
-from adapterhub.tasks._losses import OF_LOSS, Items, Loss, batch_rows
 from adapterhub.tasks._metrics import regression_metrics
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._retrieval import RANKING_METRICS, nearest_passages, ranking_metrics

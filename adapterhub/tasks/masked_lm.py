@@ -19,13 +19,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import option
-from adapterhub.data.examples import Example, read_texts
-from adapterhub.data.options import DataOptions
+from adapterhub.data.examples import Example
 from adapterhub.data.text_stream import TextStream
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Prediction
 from adapterhub.tasks._forward import Passed, each_row
-from adapterhub.tasks._generation import LearnsTokens
+from adapterhub.tasks._raw_text import RawText
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import IGNORED, Row, Setting, limit_of
 from adapterhub.tasks._windows import Frame, Windows, around_text, stream_tokens, word_starts
@@ -51,42 +50,6 @@ class Filled(Prediction):
 
     def __str__(self) -> str:
         return self.text
-
-
-class RawText(LearnsTokens):
-    """The examples and metrics of masked-lm and span-corruption: raw texts, never truncated."""
-
-    outcomes = "losses"
-    streams = True
-
-    # Examples
-
-    def read(
-        self, source: str, options: DataOptions, split: str, *, labelled: bool = True
-    ) -> list[Example]:
-        """Read the texts of a column, or the lines of a text file."""
-        return read_texts(source, options, split)
-
-    # Metrics
-
-    def metric_names(self, examples: Sequence[Any]) -> tuple[str, ...]:
-        """Return loss and perplexity."""
-        return ("loss", "perplexity")
-
-    def metrics(
-        self, examples: Sequence[Any], predictions: Sequence[Prediction]
-    ) -> dict[str, float]:
-        """Return nothing: the metrics come from the loss of the tokens."""
-        return {}
-
-    @property
-    def evaluates_predictions(self) -> bool:
-        """Never: what is predicted has no label."""
-        return False
-
-    def outcome(self, example: Example, prediction: Prediction) -> dict[str, Any]:
-        """Return the loss of the text."""
-        return {"texts": [example.text], **prediction.as_dict()}
 
 
 @register_task

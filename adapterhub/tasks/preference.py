@@ -27,8 +27,9 @@ from adapterhub.tasks._base import Encoded, Prediction
 from adapterhub.tasks._comparisons import Compared, OfComparisons, example_of
 from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._generation import Generation
-from adapterhub.tasks._losses import OF_LOSS, Loss
-from adapterhub.tasks._preference_losses import (
+from adapterhub.tasks._losses import (
+    OF_LOSS,
+    Loss,
     dpo_loss,
     ipo_loss,
     orpo_loss,

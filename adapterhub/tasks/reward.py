@@ -22,8 +22,7 @@ from adapterhub.errors import DataError
 from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction
 from adapterhub.tasks._comparisons import Compared, OfComparisons
 from adapterhub.tasks._forward import Passed, each_row
-from adapterhub.tasks._losses import Loss
-from adapterhub.tasks._preference_losses import bradley_terry_loss
+from adapterhub.tasks._losses import Loss, bradley_terry_loss
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import Row, Setting
 from adapterhub.tasks.classification import Number

@@ -24,10 +24,9 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few, read_parallel
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
-from adapterhub.tasks._generation import Generation, WritesTexts, generate
+from adapterhub.tasks._generation import WritesTargets, WritesTexts, generate
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import Row, Setting, limit_of, rows_from_columns
-from adapterhub.tasks._show import tokens_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 @register_task
 @dataclass(frozen=True)
-class Seq2Seq(Generation, WritesTexts):
+class Seq2Seq(WritesTargets, WritesTexts):
     """Text to text.
 
     Rows of `train.jsonl`:
@@ -126,17 +125,6 @@ class Seq2Seq(Generation, WritesTexts):
     def remarks(self, data: Encoded) -> tuple[str, ...]:
         """Say if no text ends."""
         return self.endless_note(data.setting)
-
-    def padding_side(self, setting: Setting) -> str:
-        """Return the right: the decoder starts at the first position."""
-        return "right"
-
-    def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
-        """Return the tokens of the input and of the target."""
-        return {
-            "tokens": tokens_line(row["input_ids"], setting.tokenizer),
-            "target": tokens_line(row["labels"], setting.tokenizer),
-        }
 
     # Predictions
 

@@ -28,8 +28,8 @@ from adapterhub.data.examples import Example
 from adapterhub.data.text_stream import TextStream
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, one_row_each
+from adapterhub.tasks._raw_text import RestoredText
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._restored_text import RestoredText
 from adapterhub.tasks._rows import Row, Setting, limit_of
 from adapterhub.tasks._windows import Frame, Windows, stream_tokens
 
@@ -71,11 +71,6 @@ class SpanCorruption(RestoredText):
                 f"rate is {self.rate} and span is {self.span}",
                 expected="a rate between 0 and 1, a span of 1 or more",
             )
-
-    @property
-    def head(self) -> str:
-        """The kind of model: an encoder-decoder."""
-        return "seq2seq"
 
     # Rows
 

@@ -24,7 +24,7 @@ from adapterhub.errors import ConfigError, DataError
 from adapterhub.pages.row_scores import row_score
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks._base import Generated
-from adapterhub.tasks._spelling import letter_ids
+from adapterhub.tasks.speech_recognition import letter_ids
 
 TASK = parse_task("speech-recognition")
 ENGLISH = parse_task("speech-recognition(language=en, new_tokens=12)")

@@ -7,7 +7,7 @@ from fixtures import write_json_lines
 from mixed_tasks import HEADS, mixed_recipe
 from task_cases import CASES
 
-from adapterhub.cli._rows import print_rows
+from adapterhub.cli.train import print_rows
 from adapterhub.tasks import TASKS
 from adapterhub.training import loading
 from adapterhub.training.preview import preview_rows

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers.activations import ACT2FN
 
+from adapterhub.anatomy.site_patterns import sites_option
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.interchange.adapters_library.files import MethodConfig
 from adapterhub.interchange.adapters_library.gated import add_gated
@@ -27,7 +28,7 @@ from adapterhub.interchange.adapters_library.module_paths import (
     sites_with_roles,
     sublayer_at,
 )
-from adapterhub.interchange.method_options import sites_option, size_options
+from adapterhub.interchange.method_options import size_options
 from adapterhub.interchange.translation import Translation
 from adapterhub.methods.bottleneck import Houlsby, Parallel, Pfeiffer, ScaledParallel
 from adapterhub.methods.compacter import Compacter

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from adapterhub.anatomy.site_patterns import sites_option
 from adapterhub.anatomy.sites import Site
-from adapterhub.interchange.method_options import sites_option
 from adapterhub.interchange.translation import Translation
 from adapterhub.methods.unipelt import UniPELT
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from adapterhub.anatomy.site_patterns import sites_option
 from adapterhub.anatomy.sites import Site
 from adapterhub.interchange.adapters_library.files import MethodConfig
 from adapterhub.interchange.adapters_library.gated import add_gated
@@ -19,7 +20,6 @@ from adapterhub.interchange.adapters_library.module_paths import (
     projections_at,
     sites_with_roles,
 )
-from adapterhub.interchange.method_options import sites_option
 from adapterhub.interchange.translation import Translation
 from adapterhub.methods.ia3 import IA3
 from adapterhub.methods.lora import LoRA

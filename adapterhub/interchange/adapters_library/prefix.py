@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from adapterhub.anatomy.site_patterns import sites_option
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.interchange.adapters_library.files import MethodConfig
 from adapterhub.interchange.adapters_library.gated import add_gated
@@ -27,7 +28,6 @@ from adapterhub.interchange.adapters_library.module_paths import (
     attention_at,
     sites_with_roles,
 )
-from adapterhub.interchange.method_options import sites_option
 from adapterhub.interchange.translation import Translation
 from adapterhub.methods._options import activation_module
 from adapterhub.methods.prefix import Prefix

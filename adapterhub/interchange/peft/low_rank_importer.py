@@ -14,9 +14,10 @@ from typing import Any
 
 from torch import Tensor
 
+from adapterhub.anatomy.site_patterns import sites_option
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.backbones.weights import read_bias, read_weight
-from adapterhub.interchange.method_options import sites_option, size_options
+from adapterhub.interchange.method_options import size_options
 from adapterhub.interchange.peft.files import PeftFiles
 from adapterhub.interchange.peft.folded import WeightFolder
 from adapterhub.interchange.peft.initializations import (
