@@ -14,9 +14,8 @@ from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest
 from adapterhub.methods._base import Method
 from adapterhub.methods._spec import restore_methods
-from adapterhub.registry.foundations import foundation_of
 from adapterhub.registry.published_files import digest_of
-from adapterhub.registry.pull import pull_verified
+from adapterhub.registry.pull import foundation_of, pull_verified
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.stores import read_reference, registry_at
 from adapterhub.training.recipe import Recipe

@@ -16,11 +16,10 @@ from forge import forge
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, FileError, MismatchError, RegistryError
 from adapterhub.files.native import read_manifest
-from adapterhub.registry.foundations import Origins, foundation_of
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.lockfile import pin, read_lock, sync, write_lock
 from adapterhub.registry.published_files import digest_of
-from adapterhub.registry.pull import pull_verified
+from adapterhub.registry.pull import Origins, foundation_of, pull_verified
 from adapterhub.registry.reference import Reference
 
 
