@@ -8,18 +8,18 @@ changed are not remembered.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from adapterhub.config.keyed_files import KeyedFiles
 from adapterhub.config.user_folders import user_folder
 
 TICK = 2_000_000_000  # nanoseconds: the longest, of FAT
+_MOST_BYTES = 256 << 20  # of all results in a folder
 
 
 def remembered(
@@ -34,15 +34,15 @@ def remembered(
         folder: the folder in the cache.
     """
     facts = [key, *(_identity(file) for file in files)]
-    name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-    path = user_folder("cache") / folder / f"{name}.json"
+    results = KeyedFiles(user_folder("cache") / folder, "json", _MOST_BYTES)
     with contextlib.suppress(OSError, ValueError):
-        return json.loads(path.read_bytes())
+        if (path := results.find(facts)) is not None:
+            return json.loads(path.read_bytes())
     result = compute()
     unchanged = facts == [key, *(_identity(file) for file in files)]
     if unchanged and all(map(_is_settled, files)):
         with contextlib.suppress(OSError):
-            _write(path, json.dumps(result).encode())
+            results.make(facts, lambda file: file.write(json.dumps(result).encode()))
     return result
 
 
@@ -62,10 +62,3 @@ def _identity(file: Path) -> list[Any]:
 def _is_settled(file: Path) -> bool:
     stat = file.stat()
     return time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) > TICK
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staged = path.with_name(f".{secrets.token_hex(8)}")
-    staged.write_bytes(data)
-    staged.replace(path)

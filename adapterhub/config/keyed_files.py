@@ -35,9 +35,10 @@ class KeyedFiles:
     def find(self, key: Any) -> Path | None:
         """Return the file of a key, or None if it is missing or damaged."""
         for path in self.folder.glob(f"{self._name(key)}.*"):
-            with contextlib.suppress(OSError, ValueError):
-                if path.stat().st_size == int(path.suffix[1:]):
-                    os.utime(path)  # the time of its last use
+            with contextlib.suppress(FileNotFoundError):  # another process deletes it
+                if path.suffix == f".{path.stat().st_size}":
+                    with contextlib.suppress(OSError):  # a cache that is only read
+                        os.utime(path)  # the time of its last use
                     return path
         return None
 
@@ -75,7 +76,7 @@ class KeyedFiles:
         """Delete the files that were used longest ago, until the others are within the limit."""
         files = []
         for path in self.folder.glob("*.*"):
-            with contextlib.suppress(OSError):  # another process deletes it
+            with contextlib.suppress(FileNotFoundError):
                 files.append((path.stat().st_mtime_ns, path.stat().st_size, path))
         size = sum(each for _, each, _ in files)
         for _, each, path in sorted(files):

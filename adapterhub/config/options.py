@@ -165,6 +165,11 @@ def _fields(cls: Any) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(cls) if field.init]
 
 
+@functools.lru_cache(maxsize=256)
+def _fields_by_key(cls: Any) -> Mapping[str, dataclasses.Field[Any]]:
+    return {_key(field): field for field in _fields(cls)}
+
+
 def _key(field: dataclasses.Field[Any]) -> str:
     """Return the name of a field's option: that of Python's keywords has no `_` at its end."""
     return field.name.removesuffix("_")
@@ -208,7 +213,8 @@ def _unchecked(hint: Any) -> Any:
     return hint.__origin__ if typing.get_origin(hint) is Annotated else hint
 
 
-def _container(hint: object) -> type | None:
+@functools.lru_cache(maxsize=1024)
+def _container(hint: Any) -> type | None:
     hint = _unchecked(hint)
     origin = typing.get_origin(hint) or hint
     if origin in (tuple, list):
@@ -343,7 +349,7 @@ def _read_dataclass(cls: Any, value: object, path: str, problems: _Problems) -> 
     if not isinstance(value, Mapping):
         return _refuse(cls, value, path, problems)
     hints = hints_of(cls)
-    fields = {_key(field): field for field in _fields(cls)}
+    fields = _fields_by_key(cls)
     count = len(problems)
     for key in value:
         if key not in fields:

@@ -19,9 +19,8 @@ from adapterhub.data.column_profile import ColumnProfile, profile_of
 from adapterhub.data.options import DataOptions
 from adapterhub.data.pictures import SUFFIXES
 from adapterhub.data.sounds import SOUND_SUFFIXES
-from adapterhub.data.table import Table, first_few
+from adapterhub.data.table import Table, first_few, is_template
 from adapterhub.data.tables import keep_table, read_table
-from adapterhub.data.template import is_template
 from adapterhub.errors import DataError
 
 Wants = Mapping[str, str]

@@ -1,4 +1,7 @@
-"""Chats with pictures: messages of several turns, and any number of pictures in them.
+"""Pictures with words: what is asked about one, or chats with any number of pictures in them.
+
+A picture is a file or bytes, as in `adapterhub.data.media`. A table without questions has captions,
+one for each picture: the answer to the same question. Chats have messages of several turns:
 
 OpenAI      messages: [{role: user, content: [{type: image}, {type: text, text: ...}]}, ...]
 LLaVA       conversations: [{from: human, value: "<image> ..."}, {from: gpt, value: ...}]
@@ -16,20 +19,22 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from adapterhub.data.chat_formats import CHAT_COLUMNS, ROLES
-from adapterhub.data.columns import ColumnChoice
-from adapterhub.data.examples import EmptyCell, read_rows
-from adapterhub.data.media import MediaFile, opened_cell
+from adapterhub.data.columns import ColumnChoice, Wants, choose_columns
+from adapterhub.data.examples import EmptyCell, read_rows, refuse, text_problem
+from adapterhub.data.media import MediaFile, open_media, opened_cell
 from adapterhub.data.options import DataOptions
 from adapterhub.data.table import Table
 from adapterhub.data.tables import keep_table, read_table
 
 Turn: TypeAlias = tuple[str, tuple[str | None, ...]]
 """A role, and the parts of its message: texts, and None for each picture."""
-
 PLACE = "<image>"
 _PICTURES = ("images", "image", "pictures", "picture")
 _OWN = ("image", "path", "file", "url", "image_url")  # keys of a picture in a part
 _KEYS = (("role", "content"), ("from", "value"))
+Parsed: TypeAlias = list[tuple[str, list[Any]]]
+"""Roles with the parts of messages: texts, None for a place, and pictures of the message's own."""
+Open = Callable[[bytes], Any]
 
 
 @dataclass(frozen=True)
@@ -144,10 +149,6 @@ def _listed(cell: object) -> list[object]:
     return list(cell) if isinstance(cell, Sequence) and not isinstance(cell, str) else [cell]
 
 
-Parsed: TypeAlias = list[tuple[str, list[Any]]]
-"""Roles with the parts of messages: texts, None for a place, and pictures of the message's own."""
-
-
 @dataclass(frozen=True)
 class _Own:
     """A picture that a message has itself."""
@@ -239,3 +240,82 @@ def _answer(turns: list[Turn], *, labelled: bool) -> str | None:
     if labelled and not texts:
         raise ValueError(EmptyCell("the answer is empty"))
     return " ".join(texts) if labelled else None
+
+
+@dataclass(frozen=True)
+class AskedPicture(MediaFile):
+    """A picture and what is asked about it; the label is the answer.
+
+    Attributes:
+        question: what is asked; "" if the data has no questions.
+    """
+
+    question: str = ""
+
+    @property
+    def pictures(self) -> tuple[MediaFile, ...]:
+        """The picture, as the only one."""
+        return (self,)
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The question on the picture, as the only message."""
+        return (("user", (None, self.question)),)
+
+
+def ask(name: str, question: str, decode: Open) -> AskedPicture:
+    """Return the picture of a path with a question, as they are typed on a command line.
+
+    Args:
+        name: the path.
+        question: the question.
+        decode: decodes the bytes of a file.
+
+    Raises:
+        DataError: the file cannot be read or decoded.
+    """
+    return AskedPicture(**vars(open_media(name, decode)), question=question)
+
+
+def read_asked(
+    source: str, options: DataOptions, split: str, wants: Wants, decode: Open, *, labelled: bool
+) -> list[AskedPicture]:
+    """Read the pictures of a table, with their questions and answers, in order.
+
+    Args:
+        source: the table, a folder with one, or the dataset id.
+        options: the format and the columns; `pair` is that of the questions.
+        split: "train", "eval" or the name of a Hub split.
+        wants: the kind of column for each option.
+        decode: decodes the bytes of a file, or raises a ValueError that says what is wrong.
+        labelled: whether to read the answers.
+
+    Raises:
+        DataError: the source is missing, empty or malformed, or rows are invalid; lists all.
+    """
+    options = choose_columns(source, options, split, wants, labelled=labelled).options
+    folder = Path(source) if Path(source).is_dir() else Path(source).parent
+    columns = {"picture": options.text_column}
+    columns |= {"question": options.pair} if options.pair else {}
+    columns |= {"answer": options.label_column} if labelled else {}
+
+    def build(*cells: object) -> AskedPicture:
+        row = dict(zip(columns, cells, strict=True))
+        question, answer = row.get("question", ""), row.get("answer")
+        refuse(
+            text_problem(question, str(options.pair), allow_empty="question" not in row),
+            _answer_problem(answer, options.label_column) if labelled else "",
+        )
+        label = str(answer) if labelled else None
+        file = opened_cell(row["picture"], label, folder, decode)
+        return AskedPicture(**vars(file), question=str(question))
+
+    return read_rows(source, options, split, list(columns.values()), build)
+
+
+def _answer_problem(answer: object, column: str) -> str:
+    """Describe why a cell is no answer, or return ""; numbers are answers as they are written."""
+    if isinstance(answer, float) and answer != answer:  # NaN marks a missing number
+        return EmptyCell(f"{column!r} is missing")
+    is_number = isinstance(answer, int | float)
+    return text_problem(str(answer) if is_number else answer, column, allow_empty=False)

@@ -65,18 +65,55 @@ class RowSource:
             table: a table that `tables` yielded.
             column: the name of the column.
         """
-        values: list[object] = table.column(column).to_pylist()
-        feature = self.features.get(column)
-        if names := getattr(feature, "names", None):
-            return [_name(names, value) for value in values]
-        if names := getattr(getattr(feature, "feature", None), "names", None):
-            return [[_name(names, each) for each in value or ()] for value in values]  # type: ignore[attr-defined]
-        return values
+        return names_of_classes(self.features.get(column), table.column(column).to_pylist())
+
+
+def names_of_classes(feature: Any, values: list[Any]) -> list[object]:
+    """Return the values of a column of `datasets`: names in place of the numbers of classes.
+
+    Args:
+        feature: the type of the column.
+        values: its values; -1 marks a hidden label.
+    """
+    if names := getattr(feature, "names", None):
+        return [_name(names, value) for value in values]
+    if names := getattr(getattr(feature, "feature", None), "names", None):
+        return [[_name(names, each) for each in value or ()] for value in values]
+    return values
 
 
 def _name(names: Sequence[str], number: Any) -> str | None:
-    """Return the name of a class; -1 marks a hidden label."""
     return None if number is None or number < 0 else names[number]
+
+
+@contextmanager
+def reading_hub(name: str, split: str, how: str) -> Iterator[None]:
+    """Read a data set of the Hub, with our limits on what is downloaded.
+
+    Args:
+        name: its id.
+        split: its split, for the error.
+        how: what cannot be done if it fails, such as "streamed".
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
+
+    from adapterhub.backbones.hub_guard import guarded_hub
+
+    try:
+        with guarded_hub():
+            yield
+    except Exception as error:  # the Hub, its client and the cache have no common base class
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if isinstance(error, HTTPError):  # it quotes the server, which may repeat a token
+            reason = type(error).__name__
+        raise DataError(
+            f"{name!r} is not a local file and cannot be {how}: {reason}",
+            expected=f"a dataset id with the split {split!r}, or a file",
+            hint="without a network, give a file, or load it once online to fill the cache",
+        ) from None
 
 
 def is_many_files(location: str) -> bool:
@@ -200,23 +237,11 @@ def _open_files(
 
 def _on_hub(name: str, options: DataOptions, split: str) -> RowSource:
     import datasets
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
-    from adapterhub.backbones.hub_guard import guarded_hub
-
-    try:
-        with guarded_hub():
-            builder = datasets.load_dataset_builder(name, options.subset)
-            data = builder.as_streaming_dataset(split=split)
-            columns = _columns(data)
-    except Exception as error:  # the Hub, its client and the cache have no common base class
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        if isinstance(error, HTTPError):  # it quotes the server, which may repeat a token
-            reason = type(error).__name__
-        raise DataError(
-            f"{name!r} is not a local file and cannot be streamed from the Hub: {reason}",
-            expected=f"a dataset id with the split {split!r}, a file, a pattern or a URL",
-        ) from None
+    with reading_hub(name, split, "streamed from the Hub"):
+        builder = datasets.load_dataset_builder(name, options.subset)
+        data = builder.as_streaming_dataset(split=split)
+        columns = _columns(data)
     record = [name, options.subset, split, builder.hash]
     digest = hashlib.sha256(json.dumps(record).encode()).hexdigest()
     return RowSource(name, _numbered(data.n_shards), *columns, digest, _features(data), data)

@@ -1,4 +1,4 @@
-"""Tables of named columns from any source: text files, JSON, Parquet, CoNLL columns, the Hub.
+"""Tables of named columns: from text files, JSON, Parquet, CoNLL columns, folders or the Hub.
 
 A malformed line raises an error with its line number; no row is dropped, no field shifted. In data
 to predict on, the split PREDICT, a blank line is a row too where a row is a line, else a note.
@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from adapterhub.data.decode import DecodedText
-from adapterhub.data.delimited import encoding_notes, read_delimited
-from adapterhub.data.dialect import find_delimiter
-from adapterhub.data.folders import metadata_file, read_folder
+from adapterhub.data.decode import DecodedText, file_bytes, file_text, split_lines
+from adapterhub.data.decode import read_text as read_text
+from adapterhub.data.delimited import encoding_notes, find_delimiter, read_delimited
 from adapterhub.data.json_rows import read_json
 from adapterhub.data.options import PREDICT, DataOptions
 from adapterhub.data.parquet import ExpansionError, open_parquet
+from adapterhub.data.pictures import SUFFIXES
+from adapterhub.data.row_source import names_of_classes, reading_hub
+from adapterhub.data.sounds import SOUND_SUFFIXES
 from adapterhub.data.table import Table
 from adapterhub.data.table import first_few as first_few
-from adapterhub.data.text_files import file_bytes, file_text, split_lines
-from adapterhub.data.text_files import read_text as read_text
 from adapterhub.errors import DataError
 
 _SUFFIXES = {
@@ -45,9 +45,9 @@ _BINARY = {b"PK\x03\x04": "a zip archive", b"\xd0\xcf\x11\xe0": "an Office file"
            b"SQLite": "a database"}  # fmt: skip
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _TAG = re.compile(r"O|[BIESLU]-\S+")
-
 # The tables that are in use, so that a source whose columns were looked at is not read again.
 _open_tables: weakref.WeakValueDictionary[object, Table] = weakref.WeakValueDictionary()
+METADATA = ("metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.parquet")
 
 
 def read_table(source: str, options: DataOptions, split: str) -> Table:
@@ -291,22 +291,9 @@ def _read_parquet(source: str) -> Table:
 
 def _read_hub(name: str, subset: str | None, split: str) -> Table:
     import datasets
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
-    from adapterhub.backbones.hub_guard import guarded_hub
-
-    try:
-        with guarded_hub():
-            data = datasets.load_dataset(name, subset, split=split)
-    except Exception as error:  # the Hub, its client and the cache have no common base class
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        if isinstance(error, HTTPError):  # it quotes the server, which may repeat a token
-            reason = type(error).__name__
-        raise DataError(
-            f"{name!r} is not a local file and cannot be loaded as a Hub dataset: {reason}",
-            expected=f"a dataset id with the split {split!r}, or a file",
-            hint="without a network, give a file, or load it once online to fill the cache",
-        ) from None
+    with reading_hub(name, split, "loaded as a Hub dataset"):
+        data = datasets.load_dataset(name, subset, split=split)
     lines = range(1, data.num_rows + 1)
     return Table(name, "row", tuple(data.column_names), lines, lambda n: _hub_column(data, n))
 
@@ -315,9 +302,64 @@ def _hub_column(data: Any, name: str) -> list[object]:
     feature = data.features[name]
     if hasattr(feature, "decode_example"):  # pictures and sound: bytes, which tasks decode
         return list(data.cast_column(name, type(feature)(decode=False))[name])
-    names: Sequence[str] | None = getattr(feature, "names", None)
-    if names is not None:
-        # -1 marks a hidden label.
-        return [None if index is None or index < 0 else names[index] for index in data[name]]
-    tags: Sequence[str] | None = getattr(getattr(feature, "feature", None), "names", None)
-    return [[tags[i] for i in row] for row in data[name]] if tags else list(data[name])
+    return names_of_classes(feature, list(data[name]))
+
+
+def metadata_file(source: str) -> str | None:
+    """Return the table in a folder that describes its files, or None if it has none.
+
+    Its name is that of the library datasets.
+    """
+    paths = (Path(source) / name for name in METADATA)
+    return next((str(path) for path in paths if path.is_file()), None)
+
+
+def read_folder(source: str) -> Table:
+    """Read the names of the pictures and sounds in a folder, each with the folder that it is in.
+
+    The class of a file is the name of its first folder below `source`. Links are followed. Hidden
+    files are left out, and files of other kinds are counted.
+
+    Raises:
+        DataError: there is no picture and no sound.
+    """
+    root = Path(source)
+    names, others = [], 0
+    for path in _files(root, {root.resolve()}):
+        if path.suffix.lower() in (*SUFFIXES, *SOUND_SUFFIXES):
+            names.append(path.relative_to(root))
+        else:
+            others += 1
+    if not names:
+        raise DataError(
+            f"the folder {source} has no pictures and no sound",
+            expected=f"files that end in {', '.join((*SUFFIXES, *SOUND_SUFFIXES))}, in one folder "
+            "for each class",
+        )
+    columns: dict[str, list[object]] = {
+        "file": [name.as_posix() for name in names],
+        "label": [name.parts[0] if len(name.parts) > 1 else None for name in names],
+    }
+    classes = len({label for label in columns["label"] if label is not None})
+    skipped = (f"{others:,} other files are left out",) * bool(others)
+    return Table(
+        source,
+        "file",
+        tuple(columns),
+        range(1, len(names) + 1),
+        columns.__getitem__,
+        form=f"{classes:,} folders",
+        header=False,
+        notes=skipped,
+    )
+
+
+def _files(folder: Path, seen: set[Path]) -> Iterator[Path]:
+    """Yield the files below a folder, sorted by name; a folder that links lead back to, once."""
+    for path in sorted(folder.iterdir(), key=lambda each: each.name):
+        if path.name.startswith("."):
+            continue
+        if not path.is_dir():
+            yield path
+        elif (real := path.resolve()) not in seen:
+            yield from _files(path, seen | {real})

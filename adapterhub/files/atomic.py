@@ -1,4 +1,4 @@
-"""Atomic folder writes, and file reads with size and checksum limits.
+"""Atomic folder writes, file reads with size and checksum limits, and digests of files.
 
 A folder is written under a hidden name next to its destination, `.adapterhub-HASH-XXXX`, and moved
 there with one rename. Staging folders left by a killed process are removed by the next save to the
@@ -18,6 +18,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -400,3 +401,21 @@ def check_sha256(found: str, expected: str | None, size: int) -> None:
         raise UnreadableError(
             f"sha256 differs from the expected one ({size} bytes): altered or truncated"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class FileDigest:
+    """The identity of the bytes of a file, or of its first `size` bytes."""
+
+    size: int
+    sha256: str
+
+
+def file_digest(path: Path, most: int | None = None) -> FileDigest:
+    """Compute the digest of a file, or of its first `most` bytes; use little memory."""
+    digest, size = hashlib.sha256(), 0
+    with open(path, "rb") as file:
+        while chunk := file.read(_PIECE if most is None else min(_PIECE, most - size)):
+            digest.update(chunk)
+            size += len(chunk)
+    return FileDigest(size, digest.hexdigest())

@@ -19,10 +19,18 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from adapterhub.config.options import option
-from adapterhub.data.asked_pictures import AskedPicture, ask, read_asked
 from adapterhub.data.columns import WANTS, ColumnChoice
 from adapterhub.data.options import DataOptions
-from adapterhub.data.picture_chats import PLACE, PictureChat, Turn, chat_choice, read_chats
+from adapterhub.data.picture_chats import (
+    PLACE,
+    AskedPicture,
+    PictureChat,
+    Turn,
+    ask,
+    chat_choice,
+    read_asked,
+    read_chats,
+)
 from adapterhub.data.pictures import open_picture
 from adapterhub.data.table import first_few
 from adapterhub.errors import ConfigError, DataError

@@ -39,14 +39,15 @@ from safetensors.torch import load_file, save_file
 from adapterhub.backbones.weights import is_sharded, shared_like
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.atomic import (
+    FileDigest,
     UnreadableError,
+    file_digest,
     put_in_place,
     read_file,
     restore_old,
     staging,
     sync_files,
 )
-from adapterhub.files.digest import FileDigest, file_digest
 from adapterhub.training import shard_files
 from adapterhub.training.output_folder import writing
 from adapterhub.training.processes import (

@@ -26,7 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from adapterhub.adapters.parts import HEAD
 from adapterhub.errors import FileError, one_line
-from adapterhub.files.digest import FileDigest, file_digest
+from adapterhub.files.atomic import FileDigest, file_digest
 from adapterhub.status import Display, StatusBar, StatusLines
 from adapterhub.training.options import TrainOptions
 from adapterhub.training.output_folder import writing

@@ -35,7 +35,7 @@ from training_runs import OPTIONS, Data, final_bytes, fit
 from adapterhub.errors import AdapterhubError, OutputError
 from adapterhub.files import atomic as folder_module
 from adapterhub.files import native
-from adapterhub.files.digest import FileDigest
+from adapterhub.files.atomic import FileDigest
 from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.training import checkpoint, report
 from adapterhub.training.options import TrainOptions

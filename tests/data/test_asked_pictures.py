@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 from fixtures import write_json_lines, write_tsv
 
-from adapterhub.data.asked_pictures import AskedPicture, ask, read_asked
 from adapterhub.data.columns import WANTS, choose_columns
 from adapterhub.data.examples import data_hash
 from adapterhub.data.options import DataOptions
+from adapterhub.data.picture_chats import AskedPicture, ask, read_asked
 from adapterhub.data.pictures import open_picture
 from adapterhub.errors import DataError
 

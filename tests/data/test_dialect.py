@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapterhub.data.dialect import find_delimiter, find_header, looks_quoted, prefix_rows
+from adapterhub.data.delimited import find_delimiter, find_header, looks_quoted, prefix_rows
 
 _TEXT = "the movie was really good bad boring wonderful actors plot and never again"
 WORDS = _TEXT.split()

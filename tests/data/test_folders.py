@@ -7,9 +7,8 @@ import sys
 
 import pytest
 
-from adapterhub.data.folders import metadata_file, read_folder
 from adapterhub.data.options import DataOptions
-from adapterhub.data.tables import read_table
+from adapterhub.data.tables import metadata_file, read_folder, read_table
 from adapterhub.errors import DataError
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapterhub.data.template import cell_text, fill, is_template, template_columns
+from adapterhub.data.table import cell_text, fill, is_template, template_columns
 from adapterhub.errors import DataError
 
 NAMES = st.text(st.characters(exclude_characters="{}", exclude_categories=["Cs"]), min_size=1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adapterhub.files.digest import FileDigest, file_digest
+from adapterhub.files.atomic import FileDigest, file_digest
 
 
 @pytest.mark.parametrize("most", [None, 0, 1, 1 << 20, (1 << 20) + 1, 5 << 20])

@@ -13,7 +13,7 @@ from rich.console import Console
 from training_runs import fit, lines
 
 from adapterhub.errors import OutputError
-from adapterhub.files.digest import FileDigest, file_digest
+from adapterhub.files.atomic import FileDigest, file_digest
 from adapterhub.training.options import RunOptions
 from adapterhub.training.report import (
     Bar,
