@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import bisect
+import itertools
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.backbones.quantized import quantization_of
-from adapterhub.bench.budget import affordable
 from adapterhub.bench.cells import Cell, Group
-from adapterhub.bench.execute import TaskContext
+from adapterhub.bench.execute import EVALUATIONS, FIT_ROWS, TaskContext
+from adapterhub.bench.search import LEAST_STEPS, SHARE, expected_runs
 from adapterhub.bench.study import (
+    BenchOptions,
     Study,
     method_label,
     seconds_of,
     start_of,
 )
-from adapterhub.bench.task_data import read_task_data
-from adapterhub.training.defaults import usual_steps
+from adapterhub.bench.task_data import TaskData, read_task_data
+from adapterhub.errors import AdapterhubError, ConfigError
+from adapterhub.training.defaults import run_options, usual_steps
 from adapterhub.training.kernels import KernelChoice, choose_kernels
 from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.recipe import Recipe
+from adapterhub.training.report import Reporter
+from adapterhub.training.run import run
 from adapterhub.training.starting_point import StartingPoint, starting_point
+from adapterhub.training.stop_signals import Stopped
+
+PROBE_STEPS = 6
+EVALUATING = 0.25  # of the time
+FEWEST_SELECTING = 200  # rows, if there are as many: fewer would select by chance
+OVERHEAD = 1.0  # seconds of a run beside training and evaluations, about
+_TOLERANCE = 0.25  # of the time
 
 
 @dataclass(frozen=True)
@@ -157,3 +176,185 @@ def _group(study: Study, task: str, context: TaskContext, label: str, rows: int)
     return Group(
         task, label, rows, min(study.bench.steps or steps, steps), methods[0].learning_rate
     )
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The seconds of a training step, of an evaluation and of the rest of a run of one method."""
+
+    step: float
+    evaluation: float
+    overhead: float = OVERHEAD
+
+
+_Timed: TypeAlias = tuple[Group, StepTime, TaskData]
+
+
+@dataclass(frozen=True)
+class Affordable:
+    """What fits into a time.
+
+    Attributes:
+        steps: the steps of a whole run.
+        select_rows: the rows that select, at most.
+        notes: for the user.
+    """
+
+    steps: int
+    select_rows: int
+    notes: tuple[str, ...]
+
+
+def affordable(
+    groups: Sequence[Group],
+    contexts: Mapping[str, TaskContext],
+    bench: BenchOptions,
+    seconds: float,
+    loader: BackboneLoader,
+    work: Path,
+) -> Affordable:
+    """Return the steps of a whole run that fit into a time, and the rows that select.
+
+    Evaluations have `EVALUATING` of the time at most: more rows that select would leave few steps.
+
+    Args:
+        groups: what is compared; one that is there twice takes twice the time.
+        contexts: the tasks.
+        bench: how many rates and seeds.
+        seconds: the time, of which measuring steps is a part.
+        loader: loads the backbone.
+        work: a folder for short runs.
+
+    Raises:
+        ConfigError: even the shortest runs take more than a quarter longer; it says what would fit.
+    """
+    began = time.monotonic()
+    _step_time(groups[0], contexts[groups[0].task], loader, work)  # the first run of all is slower
+    known = {
+        group: _step_time(group, contexts[group.task], loader, work)
+        for group in dict.fromkeys(groups)
+    }
+    measured = time.monotonic() - began
+    timed = [(group, known[group], contexts[group.task].data) for group in groups]
+    most = max(group.steps for group in groups)
+    plan = partial(_planned, timed, budget=seconds)
+
+    def took(steps: int) -> float:
+        return measured + plan(bench, steps).seconds
+
+    # Trials that would be too short are runs of all steps, so fewer steps may take longer.
+    halving = SHARE * (LEAST_STEPS - 1) + 1
+    ranges = [(halving, most), (LEAST_STEPS, halving - 1)]
+    found = (_most_within(took, low, min(high, most), seconds) for low, high in ranges)
+    chosen = next((steps for steps in found if steps is not None), min(LEAST_STEPS, most))
+    if took(chosen) > (1 + _TOLERANCE) * seconds:
+        raise _too_little(timed, bench, seconds, measured, took(chosen))
+    select_rows = plan(bench, chosen).select_rows
+    all_rows = _selecting_rows(timed)
+    minutes = took(chosen) / 60
+    said = [f"{chosen:,} steps a run, of at most {most:,}: about {minutes:,.0f} min for all runs"]
+    if select_rows < all_rows:
+        said += [f"{select_rows:,} rows select, of {all_rows:,}: evaluations take time too"]
+    return Affordable(chosen, min(select_rows, bench.select_rows), tuple(said))
+
+
+def _most_within(took: Callable[[int], float], low: int, high: int, seconds: float) -> int | None:
+    """Return the most steps in a range that take no longer; None if there are none."""
+    if low > high or took(low) > seconds:
+        return None
+    steps = range(low, high + 1)
+    return steps[bisect.bisect_right(steps, seconds, key=took) - 1]
+
+
+class _Plan(NamedTuple):
+    """What the runs of a study take, and the rows that select."""
+
+    seconds: float
+    select_rows: int
+
+
+def _planned(timed: Sequence[_Timed], bench: BenchOptions, steps: int, budget: float) -> _Plan:
+    """Return what runs of so many steps take, with one rate beyond the edge for each group."""
+    total = evaluating = 0.0
+    for group, times, data in timed:
+        own = replace(group, steps=min(steps, group.steps))
+        more = bench.rates + (bench.rates > 1)
+        runs = expected_runs(own, more, bench.seeds, bench.tuning_seeds)
+        total += sum(runs) * times.step + len(runs) * times.overhead
+        total += _testing(bench.seeds, times, data)
+        evaluating += len(runs) * EVALUATIONS * times.evaluation
+    all_rows = _selecting_rows(timed)
+    share = min(1.0, EVALUATING * budget / evaluating) if evaluating else 1.0
+    select_rows = max(min(FEWEST_SELECTING, all_rows), int(share * all_rows))
+    return _Plan(total + evaluating * min(1.0, select_rows / all_rows), select_rows)
+
+
+def _selecting_rows(timed: Sequence[_Timed]) -> int:
+    return max(len(data.run.evaluation) for _, _, data in timed)
+
+
+def _too_little(
+    timed: Sequence[_Timed], bench: BenchOptions, budget: float, measured: float, took: float
+) -> ConfigError:
+    """Return the error that says which smaller studies the budget allows."""
+
+    def fits(timed: Sequence[_Timed], bench: BenchOptions) -> bool:
+        return measured + _planned(timed, bench, LEAST_STEPS, budget).seconds <= budget
+
+    rates, seeds = range(bench.rates, 0, -1), range(bench.seeds, min(bench.seeds, 2) - 1, -1)
+    smaller = sorted(itertools.product(rates, seeds), key=lambda n: (-n[0] * n[1], -n[0]))
+    counts = [n for n in smaller if fits(timed, replace(bench, rates=n[0], seeds=n[1]))]
+    steps: dict[str, float] = {}
+    for group, times, _ in timed:
+        steps[group.method] = steps.get(group.method, 0.0) + times.step
+    names = sorted(steps, key=steps.__getitem__)
+    subsets = [[t for t in timed if t[0].method in names[:n]] for n in range(2, len(names))]
+    fewer = [each for each in subsets if fits(each, bench)]
+    kept = dict.fromkeys(group.method for group, *_ in (fewer[-1] if fewer else ()))
+    hints = [f"--budget {math.ceil(took / 60)}m"]
+    hints += [f"--rates {n[0]} --seeds {n[1]}" for n in counts[:1]]
+    hints += [f"--methods '{','.join(kept)}'"] * bool(kept)
+    return ConfigError(
+        f"the shortest runs of this study take about {math.ceil(took / 60)} min, its budget is "
+        f"{bench.budget}",
+        expected=f"at least {LEAST_STEPS} steps a run: fewer methods, rates or seeds, or more time",
+        hint="; or ".join(hints),
+    )
+
+
+def _testing(seeds: int, times: StepTime, data: TaskData) -> float:
+    """Return the seconds of the evaluations of final runs, on test and on training rows."""
+    rows = len(data.test) + min(FIT_ROWS, len(data.run.train))
+    return seeds * times.evaluation * rows / len(data.run.evaluation)
+
+
+def _step_time(group: Group, context: TaskContext, loader: BackboneLoader, work: Path) -> StepTime:
+    """Return the time of a step; that of a method that fails is 0, as its runs end at once.
+
+    Raises:
+        Stopped: a signal stopped it.
+    """
+    cell = Cell(group.task, group.method, group.rows, PROBE_STEPS, group.rate, 0, "search")
+    output = work / f"probe-{os.getpid()}"  # another process may plan in the same folder
+    shutil.rmtree(output, ignore_errors=True)
+    recipe = context.recipe_of(cell, output)
+    recipe = replace(recipe, train=replace(recipe.train, eval_every=PROBE_STEPS))
+    data = context.data.of(group.rows, 0)
+    began = time.monotonic()
+    try:
+        result = run(recipe, Reporter(), data=data, loader=loader).result
+    except Stopped as error:
+        raise Stopped(
+            f"stopped by a signal while the steps of {group.method} were measured",
+            hint="run the same command again",
+        ) from error
+    except AdapterhubError:
+        return StepTime(0.0, 0.0, 0.0)
+    finally:
+        shutil.rmtree(output, ignore_errors=True)
+    overhead = max(time.monotonic() - began - result.seconds, 0.0)
+    methods = context.parsed(group.method)
+    options = run_options(recipe.train, methods, len(data.train))
+    rows = options.batch_size * options.gradient_accumulation
+    step = rows / max(result.examples_per_second, 1e-9)
+    return StepTime(step, max(result.seconds - step * result.steps, 0.0), overhead)

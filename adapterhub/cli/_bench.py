@@ -16,8 +16,7 @@ from adapterhub.bench.execute import TaskContext
 from adapterhub.bench.plan import PlannedStudy, plan_study
 from adapterhub.bench.ray_engine import RayEngine
 from adapterhub.bench.records import CellRecord, RecordFolder
-from adapterhub.bench.study import Study
-from adapterhub.bench.study_folder import RECORDS, WORK, as_begun, keep_study
+from adapterhub.bench.study import RECORDS, WORK, Study, as_begun, keep_study
 from adapterhub.cli._format import say, seconds_text
 from adapterhub.cli._study import conclude_study
 from adapterhub.ray_cluster import import_ray

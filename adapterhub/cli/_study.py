@@ -9,8 +9,7 @@ from pathlib import Path
 from adapterhub.bench.records import CellRecord, RecordFolder
 from adapterhub.bench.report import failure_lines, write_study_reports
 from adapterhub.bench.results import TaskResult, read_results
-from adapterhub.bench.study import Study, read_study
-from adapterhub.bench.study_folder import RECORDS, STUDY
+from adapterhub.bench.study import RECORDS, STUDY, Study, read_study
 from adapterhub.bench.tables import result_title, task_table
 from adapterhub.cli._format import print_table, say, say_wrapped
 from adapterhub.cli._train_command import train_commands

@@ -28,8 +28,7 @@ from adapterhub.bench.paired import PairedComparison, compare_all_pairs, compare
 from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.results import MethodResult, TaskResult, method_runs, study_results
 from adapterhub.bench.statistics import RepeatedRuns
-from adapterhub.bench.study import Study, read_study, start_of
-from adapterhub.bench.study_folder import RECORDS, STUDY
+from adapterhub.bench.study import RECORDS, STUDY, Study, read_study, start_of
 from adapterhub.files.atomic import replace_file
 from adapterhub.methods import Method
 from adapterhub.methods._spec import parse_methods

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 
 from adapterhub.bench.records import RecordFolder
-from adapterhub.bench.study_folder import CLAIMS, RECORDS, WORK
+from adapterhub.bench.study import CLAIMS, RECORDS, WORK
 
 
 def main() -> None:

@@ -50,8 +50,7 @@ from adapterhub.bench.records import (
     RecordFolder,
     predicted_rows,
 )
-from adapterhub.bench.study import Study, read_study
-from adapterhub.bench.study_folder import RECORDS, STUDY, WORK, keep_study
+from adapterhub.bench.study import RECORDS, STUDY, WORK, Study, keep_study, read_study
 from adapterhub.config.options import to_dict
 from adapterhub.data.examples import Example, sample
 from adapterhub.errors import ConfigError

@@ -20,8 +20,7 @@ from pathlib import Path
 
 from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.results import TaskResult, read_results
-from adapterhub.bench.study import read_study
-from adapterhub.bench.study_folder import RECORDS, STUDY
+from adapterhub.bench.study import RECORDS, STUDY, read_study
 from adapterhub.cli._train_command import train_commands
 from adapterhub.methods._spec import parse_methods
 

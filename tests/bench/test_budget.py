@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 from studies import planned
 
-from adapterhub.bench import budget
-from adapterhub.bench.budget import StepTime, _step_time, affordable
+from adapterhub.bench import plan as planning
 from adapterhub.bench.cells import Cell, Group
 from adapterhub.bench.execute import EVALUATIONS, TaskContext
+from adapterhub.bench.plan import StepTime, _step_time, affordable
 from adapterhub.bench.search import LEAST_STEPS, next_cells, runs_left
-from adapterhub.bench.study import BenchOptions, Study
-from adapterhub.bench.study_folder import as_begun, keep_study
+from adapterhub.bench.study import BenchOptions, Study, as_begun, keep_study
 from adapterhub.bench.task_data import TaskData
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
@@ -67,7 +66,7 @@ def test_a_budget_is_kept_within_a_quarter_or_refused(
     monkeypatch: pytest.MonkeyPatch, methods: int, rates: int, seeds: int, tuning: int, best: float
 ) -> None:
     """What is refused would take more, and what is proposed in its place fits."""
-    monkeypatch.setattr(budget, "_step_time", lambda *_: TIMES)
+    monkeypatch.setattr(planning, "_step_time", lambda *_: TIMES)
     names = [f"lora(rank={n})" for n in range(1, methods + 1)]
     groups = [Group("mine", name, 1000, 270, 1e-3) for name in names]
     bench = BenchOptions(tuple(names), rates=rates, seeds=seeds, tuning_seeds=tuning)
@@ -110,7 +109,7 @@ def test_a_signal_while_steps_are_measured_stops_the_study(
     def stopped(*_: object, **__: object) -> None:
         raise Stopped("stopped by a signal after step 2 of 6; the state is saved")
 
-    monkeypatch.setattr(budget, "run", stopped)
+    monkeypatch.setattr(planning, "run", stopped)
     bench = replace(study.bench, steps=None, budget="1m")
     with pytest.raises(Stopped, match="while the steps of head were measured") as error:
         planned(replace(study, bench=bench), tmp_path)
@@ -134,8 +133,8 @@ def test_the_time_of_a_step_is_that_of_its_whole_batch(study: Study, tmp_path: P
 def test_slow_evaluations_leave_fewer_rows_to_select(
     study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budget, "FEWEST_SELECTING", 3)
-    monkeypatch.setattr(budget, "_step_time", lambda *_: StepTime(0.001, 1.0))
+    monkeypatch.setattr(planning, "FEWEST_SELECTING", 3)
+    monkeypatch.setattr(planning, "_step_time", lambda *_: StepTime(0.001, 1.0))
     bench = replace(study.bench, steps=None, methods=("head", "lora"))
     plan = planned(replace(study, bench=replace(bench, budget="2m")), tmp_path)[0]
     selecting = len(plan.contexts["train"].data.run.evaluation)
@@ -154,8 +153,8 @@ def test_slow_evaluations_leave_fewer_rows_to_select(
 def test_a_study_with_time_selects_by_all_rows(
     study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budget, "FEWEST_SELECTING", 3)
-    monkeypatch.setattr(budget, "_step_time", lambda *_: StepTime(0.001, 0.01))
+    monkeypatch.setattr(planning, "FEWEST_SELECTING", 3)
+    monkeypatch.setattr(planning, "_step_time", lambda *_: StepTime(0.001, 0.01))
     bench = replace(study.bench, steps=None, methods=("head", "lora"), budget="1h")
     plan = planned(replace(study, bench=bench), tmp_path)[0]
     assert plan.study.bench.select_rows >= len(plan.contexts["train"].data.run.evaluation)

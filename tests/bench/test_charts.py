@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from studies import made_records
 
-from adapterhub.bench.charts import (
+from adapterhub.bench.report import (
     count_words,
     rates_chart,
     rows_chart,

@@ -15,11 +15,9 @@ import pytest
 from studies import facts, planned
 
 from adapterhub.bench.cells import Shard
-from adapterhub.bench.claims import Claims
-from adapterhub.bench.conduct import cells_left, run_study, study_state
+from adapterhub.bench.conduct import Claims, cells_left, run_study, study_state
 from adapterhub.bench.search import next_cells
-from adapterhub.bench.study import Study
-from adapterhub.bench.study_folder import keep_study
+from adapterhub.bench.study import Study, keep_study
 from adapterhub.errors import OutputError
 
 KEY = "0" * 32

@@ -30,10 +30,9 @@ def test_a_study_runs_every_cell_once_and_tells_of_methods_that_fail(finished: A
     failed = [record for record in state.records if record.status == "failed"]
     assert {record.cell.method for record in failed} == {"lora(sites=[nowhere])"}
     assert "nowhere" in failed[0].error
-    measured = [r for r in finals if r.costs.load_seconds is not None]
-    assert [r.cell.seed for r in measured] == [1, 1]
-    assert all(r.costs.attached and r.costs.routed and r.costs.merges is not None
-               for r in measured if r.cell.method != "head")  # fmt: skip
+    costs = [record.costs for record in finals]
+    assert all(each.train_seconds > 0 and each.peak_memory > 0 for each in costs)
+    assert all(each.file_bytes > 0 and each.all_trained > 0 for each in costs)
     searches = [record for record in state.records if record.cell.stage == "search"]
     assert not any(record.tested or record.rows for record in searches), "tests select nothing"
     assert not list(finished.work.iterdir()), "checkpoints are left"

@@ -29,8 +29,7 @@ from adapterhub.bench.conduct import run_study, study_state
 from adapterhub.bench.plan import PlannedStudy
 from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.results import study_results
-from adapterhub.bench.study import Study, read_study
-from adapterhub.bench.study_folder import keep_study
+from adapterhub.bench.study import Study, keep_study, read_study
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import parse_task
 

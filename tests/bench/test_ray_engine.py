@@ -23,7 +23,7 @@ from adapterhub.bench.study import Study
 from adapterhub.errors import BackboneError, ConfigError, TrainingError
 from adapterhub.ray_cluster import import_ray
 
-CELLS = [(Cell("a", "lora", 10, 5, 1e-3, seed, "final"), False) for seed in range(4)]
+CELLS = [Cell("a", "lora", 10, 5, 1e-3, seed, "final") for seed in range(4)]
 pytestmark = pytest.mark.apart
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adapterhub.bench.study import Study, read_study
-from adapterhub.bench.study_folder import STUDY, keep_study
+from adapterhub.bench.study import STUDY, Study, keep_study, read_study
 from adapterhub.errors import OutputError
 
 

@@ -16,8 +16,7 @@ from studies import made_record
 
 from adapterhub.bench.cells import Cell
 from adapterhub.bench.records import RecordFolder
-from adapterhub.bench.study import read_study
-from adapterhub.bench.study_folder import RECORDS, STUDY
+from adapterhub.bench.study import RECORDS, STUDY, read_study
 
 PREFIX, UNFREEZE = "prefix(length=5)", "unfreeze(size=2)"
 MAM, LONG = "mam(length=30, size=64)", "prefix(length=95)"

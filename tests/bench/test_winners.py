@@ -11,8 +11,7 @@ from studies import made_records
 
 from adapterhub.bench.baselines import Constant, write_constants
 from adapterhub.bench.records import RecordFolder
-from adapterhub.bench.study import Study
-from adapterhub.bench.study_folder import RECORDS, STUDY
+from adapterhub.bench.study import RECORDS, STUDY, Study
 
 
 def test_the_winner_is_trained_for_epochs_with_its_rate_and_published(

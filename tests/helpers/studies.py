@@ -16,8 +16,7 @@ from adapterhub.bench.records import (
     PredictedRows,
     RecordFolder,
 )
-from adapterhub.bench.study import Study
-from adapterhub.bench.study_folder import RECORDS
+from adapterhub.bench.study import RECORDS, Study
 from adapterhub.training.loading import SharedLoader
 
 
