@@ -31,7 +31,6 @@ from adapterhub.bench.timings import MethodTiming, TaskTimings, TimingFolder
 from adapterhub.errors import AdapterhubError
 from adapterhub.status import Display, doing, showing
 from adapterhub.training.batching import LazyBatches, batch_order
-from adapterhub.training.clock import peak_memory, process_memory
 from adapterhub.training.defaults import run_options, steps_per_epoch
 from adapterhub.training.engine import Engine, model_loss, token_count
 from adapterhub.training.frozen_cache import frozen_layers
@@ -39,6 +38,7 @@ from adapterhub.training.gradient_checkpointing import recompute
 from adapterhub.training.kernels import KernelChoice
 from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.prepare import PreparedRun, prepare
+from adapterhub.training.progress import peak_memory, process_memory
 from adapterhub.training.speedups import Speedups
 from adapterhub.training.trainee import AdapterTrainee
 

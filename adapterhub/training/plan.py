@@ -24,13 +24,13 @@ from adapterhub.training.activation_memory import (
     evaluation_bytes,
     logit_bytes,
 )
-from adapterhub.training.clock import process_memory
 from adapterhub.training.defaults import steps_per_epoch
 from adapterhub.training.head_loss import frozen_head
 from adapterhub.training.mixing import mixture_shares, parse_mixing
 from adapterhub.training.mixture import steps_of_tasks
 from adapterhub.training.optimizers import OPTIMIZERS
 from adapterhub.training.prepare import PreparedRun
+from adapterhub.training.progress import process_memory
 from adapterhub.training.task_mixture import MixedRows
 from adapterhub.training.trainee import AdapterTrainee
 

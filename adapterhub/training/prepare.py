@@ -23,7 +23,7 @@ from adapterhub.tasks import Encoded, Setting, Task, dump_task
 from adapterhub.tasks._losses import Loss, corrected_loss
 from adapterhub.training.activation_store import KeptActivations
 from adapterhub.training.defaults import run_options
-from adapterhub.training.foundations import RunFoundations, run_foundations
+from adapterhub.training.evaluation import with_reference
 from adapterhub.training.kernels import KernelChoice, choose_kernels
 from adapterhub.training.lengths import FittedRows
 from adapterhub.training.liger import check_installed
@@ -31,11 +31,15 @@ from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.mixture import check_one_model, enter_tasks, mix_rows
 from adapterhub.training.options import RunOptions
 from adapterhub.training.recipe import Recipe
-from adapterhub.training.reference import with_reference
 from adapterhub.training.run_data import RunData, read_data
 from adapterhub.training.sharding import shard
 from adapterhub.training.stages import epochs_needed, waiting_for_plateaus
-from adapterhub.training.starting_point import StartingPoint, starting_point
+from adapterhub.training.starting_point import (
+    RunFoundations,
+    StartingPoint,
+    run_foundations,
+    starting_point,
+)
 
 
 @dataclass(frozen=True)
