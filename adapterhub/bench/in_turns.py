@@ -197,7 +197,7 @@ class _Timer:
 
     def _measure_replay(self, prepared: PreparedRun, engine: Engine) -> None:
         few = replace(prepared, data=replace(prepared.data, evaluation=[]))
-        frozen = frozen_layers(few, lambda line: None)
+        frozen = frozen_layers(few.adapter, few.options, few.recorded, lambda line: None)
         with Speedups([frozen] if frozen else []) as speedups, showing(Display()):
             with engine.accelerator.autocast():
                 speedups.enter(engine)

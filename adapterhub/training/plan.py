@@ -121,7 +121,7 @@ def _memory(prepared: PreparedRun) -> dict[str, int]:
     offloaded = options.offload_activations and not on_cpu
     recomputed = options.gradient_checkpointing
     layers = activation_bytes(adapter, rows, tokens, recomputed, offloaded)
-    frozen = frozen_head(adapter, prepared.data.task, options)
+    frozen = None if prepared.data.parts else frozen_head(adapter, prepared.data.task, options)
     activations = layers + logit_bytes(adapter, logits_at_once(frozen, rows * tokens))
     evaluated = _largest_evaluation(prepared, on_cpu) or (rows, tokens)
     written = logits_at_once(plain_head(adapter.model), math.prod(evaluated))

@@ -241,7 +241,7 @@ def _speedups(prepared: PreparedRun, note: Callable[[str], None]) -> Speedups:
     trial = partial(first_batches, prepared)
     chosen = (
         None if has_own else choose_head_loss(adapter, data.task, options, row),
-        frozen_layers(prepared, note),
+        frozen_layers(adapter, options, prepared.recorded, note),
         liger_kernels(adapter, options, trial, note),
         compiled_layers(adapter, options, trial, note),
     )
