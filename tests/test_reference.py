@@ -21,10 +21,9 @@ from adapterhub.data.options import DataOptions
 from adapterhub.methods import METHODS
 from adapterhub.training.engine import _out_of_memory
 from adapterhub.training.options import RunOptions, TrainOptions
-from adapterhub.training.other_names import ALIASES, MEANINGS
-from adapterhub.training.recipe import Recipe
+from adapterhub.training.recipe import ALIASES, MEANINGS, Recipe
 from adapterhub.training.recipe_text import commented_recipe
-from adapterhub.training.verdict import one_class
+from adapterhub.training.run_page import one_class
 
 ROOT = Path(__file__).parents[1]
 

@@ -42,12 +42,13 @@ from adapterhub.tasks._rows import Row
 from adapterhub.training.activation_store import (
     DTYPE,
     GB,
+    KeptActivations,
     RecordedStates,
     StateRecorder,
     memory_limit,
 )
 from adapterhub.training.engine import Engine
-from adapterhub.training.prepare import PreparedRun
+from adapterhub.training.options import RunOptions
 from adapterhub.training.processes import process_count
 from adapterhub.training.speedups import (
     NotUsed,
@@ -67,21 +68,43 @@ Run = Callable[[], Any]
 """Runs the model on some rows, and returns its output."""
 
 
-def frozen_layers(prepared: PreparedRun, note: Callable[[str], None]) -> FrozenLayers | None:
+@dataclass(frozen=True)
+class RecordedRun:
+    """What of a run is recorded.
+
+    Attributes:
+        train: the training rows.
+        evaluation: those of evaluation, if there are any.
+        streamed: whether the training rows are drawn of a stream.
+        seed: that of the run, which draws what the backbone lacks.
+        kept: what runs on the same backbone have recorded.
+    """
+
+    train: Encoded
+    evaluation: Encoded | None
+    streamed: bool
+    seed: int
+    kept: KeptActivations
+
+
+def frozen_layers(
+    adapter: Adapter, options: RunOptions, recorded: RecordedRun, note: Callable[[str], None]
+) -> FrozenLayers | None:
     """Return the frozen layers of a run, if they may be computed once.
 
     Args:
-        prepared: the run.
+        adapter: the adapter that trains.
+        options: the training options.
+        recorded: the rows.
         note: gets a line for the user, if the option has no effect.
     """
-    options = prepared.options
     if options.frozen_cache == "off":
         return None
-    if reason := _reason_against(prepared):
+    if reason := _reason_against(adapter, options, recorded):
         if options.frozen_cache is not None:
             note(f"train.frozen_cache={options.frozen_cache} has no effect: {reason}")
         return None
-    return FrozenLayers(prepared)
+    return FrozenLayers(adapter, options, recorded)
 
 
 def _applies_alone(adapter: Adapter) -> bool:
@@ -90,18 +113,18 @@ def _applies_alone(adapter: Adapter) -> bool:
     return applied == {adapter.name, *(below.name for below in adapters_below(adapter))}
 
 
-def _reason_against(prepared: PreparedRun) -> str | None:
+def _reason_against(adapter: Adapter, options: RunOptions, recorded: RecordedRun) -> str | None:
     """Return why nothing is cached; None if something may be."""
-    options, task = prepared.options, prepared.data.task
+    task = recorded.train.task
     reasons = {
         "train.dropout=true changes what frozen layers return": options.dropout,
         "train.gradient_checkpointing=true computes layers again": options.gradient_checkpointing,
         "several processes train": process_count() > 1,
-        "the text is streamed": prepared.data.streams,
+        "the text is streamed": recorded.streamed,
         f"the rows of {task.name} change with each epoch": task.varies,
         f"the rows of {task.name} are decoded for each batch": task.decodes,
-        "the backbone has no layers": not prepared.adapter.anatomy.stacks,
-        "autograd does not see its reversible layers": is_reversible(prepared.adapter.anatomy),
+        "the backbone has no layers": not adapter.anatomy.stacks,
+        "autograd does not see its reversible layers": is_reversible(adapter.anatomy),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 
@@ -144,36 +167,37 @@ class FrozenLayers(Speedup):
     Passes in which other adapters apply compute all layers: only those of this run are recorded.
 
     Args:
-        prepared: the run.
+        adapter: the adapter that trains.
+        options: the training options.
+        recorded: the rows.
     """
 
     refusal = "frozen layers are computed at each step"
 
-    def __init__(self, prepared: PreparedRun) -> None:
-        self.prepared = prepared
-        self.model, self.options = prepared.model, prepared.options
-        self.kept = prepared.activations
-        self.staged = any(changed.stage for changed in prepared.adapter.changed)
-        self.device = prepared.model.device
-        self.rows = [_Rows(part) for part in prepared.train.parts] if self._sees_all_rows() else []
+    def __init__(self, adapter: Adapter, options: RunOptions, recorded: RecordedRun) -> None:
+        self.adapter, self.model, self.options = adapter, adapter.model, options
+        self.train, self.seed, self.kept = recorded.train, recorded.seed, recorded.kept
+        self.staged = any(changed.stage for changed in adapter.changed)
+        self.device = adapter.model.device
+        self.rows = [_Rows(part) for part in recorded.train.parts] if self._sees_all_rows() else []
         self.rows += (
-            [_Rows(each) for each in prepared.evaluation.parts] if prepared.evaluation else []
+            [_Rows(each) for each in recorded.evaluation.parts] if recorded.evaluation else []
         )
         self.line = ""
 
     def _sees_all_rows(self) -> bool:
-        options, rows = self.options, len(self.prepared.train.rows)
+        options, rows = self.options, len(self.train.rows)
         examples = options.batch_size * options.gradient_accumulation
         return options.max_steps is None or options.max_steps * examples >= rows
 
     def patch(self, engine: Engine) -> Undo | None:
         """Find out what is frozen now, record it, and replay it from now on."""
-        anatomy, self.line = self.prepared.adapter.anatomy, ""
+        anatomy, self.line = self.adapter.anatomy, ""
         if not self.rows:
             return None
         with ExitStack() as stack:
             replay = stack.enter_context(replayable(anatomy, next(iter(anatomy.stacks))))
-            replay.applies = partial(_applies_alone, self.prepared.adapter)
+            replay.applies = partial(_applies_alone, self.adapter)
             devices = [self.device] if self.device.type == "cuda" else []
             with torch.random.fork_rng(devices=devices):
                 plan = self._plan(replay)
@@ -249,7 +273,7 @@ class FrozenLayers(Speedup):
         self, rows: _Rows, replay: StackReplay, plan: ReplayPlan, layers: tuple[int, ...]
     ) -> Hashable:
         """Return what the outputs depend on beside the loaded backbone; None if on the adapter."""
-        anatomy, autocast = self.prepared.adapter.anatomy, torch.is_autocast_enabled
+        anatomy, autocast = self.adapter.anatomy, torch.is_autocast_enabled
         above = [
             path
             for name, paths in anatomy.layers.items()
@@ -262,7 +286,7 @@ class FrozenLayers(Speedup):
         if self.staged or not all(p.requires_grad for slot in slots for p in slot.parameters()):
             return None
         drawn = any(not name.startswith(replaced) for name in newly_initialized(self.model))
-        seed = self.prepared.recipe.seed if drawn else None
+        seed = self.seed if drawn else None
         dtype = autocast(self.device.type) and torch.get_autocast_dtype(self.device.type)
         return id(rows.encoded.rows), plan.below, layers, dtype, seed
 

@@ -43,7 +43,6 @@ from adapterhub.training.engine import Engine
 from adapterhub.training.options import RunOptions
 from adapterhub.training.processes import process_count
 from adapterhub.training.speedups import Speedup, Trial, Undo, evaluating
-from adapterhub.training.task_mixture import TaskMixture
 
 _WRITES_TEXT = {"causal-lm", "image-text-to-text", "seq2seq", "masked-lm"}
 
@@ -150,10 +149,10 @@ def frozen_head(adapter: Adapter, task: Task, options: RunOptions) -> nn.Linear 
 
     Args:
         adapter: the adapter that trains.
-        task: its task.
+        task: its only task.
         options: the training options.
     """
-    known = task.head in _WRITES_TEXT and not isinstance(task, TaskMixture)
+    known = task.head in _WRITES_TEXT
     head = plain_head(adapter.model) if known else None
     if head is None or not _is_frozen(head) or process_count() > 1 or options.shard:
         return None

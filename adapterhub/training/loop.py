@@ -26,13 +26,12 @@ from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.status import doing, showing
 from adapterhub.training import checkpoint
 from adapterhub.training.batching import BatchList, StatefulBatches
-from adapterhub.training.clock import RunClock
 from adapterhub.training.engine import Engine
 from adapterhub.training.gradient_checkpointing import CheckpointedLayers, recompute
 from adapterhub.training.lengthening import check_length, comparable, total_steps
 from adapterhub.training.options import PLACES, REPORTS, RunOptions
 from adapterhub.training.processes import any_process, everyone_s
-from adapterhub.training.progress import RunProgress
+from adapterhub.training.progress import RunClock, RunProgress
 from adapterhub.training.report import Evaluated, Reporter, TrainingLine
 from adapterhub.training.speedups import Speedups
 from adapterhub.training.stages import improvements

@@ -24,13 +24,13 @@ from adapterhub.training.activation_memory import (
     evaluation_bytes,
     logit_bytes,
 )
-from adapterhub.training.clock import process_memory
 from adapterhub.training.defaults import steps_per_epoch
 from adapterhub.training.head_loss import frozen_head
 from adapterhub.training.mixing import mixture_shares, parse_mixing
 from adapterhub.training.mixture import steps_of_tasks
 from adapterhub.training.optimizers import OPTIMIZERS
 from adapterhub.training.prepare import PreparedRun
+from adapterhub.training.progress import process_memory
 from adapterhub.training.task_mixture import MixedRows
 from adapterhub.training.trainee import AdapterTrainee
 
@@ -121,7 +121,7 @@ def _memory(prepared: PreparedRun) -> dict[str, int]:
     offloaded = options.offload_activations and not on_cpu
     recomputed = options.gradient_checkpointing
     layers = activation_bytes(adapter, rows, tokens, recomputed, offloaded)
-    frozen = frozen_head(adapter, prepared.data.task, options)
+    frozen = None if prepared.data.parts else frozen_head(adapter, prepared.data.task, options)
     activations = layers + logit_bytes(adapter, logits_at_once(frozen, rows * tokens))
     evaluated = _largest_evaluation(prepared, on_cpu) or (rows, tokens)
     written = logits_at_once(plain_head(adapter.model), math.prod(evaluated))

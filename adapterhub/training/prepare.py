@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import attach
+from adapterhub.adapters.attached import only_foundations
 from adapterhub.adapters.build import empty_copies
 from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.trained_length import max_positions, trained_length
@@ -23,7 +25,8 @@ from adapterhub.tasks import Encoded, Setting, Task, dump_task
 from adapterhub.tasks._losses import Loss, corrected_loss
 from adapterhub.training.activation_store import KeptActivations
 from adapterhub.training.defaults import run_options
-from adapterhub.training.foundations import RunFoundations, run_foundations
+from adapterhub.training.evaluation import divided_evaluation
+from adapterhub.training.frozen_cache import RecordedRun
 from adapterhub.training.kernels import KernelChoice, choose_kernels
 from adapterhub.training.lengths import FittedRows
 from adapterhub.training.liger import check_installed
@@ -31,11 +34,15 @@ from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.mixture import check_one_model, enter_tasks, mix_rows
 from adapterhub.training.options import RunOptions
 from adapterhub.training.recipe import Recipe
-from adapterhub.training.reference import with_reference
 from adapterhub.training.run_data import RunData, read_data
 from adapterhub.training.sharding import shard
 from adapterhub.training.stages import epochs_needed, waiting_for_plateaus
-from adapterhub.training.starting_point import StartingPoint, starting_point
+from adapterhub.training.starting_point import (
+    RunFoundations,
+    StartingPoint,
+    run_foundations,
+    starting_point,
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,12 @@ class PreparedRun:
     def evaluation(self) -> Encoded | None:
         """The evaluation rows; None without evaluation."""
         return self.rows.evaluation if self.data.evaluation else None
+
+    @property
+    def recorded(self) -> RecordedRun:
+        """What of the run may be recorded, of frozen layers."""
+        streams, seed = self.data.streams, self.recipe.seed
+        return RecordedRun(self.train, self.evaluation, streams, seed, self.activations)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -185,7 +198,7 @@ def _with_shards(
     """
     size = options.eval_batch_size
     if adapter.replaces or not options.shard:
-        rows = with_reference(
+        rows = _with_reference(
             rows, adapter.model, size, started=started, together=options.tensor_parallel
         )
     if not options.shard:
@@ -194,8 +207,44 @@ def _with_shards(
     return (
         rows
         if adapter.replaces
-        else with_reference(rows, adapter.model, size, started=started, sharded=True)
+        else _with_reference(rows, adapter.model, size, started=started, sharded=True)
     )
+
+
+def _with_reference(
+    rows: FittedRows,
+    model: PreTrainedModel,
+    batch_size: int,
+    *,
+    started: bool,
+    sharded: bool = False,
+    together: bool = False,
+) -> FittedRows:
+    """Return rows with their reference, if their task compares with one.
+
+    It is that of the model with the new adapter off, and those below it on; or, if the adapter was
+    started from another one, that of the model with it. A resumed run computes it again, before the
+    tensors of its checkpoint are loaded.
+
+    Args:
+        rows: the rows of a run.
+        model: the model, with the new adapter active.
+        batch_size: rows per forward pass.
+        started: whether the adapter has the tensors of another one.
+        sharded: whether each process holds a share of the model.
+        together: whether the processes compute each batch together.
+    """
+    task = rows.train.task
+    if not task.compares_with_reference:
+        return rows
+    parts = (rows.train, rows.evaluation)
+    off = nullcontext() if started else only_foundations(model)
+    divided = divided_evaluation(sharded=sharded, together=together)
+    with off, doing("computing the reference"), divided:
+        train, evaluation = (
+            task.with_reference(model, part, batch_size) if part.rows else part for part in parts
+        )
+    return replace(rows, train=train, evaluation=evaluation)
 
 
 def _for_model(data: RunData, model: PreTrainedModel) -> RunData:

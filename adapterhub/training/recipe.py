@@ -16,7 +16,6 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.training.mixing import TaskOptions, check_task_names, parse_mixing
 from adapterhub.training.options import TrainOptions
-from adapterhub.training.other_names import ALIASES, MEANINGS
 
 SPECS = ("method", "task")
 REQUIRED = ("backbone", "data.train", "output")
@@ -107,6 +106,98 @@ class Recipe:
         """Return the recipe as YAML, for `read`."""
         return dump_yaml(to_dict(self))
 
+
+# Names that options have elsewhere: in transformers, peft and common scripts. An alias means the
+# same as its option, for every value.
+ALIASES = {
+    "lr": "train.learning_rate",
+    "bs": "train.batch_size",
+    "train_batch_size": "train.batch_size",
+    "per_device_train_batch_size": "train.batch_size",
+    "per_device_eval_batch_size": "train.eval_batch_size",
+    "gradient_accumulation_steps": "train.gradient_accumulation",
+    "num_train_epochs": "train.epochs",
+    "num_epochs": "train.epochs",
+    "steps": "train.max_steps",
+    "max_seq_length": "train.max_length",
+    "max_seq_len": "train.max_length",
+    "logging_steps": "train.log_every",
+    "save_steps": "train.save_every",
+    "eval_steps": "train.eval_every",
+    "early_stopping_patience": "train.patience",
+    "torch_compile": "train.compile",
+    "use_liger_kernel": "train.liger",
+    "train_file": "data.train",
+    "validation_file": "data.eval",
+    "text_column": "data.text",
+    "label_column": "data.label",
+    "max_train_samples": "data.rows",
+    "model_name_or_path": "backbone",
+    "base_model": "backbone",
+    "model": "backbone",
+    "model_revision": "revision",
+    "attn_implementation": "attention",
+    "adapter_name": "name",
+    "output_dir": "output",
+}
+
+_LORA = "method='lora({})'"
+# What to type in place of a name whose values differ, or that belongs to a method: it is refused.
+MEANINGS = {
+    "rank": _LORA.format("rank=8"),
+    "r": _LORA.format("rank=8"),
+    "lora_r": _LORA.format("rank=8"),
+    "lora_rank": _LORA.format("rank=8"),
+    "alpha": _LORA.format("alpha=16"),
+    "lora_alpha": _LORA.format("alpha=16"),
+    "lora_dropout": _LORA.format("dropout=0.1"),
+    "sites": _LORA.format("sites=[attn.q, attn.v]"),
+    "target_modules": _LORA.format("sites=[attn.q, attn.v]"),
+    "lora_target_modules": _LORA.format("sites=[attn.q, attn.v]"),
+    "layers": _LORA.format("layers=top 4"),
+    "use_dora": "method=dora",
+    "use_rslora": "method=rslora",
+    "num_virtual_tokens": "method='prompt(length=20)'",
+    "prefix_length": "method='prefix(length=30)'",
+    "reduction_factor": "method='pfeiffer(size=48)', the width itself",
+    "adapter": "method=pfeiffer",
+    "peft_type": "method=lora",
+    "task_type": "task=classification",
+    "template": "task='seq2seq(template={text})'",
+    "warmup_ratio": "train.warmup=0.1: a fraction of all steps",
+    "warmup_steps": "train.warmup=100: steps, or below 1 a fraction of them",
+    "lr_scheduler": "train.schedule=cosine",
+    "lr_scheduler_type": "train.schedule=cosine",
+    "scheduler": "train.schedule=cosine",
+    "optim": "train.optimizer=adamw",
+    "adam_beta1": "train.beta1=0.9",
+    "adam_beta2": "train.beta2=0.999",
+    "adam_epsilon": "train.eps=1e-8",
+    "gradient_clipping": "train.max_grad_norm=1",
+    "metric": "train.best_metric=accuracy",
+    "metric_for_best_model": "train.best_metric=accuracy",
+    "early_stopping": "train.patience=3",
+    "batch": "train.batch_size=16",
+    "max_len": "train.max_length=128",
+    "fp16": "train.mixed_precision=fp16",
+    "bf16": "train.mixed_precision=bf16",
+    "torch_dtype": "dtype=bf16",
+    "precision": "dtype=bf16, or train.mixed_precision=bf16",
+    "load_in_4bit": "quantize=nf4",
+    "load_in_8bit": "quantize=int8",
+    "max_eval_samples": "data.eval with fewer rows",
+    "test_file": "data.eval=FILE",
+    "validation": "data.eval=FILE",
+    "dev": "data.eval=FILE",
+    "dataset": "data.train=FILE",
+    "dataset_name": "data.train=ID, and data.subset=NAME",
+    "device": "CUDA_VISIBLE_DEVICES=0 before the command",
+    "resume": "--resume",
+    "resume_from_checkpoint": "--resume",
+    "overwrite_output_dir": "--output with a new folder, or --resume",
+    "tokenizer_name": "the backbone's folder, which has its tokenizer",
+    "trust_remote_code": "a backbone of transformers itself: no code of others is run",
+}
 
 NAMES = OptionNames(Recipe, ALIASES, MEANINGS)
 

@@ -21,35 +21,33 @@ from adapterhub.files.atomic import replace_file
 from adapterhub.methods._spec import dump_methods, parse_methods
 from adapterhub.tasks import dump_task, parse_task
 from adapterhub.training import checkpoint, loop, stages
+from adapterhub.training.batching import BatchList, LazyBatches, batch_order
 from adapterhub.training.compiled_layers import compiled_layers
+from adapterhub.training.defaults import steps_per_epoch
 from adapterhub.training.engine import Engine, model_loss
 from adapterhub.training.evaluation import divided_evaluation
+from adapterhub.training.example_stream import BUFFER
 from adapterhub.training.frozen_cache import frozen_layers
 from adapterhub.training.head_loss import choose_head_loss
 from adapterhub.training.kernels import KernelChoice
 from adapterhub.training.liger import liger_kernels
 from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.mixing import dump_mixing, parse_mixing
+from adapterhub.training.mixture import mixed_order
 from adapterhub.training.output_folder import RECIPE, check_output, hold_output, writing
-from adapterhub.training.placement import placed
+from adapterhub.training.preflight import check_trackers, placed
 from adapterhub.training.prepare import PreparedRun, prepare
-from adapterhub.training.processes import is_main, wait_for_everyone
+from adapterhub.training.processes import is_main, readers, wait_for_everyone
 from adapterhub.training.recipe import DATA_SOURCES, Recipe, read
 from adapterhub.training.recipe_schema import SCHEMA_LINE, write_schema
 from adapterhub.training.report import Reporter, Several
-from adapterhub.training.run_batches import (
-    begun_epochs,
-    drawn_batches,
-    epoch_batches,
-    first_batches,
-)
 from adapterhub.training.run_data import RunData
-from adapterhub.training.run_page import LatestPredictions, RunPage
-from adapterhub.training.speedups import Speedups
-from adapterhub.training.tracker_names import check_trackers
+from adapterhub.training.run_page import LatestPredictions, RunPage, one_class, verdict
+from adapterhub.training.speedups import Speedups, Trial, with_and_without_padding
+from adapterhub.training.stream_batches import StreamBatches, StreamedRows
+from adapterhub.training.task_mixture import MixedRows
 from adapterhub.training.trackers import start_trackers
 from adapterhub.training.trainee import AdapterTrainee
-from adapterhub.training.verdict import one_class, verdict
 
 
 @dataclass(frozen=True)
@@ -243,7 +241,7 @@ def _speedups(prepared: PreparedRun, note: Callable[[str], None]) -> Speedups:
     trial = partial(first_batches, prepared)
     chosen = (
         None if has_own else choose_head_loss(adapter, data.task, options, row),
-        frozen_layers(prepared, note),
+        frozen_layers(adapter, options, prepared.recorded, note),
         liger_kernels(adapter, options, trial, note),
         compiled_layers(adapter, options, trial, note),
     )
@@ -369,3 +367,51 @@ def _save(prepared: PreparedRun, output: Path, result: loop.TrainingResult) -> R
     )
     heads = total - adapter.count()
     return RunOutcome(folder, metrics, result, adapter.count(), heads, size, tuple(said))
+
+
+def drawn_batches(prepared: PreparedRun) -> StreamBatches | None:
+    """Return the batches of a run whose rows are streamed, from the first one on."""
+    if not isinstance(prepared.train, StreamedRows):
+        return None
+    data = prepared.data.options
+    rank, world = readers(prepared.options.tensor_parallel)
+    return StreamBatches(
+        prepared.train,
+        prepared.options,
+        workers=data.workers or 0,
+        rank=rank,
+        world=world,
+        buffer=data.buffer or BUFFER,
+    )
+
+
+def epoch_batches(prepared: PreparedRun, epoch: int) -> BatchList:
+    """Return the batches of an epoch; of a stream, those from its beginning on."""
+    if stream := drawn_batches(prepared):
+        return stream
+    options, encoded, seed = prepared.options, prepared.train, prepared.recipe.seed
+    if isinstance(encoded, MixedRows):
+        mixing = parse_mixing(prepared.recipe.mixing)
+        order = mixed_order(encoded, mixing, options, epoch, seed)
+    else:
+        size, grouped = options.batch_size, options.length_grouped
+        order = batch_order(encoded.lengths, size, epoch, seed, grouped)
+    return LazyBatches(order, lambda indices: encoded.batch(indices, epoch))
+
+
+def begun_epochs(prepared: PreparedRun) -> int:
+    """Return how many epochs a run begins."""
+    options = prepared.options
+    if options.max_steps is None:
+        return options.epochs
+    rows = len(prepared.train.rows)
+    per_epoch = steps_per_epoch(rows, options.batch_size, options.gradient_accumulation)
+    return -(-options.max_steps // per_epoch)
+
+
+def first_batches(prepared: PreparedRun) -> Trial:
+    """Return what a speedup is tried on: the first rows, also in a resumed run."""
+    evaluation = prepared.evaluation
+    few = {} if evaluation is None else evaluation.batch(range(min(8, len(evaluation.rows))))
+    training = with_and_without_padding(epoch_batches(prepared, 0)[0])
+    return Trial(training, with_and_without_padding(few) if few else ())

@@ -11,9 +11,8 @@ from adapterhub.config.yaml import inline_yaml
 from adapterhub.data.options import DataOptions
 from adapterhub.methods import _other_names as method_names
 from adapterhub.methods._described import described_methods
-from adapterhub.training import other_names
 from adapterhub.training.options import TrainOptions
-from adapterhub.training.recipe import REQUIRED, Recipe, read_draft
+from adapterhub.training.recipe import ALIASES, MEANINGS, REQUIRED, Recipe, read_draft
 from adapterhub.training.recipe_text import commented_recipe
 from reference.markdown import code, codes, entry, prose, sentence
 
@@ -66,7 +65,7 @@ def _page() -> Iterator[str]:
     for title, (prefix, cls) in GROUPS.items():
         yield f"## {title}\n"
         yield from _keys(prefix, cls)
-    yield f"{_REFUSED}\n{_table('type instead', other_names.MEANINGS)}"
+    yield f"{_REFUSED}\n{_table('type instead', MEANINGS)}"
     aliases = {name: code(option) for name, option in method_names.ALIASES.items()}
     yield f"{_OF_METHODS}\n{_table('option', aliases)}"
     yield f"{_NOT_OF_METHODS}\n{_table('type instead', _method_meanings())}"
@@ -90,7 +89,7 @@ def _keys(prefix: str, cls: type) -> Iterator[str]:
         facts = [code(option.type), "required" if required else f"default {code(default)}"]
         if key in flags:
             facts.append(f"flag {code(flags[key])}")
-        if names := [name for name, path in other_names.ALIASES.items() if path == key]:
+        if names := [name for name, path in ALIASES.items() if path == key]:
             facts.append(f"also called {codes(names)}")
         yield entry(key, key, prose(sentence(option.help), PAGE), ", ".join(facts))
 

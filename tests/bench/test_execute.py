@@ -18,8 +18,8 @@ from adapterhub.bench.cells import Cell
 from adapterhub.bench.execute import TaskContext, reset_peak_memory, run_cell
 from adapterhub.bench.study import Study
 from adapterhub.data.options import DataOptions
-from adapterhub.training.clock import peak_memory
 from adapterhub.training.loading import SharedLoader
+from adapterhub.training.progress import peak_memory
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.stop_signals import Stopped
 

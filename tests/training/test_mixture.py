@@ -159,7 +159,7 @@ def test_killed_and_resumed_gives_the_same_bytes(
     child = os.fork()
     if child == 0:
         try:
-            monkeypatch.setattr("adapterhub.training.run_batches.LazyBatches", KillAt)
+            monkeypatch.setattr("adapterhub.training.run.LazyBatches", KillAt)
             train("cut")
         finally:
             os._exit(0)

@@ -9,8 +9,7 @@ import pytest
 
 from adapterhub.errors import ConfigError
 from adapterhub.methods._spec import parse_methods
-from adapterhub.training.other_names import ALIASES, MEANINGS
-from adapterhub.training.recipe import NAMES, Recipe, read
+from adapterhub.training.recipe import ALIASES, MEANINGS, NAMES, Recipe, read
 
 REQUIRED: dict[str, Any] = {"backbone": "a/b", "output": "out", "data": {"train": "t.tsv"}}
 

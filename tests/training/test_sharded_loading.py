@@ -39,7 +39,7 @@ def measure(path):
     import torch.distributed.fsdp
     import torch.distributed.tensor  # noqa: F401
 
-    from adapterhub.training.placement import placed
+    from adapterhub.training.preflight import placed
     from adapterhub.training.prepare import prepare
     from adapterhub.training.processes import join_processes
 

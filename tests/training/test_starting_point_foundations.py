@@ -15,11 +15,11 @@ from adapterhub.errors import ConfigError, MismatchError, TrainingError
 from adapterhub.files.native import read_manifest, read_tensors
 from adapterhub.inference.open import open_adapter
 from adapterhub.inference.record import read_training_record
-from adapterhub.training.foundations import run_foundations
 from adapterhub.training.prepare import prepare
 from adapterhub.training.recipe import Recipe, read
 from adapterhub.training.report import Reporter, TrainingLine
 from adapterhub.training.run import run
+from adapterhub.training.starting_point import run_foundations
 
 
 class Notes(Reporter):

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adapterhub.training.other_names import ALIASES, MEANINGS
-from adapterhub.training.recipe import NAMES, read_draft
+from adapterhub.training.recipe import ALIASES, MEANINGS, NAMES, read_draft
 
 
 def test_the_page_has_every_alias() -> None:

@@ -9,7 +9,7 @@ from streamed import streamed_recipe, write_shards
 
 from adapterhub.training.batching import LazyBatches
 from adapterhub.training.prepare import PreparedRun, prepare
-from adapterhub.training.run_batches import (
+from adapterhub.training.run import (
     begun_epochs,
     drawn_batches,
     epoch_batches,

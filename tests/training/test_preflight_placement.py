@@ -8,7 +8,7 @@ import pytest
 
 from adapterhub.errors import ConfigError
 from adapterhub.training.options import TrainOptions
-from adapterhub.training.placement import placed
+from adapterhub.training.preflight import placed
 from adapterhub.training.recipe import Recipe
 
 RECIPE = Recipe(backbone="b", method="lora", output="out")
