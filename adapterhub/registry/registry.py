@@ -307,23 +307,23 @@ class Registry(Store):
 
     def _read(self, files: Mapping[str, Mapping[str, Mapping[str, str]]]) -> dict[str, Contents]:
         """Read the versions of names, given the tags of their files by name and version."""
-        names = dict(zip(files, self._map(self._names_or_error, files), strict=True))
-        wanted = [
-            (path, version, own, known)
-            for path, known in names.items()
-            if isinstance(known, Names)
-            for version, own in files[path].items()
-            if self.storage.is_atomic or MANIFEST_FILE in own
-        ]
+        known = self._map(lambda path: _or_error(lambda: self._names(path)[0]), files)
         found = {
-            path: Contents([], {}, known)
-            if isinstance(known, Names)
-            else Contents([], {NAMES_FILE: known}, Names())
-            for path, known in names.items()
+            path: Contents([], {}, names)
+            if isinstance(names, Names)
+            else Contents([], {NAMES_FILE: names}, Names())
+            for path, names in zip(files, known, strict=True)
         }
-        for (path, version, _, _), read in zip(
-            wanted, self._map(lambda at: self._entry_or_error(*at), wanted), strict=True
-        ):
+        wanted = [
+            (path, version, own)
+            for path, versions in files.items()
+            for version, own in versions.items()
+            if not found[path].broken and (self.storage.is_atomic or MANIFEST_FILE in own)
+        ]
+        entries = self._map(
+            lambda at: _or_error(lambda: self._entry(*at, found[at[0]].names)), wanted
+        )
+        for (path, version, _), read in zip(wanted, entries, strict=True):
             if isinstance(read, Entry):
                 found[path].entries.append(read)
             elif version in self._numbers(path):  # otherwise it was deleted meanwhile
@@ -336,20 +336,6 @@ class Registry(Store):
             return list(map(function, items))
         with ThreadPoolExecutor(self.storage.readers) as pool:
             return list(pool.map(function, items))
-
-    def _names_or_error(self, path: str) -> Names | FileError:
-        try:
-            return self._names(path)[0]
-        except FileError as error:
-            return error
-
-    def _entry_or_error(
-        self, path: str, version: str, files: Mapping[str, str], names: Names
-    ) -> Entry | FileError:
-        try:
-            return self._entry(path, version, files, names)
-        except FileError as error:
-            return error
 
     def _entry(self, path: str, version: str, files: Mapping[str, str], names: Names) -> Entry:
         """Read the entry of a version, given the tags of its files."""
@@ -534,6 +520,13 @@ class Registry(Store):
 def line_of(error: AdapterhubError) -> str:
     """Return a problem and its details as one line."""
     return "; ".join((error.problem, *error.offenders))
+
+
+def _or_error(read: Callable[[], _Result]) -> _Result | FileError:
+    try:
+        return read()
+    except FileError as error:
+        return error
 
 
 def _by_name(files: Mapping[str, str]) -> dict[str, dict[str, dict[str, str]]]:

@@ -100,4 +100,5 @@ def test_only_what_was_read_is_replaced(tmp_path):
     with pytest.raises(ConflictError):
         folder.replace("b/n/x", b"4", read)
     assert folder.read("b/n/x", 10).data == b"3"
-    assert folder.files("b/n/") == {"b/n/x": ""}
+    assert folder.files("b/n/") == folder.files() == {"b/n/x": ""}
+    assert (folder.folders(), folder.folders("b/")) == (["b"], ["b/n"])
