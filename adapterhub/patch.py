@@ -35,7 +35,13 @@ class Patch:
             self.push(handle.remove)
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute, also one that the owner keeps elsewhere or under another name."""
+        """Set an attribute, also one that the owner keeps elsewhere or under another name.
+
+        Args:
+            owner: the object.
+            name: the attribute.
+            value: its new value.
+        """
         before = getattr(owner, name, None)
         self.push(partial(_set_back, owner, name, before, name in vars(owner)))
         setattr(owner, name, value)
@@ -44,6 +50,11 @@ class Patch:
         """Put an entry into a dict of a module that has one of this name, such as its parameters.
 
         It stays at its place in the order of the entries.
+
+        Args:
+            entries: the dict.
+            name: the key of the entry.
+            value: its new value.
         """
         self.push(partial(_put_back, entries, name, entries[name]))
         entries[name] = value
@@ -52,6 +63,11 @@ class Patch:
         """Give an object an attribute of its own in place of that of its class, or of its own.
 
         One that another library has put in its place since then stays.
+
+        Args:
+            owner: the object.
+            name: the attribute.
+            value: what takes its place.
         """
         before = (vars(owner)[name],) if name in vars(owner) else ()
         self.push(partial(_uncover, owner, name, value, before))

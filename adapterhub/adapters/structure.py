@@ -36,7 +36,8 @@ class ModelStructure:
         modules = (module for _, module in own_modules(model))
         slots = list(slots_in(model))
         objects = (*modules, *slots, *(slot.patch for slot in slots), *others)
-        self.objects = [(each, vars(each).copy(), _contents(each)) for each in objects]
+        attributes = [(each, vars(each).copy()) for each in objects]  # a pass may add some
+        self.objects = [(each, names, _contents(names)) for each, names in attributes]
         self.flags = [(parameter, parameter.requires_grad) for parameter in parameters]
 
     def restore(self) -> None:
@@ -55,11 +56,11 @@ class ModelStructure:
                 parameter.requires_grad_(flag)
 
 
-def _contents(each: object) -> dict[str, Any]:
-    """Map the names of an object's containers to copies of them; most are empty, and have none."""
+def _contents(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Map the names of containers to copies of them; most are empty, and have none."""
     return {
         name: value.copy()
-        for name, value in vars(each).items()
+        for name, value in attributes.items()
         if isinstance(value, dict | list | set) and value and name not in _OWN
     }
 

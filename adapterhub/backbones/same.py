@@ -18,7 +18,7 @@ _ZERO = 1e-3  # values that are as small, compared with those of other tensors, 
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SameNumbers:
     """The differences of tensors from the expected ones; true if all are the same.
 
     Attributes:
@@ -47,7 +47,7 @@ def same(
     expected: Mapping[str, Tensor | None],
     found: Mapping[str, Tensor | None],
     precision: torch.dtype | float,
-) -> Comparison:
+) -> SameNumbers:
     """Compare tensors with the expected ones.
 
     Args:
@@ -59,7 +59,7 @@ def same(
     relative = tolerance_of(precision)
     sizes = {name: _size(value) for name, value in expected.items()}
     smallest = max(_ZERO * max(sizes.values(), default=0.0), torch.finfo(torch.float32).tiny)
-    return Comparison(
+    return SameNumbers(
         {name: _difference(value, found.get(name)) for name, value in expected.items()},
         {name: relative * max(size, smallest) for name, size in sizes.items()},
     )

@@ -31,7 +31,7 @@ class AddedPrompt:
 
 
 class OuterInputs(NamedTuple):
-    """What a larger model around a stack was called with, see prompt_around.py."""
+    """What a larger model around a stack was called with, see prompt.py."""
 
     mask: Tensor | None = None  # of the caller, (batch, tokens)
     positions: bool = False  # whether the caller gave any

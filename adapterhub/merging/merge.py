@@ -50,7 +50,7 @@ from adapterhub.backbones.identity import ORIGIN, name_and_revision
 from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
 from adapterhub.backbones.probe import probe
 from adapterhub.backbones.quantized_weights import can_requantize, requantized
-from adapterhub.backbones.same import Comparison, coarsest_dtype, same, tolerance_of
+from adapterhub.backbones.same import SameNumbers, coarsest_dtype, same, tolerance_of
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.backbones.weights import is_offloaded, storage_problem
 from adapterhub.errors import AttachError, MergeError
@@ -488,7 +488,7 @@ def _swapped(values: Sequence[tuple[Any, str, Any]]) -> tuple[NewAttribute, ...]
 
 def check_outputs(
     expected: dict[str, Tensor], outputs: dict[str, Tensor], precision: torch.dtype | float
-) -> Comparison:
+) -> SameNumbers:
     """Compare the outputs of a merged model with the expected ones, on the probe batch.
 
     Args:
