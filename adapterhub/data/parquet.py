@@ -10,8 +10,12 @@ limit.
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from adapterhub.errors import DataError
 
 _LEAST_LIMIT = 64 << 20  # bytes: a small file may expand to this, as a gzip file may
 _MOST_EXPANSION = 100  # times the file's size; text expands 3 to 20 times
@@ -94,6 +98,33 @@ def open_parquet(data: bytes) -> ParquetColumns:
     if metadata.num_columns * metadata.num_row_groups > _MOST_CHUNKS:
         raise ExpansionError(f"{metadata.num_columns} columns in {metadata.num_row_groups} groups")
     return ParquetColumns(data, metadata, tuple(file.schema_arrow.names))
+
+
+@contextmanager
+def opened_parquet(location: str, expected: str = "a complete Parquet file") -> Iterator[Any]:
+    """Yield a file to read in batches, a `pyarrow.parquet.ParquetFile`.
+
+    Args:
+        location: a path or URL.
+        expected: what to tell the user if it is another file.
+
+    Raises:
+        DataError: it is no Parquet file, or what is read inside is damaged.
+    """
+    import fsspec
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with fsspec.open(location, "rb") as handle:
+            yield ParquetFile(handle)
+    except FileNotFoundError:
+        raise
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(
+            f"{location} is not a Parquet file: {str(error).splitlines()[0]}",
+            expected=expected,
+        ) from error
 
 
 def _expanded(array: Any) -> int:

@@ -22,6 +22,7 @@ from adapterhub.config.keyed_files import KeyedFiles
 from adapterhub.config.user_folders import user_folder
 from adapterhub.data.examples import Example, Streamed
 from adapterhub.data.options import DataOptions
+from adapterhub.data.parquet import opened_parquet
 from adapterhub.errors import DataError, OutputError, read_problem
 from adapterhub.status import counting
 
@@ -276,19 +277,13 @@ def _json_rows(source: str, file: IO[str], column: str) -> Iterator[tuple[str, b
 
 
 def _parquet_rows(source: str, column: str) -> Iterator[tuple[str, bool]]:
-    import pyarrow
-    from pyarrow.parquet import ParquetFile
-
-    try:
-        with ParquetFile(source, memory_map=True) as file:
-            columns = [column] if column in file.schema_arrow.names else []
-            number = 0
-            for batch in file.iter_batches(batch_size=256, columns=columns):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield _text_of(row, column, f"{source}, row {number}"), True
-    except pyarrow.ArrowException as error:
-        raise DataError(f"{source} is not a Parquet file: {error}") from error
+    with opened_parquet(source) as file:
+        columns = [column] if column in file.schema_arrow.names else []
+        number = 0
+        for batch in file.iter_batches(batch_size=256, columns=columns):
+            for row in batch.to_pylist():
+                number += 1
+                yield _text_of(row, column, f"{source}, row {number}"), True
 
 
 def _text_of(row: object, column: str, place: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 from adapterhub._version import __version__
 from adapterhub.data.options import PREDICT, DataOptions
+from adapterhub.data.parquet import opened_parquet
 from adapterhub.data.row_source import files_digest, list_files
 from adapterhub.data.table import Table, table_of_rows
 from adapterhub.data.tables import keep_table
@@ -193,7 +194,9 @@ def _parts(files: Mapping[str, str]) -> tuple[list[TablePart], Any]:
     parts: list[TablePart] = []
     schema: Any = None
     for file in files:
-        with _opened(file) as opened:
+        with opened_parquet(
+            file, "Parquet files for --input; --data reads other formats"
+        ) as opened:
             found = opened.schema_arrow.remove_metadata()
             if schema is not None and not found.equals(schema):
                 raise DataError(
@@ -211,40 +214,12 @@ def _parts(files: Mapping[str, str]) -> tuple[list[TablePart], Any]:
     return parts, schema
 
 
-class _opened:
-    """A Parquet file that is open inside.
-
-    Raises:
-        DataError: it cannot be read; also for what is read of it inside.
-    """
-
-    def __init__(self, file: str) -> None:
-        self.file = file
-
-    def __enter__(self) -> Any:
-        import fsspec
-        import pyarrow
-        from pyarrow.parquet import ParquetFile
-
-        try:
-            self.handle = fsspec.open(self.file, "rb").open()
-            return ParquetFile(self.handle)
-        except (pyarrow.ArrowException, OSError, ValueError) as error:
-            raise DataError(
-                f"{self.file} is not a Parquet file: {str(error).splitlines()[0]}",
-                expected="Parquet files for --input; --data reads other formats",
-            ) from error
-
-    def __exit__(self, *_: object) -> None:
-        self.handle.close()
-
-
 def _slices(part: TablePart) -> Iterator[tuple[Any, int]]:
     """Yield the rows of a part, some at a time, and the number of the first of them."""
     import pyarrow
 
     start = 0
-    with _opened(part.file) as opened:
+    with opened_parquet(part.file) as opened:
         for batch in opened.iter_batches(batch_size=_AT_ONCE, row_groups=[part.group]):
             yield pyarrow.Table.from_batches([batch]).replace_schema_metadata(None), start
             start += batch.num_rows
@@ -269,7 +244,7 @@ def _check_route(job: TableJob, parts: Sequence[TablePart], schema: Any) -> None
             hint="--route-column COLUMN",
         )
     for file in dict.fromkeys(part.file for part in parts):
-        with _opened(file) as opened:
+        with opened_parquet(file) as opened:
             for batch in opened.iter_batches(batch_size=65_536, columns=[job.route]):
                 for name in batch.column(0).to_pylist():
                     if name not in job.adapters:
