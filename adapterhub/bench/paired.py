@@ -134,31 +134,16 @@ def compare_with(baseline: RepeatedRuns, others: Sequence[RepeatedRuns]) -> list
 def compare_all_pairs(study: Sequence[RepeatedRuns]) -> list[PairedComparison]:
     """Compare every two methods, corrected for the number of pairs.
 
+    The best method is chosen by the same test rows and seeds, so that comparisons with it are
+    corrected for all pairs as well: among equal methods, the best and the worst differ by more than
+    two that were chosen beforehand (Tukey 1949).
+
     Raises:
         ConfigError: they were scored differently, or on different rows.
     """
     check_study(study)
     spreads = seed_spreads(study)
     return _corrected([_difference(*pair, spreads) for pair in combinations(study, 2)])
-
-
-def compare_with_best(study: Sequence[RepeatedRuns]) -> list[PairedComparison]:
-    """Compare each other method with the one that has the best mean; empty without a score.
-
-    Which one is the best is decided by the same test rows and seeds, so the p-values are corrected
-    for all pairs of methods, not only for those with the best: among equal methods, the best and
-    the worst differ by more than two that were chosen beforehand (Tukey 1949).
-
-    Raises:
-        ConfigError: they were scored differently, or on different rows.
-    """
-    finished = [runs for runs in study if runs.seeds]
-    if not finished:
-        return []
-    sign = -1 if finished[0].score.lower_is_better else 1
-    best = max(finished, key=lambda runs: sign * runs.scores.mean()).method
-    pairs = [pair if pair.baseline == best else pair.mirrored for pair in compare_all_pairs(study)]
-    return [pair for pair in pairs if pair.baseline == best]
 
 
 def _corrected(found: list[PairedComparison]) -> list[PairedComparison]:

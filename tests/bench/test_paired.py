@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planted_truth import PREDICTIONS, Truth
 from scipy.stats import t, ttest_ind, ttest_rel
 
-from adapterhub.bench.paired import compare_all_pairs, compare_with, compare_with_best, holm
+from adapterhub.bench.paired import compare_all_pairs, compare_with, holm
 from adapterhub.bench.statistics import RepeatedRuns
 from adapterhub.errors import ConfigError
 from adapterhub.pages.row_scores import row_score
@@ -95,8 +95,6 @@ def test_a_planted_difference_has_its_verdict():
     assert [f.verdict for f in found] == ["better", "worse", "tied"]
     assert [f.comparisons for f in found] == [3, 3, 3]
     assert all(f.p <= f.corrected for f in found)
-    best = {f.method: f.verdict for f in compare_with_best(study)}
-    assert best == {"m0": "worse", "m2": "worse", "m3": "worse"}
 
 
 def test_the_smallest_difference_is_that_of_holms_first_step():
@@ -116,7 +114,6 @@ def test_a_lower_loss_is_better():
     found = compare_with(study[0], study[1:])
     assert found[0].value < 0
     assert [f.verdict for f in found] == ["better", "tied"]
-    assert {f.baseline for f in compare_with_best(study)} == {"m1"}
 
 
 def test_failed_seeds_are_counted_and_a_method_without_a_score_is_unknown():
@@ -129,7 +126,6 @@ def test_failed_seeds_are_counted_and_a_method_without_a_score_is_unknown():
     assert (found[1].verdict, found[1].value, found[1].failed) == ("unknown", None, (0, 3))
     assert found[0].comparisons == 1
     assert [f.verdict for f in compare_with(none, study)] == ["unknown"] * 3
-    assert compare_with_best([none]) == []
 
 
 def test_one_seed_has_an_interval_over_rows_and_no_verdict():

@@ -158,7 +158,7 @@ def test_a_cell_that_kills_every_worker_is_named_once_the_others_are_done(
     with light, pytest.raises(TrainingError, match="2 times each") as error:
         records.extend(record.key for record in light.run(CELLS))
     assert sorted(records) == ["0", "2", "3"]
-    assert CELLS[1][0].describe() in str(error.value)
+    assert CELLS[1].describe() in str(error.value)
 
 
 def test_a_node_that_cannot_run_the_study_is_refused(light: RayEngine, tmp_path: Path) -> None:
