@@ -21,11 +21,11 @@ from adapterhub.bench.search import LEAST_STEPS, SHARE, expected_runs
 from adapterhub.bench.study import BenchOptions
 from adapterhub.bench.task_data import TaskData
 from adapterhub.errors import AdapterhubError, ConfigError
-from adapterhub.training.defaults import run_options
+from adapterhub.loop.report import Reporter
+from adapterhub.loop.stop_signals import Stopped
+from adapterhub.recipe.defaults import run_options
 from adapterhub.training.loading import BackboneLoader
-from adapterhub.training.report import Reporter
 from adapterhub.training.run import run
-from adapterhub.training.stop_signals import Stopped
 
 PROBE_STEPS = 6
 EVALUATING = 0.25  # of the time

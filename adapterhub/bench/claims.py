@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from adapterhub.training.output_folder import writing
+from adapterhub.recipe.output_folder import writing
 
 EXPIRES = 300.0  # seconds without a sign of life; the clocks of machines differ by less
 BEAT = 20.0  # seconds between two signs of life

@@ -29,18 +29,18 @@ from adapterhub.bench.execute import TaskContext, record_origin, reset_peak_memo
 from adapterhub.bench.overhead import loading_seconds, pass_ratios, wait_for
 from adapterhub.bench.timings import MethodTiming, TaskTimings, TimingFolder
 from adapterhub.errors import AdapterhubError
+from adapterhub.loop.batching import LazyBatches, batch_order
+from adapterhub.loop.engine import Engine, model_loss, token_count
+from adapterhub.loop.gradient_checkpointing import recompute
+from adapterhub.loop.progress import peak_memory, process_memory
+from adapterhub.loop.speedups import Speedups
+from adapterhub.loop.trainee import AdapterTrainee
+from adapterhub.recipe.defaults import run_options, steps_per_epoch
+from adapterhub.speed.frozen_cache import frozen_layers
 from adapterhub.status import Display, doing, showing
-from adapterhub.training.batching import LazyBatches, batch_order
-from adapterhub.training.defaults import run_options, steps_per_epoch
-from adapterhub.training.engine import Engine, model_loss, token_count
-from adapterhub.training.frozen_cache import frozen_layers
-from adapterhub.training.gradient_checkpointing import recompute
 from adapterhub.training.kernels import KernelChoice
 from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.prepare import PreparedRun, prepare
-from adapterhub.training.progress import peak_memory, process_memory
-from adapterhub.training.speedups import Speedups
-from adapterhub.training.trainee import AdapterTrainee
 
 ROUNDS = 3
 STEPS = 3  # timed in a round, and one before them that is not

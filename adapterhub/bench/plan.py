@@ -28,11 +28,11 @@ from adapterhub.bench.study import (
 from adapterhub.bench.task_data import read_task_data
 from adapterhub.errors import ConfigError
 from adapterhub.methods._spec import parse_methods
+from adapterhub.recipe.defaults import usual_steps
+from adapterhub.recipe.recipe import Recipe
 from adapterhub.tasks import Setting, parse_task
-from adapterhub.training.defaults import usual_steps
 from adapterhub.training.kernels import KernelChoice, choose_kernels
 from adapterhub.training.loading import BackboneLoader
-from adapterhub.training.recipe import Recipe
 from adapterhub.training.starting_point import StartingPoint, starting_point
 
 

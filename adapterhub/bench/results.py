@@ -27,7 +27,7 @@ from adapterhub.methods._spec import parse_methods
 from adapterhub.pages.predictions import PredictionFile
 from adapterhub.pages.row_scores import RowScore, row_score
 from adapterhub.pages.statistics import calibration
-from adapterhub.training.defaults import usual_steps
+from adapterhub.recipe.defaults import usual_steps
 
 _WITH_PROBABILITIES = ("classes", "choices")
 

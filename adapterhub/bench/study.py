@@ -14,8 +14,8 @@ from adapterhub.config.yaml import dump_yaml, load_yaml
 from adapterhub.errors import ConfigError
 from adapterhub.methods._described import check_spec
 from adapterhub.methods._spec import method_calls
+from adapterhub.recipe.recipe import Recipe, read_draft
 from adapterhub.tasks import parse_task
-from adapterhub.training.recipe import Recipe, read_draft
 
 METHODS_COMPARED = ("head", "bitfit", "lora", "pfeiffer", "mam", "full")
 USUAL_BASELINE = "lora"

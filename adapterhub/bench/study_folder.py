@@ -11,7 +11,7 @@ from adapterhub.bench.study import (
 )
 from adapterhub.errors import OutputError
 from adapterhub.files.atomic import replace_file
-from adapterhub.training.output_folder import writing
+from adapterhub.recipe.output_folder import writing
 
 STUDY = "study.yaml"
 RECORDS = "records"

@@ -10,7 +10,7 @@ from adapterhub.cli._format import say, say_text
 from adapterhub.errors import one_line
 
 if TYPE_CHECKING:
-    from adapterhub.training.recipe import Recipe
+    from adapterhub.recipe.recipe import Recipe
 
 _MARGIN = "  "
 _MOST = 20_000  # characters of a text

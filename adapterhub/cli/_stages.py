@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from adapterhub.cli._format import PlainTable, print_table, say, seconds_text
 from adapterhub.config.spec import call_text
 from adapterhub.errors import ConfigError
+from adapterhub.recipe.recipe_stages import StagedRecipe
 from adapterhub.status import Display, display_for_terminal, showing
 from adapterhub.tasks import parse_task
-from adapterhub.training.recipe_stages import StagedRecipe
 
 if TYPE_CHECKING:
-    from adapterhub.training.recipe import Recipe
-    from adapterhub.training.report import Reporter
+    from adapterhub.loop.report import Reporter
+    from adapterhub.recipe.recipe import Recipe
     from adapterhub.training.run import RunOutcome
 
 
@@ -46,7 +46,7 @@ def train_stages(staged: StagedRecipe, *, resume: bool, dry_run: bool, quiet: bo
         dry_run: only check the stages and list them.
         quiet: show no progress.
     """
-    from adapterhub.training.processes import is_main
+    from adapterhub.loop.processes import is_main
     from adapterhub.training.run_stages import check_stages, run_stages
 
     if dry_run:
@@ -55,7 +55,7 @@ def train_stages(staged: StagedRecipe, *, resume: bool, dry_run: bool, quiet: bo
     numbers = {name: number for number, name in enumerate(staged.stages, start=1)}
 
     def reporter(name: str, recipe: Recipe) -> Reporter:
-        from adapterhub.training.report import reporter_for
+        from adapterhub.loop.report import reporter_for
 
         reports = reporter_for(Path(recipe.output), recipe.train, quiet=quiet)
         reports.note(f"stage {numbers[name]} of {len(numbers)}: {name}")

@@ -22,12 +22,12 @@ from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest
 from adapterhub.methods._base import Method
 from adapterhub.methods._spec import restore_methods
+from adapterhub.recipe.recipe import Recipe
 from adapterhub.registry.foundations import foundation_of
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import pull_verified
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.stores import read_reference, registry_at
-from adapterhub.training.recipe import Recipe
 
 
 @dataclass(frozen=True)
