@@ -7,7 +7,7 @@ GLUE is a folder with GLUE's original files. Each run trains on a sample of SST-
 sentences), MRPC (pairs) or docstrings (8 classes, built in), and is scored on the whole dev set
 after its last step, so that no best epoch is chosen. Each record is one line of
 benchmarks/results/defaults.jsonl. The table shows, for each number of rows, the mean over data sets
-and seeds by steps, batch size and rate; adapterhub/training/defaults.py was chosen from it.
+and seeds by steps, batch size and rate; adapterhub/recipe/defaults.py was chosen from it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pathlib import Path
 
 from records import RESULTS
 
-from adapterhub.training.recipe import read
-from adapterhub.training.report import Reporter
+from adapterhub.loop.report import Reporter
+from adapterhub.recipe.recipe import read
 from adapterhub.training.run import run
 
 BACKBONE = "sentence-transformers/all-MiniLM-L6-v2"

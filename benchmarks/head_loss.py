@@ -33,9 +33,9 @@ def step_times(how: str, dtype: str, learned: float) -> dict[str, float]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     import adapterhub as ah
+    from adapterhub.recipe.options import RunOptions
+    from adapterhub.speed.head_loss import choose_head_loss
     from adapterhub.tasks import parse_task
-    from adapterhub.training.head_loss import choose_head_loss
-    from adapterhub.training.options import RunOptions
 
     torch.manual_seed(0)
     config = GPT2Config(loss_type="ForCausalLM")

@@ -40,9 +40,9 @@ PARTS = {
 
 def measure(folder: Path) -> None:
     """Estimate each line and write the record."""
+    from adapterhub.recipe.recipe import read
     from adapterhub.training.plan import plan_of
     from adapterhub.training.prepare import prepare
-    from adapterhub.training.recipe import read
 
     with open(folder / "rows.csv", "w", newline="", encoding="utf-8") as file:
         rows = [(" ".join(["word"] * 200), str(label)) for label in (0, 1)] * 32

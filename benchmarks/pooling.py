@@ -22,8 +22,8 @@ from defaults import BACKBONE, sources
 from sklearn.linear_model import LogisticRegression
 
 import adapterhub as ah
-from adapterhub.training.recipe import read
-from adapterhub.training.report import Reporter
+from adapterhub.loop.report import Reporter
+from adapterhub.recipe.recipe import read
 from adapterhub.training.run import run
 from adapterhub.training.run_data import read_data
 

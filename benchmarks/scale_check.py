@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 import adapterhub as ah
 from adapterhub.backbones.weights import local
-from adapterhub.training.sharding import shard
+from adapterhub.loop.sharding import shard
 
 CONFIG = LlamaConfig(
     hidden_size=256, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=4,

@@ -100,9 +100,9 @@ def measure(folder: Path, rows: int, encoded: int) -> None:
     from adapterhub.backbones.find import find_backbone
     from adapterhub.data.options import DataOptions
     from adapterhub.data.row_stream import BlockReader, Cursor
+    from adapterhub.recipe.options import RunOptions
     from adapterhub.tasks import Setting, parse_task
     from adapterhub.training.example_stream import BUFFER, open_examples
-    from adapterhub.training.options import RunOptions
     from adapterhub.training.stream_batches import StreamBatches, stream_rows
 
     write_rows(folder, rows)

@@ -29,7 +29,7 @@ LIGHT_MODULES = (
     "adapterhub.registry.verify",
     "adapterhub.tasks",
     "adapterhub.training.preflight",
-    "adapterhub.training.recipe",
+    "adapterhub.recipe.recipe",
 )
 # Commands that need no model, and those that do with an argument that is wrong.
 LIGHT_COMMANDS = {

@@ -18,11 +18,11 @@ import adapterhub as ah
 from adapterhub.cli import COMMANDS, group
 from adapterhub.config.options import options_of
 from adapterhub.data.options import DataOptions
+from adapterhub.loop.engine import _out_of_memory
 from adapterhub.methods import METHODS
-from adapterhub.training.engine import _out_of_memory
-from adapterhub.training.options import RunOptions, TrainOptions
-from adapterhub.training.recipe import ALIASES, MEANINGS, Recipe
-from adapterhub.training.recipe_text import commented_recipe
+from adapterhub.recipe.options import RunOptions, TrainOptions
+from adapterhub.recipe.recipe import ALIASES, MEANINGS, Recipe
+from adapterhub.recipe.recipe_text import commented_recipe
 from adapterhub.training.run_page import one_class
 
 ROOT = Path(__file__).parents[1]

@@ -33,6 +33,9 @@ ROOMS = (
     "merging",
     "registry",
     "pages",
+    "recipe",
+    "loop",
+    "speed",
     "training",
     "inference",
     "bench",
@@ -44,7 +47,7 @@ ROOMS = (
 WINGS = {
     "library": {"config", "anatomy", "backbones", "methods", "files", "hooks", "interchange",
                 "adapters", "merging"},
-    "trainer": {"data", "tasks", "training", "inference", "pages"},
+    "trainer": {"data", "tasks", "recipe", "loop", "speed", "training", "inference", "pages"},
     "hub": {"registry"},
     "laboratory": {"bench"},
 }  # fmt: skip

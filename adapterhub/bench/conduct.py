@@ -24,8 +24,8 @@ from adapterhub.bench.plan import PlannedStudy
 from adapterhub.bench.records import CellRecord, RecordFolder
 from adapterhub.bench.search import RateChoice, ScoreOf, final_cell, next_cells, runs_left
 from adapterhub.bench.study import CLAIMS, BenchOptions
+from adapterhub.recipe.output_folder import writing
 from adapterhub.training.loading import BackboneLoader
-from adapterhub.training.output_folder import writing
 
 EXPIRES = 300.0  # seconds without a sign of life; the clocks of machines differ by less
 BEAT = 20.0  # seconds between two signs of life

@@ -28,19 +28,19 @@ from adapterhub.bench.task_data import TaskData
 from adapterhub.config.options import is_neutral, to_dict
 from adapterhub.data.examples import sample
 from adapterhub.errors import AdapterhubError, OutputError
+from adapterhub.loop.engine import NotFinite
+from adapterhub.loop.report import Reporter
+from adapterhub.loop.stop_signals import Stopped
 from adapterhub.methods._base import Method
 from adapterhub.methods._spec import dump_methods, parse_methods
 from adapterhub.pages.predictions import outcomes_of
+from adapterhub.recipe.output_folder import RECIPE
+from adapterhub.recipe.recipe import DATA_SOURCES, Recipe
 from adapterhub.tasks import Prediction
-from adapterhub.training.engine import NotFinite
 from adapterhub.training.loading import BackboneLoader
-from adapterhub.training.output_folder import RECIPE
 from adapterhub.training.prepare import PreparedRun
-from adapterhub.training.recipe import DATA_SOURCES, Recipe
-from adapterhub.training.report import Reporter
 from adapterhub.training.run import RunOutcome, run
 from adapterhub.training.starting_point import StartingPoint
-from adapterhub.training.stop_signals import Stopped
 
 EVALUATIONS = 4  # of a run
 FIT_ROWS = 500  # training rows on which the final runs are evaluated as well

@@ -28,14 +28,14 @@ from adapterhub.bench.study import (
 )
 from adapterhub.bench.task_data import TaskData, read_task_data
 from adapterhub.errors import AdapterhubError, ConfigError
-from adapterhub.training.defaults import run_options, usual_steps
+from adapterhub.loop.report import Reporter
+from adapterhub.loop.stop_signals import Stopped
+from adapterhub.recipe.defaults import run_options, usual_steps
+from adapterhub.recipe.recipe import Recipe
 from adapterhub.training.kernels import KernelChoice, choose_kernels
 from adapterhub.training.loading import BackboneLoader
-from adapterhub.training.recipe import Recipe
-from adapterhub.training.report import Reporter
 from adapterhub.training.run import run
 from adapterhub.training.starting_point import StartingPoint, starting_point
-from adapterhub.training.stop_signals import Stopped
 
 PROBE_STEPS = 6
 EVALUATING = 0.25  # of the time

@@ -24,10 +24,10 @@ from adapterhub.bench.cells import Cell
 from adapterhub.bench.execute import TaskContext, run_cell
 from adapterhub.bench.records import CellRecord
 from adapterhub.errors import AdapterhubError, BackboneError, TrainingError
+from adapterhub.loop.stop_signals import Stopped
 from adapterhub.ray_cluster import WorkerShare, connect_ray, import_ray, share_out
 from adapterhub.status import doing
 from adapterhub.training.loading import SharedLoader
-from adapterhub.training.stop_signals import Stopped
 
 MOST_TRIES = 3  # of a cell, if its worker dies
 STARTING = 600.0  # seconds until a worker answers; a busy or growing cluster takes minutes

@@ -14,9 +14,9 @@ from adapterhub.config.yaml import dump_yaml, load_yaml
 from adapterhub.errors import ConfigError, OutputError
 from adapterhub.files.atomic import replace_file
 from adapterhub.methods._described import check_spec
+from adapterhub.recipe.output_folder import writing
+from adapterhub.recipe.recipe import Recipe, read_draft
 from adapterhub.tasks import parse_task
-from adapterhub.training.output_folder import writing
-from adapterhub.training.recipe import Recipe, read_draft
 
 METHODS_COMPARED = ("head", "bitfit", "lora", "pfeiffer", "mam", "full")
 USUAL_BASELINE = "lora"

@@ -10,7 +10,7 @@ from adapterhub.data.examples import data_hash, sample
 from adapterhub.data.notes import notes_on
 from adapterhub.data.split import hold_out, strata_of
 from adapterhub.errors import ConfigError
-from adapterhub.training.recipe import Recipe
+from adapterhub.recipe.recipe import Recipe
 from adapterhub.training.run_data import NO_EVALUATION, RunData, read_data
 
 TEST_SHARE = 0.2  # of the training rows, where there are no test data

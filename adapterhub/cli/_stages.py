@@ -11,13 +11,13 @@ from adapterhub.cli._format import print_table, say, seconds_text
 from adapterhub.config.spec import call_text
 from adapterhub.errors import ConfigError
 from adapterhub.files.shown_table import ShownTable
+from adapterhub.recipe.recipe_stages import StagedRecipe
 from adapterhub.status import Display, display_for_terminal, showing
 from adapterhub.tasks import parse_task
-from adapterhub.training.recipe_stages import StagedRecipe
 
 if TYPE_CHECKING:
-    from adapterhub.training.recipe import Recipe
-    from adapterhub.training.report import Reporter
+    from adapterhub.loop.report import Reporter
+    from adapterhub.recipe.recipe import Recipe
     from adapterhub.training.run import RunOutcome
 
 
@@ -47,7 +47,7 @@ def train_stages(staged: StagedRecipe, *, resume: bool, dry_run: bool, quiet: bo
         dry_run: only check the stages and list them.
         quiet: show no progress.
     """
-    from adapterhub.training.processes import is_main
+    from adapterhub.loop.processes import is_main
     from adapterhub.training.run_stages import check_stages, run_stages
 
     if dry_run:
@@ -56,7 +56,7 @@ def train_stages(staged: StagedRecipe, *, resume: bool, dry_run: bool, quiet: bo
     numbers = {name: number for number, name in enumerate(staged.stages, start=1)}
 
     def reporter(name: str, recipe: Recipe) -> Reporter:
-        from adapterhub.training.report import reporter_for
+        from adapterhub.loop.report import reporter_for
 
         reports = reporter_for(Path(recipe.output), recipe.train, quiet=quiet)
         reports.note(f"stage {numbers[name]} of {len(numbers)}: {name}")

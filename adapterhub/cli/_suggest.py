@@ -10,6 +10,7 @@ from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.backbones.trained_length import max_positions
 from adapterhub.bench.suggest import Candidate, Suggestion, check_probed, suggest
 from adapterhub.data.examples import sample
+from adapterhub.recipe.recipe import Recipe, read_draft
 from adapterhub.registry.pull import pull_verified
 from adapterhub.registry.store import Query
 from adapterhub.registry.stores import registry_at
@@ -17,7 +18,6 @@ from adapterhub.status import doing
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.training.kernels import KernelChoice
 from adapterhub.training.loading import BackboneLoader
-from adapterhub.training.recipe import Recipe, read_draft
 from adapterhub.training.run_data import NO_EVALUATION, read_data
 
 _MOST = 1000  # adapters of a registry

@@ -17,11 +17,11 @@ from adapterhub.cli._format import (
 )
 from adapterhub.errors import TrainingError, one_line
 from adapterhub.files.shown_table import ShownTable
+from adapterhub.recipe.recipe import Recipe
 from adapterhub.status import Display, display_for_terminal, doing, showing
-from adapterhub.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    from adapterhub.training.report import Reporter
+    from adapterhub.loop.report import Reporter
     from adapterhub.training.several import Ended
 
 
@@ -37,8 +37,8 @@ def train_sweep(recipes: Mapping[str, Recipe], *, resume: bool, dry_run: bool, q
     Raises:
         TrainingError: at least one of the runs failed; the table says which.
     """
+    from adapterhub.loop.processes import is_main
     from adapterhub.training.preflight import check_recipe
-    from adapterhub.training.processes import is_main
 
     placed = {
         name: replace(recipe, output=str(Path(recipe.output) / name))
@@ -59,7 +59,7 @@ def train_sweep(recipes: Mapping[str, Recipe], *, resume: bool, dry_run: bool, q
 
 def _train(placed: Mapping[str, Recipe], resume: bool, quiet: bool) -> dict[str, Ended]:
     with doing("loading torch"):
-        from adapterhub.training.report import reporter_for
+        from adapterhub.loop.report import reporter_for
         from adapterhub.training.several import run_several
 
     names = {recipe.output: name for name, recipe in placed.items()}

@@ -12,7 +12,7 @@ from adapterhub.bench.results import TaskResult
 from adapterhub.bench.study import Study, start_of
 from adapterhub.cli.train import FLAGS, MULTIPLE
 from adapterhub.config.options import to_dict
-from adapterhub.training.recipe import Recipe
+from adapterhub.recipe.recipe import Recipe
 
 _FLAG_OF = {path: flag for flag, path in FLAGS.items() if flag not in MULTIPLE}
 

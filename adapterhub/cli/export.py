@@ -168,7 +168,7 @@ def _subject(
         manifest = read_manifest(folder)
         place, _ = backbone_of_adapter(folder, manifest, backbone)
         return manifest.methods, place, training_record(manifest, task).kind, manifest.labels
-    from adapterhub.training.recipe import read
+    from adapterhub.recipe.recipe import read
 
     recipe = read(source)
     spec: Spec = recipe.method  # type: ignore[assignment]

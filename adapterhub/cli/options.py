@@ -13,8 +13,8 @@ from adapterhub.cli._options_text import print_options, task_title
 from adapterhub.config.options import OptionDoc, options_of
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, unknown
-from adapterhub.training.options import TrainOptions
-from adapterhub.training.recipe import NAMES, REQUIRED, Recipe
+from adapterhub.recipe.options import TrainOptions
+from adapterhub.recipe.recipe import NAMES, REQUIRED, Recipe
 
 _GROUPS: dict[str, tuple[str, type]] = {
     "recipe": ("", Recipe),

@@ -57,8 +57,8 @@ def _unused(output: str) -> str:
 
 
 def _train(method: str, output: str, quiet: bool) -> Any:
-    from adapterhub.training.recipe import read
-    from adapterhub.training.report import reporter_for
+    from adapterhub.loop.report import reporter_for
+    from adapterhub.recipe.recipe import read
     from adapterhub.training.run import run
 
     folder = Path(output) / method

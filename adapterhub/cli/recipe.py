@@ -10,7 +10,7 @@ import click
 from adapterhub.cli._format import examples, say, say_text
 from adapterhub.cli.train import RecipeCommand, nested_flags, recipe_flags, recipe_words
 from adapterhub.errors import ConfigError, OutputError
-from adapterhub.training.recipe import read_draft
+from adapterhub.recipe.recipe import read_draft
 
 
 @click.command(
@@ -37,7 +37,7 @@ def command(words: tuple[str, ...], save: str | None, **flags: Any) -> None:
     defaults. For editors, write the schema once: `adapterhub train --schema > recipe.schema.json`
     (--save does that, too).
     """
-    from adapterhub.training.recipe_text import commented_recipe
+    from adapterhub.recipe.recipe_text import commented_recipe
 
     specs, others = _split_names(words)
     recipe = read_draft(*recipe_words(others), specs | nested_flags(flags))
@@ -73,8 +73,8 @@ def _split_names(words: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...
 
 
 def _save(path: Path, text: str) -> None:
-    from adapterhub.training.output_folder import SCHEMA
-    from adapterhub.training.recipe_schema import write_schema
+    from adapterhub.recipe.output_folder import SCHEMA
+    from adapterhub.recipe.recipe_schema import write_schema
 
     try:
         with open(path, "x", encoding="utf-8") as file:

@@ -31,15 +31,15 @@ from adapterhub.config.overrides import merge_options, parse_overrides
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, one_line
 from adapterhub.files.shown_table import ShownTable
+from adapterhub.loop.processes import restarted
+from adapterhub.recipe.options import TrainOptions
+from adapterhub.recipe.recipe import NAMES, SPECS, Recipe, read
+from adapterhub.recipe.recipe_stages import read_staged
+from adapterhub.recipe.sweep import parse_sweep
 from adapterhub.status import Display, display_for_terminal, doing, showing
-from adapterhub.training.options import TrainOptions
-from adapterhub.training.processes import restarted
-from adapterhub.training.recipe import NAMES, SPECS, Recipe, read
-from adapterhub.training.recipe_stages import read_staged
-from adapterhub.training.sweep import parse_sweep
 
 if TYPE_CHECKING:
-    from adapterhub.training.recipe import Recipe
+    from adapterhub.recipe.recipe import Recipe
     from adapterhub.training.run_data import RunData
 
 
@@ -147,7 +147,7 @@ class RecipeCommand(click.Command):
 
 def _print_schema(context: click.Context, option: click.Parameter, given: bool) -> None:
     if given:
-        from adapterhub.training.recipe_schema import recipe_schema
+        from adapterhub.recipe.recipe_schema import recipe_schema
 
         print_json(recipe_schema(), indent=2)
         context.exit()
@@ -227,14 +227,14 @@ def command(
     if show:
         print_rows(recipe, show)
         return
+    from adapterhub.loop.processes import is_main
     from adapterhub.training.preflight import check_run
-    from adapterhub.training.processes import is_main
 
     with showing(Display() if quiet or not is_main() else display_for_terminal()):
         data = check_run(recipe, resume, dry=dry_run)
         with doing("loading torch"):
+            from adapterhub.loop.report import reporter_for
             from adapterhub.training.prepare import prepare
-            from adapterhub.training.report import reporter_for
             from adapterhub.training.run import run
 
         if dry_run:
@@ -311,8 +311,8 @@ def nested_flags(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print_plan(prepared: Any) -> None:
+    from adapterhub.loop.report import rate_text
     from adapterhub.training.plan import plan_of
-    from adapterhub.training.report import rate_text
 
     plan, recipe, data = plan_of(prepared), prepared.recipe, prepared.data
     epochs = round(plan.steps / plan.steps_per_epoch, 2)

@@ -13,9 +13,9 @@ from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.heads import with_head
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest
+from adapterhub.recipe.recipe import DATA_SOURCES
 from adapterhub.registry.pull import pull
 from adapterhub.tasks import TASKS, Task, parse_task
-from adapterhub.training.recipe import DATA_SOURCES
 
 FEATURES, EMBEDDING = "features", "embedding"  # of a model without a head, `predict` gives vectors
 _COLUMNS = {option.name for option in options_of(DataOptions)}

@@ -32,13 +32,13 @@ from adapterhub.backbones.load import load_processor
 from adapterhub.backbones.probe import probe
 from adapterhub.backbones.weights import DTYPES
 from adapterhub.data.text_stream import TextStream
+from adapterhub.loop.processes import own_device, process_count
 from adapterhub.methods._base import Method
+from adapterhub.recipe.defaults import run_options
+from adapterhub.recipe.recipe import Recipe
 from adapterhub.tasks import Setting
 from adapterhub.tasks._lengths import encode_whole
-from adapterhub.training.defaults import run_options
 from adapterhub.training.lengths import default_length
-from adapterhub.training.processes import own_device, process_count
-from adapterhub.training.recipe import Recipe
 from adapterhub.training.run_data import RunData
 
 SHORTEST = 2e12

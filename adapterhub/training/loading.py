@@ -19,13 +19,13 @@ from adapterhub.adapters.attached import adapters
 from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.newly_initialized import initialize_again, newly_initialized
 from adapterhub.data.examples import data_hash
+from adapterhub.loop.processes import join_processes, own_device
+from adapterhub.recipe.recipe import Recipe
+from adapterhub.speed.activation_store import KeptActivations, memory_limit
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, dump_task
-from adapterhub.training.activation_store import KeptActivations, memory_limit
 from adapterhub.training.kernels import KernelChoice, can_compute, without_bf16
 from adapterhub.training.lengths import FittedRows, fit_rows
-from adapterhub.training.processes import join_processes, own_device
-from adapterhub.training.recipe import Recipe
 from adapterhub.training.run_data import RunData
 
 KEPT_ROWS = 4  # encoded data sets

@@ -15,12 +15,12 @@ from adapterhub.adapters.heads import add_heads, select_head
 from adapterhub.adapters.parts import NamedHead
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.errors import ConfigError
+from adapterhub.loop.batching import batch_order
+from adapterhub.loop.processes import process_count, readers
+from adapterhub.recipe.mixing import Mixing, draw_tasks, mixture_shares
+from adapterhub.recipe.options import RunOptions
 from adapterhub.tasks import Encoded, Task
-from adapterhub.training.batching import batch_order
 from adapterhub.training.lengths import FittedRows
-from adapterhub.training.mixing import Mixing, draw_tasks, mixture_shares
-from adapterhub.training.options import RunOptions
-from adapterhub.training.processes import process_count, readers
 from adapterhub.training.run_data import RunData
 from adapterhub.training.task_mixture import MixedRows, TaskRows, TaskSwitch
 

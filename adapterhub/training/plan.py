@@ -16,23 +16,23 @@ import torch
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.backbones.quantized_weights import bytes_of, size_of
 from adapterhub.backbones.weights import device_of
-from adapterhub.tasks._below_head import logits_at_once, plain_head
-from adapterhub.tasks._forward import rows_at_once
-from adapterhub.training.activation_memory import (
+from adapterhub.loop.optimizers import OPTIMIZERS
+from adapterhub.loop.progress import process_memory
+from adapterhub.loop.trainee import AdapterTrainee
+from adapterhub.recipe.defaults import steps_per_epoch
+from adapterhub.recipe.mixing import mixture_shares, parse_mixing
+from adapterhub.speed.activation_memory import (
     HEAP,
     activation_bytes,
     evaluation_bytes,
     logit_bytes,
 )
-from adapterhub.training.defaults import steps_per_epoch
-from adapterhub.training.head_loss import frozen_head
-from adapterhub.training.mixing import mixture_shares, parse_mixing
+from adapterhub.speed.head_loss import frozen_head
+from adapterhub.tasks._below_head import logits_at_once, plain_head
+from adapterhub.tasks._forward import rows_at_once
 from adapterhub.training.mixture import steps_of_tasks
-from adapterhub.training.optimizers import OPTIMIZERS
 from adapterhub.training.prepare import PreparedRun
-from adapterhub.training.progress import process_memory
 from adapterhub.training.task_mixture import MixedRows
-from adapterhub.training.trainee import AdapterTrainee
 
 
 @dataclass(frozen=True)

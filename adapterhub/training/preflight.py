@@ -8,12 +8,12 @@ from pathlib import Path
 
 from adapterhub.backbones.early_checks import DEQUANTIZE, check_backbone_options
 from adapterhub.errors import ConfigError, unknown
+from adapterhub.loop.processes import is_main, launcher_shards, process_count
 from adapterhub.methods._described import check_spec
+from adapterhub.recipe.output_folder import check_output
+from adapterhub.recipe.recipe import Recipe
 from adapterhub.status import reading
 from adapterhub.tasks import parse_task
-from adapterhub.training.output_folder import check_output
-from adapterhub.training.processes import is_main, launcher_shards, process_count
-from adapterhub.training.recipe import Recipe
 from adapterhub.training.run_data import RunData, read_data
 
 
@@ -118,7 +118,7 @@ def _unsharded(recipe: Recipe, codes: Sequence[str]) -> Iterator[str]:
 
 
 _PIP = {"comet_ml": "comet-ml"}  # where the package is not called like its module
-_OWN = "tensorboard"  # written by training/report.py
+_OWN = "tensorboard"  # written by loop/report.py
 
 
 def check_trackers(names: Iterable[str]) -> None:

@@ -17,26 +17,26 @@ from adapterhub.adapters.build import empty_copies
 from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.trained_length import max_positions, trained_length
 from adapterhub.errors import ConfigError
+from adapterhub.loop.evaluation import divided_evaluation
+from adapterhub.loop.sharding import shard
+from adapterhub.loop.stages import epochs_needed, waiting_for_plateaus
 from adapterhub.methods._base import Method
 from adapterhub.methods._site_module import EmbeddingModule
 from adapterhub.methods._spec import dump_methods, parse_methods
+from adapterhub.recipe.defaults import run_options
+from adapterhub.recipe.options import RunOptions
+from adapterhub.recipe.recipe import Recipe
+from adapterhub.speed.activation_store import KeptActivations
+from adapterhub.speed.frozen_cache import RecordedRun
+from adapterhub.speed.liger import check_installed
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, Task, dump_task
 from adapterhub.tasks._losses import Loss, corrected_loss
-from adapterhub.training.activation_store import KeptActivations
-from adapterhub.training.defaults import run_options
-from adapterhub.training.evaluation import divided_evaluation
-from adapterhub.training.frozen_cache import RecordedRun
 from adapterhub.training.kernels import KernelChoice, choose_kernels
 from adapterhub.training.lengths import FittedRows
-from adapterhub.training.liger import check_installed
 from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.mixture import check_one_model, enter_tasks, mix_rows
-from adapterhub.training.options import RunOptions
-from adapterhub.training.recipe import Recipe
 from adapterhub.training.run_data import RunData, read_data
-from adapterhub.training.sharding import shard
-from adapterhub.training.stages import epochs_needed, waiting_for_plateaus
 from adapterhub.training.starting_point import (
     RunFoundations,
     StartingPoint,

@@ -8,12 +8,12 @@ from typing import Any
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.load import load_processor, meta_model
 from adapterhub.backbones.trained_length import max_positions, trained_length
+from adapterhub.recipe.recipe import Recipe
 from adapterhub.tasks import Encoded, Setting
 from adapterhub.tasks._lengths import encode_whole
 from adapterhub.tasks._rows import Row
 from adapterhub.tasks._show import removed_text
 from adapterhub.training.lengths import fit_rows
-from adapterhub.training.recipe import Recipe
 from adapterhub.training.run_data import read_data
 from adapterhub.training.stream_batches import StreamedRows
 

@@ -18,36 +18,36 @@ from adapterhub.data.examples import data_hash
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, OutputError
 from adapterhub.files.atomic import replace_file
+from adapterhub.loop import checkpoint, loop, stages
+from adapterhub.loop.batching import BatchList, LazyBatches, batch_order
+from adapterhub.loop.engine import Engine, model_loss
+from adapterhub.loop.evaluation import divided_evaluation
+from adapterhub.loop.processes import is_main, readers, wait_for_everyone
+from adapterhub.loop.report import Reporter, Several
+from adapterhub.loop.speedups import Speedups, Trial, with_and_without_padding
+from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.methods._spec import dump_methods, parse_methods
+from adapterhub.recipe.defaults import steps_per_epoch
+from adapterhub.recipe.mixing import dump_mixing, parse_mixing
+from adapterhub.recipe.output_folder import RECIPE, check_output, hold_output, writing
+from adapterhub.recipe.recipe import DATA_SOURCES, Recipe, read
+from adapterhub.recipe.recipe_schema import SCHEMA_LINE, write_schema
+from adapterhub.speed.compiled_layers import compiled_layers
+from adapterhub.speed.frozen_cache import frozen_layers
+from adapterhub.speed.head_loss import choose_head_loss
+from adapterhub.speed.liger import liger_kernels
 from adapterhub.tasks import dump_task, parse_task
-from adapterhub.training import checkpoint, loop, stages
-from adapterhub.training.batching import BatchList, LazyBatches, batch_order
-from adapterhub.training.compiled_layers import compiled_layers
-from adapterhub.training.defaults import steps_per_epoch
-from adapterhub.training.engine import Engine, model_loss
-from adapterhub.training.evaluation import divided_evaluation
 from adapterhub.training.example_stream import BUFFER
-from adapterhub.training.frozen_cache import frozen_layers
-from adapterhub.training.head_loss import choose_head_loss
 from adapterhub.training.kernels import KernelChoice
-from adapterhub.training.liger import liger_kernels
 from adapterhub.training.loading import BackboneLoader
-from adapterhub.training.mixing import dump_mixing, parse_mixing
 from adapterhub.training.mixture import mixed_order
-from adapterhub.training.output_folder import RECIPE, check_output, hold_output, writing
 from adapterhub.training.preflight import check_trackers, placed
 from adapterhub.training.prepare import PreparedRun, prepare
-from adapterhub.training.processes import is_main, readers, wait_for_everyone
-from adapterhub.training.recipe import DATA_SOURCES, Recipe, read
-from adapterhub.training.recipe_schema import SCHEMA_LINE, write_schema
-from adapterhub.training.report import Reporter, Several
 from adapterhub.training.run_data import RunData
 from adapterhub.training.run_page import LatestPredictions, RunPage, one_class, verdict
-from adapterhub.training.speedups import Speedups, Trial, with_and_without_padding
 from adapterhub.training.stream_batches import StreamBatches, StreamedRows
 from adapterhub.training.task_mixture import MixedRows
 from adapterhub.training.trackers import start_trackers
-from adapterhub.training.trainee import AdapterTrainee
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from adapterhub.data.split import hold_out, strata_of
 from adapterhub.data.tables import has_split, is_on_hub
 from adapterhub.data.text_stream import TextStream, open_stream
 from adapterhub.errors import ConfigError, unknown
+from adapterhub.loop.processes import readers
+from adapterhub.recipe.recipe import Recipe
 from adapterhub.tasks import Task, parse_task
 from adapterhub.training.example_stream import ExampleStream, open_examples, read_some
-from adapterhub.training.processes import readers
-from adapterhub.training.recipe import Recipe
 from adapterhub.training.task_mixture import TaskMixture
 
 BUILTIN = "builtin:docstrings"

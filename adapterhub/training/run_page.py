@@ -14,11 +14,11 @@ from pathlib import Path
 
 from adapterhub.errors import one_line
 from adapterhub.files.atomic import replace_file
+from adapterhub.loop.report import Evaluated, Reporter, Timing
 from adapterhub.pages.page import write_page
 from adapterhub.pages.predictions import PREDICTIONS, PredictionFile, outcomes_of
+from adapterhub.recipe.options import RunOptions
 from adapterhub.tasks import Encoded, Prediction, Task
-from adapterhub.training.options import RunOptions
-from adapterhub.training.report import Evaluated, Reporter, Timing
 
 _FIRST = 1.0  # seconds that the first page is expected to take, with the import of matplotlib
 _SHARE = 0.05  # of the run's time, which its pages may take

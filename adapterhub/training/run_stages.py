@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 from adapterhub.config.options import to_dict
 from adapterhub.errors import ConfigError, FileError, OutputError
 from adapterhub.files.atomic import put_in_place, replace_file, staging, sync_files
-from adapterhub.training.output_folder import RECIPE, writing
+from adapterhub.loop.processes import is_main, wait_for_everyone
+from adapterhub.recipe.output_folder import RECIPE, writing
+from adapterhub.recipe.recipe import Recipe
+from adapterhub.recipe.recipe_stages import StagedRecipe, without_places
 from adapterhub.training.preflight import check_run
-from adapterhub.training.processes import is_main, wait_for_everyone
-from adapterhub.training.recipe import Recipe
-from adapterhub.training.recipe_stages import StagedRecipe, without_places
 
 if TYPE_CHECKING:
-    from adapterhub.training.report import Reporter
+    from adapterhub.loop.report import Reporter
     from adapterhub.training.run import RunOutcome
 
 FINISHED = "stages.json"

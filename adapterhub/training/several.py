@@ -12,14 +12,14 @@ from pathlib import Path
 
 from adapterhub.config.options import to_dict
 from adapterhub.errors import AdapterhubError
+from adapterhub.loop.report import Reporter, Several
+from adapterhub.loop.stop_signals import Stopped, catch_stop_signals
+from adapterhub.recipe.output_folder import RECIPE
+from adapterhub.recipe.recipe import Recipe
 from adapterhub.tasks import dump_task, parse_task
 from adapterhub.training.loading import BackboneLoader, SharedLoader
-from adapterhub.training.output_folder import RECIPE
-from adapterhub.training.recipe import Recipe
-from adapterhub.training.report import Reporter, Several
 from adapterhub.training.run import RunOutcome, run
 from adapterhub.training.run_data import RunData, check_options, read_data
-from adapterhub.training.stop_signals import Stopped, catch_stop_signals
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,11 @@ from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest
 from adapterhub.methods._base import Method
 from adapterhub.methods._spec import restore_methods
+from adapterhub.recipe.recipe import Recipe
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import foundation_of, pull_verified
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.stores import read_reference, registry_at
-from adapterhub.training.recipe import Recipe
 
 
 @dataclass(frozen=True)

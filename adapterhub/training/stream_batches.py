@@ -19,11 +19,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from adapterhub.data.row_stream import BlockReader, Cursor, cursor_of, read_pass
+from adapterhub.loop.batching import Batch, batch_order
+from adapterhub.recipe.options import RunOptions
 from adapterhub.tasks import Encoded, Setting, Task
 from adapterhub.tasks._rows import Row
-from adapterhub.training.batching import Batch, batch_order
 from adapterhub.training.example_stream import BUFFER, ExampleStream
-from adapterhub.training.options import RunOptions
 
 Work = tuple[int, list[Any]]
 """A block to encode: its number, and its examples."""

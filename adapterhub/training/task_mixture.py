@@ -164,7 +164,7 @@ class TaskMixture(Task):
 
     def loss(self, train: Encoded) -> Loss | None:
         """Return the loss of a batch: that of its task, times the weight of the task."""
-        from adapterhub.training.engine import model_loss  # imports torch
+        from adapterhub.loop.engine import model_loss  # imports torch
 
         rows = _of_tasks(train)
         losses = {name: each.task.loss(each) or model_loss for name, each in rows.items()}

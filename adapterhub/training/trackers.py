@@ -19,10 +19,10 @@ from typing import Any
 from adapterhub.config.options import to_dict
 from adapterhub.errors import ConfigError
 from adapterhub.files.atomic import replace_file
-from adapterhub.training.output_folder import TRACKED
-from adapterhub.training.processes import own_device
-from adapterhub.training.recipe import DATA_SOURCES, Recipe
-from adapterhub.training.report import Evaluated, Reporter, Timing, TrainingLine
+from adapterhub.loop.processes import own_device
+from adapterhub.loop.report import Evaluated, Reporter, Timing, TrainingLine
+from adapterhub.recipe.output_folder import TRACKED
+from adapterhub.recipe.recipe import DATA_SOURCES, Recipe
 
 PROJECT = "adapterhub"
 

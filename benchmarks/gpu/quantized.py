@@ -49,15 +49,15 @@ from torch import nn
 from transformers import LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 import adapterhub as ah
+from adapterhub.loop.engine import Engine
+from adapterhub.loop.speedups import Speedups, Trial, with_and_without_padding
+from adapterhub.loop.trainee import AdapterTrainee
+from adapterhub.recipe.options import RunOptions
+from adapterhub.speed.activation_memory import activation_bytes, logit_bytes
+from adapterhub.speed.compiled_layers import compiled_layers
+from adapterhub.speed.head_loss import HeadLoss
 from adapterhub.tasks._below_head import logits_at_once
-from adapterhub.training.activation_memory import activation_bytes, logit_bytes
-from adapterhub.training.compiled_layers import compiled_layers
-from adapterhub.training.engine import Engine
-from adapterhub.training.head_loss import HeadLoss
-from adapterhub.training.options import RunOptions
 from adapterhub.training.plan import weight_bytes
-from adapterhub.training.speedups import Speedups, Trial, with_and_without_padding
-from adapterhub.training.trainee import AdapterTrainee
 
 LOSS, GRADIENT = 1e-3, 2e-2  # relative; autocast rounds to bf16 at different points
 COMPILED = RunOptions(compile=True)

@@ -32,11 +32,11 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import adapterhub as ah
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.training.compiled_layers import compiled_layers
-from adapterhub.training.engine import Engine
-from adapterhub.training.options import RunOptions
-from adapterhub.training.speedups import Speedups, Trial, with_and_without_padding
-from adapterhub.training.trainee import AdapterTrainee
+from adapterhub.loop.engine import Engine
+from adapterhub.loop.speedups import Speedups, Trial, with_and_without_padding
+from adapterhub.loop.trainee import AdapterTrainee
+from adapterhub.recipe.options import RunOptions
+from adapterhub.speed.compiled_layers import compiled_layers
 
 KERNELS = ("bf16 eager", "fp32 sdpa")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

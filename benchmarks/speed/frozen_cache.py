@@ -32,8 +32,8 @@ from typing import Any
 import torch
 import transformers
 
-from adapterhub.training.recipe import Recipe, read
-from adapterhub.training.report import Reporter, TrainingLine
+from adapterhub.loop.report import Reporter, TrainingLine
+from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training.run import run
 
 METHODS = ("head", "scalar-mix", "freeze(top=1)", "freeze(top=2)", "lora(layers=top 1)")

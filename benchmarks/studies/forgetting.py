@@ -36,7 +36,7 @@ from torch import Tensor, nn
 import adapterhub as ah
 from adapterhub.files.atomic import replace_file
 from adapterhub.methods._spec import parse_methods
-from adapterhub.training.recipe import read_draft
+from adapterhub.recipe.recipe import read_draft
 from adapterhub.training.run_data import read_data
 
 BACKBONE = "sentence-transformers/all-MiniLM-L6-v2"

@@ -56,15 +56,15 @@ from adapterhub.data.examples import Example, sample
 from adapterhub.errors import ConfigError
 from adapterhub.pages.predictions import outcomes_of
 from adapterhub.pages.run_files import lower_is_better
+from adapterhub.recipe.defaults import run_options
+from adapterhub.recipe.options import TrainOptions
+from adapterhub.recipe.schedules import warmup_steps
 from adapterhub.tasks import Prediction, dump_task
 from adapterhub.tasks._rows import Setting
 from adapterhub.tasks.classification import Number, OfTexts, best_of
-from adapterhub.training.defaults import run_options
 from adapterhub.training.lengths import fit_rows
 from adapterhub.training.loading import SharedLoader
-from adapterhub.training.options import TrainOptions
 from adapterhub.training.prepare import max_positions
-from adapterhub.training.schedules import warmup_steps
 
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup"}
 # Options of a recipe that the Trainer gets under its own name, if the recipe sets them.

@@ -29,7 +29,7 @@ from adapterhub.bench.wording import p_text
 from adapterhub.inference.open import open_adapter
 from adapterhub.pages.predictions import PredictionFile
 from adapterhub.pages.row_scores import row_score
-from adapterhub.training.recipe import read_draft
+from adapterhub.recipe.recipe import read_draft
 from adapterhub.training.run_data import read_data
 
 BACKBONE = "sentence-transformers/all-MiniLM-L6-v2"

@@ -11,9 +11,9 @@ from adapterhub.config.yaml import inline_yaml
 from adapterhub.data.options import DataOptions
 from adapterhub.methods import _other_names as method_names
 from adapterhub.methods._described import described_methods
-from adapterhub.training.options import TrainOptions
-from adapterhub.training.recipe import ALIASES, MEANINGS, REQUIRED, Recipe, read_draft
-from adapterhub.training.recipe_text import commented_recipe
+from adapterhub.recipe.options import TrainOptions
+from adapterhub.recipe.recipe import ALIASES, MEANINGS, REQUIRED, Recipe, read_draft
+from adapterhub.recipe.recipe_text import commented_recipe
 from reference.markdown import code, codes, entry, prose, sentence
 
 PAGE = "reference/recipe.md"

@@ -37,9 +37,9 @@ from adapterhub.files import atomic as folder_module
 from adapterhub.files import native
 from adapterhub.files.atomic import FileDigest
 from adapterhub.files.manifest import BackboneRef, Manifest
-from adapterhub.training import checkpoint, report
-from adapterhub.training.options import TrainOptions
-from adapterhub.training.report import JsonLines, Timing, TrainingLine
+from adapterhub.loop import checkpoint, report
+from adapterhub.loop.report import JsonLines, Timing, TrainingLine
+from adapterhub.recipe.options import TrainOptions
 
 REF = BackboneRef("acme/bert-tiny", None, "ab" * 32, "bert", identity=IDENTITY)
 MANIFEST = Manifest(name="a", methods=({"lora": {"rank": 2}},), backbone=REF)

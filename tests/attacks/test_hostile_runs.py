@@ -23,10 +23,10 @@ from training_runs import OPTIONS, fit, lines, scores
 from adapterhub.errors import AdapterhubError, ConfigError, FileError, OutputError
 from adapterhub.files.native import read_adapter
 from adapterhub.files.run_folder import backbone_of_run
-from adapterhub.training import checkpoint, loop
-from adapterhub.training.output_folder import LOCK, check_output, hold_output
-from adapterhub.training.recipe import Recipe, read
-from adapterhub.training.report import JsonLines, PlainLines, Reporter, Several, reporter_for
+from adapterhub.loop import checkpoint, loop
+from adapterhub.loop.report import JsonLines, PlainLines, Reporter, Several, reporter_for
+from adapterhub.recipe.output_folder import LOCK, check_output, hold_output
+from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training.run import run
 
 # Flipped bits per file; at least one in each part of it (a header, a pickle, padding, a digest).
@@ -355,7 +355,7 @@ def test_a_flipped_bit_of_the_recipe_selects_no_other_backbone(
 HOLD = """
 import sys, time
 from pathlib import Path
-from adapterhub.training.output_folder import hold_output
+from adapterhub.recipe.output_folder import hold_output
 with hold_output(Path(sys.argv[1]), resume=True):
     print("held", flush=True)
     time.sleep(60)

@@ -487,8 +487,8 @@ def test_all_output_goes_through_one_module() -> None:
         "errors.py: warnings.warn",
         "status.py: Console",
         "status.py: print",
-        "training/report.py: Console",
-        "training/report.py: print",
+        "loop/report.py: Console",
+        "loop/report.py: print",
     ]
 
 

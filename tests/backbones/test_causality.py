@@ -13,10 +13,10 @@ import adapterhub as ah
 from adapterhub.backbones.causality import reads_ahead, shifts_labels
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.errors import BackboneError
+from adapterhub.loop.engine import model_loss
+from adapterhub.loop.report import Reporter
+from adapterhub.recipe.recipe import read
 from adapterhub.tasks._losses import corrected_loss
-from adapterhub.training.engine import model_loss
-from adapterhub.training.recipe import read
-from adapterhub.training.report import Reporter
 from adapterhub.training.run import run
 
 CONFIGS = {a: tiny_models.usual_model(a).config for a in tiny_models.MATRIX}

@@ -15,7 +15,7 @@ from adapterhub.bench.conduct import run_study, study_state
 from adapterhub.bench.records import CellRecord
 from adapterhub.bench.results import study_results
 from adapterhub.bench.study import Study
-from adapterhub.training.report import Reporter
+from adapterhub.loop.report import Reporter
 from adapterhub.training.run import run
 
 

@@ -18,10 +18,10 @@ from adapterhub.bench.cells import Cell
 from adapterhub.bench.execute import TaskContext, reset_peak_memory, run_cell
 from adapterhub.bench.study import Study
 from adapterhub.data.options import DataOptions
+from adapterhub.loop.progress import peak_memory
+from adapterhub.loop.stop_signals import Stopped
+from adapterhub.recipe.recipe import Recipe
 from adapterhub.training.loading import SharedLoader
-from adapterhub.training.progress import peak_memory
-from adapterhub.training.recipe import Recipe
-from adapterhub.training.stop_signals import Stopped
 
 
 def test_a_cell_that_was_stopped_continues_from_its_checkpoint(

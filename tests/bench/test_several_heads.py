@@ -11,7 +11,7 @@ import several_heads
 from run_records import RunRecords
 from several_heads import ALONE, JOINT, TASKS
 
-from adapterhub.training.recipe import read_draft
+from adapterhub.recipe.recipe import read_draft
 
 ROOT = Path(__file__).parents[2]
 

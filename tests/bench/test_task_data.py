@@ -10,7 +10,7 @@ from fixtures import sentences, write_tsv
 
 from adapterhub.bench.task_data import TEST_SHARE, read_task_data
 from adapterhub.errors import ConfigError
-from adapterhub.training.recipe import Recipe, read_draft
+from adapterhub.recipe.recipe import Recipe, read_draft
 
 
 @pytest.fixture

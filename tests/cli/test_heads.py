@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from mixed_tasks import HEADS, mixed_recipe
 
-from adapterhub.training.report import Reporter
+from adapterhub.loop.report import Reporter
 from adapterhub.training.run import run
 
 

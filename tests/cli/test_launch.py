@@ -14,8 +14,8 @@ from fixtures import sentences, write_tsv
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from adapterhub.training import checkpoint
-from adapterhub.training.processes import own_device
+from adapterhub.loop import checkpoint
+from adapterhub.loop.processes import own_device
 
 # One launch for all in the core: site modules, prefixes, and a trained part that grows.
 TOGETHER = "[lora(rank=2), prefix(length=2), unfreeze]"

@@ -10,8 +10,8 @@ from command_line import refused
 from adapterhub.config.options import options_of
 from adapterhub.data.options import DataOptions
 from adapterhub.methods import METHODS
+from adapterhub.recipe.options import TrainOptions
 from adapterhub.tasks import TASKS
-from adapterhub.training.options import TrainOptions
 
 
 def words_of(text):

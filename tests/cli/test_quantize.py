@@ -18,10 +18,10 @@ import adapterhub as ah
 from adapterhub.backbones import layer_timing, quantized
 from adapterhub.inference import open as opened
 from adapterhub.inference.open import open_adapter
+from adapterhub.recipe.recipe import read
 from adapterhub.training import kernels
 from adapterhub.training.plan import plan_of, weight_bytes
 from adapterhub.training.prepare import prepare
-from adapterhub.training.recipe import read
 
 KINDS = [k for k, scheme in quantized.QUANTIZATIONS.items() if find_spec(scheme.library)]
 pytest.importorskip("bitsandbytes", reason='pip install "adapterhub[quantized]"')

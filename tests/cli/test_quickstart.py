@@ -49,9 +49,9 @@ def test_what_stops_it_is_continued_by_a_command_that_exists(
 ):
     """A quickstart has no --resume, and always begins anew."""
     from adapterhub.errors import OutputError
+    from adapterhub.loop.stop_signals import Stopped
+    from adapterhub.recipe.output_folder import _remedy
     from adapterhub.training import run as run_module
-    from adapterhub.training.output_folder import _remedy
-    from adapterhub.training.stop_signals import Stopped
 
     run = run_module.run
 

@@ -8,7 +8,7 @@ import pytest
 from command_line import refused
 
 from adapterhub.config.yaml import load_yaml
-from adapterhub.training.recipe import read
+from adapterhub.recipe.recipe import read
 
 
 def test_a_recipe_is_written_to_a_file_and_trained(adapterhub, backbones, data, tmp_path):

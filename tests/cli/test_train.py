@@ -17,8 +17,8 @@ from selection import rotating
 from adapterhub.cli.train import FLAGS, nested_flags
 from adapterhub.config.yaml import parse_mapping
 from adapterhub.files.native import read_manifest
-from adapterhub.training.recipe import NAMES, read
-from adapterhub.training.recipe_schema import recipe_schema
+from adapterhub.recipe.recipe import NAMES, read
+from adapterhub.recipe.recipe_schema import recipe_schema
 
 LEARN = ("train.epochs=12", "train.learning_rate=5e-3")
 
@@ -100,7 +100,7 @@ KILLED = """
 import json, os, sys
 import transformers.models.bert.modeling_bert, transformers.models.bert.tokenization_bert
 from adapterhub.cli import main
-from adapterhub.training.engine import Engine
+from adapterhub.loop.engine import Engine
 step, steps = Engine.step, 0
 def counted(self, *args):
     global steps

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from adapterhub.config.json_schema import json_schema
 from adapterhub.config.options import option, options_of
-from adapterhub.training.recipe import Recipe
+from adapterhub.recipe.recipe import Recipe
 
 
 @dataclasses.dataclass(frozen=True)

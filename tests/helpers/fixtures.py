@@ -10,8 +10,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from adapterhub.training.options import RunOptions
-from adapterhub.training.trainee import AdapterTrainee
+from adapterhub.loop.trainee import AdapterTrainee
+from adapterhub.recipe.options import RunOptions
 
 WORDS = [
     "the",

@@ -7,7 +7,7 @@ from typing import Any
 
 from fixtures import sentences, write_tsv
 
-from adapterhub.training.recipe import Recipe, read
+from adapterhub.recipe.recipe import Recipe, read
 
 HEADS = {"mood": ("neg", "pos"), "thing-2": ("actor", "end", "film"), "length": ()}
 

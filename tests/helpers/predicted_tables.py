@@ -12,8 +12,8 @@ from fixtures import sentences, write_tsv
 
 from adapterhub.inference.open_several import AdapterSource
 from adapterhub.inference.table_job import TableJob
-from adapterhub.training.recipe import read
-from adapterhub.training.report import Reporter
+from adapterhub.loop.report import Reporter
+from adapterhub.recipe.recipe import read
 from adapterhub.training.run import run
 
 ROWS = 46

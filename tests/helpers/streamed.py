@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fixtures import WORDS, sentences
 
-from adapterhub.training.recipe import Recipe, read
+from adapterhub.recipe.recipe import Recipe, read
 
 
 def write_shards(folder: Path, sizes: tuple[int, ...] = (20, 13, 31), rows: int = 5) -> str:

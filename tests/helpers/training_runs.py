@@ -19,12 +19,12 @@ import pytest
 import torch
 from torch import nn
 
-from adapterhub.training import checkpoint
-from adapterhub.training.batching import LazyBatches, batch_order
-from adapterhub.training.engine import Engine
-from adapterhub.training.loop import TrainingResult, TrainingSession, train
-from adapterhub.training.options import RunOptions
-from adapterhub.training.report import Reporter, reporter_for
+from adapterhub.loop import checkpoint
+from adapterhub.loop.batching import LazyBatches, batch_order
+from adapterhub.loop.engine import Engine
+from adapterhub.loop.loop import TrainingResult, TrainingSession, train
+from adapterhub.loop.report import Reporter, reporter_for
+from adapterhub.recipe.options import RunOptions
 
 torch.set_num_threads(1)
 

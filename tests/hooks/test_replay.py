@@ -12,9 +12,9 @@ from tiny_models import NO_DROPOUT
 
 import adapterhub as ah
 from adapterhub.hooks.replay import LayerCall, StackReplay, plans_of_calls, replayable, stack_rows
-from adapterhub.training.activation_store import StateRecorder
-from adapterhub.training.frozen_cache import find_plan, record_runs
-from adapterhub.training.speedups import evaluating
+from adapterhub.loop.speedups import evaluating
+from adapterhub.speed.activation_store import StateRecorder
+from adapterhub.speed.frozen_cache import find_plan, record_runs
 
 IDS = torch.tensor([[5, 6, 7, 1], [5, 6, 1, 1]])
 RIGHT = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])

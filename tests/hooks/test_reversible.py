@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel, ReformerConfig, ReformerForSequenceClassification
 
 import adapterhub as ah
+from adapterhub.loop.report import Reporter
 from adapterhub.methods import METHODS
-from adapterhub.training.recipe import read
-from adapterhub.training.report import Reporter
+from adapterhub.recipe.recipe import read
 from adapterhub.training.run import run
 
 METHODS_INSIDE = ("lora", "dora", "pfeiffer", "houlsby", "compacter", "ia3", "bitfit", "norms",

@@ -8,8 +8,8 @@ import torch
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError
-from adapterhub.training.options import TrainOptions
-from adapterhub.training.trainee import AdapterTrainee
+from adapterhub.loop.trainee import AdapterTrainee
+from adapterhub.recipe.options import TrainOptions
 
 
 def test_the_learning_rate_of_b_is_a_multiple_of_that_of_a():

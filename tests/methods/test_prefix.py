@@ -11,9 +11,9 @@ from one_site import attention_tensors
 import adapterhub as ah
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.errors import ConfigError
+from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.methods.prefix import Prefix
-from adapterhub.training.options import TrainOptions
-from adapterhub.training.trainee import AdapterTrainee
+from adapterhub.recipe.options import TrainOptions
 
 
 def test_attention_reads_the_prefix_before_keys_and_values():

@@ -12,9 +12,9 @@ from transformers import AutoTokenizer
 
 from adapterhub.inference.open import open_adapter
 from adapterhub.inference.record import read_training_record
+from adapterhub.recipe.recipe import read
 from adapterhub.tasks import parse_task
 from adapterhub.training.prepare import prepare
-from adapterhub.training.recipe import read
 
 ALPACA = {"instruction": "the movie", "input": "", "output": "good"}
 FORMS: dict[str, tuple[str, dict[str, str], str]] = {

@@ -15,10 +15,10 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.text_stream import open_stream
 from adapterhub.errors import ConfigError
 from adapterhub.files.native import read_manifest
+from adapterhub.loop.report import Reporter
+from adapterhub.recipe.recipe import read
 from adapterhub.tasks import TASKS, Setting, parse_task
 from adapterhub.tasks._windows import STARTS_WORD, Frame, Windows
-from adapterhub.training.recipe import read
-from adapterhub.training.report import Reporter
 from adapterhub.training.run import run
 
 STREAMED = {

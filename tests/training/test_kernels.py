@@ -19,12 +19,13 @@ from adapterhub.backbones.layer_timing import EAGER, SDPA, Kernels
 from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.weights import DTYPES
 from adapterhub.errors import TrainingError
+from adapterhub.loop import loop
+from adapterhub.loop.report import Reporter
 from adapterhub.methods._spec import parse_methods
-from adapterhub.training import kernels, loop
+from adapterhub.recipe.recipe import Recipe, read
+from adapterhub.training import kernels
 from adapterhub.training.kernels import KernelChoice, can_compute, choose_kernels, layer_shape
 from adapterhub.training.prepare import prepare
-from adapterhub.training.recipe import Recipe, read
-from adapterhub.training.report import Reporter
 from adapterhub.training.run import run
 from adapterhub.training.run_data import read_data
 

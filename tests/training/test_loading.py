@@ -15,12 +15,12 @@ from training_runs import final_bytes
 
 import adapterhub as ah
 from adapterhub.errors import TrainingError
+from adapterhub.loop.report import Reporter, reporter_for
 from adapterhub.methods import METHODS
 from adapterhub.methods._spec import dump_methods
+from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training import loading
 from adapterhub.training.loading import BackboneLoader, SharedLoader
-from adapterhub.training.recipe import Recipe, read
-from adapterhub.training.report import Reporter, reporter_for
 from adapterhub.training.run import run
 
 FUSED = "adapterfusion"  # is built from adapters that are attached

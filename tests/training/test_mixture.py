@@ -22,13 +22,13 @@ from adapterhub.backbones.load import load_backbone
 from adapterhub.errors import ConfigError
 from adapterhub.files.native import read_adapter
 from adapterhub.inference.open import open_adapter
-from adapterhub.training.batching import LazyBatches
-from adapterhub.training.mixing import parse_mixing
+from adapterhub.loop.batching import LazyBatches
+from adapterhub.loop.report import Reporter, reporter_for
+from adapterhub.recipe.mixing import parse_mixing
+from adapterhub.recipe.recipe import Recipe
 from adapterhub.training.mixture import mixed_order
 from adapterhub.training.plan import plan_of
 from adapterhub.training.prepare import prepare
-from adapterhub.training.recipe import Recipe
-from adapterhub.training.report import Reporter, reporter_for
 from adapterhub.training.run import RunOutcome, run
 from adapterhub.training.task_mixture import MixedRows
 

@@ -10,10 +10,10 @@ import pytest
 import tiny_models
 from fixtures import write_tsv
 
+from adapterhub.loop.trainee import HEAD_LEARNING_RATE
+from adapterhub.recipe.recipe import read
 from adapterhub.training.plan import plan_of
 from adapterhub.training.prepare import PreparedRun, prepare
-from adapterhub.training.recipe import read
-from adapterhub.training.trainee import HEAD_LEARNING_RATE
 
 
 @pytest.fixture
@@ -67,9 +67,9 @@ import sys
 from pathlib import Path
 from adapterhub.training.plan import plan_of
 from adapterhub.training.prepare import prepare
-from adapterhub.training.recipe import read
-from adapterhub.training.report import Reporter
-from adapterhub.training import loop
+from adapterhub.recipe.recipe import read
+from adapterhub.loop.report import Reporter
+from adapterhub.loop import loop
 from adapterhub.training.run import training_session
 
 backbone, train, eval_, output, *words = sys.argv[1:]

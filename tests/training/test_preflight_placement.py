@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from adapterhub.errors import ConfigError
-from adapterhub.training.options import TrainOptions
+from adapterhub.recipe.options import TrainOptions
+from adapterhub.recipe.recipe import Recipe
 from adapterhub.training.preflight import placed
-from adapterhub.training.recipe import Recipe
 
 RECIPE = Recipe(backbone="b", method="lora", output="out")
 

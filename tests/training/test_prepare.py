@@ -9,9 +9,9 @@ import tiny_models
 import torch
 
 from adapterhub.errors import ConfigError
+from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training.loading import make_ready
 from adapterhub.training.prepare import max_positions, prepare, virtual_tokens
-from adapterhub.training.recipe import Recipe, read
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 from task_cases import CASES
 
 from adapterhub.inference.open import open_adapter
+from adapterhub.loop.report import Reporter
+from adapterhub.recipe.recipe import read
 from adapterhub.training.prepare import prepare
-from adapterhub.training.recipe import read
-from adapterhub.training.report import Reporter
 from adapterhub.training.run import run
 
 WORDS = ("train.tensorboard=false", "train.report=false", "train.learning_rate=1e-2")

@@ -8,10 +8,10 @@ from mixed_tasks import HEADS, mixed_recipe
 from task_cases import CASES
 
 from adapterhub.cli.train import print_rows
+from adapterhub.recipe.recipe import read
 from adapterhub.tasks import TASKS
 from adapterhub.training import loading
 from adapterhub.training.preview import preview_rows
-from adapterhub.training.recipe import read
 
 LEARNED = {
     "classification": {"label": "neg (class 0)"},

@@ -11,9 +11,9 @@ import torch
 from training_runs import lines
 
 from adapterhub.errors import ConfigError
+from adapterhub.loop.report import Reporter, reporter_for
+from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training import run as running
-from adapterhub.training.recipe import Recipe, read
-from adapterhub.training.report import Reporter, reporter_for
 from adapterhub.training.run import run
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.training.recipe import Recipe, read
+from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training.run_data import read_data
 
 

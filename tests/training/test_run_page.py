@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from run_folders import predictions, run_folder
 
+from adapterhub.loop.report import Evaluated, Timing
 from adapterhub.pages.page import PAGE
 from adapterhub.pages.predictions import PREDICTIONS, PredictionFile
 from adapterhub.training import run_page
-from adapterhub.training.report import Evaluated, Timing
 from adapterhub.training.run_page import LatestPredictions, RunPage
 
 ROWS = predictions("classes").rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapterhub.training.options import TrainOptions
+from adapterhub.recipe.options import TrainOptions
 from adapterhub.training.run_page import one_class, verdict
 
 

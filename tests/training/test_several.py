@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from adapterhub.errors import ConfigError, TrainingError
+from adapterhub.loop.report import Evaluated, Reporter, Timing, reporter_for
+from adapterhub.loop.stop_signals import Stopped
+from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training import run_data, several
-from adapterhub.training.recipe import Recipe, read
-from adapterhub.training.report import Evaluated, Reporter, Timing, reporter_for
 from adapterhub.training.run import run
 from adapterhub.training.several import DataReader, run_several
-from adapterhub.training.stop_signals import Stopped
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import torch
 import transformers
 import warm
 
-from adapterhub.training.recipe import read
+from adapterhub.recipe.recipe import read
 
 SHAPE = {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 8, "vocab_size": 99}
 LAYERS, MB = 16, 1 << 20
@@ -39,9 +39,9 @@ def measure(path):
     import torch.distributed.fsdp
     import torch.distributed.tensor  # noqa: F401
 
+    from adapterhub.loop.processes import join_processes
     from adapterhub.training.preflight import placed
     from adapterhub.training.prepare import prepare
-    from adapterhub.training.processes import join_processes
 
     # Freed memory goes back to the system, as that of large tensors does.
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)

@@ -12,9 +12,9 @@ from fixtures import write_tsv
 import adapterhub as ah
 from adapterhub.errors import ConfigError, MismatchError, TrainingError
 from adapterhub.files.native import read_manifest, read_tensors
+from adapterhub.loop.report import Reporter
+from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training.prepare import prepare
-from adapterhub.training.recipe import Recipe, read
-from adapterhub.training.report import Reporter
 from adapterhub.training.run import run
 from adapterhub.training.starting_point import starting_point
 

@@ -15,9 +15,9 @@ from adapterhub.errors import ConfigError, MismatchError, TrainingError
 from adapterhub.files.native import read_manifest, read_tensors
 from adapterhub.inference.open import open_adapter
 from adapterhub.inference.record import read_training_record
+from adapterhub.loop.report import Reporter, TrainingLine
+from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training.prepare import prepare
-from adapterhub.training.recipe import Recipe, read
-from adapterhub.training.report import Reporter, TrainingLine
 from adapterhub.training.run import run
 from adapterhub.training.starting_point import run_foundations
 

@@ -12,9 +12,9 @@ from accelerate import tracking
 from accelerate.tracking import GeneralTracker
 
 from adapterhub.errors import ConfigError
-from adapterhub.training.output_folder import TRACKED
-from adapterhub.training.recipe import Recipe, read
-from adapterhub.training.report import Evaluated, Reporter, Timing, TrainingLine
+from adapterhub.loop.report import Evaluated, Reporter, Timing, TrainingLine
+from adapterhub.recipe.output_folder import TRACKED
+from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training.trackers import (
     TrackedRun,
     configuration,

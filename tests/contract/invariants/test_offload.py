@@ -9,8 +9,8 @@ from matrix import example
 
 import adapterhub as ah
 from adapterhub.errors import AttachError, MergeError, SiteError
+from adapterhub.loop.gradient_checkpointing import recompute
 from adapterhub.methods import METHODS
-from adapterhub.training.gradient_checkpointing import recompute
 
 HALF = {
     "model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.norm": "cpu", "lm_head": "cpu",

@@ -14,14 +14,14 @@ from task_cases import CASES
 
 from adapterhub.errors import AttachError, SiteError
 from adapterhub.inference.open import open_adapter
+from adapterhub.loop.engine import model_loss
+from adapterhub.loop.report import Reporter
 from adapterhub.methods import METHODS
 from adapterhub.methods._spec import dump_methods
+from adapterhub.recipe.recipe import read
 from adapterhub.tasks import TASKS
 from adapterhub.tasks._losses import model_inputs
 from adapterhub.training import run as running
-from adapterhub.training.engine import model_loss
-from adapterhub.training.recipe import read
-from adapterhub.training.report import Reporter
 
 STEPS = 16
 # A bottleneck, a low-rank update, and virtual tokens; all of the first, and of the others in turn.

@@ -1,0 +1,414 @@
+"""Training checkpoints that survive a kill at any moment.
+
+    <output>/checkpoints/last/   state of the run, for an exact resume
+    <output>/checkpoints/best/   tensors at the best evaluation
+
+A checkpoint is a folder: `tensors.safetensors`, `progress.json` and, in `last`, `training.pt`
+(optimizer, schedule and random states; read with `weights_only=True`). Folders are replaced
+atomically (files/atomic.py): a kill leaves the old checkpoint or the new one.
+
+With sharded parameters, each process writes its part of the tensors and of the optimizer's state
+(shard_files.py) into the folder, which all processes must see; the first one writes the rest. Such
+a checkpoint is read by another number of processes too, and by one that has whole tensors.
+
+Any changed byte is detected. `progress.json` has size and sha256 of the other files, of the files
+of the reporters up to this checkpoint, and in its field `sha256` the digest of its own canonical
+bytes without that field. This protects against damage, not against forgery.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from adapterhub.backbones.weights import is_sharded, shared_like
+from adapterhub.errors import ConfigError, FileError
+from adapterhub.files.atomic import (
+    FileDigest,
+    UnreadableError,
+    file_digest,
+    put_in_place,
+    read_file,
+    restore_old,
+    staging,
+    sync_files,
+)
+from adapterhub.loop import shard_files
+from adapterhub.loop.processes import (
+    everyone_s,
+    from_main,
+    is_main,
+    process_count,
+    process_index,
+    wait_for_everyone,
+)
+from adapterhub.loop.shard_files import (
+    described,
+    has_shards,
+    join_training,
+    read_shards,
+    split_training,
+    write_shards,
+)
+from adapterhub.recipe.output_folder import writing
+
+FORMAT = 2  # 1 had no digests
+MAX_PROGRESS_BYTES = 256 << 20  # the metrics of a million evaluations
+TENSORS, TRAINING, PROGRESS = "tensors.safetensors", "training.pt", "progress.json"
+BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError,
+          pickle.UnpicklingError, SafetensorError, UnreadableError)  # fmt: skip
+_NEUTRAL = (None, "null", "false")  # values of a new option that change nothing
+
+
+@dataclass(frozen=True)
+class State:
+    """The content of a checkpoint: trained tensors, progress, run description, optimizer state.
+
+    `training` may hold only tensors and plain containers, since it is read with
+    `weights_only=True`. `reports` has the digest of each file of the reporters, as it was written
+    up to this checkpoint. `shards` is the folder of the tensors if they are sharded: `restore` and
+    `restored_training` read them from there.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    progress: dict[str, Any]
+    run: dict[str, Any]
+    training: dict[str, Any] | None = None
+    reports: Mapping[str, FileDigest] = field(default_factory=dict)
+    shards: Path | None = None
+
+
+def folder_of(output: Path, name: str) -> Path:
+    """Return the folder of the checkpoint `name` ("last" or "best") of the run in `output`."""
+    return output / "checkpoints" / name
+
+
+def exists(folder: Path) -> bool:
+    """Check for a checkpoint, complete or not, after undoing an interrupted replacement."""
+    restore_old(folder)
+    return os.path.lexists(folder)
+
+
+def save(folder: Path, state: State) -> None:
+    """Write a checkpoint atomically, replacing an older one.
+
+    All processes call this; the first one writes, or each its part if the tensors are sharded.
+
+    Raises:
+        OutputError: the folder cannot be written; the older checkpoint is kept.
+    """
+    if any(map(is_sharded, state.tensors.values())):
+        with writing(folder):
+            _save_shards(folder, state)
+    elif is_main():
+        with writing(folder), staging(folder) as staged:
+            _write_tensors(staged / TENSORS, state.tensors)
+            _write(staged, state)
+            put_in_place(staged, folder, overwrite=True)
+    wait_for_everyone()
+
+
+def _save_shards(folder: Path, state: State) -> None:
+    """Write a checkpoint of sharded tensors: each process its part, the first one the rest."""
+    training, kept = split_training(state.training)
+    tensors = {f"{shard_files.TENSORS}{name}": tensor for name, tensor in state.tensors.items()}
+    with staging(folder) if is_main() else nullcontext(folder) as own:
+        staged = Path(from_main(str(own)))
+        written = write_shards(staged, tensors | kept)
+        digests = {path.name: asdict(file_digest(path)) for path in written}
+        digests = {name: each for part in everyone_s(digests) for name, each in part.items()}
+        if is_main():
+            _write(staged, replace(state, training=training), digests)
+            put_in_place(staged, folder, overwrite=True)
+        wait_for_everyone()
+
+
+def load_checkpoint(folder: Path) -> State:
+    """Read a checkpoint, after comparing every byte of its files with the digests.
+
+    Raises:
+        FileError: the checkpoint is missing, broken or altered; the error names the file.
+    """
+    if not exists(folder):
+        raise FileError(f"there is no checkpoint in {folder}", hint="train without --resume")
+    name = PROGRESS
+    try:
+        record = _read_record(folder)
+        sharded = TENSORS not in record["files"] and has_shards(folder)
+        for name, expected in _checked_here(record["files"], sharded):
+            _check_digest(folder / name, FileDigest(**expected))
+        name = TENSORS
+        tensors = {} if sharded else load_file(folder / TENSORS)
+        name = TRAINING
+        training = _load_training(folder / TRAINING) if TRAINING in record["files"] else None
+        reports = {n: FileDigest(**digest) for n, digest in record["reports"].items()}
+        shards = folder if sharded else None
+        return State(tensors, record["progress"], record["run"], training, reports, shards)
+    except BROKEN as error:
+        raise broken(folder, f"{name}: {error}") from error
+
+
+def broken(folder: Path, problem: str) -> FileError:
+    """Build the error for a checkpoint that cannot be used; the caller raises it."""
+    return FileError(
+        f"the checkpoint {folder} is broken: {problem}",
+        expected="the files exactly as they were written",
+        hint="copy them again from a backup, or train again into another output folder",
+    )
+
+
+def _checked_here(files: Mapping[str, Any], sharded: bool) -> list[tuple[str, Any]]:
+    """Return the files whose digests this process checks: of shards, those that it would write."""
+    if not sharded:
+        return list(files.items())
+    rank, count = process_index(), process_count()
+    return [entry for i, entry in enumerate(sorted(files.items())) if i % count == rank]
+
+
+def restore(live: Mapping[str, torch.Tensor], state: State) -> None:
+    """Copy the tensors of a checkpoint into the `live` ones, in place.
+
+    Either may be sharded. If the checkpoint is, all processes must call this together.
+
+    Raises:
+        FileError: names, shapes or dtypes differ, or a file is broken.
+    """
+    if state.shards is None:
+        copy_tensors(live, state.tensors)
+        return
+    prefix = shard_files.TENSORS
+    saved = described(state.shards)
+    _check_tensors(live, {n.removeprefix(prefix): saved[n] for n in saved if n.startswith(prefix)})
+    try:
+        read_shards(state.shards, {f"{prefix}{name}": t.detach() for name, t in live.items()})
+    except (ValueError, OSError) as error:
+        raise broken(state.shards, str(error)) from error
+
+
+def restored_training(state: State, params: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """Return the training state of a checkpoint, with what the optimizer keeps of `params`.
+
+    Raises:
+        ValueError: the checkpoint has none, or a file is broken.
+    """
+    if state.training is None:
+        raise ValueError(f"it has no {TRAINING}")
+    if state.shards is None:
+        return state.training
+    return join_training(state.training, state.shards, params)
+
+
+def copy_tensors(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
+    """Copy `saved` into the `live` tensors, in place, on their device.
+
+    Raises:
+        FileError: names, shapes or dtypes differ; every such tensor is listed, and nothing is
+            copied.
+    """
+    _check_tensors(live, saved)
+    with torch.no_grad():
+        for name, tensor in live.items():
+            tensor.copy_(shared_like(tensor, saved[name]))
+
+
+def _check_tensors(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
+    """Refuse saved tensors with other names, shapes or dtypes than the live ones."""
+    if offenders := list(_mismatches(live, saved)):
+        raise FileError(
+            "the tensors of the checkpoint do not match those of this run",
+            offenders=offenders,
+            hint="resume with the method and backbone that the run was started with",
+        )
+
+
+def same_record(saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
+    """Compare as JSON: NaN equals NaN, and null or false what older versions do not have."""
+    return not _differing(saved, current)
+
+
+def check_same_run(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Refuse to resume a run from a checkpoint of another run.
+
+    Raises:
+        ConfigError: the two run descriptions differ; every differing setting is listed.
+    """
+    differing = _differing(saved, current)
+    if not differing:
+        return
+    raise ConfigError(
+        "the checkpoint belongs to another run: some settings or the data are different",
+        expected="the same recipe and data as when the run was started",
+        hint="restore them, or train without --resume into another output folder",
+        offenders=[
+            f"{name}: {before} in the checkpoint, {now} now"
+            for name, (before, now) in sorted(differing.items())
+        ],
+    )
+
+
+def random_state() -> dict[str, Any]:
+    """Return the states of the Python, numpy and torch (CPU and CUDA) random generators."""
+    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(np.array(keys)), position, has_gauss, gauss),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def random_states(world: int) -> dict[str, Any] | list[dict[str, Any]]:
+    """Return the random state of this process, or those of all, if `world` is not 1."""
+    if world == 1:
+        return random_state()
+    buffer = io.BytesIO()  # an object that is sent to other processes may not have tensors
+    torch.save(random_state(), buffer)
+    sent = everyone_s(buffer.getvalue())
+    return [torch.load(io.BytesIO(each), weights_only=True) for each in sent]
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Restore the random generators to a state that `random_state` returned."""
+    random.setstate(state["python"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy(), *rest))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    # Copies, because safetensors refuses tied tensors and views.
+    copies = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
+    try:
+        save_file(copies, path)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+
+
+def _write(folder: Path, state: State, digests: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Write what is no tensor, and the record; `digests` are those of files that are there."""
+    if state.training is not None:
+        _write_training(folder / TRAINING, state.training)
+    record = {
+        "format": FORMAT,
+        "run": state.run,
+        "progress": state.progress,
+        "files": {
+            path.name: digests.get(path.name) or asdict(file_digest(path))
+            for path in sorted(folder.iterdir())
+        },
+        "reports": {name: asdict(digest) for name, digest in state.reports.items()},
+    }
+    (folder / PROGRESS).write_bytes(_record_bytes(record))
+    sync_files(folder)
+
+
+def _write_training(path: Path, training: dict[str, Any]) -> None:
+    with open(path, "wb") as file:
+        try:
+            torch.save(training, file)
+        except RuntimeError as error:  # what torch makes of an error of `file.write`
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
+
+
+def _record_bytes(record: Mapping[str, Any]) -> bytes:
+    """Serialize the record of `progress.json`, with the digest of what it says."""
+    content = json.loads(_json(record))
+    digest = hashlib.sha256(_json(content).encode()).hexdigest()
+    return (json.dumps({**content, "sha256": digest}, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    """Read `progress.json`: exactly the bytes that would be written for what it says."""
+    data = read_file(folder / PROGRESS, 0, MAX_PROGRESS_BYTES, None)
+    record: dict[str, Any] = json.loads(data)
+    if record["format"] != FORMAT:
+        raise FileError(
+            f"{folder / PROGRESS} has format {record['format']}",
+            expected=f"format {FORMAT}",
+            hint="resume with the version of adapterhub that wrote it, or train again into another "
+            "output folder",
+        )
+    content = {name: value for name, value in record.items() if name != "sha256"}
+    if _record_bytes(content) != data:
+        raise ValueError("it was altered after it was written")
+    return content
+
+
+def _check_digest(path: Path, expected: FileDigest) -> None:
+    if not path.is_file() or path.stat().st_size != expected.size:
+        raise ValueError(f"it is missing, or has not {expected.size} bytes")
+    if file_digest(path) != expected:
+        raise ValueError("its sha256 differs: it was altered after it was written")
+
+
+def _load_training(path: Path) -> dict[str, Any]:
+    try:
+        training: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load raises many types on broken bytes
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    return training
+
+
+def _mismatches(
+    live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]
+) -> Iterator[str]:
+    for name in sorted(live.keys() | saved.keys()):
+        if name not in saved:
+            yield f"{name}: missing in the checkpoint"
+        elif name not in live:
+            yield f"{name}: only in the checkpoint"
+        elif (was := _kind(saved[name])) != (now := _kind(live[name])):
+            yield f"{name}: {was} saved, {now} here"
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def _json(run: Mapping[str, Any]) -> str:
+    return json.dumps(run, sort_keys=True, default=str)
+
+
+def _differing(saved: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the settings that differ, by dotted path: both values as JSON text."""
+    before, now = dict(_leaves(saved)), dict(_leaves(current))
+    return {
+        name: (before.get(name, "nothing"), now.get(name, "nothing"))
+        for name in before.keys() | now.keys()
+        if not _same(before.get(name), now.get(name))
+    }
+
+
+def _same(before: str | None, now: str | None) -> bool:
+    """Return whether two settings are equal; None: the version had none of that name."""
+    if before is None or now is None:
+        return before in _NEUTRAL and now in _NEUTRAL
+    return before == now
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each setting as (dotted path, JSON text)."""
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, json.dumps(value, sort_keys=True, default=str)

@@ -1,0 +1,403 @@
+"""One optimizer step with accelerate: precision, accumulation, clipping, and checks of the result.
+
+`Engine.step` is the whole path from a batch to changed weights: forward pass, backward pass,
+clipping, optimizer, schedule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
+)
+
+from adapterhub.backbones.processor import SOUND_INPUTS
+from adapterhub.backbones.weights import is_sharded, local
+from adapterhub.errors import ConfigError, TrainingError
+from adapterhub.loop.batching import Batch, BatchList, share
+from adapterhub.loop.optimizers import OPTIMIZERS
+from adapterhub.loop.processes import (
+    any_process,
+    everyone_s,
+    from_main,
+    join_processes,
+    process_count,
+    readers,
+    total,
+    without_launcher_sharding,
+)
+from adapterhub.loop.report import peak_text
+from adapterhub.loop.sharding import clip_gradients, is_finite, share_state
+from adapterhub.loop.trainee import Trainee
+from adapterhub.recipe.options import RunOptions
+from adapterhub.recipe.schedules import DEFAULT, schedule, warmup_steps
+from adapterhub.tasks._forward import on_device
+from adapterhub.tasks._losses import Items, batch_labels, model_inputs
+
+
+class NotFinite(TrainingError):
+    """A loss, gradient norm or trained tensor is infinite or NaN."""
+
+
+LossOfBatch = Callable[[Any, Batch], torch.Tensor | None]
+"""Computes the loss of a batch from the model's output and the batch."""
+
+
+def model_loss(output: Any, batch: Batch) -> torch.Tensor | None:
+    """Return the loss that the model computed."""
+    loss: torch.Tensor | None = output.loss
+    return loss
+
+
+class Engine:
+    """Optimizer, schedule and accelerator of one run, on the device of the trained tensors.
+
+    The loss of a step is the mean over the items (labels, rows) of all its micro-batches in all
+    processes: however rows are divided, the step is the same. In fp16, a step whose gradient
+    overflows is skipped, and the schedule does not advance.
+
+    Raises:
+        ConfigError: the device does not support the precision.
+        TrainingError: trained tensors are in half precision, or there are none.
+    """
+
+    scheduler: torch.optim.lr_scheduler.LambdaLR
+    optimizer: torch.optim.Optimizer
+
+    def __init__(
+        self,
+        trainee: Trainee,
+        options: RunOptions,
+        loss: LossOfBatch = model_loss,
+        items: Items = batch_labels,
+    ) -> None:
+        _check_fp32(trainee)
+        self.trainee, self.options, self.loss = trainee, options, loss
+        self.items = items
+        # Computes the loss of a batch without the model's logits, if it is set and not None.
+        self.below_head: Callable[[Batch], torch.Tensor | None] | None = None
+        self.device = next(iter(trainee.tensors().values())).device
+        self.accelerator = _accelerator(options, self.device, trainee.staged)
+        self.rank, self.world = readers(options.tensor_parallel)
+        self.per_step = options.gradient_accumulation * self.world
+        self.model = trainee.model
+        self.sharded = any(map(is_sharded, trainee.model.parameters()))
+        if self.world > 1 and not self.sharded:  # FSDP2 averages gradients by itself
+            self.model = self.accelerator.prepare_model(trainee.model)
+        self.groups = _decay_groups(trainee.param_groups(options), options.weight_decay)
+        self.params = [p for group in self.groups for p in group["params"]]
+        self.unread: list[torch.Tensor] = []
+        self.checked = False
+
+    def begin(self, steps: int) -> None:
+        """Create the optimizer and a schedule of so many steps."""
+        options = self.options
+        self.optimizer = OPTIMIZERS[options.optimizer].make(self.groups, options)
+        multiplier = schedule(options.schedule or DEFAULT, steps, options.warmup)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, multiplier)
+        self.prepared = self.accelerator.prepare_optimizer(self.optimizer, device_placement=False)
+
+    def step(self, epoch: BatchList, window: range) -> tuple[int, int]:
+        """Take one optimizer step on the batches `window` of an epoch.
+
+        Returns:
+            The numbers of examples and of tokens, over all processes.
+
+        Raises:
+            TrainingError: a batch has no labels, tensors get no gradient, or memory is exhausted.
+        """
+        batches = deque(epoch[index] for index in share(window, self.rank, self.world))
+        shares = self._shares(batches, window)
+        loss = torch.zeros((), device=self.device)
+        examples = tokens = 0
+        for counted in shares:
+            batch = batches.popleft()
+            moved = on_device(batch, self.trainee.model, self.device)
+            loss += self._add_gradients(moved, counted, last=not batches)
+            examples += len(next(iter(batch.values()))) * self.world
+            tokens += token_count(batch) * self.world
+        if not self.checked and any_process(any(shares)):
+            self._check_gradients()
+        norm = self._update()
+        # Both stay on the device: reading them at each step would make the host wait for it.
+        self.unread.append(torch.stack([loss, norm]))
+        return examples, tokens
+
+    def _shares(self, batches: Sequence[Batch], window: range) -> list[float]:
+        """Return the share of each batch of this process; their mean over processes sums to 1."""
+        places = range(self.rank, self.rank + len(batches) * self.world, self.world)
+        # A batch that is computed twice counts once.
+        pairs = zip(batches, places, strict=True)
+        items = [self.items(batch) if n < len(window) else 0.0 for batch, n in pairs]
+        mean = (total(sum(items)) if self.world > 1 else sum(items)) / self.world
+        return [n / mean if n else 0.0 for n in items]
+
+    def _add_gradients(self, batch: Batch, share: float, *, last: bool) -> torch.Tensor:
+        """Add the gradients of a batch, and return its part of the loss of the step.
+
+        Args:
+            batch: the batch, on the device of the run.
+            share: its share of the items over which the loss is a mean; 0 if it has none.
+            last: whether it is the last one of the step.
+        """
+        try:
+            with nullcontext() if last or self.sharded else self._unsynchronized():
+                with self.accelerator.autocast():
+                    loss = self.loss_of(batch)
+                if loss is None:
+                    raise TrainingError(
+                        "the model returned no loss",
+                        expected="labels in each batch",
+                        hint=f"the batch has {', '.join(sorted(batch))}",
+                    )
+                # A mean over no items is not a number.
+                part = (loss if share else loss.nan_to_num()).float() * share
+                self.accelerator.backward(part)
+        except torch.OutOfMemoryError as error:
+            raise _out_of_memory(self.options) from error
+        return part.detach()
+
+    def loss_of(self, batch: Batch) -> torch.Tensor | None:
+        """Return the loss of a batch on the device of the run; None: it has no labels."""
+        loss = self.below_head(batch) if self.below_head is not None else None
+        return self.loss(self.model(**model_inputs(batch)), batch) if loss is None else loss
+
+    def _unsynchronized(self) -> AbstractContextManager[None]:
+        """Return a context in which gradients are not averaged over the processes."""
+        context: AbstractContextManager[None] = self.accelerator.no_sync(self.model)
+        return context
+
+    def _update(self) -> torch.Tensor:
+        """Clip the gradients, step optimizer and schedule; return the gradient norm."""
+        limit = self.options.max_grad_norm or math.inf
+        clip = clip_gradients if self.sharded else self.accelerator.clip_grad_norm_
+        norm: torch.Tensor = clip(self.params, limit)
+        self.prepared.step()
+        if not self.prepared.step_was_skipped:
+            self.scheduler.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def read(self, step: int) -> list[float]:
+        """Return the losses since the last call; `step` is the number of the latest step.
+
+        Raises:
+            NotFinite: a loss or gradient norm is not finite; the error names the first such step.
+        """
+        if not self.unread:
+            return []
+        unread = torch.stack(self.unread)
+        if self.world > 1:
+            unread = self.accelerator.reduce(unread, "mean")
+        self.unread.clear()
+        rows = unread.tolist()
+        scaler = self.accelerator.scaler
+        scaled = scaler is not None and scaler.is_enabled()
+        for number, (loss, norm) in enumerate(rows, start=step - len(rows) + 1):
+            # With loss scaling an infinite norm is normal: that step was skipped.
+            if not (math.isfinite(loss) and (scaled or math.isfinite(norm))):
+                raise self.not_finite(f"step {number} has loss {loss} and gradient norm {norm}")
+        return [loss for loss, _ in rows]
+
+    def finite_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the trained tensors, on the CPU if each process has all of them.
+
+        Raises:
+            NotFinite: a tensor is not finite.
+        """
+        tensors = {name: t.detach() for name, t in self.trainee.tensors().items()}
+        if not self.sharded:
+            tensors = {name: tensor.cpu() for name, tensor in tensors.items()}
+        bad = [name for name, tensor in tensors.items() if not is_finite(tensor)]
+        if self.sharded:
+            bad = sorted(set().union(*everyone_s(bad)))
+        if bad:
+            raise self.not_finite(f"these tensors are no longer finite: {', '.join(bad)}")
+        return tensors
+
+    def not_finite(self, problem: str) -> NotFinite:
+        """Build the error for a run that has diverged."""
+        rate = max(group["lr"] for group in self.groups)
+        mixed = self.options.mixed_precision != "no"
+        return NotFinite(
+            f"training stopped: {problem}",
+            expected="finite losses; the last checkpoint, from before this, is kept",
+            hint=f"a lower train.learning_rate (the peak was {rate:g})"
+            f"{', train.mixed_precision=no' * mixed}, or look for broken examples in the data",
+        )
+
+    def agreed(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Return the metrics of the first process in every process.
+
+        Rounding differs between devices, but all processes must choose the same best checkpoint.
+        """
+        return from_main(metrics)
+
+    def rates(self) -> dict[str, float]:
+        """Return the learning rate of each group in the latest step."""
+        multiplier = self.scheduler.lr_lambdas[0](max(0, self.scheduler.last_epoch - 1))
+        return {g["name"]: g["initial_lr"] * multiplier for g in self.optimizer.param_groups}
+
+    def schedule_text(self, steps: int) -> str:
+        """Describe a schedule of so many steps: the peak rates, the warm-up and the shape."""
+        name = self.options.schedule or DEFAULT
+        peaks = {group["name"]: group["initial_lr"] for group in self.optimizer.param_groups}
+        warmup = warmup_steps(name, steps, self.options.warmup)
+        rise = f", {warmup:,} step{'s' * (warmup > 1)} of warm-up" if warmup else ""
+        return f"{steps:,} steps; learning rate up to {peak_text(peaks)}{rise}, {name}"
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of optimizer, schedule and loss scaler, for `load_state`."""
+        scaler = self.accelerator.scaler
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "scaler": {} if scaler is None else scaler.state_dict(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore a state that `state` returned; call `begin` first."""
+        optimizer = state["optimizer"]
+        if self.sharded:
+            optimizer = {**optimizer, "state": share_state(optimizer["state"], self.params)}
+        self.optimizer.load_state_dict(optimizer)
+        self.scheduler.load_state_dict(state["scheduler"])
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+
+    def _check_gradients(self) -> None:
+        """Check, at the first step, that the loss reaches every tensor that should train."""
+        self.checked = True
+        offenders = list(self._untrained())
+        if offenders:
+            raise TrainingError(
+                "some tensors that should be trained are not",
+                expected="a gradient for each trained tensor at the first step",
+                hint="check that the forward pass uses each of them, and that none is detached",
+                offenders=offenders,
+            )
+
+    def _untrained(self) -> Iterator[str]:
+        optimized = {id(p) for p in self.params}
+        tensors = {k: t for k, t in self.trainee.tensors().items() if t.requires_grad}
+        for name, tensor in tensors.items():
+            if tensor.grad is None:
+                yield f"{name}: no gradient"
+            elif id(tensor) not in optimized:
+                yield f"{name}: not in the optimizer"
+        gradients = [t.grad for t in tensors.values() if t.grad is not None]
+        if not tensors:
+            yield "no tensor requires a gradient"
+        elif len(gradients) == len(tensors) and not any_process(_any_number(gradients)):
+            yield "every gradient is zero"
+
+
+def _any_number(gradients: Sequence[torch.Tensor]) -> bool:
+    """Return whether this process holds a gradient that is not zero."""
+    return any(bool(local(gradient).any()) for gradient in gradients)
+
+
+def token_count(batch: Batch) -> int:
+    """Count the tokens of a batch without padding; 0 if it has no tokens."""
+    tokens = batch.get("attention_mask")
+    if tokens is None or tokens.ndim != 2 or not batch.keys().isdisjoint(SOUND_INPUTS):
+        return batch["input_ids"].numel() if "input_ids" in batch else 0
+    return int(tokens.sum())
+
+
+def _accelerator(options: RunOptions, device: torch.device, staged: bool) -> Accelerator:
+    """Create an accelerator with a fresh state.
+
+    accelerate keeps one state per process, and would refuse a second run with another precision or
+    device.
+    """
+    AcceleratorState._reset_state()
+    if process_count() == 1:
+        PartialState._reset_state()
+    join_processes()
+    # DDP waits for the gradient of every tensor that ever trains, unless it looks for unused ones.
+    parallel = DistributedDataParallelKwargs(find_unused_parameters=staged)
+    try:
+        with without_launcher_sharding():
+            return Accelerator(
+                mixed_precision=options.mixed_precision,
+                cpu=device.type == "cpu",
+                kwargs_handlers=[parallel],
+                # `accelerate launch` may set a number of steps, by which each loss is divided.
+                gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+            )
+    except ValueError as error:
+        raise ConfigError(
+            f"train.mixed_precision={options.mixed_precision} fails on {device.type}: {error}",
+            hint="train.mixed_precision=no, or bf16",
+        ) from error
+
+
+def _decay_groups(groups: list[dict[str, Any]], decay: float) -> list[dict[str, Any]]:
+    """Split each group without "weight_decay" into matrices (decayed) and 1-D (not decayed).
+
+    Sharded and whole tensors, which the optimizer cannot update together, are in separate groups.
+    """
+    split: list[dict[str, Any]] = []
+    for group in _alike(groups):
+        if "weight_decay" in group:
+            split.append(group)
+            continue
+        params = list(group["params"])
+        matrices, vectors = [p for p in params if p.ndim > 1], [p for p in params if p.ndim <= 1]
+        if matrices:
+            split.append({**group, "params": matrices, "weight_decay": decay})
+        if vectors:
+            split.append({**group, "params": vectors, "weight_decay": 0.0})
+    return split
+
+
+def _alike(groups: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Split each group into the tensors that are sharded, and those that are not."""
+    for group in groups:
+        params = list(group["params"])
+        for sharded in (False, True):
+            if alike := [p for p in params if is_sharded(p) == sharded]:
+                yield {**group, "params": alike}
+
+
+def _check_fp32(trainee: Trainee) -> None:
+    tensors = trainee.tensors()
+    if not tensors:
+        raise TrainingError("there is nothing to train: the method has no tensors")
+    half = (torch.float16, torch.bfloat16)
+    offenders = [f"{name}: {t.dtype}" for name, t in tensors.items() if t.dtype in half]
+    if offenders:
+        raise TrainingError(
+            "some trained tensors are in half precision, which loses small updates",
+            expected="trained tensors in fp32; train.mixed_precision sets the precision of the "
+            "computation",
+            hint="load the backbone in fp32 if the method trains backbone parameters",
+            offenders=offenders,
+        )
+
+
+def _out_of_memory(options: RunOptions) -> TrainingError:
+    size, length = options.batch_size, options.max_length
+    ways = [f"train.max_length={length // 2}, if that cuts few texts"]
+    ways += ["quantize=nf4, or train.mixed_precision=bf16"]
+    if not options.gradient_checkpointing:
+        ways.insert(0, "train.gradient_checkpointing=true")
+    elif not options.offload_activations:
+        ways.insert(0, "train.offload_activations=true")
+    if size > 1:
+        double = options.gradient_accumulation * 2
+        ways.insert(0, f"train.batch_size={size // 2} train.gradient_accumulation={double}")
+    return TrainingError(
+        f"the device ran out of memory with train.batch_size={size}, train.max_length={length}",
+        hint="; ".join(ways),
+    )

@@ -1,0 +1,453 @@
+"""The training loop: the same for every method, task and backbone.
+
+An epoch is a `BatchList`: its length is known and its batches are collated on access, so a resumed
+run starts in the middle of an epoch without collating the batches that it skips. `batches(epoch)`
+must depend on `epoch` alone, and all epochs have one length. Which tensors train may change between
+steps (`Trainee.enter`); that too depends only on the saved progress.
+
+A run that was stopped at any moment, `kill -9` included, and resumed ends with the same tensors and
+the same `metrics.jsonl`, to the byte, as an uninterrupted run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import set_seed
+
+from adapterhub.errors import ConfigError, OutputError, TrainingError, did_you_mean
+from adapterhub.files.manifest import LOWER_IS_BETTER
+from adapterhub.loop import checkpoint
+from adapterhub.loop.batching import BatchList, StatefulBatches
+from adapterhub.loop.engine import Engine
+from adapterhub.loop.gradient_checkpointing import CheckpointedLayers, recompute
+from adapterhub.loop.lengthening import check_length, comparable, total_steps
+from adapterhub.loop.processes import any_process, everyone_s
+from adapterhub.loop.progress import RunClock, RunProgress
+from adapterhub.loop.report import Evaluated, Reporter, TrainingLine
+from adapterhub.loop.speedups import Speedups
+from adapterhub.loop.stages import improvements
+from adapterhub.loop.stop_signals import Stopped, StopRequest, catch_stop_signals
+from adapterhub.recipe.options import PLACES, REPORTS, RunOptions
+from adapterhub.status import doing, showing
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """The result of a run. `history` has the metrics of each evaluation with "step" and "epoch".
+
+    `seconds` is the time of all work over all sessions of the run; `examples_per_second` and
+    `tokens_per_second` count training alone; `peak_memory` is in bytes, of the GPU or, without one,
+    of the process. `best` is empty if the metric was never finite or nothing was evaluated; the
+    tensors are then those of the last step. `metric` is the one that selected the best.
+    """
+
+    best: dict[str, float]
+    best_step: int | None
+    last: dict[str, float]
+    history: list[dict[str, float]]
+    steps: int
+    seconds: float
+    examples_per_second: float
+    peak_memory: int
+    stopped_early: bool
+    tokens_per_second: float = 0.0
+    metric: str = ""
+
+
+def train(session: TrainingSession) -> TrainingResult:
+    """Train on the device of the trained tensors; at the end these are the best tensors.
+
+    A run that is refused writes nothing: all checks come first.
+
+    Raises:
+        ConfigError: the checkpoint is of another run, or the device does not support the precision.
+        FileError: a checkpoint is broken, or files of the run were changed since the last one.
+        OutputError: there is a run already (without `resume`), or the folder cannot be written.
+        Stopped: a signal stopped the run, after its state was saved.
+        TrainingError: a loss is not finite, tensors get no gradient, or memory is exhausted.
+    """
+    session.load()
+    try:
+        with catch_stop_signals() as stop:
+            session.train(stop)
+        return session.finish()
+    finally:
+        session.reporter.close()
+
+
+def _fixed(options: RunOptions) -> dict[str, Any]:
+    """Return the options that a resume may not change: reports change no tensor."""
+    return {k: v for k, v in dataclasses.asdict(options).items() if k not in (*REPORTS, *PLACES)}
+
+
+class TrainingSession:
+    """One session of a run: the state that is kept between steps.
+
+    Args:
+        engine: makes the steps.
+        batches: returns the batches of an epoch. Those of a stream are one object for all epochs:
+            a checkpoint keeps its place.
+        evaluate: returns the metrics; called in evaluation mode, without gradients. Without it,
+            the last tensors are the result.
+        output: the folder for checkpoints.
+        seed: the seed of dropout.
+        main_metric: the metric that selects the best tensors, unless the options name one.
+        resume: continue from the last checkpoint, if there is one.
+        run: the description of the run (recipe, data hash); that of a checkpoint must be equal.
+        reporter: where progress is reported.
+        checked: called when all checks have passed, before anything is written.
+        speedups: faster ways to compute the same, chosen anew when other tensors train.
+    """
+
+    stop: StopRequest
+    layers: CheckpointedLayers | None
+    stream: StatefulBatches | None
+    clock: RunClock
+    total: int
+
+    def __init__(
+        self,
+        engine: Engine,
+        batches: Callable[[int], BatchList],
+        evaluate: Callable[[], Mapping[str, float]] | None,
+        *,
+        output: Path,
+        seed: int,
+        main_metric: str,
+        resume: bool,
+        run: Mapping[str, Any],
+        reporter: Reporter,
+        checked: Callable[[], None] = lambda: None,
+        speedups: Speedups | None = None,
+    ) -> None:
+        self.engine, self.trainee, self.options = engine, engine.trainee, engine.options
+        self.batches, self.evaluate = batches, evaluate
+        self.seed, self.resume = seed, resume
+        self.checked, self.speedups = checked, speedups or Speedups()
+        self.run = {
+            **run,
+            "train": _fixed(self.options),
+            "seed": seed,
+            "processes": engine.world,
+        }
+        self.metric = self.options.best_metric or main_metric
+        self.reporter = reporter if engine.accelerator.is_main_process else Reporter()
+        self.last = checkpoint.folder_of(output, "last")
+        self.best = checkpoint.folder_of(output, "best")
+        self.progress = RunProgress()
+        self.saved: checkpoint.State | None = None
+
+    def load(self) -> None:
+        """Set the seed, and load tensors and progress of the last checkpoint, if there is one.
+
+        Raises:
+            ConfigError: the checkpoint is of another run.
+            FileError: a checkpoint is broken.
+            OutputError: there is a checkpoint, and the run is not resumed.
+        """
+        set_seed(self.seed, device_specific=self.engine.world > 1)
+        self.saved = self._load_saved(self.resume)
+
+    def train(self, stop: StopRequest) -> None:
+        """Train until the run is finished or requested to stop."""
+        self.stop = stop
+        enabled, offload = self.options.gradient_checkpointing, self.options.offload_activations
+        model = self.trainee.model
+        with self.speedups, recompute(model, enabled, offload) as self.layers:
+            epoch = self.batches(self.progress.epoch)
+            self.stream = epoch if isinstance(epoch, StatefulBatches) else None
+            self._begin(epoch, self.saved)
+            while not self.progress.finished:
+                self._train_epoch(epoch)
+                if not self.progress.finished:
+                    epoch = self.batches(self.progress.epoch)
+
+    def _load_saved(self, resume: bool) -> checkpoint.State | None:
+        """Load tensors and progress of the last checkpoint, if there is one, and return it."""
+        if not checkpoint.exists(self.last):
+            return None
+        if not resume:
+            raise OutputError(
+                f"{self.last.parent} already contains a training run",
+                expected="a new output folder, or --resume",
+                hint="add --resume, or choose another output folder",
+            )
+        saved = checkpoint.load_checkpoint(self.last)
+        checkpoint.check_same_run(comparable(saved.run), comparable(self.run))
+        self.reporter.check(saved.reports)
+        checkpoint.restore(self.trainee.tensors(), saved)
+        self.progress = RunProgress(**saved.progress)
+        if not self._best_is_here():
+            self._load_best()
+        return saved
+
+    def _best_is_here(self) -> bool:
+        """Return whether the current tensors are the best ones, or there are none yet."""
+        return self.progress.best_step in (None, self.progress.step)
+
+    def _load_best(self) -> checkpoint.State:
+        """Load the best checkpoint.
+
+        Raises:
+            FileError: it is broken, or of another run or step than the progress says.
+        """
+        best = checkpoint.load_checkpoint(self.best)
+        record = self.progress.evaluation(self.progress.best_step)
+        if not checkpoint.same_record(comparable(best.run), comparable(self.run)):
+            raise checkpoint.broken(self.best, "it belongs to another run")
+        if not checkpoint.same_record(best.progress, record):
+            raise checkpoint.broken(
+                self.best, f"it is of step {best.progress.get('step')}, not of {record['step']:g}"
+            )
+        return best
+
+    def _begin(self, epoch: BatchList, saved: checkpoint.State | None) -> None:
+        """Start or resume; all epochs are as long as `epoch`."""
+        if len(epoch) == 0:
+            raise TrainingError("there is nothing to train on: the epoch has no batches")
+        steps = -(-len(epoch) // self.engine.per_step)
+        self.total = total_steps(self.options, steps)
+        if saved is not None:
+            self._check_length(saved.run["train"], steps)
+        self.engine.begin(self.total)
+        if self.engine.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.engine.device)
+        self._enter_stage()
+        self._train_mode()
+        training = None if saved is None else self._restored(saved)
+        self.checked()
+        self.reporter.start(self.total, self.progress.step)
+        if training is None:
+            self.reporter.note(self.engine.schedule_text(self.total))
+        else:
+            if self.progress.best_step == self.progress.step:
+                # A kill may have come after `last` was written, and before its copy as `best`.
+                self._save_best()
+            self._restore_random(training["random"])
+        self.clock = RunClock(self.progress, self.engine.device)
+        if not self.progress.finished:
+            self._speed_up()
+
+    def _check_length(self, saved: Mapping[str, Any], steps_per_epoch: int) -> None:
+        """Refuse a changed length that the steps done do not fit, and continue if it does."""
+        progress, stale = self.progress, self._is_stale()
+        check_length(saved, self.options, steps_per_epoch, progress.step, stopped_early=stale)
+        progress.finished = progress.step >= self.total or stale
+
+    def _restored(self, saved: checkpoint.State) -> dict[str, Any]:
+        """Restore the state of the optimizer; return the training state.
+
+        Raises:
+            FileError: the checkpoint has none, or one of another optimizer.
+        """
+        try:
+            training = checkpoint.restored_training(saved, self.engine.params)
+        except (ValueError, OSError) as error:
+            raise checkpoint.broken(self.last, str(error)) from error
+        if self.stream is not None:
+            self._restore_stream(self.stream, training)
+        try:
+            self.engine.load_state(training["engine"])
+        except checkpoint.BROKEN as error:
+            raise checkpoint.broken(self.last, str(error)) from error
+        return training
+
+    def _restore_stream(self, stream: StatefulBatches, training: Mapping[str, Any]) -> None:
+        """Continue the stream where each process was."""
+        places = training.get("stream", [])
+        if len(places) != self.engine.world:
+            raise ConfigError(
+                f"the run read its stream in {len(places)} processes, and there are "
+                f"{self.engine.world} now",
+                expected="as many as before: each one reads rows of its own",
+                hint=f"torchrun --nproc-per-node {len(places)} -m adapterhub train ... --resume",
+            )
+        stream.load_state(places[self.engine.rank])
+
+    def _restore_random(self, saved: Any) -> None:
+        """Continue with the random numbers of the checkpoint, if there are as many processes."""
+        states = saved if isinstance(saved, list) else [saved]
+        if len(states) == self.engine.world:
+            checkpoint.set_random_state(states[self.engine.rank])
+        else:
+            set_seed(self.seed + self.progress.step, device_specific=self.engine.world > 1)
+
+    def _train_epoch(self, epoch: BatchList) -> None:
+        """Train on the rest of one epoch, from `progress.batch` on."""
+        progress, per_step = self.progress, self.engine.per_step
+        for start in range(progress.batch, len(epoch), per_step):
+            window = range(start, min(start + per_step, len(epoch)))
+            examples, tokens = self.engine.step(epoch, window)
+            progress.examples += examples
+            progress.tokens += tokens
+            epoch_ended = progress.advance(window.stop, len(epoch))
+            self._after_step(epoch_ended, progress.epoch + progress.batch / len(epoch))
+            if progress.finished:
+                return
+
+    def _after_step(self, epoch_ended: bool, epoch: float) -> None:
+        """Report, evaluate and save, as due. Saving is last: a resume repeats none of it."""
+        progress, options = self.progress, self.options
+        if _is_free_to_read(self.engine.device):
+            self._read_losses()
+        progress.finished = progress.step >= self.total
+        self.reporter.advance(progress.step)
+        if progress.step % options.log_every == 0 or progress.finished:
+            self._report(epoch)
+        due = progress.finished or _is_due(options.eval_every, progress.step, epoch_ended)
+        improved = due and self.evaluate is not None and self._evaluate(epoch, self.evaluate)
+        save = due if options.save_every is None else progress.step % options.save_every == 0
+        stopping = any_process(self.stop.requested)
+        if save or improved or progress.finished or stopping:
+            self._save()
+        if improved:
+            self._save_best()
+        if self.trainee.staged and self._enter_stage() and not progress.finished:
+            self._speed_up()
+        if stopping and not progress.finished:
+            raise Stopped(
+                f"stopped by a signal after step {progress.step} of {self.total}; the state is "
+                "saved",
+                hint="run the same command with --resume to continue",
+            )
+
+    def _read_losses(self) -> None:
+        self.progress.losses += self.engine.read(self.progress.step)
+
+    def _report(self, epoch: float) -> None:
+        self._read_losses()
+        progress, losses = self.progress, self.progress.losses
+        line = TrainingLine(
+            step=progress.step,
+            epoch=epoch,
+            loss=math.fsum(losses) / len(losses),
+            learning_rate=self.engine.rates(),
+        )
+        losses.clear()
+        self.reporter.trained(line, self.clock.timing())
+        self.clock.restart_speed()
+
+    def _evaluate(self, epoch: float, evaluate: Callable[[], Mapping[str, float]]) -> bool:
+        """Evaluate; return whether this is the best evaluation so far."""
+        self._read_losses()
+        self.clock.add_training()
+        metrics = self.engine.agreed(self._metrics(evaluate))
+        self.clock.add_other()
+        progress = self.progress
+        progress.history.append({"step": progress.step, "epoch": epoch, **metrics})
+        best = self._improved()[-1]
+        progress.best_step = progress.step if best else progress.best_step
+        progress.stale = 0 if best else progress.stale + 1
+        progress.finished |= self._is_stale()
+        line = Evaluated(step=progress.step, epoch=epoch, metrics=metrics, best=best)
+        self.reporter.evaluated(line, self.clock.timing())
+        return best
+
+    def _is_stale(self) -> bool:
+        """Return whether the last evaluations, as many as the patience, were no improvement."""
+        patience = self.options.patience
+        return patience is not None and self.progress.stale >= patience
+
+    def _metrics(self, evaluate: Callable[[], Mapping[str, float]]) -> dict[str, float]:
+        self.trainee.model.eval()
+        with (
+            torch.no_grad(),
+            self.engine.accelerator.autocast(),
+            showing(self.reporter.display()),
+            doing("evaluating"),
+        ):
+            metrics = {name: float(value) for name, value in evaluate().items()}
+        self._train_mode()
+        if self.metric not in metrics:
+            raise ConfigError(
+                f"the evaluation has no metric {self.metric!r}{did_you_mean(self.metric, metrics)}",
+                expected=f"one of {', '.join(sorted(metrics))}",
+                hint="train.best_metric=NAME",
+            )
+        return metrics
+
+    def _improved(self) -> list[bool]:
+        """Compute for each evaluation whether it was the best until then."""
+        lower = self.metric.removeprefix("eval_").rpartition("/")[2] in LOWER_IS_BETTER
+        return improvements([record[self.metric] for record in self.progress.history], lower)
+
+    def _enter_stage(self) -> bool:
+        """Begin the stage that is due; its gradients are checked at the next step."""
+        progress = self.progress
+        if self.trainee.enter(progress.epoch, self._improved(), progress.step / self.total):
+            self.engine.checked = False
+            self._train_mode()
+            return True
+        return False
+
+    def _speed_up(self) -> None:
+        """Choose the speedups for the tensors that train now."""
+        self.clock.add_training()
+        with self.engine.accelerator.autocast(), showing(self.reporter.display()):
+            self.speedups.enter(self.engine)
+        self.clock.add_other()
+
+    def _train_mode(self) -> None:
+        """Set the modules to the modes in which they train."""
+        self.trainee.train_mode(self.options.dropout)
+        if self.layers is not None:
+            self.layers.apply()
+
+    def _save(self) -> None:
+        """Save the whole state. It precedes the best copy, so that `best` is never ahead of it."""
+        self._read_losses()
+        tensors = self.engine.finite_tensors()
+        self.clock.add_training()
+        self.reporter.flush()
+        random, world = checkpoint.random_states(self.engine.world), self.engine.world
+        training = {"engine": self.engine.state(), "random": random}
+        if self.stream is not None:  # of each process that reads other rows
+            place = self.stream.state()
+            training["stream"] = everyone_s(place) if world > 1 else [place]
+        progress, reports = dataclasses.asdict(self.progress), self.reporter.written()
+        state = checkpoint.State(tensors, progress, self.run, training, reports)
+        checkpoint.save(self.last, state)
+        self.clock.add_other()
+
+    def _save_best(self) -> None:
+        record = self.progress.evaluation(self.progress.best_step)
+        checkpoint.save(self.best, checkpoint.State(self.trainee.tensors(), record, self.run))
+
+    def finish(self) -> TrainingResult:
+        """Restore the best tensors, and set the model to evaluation mode."""
+        if self.stream is not None:
+            self.stream.close()
+        progress = self.progress
+        if progress.best_step is not None:
+            checkpoint.restore(self.trainee.tensors(), self._load_best())
+        accelerator = self.engine.accelerator
+        accelerator.unwrap_model(self.engine.model, keep_fp32_wrapper=False).eval()
+        return TrainingResult(
+            best=progress.metrics(progress.best_step),
+            best_step=progress.best_step,
+            last=progress.metrics(int(progress.history[-1]["step"]) if progress.history else None),
+            history=progress.history,
+            steps=progress.step,
+            seconds=progress.seconds,
+            examples_per_second=progress.examples / max(progress.train_seconds, 1e-9),
+            peak_memory=progress.peak_memory,
+            stopped_early=progress.step < self.total,
+            tokens_per_second=progress.tokens / max(progress.train_seconds, 1e-9),
+            metric=self.metric,
+        )
+
+
+def _is_free_to_read(device: torch.device) -> bool:
+    """Return whether reading a loss does not wait for the device."""
+    return device.type == "cpu"
+
+
+def _is_due(eval_every: str | int, step: int, epoch_ended: bool) -> bool:
+    return step % eval_every == 0 if isinstance(eval_every, int) else epoch_ended

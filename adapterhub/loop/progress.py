@@ -1,0 +1,135 @@
+"""How far a run is, and its time: saved with every checkpoint, for a resumed run to continue there.
+
+The clock tells time spent training from other work, and has the speed and the peak of memory.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from adapterhub.loop.report import Timing
+
+
+@dataclass
+class RunProgress:
+    """How far a run is. `batch` is the next micro-batch of `epoch`.
+
+    `losses` are those since the last report, `stale` counts the evaluations since the best one, and
+    `history` has the metrics of each evaluation with "step" and "epoch". `peak_memory` is in bytes.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    best_step: int | None = None
+    stale: int = 0
+    finished: bool = False
+    losses: list[float] = field(default_factory=list)
+    history: list[dict[str, float]] = field(default_factory=list)
+    examples: int = 0
+    train_seconds: float = 0.0
+    other_seconds: float = 0.0
+    peak_memory: int = 0
+    tokens: int = 0
+
+    def advance(self, next_batch: int, batches: int) -> bool:
+        """Count one optimizer step.
+
+        Args:
+            next_batch: the micro-batch of the epoch that comes next.
+            batches: the number of micro-batches per epoch.
+
+        Returns:
+            Whether the epoch has ended.
+        """
+        ended = next_batch == batches
+        self.step += 1
+        self.epoch += ended
+        self.batch = 0 if ended else next_batch
+        return ended
+
+    def evaluation(self, step: int | None) -> dict[str, float]:
+        """Return the record of the evaluation at `step`."""
+        return next(record for record in self.history if record["step"] == step)
+
+    def metrics(self, step: int | None) -> dict[str, float]:
+        """Return the metrics of the evaluation at `step`, or {} if `step` is None."""
+        record = {} if step is None else self.evaluation(step)
+        return {name: value for name, value in record.items() if name not in ("step", "epoch")}
+
+    @property
+    def seconds(self) -> float:
+        """The time of all work, over all sessions of the run."""
+        return self.train_seconds + self.other_seconds
+
+
+class RunClock:
+    """Adds the time of one session to the progress of a run. It runs from its creation on."""
+
+    def __init__(self, progress: RunProgress, device: torch.device) -> None:
+        self.progress = progress
+        self.device = device
+        self.restart_speed()
+        self.lap_start = time.perf_counter()
+
+    def add_training(self) -> None:
+        """Count the time since the last call as training, and update the peak memory."""
+        self.progress.train_seconds += self._lap()
+        self.progress.peak_memory = max(self.progress.peak_memory, peak_memory(self.device))
+
+    def add_other(self) -> None:
+        """Count the time since the last call as other work: evaluating, saving."""
+        self.progress.other_seconds += self._lap()
+
+    def timing(self) -> Timing:
+        """Return the timing up to now, with the speed since the last `restart_speed`."""
+        self.add_training()
+        progress = self.progress
+        seconds = max(progress.train_seconds - self.reported_seconds, 1e-9)
+        return Timing(
+            seconds=progress.seconds,
+            examples_per_second=(progress.examples - self.reported_examples) / seconds,
+            peak_memory=progress.peak_memory,
+            tokens_per_second=(progress.tokens - self.reported_tokens) / seconds,
+        )
+
+    def restart_speed(self) -> None:
+        """Measure the training speed from here on."""
+        self.reported_examples = self.progress.examples
+        self.reported_tokens = self.progress.tokens
+        self.reported_seconds = self.progress.train_seconds
+
+    def _lap(self) -> float:
+        now = time.perf_counter()
+        lap, self.lap_start = now - self.lap_start, now
+        return lap
+
+
+def process_memory() -> int:
+    """Return the memory that the process takes now, in bytes; 0 if the system does not tell."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return peak_memory(torch.device("cpu"))
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the peak memory in bytes: of the GPU, or of the process if the device is the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        return 0
+    if sys.platform == "linux":  # where rusage begins with the peak of the parent process
+        with open("/proc/self/status") as file:
+            (line,) = (line for line in file if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,525 @@
+"""Where a run reports its progress: terminal, JSON lines, TensorBoard.
+
+`metrics.jsonl` holds only values that the seed determines, so two equal runs write equal bytes;
+wall times go to `timings.jsonl`. On resume, each reporter drops what it wrote after the checkpoint,
+and the two files are refused if what precedes it was changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from adapterhub.adapters.parts import HEAD
+from adapterhub.errors import FileError, one_line
+from adapterhub.files.atomic import FileDigest, file_digest
+from adapterhub.loop.processes import is_main
+from adapterhub.recipe.options import TrainOptions
+from adapterhub.recipe.output_folder import writing
+from adapterhub.status import Display, StatusBar, StatusLines
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds since the start of the run, training speed, and peak memory in bytes."""
+
+    seconds: float
+    examples_per_second: float
+    peak_memory: int
+    tokens_per_second: float = 0.0
+
+
+@dataclass(frozen=True)
+class TrainingLine:
+    """The mean loss since the previous such line, and the learning rate of each group."""
+
+    step: int
+    epoch: float
+    loss: float
+    learning_rate: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The metrics of one evaluation, and whether it is the best so far."""
+
+    step: int
+    epoch: float
+    metrics: Mapping[str, float]
+    best: bool
+
+
+class Reporter:
+    """Reports nothing; subclasses override what they report."""
+
+    def display(self) -> Display:
+        """Return where the progress of an evaluation is shown."""
+        return Display()
+
+    def check(self, written: Mapping[str, FileDigest]) -> None:
+        """Refuse to resume if the files are not as `written` says; called before `start`."""
+
+    def start(self, total: int, done: int) -> None:
+        """Begin a run of `total` steps after step `done`, and drop reports of later steps."""
+
+    def advance(self, step: int) -> None:
+        """Report that `step` is done; called after every step."""
+
+    def trained(self, line: TrainingLine, timing: Timing) -> None:
+        """Report the loss; called every `log_every` steps."""
+
+    def evaluated(self, line: Evaluated, timing: Timing) -> None:
+        """Report the metrics; called after each evaluation."""
+
+    def note(self, text: str) -> None:
+        """Show one sentence to the user."""
+
+    def flush(self) -> None:
+        """Write everything to disk; called before each checkpoint."""
+
+    def written(self) -> dict[str, FileDigest]:
+        """Return the digest of each file that must be unchanged on resume; called after `flush`."""
+        return {}
+
+    def close(self) -> None:
+        """Close all files; called once, at the end."""
+
+
+class Several(Reporter):
+    """Forwards each report to several reporters."""
+
+    def __init__(self, reporters: Iterable[Reporter]) -> None:
+        self.reporters = tuple(reporters)
+
+    def display(self) -> Display:
+        """Return the display of the first reporter, which is that of the console."""
+        return self.reporters[0].display() if self.reporters else Display()
+
+    def check(self, written: Mapping[str, FileDigest]) -> None:
+        """Check each reporter's files."""
+        for reporter in self.reporters:
+            reporter.check(written)
+
+    def start(self, total: int, done: int) -> None:
+        """Start each reporter."""
+        for reporter in self.reporters:
+            reporter.start(total, done)
+
+    def advance(self, step: int) -> None:
+        """Forward to each reporter."""
+        for reporter in self.reporters:
+            reporter.advance(step)
+
+    def trained(self, line: TrainingLine, timing: Timing) -> None:
+        """Forward to each reporter."""
+        for reporter in self.reporters:
+            reporter.trained(line, timing)
+
+    def evaluated(self, line: Evaluated, timing: Timing) -> None:
+        """Forward to each reporter."""
+        for reporter in self.reporters:
+            reporter.evaluated(line, timing)
+
+    def note(self, text: str) -> None:
+        """Forward to each reporter."""
+        for reporter in self.reporters:
+            reporter.note(text)
+
+    def flush(self) -> None:
+        """Flush each reporter."""
+        for reporter in self.reporters:
+            reporter.flush()
+
+    def written(self) -> dict[str, FileDigest]:
+        """Return the digests of all files."""
+        return {n: digest for r in self.reporters for n, digest in r.written().items()}
+
+    def close(self) -> None:
+        """Close each reporter, also if one of them fails."""
+        with ExitStack() as stack:
+            for reporter in reversed(self.reporters):
+                stack.callback(reporter.close)
+
+
+class Notes(Reporter):
+    """One line of text per note: what to know of a run also without its progress."""
+
+    def __init__(self, stream: IO[str] | None = None) -> None:
+        self.stream = sys.stderr if stream is None else stream
+
+    def note(self, text: str) -> None:
+        """Print one line."""
+        with writing(Path("the standard error stream")):
+            print(one_line(text), file=self.stream, flush=True)
+
+
+class PlainLines(Notes):
+    """One line of text per report, for logs and pipes."""
+
+    def __init__(self, stream: IO[str] | None = None) -> None:
+        super().__init__(stream)
+        self.total = self.done = 0
+        self.began = time.monotonic()
+
+    def display(self) -> Display:
+        """Return plain lines, without stages."""
+        return StatusLines(self.note, stages=False)
+
+    def start(self, total: int, done: int) -> None:
+        """Print the step that a resumed run continues from."""
+        self.total, self.done, self.began = total, done, time.monotonic()
+        if done:
+            self.note(f"resumed after step {done} of {total}")
+
+    def trained(self, line: TrainingLine, timing: Timing) -> None:
+        """Print loss, learning rate, speed and the time that is left."""
+        rest = (time.monotonic() - self.began) * (self.total - line.step)
+        left = time_text(rest / max(line.step - self.done, 1))
+        self.note(
+            f"step {line.step}/{self.total}  epoch {line.epoch:.2f}  {_train_text(line)}  "
+            f"{_speed_text(timing)}" + f" {left} left" * (line.step < self.total)
+        )
+
+    def evaluated(self, line: Evaluated, timing: Timing) -> None:
+        """Print the metrics."""
+        self.note(_eval_text(line))
+
+
+class Bar(Reporter):
+    """A progress bar with loss, learning rate and speed; metrics are printed above it."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.progress = Progress(
+            BarColumn(12),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}", markup=False),
+            TimeRemainingColumn(),
+            console=console or Console(stderr=True),
+        )
+        self.task = self.progress.add_task("", total=None)
+
+    def display(self) -> Display:
+        """Return a bar that takes the place of that of the run."""
+        return StatusBar(self.progress, behind=self.task)
+
+    def start(self, total: int, done: int) -> None:
+        """Show the bar."""
+        self.progress.update(self.task, total=total, completed=done)
+        self.progress.start()
+
+    def advance(self, step: int) -> None:
+        """Move the bar."""
+        self.progress.update(self.task, completed=step)
+
+    def trained(self, line: TrainingLine, timing: Timing) -> None:
+        """Show loss, learning rate and speed beside the bar."""
+        text = f"{_train_text(line)}  {_speed_text(timing)}"
+        self.progress.update(self.task, description=text)
+
+    def evaluated(self, line: Evaluated, timing: Timing) -> None:
+        """Print the metrics above the bar."""
+        self.note(_eval_text(line))
+
+    def note(self, text: str) -> None:
+        """Print one line above the bar."""
+        self.progress.console.print(one_line(text), markup=False, emoji=False, highlight=False)
+
+    def close(self) -> None:
+        """Stop the display."""
+        self.progress.stop()
+
+
+class _JsonLog:
+    """One file of JSON lines, with the digest of what was written to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.size, self.digest = path, 0, hashlib.sha256()
+        self.file: IO[bytes] | None = None
+
+    def begins_with(self, written: FileDigest | None) -> bool:
+        """Return whether the file begins with what was written until then."""
+        if written is None or not self.path.is_file():
+            return False
+        return file_digest(self.path, written.size) == written
+
+    def open(self, size: int) -> None:
+        """Open the file for lines that follow its first `size` bytes."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "ab") as file:
+            file.truncate(size)
+        kept = self.path.read_bytes()
+        self.size, self.digest = len(kept), hashlib.sha256(kept)
+        self.file = open(self.path, "ab")  # noqa: SIM115
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Write one line."""
+        assert self.file is not None
+        line = f"{json.dumps(_json_ready(record))}\n".encode()
+        self.file.write(line)
+        self.size += len(line)
+        self.digest.update(line)
+
+    def flush(self) -> None:
+        """Write the file to disk."""
+        if self.file is not None:
+            self.file.flush()
+            os.fsync(self.file.fileno())
+
+
+class JsonLines(Reporter):
+    """`metrics.jsonl` and `timings.jsonl` in `folder`: one object per line, each with its step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.metrics = _JsonLog(folder / "metrics.jsonl")
+        self.timings = _JsonLog(folder / "timings.jsonl")
+        self.logs = (self.metrics, self.timings)
+        self.kept: Mapping[str, FileDigest] = {}
+
+    def check(self, written: Mapping[str, FileDigest]) -> None:
+        """Refuse a file that was changed; one that was deleted begins anew.
+
+        Raises:
+            FileError: a file was changed; every such file is listed.
+        """
+        logs = [log for log in self.logs if log.path.exists()]
+        changed = [str(log.path) for log in logs if not log.begins_with(written.get(log.path.name))]
+        if changed:
+            raise FileError(
+                "files of the run were changed since its last checkpoint",
+                expected="the lines as they were written",
+                hint="restore them, or move them away: the run then continues without these lines",
+                offenders=changed,
+            )
+        self.kept = {log.path.name: written[log.path.name] for log in logs}
+
+    def start(self, total: int, done: int) -> None:
+        """Open the files, cut after what was written until the checkpoint."""
+        for log in self.logs:
+            kept = self.kept.get(log.path.name)
+            with writing(log.path):
+                log.open(kept.size if kept else 0)
+
+    def trained(self, line: TrainingLine, timing: Timing) -> None:
+        """Write the loss and its timing."""
+        self._write("train", line.step, dataclasses.asdict(line), timing)
+
+    def evaluated(self, line: Evaluated, timing: Timing) -> None:
+        """Write the metrics and their timing."""
+        self._write("eval", line.step, dataclasses.asdict(line), timing)
+
+    def flush(self) -> None:
+        """Write both files to disk."""
+        for log in self.logs:
+            with writing(log.path):
+                log.flush()
+
+    def written(self) -> dict[str, FileDigest]:
+        """Return the digests of both files."""
+        return {
+            log.path.name: FileDigest(log.size, log.digest.hexdigest())
+            for log in self.logs
+            if log.file is not None
+        }
+
+    def close(self) -> None:
+        """Close both files."""
+        for log in self.logs:
+            if log.file is not None:
+                with writing(log.path):
+                    log.file.close()
+
+    def _write(self, event: str, step: int, record: dict[str, Any], timing: Timing) -> None:
+        clock = {"step": step, **dataclasses.asdict(timing)}
+        for log, fields in ((self.metrics, record), (self.timings, clock)):
+            with writing(log.path):
+                log.write({"event": event, **fields})
+
+
+class TensorBoard(Reporter):
+    """TensorBoard scalars in `folder`; if TensorBoard is not installed, one note on the console.
+
+    The events are written here and not by `SummaryWriter`, whose thread prints a traceback if the
+    disk is full.
+    """
+
+    def __init__(self, folder: Path, console: Reporter) -> None:
+        self.folder = folder
+        self.console = console
+        self.records: Any = None
+
+    def start(self, total: int, done: int) -> None:
+        """Open a new event file, or tell the user that TensorBoard is missing."""
+        try:
+            from tensorboard.compat.proto.event_pb2 import SessionLog
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except ImportError:
+            self.console.note("TensorBoard is not installed: no events (pip install tensorboard)")
+            return
+        host = socket.gethostname()
+        path = self.folder / f"events.out.tfevents.{time.time_ns()}.{host}.{os.getpid()}"
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.records = RecordWriter(open(path, "xb"))  # noqa: SIM115
+        self._add(file_version="brain.Event:2")
+        # TensorBoard drops what earlier files have from this step on.
+        self._add(step=done + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def trained(self, line: TrainingLine, timing: Timing) -> None:
+        """Write loss, learning rates and speed."""
+        rates = {f"learning_rate/{name}": rate for name, rate in line.learning_rate.items()}
+        speed = {"train/examples_per_second": timing.examples_per_second}
+        self._scalars({"train/loss": line.loss, **rates, **speed}, line.step)
+
+    def evaluated(self, line: Evaluated, timing: Timing) -> None:
+        """Write the metrics."""
+        self._scalars({f"eval/{name}": value for name, value in line.metrics.items()}, line.step)
+
+    def flush(self) -> None:
+        """Write the events to disk."""
+        if self.records is not None:
+            with writing(self.folder):
+                self.records.flush()
+
+    def close(self) -> None:
+        """Close the event file."""
+        if self.records is not None:
+            with writing(self.folder):
+                self.records.close()
+
+    def _scalars(self, scalars: Mapping[str, float], step: int) -> None:
+        if self.records is None:
+            return
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        for name, value in scalars.items():
+            self._add(
+                step=step, summary=Summary(value=[Summary.Value(tag=name, simple_value=value)])
+            )
+
+    def _add(self, **fields: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        with writing(self.folder):
+            self.records.write(Event(wall_time=time.time(), **fields).SerializeToString())
+
+
+def reporter_for(output: Path, options: TrainOptions, *, quiet: bool = False) -> Reporter:
+    """Return the reporter of a run: terminal, JSON lines and, if enabled, TensorBoard.
+
+    The terminal shows a bar, or plain lines if stderr is no terminal. Only the first of several
+    processes reports.
+
+    Args:
+        output: the output folder of the run.
+        options: the training options.
+        quiet: show notes, but no progress.
+    """
+    if not is_main():
+        return Reporter()
+    console = _console_reporter(quiet)
+    reporters: list[Reporter] = [console, JsonLines(output)]
+    if options.tensorboard:
+        reporters.append(TensorBoard(output / "tensorboard", console))
+    return Several(reporters)
+
+
+def _console_reporter(quiet: bool) -> Reporter:
+    if quiet:
+        return Notes()
+    return Bar() if sys.stderr.isatty() else PlainLines()
+
+
+def _train_text(line: TrainingLine) -> str:
+    return f"loss {line.loss:.4f}  lr {_method_rates(line.learning_rate)}"
+
+
+def _speed_text(timing: Timing) -> str:
+    tokens = timing.tokens_per_second
+    return f"{timing.examples_per_second:,.0f} ex/s" + f" {short_count(tokens)} tok/s" * (
+        tokens > 0
+    )
+
+
+def short_count(count: float) -> str:
+    """Write a number in three digits: 4123 as "4.12k"."""
+    for unit in ("", "k", "M"):
+        if count < 999.5:
+            return f"{count:.3g}{unit}"
+        count /= 1000
+    return f"{count:.3g}G"
+
+
+def time_text(seconds: float) -> str:
+    """Write a duration as a clock does: 75 as "1:15"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _method_rates(rates: Mapping[str, float]) -> str:
+    """Write the learning rate of each method; of the head, if only that trains."""
+    methods = rates_by_method(rates)
+    distinct = sorted(set(methods.values())) or [rates.get(HEAD, 0.0)]
+    if len(distinct) == 1:
+        return f"{distinct[0]:.1e}"
+    return ", ".join(f"{name} {rate:.1e}" for name, rate in methods.items())
+
+
+def peak_text(peaks: Mapping[str, float]) -> str:
+    """Write the peak learning rates of the parameter groups: "1.0e-03 (head 5.0e-03)"."""
+    head, methods = peaks.get(HEAD), rates_by_method(peaks)
+    differs = head is not None and set(methods.values()) not in ({head}, set())
+    return _method_rates(peaks) + (f" (head {head:.1e})" if differs else "")
+
+
+def rates_by_method(rates: Mapping[str, float]) -> dict[str, float]:
+    """Return the learning rate of each method, from those of the parameter groups.
+
+    It is that of the method's group without a factor: the rate that the recipe sets.
+    """
+    methods: dict[str, float] = {}
+    for group, rate in rates.items():
+        method, _, factor = group.partition(" ")
+        if method != HEAD and not (factor and method in rates):
+            methods[method] = max(rate, methods.get(method, 0.0))
+    return methods
+
+
+def rate_text(rates: Mapping[str, float]) -> str:
+    """Write the learning rate of each method, and that of the head if it differs.
+
+    `rates` are those of the parameter groups.
+    """
+    methods = rates_by_method(rates)
+    head = rates.get(HEAD, 0.0)
+    distinct = sorted(set(methods.values())) or [head]
+    one = f"{distinct[0]:.2e}"
+    each = ", ".join(f"{name} {rate:.2e}" for name, rate in methods.items())
+    differs = head and distinct != [head]
+    return (one if len(distinct) == 1 else each) + (f"  {HEAD} {head:.2e}" if differs else "")
+
+
+def _eval_text(line: Evaluated) -> str:
+    values = "  ".join(f"{name} {value:.4f}" for name, value in line.metrics.items())
+    return f"step {line.step}  epoch {line.epoch:.2f}  {values}{'  best' * line.best}"
+
+
+def _json_ready(value: Any) -> Any:
+    """Replace NaN and infinity, which JSON lacks, by null."""
+    if isinstance(value, Mapping):
+        return {key: _json_ready(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,175 @@
+"""FSDP2: each process holds a share of every parameter, and gathers a layer while it computes.
+
+`torch.distributed.fsdp.fully_shard` divides each parameter along its first dimension over the N
+processes. A layer's parameters are gathered before its forward and its backward pass and released
+after it, so that a process holds 1 / N of the model and one or two whole layers; gradients are
+averaged over the processes and divided in the same way. The optimizer steps on its own share.
+
+Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", section 3,
+https://arxiv.org/abs/2304.11277.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.parts import OwnedParameter
+from adapterhub.backbones.quantized import quantization_of, sharded_codes
+from adapterhub.backbones.weights import is_sharded, local, shared_like
+from adapterhub.errors import ConfigError
+from adapterhub.loop.processes import join_processes, own_device, process_count
+from adapterhub.methods._site_module import SharedModule
+
+
+def shard(adapter: Adapter) -> None:
+    """Shard a model and the adapter that is attached to it: each layer, then what is left.
+
+    A model on the CPU moves to the device of this process layer by layer. Parameters that were
+    loaded in the dtype of their files are read from the disk only now: no process ever holds more
+    than its share and a layer.
+
+    Every process keeps a whole copy of what several layers share, which belongs to none of them;
+    the gradients of the copies are averaged. What an adapter has replaced in the backbone cannot
+    come back, so its memory is released.
+
+    Args:
+        adapter: the adapter that trains; its copies of parameters may be empty (`empty_copies`).
+
+    Raises:
+        ConfigError: the backbone's checkpoint is quantized in a way that cannot be sharded.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    _check_codes(adapter.model)
+    join_processes()
+    adapter.state.keep_identity()
+    model, layers, device = adapter.model, _layers(adapter), own_device()
+    common = _common(model, layers)
+    for changed in adapter.changed:
+        if changed.own in common:
+            changed.fill()
+    for parameter in common:
+        parameter.data = parameter.data.to(device)
+        _average_gradients(parameter)
+    mesh = init_device_mesh(device.type, (process_count(),))
+    for module in (*layers, model):
+        own = [changed for changed in adapter.changed if _holds(module, changed)]
+        for changed in own:
+            changed.fill()
+        fully_shard(module, mesh=mesh, ignored_params=common)
+        for changed in own:
+            changed.follow()
+    if model.can_generate():
+        register_fsdp_forward_method(model, "generate")
+
+
+def _check_codes(model: PreTrainedModel) -> None:
+    kind = quantization_of(model)
+    if kind is not None and kind not in sharded_codes():
+        raise ConfigError(
+            f"{model.name_or_path} is quantized by {kind}, whose weights cannot be sharded",
+            expected=f"a backbone in fp32, bf16 or fp16, or in {' or '.join(sharded_codes())}",
+            hint="another backbone, or train.shard=false",
+        )
+
+
+def _holds(module: nn.Module, changed: OwnedParameter) -> bool:
+    """Return whether a copy that is not sharded yet is in a module."""
+    inside = any(changed.holders[0][0] is each for each in module.modules())
+    return inside and not is_sharded(changed.own)
+
+
+def _layers(adapter: Adapter) -> list[nn.Module]:
+    """Return the layers of all stacks; one inside another is a part of it."""
+    paths = {path for paths in adapter.anatomy.layers.values() for path in paths}
+    outer = [p for p in paths if not any(p.startswith(f"{other}.") for other in paths)]
+    return [adapter.model.get_submodule(path) for path in sorted(outer)]
+
+
+def _common(model: PreTrainedModel, layers: list[nn.Module]) -> set[nn.Parameter]:
+    """Return the parameters that several layers have or read, or a layer and the rest."""
+    inside = {id(module) for layer in layers for module in layer.modules()}
+    rest = [module for module in model.modules() if id(module) not in inside]
+    owned = [set(layer.parameters()) for layer in layers]
+    owned.append({p for module in rest for p in module.parameters(recurse=False)})
+    owners = Counter(parameter for each in owned for parameter in each)
+    read = [m for m in model.modules() if isinstance(m, SharedModule)]
+    several = {parameter for parameter, count in owners.items() if count > 1}
+    return several | {p for module in read for p in module.parameters()}
+
+
+def _average_gradients(parameter: nn.Parameter) -> None:
+    """Average each gradient of a whole parameter over the processes, also when it trains later."""
+    if parameter.is_floating_point():
+        trains = parameter.requires_grad
+        parameter.requires_grad_(True)
+        parameter.register_hook(_averaged)  # type: ignore[no-untyped-call]
+        parameter.requires_grad_(trains)
+
+
+def _averaged(gradient: Tensor) -> Tensor:
+    """Return the mean of a gradient over the processes."""
+    import torch.distributed as dist
+
+    total = gradient.clone()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
+def share_state(
+    state: Mapping[int, Mapping[str, Any]], params: Sequence[Tensor]
+) -> dict[int, dict[str, Any]]:
+    """Divide the whole tensors of an optimizer's state as its parameters are.
+
+    Args:
+        state: for each parameter, by its number, what the optimizer keeps.
+        params: the parameters, in the order of their numbers.
+    """
+    return {
+        number: {
+            name: shared_like(params[number], value) if isinstance(value, Tensor) else value
+            for name, value in kept.items()
+        }
+        for number, kept in state.items()
+    }
+
+
+def clip_gradients(params: Sequence[Tensor], limit: float) -> Tensor:
+    """Scale the gradients to a norm of at most `limit`; return the norm that they had.
+
+        g := g min(1, limit / |g|)    |g|: over the gradients of all parameters, in all processes
+
+    Args:
+        params: parameters, sharded or whole; those without a gradient are left out.
+        limit: the largest norm.
+    """
+    gradients = [p.grad for p in params if p.grad is not None]
+    shards = [local(g) for g in gradients if _is_divided(g)]
+    wholes = [local(g) for g in gradients if not _is_divided(g)]
+    squared = torch.nn.utils.get_total_norm(shards).square()
+    if shards:
+        torch.distributed.all_reduce(squared)
+    norm = (squared + torch.nn.utils.get_total_norm(wholes).square()).sqrt()
+    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in (*shards, *wholes):
+        gradient.mul_(factor)
+    return norm
+
+
+def _is_divided(tensor: Tensor) -> bool:
+    """Return whether each process holds other numbers of a tensor: not of a copy in each."""
+    placements: Any = getattr(tensor, "placements", ())
+    return not all(placement.is_replicate() for placement in placements)
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether all numbers are finite of what this process holds of a tensor."""
+    return bool(local(tensor).isfinite().all())

@@ -1,0 +1,300 @@
+"""The recipe: everything that determines a training run, in one dataclass and one YAML file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from adapterhub.config.option_names import OptionNames
+from adapterhub.config.options import from_dict, option, to_dict
+from adapterhub.config.overrides import merge_options, parse_overrides
+from adapterhub.config.yaml import dump_yaml, load_yaml
+from adapterhub.data.options import DataOptions
+from adapterhub.errors import ConfigError
+from adapterhub.recipe.mixing import TaskOptions, check_task_names, parse_mixing
+from adapterhub.recipe.options import TrainOptions
+
+SPECS = ("method", "task")
+REQUIRED = ("backbone", "data.train", "output")
+_REPLACED = (*SPECS, "mixing")  # specs, which a later layer replaces entirely
+DATA_SOURCES = ("train", "eval", "train_target", "eval_target")  # paths in `data`, of one machine
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training run. The same recipe, data and versions give the same adapter."""
+
+    backbone: str = option("", "a Hub id or a folder")
+    revision: str | None = option(None, "branch, tag or commit of a Hub backbone")
+    dtype: str | None = option(
+        None,
+        "precision of the frozen backbone: fp32, bf16, fp16 (null: bf16 if quantized, unless "
+        "several times slower here; else the faster of fp32 and bf16, measured)",
+    )
+    attention: str | None = option(
+        None, "attention implementation: eager, sdpa, ... (null: the fastest here, measured)"
+    )
+    quantize: str | None = option(None, "to nf4, fp4, int8, int8-weight, fp8-weight; or dequantize")
+    family: dict[str, Any] | str | None = option(
+        None, "the backbone's row of sites: a YAML file or its content"
+    )
+    new_tokens: tuple[str, ...] = option((), "tokens to add to the backbone's tokenizer")
+    method: object = option(
+        "lora",
+        "a spec: lora(rank=16), a list (null: that of `from`)",
+    )
+    from_: str | None = option(
+        None,
+        "a trained adapter to start from: a name, folder or Hub id",
+    )
+    on: tuple[str, ...] = option(
+        (),
+        "trained adapters to be on top of, which stay frozen",
+    )
+    partial: bool = option(
+        False, "adapt only the layers that have the method's sites, if some lack them"
+    )
+    task: object = option(
+        "classification", "a task spec: tagging, seq2seq(metric=rouge), a mapping"
+    )
+    tasks: dict[str, TaskOptions] = option(
+        {}, "several tasks with one adapter and a head each: {NAME: {task, weight, data}}"
+    )
+    mixing: object = option(
+        None,
+        "the share of the steps of each of `tasks`: size, equal, temperature(t=2) (null: size)",
+    )
+    name: str = option("default", "the adapter's name")
+    output: str = option("", "folder of the run: adapter, recipe, metrics, checkpoints")
+    seed: int = option(0, "seed of initialization, sampling and batch order")
+    data: DataOptions = field(default_factory=DataOptions)
+    train: TrainOptions = field(default_factory=TrainOptions)
+
+    def __post_init__(self) -> None:
+        if self.method is None and self.from_ is None:
+            raise ConfigError(
+                "method is null, and there is no adapter in `from`",
+                hint="--method lora, or --from ADAPTER",
+            )
+        parse_mixing(self.mixing)
+        if isinstance(self.family, str):  # the run's own recipe has the content
+            object.__setattr__(self, "family", load_yaml(self.family))
+        if self.tasks:
+            self._check_tasks()
+
+    def _check_tasks(self) -> None:
+        check_task_names(list(self.tasks))
+        if given := [name for name in DATA_SOURCES if getattr(self.data, name) is not None]:
+            raise ConfigError(
+                "data of one task beside `tasks`",
+                offenders=[f"data.{name}={getattr(self.data, name)}" for name in given],
+                expected="the data of each task: tasks.NAME.data.train; other options of `data` "
+                "hold for all tasks",
+            )
+
+    def of_task(self, name: str) -> Recipe:
+        """Return the recipe of one of `tasks` alone, without what watches the mean of all."""
+        own = self.tasks[name]
+        task = self.task if own.task is None else own.task
+        train = replace(self.train, best_metric=None, patience=None)
+        return replace(self, task=task, data=own.data, train=train, tasks={}, mixing=None)
+
+    def to_yaml(self) -> str:
+        """Return the recipe as YAML, for `read`."""
+        return dump_yaml(to_dict(self))
+
+
+# Names that options have elsewhere: in transformers, peft and common scripts. An alias means the
+# same as its option, for every value.
+ALIASES = {
+    "lr": "train.learning_rate",
+    "bs": "train.batch_size",
+    "train_batch_size": "train.batch_size",
+    "per_device_train_batch_size": "train.batch_size",
+    "per_device_eval_batch_size": "train.eval_batch_size",
+    "gradient_accumulation_steps": "train.gradient_accumulation",
+    "num_train_epochs": "train.epochs",
+    "num_epochs": "train.epochs",
+    "steps": "train.max_steps",
+    "max_seq_length": "train.max_length",
+    "max_seq_len": "train.max_length",
+    "logging_steps": "train.log_every",
+    "save_steps": "train.save_every",
+    "eval_steps": "train.eval_every",
+    "early_stopping_patience": "train.patience",
+    "torch_compile": "train.compile",
+    "use_liger_kernel": "train.liger",
+    "train_file": "data.train",
+    "validation_file": "data.eval",
+    "text_column": "data.text",
+    "label_column": "data.label",
+    "max_train_samples": "data.rows",
+    "model_name_or_path": "backbone",
+    "base_model": "backbone",
+    "model": "backbone",
+    "model_revision": "revision",
+    "attn_implementation": "attention",
+    "adapter_name": "name",
+    "output_dir": "output",
+}
+
+_LORA = "method='lora({})'"
+# What to type in place of a name whose values differ, or that belongs to a method: it is refused.
+MEANINGS = {
+    "rank": _LORA.format("rank=8"),
+    "r": _LORA.format("rank=8"),
+    "lora_r": _LORA.format("rank=8"),
+    "lora_rank": _LORA.format("rank=8"),
+    "alpha": _LORA.format("alpha=16"),
+    "lora_alpha": _LORA.format("alpha=16"),
+    "lora_dropout": _LORA.format("dropout=0.1"),
+    "sites": _LORA.format("sites=[attn.q, attn.v]"),
+    "target_modules": _LORA.format("sites=[attn.q, attn.v]"),
+    "lora_target_modules": _LORA.format("sites=[attn.q, attn.v]"),
+    "layers": _LORA.format("layers=top 4"),
+    "use_dora": "method=dora",
+    "use_rslora": "method=rslora",
+    "num_virtual_tokens": "method='prompt(length=20)'",
+    "prefix_length": "method='prefix(length=30)'",
+    "reduction_factor": "method='pfeiffer(size=48)', the width itself",
+    "adapter": "method=pfeiffer",
+    "peft_type": "method=lora",
+    "task_type": "task=classification",
+    "template": "task='seq2seq(template={text})'",
+    "warmup_ratio": "train.warmup=0.1: a fraction of all steps",
+    "warmup_steps": "train.warmup=100: steps, or below 1 a fraction of them",
+    "lr_scheduler": "train.schedule=cosine",
+    "lr_scheduler_type": "train.schedule=cosine",
+    "scheduler": "train.schedule=cosine",
+    "optim": "train.optimizer=adamw",
+    "adam_beta1": "train.beta1=0.9",
+    "adam_beta2": "train.beta2=0.999",
+    "adam_epsilon": "train.eps=1e-8",
+    "gradient_clipping": "train.max_grad_norm=1",
+    "metric": "train.best_metric=accuracy",
+    "metric_for_best_model": "train.best_metric=accuracy",
+    "early_stopping": "train.patience=3",
+    "batch": "train.batch_size=16",
+    "max_len": "train.max_length=128",
+    "fp16": "train.mixed_precision=fp16",
+    "bf16": "train.mixed_precision=bf16",
+    "torch_dtype": "dtype=bf16",
+    "precision": "dtype=bf16, or train.mixed_precision=bf16",
+    "load_in_4bit": "quantize=nf4",
+    "load_in_8bit": "quantize=int8",
+    "max_eval_samples": "data.eval with fewer rows",
+    "test_file": "data.eval=FILE",
+    "validation": "data.eval=FILE",
+    "dev": "data.eval=FILE",
+    "dataset": "data.train=FILE",
+    "dataset_name": "data.train=ID, and data.subset=NAME",
+    "device": "CUDA_VISIBLE_DEVICES=0 before the command",
+    "resume": "--resume",
+    "resume_from_checkpoint": "--resume",
+    "overwrite_output_dir": "--output with a new folder, or --resume",
+    "tokenizer_name": "the backbone's folder, which has its tokenizer",
+    "trust_remote_code": "a backbone of transformers itself: no code of others is run",
+}
+
+NAMES = OptionNames(Recipe, ALIASES, MEANINGS)
+
+
+def read(
+    path: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    flags: Mapping[str, Any] | None = None,
+) -> Recipe:
+    """Read a recipe. Flags override the file, and `overrides` override both.
+
+    Args:
+        path: a YAML file, or None.
+        overrides: words such as `train.epochs=1`.
+        flags: options as a nested mapping.
+
+    Raises:
+        ConfigError: unknown options (with what to type instead), values of a wrong type, or a
+            required option is missing.
+    """
+    return _complete(read_draft(path, overrides, flags))
+
+
+def read_layers(layers: Iterable[Mapping[str, Any]]) -> Recipe:
+    """Build a recipe of layers of options under their own names; later ones override.
+
+    Raises:
+        ConfigError: as in `read`.
+    """
+    return _complete(_draft(layered(layers)))
+
+
+def _complete(recipe: Recipe) -> Recipe:
+    """Refuse a recipe in which required options are missing."""
+    if missing := _missing(recipe):
+        raise ConfigError(
+            "the recipe is incomplete",
+            offenders=[f"{name} is missing" for name in missing],
+            hint="adapterhub train --backbone ID --train FILE --eval FILE --output DIR",
+        )
+    return recipe
+
+
+def _missing(recipe: Recipe) -> list[str]:
+    """List the required options that are not set: each of several tasks has data of its own."""
+    names = [name for name in REQUIRED if not (recipe.tasks and name.startswith("data."))]
+    missing = [name for name in names if not attrgetter(name)(recipe)]
+    without = [name for name, own in recipe.tasks.items() if not own.data.train]
+    return missing + [f"tasks.{name}.data.train" for name in without]
+
+
+def read_draft(
+    path: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    flags: Mapping[str, Any] | None = None,
+) -> Recipe:
+    """Read a recipe in which required options may be missing.
+
+    Args:
+        path: as for `read`.
+        overrides: as for `read`.
+        flags: as for `read`.
+
+    Raises:
+        ConfigError: unknown options, or values of a wrong type.
+    """
+    layers = (load_yaml(path) if path else {}, flags or {}, parse_overrides(overrides))
+    return _draft(layered(map(NAMES.normal_form, layers)))
+
+
+def layered(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merge layers of options under their own names; later ones override."""
+    data: dict[str, Any] = {}
+    for options in layers:
+        # A spec replaces the earlier one entirely: merging two mappings would give two methods.
+        kept = {k: v for k, v in data.items() if k not in _REPLACED or k not in options}
+        data = merge_options(kept, options)
+    return data
+
+
+def _draft(data: dict[str, Any]) -> Recipe:
+    """Build a recipe of options under their own names."""
+    _share_data(data)
+    if data.get("from") is not None and "method" not in data:
+        data["method"] = None  # that of the adapter
+    return from_dict(Recipe, data, suggest=NAMES.suggest)
+
+
+def _share_data(data: dict[str, Any]) -> None:
+    """Give each of several tasks the options of `data` that hold for all of them."""
+    tasks, shared = data.get("tasks"), data.get("data")
+    if not isinstance(tasks, Mapping) or not isinstance(shared, Mapping):
+        return
+    usual = {name: value for name, value in shared.items() if name not in DATA_SOURCES}
+    data["tasks"] = {
+        name: {**task, "data": merge_options(usual, task.get("data") or {})}
+        if isinstance(task, Mapping) and isinstance(task.get("data") or {}, Mapping)
+        else task
+        for name, task in tasks.items()
+    }

@@ -1,0 +1,163 @@
+"""A recipe of stages: runs of which each may start from what an earlier one trained.
+
+    stages:
+    - {name: domain, task: masked-lm, data: {train: reports.txt}}
+    - {name: task, from: domain, task: classification, data: {train: train.tsv}}
+
+A stage has the options of the recipe around it and its own, which override them; a task or method
+of its own replaces the other one whole. Each stage is a run in a subfolder of the output, and its
+name stands for its adapter where a later stage refers to one.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from adapterhub.config.overrides import parse_overrides
+from adapterhub.config.yaml import dump_yaml, load_yaml
+from adapterhub.errors import ConfigError
+from adapterhub.recipe.recipe import NAMES, Recipe, layered, read_layers
+
+STAGES = "stages"
+REFERENCES = ("from", "on")  # the options that may name an earlier stage
+_NAME = re.compile(r"[A-Za-z0-9][\w-]{0,63}")
+_RESERVED = ("adapter", "checkpoints", "tensorboard")  # folders of a run
+
+
+@dataclass(frozen=True)
+class StagedRecipe:
+    """The stages of a recipe, in order: by name, the recipe of each.
+
+    Attributes:
+        output: the folder of all stages.
+        stages: the recipes; the output of each is a subfolder.
+        starts: for each stage, the names of the stages that it refers to.
+        data: the recipe as plain data, for `recipe.yaml`.
+    """
+
+    output: str
+    stages: Mapping[str, Recipe]
+    starts: Mapping[str, tuple[str, ...]]
+    data: Mapping[str, Any]
+
+    def to_yaml(self) -> str:
+        """Return the recipe as YAML, for `read_staged`."""
+        return dump_yaml(dict(self.data))
+
+
+def read_staged(
+    path: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    flags: Mapping[str, Any] | None = None,
+) -> StagedRecipe | None:
+    """Read a recipe of stages; None if a recipe has none. Flags and overrides are for each stage.
+
+    Args:
+        path: a YAML file, or None.
+        overrides: words such as `train.epochs=1`.
+        flags: options as a nested mapping.
+
+    Raises:
+        ConfigError: the stages are no list of recipes with different names, or a recipe is invalid.
+    """
+    data = dict(load_yaml(path)) if path else {}
+    if STAGES not in data:
+        return None
+    listed, common = data.pop(STAGES), NAMES.normal_form(data)
+    given = layered([NAMES.normal_form(each) for each in (flags or {}, parse_overrides(overrides))])
+    named = _named(listed)
+    output = str(given.get("output") or common.get("output") or "")
+    if not output:
+        raise ConfigError("the recipe has no output", hint="--output DIR")
+    stages: dict[str, Recipe] = {}
+    starts: dict[str, tuple[str, ...]] = {}
+    for name, own in named.items():
+        resolved, starts[name] = _resolved(layered([common, own, given]), stages, output)
+        place = {"output": str(Path(output) / name)}
+        try:
+            stages[name] = read_layers([resolved, place])
+        except ConfigError as error:
+            raise ConfigError(f"stage {name!r}: {error}") from error
+    return StagedRecipe(output, stages, starts, _written(output, common, named, given))
+
+
+def _written(
+    output: str,
+    common: Mapping[str, Any],
+    named: Mapping[str, Mapping[str, Any]],
+    given: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the recipe with the options of the command line in each stage."""
+    others = {key: value for key, value in given.items() if key != "output"}
+    stages = [{"name": name, **layered([own, others])} for name, own in named.items()]
+    # YAML would refer to what several stages share.
+    return copy.deepcopy({**common, "output": output}) | {STAGES: list(map(copy.deepcopy, stages))}
+
+
+def _named(listed: object) -> dict[str, dict[str, Any]]:
+    """Return the options of each stage by its name.
+
+    Raises:
+        ConfigError: a stage is no mapping with a name of its own.
+    """
+    stages = listed if isinstance(listed, list) else []
+    names = [stage.get("name") if isinstance(stage, Mapping) else None for stage in stages]
+    problems = [
+        f"stage {number}: the name is {name!r}"
+        for number, name in enumerate(names, start=1)
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED
+    ]
+    problems += [f"two stages are named {n!r}" for n in dict.fromkeys(names) if names.count(n) > 1]
+    problems += [f"stage {n!r} has an output" for n, s in zip(names, stages, strict=True)
+                 if isinstance(s, Mapping) and "output" in s]  # fmt: skip
+    if problems or not stages:
+        raise ConfigError(
+            "invalid stages",
+            offenders=problems,
+            expected="a list of recipes, each with a name of letters, digits, - and _, which is "
+            "that of its folder in the output",
+            hint="stages: [{name: domain, task: masked-lm, data: {train: FILE}}, ...]",
+        )
+    return {
+        str(stage["name"]): NAMES.normal_form({k: v for k, v in stage.items() if k != "name"})
+        for stage in stages
+    }
+
+
+def _resolved(
+    options: dict[str, Any], earlier: Mapping[str, Recipe], output: str
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Replace the names of earlier stages by their adapters; also return the names."""
+    found: list[str] = []
+
+    def adapter(value: object) -> object:
+        if isinstance(value, list):
+            return [adapter(each) for each in value]
+        if not isinstance(value, str) or value not in earlier:
+            return value
+        found.append(value)
+        return _place(output, value)
+
+    changed = {key: adapter(options[key]) for key in REFERENCES if key in options}
+    return options | changed, tuple(found)
+
+
+def _place(output: str, name: str) -> str:
+    """Return the folder of a stage's adapter, as a reference."""
+    folder = Path(output, name, "adapter").as_posix()
+    return folder if Path(folder).is_absolute() else f"./{folder}"
+
+
+def without_places(staged: StagedRecipe, name: str) -> Recipe:
+    """Return the recipe of a stage without paths that depend on the output folder."""
+    recipe = staged.stages[name]
+    names = {_place(staged.output, each): each for each in staged.starts[name]}
+    start = recipe.from_ and names.get(recipe.from_, recipe.from_)
+    return replace(
+        recipe, output="-", from_=start, on=tuple(names.get(each, each) for each in recipe.on)
+    )

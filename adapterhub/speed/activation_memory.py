@@ -1,0 +1,161 @@
+"""Activation memory: what the backward pass keeps of a batch, extrapolated from small batches.
+
+Every tensor that autograd saves is counted once; tensors of the model are not counted. A batch of B
+rows of T tokens takes
+
+    p(T) + B q(T)      bytes
+
+with polynomials p and q of degree 2: p covers the trained parameters in the dtype of the
+computation and relative positions; the quadratic term of q is attention without a fused kernel.
+Both are measured on this model, method and attention implementation, and are exact for any B and T
+if sizes follow the polynomials. With gradient checkpointing, the inputs of all layers are kept, and
+everything of one layer at a time.
+
+The logits of a language model, with their fp32 loss, take LOGIT_BYTES each besides. Temporary
+buffers within single operations are not counted; on a CPU, freed ones leave gaps between the
+tensors that are kept, by which the process grows up to HEAP times as much.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from adapterhub.adapters.adapter import Adapter
+from adapterhub.backbones.probe import probe_batch
+from adapterhub.backbones.weights import device_of
+from adapterhub.loop.gradient_checkpointing import recompute
+
+LOGIT_BYTES = 12.5  # measured: transformers keeps them in fp32, twice, and their gradient
+HEAP = 1.5  # measured with glibc: 1.5 with lora, 1.2 with full, for 16 and 64 rows of 64 tokens
+LONGEST = 24  # tokens per row of the small batches
+
+
+def activation_bytes(
+    adapter: Adapter, rows: int, tokens: int, recomputed: bool = False, offloaded: bool = False
+) -> int:
+    """Predict the bytes that the backward pass keeps of a batch, without its logits.
+
+    The model is not changed.
+
+    Args:
+        adapter: the attached adapter.
+        rows: the batch size.
+        tokens: the tokens per row.
+        recomputed: with gradient checkpointing.
+        offloaded: and the inputs of all layers but one in the memory of the host.
+    """
+    with _train_mode(adapter):
+        total = _extrapolated(adapter, rows, tokens, recomputed=False)
+        if recomputed:
+            inputs, layers = _extrapolated(adapter, rows, tokens, recomputed=True), _layers(adapter)
+            total = (inputs / layers if offloaded else inputs) + (total - inputs) / layers
+    return round(total)
+
+
+def evaluation_bytes(adapter: Adapter, rows: int, tokens: int) -> int:
+    """Estimate what an evaluation of a batch takes at most, without its logits: one layer's.
+
+    Args:
+        adapter: the attached adapter.
+        rows: the batch size.
+        tokens: the tokens per row.
+    """
+    with _train_mode(adapter):
+        total = _extrapolated(adapter, rows, tokens, recomputed=False)
+    return round(total / _layers(adapter))
+
+
+def logit_bytes(adapter: Adapter, tokens: int) -> int:
+    """Count the bytes of a language model's logits and their loss; 0 for other models.
+
+    Args:
+        adapter: the attached adapter.
+        tokens: the tokens that have their logits at a time.
+    """
+    has_logits = adapter.model.get_output_embeddings() is not None
+    vocabulary = adapter.model.config.get_text_config().vocab_size if has_logits else 0
+    return round(LOGIT_BYTES * tokens * vocabulary)
+
+
+def _layers(adapter: Adapter) -> int:
+    with recompute(adapter.model, True) as layers:
+        return len(layers.layers) if layers else 1
+
+
+@contextmanager
+def _train_mode(adapter: Adapter) -> Iterator[None]:
+    modes = {module: module.training for module in adapter.model.modules()}
+    adapter.train_mode()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _extrapolated(adapter: Adapter, rows: int, tokens: int, recomputed: bool) -> float:
+    longest = min(tokens, LONGEST)
+    lengths = sorted({max(1, longest // 3), max(1, 2 * longest // 3), longest})
+    one_row = {length: saved_bytes(adapter, 1, length, recomputed) for length in lengths}
+    two_rows = {length: saved_bytes(adapter, 2, length, recomputed) for length in lengths}
+    per_row = {length: two_rows[length] - one_row[length] for length in lengths}
+    return _polynomial(one_row, tokens) + (rows - 1) * _polynomial(per_row, tokens)
+
+
+def _polynomial(points: dict[int, int], at: int) -> float:
+    """Evaluate the polynomial of least degree through `points` (Lagrange)."""
+    return sum(
+        value * math.prod((at - other) / (x - other) for other in points if other != x)
+        for x, value in points.items()
+    )
+
+
+def saved_bytes(adapter: Adapter, rows: int, tokens: int, recomputed: bool = False) -> int:
+    """Measure the bytes that autograd saves of a batch of random tokens.
+
+    Args:
+        adapter: the attached adapter.
+        rows: the batch size.
+        tokens: the tokens per row.
+        recomputed: with gradient checkpointing.
+    """
+    model = adapter.model
+    model_tensors = (*model.parameters(), *model.buffers())
+    model_storages = {s.data_ptr() for tensor in model_tensors for s in _storages(tensor)}
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def record(tensor: Tensor) -> Tensor:
+        for storage in _storages(tensor):
+            if storage.data_ptr() not in model_storages:
+                saved[storage.data_ptr()] = storage  # kept alive, so that no address is reused
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor)
+    device = device_of(model)
+    gpus = [device] if device is not None and device.type == "cuda" else []
+    with (
+        torch.random.fork_rng(devices=gpus),
+        torch.enable_grad(),
+        recompute(model, recomputed) as layers,
+    ):
+        if layers:
+            layers.apply()
+        with hooks:
+            outputs = model(**probe_batch(model, rows=rows, tokens=tokens))
+    del outputs
+    return sum(storage.nbytes() for storage in saved.values())
+
+
+def _storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
+    """Yield the storages of a tensor; for a torchao tensor, those of the tensors that it wraps."""
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _storages(getattr(tensor, name))
+    else:
+        yield tensor.untyped_storage()

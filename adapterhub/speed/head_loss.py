@@ -1,0 +1,186 @@
+"""The loss of a frozen language-model head, a chunk of tokens at a time.
+
+    loss       = 1/n sum_t (logsumexp(z_t) - z_t[y_t])           z_t = W h_t + b
+    dloss/dh_t = 1/n W^T (softmax(z_t) - onehot(y_t))
+
+    h_t: (d,), the state of a token that is learned, below the head    n: their number
+    W: (vocabulary, d), b: (vocabulary,), frozen                       y_t: the token to predict
+
+A model computes the logits z of all tokens, and keeps them for the backward pass: 12.5 bytes for
+each token and entry of the vocabulary with the fp32 loss of transformers. Here the logits of one
+chunk are there at a time, and only the gradient of h is kept, since W has none. Tokens that are not
+learned (prompts, padding) have no logits at all. The products are those of the usual forward and
+backward pass.
+
+Where a model scales or bounds its logits, or adds another loss, its own is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from adapterhub.adapters.adapter import Adapter
+from adapterhub.loop.batching import Batch
+from adapterhub.loop.engine import Engine
+from adapterhub.loop.processes import process_count
+from adapterhub.loop.speedups import Speedup, Trial, Undo, evaluating
+from adapterhub.recipe.options import RunOptions
+from adapterhub.speed.activation_memory import LOGIT_BYTES
+from adapterhub.tasks import Task
+from adapterhub.tasks._below_head import (
+    few_tokens,
+    logits_at_once,
+    plain_head,
+    states_below,
+    targets_of,
+    token_chunks,
+    whole_output,
+)
+from adapterhub.tasks._rows import IGNORED
+
+_WRITES_TEXT = {"causal-lm", "image-text-to-text", "seq2seq", "masked-lm"}
+
+
+class HeadLoss(Speedup):
+    """The loss of the batches of one run.
+
+    Args:
+        adapter: the adapter that trains.
+        head: the head of its model.
+        shifted: whether each token is predicted from those before it.
+        few: a row of few tokens, on which it is tried: the model keeps all of their logits.
+        saving: what it saves, in words.
+    """
+
+    def __init__(
+        self, adapter: Adapter, head: nn.Linear, shifted: bool, few: Batch, saving: str
+    ) -> None:
+        self.adapter, self.head, self.shifted = adapter, head, shifted
+        self.trial, self.saving = Trial([few]), saving
+
+    def patch(self, engine: Engine) -> Undo | None:
+        """Compute the losses of a run in chunks, unless the head trains now."""
+        if not _is_frozen(self.head):
+            return None
+        engine.below_head = self
+        return partial(setattr, engine, "below_head", None)
+
+    def said(self) -> str:
+        """Return what it saves, once."""
+        line, self.saving = self.saving, ""
+        return line
+
+    def __call__(self, batch: Batch) -> Tensor | None:
+        """Return the loss of a batch; None where the head is not called."""
+        states = states_below(self.adapter.model, self.head, batch)
+        if states is None:
+            return None
+        targets = targets_of(batch, self.shifted)
+        learned = targets != IGNORED
+        return head_loss(states[learned], self.head, targets[learned])
+
+
+def _is_frozen(head: nn.Linear) -> bool:
+    return not any(parameter.requires_grad for parameter in head.parameters())
+
+
+def head_loss(states: Tensor, head: nn.Linear, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy of tokens.
+
+    Args:
+        states: h, (n, d).
+        head: W, (vocabulary, d), and b.
+        targets: y, (n,).
+    """
+    kind = states.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        weight, bias = head.weight.to(dtype), None if head.bias is None else head.bias.to(dtype)
+        states = states.to(dtype)
+    else:
+        weight, bias = head.weight, head.bias
+    apply: Any = _ChunkedLoss.apply
+    loss: Tensor = apply(states, weight, bias, targets, token_chunks(len(states), head))
+    return loss
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """The loss, and its gradient with respect to the states, computed in the forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        parts: list[slice],
+    ) -> Tensor:
+        """Compute both. states: (n, d), weight: (vocabulary, d), targets: (n,) -> ()."""
+        total = states.new_zeros((), dtype=torch.float32)
+        gradient = torch.empty_like(states)
+        with torch.autocast(states.device.type, enabled=False):
+            for part in parts:
+                scores = F.linear(states[part], weight, bias).float()
+                wanted = targets[part, None]
+                rest = scores.logsumexp(-1, keepdim=True)
+                total += (rest - scores.gather(-1, wanted)).sum()
+                shares = scores.sub_(rest).exp_()
+                shares.scatter_add_(-1, wanted, -torch.ones_like(rest))
+                gradient[part] = shares.to(weight.dtype) @ weight
+        ctx.save_for_backward(gradient)
+        return total / len(states)
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None, None, None]:
+        """Scale the gradient: after the product, so that it does not vanish in fp16."""
+        (gradient,) = ctx.saved_tensors
+        return gradient * (outer / max(len(gradient), 1)), None, None, None, None
+
+
+def frozen_head(adapter: Adapter, task: Task, options: RunOptions) -> nn.Linear | None:
+    """Return the head of a language model, if its loss may be computed in chunks; else None.
+
+    Args:
+        adapter: the adapter that trains.
+        task: its only task.
+        options: the training options.
+    """
+    known = task.head in _WRITES_TEXT
+    head = plain_head(adapter.model) if known else None
+    if head is None or not _is_frozen(head) or process_count() > 1 or options.shard:
+        return None
+    return head
+
+
+def choose_head_loss(
+    adapter: Adapter, task: Task, options: RunOptions, row: Callable[[], Batch]
+) -> HeadLoss | None:
+    """Return the loss in chunks, where it spares much memory and the head returns the logits.
+
+    Args:
+        adapter: the adapter that trains.
+        task: its task, which has no loss of its own.
+        options: the training options.
+        row: returns a batch of one row of the training data.
+    """
+    head, tokens = frozen_head(adapter, task, options), options.batch_size * options.max_length
+    at_once = logits_at_once(head, tokens)
+    if head is None or at_once == tokens:
+        return None
+    few = few_tokens(row())
+    moved = {name: tensor.to(head.weight.device) for name, tensor in few.items()}
+    with evaluating(adapter.model):
+        if whole_output(adapter.model, head, moved) is None:
+            return None
+    saved = LOGIT_BYTES * (tokens - at_once) * head.weight.shape[0] / 1e9
+    saving = (
+        f"logits of {at_once:,} tokens at a time, not of {tokens:,}: {saved:.1f} GB less memory"
+    )
+    return HeadLoss(adapter, head, task.predicts_next, few, saving)

@@ -1,0 +1,132 @@
+"""Liger's kernels (`train.liger`), by the integration that transformers has for its Trainer.
+
+Some of their backward passes write over what the forward pass has kept. An adapter that has kept
+the same tensor would get a wrong gradient, which autograd does not notice: like every speedup, they
+are tried first. Liger's losses are left out: `head_loss` computes them where the head is frozen.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from adapterhub.adapters.adapter import Adapter
+from adapterhub.errors import ConfigError
+from adapterhub.loop.engine import Engine
+from adapterhub.loop.processes import process_count
+from adapterhub.loop.speedups import NotUsed, Speedup, Trial, Undo, in_one_line
+from adapterhub.recipe.options import RunOptions, TrainOptions
+
+OFF = "train.liger=false"
+_WITHOUT_LOSS = {"cross_entropy": False, "fused_linear_cross_entropy": False}
+_ABSENT = object()
+
+
+def check_installed(options: TrainOptions) -> None:
+    """Check that Liger can be imported, if it is to be used.
+
+    Args:
+        options: the training options.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    if options.liger and importlib.util.find_spec("liger_kernel") is None:
+        raise ConfigError(
+            "train.liger=true needs liger-kernel, which is not installed",
+            hint=f'pip install "adapterhub[liger]", or {OFF}',
+        )
+
+
+def liger_kernels(
+    adapter: Adapter,
+    options: RunOptions,
+    trial: Callable[[], Trial],
+    note: Callable[[str], None],
+) -> LigerKernels | None:
+    """Return Liger's kernels, if they are to be used.
+
+    Args:
+        adapter: the adapter that trains.
+        options: the training options.
+        trial: returns what they are tried on.
+        note: gets a line for the user, if they have no effect.
+    """
+    reasons = {
+        "several processes train": process_count() > 1,
+        "the head changes between steps": bool(adapter.heads),
+    }
+    if not options.liger:
+        return None
+    if reason := next((reason for reason, applies in reasons.items() if applies), None):
+        note(f"train.liger=true has no effect: {reason}")
+        return None
+    return LigerKernels(adapter, trial())
+
+
+class LigerKernels(Speedup):
+    """The kernels in one model. While they are there, others of its class may use them too.
+
+    Args:
+        adapter: the adapter that trains.
+        trial: what they are tried on.
+    """
+
+    refusal = "Liger's kernels are not used"
+
+    def __init__(self, adapter: Adapter, trial: Trial) -> None:
+        self.model, self.trial, self.count = adapter.model, trial, 0
+
+    def patch(self, engine: Engine) -> Undo:
+        """Let Liger change the model, its classes and the files that define these."""
+        from transformers.integrations.liger import apply_liger_kernel
+
+        before = [(owner, dict(vars(owner))) for owner in _owners(self.model)]
+        try:
+            apply_liger_kernel(self.model, _WITHOUT_LOSS)
+        except Exception as error:  # of Liger
+            _restore(_changes(before))
+            raise NotUsed(in_one_line(error)) from error
+        changes = _changes(before)
+        self.count = len({id(owner) for owner, _, _ in changes if isinstance(owner, nn.Module)})
+        if not self.count:
+            _restore(changes)
+            raise NotUsed(f"it has none for {self.model.config.model_type}")
+        return partial(_restore, changes)
+
+    def said(self) -> str:
+        """Return how many modules have kernels."""
+        return f"{self.count} modules compute by Liger's kernels; {OFF} for their own"
+
+
+def _owners(model: nn.Module) -> list[Any]:
+    """Return what Liger may change: modules, their classes in transformers, and their files."""
+    modules = list(model.modules())
+    bases = {base for module in modules for base in type(module).__mro__}
+    classes = [base for base in bases if base.__module__.startswith("transformers.models.")]
+    return [*modules, *classes, *(sys.modules[name] for name in {c.__module__ for c in classes})]
+
+
+def _changes(before: list[tuple[Any, dict[str, Any]]]) -> list[tuple[Any, str, Any]]:
+    """Return what has another value now: its owner, its name and the value before."""
+    return [
+        (owner, name, old.get(name, _ABSENT))
+        for owner, old in before
+        for name in {*old, *vars(owner)}
+        if old.get(name, _ABSENT) is not vars(owner).get(name, _ABSENT)
+    ]
+
+
+def _restore(changes: list[tuple[Any, str, Any]]) -> None:
+    for owner, name, value in changes:
+        if isinstance(owner, type):
+            delattr(owner, name) if value is _ABSENT else setattr(owner, name, value)
+        elif value is _ABSENT:
+            vars(owner).pop(name, None)
+        else:
+            vars(owner)[name] = value

@@ -1,0 +1,148 @@
+"""Gradient checkpointing and dropout of a frozen backbone."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.graph import save_on_cpu
+from training_runs import Learner, bits, fit
+
+from adapterhub.errors import ConfigError
+from adapterhub.loop import checkpoint, gradient_checkpointing
+from adapterhub.loop.batching import LazyBatches, batch_order
+from adapterhub.loop.engine import Engine
+from adapterhub.loop.gradient_checkpointing import _kept_on_host
+from adapterhub.loop.loop import TrainingSession, train
+from adapterhub.loop.report import Reporter
+from adapterhub.recipe.options import RunOptions
+
+
+class BertLearner(Learner):
+    """A tiny BERT whose query weights and classifier train; the rest is frozen."""
+
+    def __init__(self) -> None:
+        from transformers import BertConfig, BertForSequenceClassification
+
+        torch.manual_seed(0)
+        config = BertConfig(
+            vocab_size=40, hidden_size=16, num_hidden_layers=3, num_attention_heads=2,
+            intermediate_size=24, max_position_embeddings=16,
+        )  # fmt: skip
+        model = BertForSequenceClassification(config)
+        for name, p in model.named_parameters():
+            p.requires_grad_("query" in name or "classifier" in name)
+        super().__init__(model)
+
+    def train_mode(self, dropout: bool) -> None:
+        self.model.train(dropout)
+
+
+def bert_batches(epoch: int) -> LazyBatches:
+    ids = torch.randint(1, 40, (16, 9), generator=torch.Generator().manual_seed(1))
+    labels = (ids[:, 1] > 20).long()
+    order = batch_order([9] * 16, 4, epoch, 0, True)
+    return LazyBatches(order, lambda i: {"input_ids": ids[i], "labels": labels[i]})
+
+
+def fit_bert(output: Path, **options: Any) -> tuple[BertLearner, int, dict[str, bytes]]:
+    """Train; return the trainee, the number of calls of one layer, and the last tensors."""
+    trainee, calls = BertLearner(), 0
+
+    def count(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    attention = trainee.model.get_submodule("bert.encoder.layer.1.attention")
+    handle = attention.register_forward_hook(count)
+    session = TrainingSession(
+        Engine(trainee, RunOptions(epochs=2, tensorboard=False, **options)),
+        bert_batches, lambda: {"loss": 1.0},
+        output=output, seed=0, main_metric="loss", resume=False, run={}, reporter=Reporter(),
+    )  # fmt: skip
+    train(session)
+    handle.remove()
+    last = checkpoint.load_checkpoint(output / "checkpoints" / "last").tensors
+    return trainee, calls, bits(last)
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_gradient_checkpointing_recomputes_and_changes_nothing(
+    tmp_path: Path, dropout: bool
+) -> None:
+    _, plain_calls, plain = fit_bert(tmp_path / "plain", dropout=dropout)
+    trainee, calls, same = fit_bert(
+        tmp_path / "again", dropout=dropout, gradient_checkpointing=True
+    )
+    assert (plain_calls, calls) == (8, 16)
+    assert same == plain
+    flags = [getattr(m, "gradient_checkpointing", False) for m in trainee.model.modules()]
+    assert not any(flags)
+    assert not any(m.training for m in trainee.model.modules())
+    assert not any("_gradient_checkpointing_func" in vars(m) for m in trainee.model.modules())
+
+
+def test_frozen_dropout_is_off_by_default(tmp_path: Path) -> None:
+    _, _, off = fit_bert(tmp_path / "off")
+    _, _, on = fit_bert(tmp_path / "on", dropout=True)
+    assert off != on
+
+
+def test_gradient_checkpointing_needs_layers_that_can(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Net has no layer"):
+        fit(tmp_path, RunOptions(gradient_checkpointing=True))
+
+
+def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
+    trainee = BertLearner()
+    before = {
+        name: vars(m).keys() - {"_forward_hooks"} for name, m in trainee.model.named_modules()
+    }
+    frozen = {n: p for n, p in trainee.model.named_parameters() if not p.requires_grad}
+    frozen_bytes = bits(frozen)
+    session = TrainingSession(
+        Engine(trainee, RunOptions(epochs=1, mixed_precision="bf16", tensorboard=False)),
+        bert_batches, lambda: {"loss": 1.0},
+        output=tmp_path, seed=0, main_metric="loss", resume=False, run={}, reporter=Reporter(),
+    )  # fmt: skip
+    train(session)
+    after = {name: vars(m).keys() - {"_forward_hooks"} for name, m in trainee.model.named_modules()}
+    assert after == before
+    assert bits(frozen) == frozen_bytes
+    assert all(p.grad is None for p in trainee.model.parameters())
+
+
+def test_inputs_are_kept_on_the_host_and_nothing_else(tmp_path, monkeypatch) -> None:
+    """On a CPU there is nothing to move, so what would be moved is counted here."""
+    kept: list[torch.Size] = []
+
+    @contextmanager
+    def counted(inputs):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: kept.append(tensor.shape) or tensor.clone(), lambda tensor: tensor
+        ):
+            yield
+
+    _, _, expected = fit_bert(tmp_path / "plain")
+    on = {"gradient_checkpointing": True, "offload_activations": True}
+    _, _, unmoved = fit_bert(tmp_path / "cpu", **on)
+    monkeypatch.setattr(gradient_checkpointing, "_kept_on_host", counted)
+    _, _, moved = fit_bert(tmp_path / "counted", **on)
+    assert unmoved == moved == expected
+    batches = 2 * 4
+    assert kept.count(torch.Size([4, 9, 16])) == batches * 3, "the input of each of three layers"
+    assert {len(shape) for shape in kept} <= {0, 1, 3, 4}, "no weight of a projection"
+
+
+def test_a_context_moves_what_is_saved_only_if_it_is_not_on_the_host() -> None:
+    assert isinstance(_kept_on_host([torch.zeros(1), None]), nullcontext)
+    assert isinstance(_kept_on_host([torch.zeros(1, device="meta")]), save_on_cpu)
+
+
+def test_offloading_needs_layers_that_are_recomputed() -> None:
+    with pytest.raises(ConfigError, match="out of range") as error:
+        RunOptions(offload_activations=True)
+    assert "only with gradient_checkpointing=true" in str(error.value)

@@ -1,0 +1,302 @@
+"""The training loop: best tensors, evaluation, exact resume after a kill."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import training_runs
+from torch import nn
+from training_runs import (
+    BATCH,
+    OPTIONS,
+    Data,
+    Learner,
+    Ticks,
+    bits,
+    final_bytes,
+    fit,
+    lines,
+    scores,
+)
+
+from adapterhub.errors import ConfigError, OutputError
+from adapterhub.loop import checkpoint, loop
+from adapterhub.recipe.options import RunOptions
+
+
+def test_learns_and_reports(tmp_path: Path) -> None:
+    result = fit(tmp_path, RunOptions(epochs=30, batch_size=BATCH, tensorboard=False))
+    assert result.best["accuracy"] >= 0.9
+    assert result.steps == 30 * 8
+    assert result.history[0]["loss"] > 2 * result.best["loss"]
+    assert result.best["loss"] == min(record["loss"] for record in result.history)
+    assert result.seconds > 0
+    assert result.examples_per_second > 0
+    assert result.peak_memory > 1_000_000
+    events = lines(tmp_path / "metrics.jsonl")
+    assert [e["step"] for e in events if e["event"] == "train"] == list(range(10, 241, 10))
+    assert [e["step"] for e in events if e["event"] == "eval"] == list(range(8, 241, 8))
+    timings = lines(tmp_path / "timings.jsonl")
+    assert [t["step"] for t in timings] == [e["step"] for e in events]
+    assert not any("seconds" in e for e in events)
+
+
+def test_same_seed_same_bytes(tmp_path: Path) -> None:
+    fit(tmp_path / "a")
+    torch.rand(5)
+    fit(tmp_path / "b")
+    assert final_bytes(tmp_path / "a") == final_bytes(tmp_path / "b")
+
+
+def reference(options: RunOptions, data: Data) -> tuple[dict[str, bytes], list[float]]:
+    """The same training as one plain fp32 loop."""
+    learner = Learner()
+    model, lr = learner.model, learner.lr
+    torch.manual_seed(3)
+    named = list(model.parameters())
+    wide, flat = [p for p in named if p.ndim > 1], [p for p in named if p.ndim == 1]
+    params = wide + flat
+    groups = [
+        {"params": wide, "weight_decay": options.weight_decay},
+        {"params": flat, "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=lr, fused=True)
+    total, step, losses = options.epochs * 3, 0, []
+    model.train()
+    for epoch in range(options.epochs):
+        batches = data(epoch)
+        for window in (range(0, 3), range(3, 6), range(6, 8)):
+            rows = [len(batches[i]["labels"]) for i in window]
+            shares = [n / sum(rows) for n in rows]
+            parts = [model(**batches[i]).loss * n for i, n in zip(window, shares, strict=True)]
+            for part in parts:
+                part.backward()
+            losses.append(sum(part.item() for part in parts))
+            nn.utils.clip_grad_norm_(params, options.max_grad_norm)
+            for group in optimizer.param_groups:
+                group["lr"] = lr * (0.5 if step == 0 else (total - step) / (total - 1))
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+    return bits(dict(model.named_parameters())), losses
+
+
+def test_equals_a_plain_loop_to_the_bit_with_a_last_partial_window(tmp_path: Path) -> None:
+    trainee = Learner()
+    fit(tmp_path, trainee=trainee)
+    saved = checkpoint.load_checkpoint(tmp_path / "checkpoints" / "last").tensors
+    tensors, losses = reference(OPTIONS, Data())
+    assert bits(saved) == tensors
+    logged = [e["loss"] for e in lines(tmp_path / "metrics.jsonl") if e["event"] == "train"]
+    pairs = [(a + b) / 2 for a, b in zip(losses[::2], losses[1::2], strict=True)]
+    assert logged == pytest.approx(pairs, rel=1e-6)
+
+
+def test_best_tensors_are_live_at_the_end(tmp_path: Path) -> None:
+    trainee, seen = Learner(), []
+    values = scores()
+
+    def evaluate() -> Mapping[str, float]:
+        seen.append(bits(trainee.tensors()))
+        return values()
+
+    options = RunOptions(epochs=5, batch_size=BATCH, tensorboard=False)
+    live = {name: t.data_ptr() for name, t in trainee.tensors().items()}
+    result = fit(tmp_path, options, trainee=trainee, evaluate=evaluate, metric="accuracy")
+    assert (result.best, result.best_step) == ({"accuracy": 0.9}, 16)
+    assert result.last == {"accuracy": 0.8}
+    assert bits(trainee.tensors()) == seen[1] != seen[-1]
+    assert {name: t.data_ptr() for name, t in trainee.tensors().items()} == live
+    assert not trainee.model.training
+
+
+@pytest.mark.parametrize(("metric", "best_step"), [("mse", 24), ("loss", 24), ("f1", 16)])
+def test_errors_are_better_low_and_scores_high(tmp_path: Path, metric: str, best_step: int) -> None:
+    values = iter((0.5, 0.9, 0.2))
+    options = RunOptions(epochs=3, batch_size=BATCH, tensorboard=False)
+    result = fit(tmp_path, options, evaluate=lambda: {metric: next(values)}, metric=metric)
+    assert result.best_step == best_step
+
+
+def test_best_metric_option_wins_over_the_main_metric(tmp_path: Path) -> None:
+    values = iter(((0.5, 0.1), (0.4, 0.2)))
+    options = RunOptions(epochs=2, best_metric="f1", tensorboard=False)
+    result = fit(
+        tmp_path, options, evaluate=lambda: dict(zip(("acc", "f1"), next(values), strict=True)),
+        metric="acc",
+    )  # fmt: skip
+    assert result.best == {"acc": 0.4, "f1": 0.2}
+
+
+def test_unknown_metric_suggests_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'accuracy'"):
+        fit(tmp_path, evaluate=lambda: {"accuracy": 1.0}, metric="acuracy")
+
+
+def test_without_evaluation_the_last_tensors_are_the_result(tmp_path: Path) -> None:
+    trainee = Learner()
+    result = fit(tmp_path, trainee=trainee, evaluation=False)
+    assert (result.best, result.best_step, result.last, result.history) == ({}, None, {}, [])
+    assert result.steps == 6
+    last = checkpoint.load_checkpoint(tmp_path / "checkpoints" / "last")
+    assert bits(last.tensors) == bits(trainee.tensors())
+    assert not (tmp_path / "checkpoints" / "best").exists()
+    assert not trainee.model.training
+    again = fit(tmp_path, trainee=Learner(), evaluation=False, resume=True)
+    assert (again.steps, again.last) == (6, {})
+
+
+def test_patience_stops_early(tmp_path: Path) -> None:
+    options = RunOptions(epochs=6, batch_size=BATCH, patience=2, tensorboard=False)
+    result = fit(tmp_path, options, evaluate=scores(), metric="accuracy")
+    assert result.stopped_early
+    assert [record["accuracy"] for record in result.history] == [0.5, 0.9, 0.7, 0.6]
+    again = fit(tmp_path, options, evaluate=scores(()), metric="accuracy", resume=True)
+    assert (again.best, again.steps) == (result.best, result.steps)
+
+
+def test_a_metric_that_is_not_a_number_is_never_best(tmp_path: Path) -> None:
+    values = scores((math.nan, 0.3, math.nan))
+    options = RunOptions(epochs=3, batch_size=BATCH, tensorboard=False)
+    result = fit(tmp_path, options, evaluate=values, metric="accuracy")
+    assert result.best == {"accuracy": 0.3}
+    nulls = [e["metrics"] for e in lines(tmp_path / "metrics.jsonl") if e["event"] == "eval"]
+    assert nulls[0] == {"accuracy": None}
+
+
+def test_evaluation_and_saves_each_n_steps_and_max_steps(tmp_path: Path) -> None:
+    options = RunOptions(
+        max_steps=11, batch_size=BATCH, eval_every=4, save_every=3, tensorboard=False
+    )
+    result = fit(tmp_path, options)
+    assert [record["step"] for record in result.history] == [4, 8, 11]
+    assert [record["epoch"] for record in result.history] == [0.5, 1.0, 1.375]
+    assert result.steps == 11
+
+
+KILLED = RunOptions(
+    epochs=2, batch_size=BATCH, gradient_accumulation=3, log_every=2, eval_every=2, save_every=1,
+    tensorboard=False,
+)  # fmt: skip
+
+
+def ticking_fit(output: Path, at: int, resume: bool = False) -> int:
+    """Run once, killed at tick `at`; return the number of ticks if it was not killed."""
+    ticks = Ticks(at)
+    with pytest.MonkeyPatch.context() as patch:
+        ticks.watch_files(patch)
+        fit(output, KILLED, data=Data(ticks), resume=resume)
+    return ticks.count
+
+
+def killed_child(output: Path, at: int, resume: bool) -> None:
+    """Run `ticking_fit` in a child process, and check that it was killed."""
+    child = os.fork()
+    if child == 0:
+        try:
+            ticking_fit(output, at, resume)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_killed_at_any_moment_and_resumed_gives_the_same_bytes(tmp_path: Path) -> None:
+    total = ticking_fit(tmp_path / "whole", at=-1)
+    assert total > 60
+    expected = final_bytes(tmp_path / "whole")
+    for at in range(0, total, 4):
+        output = tmp_path / f"at{at}"
+        killed_child(output, at, resume=False)
+        ticking_fit(output, at=-1, resume=True)
+        assert final_bytes(output) == expected, f"killed at tick {at} of {total}"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_killed_again_and_again_gives_the_same_bytes(tmp_path: Path) -> None:
+    ticking_fit(tmp_path / "whole", at=-1)
+    for at in (3, 20, 25, 16, 15, 14):
+        killed_child(tmp_path / "often", at, resume=True)
+    ticking_fit(tmp_path / "often", at=-1, resume=True)
+    assert final_bytes(tmp_path / "often") == final_bytes(tmp_path / "whole")
+
+
+def test_resumed_by_a_fresh_interpreter(tmp_path: Path) -> None:
+    fit(tmp_path / "whole")
+    command = [
+        sys.executable,
+        training_runs.__file__,
+        str(tmp_path / "cut"),
+        "11",
+        str(int(signal.SIGKILL)),
+    ]
+    root = str(Path(loop.__file__).parents[2])
+    killed = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    fit(tmp_path / "cut", resume=True)
+    assert final_bytes(tmp_path / "cut") == final_bytes(tmp_path / "whole")
+
+
+def test_resume_of_another_run_is_refused(tmp_path: Path) -> None:
+    fit(tmp_path)
+    with pytest.raises(ConfigError) as error:
+        fit(tmp_path, replace(OPTIONS, beta1=0.8), resume=True)
+    assert error.value.offenders == ("train.beta1: 0.9 in the checkpoint, 0.8 now",)
+
+
+def test_a_finished_run_is_not_overwritten_and_resumes_to_its_result(tmp_path: Path) -> None:
+    result = fit(tmp_path)
+    before = final_bytes(tmp_path)
+    with pytest.raises(OutputError, match="already contains"):
+        fit(tmp_path)
+    trainee, data = Learner(), Data()
+    again = fit(tmp_path, trainee=trainee, data=data, resume=True)
+    assert final_bytes(tmp_path) == before
+    assert (again.history, again.best) == (result.history, result.best)
+    assert data.collated == 0
+    best = checkpoint.load_checkpoint(tmp_path / "checkpoints" / "best").tensors
+    assert bits(trainee.tensors()) == bits(best)
+
+
+def test_resume_without_a_checkpoint_starts_from_the_beginning(tmp_path: Path) -> None:
+    fit(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "metrics.jsonl").write_text('{"step": 2}\n{"ste')
+    fit(tmp_path / "b", resume=True)
+    assert final_bytes(tmp_path / "a") == final_bytes(tmp_path / "b")
+
+
+def test_losses_read_late_give_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(tmp_path / "a")
+    monkeypatch.setattr(loop, "_is_free_to_read", lambda device: False)
+    fit(tmp_path / "b")
+    assert final_bytes(tmp_path / "a") == final_bytes(tmp_path / "b")
+
+
+def test_a_metric_that_is_not_a_number_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    values = iter([0.9, 0.5])
+    result = fit(
+        tmp_path,
+        evaluate=lambda: {"accuracy": next(values), "auc": math.nan},
+        metric="accuracy",
+    )
+    assert result.best_step == 3
+    assert fit(tmp_path, metric="accuracy", resume=True).best_step == 3

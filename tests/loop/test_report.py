@@ -1,0 +1,223 @@
+"""Reporters: terminal, JSON lines and TensorBoard."""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from training_runs import fit, lines
+
+from adapterhub.errors import OutputError
+from adapterhub.files.atomic import FileDigest, file_digest
+from adapterhub.loop.report import (
+    Bar,
+    JsonLines,
+    PlainLines,
+    Reporter,
+    Several,
+    Timing,
+    TrainingLine,
+    peak_text,
+    reporter_for,
+    short_count,
+    time_text,
+)
+from adapterhub.recipe.options import RunOptions
+
+
+def test_a_pipe_gets_plain_lines(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    fit(tmp_path, reporter=PlainLines(stream))
+    text = stream.getvalue().splitlines()
+    assert len(text) == 1 + 3 + 2
+    assert text[0].startswith("6 steps; learning rate up to 1.0e-02, 1 step of warm-up, linear")
+    assert text[1].startswith("step 2/6  epoch 0.75  loss ")
+    assert "step 3  epoch 1.00  accuracy" in text[2]
+
+
+def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=120)
+    fit(tmp_path, reporter=Bar(console))
+    assert "6/6" in stream.getvalue()
+    assert "step 6  epoch 2.00  accuracy" in stream.getvalue()
+
+
+def test_tensorboard_writes_events_or_says_once_that_it_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = RunOptions(max_steps=2)
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
+    fit(tmp_path, options, reporter=reporter_for(tmp_path, options))
+    assert capsys.readouterr().err.count("TensorBoard is not installed") == 1
+    assert not (tmp_path / "tensorboard").exists()
+
+
+def test_tensorboard_events_hold_loss_and_metrics(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    options = RunOptions(max_steps=4, log_every=2, eval_every=2)
+    fit(tmp_path, options, reporter=reporter_for(tmp_path, options, quiet=True))
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [e.step for e in events.Scalars("train/loss")] == [2, 4]
+    assert [e.step for e in events.Scalars("eval/accuracy")] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("rates", "line", "peak"),
+    [
+        ({"lora": 1e-3}, "1.0e-03", "1.0e-03"),
+        ({"lora": 1e-3, "head": 5e-3}, "1.0e-03", "1.0e-03 (head 5.0e-03)"),
+        ({"head": 5e-3, "lora": 1e-3}, "1.0e-03", "1.0e-03 (head 5.0e-03)"),
+        ({"lora": 5e-3, "head": 5e-3}, "5.0e-03", "5.0e-03"),
+        ({"head": 5e-3}, "5.0e-03", "5.0e-03"),
+        (
+            {"lora-plus": 2e-4, "lora-plus x16": 3.2e-3, "head": 5e-3},
+            "2.0e-04",
+            "2.0e-04 (head 5.0e-03)",
+        ),
+        ({"unfreeze x0.385": 1e-5, "unfreeze": 2.6e-5}, "2.6e-05", "2.6e-05"),
+        (
+            {"prefix": 1e-3, "scaled-parallel": 2e-4},
+            "prefix 1.0e-03, scaled-parallel 2.0e-04",
+            "prefix 1.0e-03, scaled-parallel 2.0e-04",
+        ),
+        ({"prefix": 1e-3, "norms": 1e-3, "head": 5e-3}, "1.0e-03", "1.0e-03 (head 5.0e-03)"),
+        ({}, "0.0e+00", "0.0e+00"),
+    ],
+)
+def test_the_shown_rate_is_that_of_the_method(
+    rates: dict[str, float], line: str, peak: str
+) -> None:
+    stream = io.StringIO()
+    trained = TrainingLine(step=1, epoch=0.1, loss=0.5, learning_rate=rates)
+    PlainLines(stream).trained(trained, Timing(1.0, 2.0, 3))
+    assert f"loss 0.5000  lr {line}  2 ex/s" in stream.getvalue()
+    assert peak_text(rates) == peak
+
+
+def test_a_line_fits_80_columns_and_tells_speed_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter((0.0, 0.0, 30.0, 99.0))
+    monkeypatch.setattr("adapterhub.loop.report.time.monotonic", lambda: next(now))
+    stream = io.StringIO()
+    lines = PlainLines(stream)
+    lines.start(400, 0)
+    rates = {"lora": 8.7e-4, "head": 5e-3}
+    timing = Timing(30.0, 56.3, 3, 4123.0)
+    lines.trained(TrainingLine(step=120, epoch=0.4, loss=0.6956, learning_rate=rates), timing)
+    lines.trained(TrainingLine(step=400, epoch=2.0, loss=0.1, learning_rate=rates), timing)
+    first, last = stream.getvalue().splitlines()
+    assert first.endswith("loss 0.6956  lr 8.7e-04  56 ex/s 4.12k tok/s 1:10 left")
+    assert last.endswith("56 ex/s 4.12k tok/s")
+    assert len(first) <= 80
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0:00"), (75, "1:15"), (3600, "1:00:00"), (86_399.7, "24:00:00")]
+)
+def test_time_is_written_as_a_clock_does(seconds: float, text: str) -> None:
+    assert time_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0"), (62.4, "62.4"), (999, "999"), (999.7, "1k"), (4123, "4.12k"), (2.5e6, "2.5M")],
+)
+def test_counts_are_short(count: float, text: str) -> None:
+    assert short_count(count) == text
+
+
+def record(step: int, loss: float = 0.5) -> TrainingLine:
+    return TrainingLine(step=step, epoch=0.1 * step, loss=loss, learning_rate={"lora": 1e-3})
+
+
+def test_json_lines_drop_what_follows_the_checkpoint(tmp_path: Path) -> None:
+    first = JsonLines(tmp_path)
+    first.start(9, 0)
+    for step in (2, 4, 6):
+        first.trained(record(step), Timing(1.0, 2.0, 3))
+        if step == 4:
+            first.flush()
+            written = first.written()
+    first.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "train", "st')
+    again = JsonLines(tmp_path)
+    again.check(written)
+    again.start(9, 4)
+    again.trained(record(5), Timing(1.0, 2.0, 3))
+    again.close()
+    for name in ("metrics.jsonl", "timings.jsonl"):
+        assert [row["step"] for row in lines(tmp_path / name)] == [2, 4, 5]
+        assert again.written()[name] == file_digest(tmp_path / name)
+
+
+def test_json_lines_write_null_for_numbers_that_json_lacks(tmp_path: Path) -> None:
+    reporter = JsonLines(tmp_path)
+    reporter.start(9, 0)
+    reporter.trained(record(1, math.nan), Timing(1.0, math.inf, 3))
+    reporter.close()
+    assert lines(tmp_path / "metrics.jsonl")[0]["loss"] is None
+    assert lines(tmp_path / "timings.jsonl")[0]["examples_per_second"] is None
+
+
+class Recorder(Reporter):
+    """Records the reports that it gets."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def check(self, written: Mapping[str, FileDigest]) -> None:
+        self.calls.append(f"check {len(written)}")
+
+    def written(self) -> dict[str, FileDigest]:
+        return {str(id(self)): FileDigest(0, "")}
+
+    def advance(self, step: int) -> None:
+        self.calls.append(f"advance {step}")
+
+    def note(self, text: str) -> None:
+        self.calls.append(text)
+
+
+def test_several_forwards_every_report_to_each_reporter() -> None:
+    recorders = [Recorder(), Recorder()]
+    several = Several(recorders)
+    several.check({})
+    several.start(9, 0)
+    several.advance(1)
+    several.note("hello")
+    several.trained(record(1), Timing(1.0, 2.0, 3))
+    several.flush()
+    assert len(several.written()) == 2
+    several.close()
+    assert [r.calls for r in recorders] == [["check 0", "advance 1", "hello"]] * 2
+    forwarded = {name for name in vars(Several) if not name.startswith("_")}
+    assert forwarded == {name for name in vars(Reporter) if not name.startswith("_")}
+
+
+def test_every_reporter_is_closed_although_one_fails() -> None:
+    closed = []
+
+    class Full(Reporter):
+        def close(self) -> None:
+            closed.append(self)
+            raise OutputError("the disk is full")
+
+    with pytest.raises(OutputError, match="the disk is full"):
+        Several([Full(), Full()]).close()
+    assert len(closed) == 2
+
+
+def test_only_the_first_process_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert type(reporter_for(tmp_path, RunOptions())) is Reporter
+    monkeypatch.setenv("RANK", "0")
+    assert isinstance(reporter_for(tmp_path, RunOptions()), Several)

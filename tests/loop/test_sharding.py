@@ -1,0 +1,86 @@
+"""Sharded models: what is sharded, what stays whole, and gradients clipped over both."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_models
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+import adapterhub as ah
+from adapterhub.backbones.weights import is_sharded, local, shared_like, with_whole_parameters
+from adapterhub.errors import ConfigError
+from adapterhub.loop.sharding import clip_gradients, is_finite, shard, share_state
+from adapterhub.methods._site_module import SharedModule
+
+
+@pytest.fixture
+def group(monkeypatch):
+    """Let this process be a group of its own."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("method", ["lora", "compacter", "full", "prefix(reparametrize=true)"])
+def test_all_parameters_are_sharded_but_what_several_layers_read(method, group) -> None:
+    model = tiny_models.model("bert")
+    adapter = ah.attach(model, method, name="a")
+    before = adapter.state.fingerprint(), adapter.manifest().backbone
+    tensors = {name: t.detach().clone() for name, t in adapter.saved_tensors().items()}
+    shard(adapter)
+    whole = {n for n, p in model.named_parameters() if not is_sharded(p)}
+    read = [m for m in model.modules() if isinstance(m, SharedModule)]
+    assert len(whole) == sum(len(list(m.parameters())) for m in read)
+    assert bool(read) == (method not in ("lora", "full"))
+    assert (adapter.state.fingerprint(), adapter.manifest().backbone) == before
+    for placed in adapter.placed:
+        assert not any(map(is_sharded, with_whole_parameters(placed.module).parameters()))
+    saved = adapter.saved_tensors()
+    for name, tensor in tensors.items():
+        assert torch.equal(local(saved[name]).reshape(tensor.shape), tensor)
+
+
+@pytest.mark.parametrize("limit", [0.1, 100.0])
+def test_gradients_are_clipped_as_torch_clips_whole_ones(limit, group) -> None:
+    torch.manual_seed(0)
+    gradients = [torch.randn(4, 3), torch.randn(5), torch.randn(2, 2)]
+    plain = [torch.nn.Parameter(torch.zeros_like(g)) for g in gradients]
+    mixed = [torch.nn.Parameter(distribute_tensor(p.data, group, [Shard(0)])) for p in plain[:2]]
+    mixed.append(torch.nn.Parameter(plain[2].data.clone()))
+    for p, q, gradient in zip(plain, mixed, gradients, strict=True):
+        p.grad, q.grad = gradient.clone(), shared_like(q, gradient.clone())
+    norm = torch.nn.utils.clip_grad_norm_(plain, limit)
+    torch.testing.assert_close(clip_gradients(mixed, limit), norm)
+    for p, q in zip(plain, mixed, strict=True):
+        assert p.grad is not None
+        assert q.grad is not None
+        torch.testing.assert_close(local(q.grad), p.grad)
+
+
+def test_a_state_is_divided_as_its_parameters_are(group) -> None:
+    parameter = distribute_tensor(torch.zeros(4, 2), group, [Shard(0)])
+    state = {0: {"exp_avg": torch.ones(4, 2), "step": torch.tensor(3.0), "name": "x"}}
+    shared = share_state(state, [parameter])[0]
+    assert is_sharded(shared["exp_avg"])
+    assert not is_sharded(shared["step"])
+    assert shared["name"] == "x"
+    assert torch.equal(local(shared["exp_avg"]), torch.ones(4, 2))
+
+
+def test_infinite_numbers_are_found_in_a_share(group) -> None:
+    tensor = distribute_tensor(torch.tensor([1.0, torch.inf]), group, [Shard(0)])
+    assert not is_finite(tensor)
+    assert is_finite(torch.ones(2))
+
+
+def test_weights_whose_scales_cannot_be_sharded_are_refused() -> None:
+    model = tiny_models.model("llama")
+    adapter = ah.attach(model, "lora")
+    model.config.quantization_config = {"load_in_8bit": True, "quant_method": "bitsandbytes"}
+    with pytest.raises(ConfigError, match="int8, whose weights cannot be sharded") as error:
+        shard(adapter)
+    assert "nf4" in error.value.expected

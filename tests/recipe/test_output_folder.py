@@ -1,0 +1,76 @@
+"""The output folder of a run: refusals, lock and errors of writing."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from adapterhub.errors import OutputError
+from adapterhub.recipe.output_folder import LOCK, check_output, hold_output, writing
+
+
+def test_an_output_folder_is_checked_before_any_work(tmp_path: Path) -> None:
+    check_output(tmp_path / "new" / "run", resume=False)
+    check_output(tmp_path, resume=False)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OutputError, match="is a file"):
+        check_output(tmp_path / "file", resume=True)
+    with pytest.raises(OutputError, match="exists") as error:
+        check_output(tmp_path, resume=False)
+    assert "--resume" in error.value.hint
+    with pytest.raises(OutputError, match="no last checkpoint") as error:
+        check_output(tmp_path, resume=True)
+    assert error.value.offenders == ("file",)
+    (tmp_path / "checkpoints" / "last").mkdir(parents=True)
+    check_output(tmp_path, resume=True)
+    assert sorted(os.listdir(tmp_path)) == ["checkpoints", "file"]
+
+
+def test_the_best_checkpoint_alone_is_not_resumed(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "best").mkdir(parents=True)
+    with pytest.raises(OutputError, match="no last checkpoint") as error:
+        check_output(tmp_path, resume=True)
+    assert error.value.offenders == ("checkpoints/best",)
+    # An interrupted replacement, which the next read completes.
+    (tmp_path / "checkpoints" / ".adapterhub-0123-old").mkdir()
+    check_output(tmp_path, resume=True)
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    with hold_output(output, resume=False):
+        (output / "recipe.yaml").write_text("x")
+        with pytest.raises(OutputError, match="another process is training in") as error:
+            check_output(output, resume=True)
+        assert str(output) in error.value.problem
+        with pytest.raises(OutputError, match="another process"), hold_output(output, resume=True):
+            pytest.fail("held twice")
+    with hold_output(output, resume=True):
+        pass
+    assert sorted(os.listdir(output)) == [LOCK, "recipe.yaml"]
+
+
+def test_an_empty_folder_is_removed_if_this_run_created_it(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    for name in ("mine", "new"):
+        with hold_output(tmp_path / name, resume=False):
+            assert os.listdir(tmp_path / name) == [LOCK]
+    assert os.listdir(tmp_path) == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        (errno.ENOSPC, "free some space, then run the same command with --resume"),
+        (errno.EROFS, "make the folder writable, then run the same command with --resume"),
+        (errno.ENOTDIR, "another --output"),
+    ],
+)
+def test_an_error_of_writing_says_what_to_do(tmp_path: Path, code: int, hint: str) -> None:
+    problem = f"cannot be written: {os.strerror(code)}"
+    with pytest.raises(OutputError, match=problem) as error, writing(tmp_path):
+        raise OSError(code, os.strerror(code))
+    assert error.value.hint == hint

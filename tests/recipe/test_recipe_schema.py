@@ -1,0 +1,125 @@
+"""The schema of recipes: each recipe fits it, and what it refuses `train` refuses too."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from schema_check import problems
+
+from adapterhub.config.options import options_of, to_dict
+from adapterhub.config.yaml import load_yaml, parse_mapping
+from adapterhub.errors import ConfigError
+from adapterhub.methods import METHODS
+from adapterhub.methods._spec import dump_methods, method_text
+from adapterhub.recipe.output_folder import SCHEMA
+from adapterhub.recipe.recipe import read_draft
+from adapterhub.recipe.recipe_schema import SCHEMA_LINE, recipe_schema, write_schema
+from adapterhub.recipe.recipe_text import commented_recipe
+from adapterhub.tasks import TASKS, dump_task
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+SCHEMA_OF_RECIPES: dict[str, Any] = json.loads(json.dumps(recipe_schema(), allow_nan=False))
+
+
+def fits(data: Any) -> bool:
+    found = problems(data, SCHEMA_OF_RECIPES)
+    if importlib.util.find_spec("jsonschema"):
+        import jsonschema
+
+        assert jsonschema.Draft202012Validator(SCHEMA_OF_RECIPES).is_valid(data) == (not found)
+    return not found
+
+
+def test_the_committed_schema_is_this_one() -> None:
+    """recipes/schema.json is written by `adapterhub train --schema`."""
+    assert json.loads((RECIPES / "schema.json").read_text(encoding="utf-8")) == SCHEMA_OF_RECIPES
+
+
+def test_the_recipes_of_the_repository_fit() -> None:
+    files = sorted(RECIPES.glob("*.yaml"))
+    assert len(files) > 10
+    for path in files:
+        assert problems(load_yaml(path), SCHEMA_OF_RECIPES) == [], path.name
+        assert fits(load_yaml(path))
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_fits_in_each_syntax(name: str) -> None:
+    method = METHODS[name].example()
+    text = method_text(method)
+    (normal,) = dump_methods([method])
+    specs: list[Any] = [name, f"{name}(layers=all)", text, normal, {name: None}, {name: {}}]
+    specs += [[name, f"lora, {name}"], [normal, "bitfit"]]
+    for spec in specs:
+        assert problems({"method": spec}, SCHEMA_OF_RECIPES) == [], spec
+    assert not fits({"method": {name: {"rnak": 4}}})
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_every_task_fits_in_each_syntax(name: str) -> None:
+    task = TASKS[name]()
+    for spec in (name, f"{name}(a=1)", dump_task(task), {name: None}, {name: to_dict(task)}):
+        assert problems({"task": spec}, SCHEMA_OF_RECIPES) == [], spec
+    assert not fits({"task": {name: {}, "other": {}}})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"method": "lroa"},
+        {"method": "lorax(rank=4)"},
+        {"method": {"lroa": {}}},
+        {"method": {"lora": {"rank": "four"}}},
+        {"method": {"lora": {"layers": 1.5}}},
+        {"method": []},
+        {"method": {}},
+        {"task": ["classification"]},
+        {"task": {}},
+        {"train": {"epohcs": 3}},
+        {"train": {"schedule": "linaer"}},
+        {"seed": True},
+        {"name": 3},
+    ],
+)
+def test_what_it_refuses_train_refuses_too(data: dict[str, Any]) -> None:
+    from adapterhub.methods._spec import parse_methods
+    from adapterhub.tasks import parse_task
+
+    assert not fits(data)
+
+    def parse() -> None:
+        recipe = read_draft(flags=data)
+        parse_methods(recipe.method)  # type: ignore[arg-type]
+        parse_task(recipe.task)
+
+    with pytest.raises(ConfigError):
+        parse()
+
+
+def test_editors_show_help_texts_and_defaults() -> None:
+    *names, _, objects, _ = SCHEMA_OF_RECIPES["$defs"]["method"]["anyOf"]
+    assert [each["const"] for each in names] == sorted(METHODS)
+    assert all(each["description"] for each in names)
+    for name, cls in METHODS.items():
+        properties = objects["properties"][name]["properties"]
+        assert list(properties) == [option.name for option in options_of(cls)]
+        assert all(option["description"] for option in properties.values())
+    assert objects["properties"]["lora"]["properties"]["rank"]["default"] == 8
+
+
+def test_the_file_beside_a_recipe_is_the_schema(tmp_path: Path) -> None:
+    write_schema(tmp_path)
+    assert json.loads((tmp_path / SCHEMA).read_text(encoding="utf-8")) == SCHEMA_OF_RECIPES
+    assert f"$schema={SCHEMA}\n" in SCHEMA_LINE
+    assert str(tmp_path) not in (tmp_path / SCHEMA).read_text(encoding="utf-8")
+
+
+def test_a_written_recipe_fits() -> None:
+    for overrides in ([], ["method=[lora, lora(rank=4)]", "task=seq2seq", "train.max_steps=3"]):
+        data = parse_mapping(commented_recipe(read_draft(None, overrides)), "")
+        assert problems(data, SCHEMA_OF_RECIPES) == []
+        assert fits(data)

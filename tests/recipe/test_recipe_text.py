@@ -1,0 +1,94 @@
+"""A recipe with every option and comments is read back as the same recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapterhub.config.options import options_of
+from adapterhub.config.yaml import load_yaml, parse_mapping
+from adapterhub.data.options import DataOptions
+from adapterhub.errors import ConfigError
+from adapterhub.methods import METHODS
+from adapterhub.methods._spec import method_text, parse_methods
+from adapterhub.recipe.options import TrainOptions
+from adapterhub.recipe.recipe import Recipe, read, read_draft
+from adapterhub.recipe.recipe_stages import STAGES, read_staged
+from adapterhub.recipe.recipe_text import commented_recipe
+from adapterhub.tasks import TASKS, parse_task
+
+EVERY = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+RECIPES = [path for path in EVERY if STAGES not in load_yaml(path)]
+
+
+def normal(recipe: Recipe) -> Recipe:
+    return dataclasses.replace(
+        recipe,
+        method=parse_methods(recipe.method),  # type: ignore[arg-type]
+        task=parse_task(recipe.task),
+    )
+
+
+def check(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    text = commented_recipe(recipe)
+    assert max(map(len, text.splitlines())) <= 80
+    (folder / "recipe.yaml").write_text(text, encoding="utf-8")
+    assert normal(read_draft(folder / "recipe.yaml")) == normal(recipe)
+    return parse_mapping(text, "")
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_each_recipe_of_the_repository(path: Path, tmp_path: Path) -> None:
+    recipe = read(path)
+    data = check(recipe, tmp_path)
+    assert list(data["train"]) == [option.name for option in options_of(TrainOptions)]
+    assert list(data["data"]) == [option.name for option in options_of(DataOptions)]
+    assert sorted(data) == sorted(option.name for option in options_of(Recipe))
+
+
+@pytest.mark.parametrize("path", sorted({*EVERY} - {*RECIPES}), ids=lambda path: path.stem)
+def test_each_stage_of_a_recipe_of_the_repository(path: Path, tmp_path: Path) -> None:
+    staged = read_staged(path)
+    assert staged is not None
+    assert len(staged.stages) > 1
+    for recipe in staged.stages.values():
+        check(recipe, tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_each_method(name: str, tmp_path: Path) -> None:
+    text = method_text(METHODS[name].example())
+    data = check(read_draft(flags={"method": text}), tmp_path)
+    assert list(data["method"][name]) == [option.name for option in options_of(METHODS[name])]
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_each_task(name: str, tmp_path: Path) -> None:
+    data = check(read_draft(flags={"task": name}), tmp_path)
+    assert list(data["task"][name]) == [option.name for option in options_of(TASKS[name])]
+
+
+def test_several_methods_and_one_twice(tmp_path: Path) -> None:
+    data = check(read_draft(flags={"method": ["prefix", "lora(rank=4)"]}), tmp_path)
+    assert list(data["method"]) == ["prefix", "lora"]
+    twice = ["lora(sites=[attn.q])", "lora(sites=[attn.v], rank=2)"]
+    data = check(read_draft(flags={"method": twice}), tmp_path)
+    assert [each["lora"]["rank"] for each in data["method"]] == [8, 2]
+
+
+def test_each_option_has_its_help_text_values_and_default() -> None:
+    text = commented_recipe(read_draft(None, ["train.log_every=7"]))
+    assert "  # report the loss every N steps\n  #   int, default 10\n  log_every: 7\n" in text
+    assert "# a Hub id or a folder\n#   str, required\nbackbone: ''\n" in text
+    assert (
+        "  # lora: low-rank updates of projections; its learning rate is 0.001\n  lora:\n" in text
+    )
+
+
+def test_an_invalid_spec_is_an_error() -> None:
+    for flags in ({"method": "lroa"}, {"task": "clasification"}, {"method": "lora(rnak=3)"}):
+        with pytest.raises(ConfigError, match=r"did you mean|invalid option"):
+            commented_recipe(read_draft(flags=flags))

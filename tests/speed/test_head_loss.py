@@ -1,0 +1,201 @@
+"""The loss of a frozen head in chunks: that of the model, in value and gradient."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from task_cases import CASES
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, Gemma2Config
+
+import adapterhub as ah
+from adapterhub.loop.engine import Engine
+from adapterhub.loop.report import Reporter
+from adapterhub.loop.speedups import Speedups
+from adapterhub.loop.trainee import AdapterTrainee
+from adapterhub.recipe.options import RunOptions
+from adapterhub.recipe.recipe import read
+from adapterhub.speed.head_loss import choose_head_loss, frozen_head, head_loss
+from adapterhub.tasks import _below_head, parse_task
+from adapterhub.training.run import run
+
+WRITERS = (*tiny_models.DECODERS, *tiny_models.ENCODER_DECODERS)
+# Their outputs are not those of the head: they are scaled by its caller.
+CHANGES_LOGITS: set[str] = set()
+SMALL = {"vocab_size": 120, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}  # fmt: skip
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use chunks of two or three tokens, however small the model."""
+    monkeypatch.setattr(_below_head, "_WORTHWHILE", 0)
+    monkeypatch.setattr(_below_head, "_CHUNK", {"cpu": 300})
+
+
+@given(
+    tokens=st.integers(1, 9),
+    vocabulary=st.integers(2, 40),
+    chunk=st.integers(1, 200),
+    bias=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_value_and_gradient_are_those_of_cross_entropy(tokens, vocabulary, chunk, bias, seed):
+    generator = torch.Generator().manual_seed(seed)
+    head = nn.Linear(5, vocabulary, bias=bias)
+    states = torch.randn(tokens, 5, generator=generator, requires_grad=True)
+    targets = torch.randint(0, vocabulary, (tokens,), generator=generator)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_below_head, "_CHUNK", {"cpu": chunk})
+        found = head_loss(states, head, targets)
+    expected = F.cross_entropy(head(states), targets)
+    torch.testing.assert_close(found, expected)
+    ours, theirs = (torch.autograd.grad(3 * each, states)[0] for each in (found, expected))
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_and_autocast(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    head, states = nn.Linear(32, 500), torch.randn(40, 32, requires_grad=True)
+    targets = torch.randint(0, 500, (40,))
+    with torch.autocast("cpu", dtype=dtype):
+        losses = head_loss(states, head, targets), F.cross_entropy(head(states).float(), targets)
+    scale = 2.0**14 if dtype == torch.float16 else 1.0  # as a loss scaler multiplies
+    ours, theirs = (torch.autograd.grad(scale * each, states)[0] for each in losses)
+    assert losses[0].dtype == torch.float32
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=1e-4)
+    assert (ours - theirs).norm() < 0.01 * theirs.norm()
+
+
+def test_no_logits_are_kept() -> None:
+    head, states = nn.Linear(4, 1000), torch.randn(50, 4, requires_grad=True)
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()), lambda t: t):
+        head.requires_grad_(False)
+        head_loss(states, head, torch.zeros(50, dtype=torch.long))
+    assert sum(kept) == states.numel()
+
+
+def chosen(model: Any, task: str, **options: Any) -> tuple[Any, Any, dict[str, torch.Tensor]]:
+    adapter = ah.attach(model, "lora(rank=2)")
+    tiny_models.scramble(adapter)
+    adapter.train_mode()
+    ids = tiny_models.batch(rows=2)["input_ids"]
+    labels = ids.clone()
+    labels[0, :4] = -100
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+    settings = RunOptions(batch_size=2, tensorboard=False, **options)
+    row = {name: tensor[:1] for name, tensor in batch.items()}
+    loss = choose_head_loss(adapter, parse_task(task), settings, lambda: row)
+    with Speedups([loss] if loss else []) as speedups:
+        speedups.enter(Engine(AdapterTrainee(adapter), settings))
+        return adapter, loss if speedups.used else None, batch
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("architecture", WRITERS)
+def test_the_loss_of_every_architecture_that_writes(architecture: str) -> None:
+    model = tiny_models.language_model(architecture)
+    task = "seq2seq" if architecture in tiny_models.ENCODER_DECODERS else "causal-lm"
+    adapter, loss, batch = chosen(model, task)
+    assert (loss is None) == (architecture in CHANGES_LOGITS)
+    if loss is None:
+        return
+    results = [loss(batch), model(**batch).loss]
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+    ours, theirs = (torch.autograd.grad(each, adapter.parameters()) for each in results)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    with torch.no_grad():
+        assert model(**batch).logits.shape[-1] == model.config.vocab_size  # nothing was left
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("bound", [30.0, None])
+def test_bounded_logits_are_those_of_the_model(bound: float | None) -> None:
+    config = Gemma2Config(**SMALL, final_logit_softcapping=bound)
+    model = AutoModelForCausalLM.from_config(config)
+    assert (chosen(model, "causal-lm")[1] is None) == (bound is not None)
+
+
+class Kept(Reporter):
+    """Keeps the notes and losses of a run."""
+
+    def __init__(self) -> None:
+        self.notes, self.losses = "", []
+
+    def note(self, text: str) -> None:
+        self.notes += text
+
+    def trained(self, line: Any, timing: Any) -> None:
+        self.losses.append(line.loss)
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("task", ["causal-lm", "seq2seq", "masked-lm", "image-text-to-text"])
+def test_a_run_is_the_same(
+    task: str, backbones: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, folder = CASES[task], backbones(CASES[task].backbone)
+    data = case.data(tmp_path)
+    if task == "masked-lm":  # with the head that it was pre-trained with
+        folder = shutil.copytree(folder, tmp_path / "pretrained")
+        AutoModelForMaskedLM.from_pretrained(folder).save_pretrained(folder)
+    losses, metrics = {}, {}
+    for least in (0, 1 << 60):
+        monkeypatch.setattr(_below_head, "_WORTHWHILE", least)
+        flags = {"backbone": str(folder), "output": str(tmp_path / str(least))}
+        words = ["method=lora", f"task={case.task}", *case.words, "train.max_steps=6"]
+        words += ["train.log_every=1", "train.tensorboard=false", "train.learning_rate=1e-2"]
+        words.append("train.report=false")
+        outcome = run(read(None, words, flags | {"data": {"train": str(data)}}), kept := Kept())
+        losses[least], metrics[least] = kept.losses, outcome.metrics["loss"]
+        assert ("tokens at a time" in kept.notes) == (least == 0)
+    assert len(losses[0]) == 6
+    assert losses[0] == pytest.approx(losses[1 << 60], rel=1e-3)
+    assert metrics[0] == pytest.approx(metrics[1 << 60], rel=1e-3)
+
+
+@pytest.mark.usefixtures("always")
+def test_a_head_that_trains_later_has_its_logits() -> None:
+    model = tiny_models.language_model("gpt2")
+    adapter, loss, _ = chosen(model, "causal-lm")
+    engine = Engine(AdapterTrainee(adapter), RunOptions())
+    model.lm_head.weight.requires_grad_(True)
+    assert loss.patch(engine) is None
+    assert engine.below_head is None
+    model.lm_head.weight.requires_grad_(False)
+    undo = loss.patch(engine)
+    assert engine.below_head is loss
+    undo()
+    assert engine.below_head is None
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("change", ["trained", "hooked", "subclass", "offloaded"])
+def test_heads_of_another_kind_have_their_logits(change: str) -> None:
+    model = tiny_models.language_model("llama")
+    adapter = ah.attach(model, "lora(rank=2)")
+    head = model.lm_head
+    if change == "trained":
+        head.weight.requires_grad_(True)
+    elif change == "hooked":
+        head.register_forward_hook(lambda *_: None)
+    elif change == "subclass":
+        head.__class__ = type("Quantized", (nn.Linear,), {})
+    else:
+        head.forward = head.forward
+    assert frozen_head(adapter, parse_task("causal-lm"), RunOptions()) is None
+
+
+def test_small_batches_have_their_logits() -> None:
+    assert chosen(tiny_models.language_model("llama"), "causal-lm")[1] is None
