@@ -93,23 +93,24 @@ def recommend(
     pairs = _both_ways(compare_all_pairs(own))
     best = _best(own)
     able = within_best(own, best, pairs)
-    method = cheapest([runs for runs in able if not runs.failed] or able, costs)
+    chosen = cheapest([runs for runs in able if not runs.failed] or able, costs)
     if short is not None:
-        return Recommendation(None, best.method, (_too_short(short),), candidate=method.method)
+        return Recommendation(None, best.method, (_too_short(short),), candidate=chosen.method)
     untrained = [r.method for r in own if costs.get(r.method, Cost()).trained == 0]
-    beside = [pairs[name, method.method] for name in untrained if method.method not in untrained]
+    below = [] if chosen.method in untrained else untrained
+    beside = [pairs[name, chosen.method] for name in below]
     unproven = [pair for pair in beside if pair.verdict != "better"]
     others = [runs for runs in tested if runs.method in recorded]
     reasons = [
-        _take(estimates[method.method], costs.get(method.method, Cost())),
-        *_why(method.method, best.method, len(able), pairs, untrained),
+        _take(estimates[chosen.method], costs.get(chosen.method, Cost())),
+        *_why(chosen.method, best.method, len(able), pairs, untrained),
         *map(_not_better, unproven),
-        *_recorded_better(compare_with(method, others)),
+        *_recorded_better(compare_with(chosen, others)),
         *_not_tested([found for found in estimates.values() if not found.covers_seeds]),
         *_resolution([pair for (first, _), pair in pairs.items() if first == best.method]),
     ]
     beyond = tuple(pair.baseline for pair in unproven)
-    return Recommendation(method.method, best.method, tuple(reasons), beyond)
+    return Recommendation(chosen.method, best.method, tuple(reasons), beyond)
 
 
 def within_best(
