@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import click
 
 from adapterhub.cli import ALIASES, COMMANDS, HEADINGS, group
-from adapterhub.cli._sections import SectionedCommand
+from adapterhub.cli.train import RecipeCommand
 from reference.markdown import code, entry, prose
 
 PAGE = "reference/cli.md"
@@ -69,7 +69,7 @@ def _options(command: click.Command, context: click.Context, anchor: str) -> Ite
         for option in command.get_params(context)
         if isinstance(option, click.Option) and "--help" not in option.opts
     }
-    sections = command.sections if isinstance(command, SectionedCommand) else {}
+    sections = command.sections if isinstance(command, RecipeCommand) else {}
     inside = {name for names in sections.values() for name in names}
     rest = tuple(name for name in options if name not in inside)
     for title, names in (*sections.items(), ("Other options" if sections else "Options", rest)):
