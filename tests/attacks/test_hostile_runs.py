@@ -23,7 +23,7 @@ from training_runs import OPTIONS, fit, lines, scores
 from adapterhub.errors import AdapterhubError, ConfigError, FileError, OutputError
 from adapterhub.files.native import read_adapter
 from adapterhub.files.run_folder import backbone_of_run
-from adapterhub.loop import checkpoint, loop
+from adapterhub.loop import checkpoint
 from adapterhub.loop.report import JsonLines, PlainLines, Reporter, Several, reporter_for
 from adapterhub.recipe.output_folder import LOCK, check_output, hold_output
 from adapterhub.recipe.recipe import Recipe, read
@@ -286,7 +286,7 @@ def test_a_refused_run_creates_no_folder(
         assert (tmp_path / "run" / LOCK).exists(), "the last check is made under the lock"
         raise ConfigError("train.mixed_precision=fp16 fails on this device")
 
-    monkeypatch.setattr(loop, "Engine", refuse)
+    monkeypatch.setattr("adapterhub.training.run.Engine", refuse)
     for method in ("lroa", "lora"):
         changed = dataclasses.replace(recipe, method=method, output=str(tmp_path / "run"))
         with pytest.raises(ConfigError, match=r"lroa|fp16 fails"):
