@@ -327,7 +327,6 @@ LINES: dict[str, list[str]] = {
     "methods": ["REASON"],
     "tasks": ["REASON"],
     "inspect": ["evil"],
-    "cache": ["REASON"],
     "quickstart": ["REASON"],
     "key": ["new REASON", "show data.tsv"],
     "sign": ["./run --key bad.yaml", "./run --key data.tsv --name REASON"],
@@ -485,10 +484,10 @@ def test_all_output_goes_through_one_module() -> None:
         "cli/_format.py: Table",  # a copy of one with fewer columns
         "cli/_format.py: click.echo",
         "errors.py: warnings.warn",
-        "status.py: Console",
-        "status.py: print",
         "loop/report.py: Console",
         "loop/report.py: print",
+        "status.py: Console",
+        "status.py: print",
     ]
 
 
