@@ -84,7 +84,7 @@ torchao: .venv-torchao/.installed
 
 # Liger's kernels, by Triton's interpreter on a CPU.
 liger: .venv-liger/.installed
-	TRITON_INTERPRET=1 $(TEST_ENV) .venv-liger/bin/python -m pytest -n 2 tests/training/test_fused_kernels.py $(ARGS)
+	TRITON_INTERPRET=1 $(TEST_ENV) .venv-liger/bin/python -m pytest -n 2 tests/speed/test_liger.py $(ARGS)
 
 # The contract suite with the oldest release of each dependency that pyproject.toml allows.
 oldest: .venv-oldest/.installed
@@ -102,7 +102,6 @@ bench-speed: venv
 	$(PY) benchmarks/speed/startup.py $(MINILM) --threads 2 --output $(SPEED)/startup.json
 	$(PY) benchmarks/speed/frozen_cache.py --output $(SPEED)/frozen_cache.json
 	$(PY) benchmarks/speed/compile.py --threads 2 --clock wall --output $(SPEED)/compile.json
-	$(PY) benchmarks/speed/joint.py --threads 2 --clock wall --runs 3 --configurations 4 --shapes 4x13 8x13 16x13 --steps 8 --tokens 100000 --output $(SPEED)/joint.json
 	$(if $(ADAPTERS),$(PY) benchmarks/speed/steps.py --adapters $(ADAPTERS) --output $(SPEED)/steps.json)
 	$(PY) benchmarks/speed/plot.py
 
