@@ -338,7 +338,7 @@ def _read_mapping(hint: Any, value: object, path: str, problems: _Problems) -> o
     for key in value:
         if not isinstance(key, str):
             problems.append(f"{path} has the key {key!r}, expected a string; put it in quotes")
-        elif key_hint is not str:
+        elif typing.get_origin(key_hint) is Annotated:  # a text with limits
             _read(key_hint, key, path, problems)
     return {key: _read(value_hint, item, at(path, key), problems) for key, item in value.items()}
 

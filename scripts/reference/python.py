@@ -135,7 +135,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "files.manifest.Manifest",
             "files.signature.Signature", "merging.merge.Merge", "registry.store.Entry",
             "files.keys.PrivateKey", "registry.verify.Verification",
-            "registry.signers.CheckedSignature",
+            "registry.trust.CheckedSignature",
         ),
     ),
 }  # fmt: skip

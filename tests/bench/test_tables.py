@@ -15,8 +15,8 @@ from adapterhub.bench.tables import (
 
 def cells(task, method):
     table = task_table(task)
-    (row,) = [row for row in table.rows if row.name == method]
-    return dict(zip([title for title, _ in table.heads[1:]], row.cells, strict=True))
+    (row,) = [row for row in table.rows if row[0] == method]
+    return dict(zip(table.columns[1:], row[1:], strict=True))
 
 
 def with_result(task, result):
@@ -54,7 +54,7 @@ def test_a_method_that_diverged_and_one_that_is_not_trained(made_results):
 def test_columns_that_nobody_has_are_left_out(made_results):
     (task,) = made_results
     methods = tuple(replace(found, gap=None, costs=None) for found in task.methods)
-    titles = {title for title, _ in task_table(replace(task, methods=methods)).heads}
+    titles = {*task_table(replace(task, methods=methods)).columns}
     assert not titles & {"fit gap", "trained", "files", "training", "peak memory"}
     assert "accuracy" in titles
 
@@ -96,7 +96,7 @@ def test_titles_name_rows_only_where_there_are_several(made_results):
 def test_all_tasks_are_in_one_table(made_results):
     other = replace(made_results[0], task="yours")
     table = summary_table([made_results[0], replace(other, methods=other.methods[:1])])
-    assert [head for head, _ in table.heads] == ["method", "mine", "yours"]
-    found = {row.name: [cell.text for cell in row.cells] for row in table.rows}
+    assert table.columns == ["method", "mine", "yours"]
+    found = {name: texts for name, *texts in table.texts()}
     assert found["mam"] == ["diverged", ""]
     assert found["head"][0] == found["head"][1]
