@@ -472,8 +472,8 @@ class Adapter:
         )
 
     def _stop_record(self) -> dict[str, Any]:
-        """Return the record of the tokens at which generation stops, if a run wrote none."""
-        stops = () if self.metadata.training else self.written_stops
+        """Return the record of the tokens at which generation stops, if there are some."""
+        stops = self.written_stops
         return {STOPS: [*stops]} if stops else {}
 
     def _own_family(self) -> dict[str, Any]:

@@ -52,19 +52,6 @@ class StoredTensor(NamedTuple):
         return 0 not in self.shape and self.read([(0, 1)]).dtype in _CODES
 
 
-def stored_tensors(folder: Path) -> Iterator[StoredTensor]:
-    """Yield the tensors of the checkpoint in a folder, file by file.
-
-    Each must be read before the next is requested.
-
-    Raises:
-        BackboneError: there is no checkpoint, or one of its files is broken.
-    """
-    for file in weight_files(folder):
-        with opened_tensors(file) as tensors:
-            yield from tensors
-
-
 @contextmanager
 def opened_tensors(file: Path) -> Iterator[list[StoredTensor]]:
     """Open a weight file; its tensors can be read inside, by several threads.

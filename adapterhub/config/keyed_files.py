@@ -7,10 +7,13 @@ import hashlib
 import json
 import os
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+
+_DRAFT_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -73,16 +76,23 @@ class KeyedFiles:
         return hashlib.sha256(record.encode()).hexdigest()
 
     def _evict(self, newest: Path) -> None:
-        """Delete the files that were used longest ago, until the others are within the limit."""
+        """Delete the files that were used longest ago, until the others are within the limit.
+
+        A draft that nobody has written to for a day is of a process that was killed.
+        """
         files = []
         for path in self.folder.glob("*.*"):
-            with contextlib.suppress(FileNotFoundError):
-                files.append((path.stat().st_mtime_ns, path.stat().st_size, path))
+            with contextlib.suppress(OSError):  # another process deletes it
+                found = path.stat()
+                if path.suffix != ".new":
+                    files.append((found.st_mtime_ns, found.st_size, path))
+                elif found.st_mtime < time.time() - _DRAFT_SECONDS:
+                    path.unlink()
         size = sum(each for _, each, _ in files)
         for _, each, path in sorted(files):
             if size <= self.limit:
                 return
-            if path != newest and path.suffix != ".new":
+            if path != newest:
                 with contextlib.suppress(OSError):  # Windows deletes no file that is mapped
                     path.unlink()
                     size -= each

@@ -9,13 +9,15 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from adapterhub.backbones.probe import evaluation_mode
+from adapterhub.backbones.same import same
 from adapterhub.loop.batching import Batch
 from adapterhub.loop.engine import Engine
 from adapterhub.status import doing
@@ -179,26 +181,13 @@ def _trained(engine: Engine, batch: Batch) -> Results:
 
 def _evaluated(engine: Engine, batch: Batch) -> Results:
     """Return the outputs of a batch, as an evaluation computes them."""
-    with evaluating(engine.model), torch.inference_mode():
+    with evaluation_mode(engine.model), torch.inference_mode():
         output: Any = engine.model(**model_inputs(batch))
     return {
         f"the {name} of evaluations": value
         for name, value in output.items()
         if isinstance(value, Tensor) and value.is_floating_point()
     }
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Set a model to evaluation mode inside, without gradients; each module's mode is restored."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def with_and_without_padding(batch: Batch) -> list[Batch]:
@@ -228,29 +217,14 @@ def different_result(expected: Results, found: Results, within: float) -> str | 
     Args:
         expected: tensors by what they are.
         found: others. Equal infinities are no difference.
-        within: the tolerance, relative to the size of a tensor.
+        within: the tolerance, relative to the largest value of a tensor.
     """
-    sizes = [_size(tensor) for tensor in expected.values() if tensor is not None]
-    for name, tensor in expected.items():
-        other = found.get(name)
-        if (tensor is None) != (other is None):
-            return f"{name} would have no gradient"
-        if tensor is None or other is None:
-            continue
-        # A tensor whose gradient is nearly zero has rounding errors as large as itself.
-        most = within * max(_size(tensor), 1e-3 * max(sizes))
-        if tensor.shape != other.shape or not _distance(tensor, other) <= most:
-            return f"{name} would be different"
+    compared = same(expected, found, within)
+    for name, difference in compared.differences.items():
+        if not difference <= compared.tolerances[name]:  # true for NaN
+            lost = (expected[name] is None) != (found.get(name) is None)
+            return f"{name} would {'have no gradient' if lost else 'be different'}"
     return None
-
-
-def _size(tensor: Tensor) -> float:
-    return float(tensor.float().nan_to_num(posinf=0, neginf=0).norm())
-
-
-def _distance(one: Tensor, other: Tensor) -> float:
-    first, second = one.float(), other.float()
-    return float((first - second).masked_fill(first == second, 0).norm())
 
 
 def in_one_line(error: Exception) -> str:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.foundations import adapters_below
 from adapterhub.backbones.newly_initialized import newly_initialized
+from adapterhub.backbones.probe import evaluation_mode
 from adapterhub.hooks.composition import adapter_names
 from adapterhub.hooks.replay import (
     LayerCall,
@@ -42,7 +43,6 @@ from adapterhub.loop.speedups import (
     Speedup,
     Undo,
     different_result,
-    evaluating,
     tolerance,
 )
 from adapterhub.recipe.options import RunOptions
@@ -205,7 +205,7 @@ class FrozenLayers(Speedup):
                 for each in self.rows:
                     each.recorded = None  # frees the memory
                 return None
-            with evaluating(self.model):
+            with evaluation_mode(self.model), torch.no_grad():
                 self._record(replay, plan)
             replay.plan = plan
             replay.recorded = [each.recorded for each in self.rows if each.recorded]
@@ -346,7 +346,7 @@ def find_plan(
     if rows is None or not plans:
         return None
     check = _Check(replay, run, singles, tolerance(model))
-    with evaluating(model):
+    with evaluation_mode(model), torch.no_grad():
         for plan in plans:
             if check.changes_nothing(plan, calls, rows):
                 return plan

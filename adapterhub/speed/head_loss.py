@@ -26,10 +26,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adapterhub.adapters.adapter import Adapter
+from adapterhub.backbones.probe import evaluation_mode
 from adapterhub.loop.batching import Batch
 from adapterhub.loop.engine import Engine
 from adapterhub.loop.processes import process_count
-from adapterhub.loop.speedups import Speedup, Trial, Undo, evaluating
+from adapterhub.loop.speedups import Speedup, Trial, Undo
 from adapterhub.recipe.options import RunOptions
 from adapterhub.speed.activation_memory import LOGIT_BYTES
 from adapterhub.tasks import Task
@@ -176,7 +177,7 @@ def choose_head_loss(
         return None
     few = few_tokens(row())
     moved = {name: tensor.to(head.weight.device) for name, tensor in few.items()}
-    with evaluating(adapter.model):
+    with evaluation_mode(adapter.model), torch.no_grad():
         if whole_output(adapter.model, head, moved) is None:
             return None
     saved = LOGIT_BYTES * (tokens - at_once) * head.weight.shape[0] / 1e9

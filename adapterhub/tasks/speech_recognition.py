@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from adapterhub.backbones.end_tokens import ended
 from adapterhub.config.options import option
 from adapterhub.data.columns import WANTS
 from adapterhub.data.examples import EmptyCell, text_problem
@@ -335,9 +336,7 @@ def target_ids(
         row = list(ids)
         if row and row[0] != tokenizer.eos_token_id and _is_special(tokenizer, row[0]):
             del row[0]
-        if not row or row[-1] != tokenizer.eos_token_id:
-            row.append(tokenizer.eos_token_id)
-        rows.append(row)
+        rows.append(ended(row, tokenizer))
     return rows
 
 

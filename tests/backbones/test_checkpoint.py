@@ -10,8 +10,15 @@ import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
 
-from adapterhub.backbones.checkpoint import stored_tensors, take_runs, weight_files
+from adapterhub.backbones.checkpoint import opened_tensors, take_runs, weight_files
 from adapterhub.errors import BackboneError
+
+
+def stored_tensors(folder):
+    """Yield the tensors of a checkpoint; each is to be read before the next is requested."""
+    for file in weight_files(folder):
+        with opened_tensors(file) as tensors:
+            yield from tensors
 
 
 def read_all(folder):

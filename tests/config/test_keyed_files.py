@@ -67,3 +67,13 @@ def test_concurrent_writers_leave_one_file(tmp_path):
     for thread in threads:
         thread.join()
     assert found == [*tmp_path.iterdir()] * 4
+
+
+def test_drafts_of_killed_processes_are_deleted(tmp_path):
+    files = KeyedFiles(tmp_path, 1, 100)
+    old, new = tmp_path / "a.new", tmp_path / "b.new"
+    for draft in (old, new):
+        draft.write_bytes(b"x" * 1000)
+    os.utime(old, (0, 0))
+    made = numbered(files, 1)
+    assert {*tmp_path.iterdir()} == {new, made}, "one may be written at this moment"

@@ -14,8 +14,9 @@ from tiny_models import EOS, FULL_MATRIX, MATRIX, NO_DROPOUT
 
 import adapterhub as ah
 from adapterhub.adapters.adapter import Adapter
+from adapterhub.backbones.probe import evaluation_mode
 from adapterhub.hooks.replay import replayable
-from adapterhub.loop.speedups import NotUsed, evaluating
+from adapterhub.loop.speedups import NotUsed
 from adapterhub.speed.activation_store import StateRecorder
 from adapterhub.speed.frozen_cache import find_plan, record_runs
 
@@ -104,7 +105,7 @@ def test_outputs_with_replay_are_the_computed_ones(
             assert expected_plan(method, architecture, side) == "nothing is frozen"
             return
         assert plan.below == expected_plan(method, architecture, side)
-        with evaluating(model):
+        with evaluation_mode(model), torch.no_grad():
             computed = run()
             recorded = record_runs(StateRecorder(replay, plan.layers, 27), singles, plan)
             assert recorded is not None
