@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -115,3 +116,38 @@ def test_a_release_without_a_file_or_with_another_one_is_refused():
     found = release_check.metadata_problems("Name: adapterhub\nVersion: 0.0.1\n\nOld\n")
     assert f"Version is '0.0.1', not '{VERSION}'" in found
     assert found[-1] == "another README"
+
+
+def defined(tree: ast.Module) -> set[str]:
+    """The names that a module defines or imports, in branches of its body too."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+def test_what_tests_and_scripts_import_exists():
+    """A name that moved is seen here in a second, not when the file that needs it is collected."""
+    package = Path(adapterhub.__file__).parent
+    modules = {
+        ".".join(file.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__"):
+        defined(ast.parse(file.read_text(encoding="utf-8")))
+        for file in package.rglob("*.py")
+    }  # fmt: skip
+    modules["adapterhub"] |= set(adapterhub.__all__)
+    lost = [
+        f"{file.relative_to(ROOT)}:{node.lineno}: {node.module}.{alias.name}"
+        for folder in ("tests", "scripts", "benchmarks", "examples")
+        for file in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "adapterhub"
+        for alias in node.names
+        if alias.name not in modules.get(node.module, ())
+        and f"{node.module}.{alias.name}" not in modules
+    ]
+    assert not lost

@@ -11,8 +11,8 @@ import torch
 from tiny_models import NO_DROPOUT
 
 import adapterhub as ah
+from adapterhub.backbones.probe import evaluation_mode
 from adapterhub.hooks.replay import LayerCall, StackReplay, plans_of_calls, replayable, stack_rows
-from adapterhub.loop.speedups import evaluating
 from adapterhub.speed.activation_store import StateRecorder
 from adapterhub.speed.frozen_cache import find_plan, record_runs
 
@@ -109,7 +109,7 @@ def replayed(model: Any, replay: StackReplay) -> dict[str, torch.Tensor]:
     run, singles = runs(model, batch)
     plan = find_plan(model, replay, run, singles)
     assert plan is not None
-    with evaluating(model):
+    with evaluation_mode(model), torch.no_grad():
         recorded = record_runs(StateRecorder(replay, plan.layers, 99), singles, plan)
     assert recorded is not None
     replay.plan, replay.recorded = plan, [recorded]
