@@ -1,7 +1,6 @@
 """Measure the structure of the package: rooms, imports, names, functions, docstrings.
 
-    python scripts/house.py [PACKAGE_FOLDER]                 print the measurements
-    python scripts/house.py --docstrings [FOLDER]            list docstrings that break the rules
+    python scripts/house.py [PACKAGE_FOLDER]
 
 A room is a folder or a module directly under the package. The floor of a room is the length of the
 longest chain of imports between rooms that starts there; rooms that import each other (a cycle)
@@ -17,7 +16,7 @@ import statistics
 import sys
 import tokenize
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -219,14 +218,17 @@ NOUN_START = re.compile(
 )
 
 
-def docstring_problems(sources: list[Module]) -> list[str]:
+def docstring_problems(sources: list[Module], exported: Collection[str]) -> list[str]:
     """List the public docstrings that break the project's rules.
 
-    A function's first line is imperative; with three or more parameters it has an `Args:` section,
-    unless it overrides a documented method or is a hook, whose parameters torch defines; exceptions
-    are in a `Raises:` section. ruff checks the rest (pydocstyle, convention "google").
+    A function's first line is imperative; one that users import has an `Args:` section from three
+    parameters on; exceptions are in a `Raises:` section. ruff checks the rest (pydocstyle,
+    convention "google").
+
+    Args:
+        sources: the modules.
+        exported: the names that users import.
     """
-    bases = _methods_by_class(sources)
     problems = []
     for module, node in public_definitions(sources):
         text = ast.get_docstring(node)
@@ -240,22 +242,9 @@ def docstring_problems(sources: list[Module]) -> list[str]:
         if re.search(r"^\s*Raises [A-Z`]", text, re.MULTILINE):
             problems.append(f"{at}: use a Raises: section")
         parameters = _parameters(node)
-        free = decorators & {"overload", "command", "option", "argument"} or node.name in bases
-        hook = [p.arg for p in parameters[1:2]] == ["args"]
-        if len(parameters) >= 3 and "Args:" not in text and not free and not hook:
-            problems.append(f"{at}: {len(parameters)} parameters without Args:")
+        if len(_parameters(node)) >= 3 and "Args:" not in text and node.name in exported:
+            problems.append(f"{at}: three parameters or more without Args:")
     return problems
-
-
-def _methods_by_class(sources: list[Module]) -> frozenset[str]:
-    """Collect the names of methods that several classes define: overrides of a documented base."""
-    named: dict[str, int] = defaultdict(int)
-    for module in sources:
-        for node in module.tree.body:
-            if isinstance(node, ast.ClassDef):
-                for name in {n.name for n in node.body if isinstance(n, Function)}:
-                    named[name] += 1
-    return frozenset(name for name, count in named.items() if count > 1)
 
 
 def _parameters(function: Function) -> list[ast.arg]:
@@ -307,8 +296,4 @@ def report(package: Path) -> str:
 
 if __name__ == "__main__":
     package = Path(__file__).parents[1] / "adapterhub"
-    if sys.argv[1:2] == ["--docstrings"]:
-        folder = Path(sys.argv[2]) if len(sys.argv) > 2 else package
-        print(*docstring_problems(modules(folder)), sep="\n")
-    else:
-        print(report(Path(sys.argv[1]) if len(sys.argv) > 1 else package))
+    print(report(Path(sys.argv[1]) if len(sys.argv) > 1 else package))
