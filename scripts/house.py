@@ -241,7 +241,6 @@ def docstring_problems(sources: list[Module], exported: Collection[str]) -> list
             problems.append(f"{at}: the first line is not imperative: {text.splitlines()[0]}")
         if re.search(r"^\s*Raises [A-Z`]", text, re.MULTILINE):
             problems.append(f"{at}: use a Raises: section")
-        parameters = _parameters(node)
         if len(_parameters(node)) >= 3 and "Args:" not in text and node.name in exported:
             problems.append(f"{at}: three parameters or more without Args:")
     return problems
