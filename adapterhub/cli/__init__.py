@@ -20,66 +20,206 @@ from typing import NoReturn
 import click
 
 from adapterhub._version import __version__
-from adapterhub.cli._examples import EXAMPLES, SEE_ALSO
 from adapterhub.errors import AdapterhubError, ConfigError, did_you_mean, one_line, printable
 from adapterhub.status import display_for_terminal, showing
 
-COMMANDS = {
-    "train": "Train an adapter from a recipe or from flags.",
-    "eval": "Evaluate an adapter, or an untrained backbone.",
-    "bench": "Compare methods on your data: tuned, repeated, tested.",
-    "suggest": "Find the trained adapter to start from for your data.",
-    "report": "Write the page of a run: curves, scores, mistakes.",
-    "compare": "Compare runs, and say whether a difference is chance.",
-    "predict": "Predict on arguments, a file or standard input.",
-    "publish": "Publish an adapter to a local registry.",
-    "push": "Push an adapter to the Hugging Face Hub or your own hub.",
-    "pull": "Fetch the files of a published adapter and verify them.",
-    "list": "List or search published adapters.",
-    "show": "Show an adapter's versions, card and manifest.",
-    "key": "Create a key pair for signatures, or show its public key.",
-    "sign": "Sign an adapter with a private key.",
-    "verify": "Show who signed an adapter, and whether you trust them.",
-    "trust": "List, add or remove the keys that you trust.",
-    "diff": "Compare two adapters: settings, scores and tensors.",
-    "tag": "Name a published version, or list such names.",
-    "yank": "Withdraw a published version, without deleting it.",
-    "delete": "Delete a version from a local registry.",
-    "lock": "Pin the adapters of a project in its lock file.",
-    "sync": "Restore the adapters pinned in the lock file.",
-    "login": "Store an access token for a hub.",
-    "logout": "Delete the access token of a hub.",
-    "registry": "Verify, re-index or clean a local registry.",
-    "merge": "Merge an adapter into its backbone and write a checkpoint.",
-    "combine": "Combine adapters into one: linear, TIES or DARE.",
-    "import": "Import an adapter of another library, such as peft.",
-    "export": "Export an adapter to peft, or check that it can be exported.",
-    "recipe": "Print a recipe with every option, each with a comment.",
-    "options": "List the options of recipes, methods and tasks.",
-    "methods": "List the methods, or show the options of one.",
-    "tasks": "List the tasks, or show the options of one.",
-    "inspect": "Show the sites of a backbone and the methods that fit it.",
-    "quickstart": "Train, evaluate and use an adapter on built-in text.",
-}
-
 HEADINGS = {
-    "Train and use": (
-        "quickstart",
-        "train",
-        "bench",
-        "suggest",
-        "report",
-        "compare",
-        "eval",
-        "predict",
-    ),
-    "Change adapters": ("merge", "combine"),
-    "Look up": ("recipe", "options", "methods", "tasks", "inspect"),
-    "Share": ("publish", "list", "show", "diff", "tag", "yank", "delete", "registry"),
-    "Share on a hub": ("push", "pull", "login", "logout"),
-    "Other libraries": ("import", "export"),
-    "Pin and sign": ("lock", "sync", "key", "sign", "verify", "trust"),
+    "Train and use": {
+        "quickstart": "Train, evaluate and use an adapter on built-in text.",
+        "train": "Train an adapter from a recipe or from flags.",
+        "bench": "Compare methods on your data: tuned, repeated, tested.",
+        "suggest": "Find the trained adapter to start from for your data.",
+        "report": "Write the page of a run: curves, scores, mistakes.",
+        "compare": "Compare runs, and say whether a difference is chance.",
+        "eval": "Evaluate an adapter, or an untrained backbone.",
+        "predict": "Predict on arguments, a file or standard input.",
+    },
+    "Change adapters": {
+        "merge": "Merge an adapter into its backbone and write a checkpoint.",
+        "combine": "Combine adapters into one: linear, TIES or DARE.",
+    },
+    "Look up": {
+        "recipe": "Print a recipe with every option, each with a comment.",
+        "options": "List the options of recipes, methods and tasks.",
+        "methods": "List the methods, or show the options of one.",
+        "tasks": "List the tasks, or show the options of one.",
+        "inspect": "Show the sites of a backbone and the methods that fit it.",
+    },
+    "Share": {
+        "publish": "Publish an adapter to a local registry.",
+        "list": "List or search published adapters.",
+        "show": "Show an adapter's versions, card and manifest.",
+        "diff": "Compare two adapters: settings, scores and tensors.",
+        "tag": "Name a published version, or list such names.",
+        "yank": "Withdraw a published version, without deleting it.",
+        "delete": "Delete a version from a local registry.",
+        "registry": "Verify, re-index or clean a local registry.",
+    },
+    "Share on a hub": {
+        "push": "Push an adapter to the Hugging Face Hub or your own hub.",
+        "pull": "Fetch the files of a published adapter and verify them.",
+        "login": "Store an access token for a hub.",
+        "logout": "Delete the access token of a hub.",
+    },
+    "Other libraries": {
+        "import": "Import an adapter of another library, such as peft.",
+        "export": "Export an adapter to peft, or check that it can be exported.",
+    },
+    "Pin and sign": {
+        "lock": "Pin the adapters of a project in its lock file.",
+        "sync": "Restore the adapters pinned in the lock file.",
+        "key": "Create a key pair for signatures, or show its public key.",
+        "sign": "Sign an adapter with a private key.",
+        "verify": "Show who signed an adapter, and whether you trust them.",
+        "trust": "List, add or remove the keys that you trust.",
+    },
 }
+"""The commands under their headings in the help text, with what they do."""
+COMMANDS = {name: said for names in HEADINGS.values() for name, said in names.items()}
+EXAMPLES = {
+    "quickstart": ("adapterhub quickstart --output runs/first",),
+    "train": (
+        "adapterhub train recipes/quickstart.yaml train.epochs=1",
+        "adapterhub train --backbone sentence-transformers/all-MiniLM-L6-v2 \\",
+        "    --method lora --train train.tsv --eval dev.tsv --output runs/sst2",
+        "adapterhub train recipe.yaml --sweep method=lora,pfeiffer --sweep seed=0,1,2",
+        "adapterhub train --resume --output runs/sst2",
+    ),
+    "bench": (
+        "adapterhub bench --backbone sentence-transformers/all-MiniLM-L6-v2 \\",
+        "    --train train.tsv --methods lora,full --budget 30m --output bench/mine",
+        "adapterhub bench study.yaml --output bench/glue",
+        "adapterhub bench --output bench/mine",
+    ),
+    "suggest": (
+        "adapterhub suggest --backbone acme/bert --train my.tsv",
+        "adapterhub suggest runs/a hf:acme/b --backbone acme/bert --train my.tsv",
+    ),
+    "report": (
+        "adapterhub report runs/sst2 --open",
+        "adapterhub report runs/*",
+        "adapterhub report bench/mine",
+    ),
+    "compare": ("adapterhub compare runs/head runs/lora", "adapterhub compare runs/* --list"),
+    "eval": (
+        "adapterhub eval runs/sst2 --data dev.tsv",
+        'adapterhub eval --backbone ID --task "prompted(...)" --data dev.tsv',
+    ),
+    "predict": (
+        'adapterhub predict runs/sst2 "a gorgeous, witty movie"',
+        "adapterhub predict sst2@best --data reviews.txt --json",
+        "adapterhub predict sst2 --input 'reviews/*.parquet' --output predicted",
+    ),
+    "merge": ("adapterhub merge runs/sst2 --output merged",),
+    "combine": (
+        "adapterhub combine runs/a runs/b --output both --weights 0.7,0.3",
+        "adapterhub combine runs/a runs/b --output both --how ties --density 0.3",
+    ),
+    "recipe": (
+        "adapterhub recipe --method lora --task seq2seq --train train.csv > my.yaml",
+        "adapterhub train my.yaml --output runs/one",
+        "adapterhub recipe lora seq2seq --save my.yaml",
+        "adapterhub recipe runs/one/recipe.yaml train.epochs=10 --save longer.yaml",
+    ),
+    "options": (
+        "adapterhub options                  all options of a recipe",
+        "adapterhub options train            how to train",
+        "adapterhub options lora             of a method",
+        "adapterhub options causal-lm        of a task",
+        "adapterhub options lr               of another name: train.learning_rate",
+    ),
+    "methods": ("adapterhub methods", "adapterhub methods lora"),
+    "tasks": ("adapterhub tasks", "adapterhub tasks seq2seq"),
+    "inspect": ("adapterhub inspect sentence-transformers/all-MiniLM-L6-v2",),
+    "publish": (
+        "adapterhub publish runs/sst2",
+        "adapterhub publish runs/sst2 --name polite --tag best --license mit",
+    ),
+    "list": (
+        "adapterhub list --sort newest",
+        "adapterhub list german reviews --task classification --sort accuracy",
+    ),
+    "show": ("adapterhub show sst2", "adapterhub show runs/sst2 --json"),
+    "diff": ("adapterhub diff sst2@v1 sst2@v2", "adapterhub diff runs/lora runs/mam"),
+    "tag": (
+        "adapterhub tag sst2@v2 best            # sst2@best is v2 from now on",
+        "adapterhub tag sst2                    # lists the tags",
+        "adapterhub tag sst2 best --remove",
+    ),
+    "yank": ("adapterhub yank sst2@v1 --reason 'trained on the test set'",),
+    "delete": (
+        "adapterhub delete sst2@v1",
+        "adapterhub yank sst2@v1 --reason WHY     # withdraws it, keeps its files",
+    ),
+    "registry": ("adapterhub registry verify", "adapterhub registry gc"),
+    "push": (
+        "adapterhub push runs/sst2 hf:acme/sst2 --private",
+        "adapterhub push runs/sst2 https://hub.example.org/acme/sst2 --tag v1",
+    ),
+    "pull": ("adapterhub pull sst2@best", "adapterhub pull hf:acme/sst2 --to adapters/sst2"),
+    "login": ("adapterhub login https://hub.example.org",),
+    "logout": ("adapterhub logout https://hub.example.org",),
+    "import": ("adapterhub import their-lora --backbone Qwen/Qwen3-0.6B --output mine",),
+    "export": (
+        "adapterhub export runs/mine/adapter --output mine-peft",
+        'adapterhub export --check vllm --method "lora(rank=64)" \\',
+        "    --backbone Qwen/Qwen3-0.6B",
+    ),
+    "lock": ("adapterhub lock sst2@v1", "adapterhub lock hf:acme/sst2 --name sentiment"),
+    "sync": ("adapterhub sync", "adapterhub sync --to models/adapters"),
+    "key": ("adapterhub key new acme.key", "adapterhub key show acme.pub"),
+    "sign": (
+        "adapterhub sign runs/sst2 --key acme.key",
+        "adapterhub sign sst2@v1 --key acme.key",
+        "adapterhub push runs/sst2 hf:acme/sst2 --sign acme.key",
+    ),
+    "verify": ("adapterhub verify sst2@v1", "adapterhub verify runs/sst2"),
+    "trust": (
+        "adapterhub trust acme.pub",
+        "adapterhub trust ed25519:...",
+        "adapterhub trust --remove acme.pub",
+        "adapterhub trust --require-signatures",
+    ),
+}
+"""Command lines at the end of a help text."""
+SEE_ALSO = {
+    "quickstart": "train, with your own data; recipe, for all options",
+    "train": "options, which lists all; recipe, for a file; report, predict",
+    "bench": "compare, train, methods",
+    "suggest": "train --from; bench; list",
+    "report": "compare, eval",
+    "compare": "report, diff",
+    "eval": "predict, compare, publish",
+    "predict": "eval, publish, merge",
+    "merge": "export, for peft; combine",
+    "combine": "merge, eval",
+    "recipe": "options, which explains one; train",
+    "options": "recipe, methods, tasks",
+    "methods": "options METHOD; inspect, for what fits a backbone",
+    "tasks": "options TASK; train --show 3, for what the model gets",
+    "inspect": "methods; options METHOD",
+    "publish": "list, show, tag; push, to a hub",
+    "list": "show, pull",
+    "show": "pull, diff, verify",
+    "diff": "show, compare",
+    "tag": "publish, show, yank",
+    "yank": "tag, delete",
+    "delete": "yank; registry gc, which frees the space",
+    "registry": "list, publish, delete",
+    "push": "publish, login, sign",
+    "pull": "show, verify, lock",
+    "login": "push, pull, logout",
+    "logout": "login",
+    "import": "eval, publish, export",
+    "export": "import, merge",
+    "lock": "sync, pull",
+    "sync": "lock",
+    "key": "sign, trust",
+    "sign": "verify, push",
+    "verify": "trust, sign",
+    "trust": "verify, key show",
+}
+"""Where a help text says to go on."""
 ALIASES = {"search": "list"}
 
 
@@ -97,11 +237,8 @@ class LazyGroup(click.Group):
             return None
         module = importlib.import_module(f"adapterhub.cli.{name}")
         command: click.Command = module.command
-        if command.epilog is None and name in EXAMPLES:
-            command.epilog = "\n".join(["\b", "Examples:", *(f"  {x}" for x in EXAMPLES[name])])
-        see_also = f"See also: {SEE_ALSO[name]}."
-        if see_also not in (command.epilog or ""):
-            command.epilog = f"{command.epilog}\n\n{see_also}" if command.epilog else see_also
+        examples = "\n".join(["\b", "Examples:", *(f"  {line}" for line in EXAMPLES[name])])
+        command.epilog = f"{examples}\n\nSee also: {SEE_ALSO[name]}."
         return command
 
     def resolve_command(

@@ -1,4 +1,4 @@
-"""How the commands print lines, JSON, numbers, tables and examples.
+"""How the commands print lines, JSON, numbers and tables.
 
 All output goes through this module: names, reasons, labels and cards may be a stranger's. Control
 characters are escaped, and nothing is read as rich's markup or emoji codes.
@@ -13,7 +13,8 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.box import HEAVY_HEAD, SIMPLE_HEAD
@@ -25,6 +26,9 @@ from rich.text import Text
 
 from adapterhub.errors import one_line, printable
 from adapterhub.files.shown_table import ShownTable
+
+if TYPE_CHECKING:
+    from adapterhub.registry.store import Entry
 
 _PIPE_WIDTH = 140  # characters per line of a table that is not printed on a terminal
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -59,14 +63,20 @@ def print_json(value: object, *, indent: int | None = None) -> None:
     click.echo(printable(json.dumps(value, indent=indent, ensure_ascii=ascii_only)))
 
 
+def print_result(text: str, facts: object, *, as_json: bool) -> None:
+    """Print what a command did: one line, or the facts of it as JSON."""
+    print_json(facts) if as_json else say(text)
+
+
+def print_published(entry: Entry, done: str, *, as_json: bool) -> None:
+    """Print a published version; `done` says what was done with it, in the past tense."""
+    text = f"{done} {entry.reference} for {entry.backbone}, sha256 {entry.digest[:12]}"
+    print_result(text, asdict(entry), as_json=as_json)
+
+
 def console(**options: Any) -> Console:
     """Return a console that prints texts as they are, without markup, emoji codes or colours."""
     return Console(**options, markup=False, emoji=False, highlight=False)
-
-
-def examples(*lines: str) -> str:
-    """Build the epilog of a command's help from example command lines."""
-    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
 
 
 def count_text(count: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from adapterhub.cli._format import examples
+from adapterhub.cli._options import quiet_option
 from adapterhub.cli.train import RecipeCommand, nested_flags, recipe_flags, recipe_words
 from adapterhub.errors import ConfigError
 from adapterhub.status import Display, display_for_terminal, doing, showing
@@ -30,17 +30,7 @@ SECTIONS = {
 }
 
 
-@click.command(
-    "bench",
-    cls=RecipeCommand,
-    sections=SECTIONS,
-    epilog=examples(
-        "adapterhub bench --backbone sentence-transformers/all-MiniLM-L6-v2 \\",
-        "    --train train.tsv --methods lora,full --budget 30m --output bench/mine",
-        "adapterhub bench study.yaml --output bench/glue",
-        "adapterhub bench --output bench/mine",
-    ),
-)
+@click.command("bench", cls=RecipeCommand, sections=SECTIONS)
 @click.argument("words", nargs=-1, metavar="[STUDY.yaml] [KEY=VALUE]...")
 @partial(recipe_flags, without=DECIDED)
 @click.option("--test", metavar="FILE", help="Test data, which select nothing.")
@@ -65,7 +55,7 @@ SECTIONS = {
     help="Ray: a running cluster. Default: as Ray finds it (RAY_ADDRESS), or this machine.",
 )
 @click.option("--shard", metavar="K/N", help="Do the K-th of N parts of the runs, and end.")
-@click.option("--quiet", is_flag=True, help="Print no progress.")
+@quiet_option
 def command(
     words: tuple[str, ...],
     test: str | None,

@@ -7,7 +7,12 @@ from pathlib import Path
 import click
 
 from adapterhub.cli._format import print_json, say
-from adapterhub.cli._publishing import registry_option, require_signature_option
+from adapterhub.cli._options import (
+    as_json_option,
+    backbone_place_option,
+    registry_option,
+    require_signature_option,
+)
 from adapterhub.errors import ConfigError
 from adapterhub.status import doing
 
@@ -28,10 +33,10 @@ from adapterhub.status import doing
 @click.option("--seed", type=int, default=0, help="Seed of the values that dare drops.")
 @click.option("--head", help="The ADAPTER whose head and labels are kept (default: the first).")
 @click.option("--name", default="combined", show_default=True, help="Name of the new adapter.")
-@click.option("--backbone", help="Load the backbone from this Hub id or folder.")
+@backbone_place_option
 @registry_option
 @require_signature_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@as_json_option
 def command(
     references: tuple[str, ...],
     output: str,

@@ -11,12 +11,12 @@ import click
 from adapterhub.cli._format import (
     bytes_text,
     count_text,
-    examples,
     print_json,
     print_table,
     say,
     seconds_text,
 )
+from adapterhub.cli._options import as_json_option
 from adapterhub.errors import ConfigError
 from adapterhub.files.shown_table import ShownTable
 
@@ -30,13 +30,10 @@ _MOST_COLUMNS = 4  # runs; more of them are the rows of the table
 _NARROW = ("method", "trained", "adapter", "time")
 
 
-@click.command(
-    "compare",
-    epilog=examples("adapterhub compare runs/head runs/lora", "adapterhub compare runs/* --list"),
-)
+@click.command("compare")
 @click.argument("runs", metavar="RUN RUN...", nargs=-1, required=True)
 @click.option("--list", "only_list", is_flag=True, help="List runs on different data too.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@as_json_option
 def command(runs: tuple[str, ...], only_list: bool, as_json: bool) -> None:
     """Compare runs: metrics, size, time, and whether a difference is more than chance.
 

@@ -6,18 +6,12 @@ import sys
 
 import click
 
-from adapterhub.cli._format import examples, print_json, say
-from adapterhub.cli._publishing import as_json_option, backbone_option, registry_option
+from adapterhub.cli._format import print_result
+from adapterhub.cli._options import as_json_option, backbone_option, registry_option
 from adapterhub.errors import ConfigError
 
 
-@click.command(
-    "delete",
-    epilog=examples(
-        "adapterhub delete sst2@v1",
-        "adapterhub yank sst2@v1 --reason WHY     # withdraws it, keeps its files",
-    ),
-)
+@click.command("delete")
 @click.argument("reference", metavar="NAME@VERSION")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--force", is_flag=True, help="Delete it although adapterhub.lock here pins it.")
@@ -44,10 +38,7 @@ def command(
     if not yes:
         _ask(f"Delete {reference} from {registry_at(registry).location} for good?")
     deleted = delete(reference, registry=registry, backbone=backbone, force=force)
-    if as_json:
-        print_json({"deleted": deleted})
-    else:
-        say(f"deleted {deleted}")
+    print_result(f"deleted {deleted}", {"deleted": deleted}, as_json=as_json)
 
 
 def _ask(question: str) -> None:

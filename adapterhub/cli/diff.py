@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from adapterhub.cli._format import examples, print_json, print_table, say
-from adapterhub.cli._publishing import (
+from adapterhub.cli._format import print_json, print_table, say
+from adapterhub.cli._options import (
     as_json_option,
     backbone_option,
     registry_option,
@@ -25,10 +25,7 @@ _MOST_TENSORS = 12  # rows: those that differ most
 _MOST_TEXT = 40  # characters of a value
 
 
-@click.command(
-    "diff",
-    epilog=examples("adapterhub diff sst2@v1 sst2@v2", "adapterhub diff runs/lora runs/mam"),
-)
+@click.command("diff")
 @click.argument("references", nargs=2, metavar="ADAPTER ADAPTER")
 @backbone_option
 @registry_option

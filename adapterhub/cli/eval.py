@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from adapterhub.cli._data_form import data_form_options
-from adapterhub.cli._format import examples as example_lines
 from adapterhub.cli._format import print_facts, print_json, say
-from adapterhub.cli._publishing import head_option, registry_option, require_signature_option
+from adapterhub.cli._options import (
+    as_json_option,
+    backbone_place_option,
+    data_form_options,
+    head_option,
+    registry_option,
+    require_signature_option,
+    text_column_option,
+)
 from adapterhub.errors import ConfigError
 from adapterhub.status import doing, reading
 
@@ -20,16 +26,10 @@ if TYPE_CHECKING:
     from adapterhub.tasks import Task
 
 
-@click.command(
-    "eval",
-    epilog=example_lines(
-        "adapterhub eval runs/sst2 --data dev.tsv",
-        'adapterhub eval --backbone ID --task "prompted(...)" --data dev.tsv',
-    ),
-)
+@click.command("eval")
 @click.argument("reference", metavar="[ADAPTER]", required=False)
 @click.option("--data", required=True, help="Labelled data: a file or a Hub dataset.")
-@click.option("--text", help="Text column, if not the one used in training.")
+@text_column_option
 @click.option("--pair", help="Column of the second text.")
 @click.option("--label", help="Label column.")
 @click.option("--target", "eval_target", help="File of target texts, one per line.")
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 @click.option("--examples", help="Without ADAPTER: data for few-shot examples.")
 @click.option("--shots", type=click.IntRange(1), help="Few-shot examples per label.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the few-shot sample.")
-@click.option("--backbone", help="Load the backbone from this Hub id or folder.")
+@backbone_place_option
 @registry_option
 @require_signature_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@as_json_option
 def command(
     reference: str | None,
     data: str,

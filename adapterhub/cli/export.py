@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from adapterhub.cli._format import examples, say
-from adapterhub.cli._publishing import head_option, registry_option, require_signature_option
+from adapterhub.cli._format import say
+from adapterhub.cli._options import (
+    backbone_place_option,
+    head_option,
+    kind_option,
+    registry_option,
+    require_signature_option,
+)
 from adapterhub.errors import ConfigError
 from adapterhub.status import doing
 
@@ -17,22 +23,15 @@ if TYPE_CHECKING:
     from adapterhub.methods._spec import Spec
 
 
-@click.command(
-    "export",
-    epilog=examples(
-        "adapterhub export runs/mine/adapter --output mine-peft",
-        'adapterhub export --check vllm --method "lora(rank=64)" \\',
-        "    --backbone Qwen/Qwen3-0.6B",
-    ),
-)
+@click.command("export")
 @click.argument("source", metavar="[ADAPTER | RECIPE.yaml]", required=False)
 @click.option("--to", "form", default="peft", show_default=True, help="Target format: peft.")
 @click.option("--output", help="Folder for the exported adapter.")
 @click.option("--overwrite", is_flag=True, help="Replace the export in the output folder.")
 @click.option("--check", "target", help="Only check whether peft or vllm can load it.")
 @click.option("--method", help="Method spec to check, without ADAPTER.")
-@click.option("--backbone", help="Load the backbone from this Hub id or folder.")
-@click.option("--task", help="Kind of model, such as causal-lm, if not recorded.")
+@backbone_place_option
+@kind_option
 @head_option
 @registry_option
 @require_signature_option

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from adapterhub.cli._format import examples, say, say_text
+from adapterhub.cli._format import say, say_text
+from adapterhub.cli._options import backbone_place_option, kind_option, revision_option
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.status import doing
 
@@ -16,15 +17,12 @@ if TYPE_CHECKING:
     from adapterhub.interchange.imported_adapter import CheckpointInfo
 
 
-@click.command(
-    "import",
-    epilog=examples("adapterhub import their-lora --backbone Qwen/Qwen3-0.6B --output mine"),
-)
+@click.command("import")
 @click.argument("folder", metavar="FOLDER")
-@click.option("--backbone", help="Load the backbone from this Hub id or folder.")
-@click.option("--revision", help="Branch, tag or commit of a Hub backbone.")
+@backbone_place_option
+@revision_option
 @click.option("--output", required=True, help="Folder for the imported adapter.")
-@click.option("--task", help="Kind of model, such as causal-lm, if not recorded.")
+@kind_option
 @click.option("--labels", help="Class names a,b,c in the order of the outputs.")
 @click.option("--name", help="Name of the imported adapter.")
 @click.option("--any-backbone", is_flag=True, help="Accept a backbone with another name.")

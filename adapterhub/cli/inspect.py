@@ -14,14 +14,15 @@ from adapterhub.cli._format import (
     print_table,
     say_text,
 )
+from adapterhub.cli._options import as_json_option, revision_option
 from adapterhub.files.shown_table import ShownTable
 from adapterhub.status import doing
 
 
 @click.command("inspect")
 @click.argument("backbone")
-@click.option("--revision", help="Branch, tag or commit of a Hub backbone.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@revision_option
+@as_json_option
 @click.option("--family", metavar="FILE", help="Use the row of sites in a YAML file, and check it.")
 @click.option("--draft-family", is_flag=True, help="Print a row as discovered, for --family.")
 @click.option("--python", is_flag=True, help="With --draft-family: as Python, for families/.")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from adapterhub.cli._format import print_json, say
-from adapterhub.cli._publishing import as_json_option, private_key
+from adapterhub.cli._format import print_json, print_result, say
+from adapterhub.cli._options import as_json_option, private_key
 
 
 @click.group("key")
@@ -50,4 +50,4 @@ def show_key(file: str, as_json: bool) -> None:
         private = private_key(file)
         assert private is not None
         key = private.public
-    print_json({"key": key.text, "id": key.id}) if as_json else say(f"{key.text} {key.id}")
+    print_result(f"{key.text} {key.id}", {"key": key.text, "id": key.id}, as_json=as_json)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -11,18 +13,13 @@ import click
 from adapterhub.cli._format import (
     bytes_text,
     count_text,
-    examples,
     print_json,
     print_table,
     say,
 )
-from adapterhub.cli._publishing import (
-    backbone_option,
-    registry_option,
-    score_text,
-    short_backbone,
-)
+from adapterhub.cli._options import backbone_option, registry_option
 from adapterhub.errors import one_line
+from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.files.shown_table import ShownTable
 
 # Columns that a narrow terminal leaves out, the first one first.
@@ -33,13 +30,7 @@ if TYPE_CHECKING:
     from adapterhub.registry.store import Entry
 
 
-@click.command(
-    "list",
-    epilog=examples(
-        "adapterhub list --sort newest",
-        "adapterhub list german reviews --task classification --sort accuracy",
-    ),
-)
+@click.command("list")
 @click.argument("text", nargs=-1)
 @registry_option
 @click.option("--hub", is_flag=True, help="Search the Hugging Face Hub.")
@@ -112,16 +103,14 @@ def _print_entries(entries: Sequence[Entry], metric: str) -> None:
 def entries_table(entries: Sequence[Entry], metric: str | None = None) -> ShownTable:
     """Build the table of published versions, without columns that would be empty.
 
-    Args:
-        entries: the versions.
-        metric: shown as the score where a version has it, in place of its task's main metric.
+    `metric` is the score of a version that has it, in place of its task's main metric.
     """
     columns = {
         "adapter": [entry.reference for entry in entries],
-        "backbone": [short_backbone(entry.backbone) for entry in entries],
+        "backbone": [_short_backbone(entry.backbone) for entry in entries],
         "task": [entry.task or "" for entry in entries],
         "method": [" + ".join(entry.methods) for entry in entries],
-        "score": [score_text(entry, metric) for entry in entries],
+        "score": [_score(entry, metric) for entry in entries],
         "size": [bytes_text(entry.size) for entry in entries],
         "date": [(entry.published or "")[:10] for entry in entries],
         "parameters": [count_text(entry.parameters) for entry in entries],
@@ -129,6 +118,29 @@ def entries_table(entries: Sequence[Entry], metric: str | None = None) -> ShownT
     }
     shown = {name: cells for name, cells in columns.items() if any(cells)}
     return ShownTable([*shown], [*zip(*shown.values(), strict=True)])
+
+
+def _score(entry: Entry, metric: str | None) -> str:
+    """Format the score of a version: `metric`, the main metric of its task, or its first one."""
+    others = (name for name in sorted(entry.metrics) if name not in LOWER_IS_BETTER)
+    for name in (metric, main_metric(entry.task), *others):
+        if name in entry.metrics:
+            return f"{name} {entry.metrics[name]:.3f}"
+    return ""
+
+
+@functools.lru_cache
+def main_metric(task: str | None) -> str | None:
+    """Return the metric that a task is judged by; None for an unknown task."""
+    from adapterhub.tasks import TASKS
+
+    return TASKS[task]().main_metric if task in TASKS else None
+
+
+def _short_backbone(backbone: str) -> str:
+    """Shorten the id of a backbone: without its owner, or the local name's digits."""
+    name = backbone.rpartition("/")[2]
+    return re.sub(r"(?<=.)--[0-9a-f]{12}$", "", name)
 
 
 def _tags(entry: Entry) -> str:

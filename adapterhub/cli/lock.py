@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from adapterhub.cli._format import print_json, say
-from adapterhub.cli._publishing import (
+from adapterhub.cli._options import (
     as_json_option,
+    lock_file_option,
     registry_option,
     require_signature_option,
 )
@@ -16,7 +17,7 @@ from adapterhub.cli._publishing import (
 
 @click.command("lock")
 @click.argument("references", nargs=-1, required=True, metavar="REFERENCE...")
-@click.option("--file", default="adapterhub.lock", show_default=True, help="Lock file.")
+@lock_file_option
 @click.option("--name", help="Name in the lock file, if not the adapter's own.")
 @registry_option
 @require_signature_option

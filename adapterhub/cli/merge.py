@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from adapterhub.cli._format import print_json, say
-from adapterhub.cli._publishing import (
+from adapterhub.cli._options import (
+    as_json_option,
+    backbone_place_option,
     head_option,
     registry_option,
     require_signature_option,
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 @click.command("merge")
 @click.argument("reference", metavar="ADAPTER")
 @click.option("--output", required=True, help="New folder for the checkpoint.")
-@click.option("--backbone", help="Load the backbone from this Hub id or folder.")
+@backbone_place_option
 @click.option(
     "--base-dtype",
     type=click.Choice(["fp32", "bf16", "fp16"]),
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
 @head_option
 @registry_option
 @require_signature_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@as_json_option
 def command(
     reference: str,
     output: str,

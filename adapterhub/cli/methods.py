@@ -7,6 +7,7 @@ from dataclasses import asdict
 import click
 
 from adapterhub.cli._format import print_json, print_table
+from adapterhub.cli._options import as_json_option
 from adapterhub.cli._options_text import print_options
 from adapterhub.config.options import OptionDoc, options_of
 from adapterhub.files.shown_table import ShownTable
@@ -15,7 +16,7 @@ from adapterhub.methods._described import DescribedMethod, described_method, des
 
 @click.command("methods")
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@as_json_option
 def command(name: str | None, as_json: bool) -> None:
     """List the methods with their papers, or show the options of one."""
     chosen = {name: described_method(name)} if name else dict(sorted(described_methods().items()))

@@ -8,7 +8,8 @@ from dataclasses import asdict
 
 import click
 
-from adapterhub.cli._format import examples, print_json, say_text
+from adapterhub.cli._format import print_json, say_text
+from adapterhub.cli._options import as_json_option
 from adapterhub.cli._options_text import print_options, task_title
 from adapterhub.config.options import OptionDoc, options_of
 from adapterhub.data.options import DataOptions
@@ -23,18 +24,9 @@ _GROUPS: dict[str, tuple[str, type]] = {
 }
 
 
-@click.command(
-    "options",
-    epilog=examples(
-        "adapterhub options                  all options of a recipe",
-        "adapterhub options train            how to train",
-        "adapterhub options lora             of a method",
-        "adapterhub options causal-lm        of a task",
-        "adapterhub options lr               of another name: train.learning_rate",
-    ),
-)
+@click.command("options")
 @click.argument("names", nargs=-1, metavar="[recipe | data | train | METHOD | TASK | OPTION]...")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@as_json_option
 def command(names: tuple[str, ...], as_json: bool) -> None:
     """List the options of recipes, methods and tasks, with values and defaults.
 

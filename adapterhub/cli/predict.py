@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from adapterhub.cli._data_form import data_form_options
-from adapterhub.cli._format import examples as example_lines
 from adapterhub.cli._format import print_json, say, say_text
+from adapterhub.cli._options import (
+    backbone_place_option,
+    data_form_options,
+    head_option,
+    registry_option,
+    require_signature_option,
+    task_option,
+    text_column_option,
+)
 from adapterhub.cli._predict_table import (
     TABLE_OPTIONS,
     predict_table,
     refuse_beside_input,
     refuse_without_input,
     table_options,
-)
-from adapterhub.cli._publishing import (
-    head_option,
-    registry_option,
-    require_signature_option,
-    task_option,
 )
 from adapterhub.errors import DataError, one_line
 from adapterhub.status import doing, reading
@@ -32,18 +33,11 @@ if TYPE_CHECKING:
     from adapterhub.inference.record import TrainingRecord
 
 
-@click.command(
-    "predict",
-    epilog=example_lines(
-        'adapterhub predict runs/sst2 "a gorgeous, witty movie"',
-        "adapterhub predict sst2@best --data reviews.txt --json",
-        "adapterhub predict sst2 --input 'reviews/*.parquet' --output predicted",
-    ),
-)
+@click.command("predict")
 @click.argument("reference", metavar="ADAPTER", required=False)
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--data", help="File of texts, or - for standard input.")
-@click.option("--text", help="Text column, if not the one used in training.")
+@text_column_option
 @click.option(
     "--pair",
     multiple=True,
@@ -53,7 +47,7 @@ if TYPE_CHECKING:
 @table_options
 @task_option
 @head_option
-@click.option("--backbone", help="Load the backbone from this Hub id or folder.")
+@backbone_place_option
 @registry_option
 @require_signature_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")

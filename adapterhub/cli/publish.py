@@ -6,14 +6,12 @@ from typing import Any
 
 import click
 
-from adapterhub.cli._publishing import (
-    allow_finding_option,
+from adapterhub.cli._format import print_published
+from adapterhub.cli._options import (
     as_json_option,
-    print_entry,
     private_key,
     publication_options,
     registry_option,
-    sign_option,
 )
 
 
@@ -23,8 +21,6 @@ from adapterhub.cli._publishing import (
 @click.option("--version", help="Version, v1 or later (default: the next).")
 @click.option("--tag", "tags", multiple=True, help="A name for this version: best.")
 @publication_options
-@sign_option
-@allow_finding_option
 @registry_option
 @as_json_option
 def command(
@@ -57,4 +53,4 @@ def command(
         sign=private_key(key),
         allow_findings=allow_findings,
     )
-    print_entry(entry, as_json, "published")
+    print_published(entry, "published", as_json=as_json)

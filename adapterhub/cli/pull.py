@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from adapterhub.cli._format import print_json, say
-from adapterhub.cli._publishing import (
+from adapterhub.cli._format import print_result
+from adapterhub.cli._options import (
     as_json_option,
     backbone_option,
     registry_option,
@@ -36,7 +36,4 @@ def command(
     from adapterhub.registry.pull import pull
 
     path = pull(reference, folder, backbone=backbone, registry=registry, allow_pickle=allow_pickle)
-    if as_json:
-        print_json({"folder": str(path), "reference": reference})
-    else:
-        say(str(path))
+    print_result(str(path), {"folder": str(path), "reference": reference}, as_json=as_json)

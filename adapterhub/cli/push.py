@@ -7,15 +7,8 @@ from typing import Any
 
 import click
 
-from adapterhub.cli._format import say
-from adapterhub.cli._publishing import (
-    allow_finding_option,
-    as_json_option,
-    print_entry,
-    private_key,
-    publication_options,
-    sign_option,
-)
+from adapterhub.cli._format import print_published, say
+from adapterhub.cli._options import as_json_option, private_key, publication_options
 
 
 @click.command("push")
@@ -24,8 +17,6 @@ from adapterhub.cli._publishing import (
 @click.option("--private", is_flag=True, help="Make a new repository private.")
 @click.option("--tag", "tags", multiple=True, help="A git tag for this version.")
 @publication_options
-@sign_option
-@allow_finding_option
 @click.option("--no-peft", is_flag=True, help="Do not add the files of the peft format.")
 @click.option("--backbone", help="Folder of the backbone, if it is not on the Hub.")
 @as_json_option
@@ -63,4 +54,4 @@ def command(
         backbone=backbone,
         note=partial(say, err=True),
     )
-    print_entry(entry, as_json, "pushed")
+    print_published(entry, "pushed", as_json=as_json)

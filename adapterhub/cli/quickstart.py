@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from adapterhub.cli._format import bytes_text, count_text, say, say_text, seconds_text
+from adapterhub.cli._options import quiet_option
 from adapterhub.errors import AdapterhubError
 
 TEXTS = (
@@ -28,7 +29,7 @@ RECIPE = {
 
 @click.command("quickstart")
 @click.option("--output", default="runs/quickstart", show_default=True, help="Folder for the runs.")
-@click.option("--quiet", is_flag=True, help="Print no progress.")
+@quiet_option
 def command(output: str, quiet: bool) -> None:
     """Train a LoRA that classifies docstrings of Python's library, and use it.
 

@@ -7,22 +7,13 @@ from typing import Any
 
 import click
 
-from adapterhub.cli._format import examples, say, say_text
+from adapterhub.cli._format import say, say_text
 from adapterhub.cli.train import RecipeCommand, nested_flags, recipe_flags, recipe_words
 from adapterhub.errors import ConfigError, OutputError
 from adapterhub.recipe.recipe import read_draft
 
 
-@click.command(
-    "recipe",
-    cls=RecipeCommand,
-    epilog=examples(
-        "adapterhub recipe --method lora --task seq2seq --train train.csv > my.yaml",
-        "adapterhub train my.yaml --output runs/one",
-        "adapterhub recipe lora seq2seq --save my.yaml",
-        "adapterhub recipe runs/one/recipe.yaml train.epochs=10 --save longer.yaml",
-    ),
-)
+@click.command("recipe", cls=RecipeCommand)
 @click.argument("words", nargs=-1, metavar="[METHOD] [TASK] [RECIPE.yaml] [KEY=VALUE]...")
 @recipe_flags
 @click.option(

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from adapterhub.cli._format import print_json, say
-from adapterhub.cli._publishing import as_json_option, registry_option
+from adapterhub.cli._format import print_json, print_result, say
+from adapterhub.cli._options import as_json_option, registry_option
 from adapterhub.errors import ConfigError, FileError
 
 if TYPE_CHECKING:
@@ -43,10 +43,11 @@ def reindex(registry: str | None, as_json: bool) -> None:
     """Rebuild the search index from the folders."""
     store = _folder(registry)
     names = store.reindex()
-    if as_json:
-        print_json({"registry": str(store.root), "names": names})
-    else:
-        say(f"{store.root}: {names:,} name{'s' * (names != 1)} indexed")
+    print_result(
+        f"{store.root}: {names:,} name{'s' * (names != 1)} indexed",
+        {"registry": str(store.root), "names": names},
+        as_json=as_json,
+    )
 
 
 @command.command()
@@ -56,10 +57,11 @@ def gc(registry: str | None, as_json: bool) -> None:
     """Remove the files that interrupted writes left behind."""
     store = _folder(registry)
     removed = store.gc()
-    if as_json:
-        print_json({"registry": str(store.root), "removed": [str(path) for path in removed]})
-    else:
-        say(f"{store.root}: {len(removed)} leftover{'s' * (len(removed) != 1)} removed")
+    print_result(
+        f"{store.root}: {len(removed)} leftover{'s' * (len(removed) != 1)} removed",
+        {"registry": str(store.root), "removed": [str(path) for path in removed]},
+        as_json=as_json,
+    )
 
 
 def _folder(location: str | None) -> LocalRegistry:

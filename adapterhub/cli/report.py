@@ -6,21 +6,14 @@ from pathlib import Path
 
 import click
 
-from adapterhub.cli._format import examples, say
+from adapterhub.cli._format import say
 from adapterhub.cli._open import open_page
 from adapterhub.errors import ConfigError
 
 _STUDY = "study.yaml"
 
 
-@click.command(
-    "report",
-    epilog=examples(
-        "adapterhub report runs/sst2 --open",
-        "adapterhub report runs/*",
-        "adapterhub report bench/mine",
-    ),
-)
+@click.command("report")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @click.option(
     "--output",

@@ -13,12 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from adapterhub.cli._format import bytes_text, count_text, print_json, say, say_text
-from adapterhub.cli._publishing import (
-    backbone_option,
-    main_metric,
-    registry_option,
-    require_signature_option,
-)
+from adapterhub.cli._options import backbone_option, registry_option, require_signature_option
+from adapterhub.cli.list import main_metric
 from adapterhub.errors import AdapterhubError, one_line
 
 if TYPE_CHECKING:

@@ -4,23 +4,11 @@ from __future__ import annotations
 
 import click
 
-from adapterhub.cli._format import examples, print_json, say
-from adapterhub.cli._publishing import (
-    as_json_option,
-    backbone_option,
-    private_key,
-    registry_option,
-)
+from adapterhub.cli._format import print_result
+from adapterhub.cli._options import as_json_option, backbone_option, private_key, registry_option
 
 
-@click.command(
-    "sign",
-    epilog=examples(
-        "adapterhub sign runs/sst2 --key acme.key",
-        "adapterhub sign sst2@v1 --key acme.key",
-        "adapterhub push runs/sst2 hf:acme/sst2 --sign acme.key",
-    ),
-)
+@click.command("sign")
 @click.argument("reference", metavar="ADAPTER")
 @click.option("--key", required=True, help="File of the private key.")
 @click.option("--name", help="Of a folder: the name that you publish it by, if not its own.")
@@ -51,9 +39,10 @@ def command(
         reference, signer, name=name, version=version, backbone=backbone, registry=registry
     )
     statement = signature.statement
-    if as_json:
-        named = {"name": statement.name, "version": statement.version}
-        print_json({"key": signature.key, "digest": statement.digest, **named})
-        return
-    called = " ".join(filter(None, (statement.name, statement.version)))
-    say(f"signed {called}, sha256 {statement.digest[:12]}, by key {signature.signer.id}")
+    named = {"name": statement.name, "version": statement.version}
+    called = " ".join(filter(None, named.values()))
+    print_result(
+        f"signed {called}, sha256 {statement.digest[:12]}, by key {signature.signer.id}",
+        {"key": signature.key, "digest": statement.digest, **named},
+        as_json=as_json,
+    )

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from adapterhub.cli._format import examples, print_json, print_table, say, say_wrapped
-from adapterhub.cli._publishing import registry_option
+from adapterhub.cli._format import print_json, print_table, say, say_wrapped
+from adapterhub.cli._options import as_json_option, registry_option
 from adapterhub.cli.train import FLAGS, RecipeCommand, nested_flags, recipe_flags
 from adapterhub.errors import ConfigError
 from adapterhub.files.shown_table import ShownTable
@@ -26,15 +26,7 @@ _USED = {"backbone", "train", "text", "pair", "label", "labels", "task", "max-le
 _NOT_USED = tuple(flag for flag in FLAGS if flag not in _USED)
 
 
-@click.command(
-    "suggest",
-    cls=RecipeCommand,
-    sections=SECTIONS,
-    epilog=examples(
-        "adapterhub suggest --backbone acme/bert --train my.tsv",
-        "adapterhub suggest runs/a hf:acme/b --backbone acme/bert --train my.tsv",
-    ),
-)
+@click.command("suggest", cls=RecipeCommand, sections=SECTIONS)
 @click.argument("adapters", nargs=-1, metavar="[ADAPTER]...")
 @partial(recipe_flags, without=_NOT_USED)
 @click.option(
@@ -46,7 +38,7 @@ _NOT_USED = tuple(flag for flag in FLAGS if flag not in _USED)
     help="Training rows that are probed, at most.",
 )
 @registry_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@as_json_option
 def command(
     adapters: tuple[str, ...], rows: int, registry: str | None, as_json: bool, **flags: Any
 ) -> None:

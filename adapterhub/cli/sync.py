@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 
-from adapterhub.cli._format import print_json, say
-from adapterhub.cli._publishing import (
+from adapterhub.cli._format import print_result
+from adapterhub.cli._options import (
     as_json_option,
+    lock_file_option,
     registry_option,
     require_signature_option,
 )
@@ -16,7 +17,7 @@ from adapterhub.errors import FileError
 
 
 @click.command("sync")
-@click.option("--file", default="adapterhub.lock", show_default=True, help="Lock file.")
+@lock_file_option
 @click.option(
     "--to", "folder", default="adapters", show_default=True, help="Folder for the adapters."
 )
@@ -32,7 +33,8 @@ def command(file: str, folder: str, registry: str | None, as_json: bool) -> None
         raise FileError(f"{file} pins no adapter", hint="adapterhub lock REFERENCE...")
     restored = sync(pins, Path(folder), registry, project=Path(file).parent)
     present = sorted(pins.keys() - set(restored))
-    if as_json:
-        print_json({"folder": folder, "restored": restored, "there": present})
-    else:
-        say(f"{folder}: {len(restored)} restored, {len(present)} already present")
+    print_result(
+        f"{folder}: {len(restored)} restored, {len(present)} already present",
+        {"folder": folder, "restored": restored, "there": present},
+        as_json=as_json,
+    )

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import click
 
-from adapterhub.cli._format import examples, print_json, say
-from adapterhub.cli._publishing import as_json_option, backbone_option, registry_option
+from adapterhub.cli._format import print_json, say
+from adapterhub.cli._options import as_json_option, backbone_option, registry_option
 
 
-@click.command(
-    "tag",
-    epilog=examples(
-        "adapterhub tag sst2@v2 best            # sst2@best is v2 from now on",
-        "adapterhub tag sst2                    # lists the tags",
-        "adapterhub tag sst2 best --remove",
-    ),
-)
+@click.command("tag")
 @click.argument("reference", metavar="NAME[@VERSION]")
 @click.argument("tag", required=False)
 @click.option("--remove", is_flag=True, help="Remove TAG.")

@@ -7,6 +7,7 @@ from dataclasses import asdict
 import click
 
 from adapterhub.cli._format import print_json, print_table
+from adapterhub.cli._options import as_json_option
 from adapterhub.cli._options_text import print_options, task_title
 from adapterhub.config.options import options_of
 from adapterhub.files.shown_table import ShownTable
@@ -14,7 +15,7 @@ from adapterhub.files.shown_table import ShownTable
 
 @click.command("tasks")
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@as_json_option
 def command(name: str | None, as_json: bool) -> None:
     """List the tasks, or show the options of one."""
     from adapterhub.tasks import TASKS, task_class

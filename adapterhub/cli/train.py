@@ -14,7 +14,6 @@ import click
 from adapterhub.cli._format import (
     bytes_text,
     count_text,
-    examples,
     print_facts,
     print_json,
     print_table,
@@ -24,6 +23,7 @@ from adapterhub.cli._format import (
     sparkline,
 )
 from adapterhub.cli._open import open_page
+from adapterhub.cli._options import quiet_option
 from adapterhub.cli._stages import check_flags, train_stages
 from adapterhub.cli._sweep import train_sweep
 from adapterhub.config.options import options_of
@@ -153,17 +153,7 @@ def _print_schema(context: click.Context, option: click.Parameter, given: bool) 
         context.exit()
 
 
-@click.command(
-    "train",
-    cls=RecipeCommand,
-    epilog=examples(
-        "adapterhub train recipes/quickstart.yaml train.epochs=1",
-        "adapterhub train --backbone sentence-transformers/all-MiniLM-L6-v2 \\",
-        "    --method lora --train train.tsv --eval dev.tsv --output runs/sst2",
-        "adapterhub train recipe.yaml --sweep method=lora,pfeiffer --sweep seed=0,1,2",
-        "adapterhub train --resume --output runs/sst2",
-    ),
-)
+@click.command("train", cls=RecipeCommand)
 @click.argument("words", nargs=-1, metavar="[RECIPE.yaml] [KEY=VALUE]...")
 @recipe_flags
 @click.option(
@@ -182,7 +172,7 @@ def _print_schema(context: click.Context, option: click.Parameter, given: bool) 
     metavar="N",
     help="Print the first N rows as the model gets them, then stop.",
 )
-@click.option("--quiet", is_flag=True, help="Print no progress.")
+@quiet_option
 @click.option("--open", "open_report", is_flag=True, help="Open the report in the browser.")
 @click.option(
     "--schema",

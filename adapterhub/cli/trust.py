@@ -6,20 +6,12 @@ import re
 
 import click
 
-from adapterhub.cli._format import examples, print_json, say
-from adapterhub.cli._publishing import as_json_option
+from adapterhub.cli._format import print_json, say
+from adapterhub.cli._options import as_json_option
 from adapterhub.errors import ConfigError
 
 
-@click.command(
-    "trust",
-    epilog=examples(
-        "adapterhub trust acme.pub",
-        "adapterhub trust ed25519:...",
-        "adapterhub trust --remove acme.pub",
-        "adapterhub trust --require-signatures",
-    ),
-)
+@click.command("trust")
 @click.argument("key", required=False)
 @click.option("--remove", is_flag=True, help="Remove KEY, which may also be its id.")
 @click.option(

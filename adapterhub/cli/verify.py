@@ -7,11 +7,7 @@ import sys
 import click
 
 from adapterhub.cli._format import print_json, say
-from adapterhub.cli._publishing import (
-    as_json_option,
-    backbone_option,
-    registry_option,
-)
+from adapterhub.cli._options import as_json_option, backbone_option, registry_option
 from adapterhub.errors import printable
 
 

@@ -6,8 +6,8 @@ from dataclasses import asdict, replace
 
 import click
 
-from adapterhub.cli._format import print_json, say
-from adapterhub.cli._publishing import as_json_option, registry_option
+from adapterhub.cli._format import print_result
+from adapterhub.cli._options import as_json_option, registry_option
 
 
 @click.command("yank")
@@ -23,7 +23,5 @@ def command(reference: str, reason: str, registry: str | None, as_json: bool) ->
     from adapterhub.registry.yank import yank
 
     entry = yank(reference, reason, registry=registry)
-    if as_json:
-        print_json(asdict(replace(entry, yanked=reason)))
-    else:
-        say(f"yanked {entry.reference}: {reason}")
+    facts = asdict(replace(entry, yanked=reason))
+    print_result(f"yanked {entry.reference}: {reason}", facts, as_json=as_json)

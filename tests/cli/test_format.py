@@ -1,19 +1,16 @@
-"""Numbers, tables and examples as the commands print them."""
+"""Numbers and tables as the commands print them."""
 
 from __future__ import annotations
 
 import io
 
-import click
 import pytest
-from click.testing import CliRunner
 from rich.console import Console
 
 from adapterhub.cli import _format
 from adapterhub.cli._format import (
     bytes_text,
     count_text,
-    examples,
     print_table,
     seconds_text,
     sparkline,
@@ -36,15 +33,6 @@ def test_counts_and_durations():
     assert count_text(1_234_567) == "1,234,567"
     assert seconds_text(59.4) == "59.4 s"
     assert seconds_text(75.2) == "1 min 15 s"
-
-
-def test_examples_keep_their_lines_in_the_help():
-    @click.command(epilog=examples("adapterhub train \\", "    --method lora"))
-    def command():
-        """Train."""
-
-    lines = CliRunner().invoke(command, ["--help"]).output.splitlines()
-    assert lines[-3:] == ["  Examples:", "    adapterhub train \\", "        --method lora"]
 
 
 def table() -> ShownTable:

@@ -10,7 +10,8 @@ import sample_adapters
 from click.testing import CliRunner
 
 from adapterhub import cli
-from adapterhub.cli._publishing import print_entry, publication_options
+from adapterhub.cli._format import print_published
+from adapterhub.cli._options import publication_options
 from adapterhub.registry.publication import PublicationInfo
 from adapterhub.registry.store import Entry
 
@@ -69,17 +70,17 @@ def test_every_registry_command_prints_json(typed, tmp_path):
 
 def test_an_entry_is_one_line_or_one_json_object(capsys):
     entry = Entry("polite@v1", "polite", "v1", "ab" * 32, "acme/bert-small", "fp", ("lora",), None)
-    print_entry(entry, as_json=False, done="published")
+    print_published(entry, "published", as_json=False)
     line = capsys.readouterr().out
     assert line == "published polite@v1 for acme/bert-small, sha256 abababababab\n"
-    print_entry(entry, as_json=True, done="published")
+    print_published(entry, "published", as_json=True)
     assert json.loads(capsys.readouterr().out)["digest"] == "ab" * 32
 
 
 def test_the_description_of_a_publication_comes_from_its_options():
     @click.command()
     @publication_options
-    def command(**options):
+    def command(key, allow_findings, **options):
         click.echo(repr(PublicationInfo(**options)))
 
     words = "--license mit --topic reviews --topic films --language en"

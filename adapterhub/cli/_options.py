@@ -1,0 +1,113 @@
+"""The options that several commands share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import click
+
+from adapterhub.errors import ConfigError
+
+if TYPE_CHECKING:
+    from adapterhub.files.keys import PrivateKey
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Option: TypeAlias = Callable[[Function], Function]
+
+
+def _several(*options: Option[Any]) -> Option[Any]:
+    """Return a decorator that adds options in their order in the help text."""
+
+    def add(function: Any) -> Any:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
+def _require(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        from adapterhub.registry.trust import requiring_signatures
+
+        context.with_resource(requiring_signatures())
+
+
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+quiet_option = click.option("--quiet", is_flag=True, help="Print no progress.")
+# Which adapter.
+registry_option = click.option(
+    "--registry", help="Registry folder (default: $ADAPTERHUB_REGISTRY, or your own registry)."
+)
+backbone_option = click.option("--backbone", help="Only for this backbone: its id or fingerprint.")
+head_option = click.option("--head", metavar="NAME", help="Which head, of an adapter with several.")
+task_option = click.option("--task", metavar="TASK", help="The task, if the adapter records none.")
+lock_file_option = click.option(
+    "--file", default="adapterhub.lock", show_default=True, help="Lock file."
+)
+require_signature_option = click.option(
+    "--require-signature",
+    is_flag=True,
+    expose_value=False,
+    callback=_require,
+    help="Refuse adapters that no trusted key has signed.",
+)
+# Which model it is loaded into.
+backbone_place_option = click.option(
+    "--backbone", help="Load the backbone from this Hub id or folder."
+)
+revision_option = click.option("--revision", help="Branch, tag or commit of a Hub backbone.")
+kind_option = click.option("--task", help="Kind of model, such as causal-lm, if not recorded.")
+# The form of a data file, otherwise detected: data.delimiter, data.encoding and so on.
+text_column_option = click.option("--text", help="Text column, if not the one used in training.")
+data_form_options = _several(
+    click.option("--delimiter", help="The character between fields; otherwise detected."),
+    click.option("--encoding", help="The encoding of the file; otherwise detected."),
+    click.option(
+        "--header/--no-header", default=None, help="Whether the first line names columns."
+    ),
+    click.option("--quoted/--no-quoted", default=None, help="Whether quotes enclose fields."),
+)
+# What is said of an adapter that is published or pushed, and who signs it.
+publication_options = _several(
+    click.option("--description", help="One sentence for the card and the listing."),
+    click.option("--license", help="Licence of the adapter: apache-2.0, cc-by-4.0."),
+    click.option("--language", multiple=True, help="A language of the data: en, de."),
+    click.option("--topic", "topics", multiple=True, help="A subject: german, medical."),
+    click.option("--sign", "key", metavar="KEY", help="Sign it with this private key."),
+    click.option(
+        "--allow-finding",
+        "allow_findings",
+        multiple=True,
+        metavar="CODE",
+        help="Publish a text that looks private and is not.",
+    ),
+)
+
+
+def private_key(path: str | None) -> PrivateKey | None:
+    """Read a private key, and ask for its passphrase if it has one; None if there is no path."""
+    from adapterhub.files.keys import read_private_key
+
+    def ask() -> str:
+        return str(click.prompt(f"Passphrase of {path}", hide_input=True, err=True))
+
+    interactive = sys.stdin.isatty()
+    return None if path is None else read_private_key(path, ask if interactive else None)
+
+
+def check_engine(engine: str, workers: int | None, address: str | None) -> None:
+    """Refuse options of Ray without it, and Ray where it is not installed.
+
+    Raises:
+        ConfigError: they do not go together.
+    """
+    given = {"--workers": workers, "--ray-address": address}
+    if engine == "local" and (of_ray := [n for n, v in given.items() if v is not None]):
+        raise ConfigError(f"{' and '.join(of_ray)} without Ray", hint="--engine ray")
+    if engine == "ray":
+        from adapterhub.ray_cluster import import_ray
+
+        import_ray()  # before anything is read
