@@ -17,7 +17,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Option: TypeAlias = Callable[[Function], Function]
 
 
-def _several(*options: Option[Any]) -> Option[Any]:
+def several_options(*options: Option[Any]) -> Option[Any]:
     """Return a decorator that adds options in their order in the help text."""
 
     def add(function: Any) -> Any:
@@ -62,7 +62,7 @@ revision_option = click.option("--revision", help="Branch, tag or commit of a Hu
 kind_option = click.option("--task", help="Kind of model, such as causal-lm, if not recorded.")
 # The form of a data file, otherwise detected: data.delimiter, data.encoding and so on.
 text_column_option = click.option("--text", help="Text column, if not the one used in training.")
-data_form_options = _several(
+data_form_options = several_options(
     click.option("--delimiter", help="The character between fields; otherwise detected."),
     click.option("--encoding", help="The encoding of the file; otherwise detected."),
     click.option(
@@ -71,7 +71,7 @@ data_form_options = _several(
     click.option("--quoted/--no-quoted", default=None, help="Whether quotes enclose fields."),
 )
 # What is said of an adapter that is published or pushed, and who signs it.
-publication_options = _several(
+publication_options = several_options(
     click.option("--description", help="One sentence for the card and the listing."),
     click.option("--license", help="Licence of the adapter: apache-2.0, cc-by-4.0."),
     click.option("--language", multiple=True, help="A language of the data: en, de."),

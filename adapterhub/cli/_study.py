@@ -1,31 +1,121 @@
-"""How `adapterhub bench` prints a study, and writes its reports."""
+"""How `adapterhub bench` runs a study, prints it and writes its reports."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import json
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from adapterhub.bench.baselines import Constant, constant_of, write_constants
+from adapterhub.bench.cells import Shard
+from adapterhub.bench.conduct import CellEngine, LocalEngine, cells_left, run_study
+from adapterhub.bench.plan import PlannedStudy, plan_study
+from adapterhub.bench.ray_engine import RayEngine
 from adapterhub.bench.records import CellRecord, RecordFolder
 from adapterhub.bench.report import failure_lines, write_study_reports
 from adapterhub.bench.results import TaskResult, read_results
-from adapterhub.bench.study import RECORDS, STUDY, Study, read_study
+from adapterhub.bench.study import (
+    RECORDS,
+    STUDY,
+    WORK,
+    Study,
+    as_begun,
+    keep_study,
+    read_study,
+    start_of,
+)
 from adapterhub.bench.tables import result_title, task_table
-from adapterhub.cli._format import print_table, say, say_wrapped
-from adapterhub.cli._train_command import train_commands
+from adapterhub.cli._format import print_table, say, say_wrapped, seconds_text
+from adapterhub.cli.train import FLAGS, MULTIPLE
+from adapterhub.config.options import to_dict
 from adapterhub.errors import FileError
 from adapterhub.files.atomic import replace_file
+from adapterhub.recipe.recipe import Recipe
+from adapterhub.status import Display, showing
+from adapterhub.training.loading import SharedLoader
 
+LEFT = 3  # the exit code where cells are left to other processes
 _IN_THE_REPORT = ("seeds", "fit gap", "files", "peak memory")
 _OPTIONAL = ("training", "trained", "rate")
+_FLAG_OF = {path: flag for flag, path in FLAGS.items() if flag not in MULTIPLE}
+
+
+@dataclass(frozen=True)
+class RunsOn:
+    """Where cells run: an engine, local or ray, its workers and its address; and which of them."""
+
+    engine: str = "local"
+    workers: int | None = None
+    address: str | None = None
+    shard: Shard | None = None
+
+
+def bench_study(study: Study, *, quiet: bool, runs_on: RunsOn) -> None:
+    """Run what is missing of a study, print its table, and write its reports.
+
+    It exits where cells are left to other shards.
+    """
+    output = Path(study.recipe.output)
+    study = as_begun(study, output)
+    loader, work = SharedLoader(), output / WORK
+    planned = plan_study(study, loader, work)
+    planned = replace(planned, study=keep_study(planned.study, output))
+    for note in planned.notes:
+        say(note, err=True)
+    began = time.monotonic()
+    folder = RecordFolder(output / RECORDS)
+
+    def done(record: CellRecord, left: int) -> None:
+        if not quiet:
+            spent = seconds_text(time.monotonic() - began)
+            say(f"{record.cell.describe()}: {_result(record)}  ({spent}, {left} left)", err=True)
+
+    with _engine(runs_on, planned, loader, work) as engine, showing(Display()):
+        state = run_study(planned, folder, engine, done, runs_on.shard)
+    if left := cells_left(planned, folder):
+        say(f"at least {left} runs are left to other shards; run them, then this one again")
+        sys.exit(LEFT)
+    write_constants(output, _constants(planned))
+    _conclude(output, planned.study, state.records)
+
+
+def _constants(planned: PlannedStudy) -> dict[str, Constant]:
+    """Return the constant prediction of each task that has one."""
+    found = {}
+    for name, context in planned.contexts.items():
+        kind = context.data.run.task.outcomes
+        constant = constant_of(kind, context.data.run.train) if kind else None
+        if constant is not None:
+            found[name] = constant
+    return found
+
+
+def _engine(
+    runs_on: RunsOn, planned: PlannedStudy, loader: SharedLoader, work: Path
+) -> AbstractContextManager[CellEngine]:
+    """Return what runs the cells, and stops at the end; `work` is the folder for checkpoints."""
+    if runs_on.engine == "local":
+        return nullcontext(LocalEngine(planned.contexts, loader, work))
+    return RayEngine(planned.contexts, work.absolute(), runs_on.workers, runs_on.address)
+
+
+def _result(record: CellRecord) -> str:
+    if record.status != "done":
+        return f"{record.status}: {record.error.splitlines()[0]}"
+    scores = record.tested or record.selected
+    return f"{record.metric} {scores.get(record.metric, float('nan')):.4f}"
 
 
 def report_study(folder: Path, output: Path | None = None) -> Path:
     """Write the reports of the study in a folder anew, from its records; return the page.
 
-    Args:
-        folder: the folder.
-        output: where to write the page as well.
+    The page is written to `output` as well.
 
     Raises:
         FileError: the study has no tested run, or a file is broken.
@@ -33,20 +123,17 @@ def report_study(folder: Path, output: Path | None = None) -> Path:
     """
     study = read_study(folder / STUDY)
     records = tuple(RecordFolder(folder / RECORDS).all())
-    page, _ = _write(folder, study, _results(folder, study, records))
+    results = _results(folder, study, records)
+    commands = train_commands(study, results, folder)
+    page, _ = write_study_reports(folder, study, results, commands)
     if output is None:
         return page
     replace_file(output, page.read_bytes())
     return output
 
 
-def conclude_study(folder: Path, study: Study, records: Sequence[CellRecord]) -> None:
+def _conclude(folder: Path, study: Study, records: Sequence[CellRecord]) -> None:
     """Write the reports of a study that is done, and print its table.
-
-    Args:
-        folder: the folder of the study.
-        study: the study.
-        records: all its records.
 
     Raises:
         FileError: no run has a score.
@@ -56,7 +143,7 @@ def conclude_study(folder: Path, study: Study, records: Sequence[CellRecord]) ->
     commands = train_commands(study, results, folder)
     for task in results:
         _print_task(task, results, commands.get((task.task, task.rows)))
-    for path in _write(folder, study, results):
+    for path in write_study_reports(folder, study, results, commands):
         say(f"{'report':12} {path}")
 
 
@@ -73,11 +160,6 @@ def _results(folder: Path, study: Study, records: Sequence[CellRecord]) -> tuple
     return results
 
 
-def _write(folder: Path, study: Study, results: Sequence[TaskResult]) -> tuple[Path, Path]:
-    commands = train_commands(study, results, folder)
-    return write_study_reports(folder, study, results, commands)
-
-
 def _print_task(task: TaskResult, results: Sequence[TaskResult], command: str | None) -> None:
     title = f"{result_title(task, results)}: {task.test_rows:,} test rows"
     table = replace(task_table(task).without(*_IN_THE_REPORT), title=title)
@@ -88,3 +170,65 @@ def _print_task(task: TaskResult, results: Sequence[TaskResult], command: str | 
         say("")
         say(command)
     say("")
+
+
+def train_commands(
+    study: Study, results: Sequence[TaskResult], output: Path
+) -> dict[tuple[str, int], str]:
+    """Return, by task and rows, the command that trains the recommended method on all rows.
+
+    Only the largest number of rows of a task has one: a rate for fewer rows is not that for all.
+    """
+    commands, several = {}, len({task.task for task in results}) > 1
+    for task in {task.task: task for task in results}.values():  # the last has the most rows
+        if (words := _words(study, task, output, several)) is not None:
+            commands[task.task, task.rows] = shlex.join(["adapterhub", "train", *words])
+    return commands
+
+
+def _words(study: Study, task: TaskResult, output: Path, several: bool) -> list[str] | None:
+    """Return the words of a command; None if no method that was trained is recommended.
+
+    After runs that were too short for a recommendation, it trains with the usual learning rate.
+    """
+    advice, bench = task.advice, study.bench
+    if (method := advice.method or advice.candidate) not in study.labels():
+        return None
+    found = task.find(str(method))
+    if found.rate is None:
+        return None
+    recipe, spec = study.tasks()[task.task], study.labels()[str(method)]
+    place = output / (f"best-{task.task}" if several else "best")
+    start = start_of(spec)
+    what = spec if isinstance(spec, str) else json.dumps(spec)
+    decided = {
+        **({"method": what} if start is None else {"from": start}),
+        "train.learning_rate": f"{found.rate:g}",
+        "train.max_steps": str(found.finals[0].cell.steps),
+        "output": str(place),
+    }
+    if bench.steps is None or bench.budget is not None:
+        del decided["train.max_steps"]  # the steps that the command takes, or should take
+    if advice.method is None:
+        del decided["train.learning_rate"]
+    given = {path: text for path, text in _given(recipe) if path not in (*decided, "seed", "name")}
+    chosen = {"backbone": str(recipe.backbone), **decided, **given}
+    order = [path for path in FLAGS.values() if path in chosen and path in _FLAG_OF]
+    flags = [word for path in order for word in (f"--{_FLAG_OF[path]}", chosen[path])]
+    return flags + [f"{path}={text}" for path, text in chosen.items() if path not in _FLAG_OF]
+
+
+def _given(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Yield the options of a recipe that are not the default ones, by their path."""
+    yield from _differing(to_dict(recipe), to_dict(Recipe()), "")
+
+
+def _differing(
+    options: Mapping[str, Any], usual: Mapping[str, Any], above: str
+) -> Iterator[tuple[str, str]]:
+    for name, value in options.items():
+        path, default = f"{above}{name}", usual.get(name)
+        if isinstance(value, Mapping) and isinstance(default, Mapping) and default:
+            yield from _differing(value, default, f"{path}.")
+        elif value != default:
+            yield path, value if isinstance(value, str) else json.dumps(value)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from adapterhub.cli._options import quiet_option
+from adapterhub.cli._options import check_engine, quiet_option
 from adapterhub.cli.train import RecipeCommand, nested_flags, recipe_flags, recipe_words
 from adapterhub.errors import ConfigError
 from adapterhub.status import Display, display_for_terminal, doing, showing
@@ -99,10 +99,11 @@ def command(
     study = read_study(file, overrides, nested_flags(flags), bench)
     _check_complete(study)
     part = parse_shard(shard) if shard else None
-    _check_engine(study, engine, {"--workers": workers, "--ray-address": ray_address}, shard)
+    check_engine(engine, workers, ray_address)
+    _check_shard(study, shard)
     with showing(Display() if quiet else display_for_terminal()):
         with doing("loading torch"):
-            from adapterhub.cli._bench import RunsOn, bench_study
+            from adapterhub.cli._study import RunsOn, bench_study
         runs_on = RunsOn(engine, workers, ray_address, part)
         bench_study(study, quiet=quiet, runs_on=runs_on)
 
@@ -116,10 +117,7 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
         raise ConfigError(f"--rows {text!r}", expected="whole numbers: 100,500,2000") from error
 
 
-def _check_engine(study: Any, engine: str, of_ray: dict[str, Any], shard: str | None) -> None:
-    given = [name for name, value in of_ray.items() if value is not None]
-    if engine == "local" and given:
-        raise ConfigError(f"{' and '.join(given)} without Ray", hint="--engine ray")
+def _check_shard(study: Any, shard: str | None) -> None:
     if shard and study.bench.budget is not None and study.bench.steps is None:
         raise ConfigError(
             "--shard with --budget: each process would measure other times, and plan other runs",

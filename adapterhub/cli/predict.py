@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,25 +13,56 @@ import click
 from adapterhub.cli._format import print_json, say, say_text
 from adapterhub.cli._options import (
     backbone_place_option,
+    check_engine,
     data_form_options,
     head_option,
     registry_option,
     require_signature_option,
+    several_options,
     task_option,
     text_column_option,
 )
-from adapterhub.cli._predict_table import (
-    TABLE_OPTIONS,
-    predict_table,
-    refuse_beside_input,
-    refuse_without_input,
-    table_options,
-)
-from adapterhub.errors import DataError, one_line
-from adapterhub.status import doing, reading
+from adapterhub.errors import ConfigError, DataError, one_line
+from adapterhub.status import counting, doing, reading
 
 if TYPE_CHECKING:
     from adapterhub.inference.record import TrainingRecord
+    from adapterhub.inference.table_output import TableOutput
+
+
+_TABLE_OPTIONS = ("source", "output", "route_column", "adapters", "into", "engine", "workers",
+                  "ray_address")  # fmt: skip
+_USUAL = {"into": "prediction", "engine": "local"}
+_table_options = several_options(
+    click.option(
+        "--input", "source", metavar="FILES", help="Parquet: a file, folder, pattern or URL."
+    ),
+    click.option(
+        "--output", metavar="PATH", help="With --input: a folder or URL, or one Parquet file."
+    ),
+    click.option(
+        "--route-column", metavar="COLUMN", help="With --input: it names each row's adapter."
+    ),
+    click.option(
+        "--adapter",
+        "adapters",
+        multiple=True,
+        metavar="NAME=ADAPTER",
+        help="With --route-column: an adapter by its name in the column; repeat it.",
+    ),
+    click.option(
+        "--into", default="prediction", show_default=True, help="With --input: the new column."
+    ),
+    click.option(
+        "--engine",
+        type=click.Choice(["local", "ray"]),
+        default="local",
+        show_default=True,
+        help="With --input: predict in this process, or on the workers of a Ray cluster.",
+    ),
+    click.option("--workers", type=int, metavar="N", help="Ray: how many workers."),
+    click.option("--ray-address", metavar="HOST:PORT", help="Ray: a running cluster."),
+)
 
 
 @click.command("predict")
@@ -44,7 +76,7 @@ if TYPE_CHECKING:
     help="With TEXT: the second or a further text; with --data: its column.",
 )
 @data_form_options
-@table_options
+@_table_options
 @task_option
 @head_option
 @backbone_place_option
@@ -70,21 +102,12 @@ def command(
     separate the texts of an example. --input takes Parquet files of any size; their rows and
     predictions are written to --output. If it is stopped, the same command goes on.
     """
-    tables = {name: more.pop(name) for name in TABLE_OPTIONS}
+    tables = {name: more.pop(name) for name in _TABLE_OPTIONS}
     if tables["source"] is not None:
-        refuse_beside_input(texts, {"--data": data, "--json": as_json or None, **more})
-        columns: dict[str, Any] = {"text": text, "pair": pair}
-        predict_table(
-            reference,
-            task=task,
-            head=head,
-            backbone=backbone,
-            registry=registry,
-            **columns,
-            **tables,
-        )
+        _refuse_beside_input(texts, {"--data": data, "--json": as_json or None, **more})
+        _predict_table(reference, text, pair, task, head, backbone, registry, **tables)
         return
-    refuse_without_input(tables)
+    _refuse_without_input(tables)
     if reference is None:
         raise click.UsageError("Missing argument 'ADAPTER'.")
     from adapterhub.backbones.early_checks import check_backbone_options
@@ -115,16 +138,7 @@ def _examples(
     pair: tuple[str, ...],
     form: dict[str, Any],
 ) -> list[Any]:
-    """Return the examples of the command line, of a file or of standard input.
-
-    Args:
-        record: the task of the adapter, and the form of its data.
-        texts: the texts of the command line.
-        data: a file of texts, or - for standard input.
-        text: the text column.
-        pair: further texts, or the column with second texts.
-        form: the options on the form of the file.
-    """
+    """Return the examples of the command line, of a file or of standard input."""
     from adapterhub.data.options import PREDICT
 
     task = record.task
@@ -162,3 +176,123 @@ def _read_lines(record: TrainingRecord) -> list[Any]:
         raise DataError("nothing to predict on", hint='adapterhub predict ADAPTER "a text"')
     tabs = record.task.fields(record.data) - 1
     return [record.task.example(line.split("\t", tabs), record.data) for line in lines]
+
+
+def _refuse_beside_input(texts: Sequence[str], others: dict[str, Any]) -> None:
+    """Refuse what does not go with --input.
+
+    Raises:
+        ConfigError: texts, or options of other kinds of data, are given.
+    """
+    found = [name for name, value in others.items() if value is not None]
+    given = [name if name.startswith("-") else f"--{name}" for name in found]
+    if texts or given:
+        raise ConfigError(
+            f"--input with {', '.join([*given, *map(repr, texts)][:5])}",
+            expected="Parquet files alone, whose predictions are written to --output",
+            hint="--data FILE for files of other formats",
+        )
+
+
+def _refuse_without_input(tables: dict[str, Any]) -> None:
+    """Refuse options of Parquet files without --input.
+
+    Raises:
+        ConfigError: some are given.
+    """
+    given = [n for n, v in tables.items() if v not in (None, (), _USUAL.get(n))]
+    if given:
+        flags = [f"--{n.replace('_', '-').replace('adapters', 'adapter')}" for n in given]
+        raise ConfigError(f"{', '.join(flags)} without --input", hint="--input FILES.parquet")
+
+
+def _predict_table(
+    reference: str | None,
+    text: str | None,
+    pair: Sequence[str],
+    task: str | None,
+    head: str | None,
+    backbone: str | None,
+    registry: str | None,
+    *,
+    source: str,
+    output: str | None,
+    route_column: str | None,
+    adapters: Sequence[str],
+    into: str,
+    engine: str,
+    workers: int | None,
+    ray_address: str | None,
+) -> None:
+    """Predict on all rows of Parquet files; go on where an earlier call was stopped.
+
+    Raises:
+        ConfigError: options are missing, or do not go together.
+    """
+    named = _named(reference, route_column, adapters)
+    if output is None:
+        raise ConfigError(
+            "--input without --output", hint="--output FOLDER, or --output FILE.parquet"
+        )
+    check_engine(engine, workers, ray_address)
+    with doing("loading torch"):
+        from adapterhub.inference.open_several import AdapterSource
+        from adapterhub.inference.table_job import TableJob, plan_table
+        from adapterhub.inference.table_output import TableOutput
+
+    sources = {name: AdapterSource(each, head, task=task) for name, each in named.items()}
+    job = TableJob(source, sources, route_column, into, backbone, registry)
+    with doing(f"reading {source}"):
+        planned = plan_table(job, text, pair[0] if pair else None)
+    _predict_missing(TableOutput(output, planned), engine, workers, ray_address)
+    rows = sum(part.rows for part in planned.parts)
+    say(f"{rows:,} rows in {len(planned.parts):,} parts: {output}")
+
+
+def _predict_missing(
+    written: TableOutput, engine: str, workers: int | None, address: str | None
+) -> None:
+    """Predict and write the parts that are not there yet; say how many are."""
+    from adapterhub.inference.table_engines import predict_here, predict_on_ray
+
+    missing, job, total = written.missing, written.planned.job, len(written.planned.parts)
+    if done := total - len(missing):
+        say(f"{done:,} of {total:,} parts are there already", err=True)
+    if missing:
+        on_ray = engine == "ray"
+        found = (
+            predict_on_ray(job, missing, workers, address) if on_ray else predict_here(job, missing)
+        )
+        with counting(sum(part.rows for part in missing), "predicting rows") as progress:
+            for part, predicted in found:
+                written.write(part, predicted)
+                progress(part.rows)
+    written.finish()
+
+
+def _named(
+    reference: str | None, route_column: str | None, adapters: Sequence[str]
+) -> dict[str, str]:
+    """Return the adapters by their names in the column; "" is that of all rows.
+
+    Raises:
+        ConfigError: there is no adapter, or names without a column, or a column without names.
+    """
+    if route_column is None:
+        if adapters or reference is None:
+            raise ConfigError(
+                "--adapter without --route-column" if adapters else "no adapter is named",
+                hint="adapterhub predict ADAPTER --input FILES, or --route-column COLUMN "
+                "--adapter NAME=ADAPTER",
+            )
+        return {"": reference}
+    named = dict(text.partition("=")[::2] for text in adapters)
+    wrong = [text for text in adapters if not all(text.partition("="))]
+    if wrong or not named or reference is not None or len(named) < len(adapters):
+        raise ConfigError(
+            f"--route-column {route_column} needs the adapters that its cells name",
+            offenders=wrong or [f"ADAPTER {reference}" for _ in [0] if reference is not None],
+            expected="--adapter NAME=ADAPTER once for each name, and no ADAPTER before it",
+            hint="--adapter polite=runs/polite --adapter urgent=urgent@v2",
+        )
+    return named

@@ -21,7 +21,7 @@ from pathlib import Path
 from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.results import TaskResult, read_results
 from adapterhub.bench.study import RECORDS, STUDY, read_study
-from adapterhub.cli._train_command import train_commands
+from adapterhub.cli._study import train_commands
 from adapterhub.methods._spec import parse_methods
 
 DESCRIPTIONS = {

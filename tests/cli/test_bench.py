@@ -12,9 +12,9 @@ from command_line import refused
 from fixtures import sentences, write_tsv
 from homes import home_in
 
-from adapterhub import cli
+from adapterhub import cli, ray_cluster
 from adapterhub.bench.conduct import LocalEngine
-from adapterhub.cli import _bench
+from adapterhub.cli import _study
 from adapterhub.training.loading import SharedLoader
 
 SMALL = ("--methods", "head,lora(rank=2, alpha=4)", "--rates", "1", "--seeds", "1", "--steps", "2")
@@ -84,8 +84,8 @@ def test_the_engine_is_chosen_by_a_flag(adapterhub, words, monkeypatch):
         def __exit__(self, *_):
             calls.append("stopped")
 
-    monkeypatch.setattr(_bench, "RayEngine", Engine)
-    monkeypatch.setattr(_bench, "import_ray", lambda: None)
+    monkeypatch.setattr(_study, "RayEngine", Engine)
+    monkeypatch.setattr(ray_cluster, "import_ray", lambda: None)
     code, _, err = adapterhub("bench", *words, *SMALL, "--engine", "ray", "--workers", "2",
                               "--ray-address", "host:1")  # fmt: skip
     assert code == 0, err

@@ -12,7 +12,7 @@ from studies import made_records
 from adapterhub.bench.baselines import Constant
 from adapterhub.bench.results import study_results
 from adapterhub.bench.study import read_study
-from adapterhub.cli._train_command import train_commands
+from adapterhub.cli._study import train_commands
 
 BEST = "lora(rank=2)"
 ACCURACY = {"head": 0.6, BEST: 0.95}
