@@ -79,11 +79,6 @@ def console(**options: Any) -> Console:
     return Console(**options, markup=False, emoji=False, highlight=False)
 
 
-def count_text(count: int) -> str:
-    """Format a count: 1234567 as "1,234,567"."""
-    return f"{count:,}"
-
-
 def bytes_text(size: float) -> str:
     """Format a number of bytes in a unit that leaves two to four digits: "1.5 MB" (10^6 bytes)."""
     for unit in ("B", "kB", "MB", "GB"):

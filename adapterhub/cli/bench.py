@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from adapterhub.cli._options import check_engine, quiet_option
-from adapterhub.cli.train import RecipeCommand, nested_flags, recipe_flags, recipe_words
+from adapterhub.cli._recipe_flags import RecipeCommand, nested_flags, recipe_flags, recipe_words
 from adapterhub.errors import ConfigError
 from adapterhub.status import Display, display_for_terminal, doing, showing
 

@@ -10,7 +10,6 @@ import click
 
 from adapterhub.cli._format import (
     bytes_text,
-    count_text,
     print_json,
     print_table,
     say,
@@ -109,12 +108,12 @@ def _facts(summaries: list[RunSummary], main: str) -> dict[str, list[str]]:
     }
     shown |= {
         "method": lambda s: s.method or "-",
-        "trained": lambda s: _text(s.trained, count_text),
+        "trained": lambda s: _text(s.trained, "{:,}".format),
         "adapter": lambda s: _text(s.size, bytes_text),
         "time": lambda s: _text(s.seconds, seconds_text),
         "peak memory": lambda s: _text(s.memory, bytes_text),
-        "training rows": lambda s: _text(s.rows, count_text),
-        "eval rows": lambda s: _text(s.evaluation_rows, count_text),
+        "training rows": lambda s: _text(s.rows, "{:,}".format),
+        "eval rows": lambda s: _text(s.evaluation_rows, "{:,}".format),
     }
     if len({s.backbone for s in summaries}) > 1:
         shown["backbone"] = lambda s: s.backbone[:12] or "-"

@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from adapterhub.cli._format import (
-    count_text,
     print_facts,
     print_json,
     print_table,
@@ -64,7 +63,7 @@ def command(
         return
     summary = {
         "backbone": f"{backbone} ({kind})",
-        "parameters": count_text(total),
+        "parameters": f"{total:,}",
         "layers": ", ".join(f"{anatomy.depth(stack)} ({stack})" for stack in anatomy.stacks),
         "fingerprint": identity,
     }
@@ -161,7 +160,7 @@ def _methods(anatomy: Any) -> dict[str, Any]:
 
 def _method_rows(methods: dict[str, Any], total: int) -> list[tuple[str, ...]]:
     return [
-        (name, count_text(count), f"{count / total:.2%}")
+        (name, f"{count:,}", f"{count / total:.2%}")
         if isinstance(count, int)
         else (name, count, "")
         for name, count in methods.items()

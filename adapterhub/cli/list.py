@@ -12,7 +12,6 @@ import click
 
 from adapterhub.cli._format import (
     bytes_text,
-    count_text,
     print_json,
     print_table,
     say,
@@ -113,7 +112,7 @@ def entries_table(entries: Sequence[Entry], metric: str | None = None) -> ShownT
         "score": [_score(entry, metric) for entry in entries],
         "size": [bytes_text(entry.size) for entry in entries],
         "date": [(entry.published or "")[:10] for entry in entries],
-        "parameters": [count_text(entry.parameters) for entry in entries],
+        "parameters": [f"{entry.parameters:,}" for entry in entries],
         "tags": [_tags(entry) for entry in entries],
     }
     shown = {name: cells for name, cells in columns.items() if any(cells)}

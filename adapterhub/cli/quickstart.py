@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from adapterhub.cli._format import bytes_text, count_text, say, say_text, seconds_text
+from adapterhub.cli._format import bytes_text, say, say_text, seconds_text
 from adapterhub.cli._options import quiet_option
 from adapterhub.errors import AdapterhubError
 
@@ -83,7 +83,7 @@ def _compare(outcomes: dict[str, Any]) -> None:
     rows: dict[str, Callable[[Any], str]] = {
         "accuracy": lambda o: f"{o.metrics['accuracy']:.3f}",
         "macro F1": lambda o: f"{o.metrics['macro_f1']:.3f}",
-        "trained parameters": lambda o: count_text(o.parameters + o.head_parameters),
+        "trained parameters": lambda o: f"{o.parameters + o.head_parameters:,}",
         "adapter file": lambda o: bytes_text(o.adapter_bytes),
         "of the backbone's file": lambda o: f"{o.adapter_bytes / backbone_bytes:.2%}",
         "time": lambda o: seconds_text(o.result.seconds),

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from adapterhub.cli._format import say, say_text
-from adapterhub.cli.train import RecipeCommand, nested_flags, recipe_flags, recipe_words
+from adapterhub.cli._recipe_flags import RecipeCommand, nested_flags, recipe_flags, recipe_words
 from adapterhub.errors import ConfigError, OutputError
 from adapterhub.recipe.recipe import read_draft
 

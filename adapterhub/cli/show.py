@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from adapterhub.cli._format import bytes_text, count_text, print_json, say, say_text
+from adapterhub.cli._format import bytes_text, print_json, say, say_text
 from adapterhub.cli._options import backbone_option, registry_option, require_signature_option
 from adapterhub.cli.list import main_metric
 from adapterhub.errors import AdapterhubError, one_line
@@ -188,12 +188,12 @@ def _mapping(parent: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _count(value: Any) -> str:
-    return count_text(value) if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _size_text(manifest: Manifest, entry: Entry | None) -> str:
     size = entry.size if entry else manifest.nbytes  # as `list` shows it
-    return f"{bytes_text(size)}, {count_text(manifest.parameters)} parameters"
+    return f"{bytes_text(size)}, {manifest.parameters:,} parameters"
 
 
 def _signed_text(parsed: Reference, folder: Path, entry: Entry | None) -> str:

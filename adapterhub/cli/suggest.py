@@ -9,7 +9,7 @@ import click
 
 from adapterhub.cli._format import print_json, print_table, say, say_wrapped
 from adapterhub.cli._options import as_json_option, registry_option
-from adapterhub.cli.train import FLAGS, RecipeCommand, nested_flags, recipe_flags
+from adapterhub.cli._recipe_flags import FLAGS, RecipeCommand, nested_flags, recipe_flags
 from adapterhub.errors import ConfigError
 from adapterhub.files.shown_table import ShownTable
 from adapterhub.status import display_for_terminal, doing, showing

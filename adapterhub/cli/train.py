@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ import click
 
 from adapterhub.cli._format import (
     bytes_text,
-    count_text,
     print_facts,
     print_json,
     print_table,
@@ -22,127 +22,26 @@ from adapterhub.cli._format import (
     seconds_text,
     sparkline,
 )
-from adapterhub.cli._open import open_page
 from adapterhub.cli._options import quiet_option
-from adapterhub.cli._stages import check_flags, train_stages
-from adapterhub.cli._sweep import train_sweep
-from adapterhub.config.options import options_of
-from adapterhub.config.overrides import merge_options, parse_overrides
-from adapterhub.data.options import DataOptions
-from adapterhub.errors import ConfigError, one_line
+from adapterhub.cli._recipe_flags import RecipeCommand, nested_flags, recipe_flags, recipe_words
+from adapterhub.cli.report import open_page
+from adapterhub.config.spec import call_text
+from adapterhub.errors import ConfigError, TrainingError, one_line
 from adapterhub.files.shown_table import ShownTable
-from adapterhub.loop.processes import restarted
-from adapterhub.recipe.options import TrainOptions
-from adapterhub.recipe.recipe import NAMES, SPECS, Recipe, read
-from adapterhub.recipe.recipe_stages import read_staged
+from adapterhub.loop.processes import is_main, restarted
+from adapterhub.recipe.recipe import Recipe, read
+from adapterhub.recipe.recipe_stages import StagedRecipe, read_staged
 from adapterhub.recipe.sweep import parse_sweep
 from adapterhub.status import Display, display_for_terminal, doing, showing
+from adapterhub.tasks import parse_task
 
 if TYPE_CHECKING:
-    from adapterhub.recipe.recipe import Recipe
+    from adapterhub.loop.report import Reporter
+    from adapterhub.training.run import RunOutcome
     from adapterhub.training.run_data import RunData
+    from adapterhub.training.several import Ended
 
-
-# Section of the help text -> flag -> (option of the recipe, what the flag takes). All other options
-# are given as KEY=VALUE.
-SECTIONS = {
-    "What to train": {
-        "backbone": ("backbone", "ID"),
-        "quantize": ("quantize", "KIND"),
-        "family": ("family", "FILE"),
-        "method": ("method", "SPEC"),
-        "from": ("from", "ADAPTER"),
-        "on": ("on", "ADAPTER..."),
-        "task": ("task", "SPEC"),
-    },
-    "Data": {
-        "train": ("data.train", "FILE"),
-        "eval": ("data.eval", "FILE"),
-        "text": ("data.text", "COLUMN"),
-        "pair": ("data.pair", "COLUMN"),
-        "label": ("data.label", "COLUMN"),
-        "labels": ("data.labels", "NAMES"),
-    },
-    "Training": {
-        "epochs": ("train.epochs", "N"),
-        "steps": ("train.max_steps", "N"),
-        "lr": ("train.learning_rate", "RATE"),
-        "batch-size": ("train.batch_size", "N"),
-        "max-length": ("train.max_length", "N"),
-        "seed": ("seed", "N"),
-    },
-    "Result": {"output": ("output", "DIR"), "name": ("name", "NAME")},
-}
 _MOST_OF_A_ROW = 20_000  # characters of a text that --show prints
-FLAGS = {flag: path for flags in SECTIONS.values() for flag, (path, _) in flags.items()}
-PARAMETERS = {s: tuple(f.replace("-", "_") for f in flags) for s, flags in SECTIONS.items()}
-_OPTIONS = {
-    f"{group}{o.name}": o
-    for group, cls in (("", Recipe), ("data.", DataOptions), ("train.", TrainOptions))
-    for o in options_of(cls)
-}
-
-
-MULTIPLE = frozenset(f for f, path in FLAGS.items() if _OPTIONS[path].type.startswith("list"))
-
-
-def recipe_flags(function: Any, without: Sequence[str] = ()) -> Any:
-    """Add an option for each flag, with the help text and the type of its recipe option.
-
-    `without` are flags that are left out.
-    """
-    for flags in reversed(SECTIONS.values()):
-        for flag, (path, metavar) in reversed(flags.items()):
-            if flag in without:
-                continue
-            option = _OPTIONS[path]
-            kind = {"int": int, "float": float}.get(option.type.partition(" ")[0], str)
-            help_text = f"{option.help[0].upper()}{option.help[1:]}."
-            function = click.option(
-                f"--{flag}", type=kind, metavar=metavar, help=help_text, multiple=flag in MULTIPLE
-            )(function)
-    return function
-
-
-class RecipeCommand(click.Command):
-    """A command with the flags of a recipe; for an unknown flag it says what to type instead.
-
-    Args:
-        sections: the titles below which its options are listed, each with their names; the last
-            section has the others.
-        rest: other arguments of a command.
-    """
-
-    def __init__(
-        self, *rest: Any, sections: Mapping[str, tuple[str, ...]] = PARAMETERS, **others: Any
-    ) -> None:
-        super().__init__(*rest, **others)
-        self.sections = sections
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the sections."""
-        options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
-        records = {o.name: o.get_help_record(ctx) or ("", "") for o in options}
-        width = max(len(name) for name, _ in records.values())
-        rest = tuple(n for n in records if not any(n in names for names in self.sections.values()))
-        for title, names in (*self.sections.items(), ("Other options", rest)):
-            lines = [(records[n][0].ljust(width), records[n][1]) for n in names if n]
-            with formatter.section(title):
-                formatter.write_dl(lines)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does, but `--on A B` is `--on A --on B`; an unknown flag has a hint."""
-        try:
-            return super().parse_args(ctx, list(_one_value_each(args)))
-        except click.NoSuchOption as error:
-            flag = error.option_name
-            name = flag.lstrip("-").replace("-", "_")
-            if path := NAMES.own_name(name):
-                own = next((f"--{f} VALUE" for f in FLAGS if FLAGS[f] == path), f"{path}=VALUE")
-                raise click.UsageError(f"no such flag: {flag}; type {own}", ctx) from error
-            if meaning := NAMES.meanings.get(name):
-                raise click.UsageError(f"no such flag: {flag}; try {meaning}", ctx) from error
-            raise
 
 
 def _print_schema(context: click.Context, option: click.Parameter, given: bool) -> None:
@@ -204,23 +103,22 @@ def command(
     if resume and file is None:
         file = _recipe_of(flags["output"])
     if staged := read_staged(file, overrides, nested_flags(flags)):
-        check_flags(staged, {"--sweep": sweep, "--show": show, "--open": open_report})
-        train_stages(staged, resume=resume, dry_run=dry_run, quiet=quiet)
+        _check_flags(staged, {"--sweep": sweep, "--show": show, "--open": open_report})
+        _train_stages(staged, resume=resume, dry_run=dry_run, quiet=quiet)
         return
     recipe = read(file, overrides, nested_flags(flags))
     if sweep:
         if show or open_report:
             raise ConfigError("--sweep trains several runs", hint="leave out --show and --open")
         recipes = _swept(sweep, file, overrides, flags)
-        train_sweep(recipes, resume=resume, dry_run=dry_run, quiet=quiet)
+        _train_sweep(recipes, resume=resume, dry_run=dry_run, quiet=quiet)
         return
     if show:
         print_rows(recipe, show)
         return
-    from adapterhub.loop.processes import is_main
     from adapterhub.training.preflight import check_run
 
-    with showing(Display() if quiet or not is_main() else display_for_terminal()):
+    with showing(_display(quiet)):
         data = check_run(recipe, resume, dry=dry_run)
         with doing("loading torch"):
             from adapterhub.loop.report import reporter_for
@@ -243,6 +141,24 @@ def command(
             open_page(outcome.page)
 
 
+def _display(quiet: bool) -> Display:
+    """Return where progress is shown: of several processes, by the first one."""
+    return Display() if quiet or not is_main() else display_for_terminal()
+
+
+def _numbered(kind: str, names: list[str], quiet: bool) -> Callable[[str, Recipe], Reporter]:
+    """Return what makes the reporter of one of several runs, which first says which one it is."""
+
+    def reporter(name: str, recipe: Recipe) -> Reporter:
+        from adapterhub.loop.report import reporter_for
+
+        reports = reporter_for(Path(str(recipe.output)), recipe.train, quiet=quiet)
+        reports.note(f"{kind} {names.index(name) + 1} of {len(names)}: {name}")
+        return reports
+
+    return reporter
+
+
 def _swept(
     sweep: tuple[str, ...], file: str | None, overrides: list[str], flags: dict[str, Any]
 ) -> dict[str, Recipe]:
@@ -253,51 +169,10 @@ def _swept(
     }
 
 
-def _one_value_each(args: Sequence[str]) -> Iterator[str]:
-    """Repeat a flag that takes several values before each of them.
-
-    The values end at a flag, a KEY=VALUE or a recipe.
-    """
-    flag = None
-    for number, arg in enumerate(args):
-        if arg.startswith("-") or "=" in arg or arg.endswith((".yaml", ".yml")):
-            flag = arg if arg.removeprefix("--") in MULTIPLE else None
-        elif flag is not None and args[number - 1] != flag:
-            yield flag
-        yield arg
-
-
-def recipe_words(words: tuple[str, ...]) -> tuple[str | None, list[str]]:
-    """Split the arguments into the recipe file, if there is one, and the overrides.
-
-    Raises:
-        ConfigError: more than one file.
-    """
-    files = [word for word in words if "=" not in word]
-    if len(files) > 1:
-        raise ConfigError(
-            f"more than one recipe: {', '.join(files)}",
-            expected="one file, and options as KEY=VALUE without spaces",
-        )
-    return (files[0] if files else None), [word for word in words if "=" in word]
-
-
 def _recipe_of(output: str | None) -> str | None:
     """Return the recipe of the run in a folder, if there is one: that of a run to resume."""
     path = Path(output) / "recipe.yaml" if output else None
     return str(path) if path and path.is_file() else None
-
-
-def nested_flags(flags: dict[str, Any]) -> dict[str, Any]:
-    """Build the nested options of a recipe from the flags that are set."""
-    data: dict[str, Any] = {}
-    for flag, value in flags.items():
-        if value not in (None, ()):
-            *above, name = FLAGS[flag.replace("_", "-")].split(".")
-            # A spec may be a YAML list or mapping; a column named 1 stays a string.
-            leaf = parse_overrides([f"{name}={value}"]) if flag in SPECS else {name: value}
-            data = merge_options(data, {above[0]: leaf} if above else leaf)
-    return data
 
 
 def _print_plan(prepared: Any) -> None:
@@ -306,15 +181,15 @@ def _print_plan(prepared: Any) -> None:
 
     plan, recipe, data = plan_of(prepared), prepared.recipe, prepared.data
     epochs = round(plan.steps / plan.steps_per_epoch, 2)
-    sites = [(site, method, count_text(count)) for site, method, count in plan.sites]
+    sites = [(site, method, f"{count:,}") for site, method, count in plan.sites]
     print_table(ShownTable(("site", "method", "parameters"), sites, title="Sites"))
     if plan.tasks:
         _print_tasks(plan.tasks)
     share = f"{plan.trainable / plan.backbone:.2%} of the backbone"
     facts = {
-        "backbone": f"{recipe.backbone}, {count_text(plan.backbone)} parameters",
+        "backbone": f"{recipe.backbone}, {plan.backbone:,} parameters",
         "method": ", ".join(method.name for method in prepared.adapter.methods),
-        "trainable": f"{count_text(plan.trainable)} ({share}), {count_text(plan.head)} in the head",
+        "trainable": f"{plan.trainable:,} ({share}), {plan.head:,} in the head",
         "data": f"{len(data.train):,} training, {len(data.evaluation):,} evaluation examples",
         "labels": ", ".join(f"{name}: {n:,}" for name, n in plan.labels.items()) or "none",
         "steps": f"{plan.steps:,} with batch size {recipe.train.batch_size}, {epochs:g} epoch(s)",
@@ -340,13 +215,13 @@ def _print_tasks(tasks: Sequence[Any]) -> None:
 
 def _print_outcome(outcome: Any) -> None:
     result = outcome.result
-    parameters, head = count_text(outcome.parameters), count_text(outcome.head_parameters)
     speed = f"{result.examples_per_second:,.0f} examples/s"
     if result.tokens_per_second:
         speed += f", {result.tokens_per_second:,.0f} tokens/s"
     facts = {
         **{name: f"{value:.4f}" for name, value in outcome.metrics.items()},
-        "trained": f"{parameters} parameters, plus {head} in the head",
+        "trained": f"{outcome.parameters:,} parameters, plus {outcome.head_parameters:,} in the "
+        "head",
         "adapter": f"{outcome.folder}, {bytes_text(outcome.adapter_bytes)}",
         "time": f"{seconds_text(result.seconds)}, {speed}",
         "peak memory": bytes_text(result.peak_memory),
@@ -354,23 +229,12 @@ def _print_outcome(outcome: Any) -> None:
     if outcome.page:
         facts["report"] = str(outcome.page)
     print_facts(facts | _curves(outcome.folder.parent, facts), width=12)
-    _print_verdict(outcome.verdict)
-
-
-def _print_verdict(said: Sequence[str]) -> None:
-    """Print which evaluation was the best, and below it why the run ended."""
-    for number, line in enumerate(said):
+    for number, line in enumerate(outcome.verdict):
         say(f"{'' if number else 'best':12} {line}")
 
 
 def _print_next(run: Path, data: RunData, has_page: bool) -> None:
-    """Print what to type next.
-
-    Args:
-        run: the run folder.
-        data: its data.
-        has_page: whether it has a page to open.
-    """
+    """Print what to type next; `has_page` is whether the run folder has a page to open."""
     head, first = next(iter(data.parts.items()), ("", data))
     texts = first.task.fields(first.options)
     second = f"a {first.task.pair_name}" if first.task.pair_name else "another"
@@ -422,3 +286,152 @@ def _wrapped(name: str, text: str, width: int) -> str:
         subsequent_indent=" " * len(lead),
         break_on_hyphens=False,
     )
+
+
+def _check_flags(staged: StagedRecipe, given: Mapping[str, object]) -> None:
+    """Refuse flags that are for one run.
+
+    Raises:
+        ConfigError: one of them is set.
+    """
+    if flags := [flag for flag, value in given.items() if value]:
+        raise ConfigError(
+            f"a recipe of stages trains several runs, here {len(staged.stages)}",
+            hint=f"leave out {', '.join(flags)}",
+        )
+
+
+def _train_stages(staged: StagedRecipe, *, resume: bool, dry_run: bool, quiet: bool) -> None:
+    """Train the stages of a recipe, and print a table of them."""
+    from adapterhub.training.run_stages import check_stages, run_stages
+
+    if dry_run:
+        _print_stages(staged, check_stages(staged, resume, dry=True))
+        return
+    with showing(_display(quiet)):
+        outcomes = run_stages(staged, _numbered("stage", [*staged.stages], quiet), resume=resume)
+    if is_main():
+        _print_trained_stages(staged, outcomes)
+
+
+def _print_stages(staged: StagedRecipe, rest: list[str]) -> None:
+    rows = []
+    for name, recipe in staged.stages.items():
+        start = ", ".join(staged.starts[name] or (recipe.from_ or "-", *recipe.on))
+        method = f"that of {start}" if recipe.method is None else _spec_text(recipe.method)
+        done = "" if name in rest else " (finished)"
+        task, source = parse_task(recipe.task).name, str(recipe.data.train)
+        rows.append((f"{name}{done}", start, task, method, source, str(recipe.output)))
+    print_table(ShownTable(("stage", "from", "task", "method", "data", "output"), rows))
+
+
+def _spec_text(spec: object) -> str:
+    """Return a method spec as one writes it on the command line."""
+    if isinstance(spec, list):
+        return " + ".join(map(_spec_text, spec))
+    if isinstance(spec, Mapping):
+        return ", ".join(call_text(str(name), options or {}) for name, options in spec.items())
+    return str(spec)
+
+
+def _print_trained_stages(staged: StagedRecipe, outcomes: dict[str, RunOutcome]) -> None:
+    """Print the metrics of each stage that trained, and what to type next."""
+    rows = []
+    for name in staged.stages:
+        if (outcome := outcomes.get(name)) is None:
+            rows.append((name, "-", "-", "finished before"))
+            continue
+        metrics = ", ".join(f"{key} {value:.4f}" for key, value in outcome.metrics.items())
+        result = outcome.result
+        rows.append((name, f"{result.steps:,}", seconds_text(result.seconds), metrics))
+    print_table(ShownTable(("stage", "steps", "time", "metrics"), rows))
+    say(f"adapter  {Path(staged.output, 'adapter')}")
+    say(f'next     adapterhub predict {shlex.quote(staged.output)} "a text"')
+
+
+def _train_sweep(
+    recipes: Mapping[str, Recipe], *, resume: bool, dry_run: bool, quiet: bool
+) -> None:
+    """Train the runs of a sweep, by their names, and print a table of them.
+
+    The output of each recipe is the folder of the sweep. The runs that have begun are resumed.
+
+    Raises:
+        TrainingError: at least one of the runs failed; the table says which.
+    """
+    from adapterhub.training.preflight import check_recipe
+
+    placed = {
+        name: replace(recipe, output=str(Path(recipe.output) / name))
+        for name, recipe in recipes.items()
+    }
+    for recipe in placed.values():
+        check_recipe(recipe, resume, dry=dry_run)
+    if dry_run:
+        say(f"{len(placed)} runs")
+        for recipe in placed.values():
+            say(recipe.output)
+        return
+    with showing(_display(quiet)):
+        with doing("loading torch"):
+            from adapterhub.training.several import run_several
+
+        names = {recipe.output: name for name, recipe in placed.items()}
+        reporter = _numbered("run", [*placed], quiet)
+        runs = run_several(
+            [*placed.values()],
+            lambda recipe: reporter(names[str(recipe.output)], recipe),
+            resume=resume,
+        )
+        ended = {names[str(each.recipe.output)]: each for each in runs}
+    if is_main():
+        _print_sweep(ended)
+
+
+def _print_sweep(ended: Mapping[str, Ended]) -> None:
+    """Print the runs of a sweep, the best one first, and what to type next.
+
+    Raises:
+        TrainingError: some of them failed.
+    """
+    done = {name: each.outcome for name, each in ended.items() if each.outcome}
+    done = {name: done[name] for name in sorted(done, key=lambda name: _rank(done[name]))}
+    if done:
+        print_table(_sweep_table(done))
+        best, *others = (shlex.quote(str(ended[name].recipe.output)) for name in done)
+        compare = [f"adapterhub compare {others[0]} {best}"] if others else []
+        for number, line in enumerate([*compare, f"adapterhub publish {best}"]):
+            say(f"{'' if number else 'next':12} {line}")
+    failed = {name: each.error for name, each in ended.items() if each.error}
+    if failed:
+        raise TrainingError(
+            f"{len(failed)} of {len(ended)} runs failed",
+            offenders=[f"{name}: {one_line(error.problem)}" for name, error in failed.items()],
+            hint="the other runs are complete",
+        )
+
+
+def _score(outcome: RunOutcome) -> float | None:
+    return outcome.metrics.get(outcome.result.metric)
+
+
+def _rank(outcome: RunOutcome) -> float:
+    """Return a number that is smaller for a better run."""
+    from adapterhub.pages.run_files import lower_is_better
+
+    score = _score(outcome)
+    if score is None or score != score:
+        return float("inf")
+    return score if lower_is_better(outcome.result.metric) else -score
+
+
+def _sweep_table(done: Mapping[str, RunOutcome]) -> ShownTable:
+    metrics = {outcome.result.metric for outcome in done.values()}
+    columns = ("run", "/".join(sorted(metrics)), "trained", "adapter", "time")
+    rows = []
+    for name, outcome in done.items():
+        score = _score(outcome)
+        shown = "-" if score is None else f"{score:.4f}"
+        sizes = f"{outcome.parameters:,}", bytes_text(outcome.adapter_bytes)
+        rows.append((name, shown, *sizes, seconds_text(outcome.result.seconds)))
+    return ShownTable(columns, rows, numbers=True)

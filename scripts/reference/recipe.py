@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from adapterhub.cli.train import SECTIONS
+from adapterhub.cli._recipe_flags import SECTIONS
 from adapterhub.config.options import options_of, to_dict
 from adapterhub.config.yaml import inline_yaml
 from adapterhub.data.options import DataOptions

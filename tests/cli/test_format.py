@@ -10,7 +10,6 @@ from rich.console import Console
 from adapterhub.cli import _format
 from adapterhub.cli._format import (
     bytes_text,
-    count_text,
     print_table,
     seconds_text,
     sparkline,
@@ -29,8 +28,7 @@ def test_bytes(size, text):
     assert bytes_text(size) == text
 
 
-def test_counts_and_durations():
-    assert count_text(1_234_567) == "1,234,567"
+def test_durations():
     assert seconds_text(59.4) == "59.4 s"
     assert seconds_text(75.2) == "1 min 15 s"
 

@@ -14,7 +14,7 @@ from fixtures import json_lines, write_tsv
 from schema_check import problems
 from selection import rotating
 
-from adapterhub.cli.train import FLAGS, nested_flags
+from adapterhub.cli._recipe_flags import FLAGS, nested_flags
 from adapterhub.config.yaml import parse_mapping
 from adapterhub.files.native import read_manifest
 from adapterhub.recipe.recipe import NAMES, read
