@@ -7,20 +7,16 @@ from collections.abc import Iterator, Sequence
 
 from adapterhub.cli._format import say_text
 from adapterhub.config.commented_yaml import WIDTH, values_text
-from adapterhub.config.options import OptionDoc
+from adapterhub.config.options import OptionDoc, options_of
+from adapterhub.methods._described import DescribedMethod
 from adapterhub.tasks import Task
 from adapterhub.tasks._aliases import aliases_of
 
 
-def print_options(
-    options: Sequence[OptionDoc], title: str = "", required: Sequence[str] = ()
-) -> None:
-    """Print options with their help texts, values and defaults, below a title.
+def print_options(title: str, options: Sequence[OptionDoc], required: Sequence[str] = ()) -> None:
+    """Print options with their help texts, values and defaults, below the lines of a title.
 
-    Args:
-        options: the options.
-        title: lines above them, or "".
-        required: the names of those that a recipe must have.
+    `required` are the names of those that a recipe must have.
     """
     column = max((len(option.name) for option in options), default=0) + 4
     lines = [textwrap.fill(line, WIDTH) for line in title.splitlines()]
@@ -29,10 +25,19 @@ def print_options(
     say_text("\n".join([*lines, "" if options else "  no options\n"]))
 
 
-def task_title(task: type[Task]) -> str:
-    """Return the lines above the options of a task: what it is, and its other names."""
+def task_options(task: type[Task]) -> tuple[str, Sequence[OptionDoc]]:
+    """Return what a task is, with its other names, and its options."""
     others = ", ".join(aliases_of(task.name))
-    return f"{task.name}: {task.summary}" + (f"\nalso called {others}" if others else "")
+    title = f"{task.name}: {task.summary}" + (f"\nalso called {others}" if others else "")
+    return title, options_of(task)
+
+
+def method_options(name: str, method: DescribedMethod) -> tuple[str, Sequence[OptionDoc]]:
+    """Return what a method is, and its options with its default learning rate."""
+    rate = OptionDoc(
+        "train.learning_rate", "float", method.learning_rate, "the default of this method"
+    )
+    return f"{name}: {method.summary}\n{method.paper}\n", [*options_of(method.options), rate]
 
 
 def _lines(option: OptionDoc, column: int, required: bool) -> Iterator[str]:

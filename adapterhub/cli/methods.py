@@ -8,8 +8,8 @@ import click
 
 from adapterhub.cli._format import print_json, print_table
 from adapterhub.cli._options import as_json_option
-from adapterhub.cli._options_text import print_options
-from adapterhub.config.options import OptionDoc, options_of
+from adapterhub.cli._options_text import method_options, print_options
+from adapterhub.config.options import options_of
 from adapterhub.files.shown_table import ShownTable
 from adapterhub.methods._described import DescribedMethod, described_method, described_methods
 
@@ -23,7 +23,7 @@ def command(name: str | None, as_json: bool) -> None:
     if as_json:
         print_json({key: _facts(method) for key, method in chosen.items()}, indent=2)
     elif name:
-        _print_options(name, chosen[name])
+        print_options(*method_options(name, chosen[name]))
     else:
         rows = [(key, method.summary, method.paper) for key, method in chosen.items()]
         print_table(ShownTable(("method", "description", "paper"), rows), unbroken=["paper"])
@@ -36,12 +36,3 @@ def _facts(method: DescribedMethod) -> dict[str, object]:
         "learning_rate": method.learning_rate,
         "options": [asdict(option) for option in options_of(method.options)],
     }
-
-
-def _print_options(name: str, method: DescribedMethod) -> None:
-    rate = OptionDoc(
-        "train.learning_rate", "float", method.learning_rate, "the default of this method"
-    )
-    print_options(
-        [*options_of(method.options), rate], f"{name}: {method.summary}\n{method.paper}\n"
-    )

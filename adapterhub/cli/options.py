@@ -10,7 +10,7 @@ import click
 
 from adapterhub.cli._format import print_json, say_text
 from adapterhub.cli._options import as_json_option
-from adapterhub.cli._options_text import print_options, task_title
+from adapterhub.cli._options_text import method_options, print_options, task_options
 from adapterhub.config.options import OptionDoc, options_of
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, unknown
@@ -33,12 +33,12 @@ def command(names: tuple[str, ...], as_json: bool) -> None:
     An option is set in a recipe, or on the command line: train.epochs=10,
     --method 'lora(rank=4)', --task 'causal-lm(pack=true)'.
     """
-    found = {title: options for name in names or _GROUPS for title, options in _sections(name)}
+    found = dict(map(_section, names or _GROUPS))
     if as_json:
         print_json({title: [asdict(o) for o in found[title]] for title in found}, indent=2)
         return
     for title, options in found.items():
-        print_options(options, title, REQUIRED)
+        print_options(title, options, REQUIRED)
     if not names:
         say_text(
             "Those of methods and tasks: adapterhub options METHOD, adapterhub options TASK\n"
@@ -46,17 +46,17 @@ def command(names: tuple[str, ...], as_json: bool) -> None:
         )
 
 
-def _sections(name: str) -> list[tuple[str, Sequence[OptionDoc]]]:
-    """Return the options that a name stands for, below their titles.
+def _section(name: str) -> tuple[str, Sequence[OptionDoc]]:
+    """Return the options that a name stands for, below a title.
 
     Raises:
         ConfigError: it is no group, method, task or option.
     """
     if name in _GROUPS:
-        return [(name, _group(name))]
+        return name, _group(name)
     if path := NAMES.own_name(name):
         every = [option for group in _GROUPS for option in _group(group)]
-        return [(path, [option for option in every if option.name == path])]
+        return path, [option for option in every if option.name == path]
     from adapterhub.methods._described import described_methods
     from adapterhub.methods._other_names import METHOD_MEANINGS
     from adapterhub.tasks import TASKS
@@ -64,13 +64,9 @@ def _sections(name: str) -> list[tuple[str, Sequence[OptionDoc]]]:
 
     methods = described_methods()
     if method := methods.get(name):
-        rate = OptionDoc(
-            "train.learning_rate", "float", method.learning_rate, "the default of this method"
-        )
-        options = [*options_of(method.options), rate]
-        return [(f"{name}: {method.summary}\n{method.paper}\n", options)]
+        return method_options(name, method)
     if task := TASKS.get(resolve_alias(name)[0]):
-        return [(task_title(task), options_of(task))]
+        return task_options(task)
     if meaning := NAMES.meanings.get(name):
         raise ConfigError(f"{name} is not an option", hint=meaning)
     raise unknown(

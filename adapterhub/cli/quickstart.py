@@ -13,7 +13,6 @@ import click
 
 from adapterhub.cli._format import bytes_text, say, say_text, seconds_text
 from adapterhub.cli._options import quiet_option
-from adapterhub.errors import AdapterhubError
 
 TEXTS = (
     "Open a connection to the given host and send the request headers.",
@@ -59,6 +58,7 @@ def _unused(output: str) -> str:
 
 def _train(method: str, output: str, quiet: bool) -> Any:
     from adapterhub.loop.report import reporter_for
+    from adapterhub.recipe.output_folder import resumed_by
     from adapterhub.recipe.recipe import read
     from adapterhub.training.run import run
 
@@ -66,12 +66,9 @@ def _train(method: str, output: str, quiet: bool) -> Any:
     recipe = read(
         flags=RECIPE | {"method": method, "output": str(folder), "name": f"docstrings-{method}"}
     )
-    try:
+    # A quickstart always begins anew; its runs are ordinary ones.
+    with resumed_by(f"adapterhub train --resume --output {folder}"):
         return run(recipe, reporter_for(folder, recipe.train, quiet=quiet))
-    except AdapterhubError as error:  # a quickstart always begins anew; its runs are ordinary ones
-        train = f"adapterhub train --resume --output {folder}"
-        error.hint = error.hint.replace("run the same command with --resume", train)
-        raise
 
 
 def _compare(outcomes: dict[str, Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +18,10 @@ from adapterhub.status import display_for_terminal, doing, showing
 
 if TYPE_CHECKING:
     from adapterhub.bench.statistics import Estimate
-    from adapterhub.bench.suggest import Suggestion
+    from adapterhub.bench.suggest import Candidate, Suggestion
+    from adapterhub.recipe.recipe import Recipe
 
+_MOST = 1000  # adapters of a registry
 SECTIONS = {
     "Data": ("train", "text", "pair", "label", "labels", "task", "max_length", "rows"),
     "Adapters": ("backbone", "registry"),
@@ -51,9 +55,7 @@ def command(
     if missing := [f"--{flag} is missing" for flag in ("backbone", "train") if not flags[flag]]:
         raise ConfigError("what to probe is incomplete", offenders=missing)
     with showing(display_for_terminal()):
-        with doing("loading torch"):
-            from adapterhub.cli._suggest import probe_adapters
-        found = probe_adapters(nested_flags(flags), adapters, rows, registry)
+        found = _probed(nested_flags(flags), adapters, rows, registry)
     if as_json:
         print_json(_json(found))
         return
@@ -62,6 +64,55 @@ def command(
         words = f"--backbone {flags['backbone']} --train {flags['train']}"
         say("")
         say(f"adapterhub train --from {found.best} {words} --output DIR")
+
+
+def _probed(
+    flags: dict[str, Any], adapters: Sequence[str], rows: int, registry: str | None
+) -> Suggestion:
+    """Read the data, load the backbone, and probe each adapter on `rows` rows at most."""
+    with doing("loading torch"):
+        from adapterhub.backbones.trained_length import max_positions
+        from adapterhub.bench.suggest import check_probed, suggest
+        from adapterhub.data.examples import sample
+        from adapterhub.recipe.recipe import read_draft
+        from adapterhub.tasks import Setting, parse_task
+        from adapterhub.training.kernels import KernelChoice
+        from adapterhub.training.loading import BackboneLoader
+        from adapterhub.training.run_data import NO_EVALUATION, read_data
+
+    recipe = read_draft(None, (), flags)
+    recipe = replace(recipe, data=replace(recipe.data, eval=NO_EVALUATION))
+    check_probed(parse_task(recipe.task))
+    data = read_data(recipe)
+    data = replace(data, train=sample(data.train, rows, recipe.seed))
+    candidates = _candidates(recipe, adapters, registry)
+    loader = BackboneLoader()
+    loaded = loader.backbone(recipe, data, KernelChoice(recipe.dtype or "fp32", recipe.attention))
+    loaded.model.eval()
+    positions = max_positions(loaded.model)
+    setting = Setting(loaded.processor, positions, data.labels, recipe.seed, positions)
+    encoded = loader.rows(data, setting, recipe.train.max_length, None).train
+    with doing(f"probing {len(candidates)} adapters on {len(encoded.rows):,} rows"):
+        return suggest(loaded.model, encoded, candidates)
+
+
+def _candidates(recipe: Recipe, adapters: Sequence[str], registry: str | None) -> list[Candidate]:
+    """Return the adapters that are named, or those of the registry for the backbone."""
+    from adapterhub.backbones.fingerprint import fingerprint
+    from adapterhub.bench.suggest import Candidate
+    from adapterhub.registry.pull import pull_verified
+    from adapterhub.registry.store import Query
+    from adapterhub.registry.stores import registry_at
+
+    if not adapters:
+        backbone = fingerprint(recipe.backbone, revision=recipe.revision)
+        query = Query(backbone=backbone, limit=_MOST)
+        adapters = [entry.reference for entry in registry_at(registry).search(query)]
+    found = []
+    for reference in adapters:
+        fetched = pull_verified(reference, registry=registry)
+        found.append(Candidate(reference, fetched.folder, fetched.digest, fetched.on))
+    return found
 
 
 def _print(found: Suggestion) -> None:

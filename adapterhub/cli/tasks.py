@@ -8,7 +8,7 @@ import click
 
 from adapterhub.cli._format import print_json, print_table
 from adapterhub.cli._options import as_json_option
-from adapterhub.cli._options_text import print_options, task_title
+from adapterhub.cli._options_text import print_options, task_options
 from adapterhub.config.options import options_of
 from adapterhub.files.shown_table import ShownTable
 
@@ -28,7 +28,7 @@ def command(name: str | None, as_json: bool) -> None:
         }
         print_json(described, indent=2)
     elif name:
-        print_options(options_of(chosen[name]), task_title(chosen[name]))
+        print_options(*task_options(chosen[name]))
     else:
         rows = [(key, task.summary) for key, task in chosen.items()]
         print_table(ShownTable(("task", "description"), rows))

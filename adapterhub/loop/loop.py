@@ -35,6 +35,7 @@ from adapterhub.loop.speedups import Speedups
 from adapterhub.loop.stages import improvements
 from adapterhub.loop.stop_signals import Stopped, StopRequest, catch_stop_signals
 from adapterhub.recipe.options import PLACES, REPORTS, RunOptions
+from adapterhub.recipe.output_folder import how_to_resume
 from adapterhub.status import doing, showing
 
 
@@ -315,7 +316,7 @@ class TrainingSession:
             raise Stopped(
                 f"stopped by a signal after step {progress.step} of {self.total}; the state is "
                 "saved",
-                hint="run the same command with --resume to continue",
+                hint=f"{how_to_resume()} to continue",
             )
 
     def _read_losses(self) -> None:

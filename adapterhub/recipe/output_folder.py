@@ -17,6 +17,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -48,6 +49,24 @@ _BEFORE_CHECKPOINT = frozenset(
 )
 
 
+_RESUMED_BY = ContextVar("resumed_by", default="run the same command with --resume")
+
+
+@contextlib.contextmanager
+def resumed_by(command: str) -> Iterator[None]:
+    """Let the errors of a run inside name the command that continues it."""
+    token = _RESUMED_BY.set(command)
+    try:
+        yield
+    finally:
+        _RESUMED_BY.reset(token)
+
+
+def how_to_resume() -> str:
+    """Return what continues a run that was stopped."""
+    return _RESUMED_BY.get()
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Convert an OSError of writing into an OutputError.
@@ -70,7 +89,7 @@ def _remedy(code: int | None) -> str:
         return "another --output"
     writable = code in (errno.EACCES, errno.EPERM, errno.EROFS)
     first = "make the folder writable" if writable else "free some space"
-    return f"{first}, then run the same command with --resume"
+    return f"{first}, then {how_to_resume()}"
 
 
 def check_output(output: Path, resume: bool) -> None:

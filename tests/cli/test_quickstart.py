@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import signal
 
 import pytest
 
@@ -48,23 +50,24 @@ def test_what_stops_it_is_continued_by_a_command_that_exists(
     kind, small, adapterhub, tmp_path, monkeypatch
 ):
     """A quickstart has no --resume, and always begins anew."""
-    from adapterhub.errors import OutputError
-    from adapterhub.loop.stop_signals import Stopped
-    from adapterhub.recipe.output_folder import _remedy
-    from adapterhub.training import run as run_module
+    from adapterhub.loop import report
+    from adapterhub.recipe.output_folder import writing
 
-    run = run_module.run
+    def advance(step):
+        if kind == "stopped":
+            signal.raise_signal(signal.SIGINT)
+        else:
+            with writing(tmp_path):
+                raise OSError(errno.ENOSPC, "no space left")
 
-    def stopped(recipe, reporter, **options):
-        run(recipe, reporter, **options)
-        hint = "run the same command with --resume to continue"
-        raise (
-            Stopped("stopped", hint=hint)
-            if kind == "stopped"
-            else OutputError("no space", hint=_remedy(28))
-        )
+    reporter_for = report.reporter_for
 
-    monkeypatch.setattr(run_module, "run", stopped)
+    def interrupting(*args, **options):
+        reporter = reporter_for(*args, **options)
+        reporter.advance = advance
+        return reporter
+
+    monkeypatch.setattr(report, "reporter_for", interrupting)
     code, _, err = adapterhub("quickstart", "--output", tmp_path / "runs", "--quiet")
     assert code == 2
     command = f"adapterhub train --resume --output {tmp_path / 'runs' / 'head'}"
