@@ -28,11 +28,21 @@ from adapterhub.errors import one_line
 from adapterhub.files.atomic import replace_file
 from adapterhub.files.markdown import code_block, literal
 from adapterhub.files.shown_table import ShownTable
-from adapterhub.pages.direct_labels import label_ends, room_for, short_name
-from adapterhub.pages.figures import FIRST, GRID, INK, MARKERS, MUTED, SECOND, SERIES, svg_chart
-from adapterhub.pages.framed import ChartGroup, framed_page
-from adapterhub.pages.page import PAGE
-from adapterhub.pages.sections import Chart
+from adapterhub.pages.figures import (
+    FIRST,
+    GRID,
+    INK,
+    MARKERS,
+    MUTED,
+    SECOND,
+    SERIES,
+    label_ends,
+    room_for,
+    short_name,
+    svg_chart,
+)
+from adapterhub.pages.page import PAGE, framed_page
+from adapterhub.pages.sections import Chart, ChartGroup
 
 STUDY_MARKDOWN = "report.md"
 Commands = Mapping[tuple[str, int], str]

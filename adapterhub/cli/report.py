@@ -51,7 +51,7 @@ def _write(folders: list[Path], output: Path | None) -> Path:
 
         return report_study(studies[0], output)
     if len(folders) > 1:
-        from adapterhub.pages.runs_page import write_runs_page
+        from adapterhub.pages.comparison import write_runs_page
 
         return write_runs_page(folders, output)
     from adapterhub.pages.page import write_page

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,11 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 _SIZE = (4.2, 2.4)  # inches: 302 points wide, so that its text is readable on a phone
 # Fixed, since a layout that fits the labels doubles the time of a chart.
 _MARGINS = {"left": 0.155, "right": 0.965, "bottom": 0.2, "top": 0.965}
+_OVERLAY_SIZE = (4.6, 2.8)
+_FEW = 30  # points that have markers
+_NAME_SIZE = 8.5  # points, of a name at the end of its line
+_LINE_HEIGHT, _CHARACTER_WIDTH = 1.15 * _NAME_SIZE, 0.56 * _NAME_SIZE  # about
+_MOST_AT_AN_END = 20  # characters of such a name
 _MOST_POINTS = 300
 _MOST_IN_A_NAME = 30  # characters, in a legend
 _LARGEST = 1e30  # of a value: matplotlib computes with the squares of lengths
@@ -71,7 +76,7 @@ def line_chart(
 
         for (name, points), colour in zip(lines.items(), LINES, strict=False):
             xs, ys = thinned(points)
-            few = "o" if len(xs) < 30 else ""
+            few = "o" if len(xs) < _FEW else ""
             label = one_line(name, _MOST_IN_A_NAME)
             axes.plot(xs, ys, color=colour, label=label, marker=few, markersize=3)
             if best is not None and best in xs:
@@ -152,6 +157,40 @@ def histogram_chart(values: Sequence[float], x: str, *, centre: float | None = N
     return svg_chart(draw)
 
 
+def overlay_chart(lines: dict[str, Points], x: str) -> str:
+    """Draw lines over each other, each in a colour with its name at its end.
+
+    Args:
+        lines: the points of each line, by name.
+        x: the label of the horizontal axis.
+    """
+
+    def draw(axes: Any) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        ends, colours = {}, []
+        for number, (name, points) in enumerate(lines.items()):
+            xs, ys = thinned(points)
+            if not xs:
+                continue
+            colour = SERIES[number % len(SERIES)]
+            marker = MARKERS[number % len(MARKERS)] if len(xs) < _FEW else ""
+            dashes = "-" if number < len(SERIES) else "--"
+            axes.plot(xs, ys, color=colour, marker=marker, markersize=3.5, linestyle=dashes)
+            ends[name] = (xs[-1], ys[-1])
+            colours.append(colour)
+        axes.set_xlabel(one_line(x))
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        label_ends(axes, ends, colours)
+
+    return svg_chart(
+        draw,
+        _OVERLAY_SIZE,
+        {"right": room_for(lines, _OVERLAY_SIZE[0]), "bottom": 0.17, "left": 0.14},
+    )
+
+
 def svg_chart(
     draw: Callable[[Any], None],
     size: tuple[float, float] = _SIZE,
@@ -228,3 +267,64 @@ def thinned(points: Points) -> tuple[list[float], list[float]]:
 def _spread(count: int, most: int) -> list[int]:
     """Choose at most `most` indices, evenly."""
     return [*range(count)] if count <= most else [i * count // most for i in range(most)]
+
+
+def short_name(name: str) -> str:
+    """Return a name as a chart shows it."""
+    return one_line(name, _MOST_AT_AN_END)
+
+
+def room_for(names: Iterable[str], width: float) -> float:
+    """Return the right edge of axes, as a part of the figure, that leaves room for names.
+
+    Args:
+        names: the names that `label_ends` writes.
+        width: of the figure, in inches.
+    """
+    longest = max((len(short_name(name)) for name in names), default=0)
+    return 0.95 - _CHARACTER_WIDTH * longest / (72 * width)
+
+
+def label_ends(axes: Any, ends: Mapping[str, tuple[float, float]], colours: Sequence[str]) -> None:
+    """Write each name to the right of the axes, at the height of the end of its line.
+
+    Args:
+        axes: the axes, with their final limits.
+        ends: the last point of each line by name.
+        colours: the colour of each name.
+    """
+    axes.autoscale_view()
+    heights = {name: axes.transData.transform(point)[1] for name, point in ends.items()}
+    extent = axes.get_window_extent()
+    placed = spread_apart(list(heights.values()), _LINE_HEIGHT, extent.y0, extent.y1)
+    for name, colour, y in zip(heights, colours, placed, strict=True):
+        axes.annotate(
+            short_name(name),
+            (extent.x1 + 6, y),
+            xycoords="figure pixels",
+            fontsize=_NAME_SIZE,
+            color=colour,
+            va="center",
+            annotation_clip=False,
+        )
+
+
+def spread_apart(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Move values apart until neighbours differ by a gap, within two ends if there is place.
+
+    Args:
+        values: the values.
+        gap: the least difference; less where they do not fit.
+        low: the lower end.
+        high: the upper end.
+    """
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    gap = min(gap, (high - low) / max(len(values) - 1, 1))
+    placed = [0.0] * len(values)
+    place = low - gap
+    for i in order:
+        place = placed[i] = max(values[i], place + gap)
+    place = high + gap
+    for i in reversed(order):
+        place = placed[i] = min(placed[i], place - gap)
+    return placed

@@ -1,9 +1,15 @@
-"""`report.html`: one file that shows a run, without network and without scripts."""
+"""`report.html`: one file that shows a run, without network and without scripts.
+
+The pages of several runs and of studies have the same frame, and a script that sorts tables.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import base64
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +92,22 @@ def _safe(value: Any) -> Any:
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
+def framed_page(template: str, **values: Any) -> str:
+    """Return a page that is built from `frame.html`.
+
+    Its script runs by the hash in the page's Content-Security-Policy, so no other script can.
+
+    Args:
+        template: the name of a file in this room.
+        values: what it shows.
+    """
+    script = resources.files("adapterhub.pages").joinpath("sort.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return render_template(
+        template, script=Markup(script), script_hash=Markup(f"sha256-{digest}"), **values
+    )
+
+
 def _subtitle(run: RunFiles) -> str:
     record = submapping(run.record, "recipe") or run.recipe
     methods = run.manifest.methods if run.manifest else [record.get("method", "")]
@@ -150,13 +172,13 @@ def _curves(run: RunFiles) -> Iterator[Section]:
     """Yield the loss, the learning rates and each metric by step."""
     charts = []
     if run.training:
-        losses = _points(run.training, lambda line: line["loss"])
+        losses = points_by_step(run.training, lambda line: line["loss"])
         charts.append(_chart("Training loss", {"loss": losses}))
     best = run.best["step"] if run.best else None
     metrics = {n: None for line in run.evaluations for n in line["metrics"]}
     ordered = sorted(metrics, key=lambda name: name != run.main_metric)
     for name in ordered if len(run.evaluations) > 1 else ():
-        points = _points(run.evaluations, lambda line, n=name: line["metrics"].get(n))
+        points = points_by_step(run.evaluations, lambda line, n=name: line["metrics"].get(n))
         note = "lower is better" if lower_is_better(name) else ""
         span = 0.1 * max((abs(v) for _, v in points if v is not None), default=0.0)
         title = f"Evaluation: {name}"
@@ -165,7 +187,8 @@ def _curves(run: RunFiles) -> Iterator[Section]:
     groups = {n: None for line in run.training for n in line["learning_rate"]}
     if groups:
         rates = {
-            n: _points(run.training, lambda line, n=n: line["learning_rate"].get(n)) for n in groups
+            n: points_by_step(run.training, lambda line, n=n: line["learning_rate"].get(n))
+            for n in groups
         }
         charts.append(_chart("Learning rate", rates))
     if charts:
@@ -173,7 +196,8 @@ def _curves(run: RunFiles) -> Iterator[Section]:
         yield Section("curves", "Curves", note, charts)
 
 
-def _points(lines: list[Line], value: Any) -> Points:
+def points_by_step(lines: Sequence[Line], value: Callable[[Line], Any]) -> Points:
+    """Return a value of each line of a run's file, by step."""
     return [(line["step"], value(line)) for line in lines]
 
 
@@ -194,8 +218,8 @@ def _predicted(run: RunFiles) -> list[Section]:
 def _speed(run: RunFiles) -> Iterator[Section]:
     lines = [line for line in run.timings if line["event"] == "train"]
     if len(lines) > 1:
-        speed = _points(lines, lambda line: line["examples_per_second"])
-        memory = _points(lines, lambda line: line["peak_memory"] / 1e9)
+        speed = points_by_step(lines, lambda line: line["examples_per_second"])
+        memory = points_by_step(lines, lambda line: line["peak_memory"] / 1e9)
         charts = [
             Chart(title, Markup(line_chart({title: points}, "step", zero=True)))
             for title, points in (

@@ -39,6 +39,16 @@ class Chart:
 
 
 @dataclass(frozen=True)
+class ChartGroup:
+    """Charts of one kind, with a title and a sentence; `wide` ones have names in them."""
+
+    title: str
+    note: str
+    charts: Sequence[Chart]
+    wide: bool = False
+
+
+@dataclass(frozen=True)
 class Matrix:
     """A confusion matrix: counts of (label, prediction), with the share of the label's examples."""
 

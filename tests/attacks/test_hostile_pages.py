@@ -23,10 +23,10 @@ from adapterhub.bench.results import TaskResult, study_results
 from adapterhub.bench.study import Study, read_study
 from adapterhub.errors import printable
 from adapterhub.files.manifest import BackboneRef, Manifest
+from adapterhub.pages.comparison import runs_page
 from adapterhub.pages.page import page_html
 from adapterhub.pages.predictions import KINDS, PredictionFile
 from adapterhub.pages.run_files import RunFiles, read_run
-from adapterhub.pages.runs_page import runs_page
 
 TEXTS = (
     "<script>alert(1)</script>",

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import xml.etree.ElementTree as ElementTree
+
 import pytest
 from run_folders import predictions, run_folder
 
-from adapterhub.errors import ConfigError
-from adapterhub.pages.comparison import check_comparable, pairwise, summary
+from adapterhub.errors import ConfigError, FileError
+from adapterhub.pages.comparison import (
+    RUNS_PAGE,
+    check_comparable,
+    overlay_chart,
+    pairwise,
+    runs_page,
+    summary,
+    write_runs_page,
+)
 from adapterhub.pages.run_files import read_run
 
 
@@ -32,3 +43,47 @@ def test_a_summary_has_what_the_files_have(tmp_path):
     found = summary(read_run(run_folder(tmp_path)), "a")
     assert (found.seconds, found.memory) == (6.0, 10**9)
     assert (found.trained, found.size, found.rows) == (None, None, None)
+
+
+def test_runs_are_named_by_their_folders_and_overlaid(tmp_path):
+    folders = [run_folder(tmp_path / name) for name in ("a/one", "a/two", "b/two")]
+    path = write_runs_page(folders)
+    page = path.read_text()
+    assert path == tmp_path / RUNS_PAGE
+    for name in ("one", "a/two", "b/two"):
+        assert f'<th scope="row"><bdi>{name}</bdi></th>' in page
+    for title in ("Training loss", "Evaluation: accuracy", "Evaluation: loss", "Learning rate",
+                  "Examples per second", "Peak memory so far, GB"):  # fmt: skip
+        assert title in page
+    assert page.count("<svg") == 6
+    assert "lower is better" in page
+
+
+def test_different_evaluation_data_are_said(tmp_path):
+    runs = [read_run(run_folder(tmp_path / d, predictions("classes", data=d))) for d in "ab"]
+    assert "different data" in runs_page(runs)
+    assert "different data" not in runs_page(runs[:1])
+
+
+def test_runs_with_different_metrics_and_gaps_make_a_page(tmp_path):
+    one = run_folder(tmp_path / "one")
+    other = run_folder(tmp_path / "other", metric="f1")
+    lines = [json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["loss"] = None
+    (other / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    page = runs_page([read_run(one), read_run(other)])
+    assert "Evaluation: f1" in page
+
+
+def test_lines_have_their_names_at_their_ends():
+    lines = {f"run {n}": [(1, n), (2, n / 2)] for n in range(9)}
+    svg = overlay_chart({**lines, "none": [(1, None)]}, "step")
+    texts = set(ElementTree.fromstring(svg).itertext())
+    assert set(lines) <= texts
+    assert "none" not in texts
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(FileError, match="no run"):
+        write_runs_page([run_folder(tmp_path / "a"), tmp_path / "b"])
