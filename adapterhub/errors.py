@@ -140,9 +140,7 @@ def one_line(text: str, most: int = MOST_IN_A_LINE) -> str:
 def warn_user(message: str, *, stacklevel: int = 1) -> None:
     """Warn the user, with what the message quotes from others made printable.
 
-    Args:
-        message: the warning.
-        stacklevel: the frames between the caller and the line that the warning points at, plus one.
+    `stacklevel` is one more than the frames between the caller and the line that it points at.
     """
     warnings.warn(printable(message).replace("\n", "\n    "), stacklevel=stacklevel + 1)
 

@@ -4,49 +4,30 @@ from __future__ import annotations
 
 import signal
 import threading
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
-class DeferredInterrupts:
-    """Records SIGINT inside, and calls the handler at the end: Ctrl-C stays what the user set.
+@contextmanager
+def deferred_interrupts() -> Iterator[None]:
+    """Record Ctrl-C inside the block, and call the handler that the user set at its end.
 
-    Only in the main thread, where Python runs signal handlers.
+    The block must be short, and wait for nothing. Python runs signal handlers in the main thread
+    only; handlers that are not Python's raise nothing, and stay.
     """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    arrived = []
 
-    __slots__ = ("arrived", "handler")
+    def record(number: int, frame: object) -> None:
+        arrived.append(number)
 
-    def __init__(self) -> None:
-        self.handler: Any = None
-        self.arrived = False
-
-    def __call__(self, number: int, frame: object) -> None:
-        """Record a signal: the handler inside."""
-        self.arrived = True
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            handler = signal.getsignal(signal.SIGINT)
-            # A handler that is not Python's does not raise; inside another one of these, that does.
-            if callable(handler) and not isinstance(handler, DeferredInterrupts):
-                self.handler = handler
-                try:
-                    signal.signal(signal.SIGINT, self)
-                except ValueError:  # a subinterpreter has no signals
-                    self.handler = None
-
-    def __exit__(self, *error: object) -> None:
-        if self.handler is None:
-            return
-        current = signal.signal(signal.SIGINT, self.handler)
-        if current is not self:
-            signal.signal(signal.SIGINT, current)  # it was exchanged inside
-        if self.arrived:
-            self.handler(signal.SIGINT, None)
-
-
-def deferred_interrupts() -> DeferredInterrupts:
-    """Return a context in which Ctrl-C is recorded; it takes effect at the end.
-
-    The block must be short, and wait for nothing.
-    """
-    return DeferredInterrupts()
+    signal.signal(signal.SIGINT, record)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if arrived:
+            handler(signal.SIGINT, None)

@@ -30,11 +30,9 @@ class WorkerShare:
 
 
 def share_out(nodes: Iterable[Mapping[str, Any]], workers: int | None) -> list[WorkerShare]:
-    """Divide the CPUs and GPUs of a cluster among workers.
+    """Divide the CPUs and GPUs of `ray.nodes()` among workers.
 
-    Args:
-        nodes: what `ray.nodes()` returns.
-        workers: how many; by default one for each GPU, or for every `CPUS` CPUs of a node.
+    By default there is one for each GPU, or for every `CPUS` CPUs of a node.
 
     Raises:
         ConfigError: the cluster has no CPUs, or fewer than workers.
@@ -81,11 +79,7 @@ def import_ray() -> Any:
 
 
 def connect_ray(ray: Any, address: str | None) -> None:
-    """Connect to a cluster, or start Ray on this machine; without its messages.
-
-    Args:
-        ray: the module.
-        address: HOST:PORT of a running cluster; None: that of RAY_ADDRESS, or none.
+    """Connect to a cluster at HOST:PORT, by default at RAY_ADDRESS, or start Ray on this machine.
 
     Raises:
         ConfigError: nothing answers there.

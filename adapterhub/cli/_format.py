@@ -132,13 +132,8 @@ def print_table(
     """Print a table: framed on a terminal, plain and wide to a file or pipe.
 
     On a terminal that is too narrow, the `optional` columns are left out, the first one first, and
-    listed below the table.
-
-    Args:
-        table: the table.
-        optional: the titles of those columns.
-        elsewhere: where they are shown.
-        unbroken: the titles of columns whose words stay whole, besides the first.
+    listed below the table, with where else they are shown. The words of the first column and of the
+    `unbroken` ones stay whole.
     """
     output = console()
     if not output.is_terminal:

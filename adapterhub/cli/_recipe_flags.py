@@ -75,10 +75,8 @@ def recipe_flags(function: Any, without: Sequence[str] = ()) -> Any:
 class RecipeCommand(click.Command):
     """A command with the flags of a recipe; for an unknown flag it says what to type instead.
 
-    Args:
-        sections: the titles below which its options are listed, each with their names; the last
-            section has the others.
-        rest: other arguments of a command.
+    `sections` are the titles below which its options are listed, each with their names; a last
+    section has the others.
     """
 
     def __init__(

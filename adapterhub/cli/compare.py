@@ -125,13 +125,7 @@ def _text(value: Any, show: Callable[[Any], str]) -> str:
 
 
 def difference_lines(name: str, baseline: str, found: Difference) -> list[str]:
-    """Write a difference and what it means, in one or two lines.
-
-    Args:
-        name: the second run.
-        baseline: the first run.
-        found: the difference, second minus first.
-    """
+    """Write the difference of a run from the baseline and what it means, in one or two lines."""
     interval = f"95 % {found.low:+.3f} to {found.high:+.3f}"
     lines = [f"{name} - {baseline}: {found.value:+.3f} {found.score} ({interval})"]
     differ = found.better + found.worse

@@ -127,16 +127,7 @@ def _checked_record(
     head: str | None,
     task: str | None,
 ) -> TrainingRecord:
-    """Check what can be checked before torch is imported; return the adapter's training record.
-
-    Args:
-        reference: the adapter.
-        output: the folder of the checkpoint.
-        backbone: where to load the backbone from, if it was given.
-        registry: the registry that was given.
-        head: which of several heads.
-        task: the task, if the adapter records none.
-    """
+    """Check what can be checked before torch is imported; return the adapter's training record."""
     from adapterhub.backbones.early_checks import check_backbone_options
     from adapterhub.files.atomic import check_place
     from adapterhub.inference.record import read_training_record

@@ -217,14 +217,7 @@ def _typed(manifest: Manifest) -> str:
 
 
 def _uses(reference: str, registry: str | None, head: str | None, typed: str) -> Iterator[str]:
-    """Yield the lines that use an adapter.
-
-    Args:
-        reference: what the user typed for it.
-        registry: the registry that the user named.
-        head: one of several heads.
-        typed: what to predict on.
-    """
+    """Yield the lines that use an adapter; `typed` is an input to predict on."""
     option = f" --registry {registry}" * bool(registry) + f" --head {head}" * bool(head)
     argument = f', registry="{registry}"' * bool(registry) + f', head="{head}"' * bool(head)
     yield f"adapterhub predict {reference}{option} {typed}"

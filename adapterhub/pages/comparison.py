@@ -96,9 +96,7 @@ def _whole(value: object) -> int | None:
 def write_runs_page(folders: Sequence[Path], output: Path | None = None) -> Path:
     """Write the page of several runs, and return its path.
 
-    Args:
-        folders: the run folders.
-        output: the file to write; `runs.html` in the folder that they share by default.
+    It is `runs.html` in the folder that they share, unless `output` is another file.
 
     Raises:
         FileError: there is no run in a folder, or a file of it is broken.

@@ -60,15 +60,11 @@ def line_chart(
     zero: bool = False,
     log: bool = False,
 ) -> str:
-    """Draw lines over the steps of a run.
+    """Draw lines over the steps of a run, by name, above the label `x`.
 
-    Args:
-        lines: the points of each line, by name.
-        x: the label of the horizontal axis.
-        best: the x of the best evaluation, to mark.
-        span: the least difference between the ends of the vertical axis: noise stays small.
-        zero: whether the vertical axis begins at 0.
-        log: whether it may be logarithmic, if the values are very different.
+    `best` is the x of the best evaluation, which is marked. The ends of the vertical axis differ by
+    `span` at least, so that noise stays small. With `zero` it begins at 0; with `log` it is
+    logarithmic if the values are very different.
     """
 
     def draw(axes: Any) -> None:
@@ -135,13 +131,7 @@ def scatter_chart(true: Sequence[float], predicted: Sequence[float]) -> str:
 
 
 def histogram_chart(values: Sequence[float], x: str, *, centre: float | None = None) -> str:
-    """Draw how many values there are by size.
-
-    Args:
-        values: the values.
-        x: the label of the horizontal axis.
-        centre: where to draw a vertical line.
-    """
+    """Draw how many values there are by size, with a vertical line at `centre`."""
 
     def draw(axes: Any) -> None:
         kept = np.array(values).clip(-_LARGEST, _LARGEST)
@@ -158,12 +148,7 @@ def histogram_chart(values: Sequence[float], x: str, *, centre: float | None = N
 
 
 def overlay_chart(lines: dict[str, Points], x: str) -> str:
-    """Draw lines over each other, each in a colour with its name at its end.
-
-    Args:
-        lines: the points of each line, by name.
-        x: the label of the horizontal axis.
-    """
+    """Draw lines over each other, each in a colour with its name at its end."""
 
     def draw(axes: Any) -> None:
         from matplotlib.ticker import MaxNLocator
@@ -196,12 +181,9 @@ def svg_chart(
     size: tuple[float, float] = _SIZE,
     margins: Mapping[str, float] | None = None,
 ) -> str:
-    """Draw a chart and return its SVG element.
+    """Draw a chart on matplotlib axes and return its SVG element.
 
-    Args:
-        draw: draws on matplotlib axes, in the colours of this module.
-        size: width and height in inches.
-        margins: the edges of the axes in parts of the figure, where they are not the usual ones.
+    The margins are the edges of the axes in parts of the figure, where they are not the usual ones.
     """
 
     def fill(figure: Any) -> None:
@@ -212,11 +194,9 @@ def svg_chart(
 
 
 def figure_svg(fill: Callable[[Any], None], size: tuple[float, float]) -> str:
-    """Return the SVG element of a figure, with the variables of `COLOURS`.
+    """Return the SVG element of a figure of matplotlib, with the variables of `COLOURS`.
 
-    Args:
-        fill: draws on a figure of matplotlib.
-        size: its width and height in inches.
+    What draws on it uses the colours of this module. The size is in inches.
     """
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -277,9 +257,7 @@ def short_name(name: str) -> str:
 def room_for(names: Iterable[str], width: float) -> float:
     """Return the right edge of axes, as a part of the figure, that leaves room for names.
 
-    Args:
-        names: the names that `label_ends` writes.
-        width: of the figure, in inches.
+    `width` is that of the figure, in inches.
     """
     longest = max((len(short_name(name)) for name in names), default=0)
     return 0.95 - _CHARACTER_WIDTH * longest / (72 * width)
@@ -288,10 +266,7 @@ def room_for(names: Iterable[str], width: float) -> float:
 def label_ends(axes: Any, ends: Mapping[str, tuple[float, float]], colours: Sequence[str]) -> None:
     """Write each name to the right of the axes, at the height of the end of its line.
 
-    Args:
-        axes: the axes, with their final limits.
-        ends: the last point of each line by name.
-        colours: the colour of each name.
+    The axes have their final limits; `ends` are the last points of the lines.
     """
     axes.autoscale_view()
     heights = {name: axes.transData.transform(point)[1] for name, point in ends.items()}
@@ -310,14 +285,7 @@ def label_ends(axes: Any, ends: Mapping[str, tuple[float, float]], colours: Sequ
 
 
 def spread_apart(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Move values apart until neighbours differ by a gap, within two ends if there is place.
-
-    Args:
-        values: the values.
-        gap: the least difference; less where they do not fit.
-        low: the lower end.
-        high: the upper end.
-    """
+    """Move values apart until neighbours differ by a gap, or by less where they do not fit."""
     order = sorted(range(len(values)), key=lambda i: values[i])
     gap = min(gap, (high - low) / max(len(values) - 1, 1))
     placed = [0.0] * len(values)

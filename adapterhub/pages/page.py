@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -39,10 +39,8 @@ class Tile:
 def write_page(folder: Path, output: Path | None = None, *, live: bool = False) -> Path:
     """Write the page of a run, and return its path.
 
-    Args:
-        folder: the run folder.
-        output: the file to write; `report.html` in the run folder by default.
-        live: the run goes on, so that a browser should reload the page.
+    It is `report.html` in the run folder, unless `output` is another file. With `live`, the run
+    goes on, and a browser reloads the page.
 
     Raises:
         FileError: there is no run in the folder, or a file of it is broken.
@@ -68,12 +66,7 @@ def page_html(run: RunFiles, *, live: bool = False) -> str:
 
 
 def render_template(template: str, **values: Any) -> str:
-    """Return a page; all texts in it are escaped.
-
-    Args:
-        template: the name of a file in this room.
-        values: what it shows.
-    """
+    """Return a page, built from a file of this room; all texts in it are escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -96,10 +89,6 @@ def framed_page(template: str, **values: Any) -> str:
     """Return a page that is built from `frame.html`.
 
     Its script runs by the hash in the page's Content-Security-Policy, so no other script can.
-
-    Args:
-        template: the name of a file in this room.
-        values: what it shows.
     """
     script = resources.files("adapterhub.pages").joinpath("sort.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -196,7 +185,7 @@ def _curves(run: RunFiles) -> Iterator[Section]:
         yield Section("curves", "Curves", note, charts)
 
 
-def points_by_step(lines: Sequence[Line], value: Callable[[Line], Any]) -> Points:
+def points_by_step(lines: Sequence[Line], value: Any) -> Points:
     """Return a value of each line of a run's file, by step."""
     return [(line["step"], value(line)) for line in lines]
 

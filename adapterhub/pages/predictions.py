@@ -73,15 +73,7 @@ def outcomes_of(
     labels: Sequence[str],
     step: int,
 ) -> PredictionFile | None:
-    """Build the predictions file of an evaluation; None if there is not one for each example.
-
-    Args:
-        task: the task.
-        examples: the evaluation examples.
-        predictions: what `Task.evaluate` recorded.
-        labels: the classes.
-        step: the step of the evaluation.
-    """
+    """Build the predictions file of an evaluation; None if there is not one for each example."""
     from adapterhub.data.examples import data_hash
 
     if not task.outcomes or len(predictions) != len(examples):

@@ -52,11 +52,7 @@ class RowScore:
 
 
 def row_score(kind: str, metric: str = "") -> RowScore:
-    """Return a score of a kind of predictions.
-
-    Args:
-        kind: one of `adapterhub.pages.predictions.KINDS`.
-        metric: the metric's name; the first of the kind if empty.
+    """Return a score of a kind of predictions, by its name, or the first one of the kind.
 
     Raises:
         ConfigError: the score is not computed from rows of this kind.

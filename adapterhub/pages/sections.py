@@ -245,10 +245,7 @@ def marked_text(
 ) -> list[MarkedPart]:
     """Split a text at its entities; say of each whether it is among the others too.
 
-    Args:
-        text: the text.
-        spans: its entities, as [kind, first character, end character].
-        others: the entities to compare with.
+    Entities are [kind, first character, end character].
     """
     parts: list[MarkedPart] = []
     done = 0
