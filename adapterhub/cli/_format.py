@@ -1,4 +1,4 @@
-"""How the commands print lines, JSON, numbers and tables.
+"""How the commands print lines, JSON, numbers and tables, and open a page.
 
 All output goes through this module: names, reasons, labels and cards may be a stranger's. Control
 characters are escaped, and nothing is read as rich's markup or emoji codes.
@@ -9,11 +9,14 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import shutil
 import sys
 import textwrap
+import webbrowser
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -179,3 +182,20 @@ def _rich_table(
 
 def _longest_word(texts: Iterable[str]) -> int:
     return max((cell_len(word) for text in texts for word in text.split()), default=1)
+
+
+def open_page(page: Path) -> None:
+    """Open a page in the browser; on a remote machine or without a display, say why not."""
+    if not has_display(os.environ, sys.platform):
+        say("no browser here: copy the file to your machine and open it there", err=True)
+    elif not webbrowser.open(page.resolve().as_uri()):
+        say("no browser was found: open the file yourself", err=True)
+
+
+def has_display(environment: Mapping[str, str], platform: str) -> bool:
+    """Return whether a browser would show up in front of the user."""
+    if "SSH_CONNECTION" in environment or "SSH_TTY" in environment:
+        return False
+    return platform in ("win32", "darwin") or bool(
+        environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY")
+    )

@@ -14,6 +14,7 @@ import click
 
 from adapterhub.cli._format import (
     bytes_text,
+    open_page,
     print_facts,
     print_json,
     print_table,
@@ -24,7 +25,6 @@ from adapterhub.cli._format import (
 )
 from adapterhub.cli._options import quiet_option
 from adapterhub.cli._recipe_flags import RecipeCommand, nested_flags, recipe_flags, recipe_words
-from adapterhub.cli.report import open_page
 from adapterhub.config.spec import call_text
 from adapterhub.errors import ConfigError, TrainingError, one_line
 from adapterhub.files.shown_table import ShownTable

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from run_folders import predictions, run_folder
 
-from adapterhub.cli.report import has_display
+from adapterhub.cli._format import has_display
 from adapterhub.pages.predictions import read_predictions
 
 
