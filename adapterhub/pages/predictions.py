@@ -109,28 +109,49 @@ def read_predictions(folder: Path) -> PredictionFile | None:
     return PredictionFile(head["kind"], task, head["step"], digest, metric, labels, rows)
 
 
-_FIELDS = {
-    "classes": ("label", "prediction", "score"),
-    "sets": ("label", "prediction", "scores"),
-    "choices": ("label", "prediction", "score", "right"),
-    "numbers": ("label", "prediction"),
-    "spans": ("label", "prediction"),
-    "texts": ("label", "prediction", "score"),
-    "losses": ("loss", "tokens"),
+_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+    "classes": {"label": (str,), "prediction": (str,), "score": (int, float)},
+    "sets": {"label": (list,), "prediction": (list,), "scores": (dict,)},
+    "choices": {"label": (str,), "prediction": (str,), "score": (int, float), "right": (bool,)},
+    "numbers": {"label": (int, float), "prediction": (int, float)},
+    "spans": {"label": (list,), "prediction": (list,)},
+    "texts": {"label": (str,), "prediction": (str,), "score": (int, float)},
+    "losses": {"loss": (int, float), "tokens": (int,)},
 }
 
 
 def _check(head: Any, rows: Sequence[Any]) -> None:
-    """Refuse a file that is of another format, cut, or without the fields of its kind."""
+    """Refuse a file whose lines do not have the fields of its kind."""
     if head["format"] != FORMAT or head["kind"] not in KINDS or not isinstance(head["step"], int):
         raise ValueError(f"it has format {head['format']!r} and kind {head['kind']!r}")
     if head["rows"] != len(rows):
         raise ValueError(f"{len(rows)} of {head['rows']} rows")
     if not rows:
         raise ValueError("it has no rows")
+    fields = _FIELDS[head["kind"]]
     for number, row in enumerate(rows, start=2):
-        if missing := [name for name in ("texts", *_FIELDS[head["kind"]]) if name not in row]:
-            raise ValueError(f"line {number}: {', '.join(missing)}")
+        wrong = [name for name, types in fields.items() if not isinstance(row[name], types)]
+        texts = row["texts"]
+        if wrong or not isinstance(texts, list) or not all(isinstance(t, str) for t in texts):
+            raise ValueError(f"line {number}: {', '.join(wrong) or 'texts'}")
+        if head["kind"] == "spans":
+            _check_spans(row, number)
+        if head["kind"] == "sets":
+            _check_sets(row, number)
+
+
+def _check_spans(row: Outcome, number: int) -> None:
+    for kind, start, end in [*row["label"], *row["prediction"]]:
+        inside = isinstance(start, int) and isinstance(end, int) and 0 <= start <= end
+        if not isinstance(kind, str) or not inside:
+            raise ValueError(f"line {number}: [{kind!r}, {start!r}, {end!r}]")
+
+
+def _check_sets(row: Outcome, number: int) -> None:
+    names = [*row["label"], *row["prediction"], *row["scores"]]
+    numbers = row["scores"].values()
+    if not all(isinstance(n, str) for n in names) or not all(isinstance(p, float) for p in numbers):
+        raise ValueError(f"line {number}: {names!r}")
 
 
 def _json_ready(value: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -93,7 +92,7 @@ class RunFiles:
     def trained(self) -> int:
         """The number of trained parameters, with the head."""
         tensors = self.manifest.tensors.values() if self.manifest else ()
-        return sum(math.prod(info.shape) for info in tensors)
+        return sum(_count(info.shape) for info in tensors)
 
     @property
     def size(self) -> int:
@@ -183,3 +182,10 @@ def _line(line: Any, fields: Mapping[str, tuple[str, ...]]) -> Line:
     clock = {name: values[name] or 0 for name in _CLOCK if name in values}
     best = line.get("best") is True
     return {"event": event, "step": step, **values, **groups, **clock, "best": best}
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total

@@ -102,7 +102,14 @@ def _choices(predictions: PredictionFile) -> list[Section]:
     chart = Chart("Accuracy by probability", Markup(reliability_chart(bins)))
     wrong = sorted((r for r in rows if not is_right(r)), key=lambda r: -r["score"])
     shown = [
-        _mistake(row, str(row["label"]), row["prediction"], probability=f"{row['score']:.3f}")
+        Shown(
+            row["texts"],
+            [
+                ("true", str(row["label"]), "right"),
+                ("predicted", row["prediction"], "wrong"),
+                ("probability", f"{row['score']:.3f}", ""),
+            ],
+        )
         for row in wrong[:WORST]
     ]
     return [
@@ -159,19 +166,20 @@ def _numbers(predictions: PredictionFile) -> list[Section]:
     ]
     order = sorted(range(len(rows)), key=lambda i: -abs(residuals[i]))
     shown = [
-        _mistake(rows[i], f"{true[i]:.3f}", f"{given[i]:.3f}", difference=f"{residuals[i]:+.3f}")
+        Shown(
+            rows[i]["texts"],
+            [
+                ("true", f"{true[i]:.3f}", "right"),
+                ("predicted", f"{given[i]:.3f}", "wrong"),
+                ("difference", f"{residuals[i]:+.3f}", ""),
+            ],
+        )
         for i in order[:WORST]
     ]
     return [
         Section("residuals", "Predictions", charts=charts),
         Section("worst", "Farthest from the truth", examples=shown),
     ]
-
-
-def _mistake(row: Outcome, true: str, predicted: str, **fact: str) -> Shown:
-    """Show an example with what is true, what was predicted, and a fact by its name."""
-    facts = [("true", true, "right"), ("predicted", predicted, "wrong")]
-    return Shown(row["texts"], facts + [(name, text, "") for name, text in fact.items()])
 
 
 def _spans(predictions: PredictionFile) -> list[Section]:
@@ -210,11 +218,13 @@ def _sets(predictions: PredictionFile) -> list[Section]:
     wrong = [row for row in rows if set(row["label"]) != set(row["prediction"])]
     wrong.sort(key=lambda row: -len(set(row["label"]) ^ set(row["prediction"])))
     shown = [
-        _mistake(
-            row,
-            ", ".join(row["label"]) or "(none)",
-            ", ".join(row["prediction"]) or "(none)",
-            probability=_probabilities(row),
+        Shown(
+            row["texts"],
+            [
+                ("true", ", ".join(row["label"]) or "(none)", "right"),
+                ("predicted", ", ".join(row["prediction"]) or "(none)", "wrong"),
+                ("probability", _probabilities(row), ""),
+            ],
         )
         for row in wrong[:WORST]
     ]

@@ -67,7 +67,9 @@ BROKEN = {
     "no rows": lambda data: data.splitlines()[0].replace(b'"rows": 4', b'"rows": 0') + b"\n",
     "a newer format": lambda data: data.replace(b'"format": 1', b'"format": 2'),
     "an unknown kind": lambda data: data.replace(b'"classes"', b'"pictures"'),
+    "another type": lambda data: data.replace(b'"score": 0.6', b'"score": "0.6"'),
     "a missing field": lambda data: data.replace(b'"prediction"', b'"predicted"'),
+    "texts that are none": lambda data: data.replace(b'["a good movie"]', b"[1]"),
     "no JSON": lambda data: b"\xff" + data,
     "a list": lambda data: b"[]\n" + data,
     "deep nesting": lambda data: b"[" * 100_000 + data,
@@ -80,6 +82,14 @@ def test_a_broken_file_is_refused(name, tmp_path):
     path.write_bytes(BROKEN[name](predictions("classes").to_bytes()))
     with pytest.raises(FileError, match="is broken"):
         read_predictions(tmp_path)
+
+
+def test_broken_spans_are_refused(tmp_path):
+    for span in (["per", 3, 1], ["per", -1, 2], [1, 0, 1], ["per", "0", 1], ["per"], 3):
+        rows = [{"label": [span], "prediction": []}]
+        (tmp_path / PREDICTIONS).write_bytes(predictions("spans", rows).to_bytes())
+        with pytest.raises(FileError, match="is broken"):
+            read_predictions(tmp_path)
 
 
 def test_a_link_is_not_followed(tmp_path):
