@@ -204,11 +204,7 @@ class Adapter:
         return self.stops_of(snapshot.tokenizer)
 
     def stops_of(self, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-        """Return the tokens that a tokenizer has behind a text, if generation goes on at them.
-
-        Args:
-            tokenizer: that of the data.
-        """
+        """Return the tokens that a tokenizer has behind a text, if generation goes on at them."""
         if not self.model.can_generate():
             return ()
         # Chat templates are of models that continue a text.
@@ -368,8 +364,7 @@ class Adapter:
     def take_back(self, in_use: Collection[str]) -> None:
         """Undo `lend`: tokens that are in use, and tokens in front of them, stay.
 
-        Args:
-            in_use: the new tokens of other adapters with the same tokenizer.
+        `in_use` are the new tokens of other adapters with the same tokenizer.
         """
         if self.tokenizer is not None:
             self.tokenizer.remove_unused(in_use)

@@ -112,10 +112,8 @@ def snapshot_for(
 ) -> TokenizerSnapshot | None:
     """Return the snapshot of a model's tokenizer; attaching an adapter records it.
 
-    Args:
-        model: the backbone.
-        tokenizer: its tokenizer, if `load_backbone` did not load it; tokens beyond the checkpoint's
-            embedding are new.
+    `tokenizer` is given if `load_backbone` did not load it; its tokens beyond the checkpoint's
+    embedding are new.
     """
     if tokenizer is None:
         return tokenizer_snapshot(model)
@@ -130,10 +128,6 @@ def with_found_sites(methods: Sequence[Method], anatomy: Anatomy) -> tuple[Metho
 
     Else such a method is refused: half of a model adapted is rarely what is meant. Files say what
     the adapter adapts, since its options name the sites.
-
-    Args:
-        methods: parsed methods.
-        anatomy: the anatomy of the backbone.
 
     Returns:
         The methods; in place of a composition of which a part is such a method, its parts, if

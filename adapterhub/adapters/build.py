@@ -110,10 +110,8 @@ def _place(
 ) -> tuple[str, Sequence[str]]:
     """Return the path that a step changes, and the modules in which it would change nothing.
 
-    Args:
-        step: the step.
-        unread: modules whose parameters nothing reads.
-        dropped: modules whose outputs nothing reads.
+    `unread` are modules whose parameters nothing reads, `dropped` those whose outputs nothing
+    reads.
     """
     if isinstance(step, Unfrozen):
         return step.path, unread

@@ -57,9 +57,7 @@ def in_peft(folder: Path, backbone: str | None = None) -> PeftExport:
     Where peft is installed, its outputs are compared with those of the adapter, on a stand-in for
     the backbone; a difference is a problem.
 
-    Args:
-        folder: an adapter of adapterhub.
-        backbone: where to find its backbone, if not where its run or its manifest says.
+    `backbone` is where to find its backbone, if not where its run or its manifest says.
 
     Raises:
         FileError: the folder has no valid adapter.
@@ -99,11 +97,8 @@ def blocking(
 ) -> list[str]:
     """List the features of a method that a target library does not support on a model.
 
-    Args:
-        model: the model, possibly without weights (`meta_model`); it is left as it was.
-        method: a method spec.
-        target: peft or vllm.
-        max_rank: the largest LoRA rank that vLLM is started with.
+    The model may be without weights (`meta_model`), and is left as it was. `target` is peft or
+    vllm, `max_rank` the largest LoRA rank that vLLM is started with.
 
     Raises:
         ConfigError: an unknown target, method or option.

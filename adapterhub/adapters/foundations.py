@@ -22,12 +22,7 @@ _FRESH = ".fresh."  # in the names of parameters that the checkpoint lacked
 
 
 def with_foundations(adapters: Mapping[str, Adapter], composition: Composition) -> Composition:
-    """Return a composition with the adapters below those that it names.
-
-    Args:
-        adapters: the attached adapters.
-        composition: names of some of them.
-    """
+    """Return a composition with the adapters below those that it names."""
     if not any(adapters[name].on for name in adapter_names(composition)):
         return composition
     return _expanded(adapters, composition, frozenset())

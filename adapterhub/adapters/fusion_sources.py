@@ -31,12 +31,7 @@ def build_from_sources(
 ) -> Adapter:
     """Build an adapter that copies in the trained adapters which its methods name.
 
-    Args:
-        state: the model's state; a source is an attached adapter or a folder.
-        methods: methods, at least one of them with sources.
-        name: the adapter's name.
-        tokenizer: the tokenizer; by default the one that is recorded for the model.
-        pooling: what the head reads, as in `build_adapter`.
+    A source is an attached adapter or a folder.
 
     Raises:
         AttachError: a source that is neither attached nor a folder with an adapter.

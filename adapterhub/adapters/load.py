@@ -211,10 +211,7 @@ def _brought(
 
     On an error inside, what was not attached before is detached.
 
-    Args:
-        model: the backbone.
-        foundations: the adapters with their files, in order.
-        checks: arguments of `load_folder`, for each of them.
+    `checks` are arguments of `load_folder`, for each of them.
     """
     if not foundations:
         yield ()
@@ -238,10 +235,7 @@ def bring_foundation(model: PreTrainedModel, foundation: Foundation, **checks: A
 
     It is detached with the last adapter that is on it.
 
-    Args:
-        model: the backbone.
-        foundation: the adapter with its files.
-        checks: arguments of `load_folder`: tokenizer, any_backbone, any_tokenizer.
+    `checks` are arguments of `load_folder`: tokenizer, any_backbone, any_tokenizer.
 
     Raises:
         FileError: its files are broken.
@@ -268,12 +262,6 @@ def load_imported(
     any_backbone: bool = False,
 ) -> Adapter:
     """Attach an adapter that was translated from another library's format for this model.
-
-    Args:
-        model: the model.
-        imported: the translated adapter.
-        name: replaces the name in its files.
-        any_backbone: skip the comparison of the backbone's name.
 
     Raises:
         MismatchError: its files name a different backbone, or its tensors do not fit.
@@ -308,13 +296,7 @@ def _translate(
 def _chosen_tensors(
     tensors: Mapping[str, Tensor], selected: Manifest, head: bool | str
 ) -> dict[str, Tensor]:
-    """Return the tensors to load under the names of an adapter with one head.
-
-    Args:
-        tensors: those of the file.
-        selected: the manifest with the head to load.
-        head: the head, as for `load_folder`.
-    """
+    """Return the tensors to load under the names of an adapter with one head."""
     chosen = head if isinstance(head, str) else None
     return {name: tensors[name_in_file(name, chosen)] for name in selected.tensors}
 

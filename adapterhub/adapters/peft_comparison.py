@@ -39,9 +39,7 @@ def peft_is_installed() -> bool:
 def compare_method(model: PreTrainedModel, method: Spec) -> list[str]:
     """Compare the outputs of a method with random parameters on a stand-in for a model.
 
-    Args:
-        model: the model, possibly without weights; it is left as it was.
-        method: a method spec that can be exported to peft.
+    The model may be without weights, and is left as it was.
 
     Returns:
         A line for each difference.

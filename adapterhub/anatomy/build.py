@@ -233,12 +233,7 @@ def fused_parts(
 
     `attn.qkv` consists of attn.q, attn.k and attn.v, `ffn.gate_up` of ffn.gate and ffn.up.
 
-    Args:
-        model: the model; its configuration has the number of heads.
-        role: the role of the fused projection.
-        module: the fused projection.
-        layout: how its output holds the parts, see `Stack.fused`.
-        queries: the size of attn.q; None if only the configuration has it.
+    `queries` is the size of attn.q; None if only the configuration has it.
 
     Raises:
         BackboneError: the parts do not have the size of the projection together.

@@ -59,9 +59,7 @@ def reads_token_ids(stack: nn.Module, layer: nn.Module) -> bool:
     It passes them to its layers, as where ids select experts, or to a module of its own that does
     not get the embeddings too, as one that finds padding by id.
 
-    Args:
-        stack: the module whose forward takes `input_ids`.
-        layer: one of its layers.
+    `stack` is the module whose forward takes `input_ids`.
     """
     if "input_ids" in inspect.signature(layer.forward).parameters:
         return True

@@ -12,9 +12,7 @@ CHILD = "adapterhub"  # the name of the one child module that a host has while a
 def own_modules(model: nn.Module, *, every_use: bool = False) -> list[tuple[str, nn.Module]]:
     """List the modules of a model with their paths, as `named_modules` does, without slots.
 
-    Args:
-        model: the model.
-        every_use: list a module that has several paths under each of them.
+    `every_use` lists a module that has several paths under each of them.
     """
     found: list[tuple[str, nn.Module]] = []
     _collect(model, "", every_use, set(), found)

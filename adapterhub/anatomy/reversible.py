@@ -11,10 +11,6 @@ from torch import nn
 def reversible_stack(model: nn.Module, layer: str) -> nn.Module | None:
     """Return the module around a layer that computes its layers in an autograd function.
 
-    Args:
-        model: the backbone.
-        layer: the path of one of its layers.
-
     Returns:
         None if autograd sees each operation of the layers, as in nearly all models.
     """

@@ -18,10 +18,7 @@ def commented_options(
 ) -> Iterator[str]:
     """Yield the lines of the options of a dataclass; options that are dataclasses are left out.
 
-    Args:
-        cls: the dataclass.
-        values: the values to write, as plain data; options without one are left out.
-        required: the options that have no usable default.
+    Options without a value are left out; `required` have no usable default.
     """
     for option in options_of(cls):
         if option.name in values and not dataclasses.is_dataclass(option.default):

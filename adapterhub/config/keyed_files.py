@@ -48,9 +48,7 @@ class KeyedFiles:
     def make(self, key: Any, write: Callable[[BinaryIO], object]) -> Path:
         """Return the file of a key, which is written first if it is missing.
 
-        Args:
-            key: what the file depends on, as JSON.
-            write: writes its contents to an open file.
+        `key` is what the file depends on, as JSON.
 
         Raises:
             OSError: the file cannot be written.

@@ -40,9 +40,7 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 def dump_yaml(data: Mapping[str, object], *, for_all: bool = False) -> str:
     """Write YAML that `load_yaml` reads back as equal data, in the same order.
 
-    Args:
-        data: the data.
-        for_all: whether readers of YAML 1.1, such as PyYAML, read it as equal data, too.
+    `for_all`: readers of YAML 1.1, such as PyYAML, read it as equal data, too.
     """
     return yaml.dump(dict(data), Dumper=_DumperForAll if for_all else _Dumper, sort_keys=False)
 

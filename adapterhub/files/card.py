@@ -53,11 +53,7 @@ def card(
 ) -> str:
     """Return the card of an adapter, preserving the author's text of an `old` card.
 
-    Args:
-        manifest: the adapter's manifest.
-        old: the previous card, or "".
-        reference: the reference to load the adapter by.
-        peft: whether peft can load it; None if unknown (before publishing).
+    `reference` is what to load the adapter by; `peft` is None if unknown (before publishing).
     """
     metadata, text = split_card(old)
     before, after = _around_block(text)
@@ -85,11 +81,7 @@ def export_card(
 ) -> str:
     """Return the card of an adapter exported to peft, whose format has no label names.
 
-    Args:
-        name: the adapter's name.
-        methods: names of its methods.
-        labels: names of its classes, in the order of the logits.
-        problem_type: that of transformers, which the format has no place for either.
+    The labels are in the order of the logits.
     """
     origin = f"An adapter ({', '.join(methods)}), exported by adapterhub {__version__}."
     text = f"---\nlibrary_name: peft\n---\n\n# {literal(name)}\n\n{origin}\n"

@@ -23,9 +23,7 @@ def with_head(manifest: Manifest, head: str | None) -> Manifest:
     Its tensors have the names that they have with one head; `name_in_file` returns those in the
     file. Without several heads, the manifest stays as it is.
 
-    Args:
-        manifest: the manifest.
-        head: the name of the head; None if the adapter has one at most.
+    `head` is None if the adapter has one at most.
 
     Raises:
         ConfigError: the adapter has several heads and none is named, or it has not this one.

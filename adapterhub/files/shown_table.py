@@ -53,11 +53,7 @@ class ShownTable:
     taken: Collection[int] = ()
 
     def without(self, *titles: str) -> ShownTable:
-        """Return the table without some columns.
-
-        Args:
-            titles: their titles.
-        """
+        """Return the table without some columns."""
         kept = [i for i, title in enumerate(self.columns) if title not in titles]
         return replace(
             self,
@@ -84,8 +80,7 @@ class ShownTable:
     def html(self, *, sortable: bool = False) -> str:
         """Return the table in HTML, without its title.
 
-        Args:
-            sortable: whether the page's script sorts it by the column that is clicked.
+        `sortable`: the page's script sorts it by the column that is clicked.
         """
         heads = "".join(map(_head, self.columns, self.meanings or [""] * len(self.columns)))
         rows = "\n".join(

@@ -145,14 +145,7 @@ class AdaptedWeight:
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Adapt a product with the weight; give other functions a changed copy.
-
-        Args:
-            function: a function of torch.
-            types: the classes among its arguments that may compute it.
-            args: its arguments.
-            kwargs: its named arguments.
-        """
+        """Adapt a product with the weight; give other functions a changed copy."""
         options = {name: value for name, value in (kwargs or {}).items() if value is not None}
         weights = [a for a in (*args, *options.values()) if isinstance(a, AdaptedWeight)]
         if (
@@ -178,11 +171,7 @@ def _product(
 ) -> Tensor | None:
     """Compute an adapted product, if a call is one.
 
-    Args:
-        function: what is called.
-        weight: the weight among its arguments.
-        args: its arguments.
-        options: its named arguments that are not None.
+    `options` are its named arguments that are not None.
 
     Returns:
         None for another use of the weight.

@@ -27,12 +27,8 @@ def keyvalue_slot(
 ) -> KeyValueSlot:
     """Return the slot at an attention module; create it, with the hooks that a module needs.
 
-    Args:
-        model: the backbone.
-        site: an attention.
-        module: the prefix to add: a gated one reads the attention's input, one with `positions` the
-            bias of relative positions.
-        batch_dim: the dimension of the batch in the attention's input.
+    A gated prefix reads the attention's input, one with `positions` the bias of relative positions.
+    `batch_dim` is the dimension of the batch in the attention's input.
     """
     host = model.get_submodule(site.host)
     slot = host._modules.get(CHILD)
@@ -56,10 +52,6 @@ def keyvalue_slot(
 
 def check_attention(model: PreTrainedModel, sites: Iterable[Site]) -> None:
     """Refuse an attention implementation that prefixes do not support.
-
-    Args:
-        model: the backbone.
-        sites: attentions.
 
     Raises:
         SiteError: it is neither eager nor sdpa.

@@ -186,13 +186,7 @@ def _attend_stacked(
 ) -> Any:
     """Call the backbone's attention once, over a prefix and the keys of each row.
 
-    Args:
-        attend: the attention function.
-        module: the attention module.
-        slot: its slot.
-        stack: the prefix of each row of the route.
-        copies: how often the batch repeats each row.
-        call: the call.
+    `stack` has the prefix of each row of the route; the batch repeats each row `copies` times.
     """
     prefixes, own = stack()
     if copies > 1:

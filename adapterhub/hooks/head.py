@@ -46,11 +46,8 @@ class VariantSlot(Slot):
     ) -> Tensor:
         """Apply the variants.
 
-        Args:
-            applied: the variants, and which rows go through which of them.
-            inputs: the positional arguments of the module.
-            options: its keyword arguments.
-            y: its own output, (batch, ..., classes), for rows without a variant.
+        `inputs` and `options` are the module's arguments; `y` is its own output, (batch, ...,
+        classes), for rows without a variant.
 
         Returns:
             (batch, ..., most classes).
@@ -90,12 +87,7 @@ def _at_once(
 ) -> Tensor | None:
     """Apply small linear heads in one product, or return None: other heads.
 
-    Args:
-        modules: the variants, by key.
-        plan: the rows, of several groups.
-        inputs: the positional arguments of the module.
-        options: its keyword arguments.
-        y: its own output.
+    `inputs` and `options` are the module's arguments, `y` is its own output.
     """
     if plan.columns is None or len(plan.columns) != 1 or None in plan.columns[0]:
         return None
@@ -148,10 +140,7 @@ def call_variants(
 def add_variant_slot(model: nn.Module, path: str, user: object) -> VariantSlot:
     """Return the slot through which variants of a module are called; create it if missing.
 
-    Args:
-        model: the model.
-        path: the module's path.
-        user: the activation that has the variants.
+    `user` is the activation that has the variants.
     """
     host = model.get_submodule(path)
     slot = host._modules.get(CHILD)
@@ -170,10 +159,7 @@ def add_variant_slot(model: nn.Module, path: str, user: object) -> VariantSlot:
 def drop_variant_slots(model: nn.Module, paths: Iterable[str], user: object) -> None:
     """Remove the slots for variants of these modules with their last user.
 
-    Args:
-        model: the model.
-        paths: the modules' paths; some may have no slot.
-        user: the activation that has no variants any more.
+    `user` is the activation that has no variants any more; some paths may have no slot.
     """
     for path in paths:
         slot = model.get_submodule(path)._modules.get(CHILD)

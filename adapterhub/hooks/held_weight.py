@@ -40,12 +40,8 @@ class HeldWeightSlot(Slot):
     ) -> Any:
         """Run the host's forward with its weights adapted.
 
-        Args:
-            host: the module that holds the weights.
-            function: its forward, as a function of it.
-            args: the arguments of the call; tensors have the tokens of the batch's rows in their
-                first dimension, one row after the other.
-            named: its named arguments.
+        `function` is its forward, as a function of it. Tensors among `args` have the tokens of the
+        batch's rows in their first dimension, one row after the other.
 
         Returns:
             The host's output.
@@ -69,10 +65,7 @@ class HeldWeightSlot(Slot):
     def adapted(self, host: nn.Module, composition: Any, by_row: bool = False) -> nn.Module:
         """Return a copy of the host whose weights are adapted; other attributes are its own.
 
-        Args:
-            host: the module that holds the weights.
-            composition: keys of modules.
-            by_row: whether it computes only some rows of the batch.
+        `by_row`: it computes only some rows of the batch.
         """
         return with_weights(host, self.weights(host, composition, by_row))
 
@@ -81,10 +74,7 @@ class HeldWeightSlot(Slot):
     ) -> dict[str, AdaptedWeight]:
         """Return the adapted weights by the names of their parameters.
 
-        Args:
-            host: the module that holds the weights.
-            composition: keys of modules.
-            by_row: whether it computes only some rows of the batch.
+        `by_row`: the host computes only some rows of the batch.
         """
         weights: dict[str, AdaptedWeight] = {}
         for site in {site.role: site for site in self.sites.values()}.values():
@@ -171,11 +161,7 @@ def _as_function(host: nn.Module, forward: Any) -> Callable[..., Any]:
 def call_host(host: nn.Module, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """Run a host's forward, with the modules that apply in this call.
 
-    Args:
-        host: the module that holds the weights.
-        function: its forward, as a function of it.
-        args: the arguments of the call.
-        named: its named arguments.
+    `function` is its forward, as a function of it.
 
     Raises:
         AttachError: torch.compile is tracing it.
@@ -193,12 +179,7 @@ def call_host(host: nn.Module, function: Callable[..., Any], *args: Any, **named
 
 
 def held_weight_slot(model: nn.Module, site: Site) -> HeldWeightSlot:
-    """Return the slot at a host that holds a weight; create it if it is missing.
-
-    Args:
-        model: the backbone.
-        site: a weight that its host multiplies by.
-    """
+    """Return the slot at a host that holds a weight; create it if it is missing."""
     host = model.get_submodule(site.host)
     slot = host._modules.get(CHILD)
     if not isinstance(slot, HeldWeightSlot):

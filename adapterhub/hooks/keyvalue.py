@@ -88,10 +88,6 @@ class KeyValueSlot(Slot):
 
         With n gates the keys and values are (1 + n) head_dim wide: block i holds those of gate i,
         block 0 all others.
-
-        Args:
-            call: the call of the attention function.
-            names: the keys of the modules.
         """
         prefixes = [self._prefix(self.placed(name), call) for name in names]
         gates = [gate for _, gate in prefixes if gate is not None]
@@ -119,9 +115,7 @@ class KeyValueSlot(Slot):
     def joined(self, batch: int, x: Tensor | None) -> JoinedPrefixes:
         """Return the prefixes of this call by row, with the keys and values of all heads.
 
-        Args:
-            batch: its rows.
-            x: the input of the attention module, where a gate reads it.
+        `x` is the input of the attention module, where a gate reads it.
         """
         keys, plan, _ = self.applied
         x = x if x is None else x.transpose(0, self.batch_dim)
@@ -156,9 +150,7 @@ class KeyValueSlot(Slot):
     def in_heads(self, prefix: Tensor, key: Tensor) -> Tensor:
         """Divide a prefix into heads, those that this process attends with.
 
-        Args:
-            prefix: (..., length, d_kv).
-            key: (batch, heads, keys, head_dim).
+        `prefix`: (..., length, d_kv); `key`: (batch, heads, keys, head_dim).
 
         Returns:
             (..., heads, length, head_dim), in the dtype of the keys.

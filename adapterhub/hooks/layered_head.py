@@ -76,10 +76,9 @@ def layered_head(
 ) -> dict[str, nn.Module]:
     """Return the modules that take the places of those of a model's head, on the CPU and in fp32.
 
-    Args:
-        original: the modules of the head of the model's class; the last one gives the logits.
-        shapes: the shapes of the new parameters, by module and name, as `classifier.out.weight`.
-        activation: between two layers; "linear" for a head of one.
+    The last module of `original` gives the logits. `shapes` are those of the new parameters, by
+    module and name, as `classifier.out.weight`. `activation` is between two layers; "linear" for a
+    head of one.
 
     Raises:
         KeyError: a shape is missing, or no activation has this name.

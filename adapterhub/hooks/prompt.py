@@ -247,10 +247,7 @@ def forget_prompt(model: PreTrainedModel) -> None:
 def watch_around(model: PreTrainedModel, host: str, slot: PromptSlot) -> None:
     """Extend the inputs of the modules around a stack, down from the model.
 
-    Args:
-        model: the model.
-        host: the path of the stack; a stack that is the base model has none around it that counts.
-        slot: the slot at the stack.
+    A stack that is the base model has none around it that counts.
     """
     if model.config.is_encoder_decoder or model.get_submodule(host) is model.base_model:
         return

@@ -49,9 +49,7 @@ def check_cached_states(cache: Any, active: CachedPrompt) -> bool:
 
     Later tokens then enter as they are: states, unlike keys, need no mask over earlier tokens.
 
-    Args:
-        cache: a cache of states, as of Mamba; without keys and values.
-        active: the active prompts.
+    The cache is one of states, as of Mamba, without keys and values.
 
     Raises:
         SiteError: the states were computed behind other prompts.
@@ -81,11 +79,6 @@ def remember_prompt(cache: Any, record: CachedPrompt) -> None:
 def check_cached_prompt(cache: Any, past: int, active: CachedPrompt) -> None:
     """Refuse a cache whose tokens were computed behind other prompts than the active ones.
 
-    Args:
-        cache: a KV cache.
-        past: the tokens in it.
-        active: the active prompts.
-
     Raises:
         SiteError: it was.
     """
@@ -106,12 +99,9 @@ def _described(record: CachedPrompt) -> str:
 def check_prompt_mask(mask: Any, keys: int, past: int, pairs: bool) -> None:
     """Refuse a mask that cannot be extended to virtual tokens.
 
-    Args:
-        mask: the attention mask that the caller gave.
-        keys: the caller's tokens, with those in the cache.
-        past: the caller's tokens in the cache, with the virtual ones.
-        pairs: whether a mask over pairs of tokens can be extended: in a causal stack, inside of its
-            sliding window.
+    `keys` are the caller's tokens, with those in the cache; `past` those in the cache, with the
+    virtual ones. `pairs`: a mask over pairs of tokens can be extended, in a causal stack, inside of
+    its sliding window.
 
     Raises:
         SiteError: a mask of another form or length.
@@ -142,10 +132,8 @@ def check_prompt_mask(mask: Any, keys: int, past: int, pairs: bool) -> None:
 def check_cached_padding(lead: Tensor, before: int, held: CachedPrompt) -> None:
     """Refuse padding that begins in front of a cached prompt and ends behind it.
 
-    Args:
-        lead: the padding on the left of each row, (batch, 1).
-        before: the caller's tokens in the cache.
-        held: the prompt in the cache.
+    `lead` is the padding on the left of each row, (batch, 1); `before` counts the caller's tokens
+    in the cache.
 
     Raises:
         SiteError: a row had only padding when its prompt entered.
@@ -167,10 +155,7 @@ def check_cached_positions(inputs: dict[str, Any], before: int, first: int = 0) 
 
     generate leaves out tokens as if virtual ones in the cache were the caller's.
 
-    Args:
-        inputs: the inputs of a stack, by name.
-        before: the caller's tokens in the cache.
-        first: the position of the first of them.
+    `before` counts the caller's tokens in the cache; `first` is the position of the first of them.
 
     Raises:
         SiteError: there is a gap.
@@ -193,10 +178,8 @@ def check_cached_positions(inputs: dict[str, Any], before: int, first: int = 0) 
 def check_other_inputs(names: Collection[str], inputs: dict[str, Any], source: Tensor) -> None:
     """Refuse inputs that are not extended to virtual tokens: one value a token, or a memory.
 
-    Args:
-        names: the parameters of the stack's `forward`; others are options of attention or the loss.
-        inputs: its inputs, by name.
-        source: its token ids or embeddings.
+    `names` are the parameters of the stack's `forward`; other inputs are options of attention or
+    the loss. `source` has its token ids or embeddings.
 
     Raises:
         SiteError: there are some.
@@ -221,10 +204,6 @@ def check_other_inputs(names: Collection[str], inputs: dict[str, Any], source: T
 
 def check_packed_rows(inputs: dict[str, Any], past: int) -> None:
     """Refuse rows of several texts: a prompt in front would condition the first text only.
-
-    Args:
-        inputs: the inputs of a causal stack, by name.
-        past: the tokens in the cache.
 
     Raises:
         SiteError: there are such rows.
@@ -265,10 +244,8 @@ def _text_positions(positions: Tensor) -> Tensor | None:
 def check_static_room(cache: Any, tokens: int, window: int | None) -> None:
     """Refuse a static cache without room for the prompt.
 
-    Args:
-        cache: a KV cache.
-        tokens: all tokens that will be in it, with the virtual ones.
-        window: the tokens that a layer with a sliding window needs; None: there are none.
+    `tokens` counts all that will be in it, with the virtual ones; a layer with a sliding window
+    needs `window`; None: there is no such layer.
 
     Raises:
         SiteError: it is too short.

@@ -72,9 +72,6 @@ class PromptedInputs:
     def extend(self, root: nn.Module) -> AddedPrompt | None:
         """Extend the inputs.
 
-        Args:
-            root: the stack.
-
         Returns:
             What was added, if the prompt enters with this call.
 

@@ -117,10 +117,8 @@ class PromptSlot(Slot):
     def record(self, length: int, tokens: int = 0, first: int = 0) -> CachedPrompt:
         """Describe the active prompts for a cache.
 
-        Args:
-            length: the virtual tokens of a row.
-            tokens: the tokens that have a mask when the prompt enters.
-            first: the position of the first token of the text.
+        `length` counts the virtual tokens of a row, `tokens` those that have a mask when the prompt
+        enters; `first` is the position of the first token of the text.
         """
         return CachedPrompt(frozenset(self._prompts()), length, tokens, first)
 

@@ -32,10 +32,7 @@ class RelativeBias:
     def widen(self, bias: Tensor, lengths: Mapping[str, int], slot: Slot) -> Tensor:
         """Extend the bias to keys of prefixes.
 
-        Args:
-            bias: (1, heads, queries, keys).
-            lengths: tokens of each prefix; each stands in front of those before it.
-            slot: the slot with their modules.
+        `bias`: (1, heads, queries, keys). Each prefix stands in front of those before it.
 
         Returns:
             (1, heads, queries, prefix tokens + keys).

@@ -147,9 +147,7 @@ class ReplayPlan:
 def plans_of_calls(calls: list[LayerCall], rows: StackRows) -> list[ReplayPlan]:
     """List the ways to replay all layers below everything that trains, the fastest first.
 
-    Args:
-        calls: the calls of the layers in one pass with gradients.
-        rows: the rows of that pass.
+    The calls are those of one pass with gradients, of these rows.
     """
     frozen = calls[: _frozen_calls(calls)]
     below = len({call.number for call in frozen})
@@ -244,9 +242,7 @@ class StackReplay:
     ) -> tuple[list[LayerCall], Any]:
         """Run the model without replay, and return the calls of the layers and the model's output.
 
-        Args:
-            run: runs the model.
-            until: end after so many calls of layers; the output is then None.
+        `until` ends it after so many calls of layers; the output is then None.
         """
         self._watch = _Watch(until)
         try:
@@ -258,13 +254,7 @@ class StackReplay:
         return watch.calls, output
 
     def try_out(self, run: Callable[[], Any], plan: ReplayPlan, recorded: Recorded) -> Any:
-        """Run the model with a plan; outputs that are not recorded are NaN, to see who reads them.
-
-        Args:
-            run: runs the model.
-            plan: the plan.
-            recorded: the recorded outputs.
-        """
+        """Run the model with a plan; outputs not recorded are NaN, to see who reads them."""
         before = self.plan, self.recorded
         self.plan, self.recorded, self._poison = plan, [recorded], True
         try:
@@ -315,12 +305,7 @@ class StackReplay:
 
 @contextmanager
 def replayable(anatomy: Anatomy, stack: str) -> Iterator[StackReplay]:
-    """Let the layers of a stack be replayed inside; afterwards they are as before.
-
-    Args:
-        anatomy: the anatomy of the model.
-        stack: the name of the stack.
-    """
+    """Let the layers of a stack be replayed inside; afterwards they are as before."""
     replay = StackReplay(anatomy, stack)
     with Patch() as patch:
         patch.push(replay.unwrap)

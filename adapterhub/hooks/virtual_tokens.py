@@ -43,10 +43,8 @@ class VirtualTokenBatch(NamedTuple):
     def places(self, tokens: int, lead: Tensor | None, padding_last: bool) -> Tensor | None:
         """Return the place of each virtual token and each token of the text in its row.
 
-        Args:
-            tokens: the length of the text.
-            lead: the padding in front of each row's prompt, (batch, 1), or None.
-            padding_last: whether the padding of shorter prompts becomes the last of the row.
+        `lead` is the padding in front of each row's prompt, (batch, 1), or None. `padding_last`:
+        the padding of shorter prompts becomes the last of the row.
 
         Returns:
             (batch, length + tokens); None: virtual tokens first, in every row.
@@ -69,9 +67,7 @@ class VirtualTokenBatch(NamedTuple):
     def widen(self, mask: Tensor, places: Tensor | None) -> Tensor:
         """Extend a mask over the caller's tokens to the virtual tokens.
 
-        Args:
-            mask: (batch, tokens).
-            places: the places of all tokens.
+        `mask`: (batch, tokens); `places`: those of all tokens.
         """
         if self.padding is None:
             return arranged(F.pad(mask, (self.length, 0), value=1), places)
@@ -81,10 +77,9 @@ class VirtualTokenBatch(NamedTuple):
     def widen_pairs(self, mask: Tensor, entering: bool, window: int | None = None) -> Tensor:
         """Extend a mask over pairs of a causal stack's tokens to the virtual tokens, in front.
 
-        Args:
-            mask: (batch or 1, heads or 1, queries, keys), bool or added to the scores.
-            entering: whether the virtual tokens are queries too.
-            window: how many keys a query attends to, where that is part of the mask.
+        `mask`: (batch or 1, heads or 1, queries, keys), bool or added to the scores. `entering`:
+        the virtual tokens are queries too. `window` is how many keys a query attends to, where that
+        is part of the mask.
         """
         number = torch.arange(self.length, device=mask.device)
         padding = 0 if self.padding is None else self.padding.to(mask.device)
@@ -114,10 +109,8 @@ def as_mask(visible: Tensor, like: Tensor) -> Tensor:
 def arranged(rows: Tensor, places: Tensor | None, dim: int = 1) -> Tensor:
     """Move the tokens of each row to their places.
 
-    Args:
-        rows: (batch or 1, tokens, ...), or (..., batch or 1, tokens) with `dim` -1.
-        places: (batch, tokens); None: leave them.
-        dim: the dimension of the tokens.
+    `rows`: (batch or 1, tokens, ...), or (..., batch or 1, tokens) with `dim` -1; `places`: (batch,
+    tokens), None: leave them.
     """
     if places is None:
         return rows
@@ -127,10 +120,7 @@ def arranged(rows: Tensor, places: Tensor | None, dim: int = 1) -> Tensor:
 def gathered(rows: Tensor, numbers: Tensor, dim: int = 1) -> Tensor:
     """Return the tokens with these numbers.
 
-    Args:
-        rows: (batch or 1, tokens, ...), or (..., batch or 1, tokens) with `dim` -1.
-        numbers: (batch, n).
-        dim: the dimension of the tokens.
+    `rows`: as in `arranged`; `numbers`: (batch, n).
     """
     numbers = numbers.to(rows.device)
     if dim == -1:
@@ -146,9 +136,7 @@ def pad_left(
 ) -> tuple[list[Tensor], list[Tensor] | None]:
     """Pad the prompts of groups of rows to one length.
 
-    Args:
-        prompts: (length, d) of each group.
-        sizes: rows of each group.
+    `prompts`: (length, d) of each group; `sizes`: rows of each group.
 
     Returns:
         (rows, longest, d) of each group, and the number of padding tokens, (rows, 1) of each group;

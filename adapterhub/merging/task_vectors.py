@@ -43,10 +43,7 @@ def drop(tau: Tensor, density: float, generator: torch.Generator) -> Tensor:
 
     The expected value does not change.
 
-    Args:
-        tau: a task vector.
-        density: the probability that an entry is kept.
-        generator: the random numbers.
+    `density` is the probability that an entry is kept.
     """
     mask = torch.rand(tau.shape, generator=generator) < density
     return tau * mask.to(tau.device) / density
@@ -71,14 +68,7 @@ def elect_and_merge(taus: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 def linear_combination(
     taus: Sequence[Tensor], weights: Sequence[float], density: float, generator: torch.Generator
 ) -> Tensor:
-    """Combine by task arithmetic.
-
-    Args:
-        taus: the task vectors of one parameter.
-        weights: one for each of them.
-        density: not used.
-        generator: not used.
-    """
+    """Combine by task arithmetic."""
     return weighted_sum(taus, weights)
 
 
@@ -87,11 +77,7 @@ def ties(
 ) -> Tensor:
     """Combine by TIES: trim, elect, merge.
 
-    Args:
-        taus: the task vectors of one parameter.
-        weights: one for each of them.
-        density: the share of entries to keep.
-        generator: not used.
+    `density` is the share of entries to keep.
     """
     return elect_and_merge([trim(tau, density) for tau in taus], weights)
 
@@ -101,11 +87,7 @@ def dare(
 ) -> Tensor:
     """Combine by DARE: drop and rescale, then task arithmetic.
 
-    Args:
-        taus: the task vectors of one parameter.
-        weights: one for each of them.
-        density: the probability that an entry is kept.
-        generator: the random numbers.
+    `density` is the probability that an entry is kept.
     """
     return weighted_sum([drop(tau, density, generator) for tau in taus], weights)
 
@@ -115,11 +97,7 @@ def dare_ties(
 ) -> Tensor:
     """Combine by DARE and TIES: drop and rescale, then elect and merge.
 
-    Args:
-        taus: the task vectors of one parameter.
-        weights: one for each of them.
-        density: the probability that an entry is kept.
-        generator: the random numbers.
+    `density` is the probability that an entry is kept.
     """
     return elect_and_merge([drop(tau, density, generator) for tau in taus], weights)
 

@@ -104,12 +104,7 @@ def attention_sites(
 ) -> dict[str, str]:
     """Map the roles of an attention's projections and of its keys and values to their paths.
 
-    Args:
-        layer: a layer.
-        sublayer: attn or cross.
-        path: the path of the attention module in the layer.
-        projections: role -> name of its projections.
-        width: the size of the layer in features.
+    `path` is that of the attention module in the layer; `projections` maps roles to their names.
     """
     separate = [name for name in _SEPARATE if name in projections]
     names = separate if {"q", "kv_a"} & projections.keys() else [*separate, "qkv"]

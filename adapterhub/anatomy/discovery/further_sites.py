@@ -36,10 +36,7 @@ def further_sites(
 ) -> dict[str, str]:
     """Give each projection that has no role one of its own.
 
-    Args:
-        layer: a layer.
-        projections: the paths of its projections.
-        taken: the paths that have a role, by it.
+    `taken` maps roles to the paths that have one.
 
     Returns:
         The further paths by role.
@@ -55,12 +52,7 @@ def further_sites(
 
 
 def mixer_of(layer: nn.Module, sites: Mapping[str, str]) -> str | None:
-    """Return the path of the module that has all projections of a layer's mixer, if it is one.
-
-    Args:
-        layer: a layer.
-        sites: its paths by role.
-    """
+    """Return the path of the module that has all projections of a layer's mixer, if it is one."""
     paths = [path for role, path in sites.items() if role.startswith("mixer.")]
     parts = [path.split(".")[:-1] for path in paths]
     common = [a[0] for a in zip(*parts, strict=False) if len(set(a)) == 1] if parts else []
@@ -76,10 +68,6 @@ def _of_an_expert(path: str) -> bool:
 
 def kind_of(layer: nn.Module, path: str) -> str:
     """Return what a projection belongs to, by the words of the modules around it, innermost first.
-
-    Args:
-        layer: a layer.
-        path: the projection's path in it.
 
     Returns:
         `mixer`, `attn`, `moe`, `ffn` or `other`.

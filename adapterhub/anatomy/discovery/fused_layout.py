@@ -28,12 +28,7 @@ _ELEMENTWISE = ("clamp", "contiguous", "to", "unsqueeze", "float")
 
 
 def fused_layout(attention: nn.Module, name: str) -> Layout:
-    """Return the layout of a fused projection's output; `whole` if its use does not show it.
-
-    Args:
-        attention: the attention module.
-        name: the name of the projection in it.
-    """
+    """Return the layout of a fused projection's output; `whole` if its use does not show it."""
     found: set[Layout] = set()
     for method in own_methods(attention):
         uses = list(_uses(method, name))

@@ -15,10 +15,8 @@ from adapterhub.anatomy.projections import in_features, out_features, plain_proj
 def feed_forward_networks(layer: nn.Module, groups: list[str], width: int) -> list[dict[str, str]]:
     """List the sites of each feed-forward network of a layer; {} for one without sites.
 
-    Args:
-        layer: a layer.
-        groups: the paths of the modules that contain attention.
-        width: the size of the layer in features.
+    `groups` are the paths of the modules that contain attention; `width` is the layer's size in
+    features.
     """
     attention = tuple(f"{group}." for group in groups)
     blocks = [path for path in expert_blocks(layer) if not f"{path}.".startswith(attention)]
@@ -104,10 +102,7 @@ def feed_forward_group(
 ) -> dict[str, str]:
     """Return the outermost module around ffn.down that does not contain attention.
 
-    Args:
-        layer: a layer.
-        groups: sublayer -> the path of a module that contains it.
-        sites: the paths by role.
+    `groups` maps a sublayer to the path of a module that contains it, `sites` roles to paths.
     """
     group = ""
     parent = sites.get("ffn.down", sites.get("ffn", "")).rpartition(".")[0]

@@ -25,12 +25,8 @@ def norm_roles(
 ) -> dict[str, str]:
     """Map the roles of norms (`attn.norm`) to their paths.
 
-    Args:
-        layer: a layer.
-        width: its size in features.
-        groups: sublayer -> the path of a module that contains this sublayer only.
-        sublayers: sublayer -> the paths of its first and last projection, or of its module;
-            empty if they are unknown.
+    `groups` maps a sublayer to the path of a module that contains it only; `sublayers` to the paths
+    of its first and last projection, or of its module, empty if they are unknown.
     """
     paths = [path for path, module in layer.named_modules() if _is_norm(path, module, width)]
     inside: dict[str, list[str]] = {sublayer: [] for sublayer in groups}

@@ -24,10 +24,7 @@ def named(stacks: Sequence[Stack], by_input: bool) -> list[Stack]:
     after what they read, by the words of their path; one whose path does not say that keeps its
     name, and what is still equal is numbered: `vision`, `vision2`.
 
-    Args:
-        stacks: the stacks of a model, named `encoder` or `decoder`.
-        by_input: whether an encoder and a decoder read inputs of different kinds, as in a model of
-            pictures and text.
+    `by_input`: an encoder and a decoder read inputs of different kinds, pictures and text.
     """
     names = [stack.name for stack in stacks]
     if len(stacks) > 1 and (by_input or len(set(names)) < len(names)):

@@ -33,11 +33,8 @@ def discovered_stack(
 ) -> Stack:
     """Describe a stack of layers.
 
-    Args:
-        model: the model.
-        path: the path of its module list in the base model, with `.*.` where there are several.
-        layers: the layers.
-        alone: whether the model has no other stack.
+    `path` is that of its module list in the base model, with `.*.` where there are several;
+    `alone`: the model has no other stack.
     """
     usual = usual_size(layers)
     found = [_sites(layer, usual) for layer in layers]
@@ -74,9 +71,7 @@ def _sites(layer: nn.Module, usual: int) -> dict[str, str]:
     features, and one may change it, as where such a stage starts. Without attention, a size that a
     norm of the layer has comes first: the size of most layers may be the inner one of this network.
 
-    Args:
-        layer: a layer.
-        usual: the size in features of most layers of the stack.
+    `usual` is the size in features of most layers of the stack.
     """
     sizes = dict.fromkeys(_sizes_of_attention(layer))
     shows = {"attn.o"} if sizes else {"ffn", "ffn.down", "mixer"}
