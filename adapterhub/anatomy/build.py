@@ -12,19 +12,20 @@ from transformers import PreTrainedModel
 from adapterhub.anatomy.discovery import discover
 from adapterhub.anatomy.families import FAMILIES
 from adapterhub.anatomy.family import WHOLE, Family, Layout, Stack
-from adapterhub.anatomy.forward_source import reads_token_ids
-from adapterhub.anatomy.held_weights import HeldWeight, expert_weights, router_weight
+from adapterhub.anatomy.forward_source import reads_token_ids, reversible_stack
 from adapterhub.anatomy.layer_paths import first_existing, has_path, layer_paths
 from adapterhub.anatomy.own_family import own_family
 from adapterhub.anatomy.projections import (
+    HeldWeight,
+    expert_weights,
     in_features,
     is_projection,
     latent_sizes,
     out_features,
     plain_projections,
+    router_weight,
     usual_size,
 )
-from adapterhub.anatomy.reversible import reversible_stack
 from adapterhub.anatomy.sites import (
     EXPERTS,
     NORMS,

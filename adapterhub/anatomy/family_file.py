@@ -124,3 +124,62 @@ def _stack_problems(stack: Stack) -> Iterator[str]:
             yield f"fused.{role} is not in sites{did_you_mean(role, roles)}"
         elif role.rpartition(".")[2] not in _FUSED:
             yield f"fused.{role}: only {' and '.join(_FUSED)} have parts"
+
+
+def row_text(row: Family) -> str:
+    """Write a row as Python source."""
+    lines = ["Family("]
+    lines.append(f"    {_quoted(row.model_types)},")
+    lines.append("    stacks=(")
+    for stack in row.stacks:
+        lines += [f"        {line}" for line in _stack_lines(stack)]
+    lines.append("    ),")
+    lines.append(f"    below={_quoted(row.below)},")
+    if row.positions_from_padding:
+        lines.append("    positions_from_padding=True,")
+    if row.constants:
+        lines.append(f"    constants={_quoted(row.constants)},")
+    if row.batch_dim:
+        lines.append(f"    batch_dim={row.batch_dim},")
+    if row.positions_follow_mask:
+        lines.append("    positions_follow_mask=True,")
+    if row.query_stream:
+        lines.append(f"    query_stream={_quoted(row.query_stream)},")
+    return "\n".join([*lines, ")"])
+
+
+def _stack_lines(stack: Stack) -> list[str]:
+    lines = ["Stack(", f"    {_quoted(stack.name)},", f"    {_quoted(stack.layers)},"]
+    lines += [f"    {line}" for line in _site_lines(stack.sites, "{", "},")]
+    if stack.root:
+        lines.append(f"    root={_quoted(stack.root)},")
+    if stack.body:
+        lines.append(f"    body={_quoted(stack.body)},")
+    if stack.norms:
+        lines.append(f"    norms={_quoted(stack.norms)},")
+    if stack.bias:
+        lines.append(f"    bias={_quoted(stack.bias)},")
+    if stack.fused:
+        layouts = ", ".join(f"{_quoted(role)}: {_quoted(v)}" for role, v in stack.fused.items())
+        lines.append(f"    fused={{{layouts}}},")
+    if stack.own:
+        lines.append("    own={")
+        for number, sites in stack.own.items():
+            lines += [f"        {line}" for line in _site_lines(sites, f"{number}: {{", "},")]
+        lines.append("    },")
+    return [*lines, "),"]
+
+
+def _site_lines(sites: Mapping[str, str], start: str, end: str) -> list[str]:
+    return [
+        start,
+        *(f"    {_quoted(role)}: {_quoted(path)}," for role, path in sorted(sites.items())),
+        end,
+    ]
+
+
+def _quoted(value: str | tuple[str, ...]) -> str:
+    if isinstance(value, tuple):
+        inside = ", ".join(map(_quoted, value))
+        return f"({inside},)" if len(value) == 1 else f"({inside})"
+    return f'"{value}"'

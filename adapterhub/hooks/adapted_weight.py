@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adapterhub.anatomy.held_weights import HeldWeight
+from adapterhub.anatomy.projections import HeldWeight
 from adapterhub.methods._expert_rows import (
     EveryExpert,
     ExpertRows,

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from adapterhub.anatomy.attention_source import attends
+from adapterhub.anatomy.forward_source import attends
 from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.backbones.tensor_parallel import tensor_parallel
 from adapterhub.hooks.attention_interface import RoutedConfig, eager_function, refuse_unsupported

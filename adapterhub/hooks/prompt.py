@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.anatomy.positions import padding_table, position_module
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
+from adapterhub.anatomy.tokens import padding_table, position_module
 from adapterhub.hooks.prompt_checks import (
     CachedPrompt,
     check_cached_prompt,
