@@ -30,11 +30,11 @@ from adapterhub.hooks.composition import (
 )
 from adapterhub.hooks.forward_pass import AppliedModules
 from adapterhub.hooks.head import (
+    BothSigns,
     add_variant_slot,
     drop_variant_slots,
     with_parameters,
 )
-from adapterhub.hooks.layered_head import BothSigns
 from adapterhub.hooks.slot import Slot
 from adapterhub.interrupts import deferred_interrupts
 from adapterhub.methods._base import METHODS

@@ -46,7 +46,7 @@ from adapterhub.files.manifest import FAMILY, BackboneRef, HeadRecord, Manifest,
 from adapterhub.files.native import write_adapter
 from adapterhub.hooks.composition import Composition, adapter_names
 from adapterhub.hooks.forward_pass import ModelScope
-from adapterhub.hooks.layered_head import activation_between
+from adapterhub.hooks.head import activation_between
 from adapterhub.hooks.new_tokens import NewTokenRows, add_new_tokens, first_id
 from adapterhub.hooks.pooling import HeadPooling
 from adapterhub.hooks.prompt import forget_prompt

@@ -30,7 +30,7 @@ from adapterhub.backbones.weights import device_of
 from adapterhub.config.user_folders import expanded
 from adapterhub.errors import BackboneError, MismatchError
 from adapterhub.files.manifest import Manifest, TensorInfo
-from adapterhub.hooks.layered_head import layered_head
+from adapterhub.hooks.head import layered_head
 from adapterhub.hooks.new_tokens import first_id
 from adapterhub.interchange.imported_adapter import ImportedAdapter
 from adapterhub.interchange.tensor_files import most_bytes

@@ -15,7 +15,7 @@ from adapterhub.cli._format import print_json, say
 from adapterhub.files.manifest import LOWER_IS_BETTER
 
 if TYPE_CHECKING:
-    from adapterhub.files.keys import PrivateKey
+    from adapterhub.files.signature import PrivateKey
     from adapterhub.registry.store import Entry
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -56,7 +56,7 @@ sign_option = click.option("--sign", "key", metavar="KEY", help="Sign it with th
 
 def private_key(path: str | None) -> PrivateKey | None:
     """Read a private key, and ask for its passphrase if it has one; None if there is no path."""
-    from adapterhub.files.keys import read_private_key
+    from adapterhub.files.signature import read_private_key
 
     def ask() -> str:
         return str(click.prompt(f"Passphrase of {path}", hide_input=True, err=True))

@@ -21,8 +21,7 @@ from adapterhub.config.yaml import MAX_BYTES, dump_yaml, parse_mapping
 from adapterhub.errors import ConfigError
 from adapterhub.files.heads import heads_text, with_head
 from adapterhub.files.manifest import Manifest
-from adapterhub.files.markdown import code_block, literal
-from adapterhub.files.shown_table import ShownTable, TableCell
+from adapterhub.files.shown_table import ShownTable, TableCell, code_block, literal
 
 _START, _END = "<!-- adapterhub -->", "<!-- /adapterhub -->"
 UNPUBLISHED = "THIS FOLDER"

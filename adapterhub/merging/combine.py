@@ -16,18 +16,18 @@ otherwise `head` must name one.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.activate import activate
 from adapterhub.adapters.adapter import Adapter, AdapterMetadata
 from adapterhub.adapters.build import build_adapter
 from adapterhub.adapters.parts import PlacedModule
 from adapterhub.adapters.passes import STRUCTURE_LOCK
+from adapterhub.adapters.route import activate
 from adapterhub.adapters.state import activated, bare, find_state, get_state, require_attached
 from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.backbones.newly_initialized import newly_initialized
@@ -36,17 +36,18 @@ from adapterhub.errors import AttachError, ConfigError, MergeError, unknown
 from adapterhub.hooks.projection import OutputSlot
 from adapterhub.merging.affine import merged_weight_and_bias
 from adapterhub.merging.merge import refuse_unmergeable
-from adapterhub.merging.task_vectors import COMBINE, low_rank
 from adapterhub.methods._base import Method
 from adapterhub.methods._site_module import OutputModule
 from adapterhub.methods._skip_init import skip_init
 from adapterhub.methods.lora import LoRA, LoRALayer
 from adapterhub.methods.staged import Staged
 
+Combine = Callable[[Sequence[Tensor], Sequence[float], float, torch.Generator], Tensor]
+
 
 @dataclass(frozen=True)
 class Rule:
-    """How task vectors are combined; see `adapterhub.merging.task_vectors`."""
+    """How task vectors are combined; see `adapterhub.merging.combine`."""
 
     how: str
     weights: tuple[float, ...]
@@ -381,3 +382,94 @@ def _metadata(
     return AdapterMetadata(
         of.task, of.tokenizer, of.chat_template, training, processor=of.processor
     )
+
+
+def trim(tau: Tensor, density: float) -> Tensor:
+    """Set all entries to 0 but the share `density` with the largest magnitudes."""
+    count = int(density * tau.numel())
+    mask = torch.zeros_like(tau).flatten()
+    mask[tau.abs().flatten().topk(count).indices] = 1
+    return tau * mask.view_as(tau)
+
+
+def drop(tau: Tensor, density: float, generator: torch.Generator) -> Tensor:
+    """Set entries to 0 with probability 1 - density, and rescale the others.
+
+    The expected value does not change.
+
+    `density` is the probability that an entry is kept.
+    """
+    mask = torch.rand(tau.shape, generator=generator) < density
+    return tau * mask.to(tau.device) / density
+
+
+def weighted_sum(taus: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Compute sum_i w_i tau_i."""
+    return sum((w * tau for w, tau in zip(weights, taus, strict=True)), torch.zeros_like(taus[0]))
+
+
+def elect_and_merge(taus: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Compute the mean of the weighted entries that have the same sign as the sum of all.
+
+    A sum of 0 counts as positive; entries of 0 have no sign.
+    """
+    positive = sum(taus, torch.zeros_like(taus[0])) >= 0
+    agree = [torch.where(positive, tau > 0, tau < 0) for tau in taus]
+    total = weighted_sum([tau * mask for tau, mask in zip(taus, agree, strict=True)], weights)
+    return total / torch.stack(agree).sum(0).clamp(min=1)
+
+
+def linear_combination(
+    taus: Sequence[Tensor], weights: Sequence[float], density: float, generator: torch.Generator
+) -> Tensor:
+    """Combine by task arithmetic."""
+    return weighted_sum(taus, weights)
+
+
+def ties(
+    taus: Sequence[Tensor], weights: Sequence[float], density: float, generator: torch.Generator
+) -> Tensor:
+    """Combine by TIES: trim, elect, merge.
+
+    `density` is the share of entries to keep.
+    """
+    return elect_and_merge([trim(tau, density) for tau in taus], weights)
+
+
+def dare(
+    taus: Sequence[Tensor], weights: Sequence[float], density: float, generator: torch.Generator
+) -> Tensor:
+    """Combine by DARE: drop and rescale, then task arithmetic.
+
+    `density` is the probability that an entry is kept.
+    """
+    return weighted_sum([drop(tau, density, generator) for tau in taus], weights)
+
+
+def dare_ties(
+    taus: Sequence[Tensor], weights: Sequence[float], density: float, generator: torch.Generator
+) -> Tensor:
+    """Combine by DARE and TIES: drop and rescale, then elect and merge.
+
+    `density` is the probability that an entry is kept.
+    """
+    return elect_and_merge([drop(tau, density, generator) for tau in taus], weights)
+
+
+COMBINE: Mapping[str, Combine] = {
+    "linear": linear_combination,
+    "ties": ties,
+    "dare": dare,
+    "dare-ties": dare_ties,
+}
+
+
+def low_rank(delta: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Approximate a matrix by the nearest one of a rank, as a product (d_out, rank) (rank, d_in).
+
+    These are the first singular components (Eckart & Young 1936); each factor gets the square root
+    of the singular values.
+    """
+    u, s, vh = torch.linalg.svd(delta, full_matrices=False)
+    root = s[:rank].sqrt()
+    return u[:, :rank] * root, root[:, None] * vh[:rank]

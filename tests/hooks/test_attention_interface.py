@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 import adapterhub as ah
 from adapterhub.anatomy.forward_source import attends
 from adapterhub.errors import SiteError
-from adapterhub.hooks.attention_interface import SUPPORTED
+from adapterhub.hooks.attention import SUPPORTED
 
 
 def logits(model, **options):

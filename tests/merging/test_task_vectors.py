@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapterhub.merging.task_vectors import COMBINE, low_rank, trim
+from adapterhub.merging.combine import COMBINE, low_rank, trim
 
 A = torch.tensor([3.0, -1.0, 0.5, -4.0])
 B = torch.tensor([1.0, 2.0, -0.5, -2.0])

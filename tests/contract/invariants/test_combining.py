@@ -9,7 +9,7 @@ from peft.utils import merge_utils
 
 import adapterhub as ah
 from adapterhub.errors import AttachError, ConfigError, MergeError
-from adapterhub.merging.task_vectors import (
+from adapterhub.merging.combine import (
     COMBINE,
     dare,
     dare_ties,
