@@ -49,6 +49,13 @@ def with_head(manifest: Manifest, head: str | None) -> Manifest:
     )
 
 
+def without_heads(manifest: Manifest) -> Manifest:
+    """Return the manifest of the adapter without any head."""
+    prefixes = (ONE_HEAD, SEVERAL_HEADS)
+    tensors = {n: t for n, t in manifest.tensors.items() if not n.startswith(prefixes)}
+    return replace(manifest, head=None, heads={}, labels=(), tensors=tensors)
+
+
 def heads_text(manifest: Manifest) -> str:
     """Describe several heads: `rte (classification: no, yes), sts-b (regression)`."""
     return ", ".join(

@@ -213,29 +213,18 @@ class StackReplay:
         self._watch: _Watch | None = None
         self._call: _Watch | _Replay | None = None
         self._poison = False
-        # By the number of a wrapped layer: its attribute before, and the one in its place.
-        self._forwards: dict[int, tuple[Any, Any]] = {}
+        self.patches = [Patch() for _ in self.layers]  # of their forwards
 
     def wrap(self) -> None:
         """Call `forward` in place of the forward of each layer."""
         for number, layer in enumerate(self.layers):
-            if number not in self._forwards:
-                before = vars(layer).get("forward")
-                layer.forward = partial(self.forward, number, layer.forward)
-                self._forwards[number] = before, layer.forward
+            wrapped = partial(self.forward, number, layer.forward)
+            self.patches[number].override(layer, "forward", wrapped)
 
     def unwrap(self, first: int = 0) -> None:
-        """Restore the forward of the layers from a number on.
-
-        One that another run has wrapped since then stays, and computes as if it were not there.
-        """
-        for number in sorted((n for n in self._forwards if n >= first), reverse=True):
-            layer, (before, own) = self.layers[number], self._forwards[number]
-            if vars(layer).get("forward") is not own:
-                continue
-            del self._forwards[number], layer.forward
-            if before is not None:
-                layer.forward = before
+        """Restore the forward of the layers from a number on."""
+        for patch in reversed(self.patches[first:]):
+            patch.undo()
 
     def watch(
         self, run: Callable[[], Any], until: int | None = None
