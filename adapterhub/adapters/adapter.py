@@ -24,8 +24,7 @@ from adapterhub.adapters.parts import (
     make_slot,
     slot_at,
 )
-from adapterhub.anatomy.family_file import family_data
-from adapterhub.anatomy.own_family import own_family
+from adapterhub.anatomy.family_file import family_data, own_family
 from adapterhub.anatomy.sites import CHILD, Anatomy
 from adapterhub.backbones.end_tokens import (
     EndTokens,
@@ -49,7 +48,6 @@ from adapterhub.hooks.forward_pass import ModelScope
 from adapterhub.hooks.head import activation_between
 from adapterhub.hooks.new_tokens import NewTokenRows, add_new_tokens, first_id
 from adapterhub.hooks.pooling import HeadPooling
-from adapterhub.hooks.prompt import forget_prompt
 from adapterhub.hooks.reversible import keep_training
 from adapterhub.hooks.slot import Slot, drop_slot
 from adapterhub.interchange.peft.export_types import ExportedModule, ExportSource
@@ -345,8 +343,6 @@ class Adapter:
             slot.remove(placed.key)
             if not slot.sites:
                 drop_slot(self.model, placed.site.host)
-                if placed.site.kind == "embed":
-                    forget_prompt(self.model)
         if self.new_tokens:
             self.new_tokens.eject()
         if self.pooling:

@@ -199,10 +199,7 @@ def peft_is_installed() -> bool:
 def compare_method(model: PreTrainedModel, method: Spec) -> list[str]:
     """Compare the outputs of a method with random parameters on a stand-in for a model.
 
-    The model may be without weights, and is left as it was.
-
-    Returns:
-        A line for each difference.
+    The model may be without weights, and is left as it was. A line is returned for each difference.
     """
 
     def build() -> Adapter:
@@ -218,12 +215,11 @@ def compare_method(model: PreTrainedModel, method: Spec) -> list[str]:
 
 
 def compare(build: Callable[[], Adapter]) -> list[str]:
-    """Compare the outputs of an adapter with those of its export.
+    """Compare the outputs of an adapter with those of its export; return their differences.
 
-    `build` returns the adapter, the only one on its model; the model then gets peft's modules.
-
-    Returns:
-        A line for each difference.
+    `build` returns the adapter, the only one on its model, a stand-in with random weights so that
+    those of the backbone are not read; the model then gets peft's modules. The batch has rows
+    without padding, with padding on the right and on the left.
     """
     library = "adapterhub"
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), quiet_loading():

@@ -28,8 +28,7 @@ from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.state import ModelState, activated, bare, find_state
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.family import Family
-from adapterhub.anatomy.family_file import read_family
-from adapterhub.anatomy.own_family import forget_family, own_family, use_family
+from adapterhub.anatomy.family_file import forget_family, own_family, read_family, use_family
 from adapterhub.backbones.identity import remember_backbone
 from adapterhub.backbones.task_models import MULTI_LABEL, REGRESSION, TASK_MODELS
 from adapterhub.backbones.tokenizer import TokenizerSnapshot

@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 from adapterhub.anatomy.discovery import discover
 from adapterhub.anatomy.families import FAMILIES
 from adapterhub.anatomy.family import WHOLE, Family, Layout, Stack
+from adapterhub.anatomy.family_file import own_family
 from adapterhub.anatomy.forward_source import reads_token_ids, reversible_stack
-from adapterhub.anatomy.layer_paths import first_existing, has_path, layer_paths
-from adapterhub.anatomy.own_family import own_family
+from adapterhub.anatomy.own_modules import first_existing, has_path, layer_paths
 from adapterhub.anatomy.projections import (
     HeldWeight,
     expert_weights,

@@ -42,6 +42,7 @@ from adapterhub.anatomy.base_classes import base_classes
 from adapterhub.anatomy.family import Family, Stack
 from adapterhub.anatomy.layer_selection import layer_numbers
 from adapterhub.anatomy.own_modules import CHILD as CHILD
+from adapterhub.anatomy.own_modules import join as join
 from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.anatomy.projections import HeldWeight
 from adapterhub.errors import SiteError, did_you_mean
@@ -347,11 +348,6 @@ class Anatomy:
 def own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters of a module without those of its children."""
     return list(module.named_parameters(recurse=False, remove_duplicate=False))
-
-
-def join(*parts: str) -> str:
-    """Join parts, some of which may be empty, into a module path."""
-    return ".".join(p for p in parts if p)
 
 
 def matches(pattern: str, site: Site) -> bool:

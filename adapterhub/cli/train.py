@@ -27,7 +27,7 @@ from adapterhub.cli._open import open_page
 from adapterhub.cli._stages import check_flags, train_stages
 from adapterhub.cli._sweep import train_sweep
 from adapterhub.config.options import options_of
-from adapterhub.config.overrides import merge_options, parse_overrides
+from adapterhub.config.yaml import merge_options, parse_overrides
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, one_line
 from adapterhub.files.shown_table import ShownTable

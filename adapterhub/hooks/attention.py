@@ -173,10 +173,8 @@ def _attend(
         return call.run(attend, module)
     call = _with_explicit_mask(module, call)
     joined: PrefixedKeyValues = slot(call, names)
-    mask, options = call.mask, call.options
-    if mask is not None:
-        visible = True if mask.dtype == torch.bool else 0.0
-        mask = F.pad(mask, (joined.key.shape[2] - call.key.shape[2], 0), value=visible)
+    mask = _widen_mask(call, joined.key.shape[2] - call.key.shape[2], None)
+    options = call.options
     if (bias := options.get("position_bias")) is not None:
         options["position_bias"] = _widen_bias(bias, joined.lengths, slot)
     call = call._replace(key=joined.key, value=joined.value, mask=mask)

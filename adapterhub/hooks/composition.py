@@ -194,6 +194,20 @@ class BatchPlan:
             value = value.index_select(dim, _repeated(self.order, copies, value.device))
         return list(value.split([size * copies for size in self.sizes], dim))
 
+    def split_call(
+        self, args: Sequence[Any], named: Mapping[str, Any], copies: int
+    ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Split the arguments of a call into those for the rows of each group."""
+        parts = [self.split(value, copies) for value in args]
+        named_parts = {name: self.split(value, copies) for name, value in named.items()}
+        return [
+            (
+                tuple(part[n] for part in parts),
+                {name: part[n] for name, part in named_parts.items()},
+            )
+            for n in range(len(self.groups))
+        ]
+
     def join(self, pieces: Sequence[Tensor], copies: int, dim: int = 0) -> Tensor:
         """Put the rows of all groups back into their order.
 

@@ -19,7 +19,7 @@ activation, and call their head with what they select themselves:
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -74,18 +74,10 @@ class VariantSlot(Slot):
         copies = plan.copies(len(y), self.path)
         if (rows := _at_once(modules, plan, inputs, options, y)) is not None:
             return rows
-        rows_of_y = plan.split(y, copies)
-        rows_of_inputs = [plan.split(value, copies) for value in inputs]
-        rows_of_options = {name: plan.split(value, copies) for name, value in options.items()}
+        calls = zip(plan.groups, plan.split_call((y, *inputs), options, copies), strict=True)
         outputs = [
-            _call(
-                modules,
-                composition,
-                tuple(rows[n] for rows in rows_of_inputs),
-                {name: rows[n] for name, rows in rows_of_options.items()},
-                rows_of_y[n],
-            )
-            for n, composition in enumerate(plan.groups)
+            _call(modules, composition, own_inputs, own_options, own_y)
+            for composition, ((own_y, *own_inputs), own_options) in calls
         ]
         most = max(output.shape[-1] for output in outputs)
         padded = [F.pad(o, (0, most - o.shape[-1]), value=-float("inf")) for o in outputs]
@@ -129,7 +121,7 @@ def _at_once(
 def _call(
     modules: Mapping[str, nn.Module],
     composition: Any,
-    inputs: tuple[Any, ...],
+    inputs: Sequence[Any],
     options: dict[str, Any],
     y: Tensor,
 ) -> Tensor:

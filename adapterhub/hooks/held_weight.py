@@ -72,13 +72,11 @@ class HeldWeightSlot(Slot):
             composition = self.keys if plan is None else plan.groups[0]
             return function(self.adapted(host, composition), *args, **named)
         copies = plan.copies(first_input(tuple(args), named).shape[0], self.where())
-        split = [plan.split(value, copies) for value in args]
-        split_named = {name: plan.split(value, copies) for name, value in named.items()}
         outputs = []
-        for n, composition in enumerate(plan.groups):
-            its_named = {name: values[n] for name, values in split_named.items()}
+        calls = plan.split_call(args, named, copies)
+        for composition, (its_args, its_named) in zip(plan.groups, calls, strict=True):
             adapted = self.adapted(host, composition, by_row=True)
-            outputs.append(function(adapted, *(values[n] for values in split), **its_named))
+            outputs.append(function(adapted, *its_args, **its_named))
         if isinstance(outputs[0], tuple):
             return tuple(_joined(plan, pieces) for pieces in zip(*outputs, strict=True))
         return _joined(plan, outputs)

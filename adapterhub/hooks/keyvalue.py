@@ -49,14 +49,8 @@ class AttentionCall(NamedTuple):
 
     def split(self, plan: BatchPlan, copies: int) -> list[AttentionCall]:
         """Return one call for each group of rows; the batch repeats each row `copies` times."""
-        query, key, value, mask, x = (plan.split(tensor, copies) for tensor in self[:5])
-        options = {name: plan.split(option, copies) for name, option in self.options.items()}
-        return [
-            AttentionCall(
-                query[n], key[n], value[n], mask[n], x[n], {o: v[n] for o, v in options.items()}
-            )
-            for n in range(len(plan.groups))
-        ]
+        calls = plan.split_call(self[:5], self.options, copies)
+        return [AttentionCall._make((*tensors, options)) for tensors, options in calls]
 
 
 class PrefixedKeyValues(NamedTuple):

@@ -55,7 +55,6 @@ from adapterhub.hooks.virtual_tokens import (
 
 _AROUND = "_adapterhub_prompt_inside"
 _TEXT = {"input_ids", "attention_mask", "position_ids", "past_key_values"}
-_PROMPT = "_adapterhub_prompt"
 _PLACES = "places"
 _WINDOWS = ("sliding_window", "window_size")
 _SEQUENCES = ("last_hidden_state", "hidden_states")
@@ -89,19 +88,19 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
     # First of all: a pooling reads the caller's tokens alone.
     slot.patch.hook(root.register_forward_hook(strip_prompt, prepend=True, with_kwargs=True))
     if pooled:
-        slot.patch.hook(_pre_hook(model, slot, hide_ids))
+        _before(model, slot, hide_ids)
     if feeds_decoder:
         decoder = model.get_submodule(anatomy.path(anatomy.stacks["decoder"].root))
-        slot.patch.hook(_pre_hook(decoder, slot, widen_encoder_mask))
-        slot.patch.hook(_output_hook(model, slot, strip_encoder_output))
+        _before(decoder, slot, widen_encoder_mask)
+        _after(model, slot, strip_encoder_output)
     if body := anatomy.stacks[site.stack].body:
-        slot.patch.hook(_output_hook(root.get_submodule(body), slot, strip_body))
+        _after(root.get_submodule(body), slot, strip_body)
     if (taker := position_module(root)) is not None and taker is not root:
-        slot.patch.hook(_pre_hook(taker, slot, skip_positions))
+        _before(taker, slot, skip_positions)
     slot.window = next((w for n in _WINDOWS if (w := getattr(config, n, None))), None)
     if table is not None:
         slot.table_padding = table.padding_idx  # type: ignore[assignment]
-        slot.patch.hook(_pre_hook(table, slot, show_padding))
+        _before(table, slot, show_padding)
     watch_around(model, site.host, slot)
     root.add_module(CHILD, slot)
     return slot
@@ -109,7 +108,7 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
 
 def skip_positions(table: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Leave positions free: the pre-hook of a table of positions."""
-    (slot,) = getattr(table, _PROMPT)
+    slot = getattr(table, _mark(skip_positions))
     skipped = slot.skipped()
     if not skipped:
         return args, kwargs
@@ -120,7 +119,7 @@ def skip_positions(table: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 def show_padding(table: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Pass ids in which padding is found: the pre-hook of a table that counts from padding."""
-    (slot,) = getattr(table, _PROMPT)
+    slot = getattr(table, _mark(show_padding))
     added: AddedPrompt | None = slot.kept(ADDED)
     if added is None or added.ids is None:
         return args, kwargs
@@ -129,19 +128,24 @@ def show_padding(table: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     return (), kwargs | {"input_ids": added.ids, "inputs_embeds": None}
 
 
-def _pre_hook(module: nn.Module, slot: PromptSlot, hook: Any) -> Any:
-    setattr(module, _PROMPT, [slot])
-    return module.register_forward_pre_hook(hook, with_kwargs=True)
+def _mark(hook: Any) -> str:
+    """Return the attribute of a module in which a hook finds its slot."""
+    return f"_adapterhub_{hook.__name__}"
 
 
-def _output_hook(module: nn.Module, slot: PromptSlot, hook: Any) -> Any:
-    setattr(module, _PROMPT, [slot])
-    return module.register_forward_hook(hook)
+def _before(module: nn.Module, slot: PromptSlot, hook: Any) -> None:
+    slot.patch.override(module, _mark(hook), slot)
+    slot.patch.hook(module.register_forward_pre_hook(hook, with_kwargs=True))
+
+
+def _after(module: nn.Module, slot: PromptSlot, hook: Any) -> None:
+    slot.patch.override(module, _mark(hook), slot)
+    slot.patch.hook(module.register_forward_hook(hook))
 
 
 def hide_ids(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Pass embeddings to a model whose head finds padding by ids: the pre-hook of the model."""
-    (slot,) = getattr(model, _PROMPT)
+    slot = getattr(model, _mark(hide_ids))
     ids = args[0] if args else kwargs.get("input_ids")
     if ids is None or not slot.counts_padding():
         return args, kwargs
@@ -199,7 +203,7 @@ def strip_prompt(
 
 def strip_body(body: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     """Remove the virtual positions in front of a pooler: it reads the caller's first token."""
-    (slot,) = getattr(body, _PROMPT)
+    slot = getattr(body, _mark(strip_body))
     added: AddedPrompt | None = slot.kept(ADDED)
     if added is None or not slot.strips:
         return output
@@ -208,7 +212,7 @@ def strip_body(body: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
 
 def widen_encoder_mask(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Extend the mask over the encoder to its virtual tokens: the pre-hook of a decoder."""
-    (slot,) = getattr(decoder, _PROMPT)
+    slot = getattr(decoder, _mark(widen_encoder_mask))
     states, mask = kwargs.get("encoder_hidden_states"), kwargs.get("encoder_attention_mask")
     slot.take(_PLACES)
     if not slot.keys or states is None:
@@ -226,7 +230,7 @@ def widen_encoder_mask(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[s
 
 def strip_encoder_output(model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     """Remove the encoder's virtual positions from the output: the hook of an encoder-decoder."""
-    (slot,) = getattr(model, _PROMPT)
+    slot = getattr(model, _mark(strip_encoder_output))
     if not slot.keys or isinstance(output, tuple):
         return output
     states = output.get("encoder_last_hidden_state")
@@ -253,13 +257,6 @@ def _strip(output: Any, names: tuple[str, ...], tokens: int, places: Tensor | No
         elif value is not None:
             output[name] = strip(value)
     return output
-
-
-def forget_prompt(model: PreTrainedModel) -> None:
-    """Remove the references to prompt slots from all modules."""
-    for module in model.modules():
-        if _PROMPT in module.__dict__:
-            delattr(module, _PROMPT)
 
 
 def watch_around(model: PreTrainedModel, host: str, slot: PromptSlot) -> None:

@@ -59,14 +59,9 @@ def check_cached_states(cache: Any, active: CachedPrompt) -> bool:
     flags = (getattr(layer, "has_previous_state", None) or {} for layer in cache.layers)
     if not any(any(each.values()) for each in flags):
         return False
-    held = cached_prompt(cache)
-    if (held.length, held.keys) != (active.length, active.keys):
-        raise SiteError(
-            f"the states in the cache were computed behind {_described(held)}; active now: "
-            f"{_described(active)}",
-            expected="the prompt with which the cache was filled",
-            hint="activate that prompt, or pass the whole text with an empty cache",
-        )
+    _refuse_other_prompt(
+        "the states in the cache were computed behind", cached_prompt(cache), active
+    )
     return True
 
 
@@ -82,11 +77,15 @@ def check_cached_prompt(cache: Any, past: int, active: CachedPrompt) -> None:
     Raises:
         SiteError: it was.
     """
-    held = cached_prompt(cache)
-    if past and (held.length, held.keys) != (active.length, active.keys):
+    if past:
+        held = cached_prompt(cache)
+        _refuse_other_prompt(f"the cache has {past} tokens, and among them", held, active)
+
+
+def _refuse_other_prompt(what: str, held: CachedPrompt, active: CachedPrompt) -> None:
+    if (held.length, held.keys) != (active.length, active.keys):
         raise SiteError(
-            f"the cache has {past} tokens, and among them {_described(held)}; active now: "
-            f"{_described(active)}",
+            f"{what} {_described(held)}; active now: {_described(active)}",
             expected="the prompt with which the cache was filled",
             hint="activate that prompt, or pass the whole text with an empty cache",
         )

@@ -16,7 +16,7 @@ otherwise `head` must name one.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -42,7 +42,7 @@ from adapterhub.methods._skip_init import skip_init
 from adapterhub.methods.lora import LoRA, LoRALayer
 from adapterhub.methods.staged import Staged
 
-Combine = Callable[[Sequence[Tensor], Sequence[float], float, torch.Generator], Tensor]
+RULES = ("linear", "ties", "dare", "dare-ties")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Rule:
 
     def __call__(self, taus: Sequence[Tensor], generator: torch.Generator) -> Tensor:
         """Combine task vectors of one parameter."""
-        return COMBINE[self.how](taus, self.weights, self.density, generator)
+        return combine_vectors(self.how, taus, self.weights, self.density, generator)
 
 
 @dataclass(frozen=True)
@@ -270,8 +270,8 @@ def _owner_of_head(adapters: Sequence[Adapter], head: str | None) -> Adapter:
 def _rule(
     how: str, weights: Sequence[float] | None, density: float, rank: int | None, seed: int, n: int
 ) -> Rule:
-    if how not in COMBINE:
-        raise unknown("rule for combining adapters", how, COMBINE)
+    if how not in RULES:
+        raise unknown("rule for combining adapters", how, RULES)
     default = 1 / n if how in ("linear", "dare") else 1.0
     rule = Rule(how, tuple(weights or [default] * n), density, rank, seed)
     problems = [] if len(rule.weights) == n else [f"{len(rule.weights)} weights for {n} adapters"]
@@ -396,8 +396,6 @@ def drop(tau: Tensor, density: float, generator: torch.Generator) -> Tensor:
     """Set entries to 0 with probability 1 - density, and rescale the others.
 
     The expected value does not change.
-
-    `density` is the probability that an entry is kept.
     """
     mask = torch.rand(tau.shape, generator=generator) < density
     return tau * mask.to(tau.device) / density
@@ -419,49 +417,38 @@ def elect_and_merge(taus: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     return total / torch.stack(agree).sum(0).clamp(min=1)
 
 
-def linear_combination(
-    taus: Sequence[Tensor], weights: Sequence[float], density: float, generator: torch.Generator
+def combine_vectors(
+    how: str,
+    taus: Sequence[Tensor],
+    weights: Sequence[float],
+    density: float,
+    generator: torch.Generator,
 ) -> Tensor:
-    """Combine by task arithmetic."""
-    return weighted_sum(taus, weights)
+    """Combine the task vectors of one parameter, tau_i = theta_i - theta_0, with weights w_i.
 
+    With k the density:
 
-def ties(
-    taus: Sequence[Tensor], weights: Sequence[float], density: float, generator: torch.Generator
-) -> Tensor:
-    """Combine by TIES: trim, elect, merge.
+        linear      tau = sum_i w_i tau_i                         Ilharco et al. 2023, section 2
+        ties        trim:   tau_i keeps its k largest magnitudes, the rest is 0
+                    elect:  g = sign(sum_i tau_i), elementwise
+                    merge:  tau = mean over {i: sign(tau_i) = g} of w_i tau_i
+                                                                  Yadav et al. 2023, algorithm 1
+        dare        tau_i = m * tau_i / k,  m ~ Bernoulli(k);  then linear
+        dare-ties   the same drop and rescale; then elect and merge    Yu et al. 2024, section 3
 
-    `density` is the share of entries to keep.
+    With linear, weights (1, 1) add two tasks, and (-1) forgets one. Each parameter is trimmed
+    separately, as in peft and mergekit; the paper trims the whole model's task vector.
+
+    Ilharco et al., "Editing Models with Task Arithmetic", https://arxiv.org/abs/2212.04089.
+    Yadav et al., "TIES-Merging: Resolving Interference When Merging Models",
+    https://arxiv.org/abs/2306.01708. Yu et al., "Language Models are Super Mario: Absorbing
+    Abilities from Homologous Models as a Free Lunch", https://arxiv.org/abs/2311.03099.
     """
-    return elect_and_merge([trim(tau, density) for tau in taus], weights)
-
-
-def dare(
-    taus: Sequence[Tensor], weights: Sequence[float], density: float, generator: torch.Generator
-) -> Tensor:
-    """Combine by DARE: drop and rescale, then task arithmetic.
-
-    `density` is the probability that an entry is kept.
-    """
-    return weighted_sum([drop(tau, density, generator) for tau in taus], weights)
-
-
-def dare_ties(
-    taus: Sequence[Tensor], weights: Sequence[float], density: float, generator: torch.Generator
-) -> Tensor:
-    """Combine by DARE and TIES: drop and rescale, then elect and merge.
-
-    `density` is the probability that an entry is kept.
-    """
-    return elect_and_merge([drop(tau, density, generator) for tau in taus], weights)
-
-
-COMBINE: Mapping[str, Combine] = {
-    "linear": linear_combination,
-    "ties": ties,
-    "dare": dare,
-    "dare-ties": dare_ties,
-}
+    if how.startswith("dare"):
+        taus = [drop(tau, density, generator) for tau in taus]
+    elif how == "ties":
+        taus = [trim(tau, density) for tau in taus]
+    return (elect_and_merge if how.endswith("ties") else weighted_sum)(taus, weights)
 
 
 def low_rank(delta: Tensor, rank: int) -> tuple[Tensor, Tensor]:

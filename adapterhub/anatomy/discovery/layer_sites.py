@@ -22,8 +22,7 @@ from adapterhub.anatomy.discovery.roles import (
     mixer_of,
 )
 from adapterhub.anatomy.forward_source import call_order
-from adapterhub.anatomy.layer_paths import has_path
-from adapterhub.anatomy.own_modules import own_modules
+from adapterhub.anatomy.own_modules import has_path, own_modules
 from adapterhub.anatomy.projections import (
     expert_modules,
     in_features,

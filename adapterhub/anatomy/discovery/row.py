@@ -20,8 +20,7 @@ from transformers.models.auto.modeling_auto import (
 from adapterhub.anatomy.discovery.layer_sites import norm_size, sites_of_layer
 from adapterhub.anatomy.discovery.roles import attention_modules, fused_layout
 from adapterhub.anatomy.family import WHOLE, Family, Layout, Stack
-from adapterhub.anatomy.layer_paths import first_existing
-from adapterhub.anatomy.own_modules import own_modules
+from adapterhub.anatomy.own_modules import first_existing, own_modules
 from adapterhub.anatomy.projections import (
     in_features,
     is_projection,
