@@ -18,17 +18,17 @@ from adapterhub._version import __version__
 from adapterhub.errors import AdapterhubError
 
 if TYPE_CHECKING:
-    from adapterhub.adapters.activate import activate as activate
     from adapterhub.adapters.adapter import Adapter as Adapter
     from adapterhub.adapters.attach import attach as attach
     from adapterhub.adapters.attach import detach as detach
-    from adapterhub.adapters.attached import adapters as adapters
-    from adapterhub.adapters.attached import disabled as disabled
+    from adapterhub.adapters.route import activate as activate
+    from adapterhub.adapters.route import adapters as adapters
+    from adapterhub.adapters.route import disabled as disabled
     from adapterhub.adapters.route import route as route
     from adapterhub.anatomy.build import anatomy_of as anatomy_of
     from adapterhub.anatomy.family import Family as Family
     from adapterhub.anatomy.family import Stack as Stack
-    from adapterhub.anatomy.own_family import register_family as register_family
+    from adapterhub.anatomy.family_file import register_family as register_family
     from adapterhub.backbones.fingerprint import fingerprint as fingerprint
     from adapterhub.backbones.load import load_backbone as load_backbone
     from adapterhub.hooks.composition import Average as Average
@@ -88,14 +88,14 @@ _LAZY = {
     "Listing": "registry.publication:PublicationInfo",
     "Adapter": "adapters.adapter",
     "TrainerCallback": "training.trainer_callback",
-    "activate": "adapters.activate",
-    "adapters": "adapters.attached",
+    "activate": "adapters.route",
+    "adapters": "adapters.route",
     "anatomy_of": "anatomy",
     "attach": "adapters.attach",
     "combine": "merging.combine",
     "delete": "registry.delete",
     "detach": "adapters.attach",
-    "disabled": "adapters.attached",
+    "disabled": "adapters.route",
     "embed": "inference.embed",
     "fingerprint": "backbones.fingerprint",
     "load": "registry.load",

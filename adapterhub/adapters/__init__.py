@@ -2,7 +2,7 @@
 
 Equations belong in methods/, hooks in hooks/, stores in registry/.
 
-`adapterhub.adapters(model)` is `adapters` of attached.py: this folder has the same name, so it can
+`adapterhub.adapters(model)` is `adapters` of route.py: this folder has the same name, so it can
 be called.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 class _CallableRoom(ModuleType):
     def __call__(self, model: Any) -> Any:
-        from adapterhub.adapters.attached import adapters
+        from adapterhub.adapters.route import adapters
 
         return adapters(model)
 

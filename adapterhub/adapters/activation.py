@@ -30,11 +30,11 @@ from adapterhub.hooks.composition import (
 )
 from adapterhub.hooks.forward_pass import AppliedModules
 from adapterhub.hooks.head import (
+    BothSigns,
     add_variant_slot,
     drop_variant_slots,
     with_parameters,
 )
-from adapterhub.hooks.layered_head import BothSigns
 from adapterhub.hooks.slot import Slot
 from adapterhub.interrupts import deferred_interrupts
 from adapterhub.methods._base import METHODS
@@ -57,10 +57,6 @@ class Activatable(Protocol):
 @contextmanager
 def temporarily(state: Activatable, composition: Composition) -> Iterator[None]:
     """Make a composition active inside; afterwards, what was active is active again.
-
-    Args:
-        state: the state of a model.
-        composition: what is active inside.
 
     Raises:
         AttachError: as `ModelState.activate`.
@@ -227,11 +223,6 @@ def activation_of(
 ) -> Activation:
     """Return what is active with a composition for all rows; the model is not changed.
 
-    Args:
-        model: the backbone.
-        adapters: those attached to it, by name.
-        composition: names of adapters.
-
     Raises:
         AttachError: adapters that cannot be active together.
     """
@@ -246,11 +237,6 @@ def route_activation_of(
     model: PreTrainedModel, adapters: Adapters, compositions: Sequence[Composition]
 ) -> RouteActivation:
     """Return what applies in a route; the model is not changed.
-
-    Args:
-        model: the backbone.
-        adapters: those attached to it, by name.
-        compositions: one for each row of a batch.
 
     Raises:
         AttachError: adapters that cannot be active together.
@@ -311,10 +297,7 @@ def template_of(
     A stack has that of its last adapter with one. Where several apply, it is a template that says
     so: prompts by any of them would be wrong for some rows.
 
-    Args:
-        adapters: those attached, by name.
-        applied: the activation, or the innermost open route of each thread.
-        own: the user's own.
+    `applied` is the activation, or the innermost open route of each thread; `own` the user's own.
     """
     with_one = {name: (name,) for name, adapter in adapters.items() if adapter.template is not None}
     compositions = dict.fromkeys(c for each in applied for c in each.compositions)

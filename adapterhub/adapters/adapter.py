@@ -24,8 +24,7 @@ from adapterhub.adapters.parts import (
     make_slot,
     slot_at,
 )
-from adapterhub.anatomy.family_file import family_data
-from adapterhub.anatomy.own_family import own_family
+from adapterhub.anatomy.family_file import family_data, own_family
 from adapterhub.anatomy.sites import CHILD, Anatomy
 from adapterhub.backbones.end_tokens import (
     EndTokens,
@@ -46,10 +45,9 @@ from adapterhub.files.manifest import FAMILY, BackboneRef, HeadRecord, Manifest,
 from adapterhub.files.native import write_adapter
 from adapterhub.hooks.composition import Composition, adapter_names
 from adapterhub.hooks.forward_pass import ModelScope
-from adapterhub.hooks.layered_head import activation_between
+from adapterhub.hooks.head import activation_between
 from adapterhub.hooks.new_tokens import NewTokenRows, add_new_tokens, first_id
 from adapterhub.hooks.pooling import HeadPooling
-from adapterhub.hooks.prompt import forget_prompt
 from adapterhub.hooks.reversible import keep_training
 from adapterhub.hooks.slot import Slot, drop_slot
 from adapterhub.interchange.peft.export_types import ExportedModule, ExportSource
@@ -204,11 +202,7 @@ class Adapter:
         return self.stops_of(snapshot.tokenizer)
 
     def stops_of(self, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-        """Return the tokens that a tokenizer has behind a text, if generation goes on at them.
-
-        Args:
-            tokenizer: that of the data.
-        """
+        """Return the tokens that a tokenizer has behind a text, if generation goes on at them."""
         if not self.model.can_generate():
             return ()
         # Chat templates are of models that continue a text.
@@ -349,8 +343,6 @@ class Adapter:
             slot.remove(placed.key)
             if not slot.sites:
                 drop_slot(self.model, placed.site.host)
-                if placed.site.kind == "embed":
-                    forget_prompt(self.model)
         if self.new_tokens:
             self.new_tokens.eject()
         if self.pooling:
@@ -368,8 +360,7 @@ class Adapter:
     def take_back(self, in_use: Collection[str]) -> None:
         """Undo `lend`: tokens that are in use, and tokens in front of them, stay.
 
-        Args:
-            in_use: the new tokens of other adapters with the same tokenizer.
+        `in_use` are the new tokens of other adapters with the same tokenizer.
         """
         if self.tokenizer is not None:
             self.tokenizer.remove_unused(in_use)

@@ -6,19 +6,22 @@ parameters are frozen while an adapter is attached; only what the adapter declar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attachable import require_model
 from adapterhub.adapters.build import build_adapter
+from adapterhub.adapters.compatibility import check_backbone, check_size, check_values
 from adapterhub.adapters.foundations import frozen_adapters
-from adapterhub.adapters.fusion_sources import build_from_sources
 from adapterhub.adapters.passes import STRUCTURE_LOCK
-from adapterhub.adapters.state import bare, get_state
+from adapterhub.adapters.state import ModelState, bare, get_state
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.pooling import check_pooling, chosen_pooling
 from adapterhub.backbones.quantized_training import check_gradients
@@ -28,10 +31,15 @@ from adapterhub.backbones.tokenizer import (
     snapshot_of,
     tokenizer_snapshot,
 )
+from adapterhub.errors import AttachError, did_you_mean
+from adapterhub.files.manifest import Manifest
+from adapterhub.files.native import adapter_folder, find_adapter, read_manifest, read_tensors
 from adapterhub.hooks.pooling import default_pooling
-from adapterhub.methods._base import METHODS, Method
+from adapterhub.methods._base import METHODS, Method, TrainedSource
 from adapterhub.methods._sites import PartialSitesError
-from adapterhub.methods._spec import Spec, with_options
+from adapterhub.methods._spec import Spec, restore_methods, with_options
+
+Saved = tuple[Manifest, Mapping[str, Tensor]]
 
 
 def attach(
@@ -112,10 +120,8 @@ def snapshot_for(
 ) -> TokenizerSnapshot | None:
     """Return the snapshot of a model's tokenizer; attaching an adapter records it.
 
-    Args:
-        model: the backbone.
-        tokenizer: its tokenizer, if `load_backbone` did not load it; tokens beyond the checkpoint's
-            embedding are new.
+    `tokenizer` is given if `load_backbone` did not load it; its tokens beyond the checkpoint's
+    embedding are new.
     """
     if tokenizer is None:
         return tokenizer_snapshot(model)
@@ -130,10 +136,6 @@ def with_found_sites(methods: Sequence[Method], anatomy: Anatomy) -> tuple[Metho
 
     Else such a method is refused: half of a model adapted is rarely what is meant. Files say what
     the adapter adapts, since its options name the sites.
-
-    Args:
-        methods: parsed methods.
-        anatomy: the anatomy of the backbone.
 
     Returns:
         The methods; in place of a composition of which a part is such a method, its parts, if
@@ -154,3 +156,85 @@ def _with_found(method: Any, anatomy: Anatomy) -> Method:
     except PartialSitesError as error:
         return replace(method, sites=error.found)  # type: ignore[no-any-return]
     return method  # type: ignore[no-any-return]
+
+
+def build_from_sources(
+    state: ModelState,
+    methods: Sequence[Method],
+    name: str,
+    tokenizer: TokenizerSnapshot | None = None,
+    pooling: str | None = None,
+) -> Adapter:
+    """Build an adapter that copies in the trained adapters which its methods name.
+
+    A source is an attached adapter or a folder.
+
+    Raises:
+        AttachError: a source that is neither attached nor a folder with an adapter.
+        FileError: the files of a source are broken.
+        MismatchError: a source was trained on a different backbone.
+    """
+    names = [source for method in methods for source in method.sources()]
+    _refuse_missing(names, state.adapters)
+    saved = {
+        n: _read_saved(adapter_folder(Path(n)), state) for n in names if n not in state.adapters
+    }
+    _refuse_foundations(names, state.adapters, saved)
+    complete: list[Method] = []
+    initial: dict[str, Tensor] = {}
+    for method in methods:
+        sources = [_trained_source(source, state.adapters, saved) for source in method.sources()]
+        built, tensors = method.built_from(sources) if sources else (method, {})
+        complete.append(built)
+        initial |= tensors
+    adapter = build_adapter(state, complete, name, tokenizer=tokenizer, pooling=pooling)
+    check_values(initial, adapter)
+    own = adapter.tensors()
+    with torch.no_grad():
+        for tensor_name, tensor in initial.items():
+            own[tensor_name].copy_(tensor)
+    return adapter
+
+
+def _read_saved(folder: Path, state: ModelState) -> Saved:
+    """Read an adapter of this backbone."""
+    manifest = read_manifest(folder)
+    check_backbone(manifest, state)
+    check_size(manifest, (), state)
+    return manifest, read_tensors(folder, manifest)
+
+
+def _refuse_missing(names: Sequence[str], attached: Mapping[str, Adapter]) -> None:
+    missing = [name for name in names if not (name in attached or find_adapter(Path(name)))]
+    if missing:
+        raise AttachError(
+            "no such adapter is attached, nor saved in a folder",
+            offenders=[f"{name!r}{did_you_mean(name, attached)}" for name in missing],
+            expected=f"one of {', '.join(map(repr, attached))}, or a folder" if attached else "",
+            hint="ah.load(model, FOLDER, name=...) first, or give the folder",
+        )
+
+
+def _refuse_foundations(
+    names: Sequence[str], attached: Mapping[str, Adapter], saved: Mapping[str, Saved]
+) -> None:
+    """Refuse sources that get the outputs of adapters below them, which a copy would not."""
+    on = [n for n in names if (attached[n].on if n in attached else saved[n][0].on)]
+    if on:
+        raise AttachError(
+            "adapters that are on top of others cannot be copied into a new one",
+            offenders=[repr(name) for name in on],
+            expected="adapters of the bare backbone",
+        )
+
+
+def _trained_source(
+    name: str, attached: Mapping[str, Adapter], saved: Mapping[str, Saved]
+) -> TrainedSource:
+    if name in attached:
+        adapter = attached[name]
+        methods = tuple(method.inference_form() for method in adapter.methods)
+        return TrainedSource(name, methods, adapter.saved_tensors())
+    manifest, tensors = saved[name]
+    methods = restore_methods(manifest.methods, f"the adapter {manifest.name!r}")
+    return TrainedSource(manifest.name, methods, tensors)

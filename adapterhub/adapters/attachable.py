@@ -81,10 +81,6 @@ def check_model(model: PreTrainedModel) -> None:
 def refuse_shared(model: PreTrainedModel, others: Iterable[AdaptedModel]) -> None:
     """Refuse a model that shares modules or parameters with another one that has adapters.
 
-    Args:
-        model: the model.
-        others: all models with adapters; the model may be among them.
-
     Raises:
         AttachError: which adapters the other one has.
     """

@@ -22,7 +22,7 @@ from adapterhub.adapters.parts import (
     parameter_holders,
 )
 from adapterhub.adapters.state import ModelState
-from adapterhub.anatomy.feature_layers import dropped_modules
+from adapterhub.anatomy.layer_groups import dropped_modules
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.backbones.tensor_parallel import tensor_parallel
@@ -110,10 +110,8 @@ def _place(
 ) -> tuple[str, Sequence[str]]:
     """Return the path that a step changes, and the modules in which it would change nothing.
 
-    Args:
-        step: the step.
-        unread: modules whose parameters nothing reads.
-        dropped: modules whose outputs nothing reads.
+    `unread` are modules whose parameters nothing reads, `dropped` those whose outputs nothing
+    reads.
     """
     if isinstance(step, Unfrozen):
         return step.path, unread

@@ -30,7 +30,7 @@ from adapterhub.backbones.weights import device_of
 from adapterhub.config.user_folders import expanded
 from adapterhub.errors import BackboneError, MismatchError
 from adapterhub.files.manifest import Manifest, TensorInfo
-from adapterhub.hooks.layered_head import layered_head
+from adapterhub.hooks.head import layered_head
 from adapterhub.hooks.new_tokens import first_id
 from adapterhub.interchange.imported_adapter import ImportedAdapter
 from adapterhub.interchange.tensor_files import most_bytes
@@ -63,10 +63,6 @@ def backbone_differences(manifest: Manifest, state: ModelState) -> list[str]:
 
     The configuration and a sample of the values are compared first; then, if the manifest has their
     digests, all values. A language-model head matters only to adapters without a head of their own.
-
-    Args:
-        manifest: the adapter's manifest.
-        state: the model's state.
     """
     trained_on = manifest.backbone
     trained = BackboneIdentity.from_record(trained_on.fingerprint, trained_on.identity)
@@ -79,10 +75,7 @@ def identity_differences(
 ) -> list[str]:
     """List in what a model differs from the backbone that an adapter was trained on.
 
-    Args:
-        trained: the identity of that backbone.
-        identities: those of the model.
-        without_head: whether the values of a language-model head may differ.
+    `without_head`: the values of a language-model head may differ.
     """
     sampled = identities.identity(complete=False)
     problems = config_differences(trained.config, sampled.config)
@@ -163,11 +156,6 @@ def check_processor(
 ) -> None:
     """Refuse an adapter that was trained with a different tokenizer, or another processor.
 
-    Args:
-        manifest: the manifest of the adapter.
-        model: the model.
-        snapshot: its tokenizer, if it is known.
-
     Raises:
         MismatchError: the error names both.
     """
@@ -201,11 +189,6 @@ def check_size(manifest: Manifest, methods: Sequence[Method], state: ModelState)
 
     Also refuse a file with more numbers than the model could have use for, before it is read.
     Smaller ones are built, so that the error can list each tensor that does not fit.
-
-    Args:
-        manifest: the adapter's manifest.
-        methods: its methods.
-        state: the model's state.
 
     Raises:
         MismatchError: they would.

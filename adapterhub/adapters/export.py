@@ -7,23 +7,27 @@ module, peft saves the whole module.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib.util
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.activate import activate
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import attach
 from adapterhub.adapters.load import adopted_family, load_folder
-from adapterhub.adapters.peft_comparison import compare, peft_is_installed
+from adapterhub.adapters.route import activate
 from adapterhub.anatomy.build import anatomy_of
-from adapterhub.backbones.load import load_backbone, meta_model
+from adapterhub.backbones.load import load_backbone, meta_model, quiet_loading
 from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
+from adapterhub.backbones.probe import probe_batch
+from adapterhub.backbones.same import same
 from adapterhub.backbones.stand_in import stand_in
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.errors import AdapterhubError, BackboneError, ConfigError, unknown
@@ -31,12 +35,14 @@ from adapterhub.files.card import model_kind
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest, read_tensors
 from adapterhub.files.run_folder import backbone_of_adapter
-from adapterhub.interchange.peft.exporter import NEW_TOKENS, on_others, try_peft
-from adapterhub.interchange.peft.files import PeftFiles
+from adapterhub.interchange.peft.exporter import NEW_TOKENS, on_others, to_peft, try_peft
+from adapterhub.interchange.peft.files import PeftFiles, write_peft
 from adapterhub.interchange.peft.vllm import DEFAULT_RANK, vllm_problems
 from adapterhub.methods._spec import Spec, parse_methods
 
 TARGETS = ("peft", "vllm")
+_TOKENS, _PADDING = 11, 4
+_PER_TOKEN = ("start_logits", "end_logits")
 
 
 @dataclass(frozen=True)
@@ -57,9 +63,7 @@ def in_peft(folder: Path, backbone: str | None = None) -> PeftExport:
     Where peft is installed, its outputs are compared with those of the adapter, on a stand-in for
     the backbone; a difference is a problem.
 
-    Args:
-        folder: an adapter of adapterhub.
-        backbone: where to find its backbone, if not where its run or its manifest says.
+    `backbone` is where to find its backbone, if not where its run or its manifest says.
 
     Raises:
         FileError: the folder has no valid adapter.
@@ -99,11 +103,8 @@ def blocking(
 ) -> list[str]:
     """List the features of a method that a target library does not support on a model.
 
-    Args:
-        model: the model, possibly without weights (`meta_model`); it is left as it was.
-        method: a method spec.
-        target: peft or vllm.
-        max_rank: the largest LoRA rank that vLLM is started with.
+    The model may be without weights (`meta_model`), and is left as it was. `target` is peft or
+    vllm, `max_rank` the largest LoRA rank that vLLM is started with.
 
     Raises:
         ConfigError: an unknown target, method or option.
@@ -188,3 +189,91 @@ def _mark_newly_initialized(model: PreTrainedModel, manifest: Manifest) -> None:
     keys = {path: anatomy.key(path).rpartition(".") for path in anatomy.parameters()}
     new = (path for path, (site, _, n) in keys.items() if f"{site}.fresh.{n}" in manifest.tensors)
     setattr(model, NEWLY_INITIALIZED, frozenset(new))
+
+
+def peft_is_installed() -> bool:
+    """Return whether outputs can be compared."""
+    return importlib.util.find_spec("peft") is not None
+
+
+def compare_method(model: PreTrainedModel, method: Spec) -> list[str]:
+    """Compare the outputs of a method with random parameters on a stand-in for a model.
+
+    The model may be without weights, and is left as it was. A line is returned for each difference.
+    """
+
+    def build() -> Adapter:
+        torch.manual_seed(0)
+        adapter = attach(stand_in(model), method, name="comparison with peft")
+        with torch.no_grad():
+            for tensor in adapter.tensors().values():
+                if tensor.requires_grad:
+                    tensor.add_(torch.randn_like(tensor), alpha=0.1)
+        return adapter
+
+    return compare(build)
+
+
+def compare(build: Callable[[], Adapter]) -> list[str]:
+    """Compare the outputs of an adapter with those of its export; return their differences.
+
+    `build` returns the adapter, the only one on its model, a stand-in with random weights so that
+    those of the backbone are not read; the model then gets peft's modules. The batch has rows
+    without padding, with padding on the right and on the left.
+    """
+    library = "adapterhub"
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), quiet_loading():
+        warnings.simplefilter("ignore")  # what matters of them is a difference
+        try:
+            adapter = build()
+            model, files = adapter.model, to_peft(adapter.export_source())
+            expected = _outputs(model)
+            adapter.detach()
+            library = "peft"
+            found = _outputs(model, _in_peft(model, files))
+        except AdapterhubError as error:
+            return ["; ".join([error.problem, *error.offenders])]
+        except Exception as error:  # of any kind: the code of peft and of the model is not ours
+            what = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+            return [f"outputs cannot be compared with peft's, {library} fails: {what}"]
+    problems = same(expected, found, torch.float32).problems
+    return [f"peft computes another {problem}" for problem in problems]
+
+
+def _in_peft(model: PreTrainedModel, files: PeftFiles) -> nn.Module:
+    """Load a checkpoint into a model with peft."""
+    import peft
+
+    with tempfile.TemporaryDirectory() as temporary:
+        write_peft(Path(temporary) / "peft", files)
+        wrapper: nn.Module = peft.PeftModel.from_pretrained(model, Path(temporary) / "peft")
+        return wrapper.eval()
+
+
+def _outputs(model: PreTrainedModel, wrapper: nn.Module | None = None) -> dict[str, Tensor]:
+    """Return the outputs of a model, or of its wrapper, at tokens that are not padding."""
+    batch = _padded_batch(model)
+    mask = batch["attention_mask"].bool()
+    with torch.no_grad():
+        outputs = (wrapper or model)(**batch, return_dict=True)
+    names = [name for name in outputs if name.endswith("logits")] or ["last_hidden_state"]
+    values = {name: outputs[name] for name in names}
+    return {
+        # peft returns the outputs of virtual tokens too.
+        name: value[:, -_TOKENS:][mask] if value.ndim == 3 or name in _PER_TOKEN else value
+        for name, value in values.items()
+    }
+
+
+def _padded_batch(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return three rows: without padding, and with padding on the right and on the left."""
+    batch = probe_batch(model, rows=3, tokens=_TOKENS)
+    ids = batch["input_ids"].view(3, _TOKENS)
+    mask = batch["attention_mask"].view(3, _TOKENS)
+    ids[1, -_PADDING - 1] = ids[1, -1].clone()
+    for row, padding in ((1, slice(-_PADDING, None)), (2, slice(0, _PADDING))):
+        ids[row, padding] = model.config.get_text_config().pad_token_id or 0
+        mask[row, padding] = 0
+    if "decoder_input_ids" in batch:
+        batch["decoder_attention_mask"] = batch["attention_mask"]
+    return batch

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.adapters.parts import HEAD, HEADS
 from adapterhub.errors import AttachError, MismatchError
 from adapterhub.files.foundation import Foundation
+from adapterhub.files.heads import without_heads
 from adapterhub.files.manifest import Manifest
 from adapterhub.hooks.composition import Average, Composition, adapter_names
 
@@ -22,12 +22,7 @@ _FRESH = ".fresh."  # in the names of parameters that the checkpoint lacked
 
 
 def with_foundations(adapters: Mapping[str, Adapter], composition: Composition) -> Composition:
-    """Return a composition with the adapters below those that it names.
-
-    Args:
-        adapters: the attached adapters.
-        composition: names of some of them.
-    """
+    """Return a composition with the adapters below those that it names."""
     if not any(adapters[name].on for name in adapter_names(composition)):
         return composition
     return _expanded(adapters, composition, frozenset())
@@ -115,11 +110,8 @@ def frozen_part(manifest: Manifest) -> Manifest:
             that the checkpoint of the backbone lacked.
     """
     fresh = {name for name in manifest.tensors if _FRESH in name}
-    left = {
-        name: info
-        for name, info in manifest.tensors.items()
-        if not name.startswith((f"{HEAD}.", f"{HEADS}.")) and name not in fresh
-    }
+    part = without_heads(manifest)
+    left = {name: info for name, info in part.tensors.items() if name not in fresh}
     problems = [f"newly initialized: {n}" for n in sorted(fresh) if re.match(r"[a-z_]+\.\d+\.", n)]
     problems += [f"new token: {token.content!r}" for token in manifest.tokens]
     problems += [] if left else ["it has a task head only"]
@@ -129,12 +121,13 @@ def frozen_part(manifest: Manifest) -> Manifest:
             offenders=problems[:5],
             expected="an adapter that changes layers of the backbone, without new tokens",
         )
-    return replace(manifest, head=None, heads={}, labels=(), tensors=left)
+    return replace(part, tensors=left)
 
 
 def freeze(adapter: Adapter, foundation: Foundation) -> None:
     """Make an adapter with the tensors of `frozen_part` a foundation of others."""
     adapter.foundation = foundation
+    adapter.changed = [changed for changed in adapter.changed if changed.method is not None]
     for parameter in adapter.parameters():
         parameter.requires_grad_(False)
 

@@ -31,11 +31,6 @@ def add_heads(adapter: Adapter, tasks: Mapping[str, NamedHead], seed: int) -> No
     A first task with the labels of the head that the adapter has takes that one. The others are
     drawn as transformers draws a new head, each from the seed and its name.
 
-    Args:
-        adapter: a new adapter, attached.
-        tasks: the kind and labels of each head by name.
-        seed: the seed of the run.
-
     Raises:
         AttachError: the model has no head, or none with an output layer.
     """

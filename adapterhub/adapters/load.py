@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +24,17 @@ from adapterhub.adapters.compatibility import (
     fit_head,
 )
 from adapterhub.adapters.foundations import attached_foundation, freeze, frozen_part
-from adapterhub.adapters.parts import HEAD, HEADS
 from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.state import ModelState, activated, bare, find_state
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.family import Family
-from adapterhub.anatomy.family_file import read_family
-from adapterhub.anatomy.own_family import forget_family, own_family, use_family
+from adapterhub.anatomy.family_file import forget_family, own_family, read_family, use_family
 from adapterhub.backbones.identity import remember_backbone
 from adapterhub.backbones.task_models import MULTI_LABEL, REGRESSION, TASK_MODELS
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.errors import ConfigError, FileError, MismatchError, warn_user
 from adapterhub.files.foundation import Foundation, check_foundations
-from adapterhub.files.heads import name_in_file, with_head
+from adapterhub.files.heads import name_in_file, with_head, without_heads
 from adapterhub.files.manifest import FAMILY, BackboneRef, Manifest, TaskHead, TensorInfo
 from adapterhub.files.native import read_manifest, read_tensors
 from adapterhub.interchange.formats import Format, detect
@@ -64,19 +61,12 @@ def load_folder(
 
     The folder of another library is imported; such files record their backbone by name only.
 
-    Args:
-        model: the backbone that the adapter was trained on.
-        folder: a folder of adapterhub, `peft` or `adapters`.
-        name: replaces the name that the adapter was saved under.
-        tokenizer: the model's, unless `load_backbone` loaded it; it gets new tokens and template.
-        any_backbone: skip the check of the fingerprint.
-        any_tokenizer: skip the check of the tokenizer or processor.
-        allow_pickle: read tensors of other libraries from a pickle, without running code.
-        head: load the task head, or the one of this name of several; otherwise the model keeps its
-            own.
-        sha256: the digest of the manifest, if the files were verified before.
-        on: the adapters that it was trained on, with their files.
-        foundation: load it frozen, without its head, for others to be on; what to record of it.
+    `tokenizer` is the model's, unless `load_backbone` loaded it; it gets new tokens and template.
+    `allow_pickle` reads tensors of other libraries from a pickle, without running code. `head`
+    loads the task head, or the one of this name of several; False leaves the model its own.
+    `sha256` is the digest of the manifest, if the files were verified before. `on` are the adapters
+    that it was trained on, with their files. `foundation` loads it frozen, without its head, for
+    others to be on; it is what to record of it.
 
     Raises:
         ConfigError: the adapter has several heads and none is named, or it has not this one.
@@ -93,18 +83,51 @@ def load_folder(
     snapshot = snapshot_for(model, tokenizer)
     if not any_tokenizer:
         check_processor(manifest, model, snapshot)
-    selected = _selected(manifest, head, foundation)
-    saved = _SavedAdapter(folder, manifest, selected, head, foundation)
+    part = frozen_part(manifest) if foundation else _with_one_head(manifest, head)
     checks = {"any_backbone": any_backbone, "any_tokenizer": any_tokenizer, "tokenizer": tokenizer}
-    ready = _ready(model, manifest, on, checks)
-    with STRUCTURE_LOCK, ready as below, bare(model) as state, skip_init():
+    family, brought = adopted_family(model, manifest), _brought(model, on, checks)
+    with STRUCTURE_LOCK, family, brought as below, bare(model) as state, skip_init():
         if not any_backbone:
             check_backbone(manifest, state)
-        adapter = saved.build(state, name or selected.name, snapshot)
+        adapter = _built(state, part, name or part.name, snapshot)
+        adapter.metadata = _metadata(manifest if foundation else part)
+        if foundation:
+            freeze(adapter, foundation)
+        else:
+            adapter.template = manifest.chat_template
+        check_tensors(part, adapter)
+        _copy(_tensors_of(part, read_tensors(folder, manifest), head), adapter)
         adapter.on = below
         state.add(adapter)
     if not any_backbone:
         remember_backbone(model, manifest.backbone.id)
+    return adapter
+
+
+def _with_one_head(manifest: Manifest, head: bool | str) -> Manifest:
+    """Return what is loaded of an adapter, with the head to load, if there is one to load."""
+    if head is False:
+        return without_heads(manifest)
+    return with_head(manifest, None if head is True else head)
+
+
+def _tensors_of(
+    part: Manifest, tensors: Mapping[str, Tensor], head: bool | str
+) -> dict[str, Tensor]:
+    """Return the tensors of a file under their names in an adapter with one head at most."""
+    chosen = head if isinstance(head, str) else None
+    return {name: tensors[name_in_file(name, chosen)] for name in part.tensors}
+
+
+def _built(
+    state: ModelState, part: Manifest, name: str, snapshot: TokenizerSnapshot | None
+) -> Adapter:
+    """Build an adapter of a size that fits, without its values."""
+    methods = restore_methods(part.methods, f"the adapter {part.name!r}")
+    check_size(part, methods, state)
+    pooling = part.head.pooling if part.head else None
+    adapter = build_adapter(state, methods, name, part.tokens, snapshot, pooling)
+    fit_head(part, adapter)
     return adapter
 
 
@@ -152,57 +175,6 @@ def _recorded_family(manifest: Manifest) -> Family | None:
         ) from error
 
 
-def _selected(manifest: Manifest, head: bool | str, foundation: Foundation | None) -> Manifest:
-    """Return what is loaded of an adapter, with the head to load, if there is one to load."""
-    if foundation:
-        return frozen_part(manifest)
-    if head is False:
-        return _without_head(manifest)
-    return with_head(manifest, None if head is True else head)
-
-
-@dataclass(frozen=True)
-class _SavedAdapter:
-    """The files of an adapter, what is loaded of them, and whether it is to be frozen."""
-
-    folder: Path
-    manifest: Manifest
-    selected: Manifest
-    head: bool | str
-    foundation: Foundation | None
-
-    def build(self, state: ModelState, name: str, snapshot: TokenizerSnapshot | None) -> Adapter:
-        """Build the adapter, with its tensors."""
-        selected = self.selected
-        methods = restore_methods(selected.methods, f"the adapter {selected.name!r}")
-        check_size(selected, methods, state)
-        pooling = selected.head.pooling if selected.head else None
-        adapter = build_adapter(state, methods, name, selected.tokens, snapshot, pooling)
-        fit_head(selected, adapter)
-        adapter.metadata = _metadata(self.manifest if self.foundation else selected)
-        adapter.template = self.manifest.chat_template
-        if self.foundation:
-            adapter.changed = [c for c in adapter.changed if c.method is not None]
-            adapter.template = None
-            freeze(adapter, self.foundation)
-        check_tensors(selected, adapter)
-        tensors = read_tensors(self.folder, self.manifest)
-        _copy(_chosen_tensors(tensors, selected, self.head), adapter)
-        return adapter
-
-
-@contextmanager
-def _ready(
-    model: PreTrainedModel,
-    manifest: Manifest,
-    foundations: Sequence[Foundation],
-    checks: Mapping[str, Any],
-) -> Iterator[tuple[Adapter, ...]]:
-    """Give a model the row of sites and the foundations of an adapter; take both back on errors."""
-    with adopted_family(model, manifest), _brought(model, foundations, checks) as below:
-        yield below
-
-
 @contextmanager
 def _brought(
     model: PreTrainedModel, foundations: Sequence[Foundation], checks: Mapping[str, Any]
@@ -211,10 +183,7 @@ def _brought(
 
     On an error inside, what was not attached before is detached.
 
-    Args:
-        model: the backbone.
-        foundations: the adapters with their files, in order.
-        checks: arguments of `load_folder`, for each of them.
+    `checks` are arguments of `load_folder`, for each of them.
     """
     if not foundations:
         yield ()
@@ -238,10 +207,7 @@ def bring_foundation(model: PreTrainedModel, foundation: Foundation, **checks: A
 
     It is detached with the last adapter that is on it.
 
-    Args:
-        model: the backbone.
-        foundation: the adapter with its files.
-        checks: arguments of `load_folder`: tokenizer, any_backbone, any_tokenizer.
+    `checks` are arguments of `load_folder`: tokenizer, any_backbone, any_tokenizer.
 
     Raises:
         FileError: its files are broken.
@@ -268,12 +234,6 @@ def load_imported(
     any_backbone: bool = False,
 ) -> Adapter:
     """Attach an adapter that was translated from another library's format for this model.
-
-    Args:
-        model: the model.
-        imported: the translated adapter.
-        name: replaces the name in its files.
-        any_backbone: skip the comparison of the backbone's name.
 
     Raises:
         MismatchError: its files name a different backbone, or its tensors do not fit.
@@ -303,26 +263,6 @@ def _translate(
         return form.read(folder, anatomy_of(model), allow_pickle=allow_pickle, head=head)
     with STRUCTURE_LOCK, activated(state, ()):
         return form.read(folder, state.anatomy, allow_pickle=allow_pickle, head=head)
-
-
-def _chosen_tensors(
-    tensors: Mapping[str, Tensor], selected: Manifest, head: bool | str
-) -> dict[str, Tensor]:
-    """Return the tensors to load under the names of an adapter with one head.
-
-    Args:
-        tensors: those of the file.
-        selected: the manifest with the head to load.
-        head: the head, as for `load_folder`.
-    """
-    chosen = head if isinstance(head, str) else None
-    return {name: tensors[name_in_file(name, chosen)] for name in selected.tensors}
-
-
-def _without_head(manifest: Manifest) -> Manifest:
-    prefixes = (f"{HEAD}.", f"{HEADS}.")
-    tensors = {n: t for n, t in manifest.tensors.items() if not n.startswith(prefixes)}
-    return replace(manifest, head=None, heads={}, labels=(), tensors=tensors)
 
 
 def _manifest_of(imported: ImportedAdapter, config: PreTrainedConfig) -> Manifest:

@@ -88,13 +88,8 @@ def save_backbone(
 ) -> None:
     """Write the backbone as it is without adapters, with the adapters' tensors beside it.
 
-    Args:
-        state: the state of the model.
-        save: `save_pretrained` of the model.
-        save_directory: as there.
-        is_main_process: as there.
-        state_dict: the model's tensors, if they are gathered already.
-        options: other arguments of `save_pretrained`.
+    `save` is the model's `save_pretrained`; `state_dict` has the model's tensors, if they are
+    gathered.
 
     Raises:
         AttachError: the backbone's parameters that an adapter trains are sharded.
@@ -127,13 +122,6 @@ def load_tensors(
     **options: Any,
 ) -> Any:
     """Load a state dict; tensors that an adapter trained in place of the backbone's go to it.
-
-    Args:
-        state: the state of the model.
-        load: `load_state_dict` of the model.
-        state_dict: the tensors.
-        args: other arguments of `load_state_dict`.
-        options: other arguments of `load_state_dict`.
 
     Raises:
         AttachError: the adapter with these tensors is not attached, or not active.
@@ -175,14 +163,6 @@ def refuse_resize(
 ) -> Any:
     """Refuse to resize the embedding, unless its size remains the same.
 
-    Args:
-        state: the state of the model.
-        resize: `resize_token_embeddings` of the model.
-        new_num_tokens: the new number of rows.
-        pad_to_multiple_of: a divisor of the number of rows.
-        args: other arguments of `resize_token_embeddings`.
-        options: other arguments of `resize_token_embeddings`.
-
     Raises:
         AttachError: another size.
     """
@@ -206,14 +186,7 @@ def refuse_resize(
 def convert(
     state: AttachedAdapters, apply: Callable[..., Any], fn: Any, recurse: bool = True
 ) -> Any:
-    """Convert or move the model, and the parameters that are not in it now.
-
-    Args:
-        state: the state of the model.
-        apply: `_apply` of the model.
-        fn: converts a tensor.
-        recurse: whether to convert child modules.
-    """
+    """Convert or move the model, and the parameters that are not in it now."""
     model = apply(fn, recurse)
     if recurse:
         convert_masters(model, fn)
@@ -226,12 +199,6 @@ def batch_continuously(
     state: AttachedAdapters, init: Callable[..., Any], *args: Any, **options: Any
 ) -> Any:
     """Return a manager of continuous batching, which takes requests for what is active now.
-
-    Args:
-        state: the state of the model.
-        init: `init_continuous_batching` of the model.
-        args: its arguments.
-        options: its named arguments.
 
     Raises:
         AttachError: a route is open, prefixes or prompts are active, or a manager is kept from an
@@ -265,12 +232,6 @@ def refuse_kept_manager(
     state: AttachedAdapters, manage: Callable[..., Any], *args: Any, **options: Any
 ) -> Any:
     """Return the context of a manager of continuous batching that lives no longer than it.
-
-    Args:
-        state: the state of the model.
-        manage: `continuous_batching_context_manager` of the model.
-        args: its arguments.
-        options: its named arguments.
 
     Raises:
         AttachError: the manager is to be kept, or as in `batch_continuously`.

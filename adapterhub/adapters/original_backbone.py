@@ -25,10 +25,8 @@ def identities_before(
 ) -> ModelIdentities:
     """Return the identities of a backbone, of a sample and of all values.
 
-    Args:
-        anatomy: of the model.
-        originals: the parameters of the backbone that adapters have replaced.
-        trained: the identity to compare with, whose vocabulary may have fewer rows.
+    `originals` are the parameters that adapters have replaced; `trained` is the identity to compare
+    with, whose vocabulary may have fewer rows.
     """
     vocabulary = _vocabulary(anatomy.model).common(trained.vocabulary if trained else None)
     tensors = _tensors(anatomy, originals)

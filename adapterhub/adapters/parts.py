@@ -169,13 +169,7 @@ class AdapterHead:
 
 
 def set_labels(model: PreTrainedModel, labels: Mapping[str, Any], patch: Patch) -> None:
-    """Set the label fields of a model's config.
-
-    Args:
-        model: the model.
-        labels: their values, by name.
-        patch: undoes it.
-    """
+    """Set the label fields of a model's config."""
     for name, value in labels.items():
         patch.set(model.config, name, value)
     if hasattr(model, "num_labels"):

@@ -1,18 +1,27 @@
-"""Send each row of a batch through its own adapter."""
+"""What is attached to a model, and which of it applies: to all rows, or to each row of a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.activation import head_of, route_activation_of
+from adapterhub.adapters.activation import StackActivation, head_of, route_activation_of
+from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.attachable import require_model
+from adapterhub.adapters.foundations import adapters_below
 from adapterhub.adapters.passes import STRUCTURE_LOCK
-from adapterhub.adapters.state import ModelState, get_state, require_attached
+from adapterhub.adapters.state import (
+    ModelState,
+    find_state,
+    get_state,
+    refuse_in_route,
+    require_attached,
+)
 from adapterhub.errors import AttachError
 from adapterhub.hooks.composition import Average, Composition, adapter_names, parse_composition
 
@@ -99,3 +108,77 @@ def _routed(state: ModelState, compositions: tuple[Composition, ...]) -> Routed:
     sizes = [len((o.head.labels if o and o.head else bare)["id2label"] or ()) for o in owners]
     one_size = len(set(sizes)) == 1
     return Routed(compositions, labels, (None,) * len(sizes) if one_size else tuple(sizes))
+
+
+def adapters(model: PreTrainedModel) -> dict[str, Adapter]:
+    """Return the adapters that are attached to a model, by name, in the order of attaching.
+
+    `adapter.active` is whether one applies.
+
+    Raises:
+        AttachError: not a model of transformers.
+    """
+    require_model(model)
+    state = find_state(model)
+    return {} if state is None else dict(state.adapters)
+
+
+def disabled(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Apply no adapter inside this context: the bare backbone, with its own head and labels.
+
+        with disabled(model):
+            logits = model(**batch).logits
+
+    It is a route (`adapterhub.route`) without adapters: it applies to the calls of its own thread
+    or asyncio task, may be nested in routes and they in it, and attach, activate and detach are
+    refused inside. What applied before applies again afterwards, also after an error.
+
+    Returns:
+        A context, which is entered once.
+
+    Raises:
+        AttachError: on entering, not a model of transformers; the active adapter changes parameters
+            of the backbone, and another thread has a route open.
+    """
+    return _only(model, ())
+
+
+def only_foundations(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Apply only the adapters that are below the active ones: what those were trained on top of.
+
+    Returns:
+        A context, as that of `disabled`.
+    """
+    active = [adapter for adapter in adapters(model).values() if adapter.active]
+    tops = [adapter for adapter in active if not any(adapter in adapters_below(a) for a in active)]
+    return _only(model, [below for top in tops for below in adapters_below(top)])
+
+
+@contextmanager
+def _only(model: PreTrainedModel, kept: Sequence[Adapter]) -> Iterator[None]:
+    """Open a route of no adapter but those that are kept, for any number of rows."""
+    require_model(model)
+    with ExitStack() as opened:
+        with STRUCTURE_LOCK:
+            if state := find_state(model):
+                opened.enter_context(state.route(StackActivation(kept)))
+        yield
+
+
+def activate(model: PreTrainedModel, *parts: str | Average) -> None:
+    """Make exactly these adapters active, in this order; without names, none.
+
+    `activate(model, "a", "b")` is a stack: b gets the output of a. `Average(["a", "b"])` is their
+    mean, and may be used like a name. What trains does not change. The head is that of the last
+    adapter that has one; for an average, the mean of the heads' outputs.
+
+    In other threads it takes effect with the next forward pass. A pass during which heads, labels
+    or backbone parameters are exchanged raises an `AttachError`.
+
+    Raises:
+        AttachError: a name that is not attached, two adapters that train one parameter, or an
+            average of adapters that cannot be averaged. What was active stays active.
+    """
+    state = get_state(model)
+    refuse_in_route(state)
+    state.activate(parse_composition(parts))

@@ -21,7 +21,7 @@ from adapterhub.adapters.state import get_state
 from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest, read_tensors
-from adapterhub.hooks.layered_head import activation_between
+from adapterhub.hooks.head import activation_between
 from adapterhub.methods._spec import method_text, restore_methods
 
 
@@ -36,10 +36,7 @@ class StartedHead:
 def start_from(adapter: Adapter, folder: Path, *, sha256: str | None = None) -> StartedHead:
     """Copy the tensors of a saved adapter into a new one, with its head if the labels are the same.
 
-    Args:
-        adapter: the new adapter, attached to the backbone that the other one was trained on.
-        folder: the folder of the saved one.
-        sha256: the digest of its manifest, if the files were verified before.
+    `sha256` is the digest of the saved manifest, if the files were verified before.
 
     Raises:
         MismatchError: it has another backbone, tokenizer, method, sizes or sites; nothing is

@@ -181,11 +181,7 @@ class ModelState:
         return [(t, template_of(self.adapters, applied, t.chat_template())) for t in tokenizers]
 
     def new_stops(self, stops: Iterable[int]) -> list[int]:
-        """Return the tokens at which the generation of the bare model does not stop itself.
-
-        Args:
-            stops: tokens behind a text.
-        """
+        """Return the tokens at which the generation of the bare model does not stop itself."""
         known = with_stops(self.own_ends, ())
         return [stop for stop in stops if stop not in known]
 
@@ -272,10 +268,7 @@ class ModelState:
     ) -> None:
         """Change the structure, or leave everything as it was.
 
-        Args:
-            adapters: those that are added or removed.
-            change: makes the change.
-            undo: gives tokenizers the tokens back that they had.
+        `undo` gives tokenizers the tokens back that they had.
         """
         with STRUCTURE_LOCK, deferred_interrupts():
             active, structure = self.activation, None
@@ -383,9 +376,7 @@ class ModelState:
     def reattach(self, adapters: Sequence[Adapter], composition: Composition) -> None:
         """Attach adapters again that were detached from this model.
 
-        Args:
-            adapters: the adapters; the model is bare.
-            composition: what is active afterwards.
+        The model is bare; `composition` is active afterwards.
         """
         self.parameters = list(self.model.parameters())
         for adapter in adapters:

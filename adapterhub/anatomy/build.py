@@ -12,19 +12,20 @@ from transformers import PreTrainedModel
 from adapterhub.anatomy.discovery import discover
 from adapterhub.anatomy.families import FAMILIES
 from adapterhub.anatomy.family import WHOLE, Family, Layout, Stack
-from adapterhub.anatomy.forward_source import reads_token_ids
-from adapterhub.anatomy.held_weights import HeldWeight, expert_weights, router_weight
-from adapterhub.anatomy.layer_paths import first_existing, has_path, layer_paths
-from adapterhub.anatomy.own_family import own_family
+from adapterhub.anatomy.family_file import own_family
+from adapterhub.anatomy.forward_source import reads_token_ids, reversible_stack
+from adapterhub.anatomy.own_modules import first_existing, has_path, layer_paths
 from adapterhub.anatomy.projections import (
+    HeldWeight,
+    expert_weights,
     in_features,
     is_projection,
     latent_sizes,
     out_features,
     plain_projections,
+    router_weight,
     usual_size,
 )
-from adapterhub.anatomy.reversible import reversible_stack
 from adapterhub.anatomy.sites import (
     EXPERTS,
     NORMS,
@@ -233,12 +234,7 @@ def fused_parts(
 
     `attn.qkv` consists of attn.q, attn.k and attn.v, `ffn.gate_up` of ffn.gate and ffn.up.
 
-    Args:
-        model: the model; its configuration has the number of heads.
-        role: the role of the fused projection.
-        module: the fused projection.
-        layout: how its output holds the parts, see `Stack.fused`.
-        queries: the size of attn.q; None if only the configuration has it.
+    `queries` is the size of attn.q; None if only the configuration has it.
 
     Raises:
         BackboneError: the parts do not have the size of the projection together.

@@ -1,6 +1,7 @@
 """Read from the source of a module's forward what it calls, in which order, and what it returns.
 
-Reads the source only: nothing is run.
+Also how it attends, through transformers' attention interface or with torch's functions, and
+whether an autograd function of its own computes its layers (Reformer). Nothing is run.
 """
 
 from __future__ import annotations
@@ -10,9 +11,14 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import nn
+
+Attends = Literal["interface", "torch"]
+_WEIGHTS = frozenset({"softmax", "scaled_dot_product_attention"})
+_PRODUCTS = frozenset({"matmul", "bmm", "baddbmm", "@", "scaled_dot_product_attention"})
 
 
 def call_order(module: nn.Module) -> tuple[str, ...]:
@@ -28,7 +34,7 @@ def returns_tuple(module: nn.Module) -> bool:
 
     By its annotation or, without one, by its `return` statements; false without a source.
     """
-    function = _definition(_method(module, "forward"))
+    function = definition_of(module, "forward")
     if function is None:
         return False
     if function.returns is not None:
@@ -46,7 +52,7 @@ def multiplies_otherwise(module: nn.Module) -> bool:
     of_model = type(module).__module__.startswith(("transformers.models.", "transformers_modules."))
     if not (of_model and isinstance(module, nn.Linear)):
         return False
-    function = _definition(_method(module, "forward"))
+    function = definition_of(module, "forward")
     if function is None or type(module).forward is nn.Linear.forward:
         return False
     called = {ast.unparse(n.func) for n in ast.walk(function) if isinstance(n, ast.Call)}
@@ -59,13 +65,11 @@ def reads_token_ids(stack: nn.Module, layer: nn.Module) -> bool:
     It passes them to its layers, as where ids select experts, or to a module of its own that does
     not get the embeddings too, as one that finds padding by id.
 
-    Args:
-        stack: the module whose forward takes `input_ids`.
-        layer: one of its layers.
+    `stack` is the module whose forward takes `input_ids`.
     """
     if "input_ids" in inspect.signature(layer.forward).parameters:
         return True
-    function = _definition(_method(stack, "forward"))
+    function = definition_of(stack, "forward")
     children = {f"self.{name}" for name, _ in stack.named_children()} - {"self.embed_tokens"}
     calls = _unconditional_calls(function.body) if function else []
     others = {"inputs_embeds", "position_ids"}  # what is computed from these needs no ids
@@ -114,7 +118,7 @@ def _definition(method: Callable[..., Any] | None) -> ast.FunctionDef | None:
 
 
 def _used(module: nn.Module, method: str, followed: frozenset[str]) -> Iterator[str]:
-    function = _definition(_method(module, method))
+    function = definition_of(module, method)
     if function is None or method in followed:
         return
     submodules = {path for path, _ in module.named_modules()}
@@ -147,3 +151,94 @@ def _path(node: ast.expr) -> str | None:
         node = node.value
     from_self = isinstance(node, ast.Name) and node.id == "self"
     return ".".join(reversed(names)) if from_self and names else None
+
+
+def attends(module: nn.Module) -> Attends | None:
+    """Return how a module computes its attention.
+
+    Returns:
+        "interface": it calls one of transformers' attention functions. "torch": it computes one
+        softmax on each path through its forward, and products by `matmul` or a like function.
+        None: it has no attention, or of another form (several softmaxes, as over landmarks;
+        products by `einsum` alone).
+    """
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    if code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names:
+        return "interface"
+    paths = _Paths(module)
+    one = paths.most_of("forward") == 1
+    return "torch" if one and _PRODUCTS & paths.names else None
+
+
+class _Paths:
+    """Counts softmaxes on the paths through a module's forward; its own methods are followed."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.followed: tuple[str, ...] = ()
+        self.names: set[str] = set()  # of the functions that are called
+
+    def most_of(self, method: str) -> int:
+        """Return the most softmaxes that one path through a method computes."""
+        function = definition_of(self.module, method)
+        if function is None or method in self.followed:
+            return 0
+        self.followed = (*self.followed, method)
+        most = self._most(function.body)
+        self.followed = self.followed[:-1]
+        return most
+
+    def _most(self, statements: list[ast.stmt]) -> int:
+        total = 0
+        for number, statement in enumerate(statements):
+            if isinstance(statement, ast.If):
+                behind = statements[number + 1 :]
+                ends = isinstance(statement.body[-1], ast.Return | ast.Raise)
+                other = statement.orelse + (behind if ends else [])
+                total += self._in(statement.test)
+                total += max(self._most(statement.body), self._most(other))
+                if ends:
+                    return total
+            elif isinstance(statement, ast.For | ast.While):
+                total += 2 * self._most(statement.body)
+            elif isinstance(statement, ast.With | ast.Try):
+                total += self._most(statement.body)
+            elif not isinstance(statement, ast.FunctionDef):
+                total += self._in(statement)
+        return total
+
+    def _in(self, node: ast.AST) -> int:
+        nodes = list(ast.walk(node))
+        self.names |= {"@" for n in nodes if isinstance(n, ast.MatMult)}
+        return sum(self._called(n) for n in nodes if isinstance(n, ast.Call))
+
+    def _called(self, call: ast.Call) -> int:
+        function = call.func
+        name = getattr(function, "attr", getattr(function, "id", ""))
+        self.names.add(name)
+        if name in _WEIGHTS or name == "Softmax":  # Softmax(dim=-1)(scores)
+            return 1
+        if not (isinstance(function, ast.Attribute) and ast.unparse(function.value) == "self"):
+            return 0
+        if isinstance(self.module._modules.get(name), nn.Softmax):
+            return 1
+        return self.most_of(name)
+
+
+def reversible_stack(model: nn.Module, layer: str) -> nn.Module | None:
+    """Return the module around a layer that computes its layers in an autograd function.
+
+    Returns:
+        None if autograd sees each operation of the layers, as in nearly all models.
+    """
+    names = layer.split(".")
+    around = (model.get_submodule(".".join(names[:n])) for n in range(len(names)))
+    return next((module for module in around if _names_function(module)), None)
+
+
+def _names_function(module: nn.Module) -> bool:
+    """Return whether the forward of a module's class names an autograd function."""
+    forward = inspect.unwrap(type(module).forward)
+    code = getattr(forward, "__code__", None)
+    named = [forward.__globals__.get(name) for name in code.co_names] if code else []
+    return any(isinstance(n, type) and issubclass(n, torch.autograd.Function) for n in named)

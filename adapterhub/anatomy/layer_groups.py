@@ -1,12 +1,15 @@
-"""What was found in each layer of a model, and what was not, for layers of equal sites together."""
+"""The layers of a model: what was found in each, and modules whose outputs nothing reads."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.anatomy.sites import SUBLAYERS, Anatomy, Site, join, own_parameters
+
+_OPTION = "vision_feature_layer"
 
 
 class LayerGroup(NamedTuple):
@@ -79,3 +82,31 @@ def _other_weights(anatomy: Anatomy, layer: str, sites: list[Site]) -> Iterator[
             continue
         names = (n for n, p in own_parameters(module) if p.ndim > 1)
         yield from (join(path, n) for n in names if join(layer, path, n) not in held)
+
+
+def dropped_modules(anatomy: Anatomy) -> tuple[str, ...]:
+    """Return the paths of the modules behind the last states that are read; () in most models.
+
+    LLaVA and its kin read the states before the last layer of their encoder of pictures,
+    hidden_states[-2]: what follows is computed and dropped, so nothing there could be trained.
+    """
+    chosen = getattr(anatomy.model.config, _OPTION, None)
+    numbers = [chosen] if isinstance(chosen, int) else list(chosen or ())
+    if not numbers or "vision" not in anatomy.layers:
+        return ()
+    layers = anatomy.layers["vision"]
+    # States 0 are the embeddings: states n are read behind n layers.
+    read = max(n if n >= 0 else len(layers) + 1 + n for n in numbers)
+    return (*layers[read:], *_behind(anatomy)) if read < len(layers) else ()
+
+
+def _behind(anatomy: Anatomy) -> Iterator[str]:
+    """Yield the modules of the encoder that are registered behind its layers, such as a norm."""
+    paths = [paths[0].split(".") for paths in anatomy.layers.values()]
+    columns = zip(*paths, strict=False)
+    shared = sum(1 for _ in itertools.takewhile(lambda names: len(set(names)) == 1, columns))
+    parts = anatomy.layers["vision"][0].split(".")[:-1]
+    for depth in range(shared + 1, len(parts)):
+        holder = ".".join(parts[:depth])
+        names = [name for name, _ in anatomy.model.get_submodule(holder).named_children()]
+        yield from (f"{holder}.{name}" for name in names[names.index(parts[depth]) + 1 :])

@@ -1,4 +1,4 @@
-"""The modules of a backbone without those of adapters: as many, however many are attached."""
+"""The modules of a backbone without those of adapters, and paths of a family row among them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ CHILD = "adapterhub"  # the name of the one child module that a host has while a
 def own_modules(model: nn.Module, *, every_use: bool = False) -> list[tuple[str, nn.Module]]:
     """List the modules of a model with their paths, as `named_modules` does, without slots.
 
-    Args:
-        model: the model.
-        every_use: list a module that has several paths under each of them.
+    `every_use` lists a module that has several paths under each of them.
     """
     found: list[tuple[str, nn.Module]] = []
     _collect(model, "", every_use, set(), found)
@@ -43,3 +41,39 @@ def _collect(
     for name, child in module._modules.items():
         if child is not None and name != CHILD:
             _collect(child, f"{path}.{name}" if path else name, every_use, seen, found)
+
+
+def join(*parts: str) -> str:
+    """Join parts, some of which may be empty, into a module path."""
+    return ".".join(p for p in parts if p)
+
+
+def layer_paths(base: nn.Module, spec: str) -> list[str]:
+    """List the paths of a stack's layers; empty if the model does not have the stack."""
+    paths = [""]
+    for name in spec.split(".*."):
+        lists = [join(path, name) for path in paths]
+        paths = [f"{path}.{number}" for path in lists for number in range(_length(base, path))]
+    return paths
+
+
+def _length(base: nn.Module, path: str) -> int:
+    module = _get(base, path)
+    return len(module) if isinstance(module, nn.ModuleList | nn.Sequential) else 0
+
+
+def _get(module: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return module.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+def first_existing(layer: nn.Module, spec: str) -> str | None:
+    """Return the first of the `|`-separated paths that exists in the layer."""
+    return next((path for path in spec.split("|") if has_path(layer, path)), None)
+
+
+def has_path(layer: nn.Module, path: str) -> bool:
+    """Return whether a module exists, or both of `a>b`."""
+    return all(_get(layer, end) is not None for end in path.split(">"))

@@ -1,14 +1,36 @@
-"""Projections: modules that multiply by a matrix, whatever library they come from."""
+"""Projections: modules that multiply by a matrix, whatever library they come from.
+
+Also weights that a module multiplies by in its own forward: of routed experts, and of routers. A
+mixture of experts holds the projections of all experts as tensors of three dimensions:
+
+    gate_up_proj    (experts, 2 d_inner, d)        up_proj    (experts, d_inner, d)
+    down_proj       (experts, d, d_inner)
+
+Some architectures store each matrix transposed. A router is a matrix too, (experts, d), inside a
+module that returns more than the product: scores, and the numbers of the selected experts.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from adapterhub.anatomy.forward_source import multiplies_otherwise, returns_tuple
 from adapterhub.anatomy.own_modules import own_modules
+
+# Parameters of three dimensions, and the roles of the projections that they hold.
+_EXPERT_PARAMETERS = {
+    "gate_up_proj": "gate_up",
+    "gate_proj": "gate",
+    "up_proj": "up",
+    "down_proj": "down",
+}
+_ROUTER = re.compile(r"router|gate|gating|classifier", re.IGNORECASE)
+_NO_ROUTER = re.compile(r"shared|gate_proj|gate_up", re.IGNORECASE)
 
 
 def is_projection(module: nn.Module) -> bool:
@@ -59,3 +81,109 @@ def usual_size(layers: Iterable[nn.Module]) -> int:
     projections = [m for layer in layers for m in layer.modules() if is_projection(m)]
     sizes = Counter(n for m in projections for n in {in_features(m), out_features(m)})
     return sizes.most_common(1)[0][0] if sizes else 0
+
+
+class HeldWeight(NamedTuple):
+    """A parameter that its module multiplies by.
+
+    Attributes:
+        parameter: the name of the parameter in the module.
+        experts: how many matrices it holds; None if it is one matrix.
+        transposed: whether a matrix is stored as (d_in, d_out), not (d_out, d_in).
+    """
+
+    parameter: str
+    experts: int | None = None
+    transposed: bool = False
+
+    def sizes(self, module: nn.Module) -> tuple[int, int]:
+        """Return the input and the output size of one matrix."""
+        rows, columns = module.get_parameter(self.parameter).shape[-2:]
+        return (rows, columns) if self.transposed else (columns, rows)
+
+
+def expert_weights(module: nn.Module) -> dict[str, HeldWeight]:
+    """Map the projections of routed experts in a module, such as `gate_up`, to their weights.
+
+    Returns:
+        {} for any other module, and for one whose weights are quantized.
+    """
+    stacked = {
+        name: p
+        for name, p in module.named_parameters(recurse=False)
+        if name in _EXPERT_PARAMETERS and p.ndim == 3 and p.is_floating_point()
+    }
+    if (
+        "down_proj" not in stacked
+        or len(stacked) < 2
+        or len({len(p) for p in stacked.values()}) > 1
+    ):
+        return {}
+    transposed = _is_transposed(module, stacked)
+    experts = len(stacked["down_proj"])
+    return {
+        role: HeldWeight(name, experts, transposed)
+        for name, role in _EXPERT_PARAMETERS.items()
+        if name in stacked
+    }
+
+
+def _is_transposed(module: nn.Module, stacked: dict[str, nn.Parameter]) -> bool:
+    """Return how the module declares its matrices; else what their sizes allow.
+
+    The output of `down` has the size of the input of the others.
+    """
+    declared = getattr(module, "is_transposed", None)
+    if isinstance(declared, bool):
+        return declared
+    down = stacked["down_proj"]
+    others = [p for name, p in stacked.items() if name != "down_proj"]
+    return not all(p.shape[2] == down.shape[1] for p in others)
+
+
+def expert_modules(layer: nn.Module) -> list[str]:
+    """List the paths of the modules in a layer that hold the weights of routed experts."""
+    return [path for path, module in own_modules(layer) if expert_weights(module)]
+
+
+def router_weight(module: nn.Module) -> HeldWeight | None:
+    """Return the weight of a router whose output is not the product alone; None for others."""
+    if is_projection(module) and not returns_tuple(module):
+        return None
+    weight = module._parameters.get("weight")
+    plain = isinstance(weight, Tensor) and weight.ndim == 2 and weight.is_floating_point()
+    return HeldWeight("weight") if plain else None
+
+
+def router_path(layer: nn.Module, experts: str) -> str | None:
+    """Return the path of the router beside the experts at a path; None if there is none.
+
+    It is the first module beside them that is named as a router and has one output for each.
+    """
+    count = _number_of_experts(layer.get_submodule(experts))
+    around = experts.rpartition(".")[0]
+    for path, module in _beside(layer, around, experts):
+        named = _ROUTER.search(path) and not _NO_ROUTER.search(path)
+        if named and count and _outputs(module) == count:
+            return f"{around}.{path}" if around else path
+    return None
+
+
+def _number_of_experts(module: nn.Module) -> int | None:
+    weights = expert_weights(module)
+    if weights:
+        return next(iter(weights.values())).experts
+    return len(module) if isinstance(module, nn.ModuleList | nn.ModuleDict) else None
+
+
+def _beside(layer: nn.Module, around: str, experts: str) -> Iterator[tuple[str, nn.Module]]:
+    inside = experts[len(around) + 1 :] if around else experts
+    for path, module in own_modules(layer.get_submodule(around)):
+        if path and not f"{path}.".startswith(f"{inside}."):
+            yield path, module
+
+
+def _outputs(module: nn.Module) -> int | None:
+    if held := router_weight(module):
+        return held.sizes(module)[1]
+    return out_features(module) if is_projection(module) else None

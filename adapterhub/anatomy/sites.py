@@ -40,14 +40,14 @@ from transformers import PreTrainedModel
 
 from adapterhub.anatomy.base_classes import base_classes
 from adapterhub.anatomy.family import Family, Stack
-from adapterhub.anatomy.held_weights import HeldWeight
 from adapterhub.anatomy.layer_selection import layer_numbers
 from adapterhub.anatomy.own_modules import CHILD as CHILD
+from adapterhub.anatomy.own_modules import join as join
 from adapterhub.anatomy.own_modules import own_modules
+from adapterhub.anatomy.projections import HeldWeight
 from adapterhub.errors import SiteError, did_you_mean
 
 Kind = Literal["linear", "weight", "sublayer", "keyvalue", "norm", "embed", "mix"]
-
 SUBLAYERS = ("attn", "cross", "ffn", "mixer")
 STREAM = ("residual", "block")  # the points of the residual stream a module may read, see Stream
 NORMS = ("norm", "postnorm")
@@ -350,11 +350,6 @@ def own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return list(module.named_parameters(recurse=False, remove_duplicate=False))
 
 
-def join(*parts: str) -> str:
-    """Join parts, some of which may be empty, into a module path."""
-    return ".".join(p for p in parts if p)
-
-
 def matches(pattern: str, site: Site) -> bool:
     """Return whether a pattern matches a site: its role, its stack and role, or its id."""
     names = (site.role, f"{site.stack}.{site.role}", site.id)
@@ -369,3 +364,13 @@ def names_a_role(pattern: str) -> bool:
     if pattern.partition(".")[0] not in (*SUBLAYERS, *ROLES):
         role = re.sub(r"^\w+\.(\d+\.|\*\.)?", "", pattern)
     return any(fnmatch.fnmatchcase(name, role) for name in ROLES)
+
+
+def sites_option(anatomy: Anatomy, sites: Iterable[Site]) -> list[str]:
+    """Return patterns that match exactly these sites: roles, stack-qualified roles, or ids."""
+    ids = {site.id for site in sites}
+    for name in (lambda s: s.role, lambda s: f"{s.stack}.{s.role}"):
+        names = sorted({name(s) for s in anatomy.sites.values() if s.id in ids})
+        if {s.id for s in anatomy.sites.values() if name(s) in names} == ids:
+            return names
+    return [s.id for s in anatomy.sites.values() if s.id in ids]

@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from adapterhub.config.keyed_files import KeyedFiles
-from adapterhub.config.user_folders import user_folder
+from adapterhub.config.user_folders import KeyedFiles, user_folder
 
 TICK = 2_000_000_000  # nanoseconds: the longest, of FAT
 _MOST_BYTES = 256 << 20  # of all results in a folder

@@ -14,8 +14,7 @@ from safetensors import SafetensorError
 from tokenizers import AddedToken
 from transformers import PreTrainedModel
 
-from adapterhub.anatomy.family_file import FamilySource, read_family
-from adapterhub.anatomy.own_family import use_family
+from adapterhub.anatomy.family_file import FamilySource, read_family, use_family
 from adapterhub.backbones.causality import check_causal
 from adapterhub.backbones.find import PACKAGED, find_backbone, is_local_name, not_found
 from adapterhub.backbones.hub_guard import guarded_hub

@@ -13,9 +13,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.activate import activate
-from adapterhub.adapters.attached import adapters, disabled
-from adapterhub.adapters.route import route
+from adapterhub.adapters.route import activate, adapters, disabled, route
 from adapterhub.bench.linear_probe import Features
 from adapterhub.tasks import Encoded
 from adapterhub.tasks._losses import model_inputs

@@ -26,8 +26,7 @@ from adapterhub.bench.tables import (
 from adapterhub.bench.wording import rate_words
 from adapterhub.errors import one_line
 from adapterhub.files.atomic import replace_file
-from adapterhub.files.markdown import code_block, literal
-from adapterhub.files.shown_table import ShownTable
+from adapterhub.files.shown_table import ShownTable, code_block, literal
 from adapterhub.pages.figures import (
     FIRST,
     GRID,

@@ -11,7 +11,7 @@ import click
 from adapterhub.errors import ConfigError
 
 if TYPE_CHECKING:
-    from adapterhub.files.keys import PrivateKey
+    from adapterhub.files.signature import PrivateKey
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Option: TypeAlias = Callable[[Function], Function]
@@ -89,7 +89,7 @@ publication_options = several_options(
 
 def private_key(path: str | None) -> PrivateKey | None:
     """Read a private key, and ask for its passphrase if it has one; None if there is no path."""
-    from adapterhub.files.keys import read_private_key
+    from adapterhub.files.signature import read_private_key
 
     def ask() -> str:
         return str(click.prompt(f"Passphrase of {path}", hide_input=True, err=True))

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from adapterhub.cli._format import say_text
-from adapterhub.config.commented_yaml import WIDTH, values_text
+from adapterhub.config.described import WIDTH, values_text
 from adapterhub.config.options import OptionDoc, options_of
 from adapterhub.methods._described import DescribedMethod
 from adapterhub.tasks import Task

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from adapterhub.config.options import options_of
-from adapterhub.config.overrides import merge_options, parse_overrides
+from adapterhub.config.yaml import merge_options, parse_overrides
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.recipe.options import TrainOptions

@@ -118,8 +118,7 @@ def _check(
     registry: str | None,
 ) -> None:
     with doing("loading torch"):
-        from adapterhub.adapters.export import blocking
-        from adapterhub.adapters.peft_comparison import compare_method, peft_is_installed
+        from adapterhub.adapters.export import blocking, compare_method, peft_is_installed
         from adapterhub.backbones.load import meta_model
         from adapterhub.backbones.task_models import TASK_MODELS
 

@@ -110,8 +110,7 @@ def _compact(roles: Sequence[str]) -> str:
 def _draft(backbone: str, revision: str | None, python: bool) -> str:
     """Return the row of a backbone as discovered; its configuration is enough."""
     from adapterhub.anatomy.discovery import discover
-    from adapterhub.anatomy.family_file import family_yaml
-    from adapterhub.anatomy.family_source import row_text
+    from adapterhub.anatomy.family_file import family_yaml, row_text
     from adapterhub.backbones.load import meta_model
 
     row = discover(meta_model(backbone, revision=revision))

@@ -23,7 +23,7 @@ def new_key(file: str, passphrase: bool, as_json: bool) -> None:
     Keep FILE to yourself: who has it can sign in your name. Publish the public key where people
     look for it, such as your home page.
     """
-    from adapterhub.files.keys import write_key_pair
+    from adapterhub.files.signature import write_key_pair
 
     secret = None
     if passphrase:
@@ -42,7 +42,7 @@ def new_key(file: str, passphrase: bool, as_json: bool) -> None:
 def show_key(file: str, as_json: bool) -> None:
     """Print the public key of a private or public key file, and its id."""
     from adapterhub.errors import ConfigError
-    from adapterhub.files.keys import read_public_key
+    from adapterhub.files.signature import read_public_key
 
     try:
         key = read_public_key(file)

@@ -30,7 +30,7 @@ def command(
     `adapterhub sync` restores exactly the pinned files. An adapter that was signed when it was
     locked stays with its signer.
     """
-    from adapterhub.files.keys import PublicKey
+    from adapterhub.files.signature import PublicKey
     from adapterhub.registry.lockfile import pin, read_lock, with_pins, write_lock
 
     if name and len(references) > 1:

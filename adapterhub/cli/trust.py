@@ -40,7 +40,7 @@ def command(key: str | None, remove: bool, required: bool | None, as_json: bool)
 
 
 def _change(key: str, remove: bool) -> None:
-    from adapterhub.files.keys import read_public_key
+    from adapterhub.files.signature import read_public_key
     from adapterhub.registry.trust import distrust_key, trust_key
 
     if remove and re.fullmatch("[0-9a-f]{16}", key):  # an id
@@ -57,7 +57,7 @@ def _change(key: str, remove: bool) -> None:
 
 
 def _list(as_json: bool) -> None:
-    from adapterhub.files.keys import PublicKey
+    from adapterhub.files.signature import PublicKey
     from adapterhub.registry.trust import read_trust, trust_path
 
     trust = read_trust()

@@ -26,12 +26,9 @@ Check = Callable[[str, Any], list[str]]
 def option(default: T, help: str = "", *, omitted: bool = False) -> T:
     """Define a dataclass field with a default and a one-line help text.
 
-    Args:
-        default: the default.
-        help: the text.
-        omitted: `to_dict` leaves it out while it has its default, and `from_file` does not
-            require it: an option that is added later must not change files, and digests of them,
-            that do not use it.
+    `omitted`: `to_dict` leaves it out while it has its default, and `from_file` does not require
+    it: an option that is added later must not change files, and digests of them, that do not use
+    it.
     """
     metadata = {"help": help, "omitted": omitted}
     if isinstance(default, dict):  # a mutable default: one copy per object
@@ -109,11 +106,8 @@ def from_dict(
     `tuple[X, ...]`, `dict[str, X]` and scalars. An int is accepted as a float; nothing else is
     converted.
 
-    Args:
-        cls: the dataclass.
-        data: its values by name.
-        where: prefix of each option's path in the error.
-        suggest: returns what to type instead of an unknown option, by its path, or "".
+    `where` is the prefix of each option's path in the error; `suggest` returns what to type instead
+    of an unknown option, by its path, or "".
 
     Raises:
         ConfigError: unknown keys, missing keys or values of the wrong type; lists all of them.
@@ -133,10 +127,7 @@ def from_file(cls: type[T], data: object, path: str = "") -> tuple[T | None, lis
     A file has all fields, except those that `to_dict` omits. Other fields are ignored if they have
     a neutral value (`is_neutral`), which a later version may write.
 
-    Args:
-        cls: the dataclass.
-        data: the data of the file, or an object of `cls`, to check it before it is written.
-        path: the path of the data in the file.
+    `data` may be an object of `cls`, to check it before it is written.
     """
     problems = _Problems()
     problems.of_file = True

@@ -28,10 +28,7 @@ def parse_calls(text: str, kind: str, examples: str) -> list[tuple[str, dict[str
     Values are Python literals, bare words (`attn.q`, `top 4`), `true`, `false`, `null`, and lists
     and mappings of these as in YAML: `[attn.q, attn.v]`, `{attn.q: 4}`.
 
-    Args:
-        text: the spec.
-        kind: "method" or "task", for the error.
-        examples: valid specs, for the error.
+    `kind` is "method" or "task"; `examples` are valid specs, for the error.
 
     Returns:
         One (name, options) pair per call, in order.
@@ -56,11 +53,6 @@ def call_text(name: str, options: Mapping[str, object]) -> str:
 
 def spec_error(spec: object, kind: str, examples: str) -> ConfigError:
     """Build the error for an invalid spec.
-
-    Args:
-        spec: the invalid spec, of any type.
-        kind: "method" or "task".
-        examples: valid specs.
 
     Returns:
         The error, for the caller to raise.

@@ -1,13 +1,23 @@
-"""The folders of a user: cache, configuration, data, and state, which is neither of them."""
+"""The folders of a user: cache, configuration, data, and state, which is neither of them.
+
+Also files that are made once and kept there, each under the digest of what it was made from.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
+import json
 import os
+import secrets
 import stat
 import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, BinaryIO, Literal
 
 import platformdirs
 
@@ -15,6 +25,7 @@ from adapterhub.errors import ConfigError, warn_user
 
 STATE_VARIABLE = "ADAPTERHUB_STATE"
 Kind = Literal["cache", "config", "data", "state"]
+_DRAFT_SECONDS = 24 * 3600.0
 
 
 def user_folder(kind: Kind) -> Path:
@@ -66,3 +77,83 @@ def _temporary_home() -> Path:
         stacklevel=2,
     )
     return folder
+
+
+@dataclass(frozen=True)
+class KeyedFiles:
+    """A folder of files that can be made again, such as one of the user's cache.
+
+    A file is named by the digest of its key and by its size. It appears when it is complete, and is
+    never changed: of several processes that make the same one, one wins. A file of another size
+    than in its name is damaged, and made again. When all files take more than `limit` bytes, those
+    that were used longest ago are deleted.
+
+    Attributes:
+        folder: the folder, which is created with the first file.
+        key: what all files depend on, as JSON: such as the version of their format.
+        limit: the most bytes of all files.
+    """
+
+    folder: Path
+    key: Any
+    limit: int
+
+    def find(self, key: Any) -> Path | None:
+        """Return the file of a key, or None if it is missing or damaged."""
+        for path in self.folder.glob(f"{self._name(key)}.*"):
+            with contextlib.suppress(FileNotFoundError):  # another process deletes it
+                if path.suffix == f".{path.stat().st_size}":
+                    with contextlib.suppress(OSError):  # a cache that is only read
+                        os.utime(path)  # the time of its last use
+                    return path
+        return None
+
+    def make(self, key: Any, write: Callable[[BinaryIO], object]) -> Path:
+        """Return the file of a key, which is written first if it is missing.
+
+        `key` is what the file depends on, as JSON.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        if (found := self.find(key)) is not None:
+            return found
+        self.folder.mkdir(parents=True, exist_ok=True)
+        draft = self.folder / f"{secrets.token_hex(8)}.new"
+        try:
+            with open(draft, "xb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            path = self.folder / f"{self._name(key)}.{draft.stat().st_size}"
+            os.replace(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
+        self._evict(path)
+        return path
+
+    def _name(self, key: Any) -> str:
+        record = json.dumps([self.key, key], sort_keys=True)
+        return hashlib.sha256(record.encode()).hexdigest()
+
+    def _evict(self, newest: Path) -> None:
+        """Delete the files that were used longest ago, until the others are within the limit.
+
+        A draft that nobody has written to for a day is of a process that was killed.
+        """
+        files = []
+        for path in self.folder.glob("*.*"):
+            with contextlib.suppress(OSError):  # another process deletes it
+                found = path.stat()
+                if path.suffix != ".new":
+                    files.append((found.st_mtime_ns, found.st_size, path))
+                elif found.st_mtime < time.time() - _DRAFT_SECONDS:
+                    path.unlink()
+        size = sum(each for _, each, _ in files)
+        for _, each, path in sorted(files):
+            if size <= self.limit:
+                return
+            if path != newest:
+                with contextlib.suppress(OSError):  # Windows deletes no file that is mapped
+                    path.unlink()
+                    size -= each

@@ -1,9 +1,12 @@
-"""YAML with the core schema of YAML 1.2: `1e-3` is a float, `no` is a string, `010` is ten."""
+"""YAML with the core schema of YAML 1.2: `1e-3` is a float, `no` is a string, `010` is ten.
+
+Also options on the command line, `train.epochs=1` words, whose values are YAML.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,9 +43,7 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 def dump_yaml(data: Mapping[str, object], *, for_all: bool = False) -> str:
     """Write YAML that `load_yaml` reads back as equal data, in the same order.
 
-    Args:
-        data: the data.
-        for_all: whether readers of YAML 1.1, such as PyYAML, read it as equal data, too.
+    `for_all`: readers of YAML 1.1, such as PyYAML, read it as equal data, too.
     """
     return yaml.dump(dict(data), Dumper=_DumperForAll if for_all else _Dumper, sort_keys=False)
 
@@ -117,10 +118,18 @@ _SCALARS = {
         list("+-.0123456789"),
     ),
 }
+
+
 _TAG = "tag:yaml.org,2002:"
+
+
 Loader.yaml_implicit_resolvers = {}
+
+
 for _name, (_pattern, _starts) in _SCALARS.items():
     Loader.add_implicit_resolver(_TAG + _name, re.compile(rf"^(?:{_pattern})\Z"), _starts)
+
+
 Loader.add_constructor(_TAG + "int", _construct_int)
 
 
@@ -144,6 +153,8 @@ class _DumperForAll(yaml.SafeDumper):
 
 
 _DumperForAll.yaml_implicit_resolvers = {}
+
+
 for _every in (Loader, yaml.SafeDumper):
     for _first, _resolvers in _every.yaml_implicit_resolvers.items():
         for _tag, _matches in _resolvers:
@@ -158,3 +169,70 @@ def plain_scalar(text: str) -> object:
         return loader.construct_object(yaml.ScalarNode(tag, text))
     except yaml.YAMLError:
         return text
+
+
+def merge_options(base: Mapping[str, object], override: Mapping[str, object]) -> dict[str, Any]:
+    """Merge `override` into a copy of `base`, recursing into mappings."""
+    merged: dict[str, Any] = {}
+    for key in (*base, *(key for key in override if key not in base)):
+        below, value = base.get(key), override.get(key, base.get(key))
+        if isinstance(value, Mapping):
+            value = merge_options(below if isinstance(below, Mapping) else {}, value)
+        merged[key] = value
+    return merged
+
+
+def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
+    """Parse `path=value` words such as `train.epochs=1` into nested data; the last one wins.
+
+    A value is a YAML scalar, or a YAML `[...]` or `{...}`. Invalid YAML, and a method spec such as
+    `lora(rank=4)`, is a string. An empty value is null.
+
+    Raises:
+        ConfigError: words without a `=` or with an empty name in their path; lists all of them.
+    """
+    nested: dict[str, Any] = {}
+    problems = []
+    for word in overrides:
+        path, equals, text = word.partition("=")
+        names = [name.strip() for name in path.split(".")]
+        if not equals:
+            problems.append(f"{word!r} has no '='")
+        elif not all(names):
+            problems.append(f"{word!r} has an empty name before the '='")
+        else:
+            try:
+                nested = merge_options(nested, _nest(names, _word_value(text)))
+            except yaml.constructor.ConstructorError as error:
+                problems.append(f"{word!r}: {error.problem}")
+    if problems:
+        raise ConfigError(
+            "invalid option(s) on the command line",
+            offenders=problems,
+            expected="option=value, with dots between nested names",
+            hint="train.epochs=1",
+        )
+    return nested
+
+
+_CALL_IN_LIST = re.compile(r"[A-Za-z][\w-]*\([^()'\"]*\)")
+
+
+def _word_value(text: str) -> object:
+    text = text.strip()
+    if not text.startswith(("[", "{", "'", '"')):
+        return plain_scalar(text)
+    if "'" not in text and '"' not in text:
+        # A comma between a method's options would end the list item, so quote the whole call.
+        text = _CALL_IN_LIST.sub(lambda call: f'"{call[0]}"', text)
+    try:
+        value = yaml.load(text, Loader=Loader)
+    except yaml.constructor.ConstructorError:
+        raise
+    except (yaml.YAMLError, RecursionError):
+        return text
+    return text if text[0] in "'\"" and not isinstance(value, str) else value
+
+
+def _nest(names: list[str], value: object) -> dict[str, Any]:
+    return {names[0]: _nest(names[1:], value) if names[1:] else value}

@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, overload
 
-from adapterhub.config.keyed_files import KeyedFiles
-from adapterhub.config.user_folders import user_folder
+from adapterhub.config.user_folders import KeyedFiles, user_folder
 from adapterhub.data.examples import Example, Streamed
 from adapterhub.data.options import DataOptions
 from adapterhub.data.parquet import opened_parquet

@@ -68,10 +68,7 @@ def check_place(folder: Path, overwrite: bool, replaceable: Collection[str]) -> 
     A folder is replaced only if all its files are `replaceable`, so a wrong path cannot delete
     other work.
 
-    Args:
-        folder: the output folder.
-        overwrite: whether an existing folder may be replaced.
-        replaceable: names of the files that an overwrite may delete.
+    `replaceable` are the names of the files that an overwrite may delete.
 
     Raises:
         OutputError: the folder exists and cannot be replaced, or its name is not usable.
@@ -242,11 +239,6 @@ def put_in_place(staged: Path, folder: Path, overwrite: bool) -> None:
     """Rename `staged` to `folder` in one step.
 
     After an exchange the old folder is at `staged`, and the caller removes it.
-
-    Args:
-        staged: the complete new folder.
-        folder: its destination.
-        overwrite: whether an existing folder is replaced.
     """
     if not (overwrite and folder.exists()):
         os.rename(staged, folder)
@@ -296,10 +288,7 @@ def is_plain_folder(path: Path) -> bool:
 def open_regular(path: Path, min_bytes: int, max_bytes: int) -> Iterator[BinaryIO]:
     """Open a regular file of a size in this range; symbolic links are not followed.
 
-    Args:
-        path: the file.
-        min_bytes: smallest accepted size; an empty file never is.
-        max_bytes: largest accepted size.
+    An empty file is never accepted.
 
     Raises:
         UnreadableError: the file is missing, too small, too large, or not a regular file.
@@ -327,11 +316,6 @@ def open_regular(path: Path, min_bytes: int, max_bytes: int) -> Iterator[BinaryI
 def pieces_of(handle: BinaryIO, size: int, most: int = _PIECE) -> Iterator[bytes]:
     """Yield the next bytes of an open file, some at a time: it may be larger than memory.
 
-    Args:
-        handle: the file.
-        size: how many bytes to yield.
-        most: how many of them at a time.
-
     Raises:
         UnreadableError: it has fewer.
     """
@@ -349,10 +333,6 @@ def pieces_of(handle: BinaryIO, size: int, most: int = _PIECE) -> Iterator[bytes
 def read_lines(path: Path, max_bytes: int) -> list[bytes]:
     """Read the lines of a regular file; one longer than any that is written ends the reading.
 
-    Args:
-        path: the file; symbolic links are not followed.
-        max_bytes: largest accepted size of the file.
-
     Raises:
         UnreadableError: the file or a line is too large, or the file is empty, missing or no file.
     """
@@ -368,12 +348,6 @@ def read_lines(path: Path, max_bytes: int) -> list[bytes]:
 def read_file(path: Path, min_bytes: int, max_bytes: int, sha256: str | None) -> bytes:
     """Read a regular file, checking its size before reading and its sha256 after.
 
-    Args:
-        path: the file; symbolic links are not followed.
-        min_bytes: smallest accepted size.
-        max_bytes: largest accepted size.
-        sha256: expected digest in hexadecimal, or None to skip the check.
-
     Raises:
         UnreadableError: the file is missing, too small, too large, altered, or not a regular file.
     """
@@ -388,11 +362,6 @@ def read_file(path: Path, min_bytes: int, max_bytes: int, sha256: str | None) ->
 
 def check_sha256(found: str, expected: str | None, size: int) -> None:
     """Compare the digest of a file with the one that is expected, unless that is None.
-
-    Args:
-        found: the digest in hexadecimal.
-        expected: the digest that it must be.
-        size: the bytes of the file, for the error.
 
     Raises:
         UnreadableError: they differ.

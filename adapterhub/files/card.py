@@ -21,8 +21,7 @@ from adapterhub.config.yaml import MAX_BYTES, dump_yaml, parse_mapping
 from adapterhub.errors import ConfigError
 from adapterhub.files.heads import heads_text, with_head
 from adapterhub.files.manifest import Manifest
-from adapterhub.files.markdown import code_block, literal
-from adapterhub.files.shown_table import ShownTable, TableCell
+from adapterhub.files.shown_table import ShownTable, TableCell, code_block, literal
 
 _START, _END = "<!-- adapterhub -->", "<!-- /adapterhub -->"
 UNPUBLISHED = "THIS FOLDER"
@@ -53,11 +52,7 @@ def card(
 ) -> str:
     """Return the card of an adapter, preserving the author's text of an `old` card.
 
-    Args:
-        manifest: the adapter's manifest.
-        old: the previous card, or "".
-        reference: the reference to load the adapter by.
-        peft: whether peft can load it; None if unknown (before publishing).
+    `reference` is what to load the adapter by; `peft` is None if unknown (before publishing).
     """
     metadata, text = split_card(old)
     before, after = _around_block(text)
@@ -85,11 +80,7 @@ def export_card(
 ) -> str:
     """Return the card of an adapter exported to peft, whose format has no label names.
 
-    Args:
-        name: the adapter's name.
-        methods: names of its methods.
-        labels: names of its classes, in the order of the logits.
-        problem_type: that of transformers, which the format has no place for either.
+    The labels are in the order of the logits.
     """
     origin = f"An adapter ({', '.join(methods)}), exported by adapterhub {__version__}."
     text = f"---\nlibrary_name: peft\n---\n\n# {literal(name)}\n\n{origin}\n"

@@ -23,9 +23,7 @@ def with_head(manifest: Manifest, head: str | None) -> Manifest:
     Its tensors have the names that they have with one head; `name_in_file` returns those in the
     file. Without several heads, the manifest stays as it is.
 
-    Args:
-        manifest: the manifest.
-        head: the name of the head; None if the adapter has one at most.
+    `head` is None if the adapter has one at most.
 
     Raises:
         ConfigError: the adapter has several heads and none is named, or it has not this one.
@@ -49,6 +47,13 @@ def with_head(manifest: Manifest, head: str | None) -> Manifest:
         training=_training_of(manifest.training, head),
         metrics=_metrics_of(manifest.metrics, head),
     )
+
+
+def without_heads(manifest: Manifest) -> Manifest:
+    """Return the manifest of the adapter without any head."""
+    prefixes = (ONE_HEAD, SEVERAL_HEADS)
+    tensors = {n: t for n, t in manifest.tensors.items() if not n.startswith(prefixes)}
+    return replace(manifest, head=None, heads={}, labels=(), tensors=tensors)
 
 
 def heads_text(manifest: Manifest) -> str:

@@ -104,13 +104,8 @@ def write_adapter(
     Creates missing parent folders. An existing folder is replaced atomically, and only if it
     contains nothing but an adapter.
 
-    Args:
-        folder: the output folder.
-        manifest: the manifest, without `tensors` and `files`.
-        tensors: the adapter's tensors by name.
-        card: the model card; by default it is generated from the manifest.
-        overwrite: whether an existing adapter is replaced.
-        beside: writes folders beside the files, before they are in place.
+    The card is generated from the manifest unless it is given. `beside` writes folders beside the
+    files, before they are in place.
 
     Raises:
         OutputError: the adapter is empty or not representable, or `folder` cannot be written; the
@@ -226,11 +221,7 @@ def write_copy(target: Path, source: Path, manifest: Manifest, beside: Mapping[s
 
     The bytes that are written are those that were verified, so `source` may change at any time.
 
-    Args:
-        target: the folder to write to.
-        source: the folder of the adapter.
-        manifest: its manifest.
-        beside: the other files by name.
+    `beside` has the other files by name.
 
     Raises:
         FileError: the tensors do not match the manifest; `target` is then incomplete.

@@ -52,10 +52,7 @@ def backbone_of_adapter(
     one in the recipe of the run that made the adapter, otherwise the id in the manifest, at its
     commit. Folders that do not exist on this machine are passed over.
 
-    Args:
-        files: the adapter's folder.
-        manifest: its manifest.
-        backbone: the user's choice, if any.
+    `backbone` is the user's choice, if any.
     """
     if location := backbone or _recorded(manifest) or backbone_of_run(files):
         return location, None

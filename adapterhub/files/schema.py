@@ -94,10 +94,8 @@ def shorten(offenders: list[str]) -> list[str]:
 def text(pattern: str, description: str, *, null: bool = False) -> Check:
     """Return a check for a string.
 
-    Args:
-        pattern: regular expression that the whole string must match.
-        description: what the string should be, for the message.
-        null: whether null is accepted too.
+    The whole string must match `pattern`; `description` is for the message; `null` accepts null
+    too.
     """
     compiled = re.compile(pattern)
 
@@ -114,10 +112,7 @@ def text(pattern: str, description: str, *, null: bool = False) -> Check:
 def integer(low: int, high: int, *, null: bool = False) -> Check:
     """Return a check for an integer; booleans are refused.
 
-    Args:
-        low: the smallest integer.
-        high: the largest integer.
-        null: whether null is accepted too.
+    `null` accepts null too.
     """
 
     def check(path: str, value: object) -> list[str]:
@@ -143,12 +138,7 @@ def number(path: str, value: object) -> list[str]:
 
 
 def items(low: int, high: int) -> Check:
-    """Return a check for the number of items of a list or entries of an object.
-
-    Args:
-        low: smallest number.
-        high: largest number.
-    """
+    """Return a check for the number of items of a list or entries of an object."""
 
     def check(path: str, value: Any) -> list[str]:
         return [] if low <= len(value) <= high else [f"{path}: not {low} to {high} items"]
@@ -157,13 +147,7 @@ def items(low: int, high: int) -> Check:
 
 
 def sequence(item: Check, low: int, high: int) -> Check:
-    """Return a check for a list.
-
-    Args:
-        item: check for each item.
-        low: smallest number of items.
-        high: largest number of items.
-    """
+    """Return a check for a list."""
 
     def check(path: str, value: object) -> list[str]:
         if not isinstance(value, (list, tuple)) or not low <= len(value) <= high:
@@ -174,14 +158,7 @@ def sequence(item: Check, low: int, high: int) -> Check:
 
 
 def mapping(key: Check, item: Check, low: int = 0, high: int = _MAX_ENTRIES) -> Check:
-    """Return a check for an object with arbitrary keys.
-
-    Args:
-        key: check for each key.
-        item: check for each value.
-        low: smallest number of entries.
-        high: largest number of entries.
-    """
+    """Return a check for an object with arbitrary keys."""
 
     def check(path: str, value: object) -> list[str]:
         if not isinstance(value, dict) or not low <= len(value) <= high:
@@ -199,9 +176,7 @@ def record(fields: Mapping[str, Check], optional: Mapping[str, Check] | None = N
 
     Unknown fields are accepted only with a neutral value (`config.options.is_neutral`).
 
-    Args:
-        fields: the check of each required field.
-        optional: the check of each field that older files do not have.
+    `optional` has the fields that older files lack.
     """
     known = {**fields, **(optional or {})}
 

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from adapterhub.errors import printable
-from adapterhub.files.markdown import literal
+from adapterhub.errors import one_line, printable
 
 # A table does not read these as lists or headings, so that numbers need no backslashes.
 _NUMBERS = re.compile(r"[a-zA-Z0-9 ±.,%()=<+/:-]*")
+_MOST = 4000  # characters of one value: twice the longest description
+# Inline markup, HTML and entities; underscores inside a word are literal anyway (section 6.2).
+_INLINE = re.compile(r"[\\`*\[\]<>|~&]|(?<![^\W_])_|_(?![^\W_])")
+# What begins a heading, list, quote or rule, or underlines a heading, at the start of a line.
+_START = re.compile(r"[#+=:-]|\d+(?=[.)])")
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,7 @@ class ShownTable:
     taken: Collection[int] = ()
 
     def without(self, *titles: str) -> ShownTable:
-        """Return the table without some columns.
-
-        Args:
-            titles: their titles.
-        """
+        """Return the table without some columns."""
         kept = [i for i, title in enumerate(self.columns) if title not in titles]
         return replace(
             self,
@@ -84,8 +84,7 @@ class ShownTable:
     def html(self, *, sortable: bool = False) -> str:
         """Return the table in HTML, without its title.
 
-        Args:
-            sortable: whether the page's script sorts it by the column that is clicked.
+        `sortable`: the page's script sorts it by the column that is clicked.
         """
         heads = "".join(map(_head, self.columns, self.meanings or [""] * len(self.columns)))
         rows = "\n".join(
@@ -123,3 +122,20 @@ def _data(cell: TableCell, sortable: bool) -> str:
 
 def _in_html(text: str) -> str:
     return f"<bdi>{html.escape(printable(text))}</bdi>"
+
+
+def literal(text: str) -> str:
+    """Escape a text of others for a paragraph, a heading or a table cell: one line, no markup."""
+    line = _INLINE.sub(r"\\\g<0>", one_line(" ".join(text.split()), _MOST).replace("\x00", ""))
+    if start := _START.match(line):
+        end = start.end() if start.group().isdigit() else 0
+        line = f"{line[:end]}\\{line[end:]}"
+    return line
+
+
+def code_block(language: str, lines: Iterable[str]) -> str:
+    """Write a code block whose fence is longer than any run of backticks in it."""
+    text = "\n".join(lines)
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"

@@ -65,12 +65,7 @@ class TensorFile:
         return ((name, piece) for name, piece in self._verified() if name)
 
     def values(self, name: str, most: int) -> Iterator[bytes]:
-        """Yield the bytes of a tensor, which are not compared with a digest.
-
-        Args:
-            name: of the tensor.
-            most: the bytes to yield at a time.
-        """
+        """Yield the bytes of a tensor, which are not compared with a digest."""
         self._file.seek(self._first + self._offsets[name])
         with self._readable():
             yield from pieces_of(self._file, self.infos[name].nbytes, most)
@@ -207,13 +202,7 @@ def _begin(entry: Mapping[str, Any]) -> int:
 
 
 def not_finite(name: str, bad: int, values: int) -> str:
-    """Say how many values of a tensor are not numbers.
-
-    Args:
-        name: of the tensor.
-        bad: how many are infinite or NaN.
-        values: how many there are.
-    """
+    """Say how many values of a tensor are not numbers."""
     return f"{name}: {bad} of {values} values are NaN or infinite"
 
 

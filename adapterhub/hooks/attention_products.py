@@ -147,10 +147,7 @@ class WatchedProducts(TorchFunctionMode):
     def _in_heads(self, prefix: Tensor, like: torch.Size, size: int) -> Tensor:
         """Divide a prefix into heads of a size, as an operand of a product has them.
 
-        Args:
-            prefix: (batch or 1, length, d).
-            like: (batch, heads, ...) or (batch x heads, ...).
-            size: of a head.
+        `prefix`: (batch or 1, length, d); `like`: (batch, heads, ...) or (batch x heads, ...).
 
         Returns:
             (batch or 1, heads, length, size), or (batch x heads, length, size).
@@ -337,10 +334,7 @@ def _widened(mask: Tensor | None, joined: JoinedPrefixes, key: Tensor) -> Tensor
 def watch_products(host: nn.Module, slot: KeyValueSlot, batch_dim: int) -> None:
     """Let an attention module compute with the prefixes of its slot.
 
-    Args:
-        host: the attention module.
-        slot: its slot.
-        batch_dim: the dimension of the batch in the module's input.
+    `batch_dim` is the dimension of the batch in the module's input.
     """
     slot.batch_dim = batch_dim
     slot.patch.hook(host.register_forward_pre_hook(_begin, with_kwargs=True))

@@ -101,10 +101,6 @@ def is_stack(compositions: Sequence[Composition]) -> bool:
 def localize(composition: Composition, keys: Mapping[str, tuple[str, ...]]) -> Composition:
     """Replace the adapters of a composition by their modules in one slot.
 
-    Args:
-        composition: names of adapters.
-        keys: the keys of each adapter's modules in the slot.
-
     Returns:
         A composition of keys; () if no adapter has a module here.
     """
@@ -121,10 +117,7 @@ def localize(composition: Composition, keys: Mapping[str, tuple[str, ...]]) -> C
 def through(composition: Composition, y: Tensor, apply: Callable[[str, Tensor], Tensor]) -> Tensor:
     """Pass y through a composition of modules.
 
-    Args:
-        composition: keys of modules.
-        y: the tensor that the modules change.
-        apply: applies the module of one key.
+    `apply(key, y)` applies the module of one key.
 
     Returns:
         y', like y.
@@ -188,10 +181,8 @@ class BatchPlan:
     def split(self, value: Any, copies: int, dim: int = 0) -> list[Any]:
         """Split a tensor into the rows of each group.
 
-        Args:
-            value: a tensor; anything that does not have the batch's rows goes to each group whole.
-            copies: how often the batch repeats each row.
-            dim: the dimension of the batch.
+        What does not have the batch's rows goes to each group whole. The batch repeats each row
+        `copies` times.
 
         Returns:
             One value for each group.
@@ -203,13 +194,24 @@ class BatchPlan:
             value = value.index_select(dim, _repeated(self.order, copies, value.device))
         return list(value.split([size * copies for size in self.sizes], dim))
 
+    def split_call(
+        self, args: Sequence[Any], named: Mapping[str, Any], copies: int
+    ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Split the arguments of a call into those for the rows of each group."""
+        parts = [self.split(value, copies) for value in args]
+        named_parts = {name: self.split(value, copies) for name, value in named.items()}
+        return [
+            (
+                tuple(part[n] for part in parts),
+                {name: part[n] for name, part in named_parts.items()},
+            )
+            for n in range(len(self.groups))
+        ]
+
     def join(self, pieces: Sequence[Tensor], copies: int, dim: int = 0) -> Tensor:
         """Put the rows of all groups back into their order.
 
-        Args:
-            pieces: one tensor for each group.
-            copies: how often the batch repeats each row.
-            dim: the dimension of the batch.
+        `pieces` has one tensor for each group.
         """
         joined = torch.cat(list(pieces), dim)
         if self.sorted:
@@ -221,12 +223,8 @@ class BatchPlan:
     ) -> Tensor:
         """Pass each row of y through its composition.
 
-        Args:
-            apply: applies the module of one key: `apply(key, y, *others) -> y'`.
-            y: the tensor that the modules change.
-            others: further arguments; tensors among them have the rows of y.
-            dim: the dimension of the batch.
-            where: the site, for messages.
+        `apply(key, y, *others) -> y'` applies the module of one key; tensors among `others` have
+        the rows of y. `where` is the site, for messages.
 
         Returns:
             y', like y.
@@ -257,10 +255,7 @@ def _columns(groups: Sequence[Any]) -> tuple[tuple[str | None, ...], ...] | None
 def by_row(tensor: Tensor, rows: int, dim: int) -> Tensor:
     """Return the tokens of each row of a route: (rows, tokens, d), also where rows are repeated.
 
-    Args:
-        tensor: (batch, ..., d).
-        rows: of the route.
-        dim: the dimension of the batch.
+    `tensor`: (batch, ..., d), with the batch in dimension `dim`.
     """
     return tensor.transpose(0, dim).reshape(rows, -1, tensor.shape[-1])
 
@@ -268,10 +263,7 @@ def by_row(tensor: Tensor, rows: int, dim: int) -> Tensor:
 def as_before(rows: Tensor, like: Tensor, dim: int) -> Tensor:
     """Undo `by_row`.
 
-    Args:
-        rows: (rows, tokens, d).
-        like: a tensor of the batch's shape, except for d.
-        dim: the dimension of the batch.
+    `rows`: (rows, tokens, d); `like` has the batch's shape, except for d.
     """
     return rows.reshape(like.transpose(0, dim).shape).transpose(0, dim)
 

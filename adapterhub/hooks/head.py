@@ -3,17 +3,29 @@
 With a single active adapter, its head replaces the model's own. With several, by row or averaged,
 the model's own stays, and a hook on it passes its input to the head of each row. Shorter outputs
 are padded with -inf: a class that a row's head lacks has probability 0.
+
+Also heads of one or two linear layers in place of that of a transformers class.
+
+`adapters` puts its own heads on the token states of every model: dropout, linear, activation,
+dropout, linear, or the last two alone. The classes of transformers have other layers, or another
+activation, and call their head with what they select themselves:
+
+    GPT-2, Llama           score(states)          (batch, tokens, d); one position is selected later
+    BART, T5               head(state)            (batch, d)
+    ELECTRA, RoBERTa       head(states)           (batch, tokens, d); the first one is read
+    DistilBERT             classifier(relu(pre_classifier(state)))
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.activations import ACT2FN
 
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.hooks.composition import BatchPlan, by_row, through
@@ -24,6 +36,8 @@ from adapterhub.hooks.slot import Slot, drop_slot
 from adapterhub.methods._row_stack import padded
 
 LARGEST_HEADS = 1 << 22  # numbers in all heads that are computed in one product; 16 MiB of fp32
+NO_ACTIVATION = "linear"  # of a head with one layer
+FIRST, LAST = "dense", "out"  # the names of the layers
 
 
 class VariantSlot(Slot):
@@ -46,11 +60,8 @@ class VariantSlot(Slot):
     ) -> Tensor:
         """Apply the variants.
 
-        Args:
-            applied: the variants, and which rows go through which of them.
-            inputs: the positional arguments of the module.
-            options: its keyword arguments.
-            y: its own output, (batch, ..., classes), for rows without a variant.
+        `inputs` and `options` are the module's arguments; `y` is its own output, (batch, ...,
+        classes), for rows without a variant.
 
         Returns:
             (batch, ..., most classes).
@@ -63,18 +74,10 @@ class VariantSlot(Slot):
         copies = plan.copies(len(y), self.path)
         if (rows := _at_once(modules, plan, inputs, options, y)) is not None:
             return rows
-        rows_of_y = plan.split(y, copies)
-        rows_of_inputs = [plan.split(value, copies) for value in inputs]
-        rows_of_options = {name: plan.split(value, copies) for name, value in options.items()}
+        calls = zip(plan.groups, plan.split_call((y, *inputs), options, copies), strict=True)
         outputs = [
-            _call(
-                modules,
-                composition,
-                tuple(rows[n] for rows in rows_of_inputs),
-                {name: rows[n] for name, rows in rows_of_options.items()},
-                rows_of_y[n],
-            )
-            for n, composition in enumerate(plan.groups)
+            _call(modules, composition, own_inputs, own_options, own_y)
+            for composition, ((own_y, *own_inputs), own_options) in calls
         ]
         most = max(output.shape[-1] for output in outputs)
         padded = [F.pad(o, (0, most - o.shape[-1]), value=-float("inf")) for o in outputs]
@@ -90,12 +93,7 @@ def _at_once(
 ) -> Tensor | None:
     """Apply small linear heads in one product, or return None: other heads.
 
-    Args:
-        modules: the variants, by key.
-        plan: the rows, of several groups.
-        inputs: the positional arguments of the module.
-        options: its keyword arguments.
-        y: its own output.
+    `inputs` and `options` are the module's arguments, `y` is its own output.
     """
     if plan.columns is None or len(plan.columns) != 1 or None in plan.columns[0]:
         return None
@@ -123,7 +121,7 @@ def _at_once(
 def _call(
     modules: Mapping[str, nn.Module],
     composition: Any,
-    inputs: tuple[Any, ...],
+    inputs: Sequence[Any],
     options: dict[str, Any],
     y: Tensor,
 ) -> Tensor:
@@ -148,10 +146,7 @@ def call_variants(
 def add_variant_slot(model: nn.Module, path: str, user: object) -> VariantSlot:
     """Return the slot through which variants of a module are called; create it if missing.
 
-    Args:
-        model: the model.
-        path: the module's path.
-        user: the activation that has the variants.
+    `user` is the activation that has the variants.
     """
     host = model.get_submodule(path)
     slot = host._modules.get(CHILD)
@@ -170,10 +165,7 @@ def add_variant_slot(model: nn.Module, path: str, user: object) -> VariantSlot:
 def drop_variant_slots(model: nn.Module, paths: Iterable[str], user: object) -> None:
     """Remove the slots for variants of these modules with their last user.
 
-    Args:
-        model: the model.
-        paths: the modules' paths; some may have no slot.
-        user: the activation that has no variants any more.
+    `user` is the activation that has no variants any more; some paths may have no slot.
     """
     for path in paths:
         slot = model.get_submodule(path)._modules.get(CHILD)
@@ -203,3 +195,82 @@ def with_parameters(module: nn.Module, parameters: Mapping[str, nn.Parameter]) -
         if original is not None and original.dtype != parameter.dtype:
             hold_in_fp32(twin, name, original.dtype)
     return twin
+
+
+class BothSigns(nn.Module):
+    """Makes x of relu(x) and relu(-x), of which a class that applies ReLU leaves x."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return (..., 2 d) for states (..., d)."""
+        return torch.cat([states, -states], dim=-1)
+
+
+class LayeredHead(nn.Module):
+    """One or two linear layers.
+
+    Args:
+        shapes: the shape of each of their parameters.
+        activation: between the two, a name of transformers; "linear" for a head of one layer.
+        dropout: the rate in front of each layer.
+        first: whether it reads the first token of (batch, tokens, d).
+        signs: whether it reads the output of `BothSigns`, behind a ReLU.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        activation: str,
+        *,
+        dropout: float = 0.0,
+        first: bool = False,
+        signs: bool = False,
+    ) -> None:
+        super().__init__()
+        self.activation, self.first, self.signs = activation, first, signs
+        self.dropout = nn.Dropout(dropout)
+        for name in (LAST,) if activation == NO_ACTIVATION else (FIRST, LAST):
+            outputs, inputs = shapes[f"{name}.weight"]
+            layer = nn.Linear(inputs, outputs, bias=f"{name}.bias" in shapes)
+            self.add_module(name, layer)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return (..., classes) for what the model's class gives its head."""
+        if self.signs:
+            plus, minus = states.chunk(2, dim=-1)
+            states = plus - minus
+        if self.first and states.dim() == 3:
+            states = states[:, 0]
+        if self.activation != NO_ACTIVATION:
+            states = ACT2FN[self.activation](self.get_submodule(FIRST)(self.dropout(states)))
+        logits: Tensor = self.get_submodule(LAST)(self.dropout(states))
+        return logits
+
+
+def layered_head(
+    original: Mapping[str, nn.Module], shapes: Mapping[str, tuple[int, ...]], activation: str
+) -> dict[str, nn.Module]:
+    """Return the modules that take the places of those of a model's head, on the CPU and in fp32.
+
+    The last module of `original` gives the logits. `shapes` are those of the new parameters, by
+    module and name, as `classifier.out.weight`. `activation` is between two layers; "linear" for a
+    head of one.
+
+    Raises:
+        KeyError: a shape is missing, or no activation has this name.
+        ValueError: a weight is no matrix.
+    """
+    *before, last = original
+    if activation not in (NO_ACTIVATION, *ACT2FN):
+        raise KeyError(activation)
+    own = {n.removeprefix(f"{last}."): s for n, s in shapes.items() if n.startswith(f"{last}.")}
+    module = original[last]
+    dropout = next((m.p for m in module.modules() if isinstance(m, nn.Dropout)), 0.0)
+    first = not isinstance(module, nn.Linear)
+    head = LayeredHead(own, activation, dropout=dropout, first=first, signs=bool(before))
+    return {**{name: BothSigns() for name in before}, last: head}
+
+
+def activation_between(head: Mapping[str, nn.Module]) -> str | None:
+    """Return the activation of a head of own layers; None for the head of the model's class."""
+    layered = (module for module in head.values() if isinstance(module, LayeredHead))
+    return next((module.activation for module in layered), None)

@@ -3,6 +3,14 @@
 No module of such a host computes a product that a hook could change. While modules are active in
 the slot, the host's own forward runs with an `AdaptedWeight` in the place of each weight that they
 adapt: on a shallow copy of the host, since other threads may compute with the host itself.
+
+An `AdaptedWeight` adapts the products with it, whatever way that forward has of multiplying: one
+expert after the other, copies of matrices, grouped or batched products. A product with the weight
+is torch's own with the parameter, and the modules are applied to its input and output, so no
+changed copy of the weight is computed. Any other use of the weight gets such a copy, computed from
+the products with unit vectors.
+
+    F.linear(x, W[e])    x @ Wᵀ[e]    bmm(W[numbers], x)    bmm(x, W)    grouped_mm(x, W, ends)
 """
 
 from __future__ import annotations
@@ -10,18 +18,25 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adapterhub.anatomy.projections import HeldWeight
 from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.backbones.tensor_parallel import tensor_parallel
 from adapterhub.errors import AttachError
-from adapterhub.hooks.adapted_weight import AdaptedWeight, Product
 from adapterhub.hooks.composition import BatchPlan, through
 from adapterhub.hooks.slot import Slot, first_input
-from adapterhub.methods._expert_rows import EveryExpert, ExpertRows
+from adapterhub.methods._expert_rows import (
+    EveryExpert,
+    ExpertRows,
+    OneExpert,
+    RowsByIndex,
+    SortedRows,
+)
 from adapterhub.methods._site_module import (
     ExpertsInputModule,
     ExpertsModule,
@@ -30,6 +45,12 @@ from adapterhub.methods._site_module import (
     SiteModule,
 )
 from adapterhub.patch import Patch
+
+# Adapts a product of some rows: apply(x, product, rows) -> y'.
+Product: TypeAlias = Callable[[Tensor], Tensor]
+ApplyProduct: TypeAlias = Callable[[Tensor, Product, ExpertRows], Tensor]
+_CASTS = ("to", "type", "float", "type_as", "contiguous")
+_GROUPED = ("grouped_mm", "_grouped_mm", "grouped_mm_fallback")
 
 
 class HeldWeightSlot(Slot):
@@ -40,12 +61,8 @@ class HeldWeightSlot(Slot):
     ) -> Any:
         """Run the host's forward with its weights adapted.
 
-        Args:
-            host: the module that holds the weights.
-            function: its forward, as a function of it.
-            args: the arguments of the call; tensors have the tokens of the batch's rows in their
-                first dimension, one row after the other.
-            named: its named arguments.
+        `function` is its forward, as a function of it. Tensors among `args` have the tokens of the
+        batch's rows in their first dimension, one row after the other.
 
         Returns:
             The host's output.
@@ -55,13 +72,11 @@ class HeldWeightSlot(Slot):
             composition = self.keys if plan is None else plan.groups[0]
             return function(self.adapted(host, composition), *args, **named)
         copies = plan.copies(first_input(tuple(args), named).shape[0], self.where())
-        split = [plan.split(value, copies) for value in args]
-        split_named = {name: plan.split(value, copies) for name, value in named.items()}
         outputs = []
-        for n, composition in enumerate(plan.groups):
-            its_named = {name: values[n] for name, values in split_named.items()}
+        calls = plan.split_call(args, named, copies)
+        for composition, (its_args, its_named) in zip(plan.groups, calls, strict=True):
             adapted = self.adapted(host, composition, by_row=True)
-            outputs.append(function(adapted, *(values[n] for values in split), **its_named))
+            outputs.append(function(adapted, *its_args, **its_named))
         if isinstance(outputs[0], tuple):
             return tuple(_joined(plan, pieces) for pieces in zip(*outputs, strict=True))
         return _joined(plan, outputs)
@@ -69,10 +84,7 @@ class HeldWeightSlot(Slot):
     def adapted(self, host: nn.Module, composition: Any, by_row: bool = False) -> nn.Module:
         """Return a copy of the host whose weights are adapted; other attributes are its own.
 
-        Args:
-            host: the module that holds the weights.
-            composition: keys of modules.
-            by_row: whether it computes only some rows of the batch.
+        `by_row`: it computes only some rows of the batch.
         """
         return with_weights(host, self.weights(host, composition, by_row))
 
@@ -81,10 +93,7 @@ class HeldWeightSlot(Slot):
     ) -> dict[str, AdaptedWeight]:
         """Return the adapted weights by the names of their parameters.
 
-        Args:
-            host: the module that holds the weights.
-            composition: keys of modules.
-            by_row: whether it computes only some rows of the batch.
+        `by_row`: the host computes only some rows of the batch.
         """
         weights: dict[str, AdaptedWeight] = {}
         for site in {site.role: site for site in self.sites.values()}.values():
@@ -171,11 +180,7 @@ def _as_function(host: nn.Module, forward: Any) -> Callable[..., Any]:
 def call_host(host: nn.Module, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """Run a host's forward, with the modules that apply in this call.
 
-    Args:
-        host: the module that holds the weights.
-        function: its forward, as a function of it.
-        args: the arguments of the call.
-        named: its named arguments.
+    `function` is its forward, as a function of it.
 
     Raises:
         AttachError: torch.compile is tracing it.
@@ -193,12 +198,7 @@ def call_host(host: nn.Module, function: Callable[..., Any], *args: Any, **named
 
 
 def held_weight_slot(model: nn.Module, site: Site) -> HeldWeightSlot:
-    """Return the slot at a host that holds a weight; create it if it is missing.
-
-    Args:
-        model: the backbone.
-        site: a weight that its host multiplies by.
-    """
+    """Return the slot at a host that holds a weight; create it if it is missing."""
     host = model.get_submodule(site.host)
     slot = host._modules.get(CHILD)
     if not isinstance(slot, HeldWeightSlot):
@@ -208,3 +208,199 @@ def held_weight_slot(model: nn.Module, site: Site) -> HeldWeightSlot:
         _override_forward(host, slot.patch)
         host.add_module(CHILD, slot)
     return slot
+
+
+class AdaptedWeight:
+    """A parameter, or matrices of it, whose products are adapted.
+
+    Args:
+        tensor: the parameter, or what the module made of it: an item, a cast, a transpose.
+        held: how the module holds the parameter.
+        apply: adapts a product: `apply(x, product, rows) -> y'`.
+        selected: the number of one expert, or (rows,) numbers; None: all matrices.
+        turned: whether the last two dimensions of the parameter are exchanged.
+    """
+
+    def __init__(
+        self,
+        tensor: Tensor,
+        held: HeldWeight,
+        apply: ApplyProduct,
+        selected: int | Tensor | None = None,
+        turned: bool = False,
+    ) -> None:
+        self.tensor, self.held, self.apply = tensor, held, apply
+        self.selected, self.turned = selected, turned
+
+    def _like(self, tensor: Tensor, **changes: Any) -> AdaptedWeight:
+        now = {"selected": self.selected, "turned": self.turned}
+        return AdaptedWeight(tensor, self.held, self.apply, **(now | changes))
+
+    @property
+    def inputs_last(self) -> bool:
+        """Whether a matrix is (d_out, d_in) here, as `linear` takes it."""
+        return self.held.transposed == self.turned
+
+    @property
+    def rows(self) -> ExpertRows:
+        """Which experts the matrices are of; for one matrix without experts, the only one."""
+        if self.held.experts is None:
+            return OneExpert(0)
+        if self.selected is None:
+            return EveryExpert()
+        one = isinstance(self.selected, int) or self.selected.ndim == 0
+        return OneExpert(self.selected) if one else RowsByIndex(torch.as_tensor(self.selected))
+
+    def __getitem__(self, index: Any) -> Any:
+        item = self.tensor[index]
+        number = isinstance(index, int) or (
+            isinstance(index, Tensor)
+            and index.ndim <= 1
+            and index.dtype in (torch.int64, torch.int32)
+        )
+        if number and self.held.experts is not None and self.selected is None:
+            return self._like(item, selected=index)
+        return self.changed()[index]
+
+    def transpose(self, first: int, second: int) -> Any:
+        """Exchange two dimensions."""
+        dims = {first % self.tensor.ndim, second % self.tensor.ndim}
+        if dims == {self.tensor.ndim - 1, self.tensor.ndim - 2}:
+            return self._like(self.tensor.transpose(first, second), turned=not self.turned)
+        return self.changed().transpose(first, second)
+
+    @property
+    def mT(self) -> Any:
+        """The matrices, transposed."""
+        return self.transpose(-1, -2)
+
+    def __matmul__(self, other: Any) -> Any:
+        return self.changed() @ other
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "tensor" not in vars(self):
+            raise AttributeError(name)
+        if name in ("T", "t"):
+            return self.mT if name == "T" else lambda: self.mT
+        if name in _CASTS:
+            return lambda *args, **kwargs: self._like(getattr(self.tensor, name)(*args, **kwargs))
+        value = getattr(self.tensor, name)  # its shape, dtype, device
+        computes = callable(value) and name not in ("size", "dim", "stride", "data_ptr")
+        return getattr(self.changed(), name) if computes else value
+
+    def changed(self) -> Tensor:
+        """Compute the matrices with which the modules are parts of the products."""
+        matrices = self.tensor if self.inputs_last else self.tensor.transpose(-1, -2)
+        single = matrices.ndim == 2
+        stack = matrices[None] if single else matrices
+        units = torch.eye(stack.shape[-1], dtype=stack.dtype, device=stack.device)
+        x = units.expand(len(stack), -1, -1)
+        if single:
+            y = self.apply(units, lambda x: F.linear(x, matrices), self.rows)[None]
+        elif self.selected is None:
+            y = self.apply(x, lambda x: torch.bmm(x, stack.transpose(1, 2)), self.rows)
+        else:
+            numbers = torch.as_tensor(self.selected)
+            y = torch.stack(
+                [
+                    self.apply(units, lambda x, m=m: F.linear(x, m), OneExpert(number))  # type: ignore[misc]
+                    for m, number in zip(stack, numbers, strict=True)
+                ]
+            )
+        result = y.transpose(1, 2) if self.inputs_last else y
+        return result[0] if single else result
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Adapt a product with the weight; give other functions a changed copy."""
+        options = {name: value for name, value in (kwargs or {}).items() if value is not None}
+        weights = [a for a in (*args, *options.values()) if isinstance(a, AdaptedWeight)]
+        if (
+            len(weights) == 1
+            and (result := _product(function, weights[0], args, options)) is not None
+        ):
+            return result
+        plain = [_changed(a) for a in args]
+        return function(*plain, **{key: _changed(value) for key, value in options.items()})
+
+
+def _changed(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(map(_changed, value))
+    return value.changed() if isinstance(value, AdaptedWeight) else value
+
+
+def _product(
+    function: Callable[..., Any],
+    weight: AdaptedWeight,
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+) -> Tensor | None:
+    """Compute an adapted product, if a call is one.
+
+    `options` are its named arguments that are not None.
+
+    Returns:
+        None for another use of the weight.
+    """
+    name = getattr(function, "__name__", "")
+    if len(args) < 2 or (weight is not args[1] and weight is not args[0]):
+        return None
+    left, right, *rest = args
+    if name == "linear" and right is weight and weight.inputs_last and weight.tensor.ndim == 2:
+        matrix = weight.tensor
+        y: Tensor = weight.apply(left, lambda x: function(x, matrix, *rest, **options), weight.rows)
+        return y
+    if name in _GROUPED and right is weight and not weight.inputs_last and weight.selected is None:
+        grouped: Tensor | None = _grouped(function, weight, left, *rest, **options)
+        return grouped
+    if rest or options:
+        return None
+    if name in ("matmul", "bmm") and right is weight and not weight.inputs_last:
+        return _right_product(function, weight, left)
+    if name == "bmm" and left is weight and weight.inputs_last:
+        return _of_columns(weight, right)
+    return None
+
+
+def _right_product(function: Callable[..., Any], weight: AdaptedWeight, x: Tensor) -> Tensor | None:
+    """Compute x W: of one matrix, of all, or of one row for each selected matrix."""
+    rows, matrices = weight.rows, weight.tensor
+    if not isinstance(rows, RowsByIndex):
+        return weight.apply(x, lambda x: function(x, matrices), rows)
+    if x.ndim != 3 or x.shape[1] != 1:
+        return None
+    y = weight.apply(x.squeeze(1), lambda x: function(x.unsqueeze(1), matrices).squeeze(1), rows)
+    return y.unsqueeze(1)
+
+
+def _of_columns(weight: AdaptedWeight, x: Tensor) -> Tensor | None:
+    """Compute W x for one column of each selected matrix."""
+    rows, matrices = weight.rows, weight.tensor
+    if not isinstance(rows, RowsByIndex) or x.shape[-1] != 1:
+        return None
+    y = weight.apply(
+        x.squeeze(-1), lambda x: torch.bmm(matrices, x.unsqueeze(-1)).squeeze(-1), rows
+    )
+    return y.unsqueeze(-1)
+
+
+def _grouped(
+    function: Callable[..., Any], weight: AdaptedWeight, x: Tensor, offs: Tensor, **options: Any
+) -> Tensor | None:
+    """Compute the product of sorted rows, each with the matrix of its expert."""
+    named = function.__name__ == "_grouped_mm"  # the others take the ends by place
+    ends: dict[str, Any] = {"offs": offs} if named else {}
+    places = () if named else (offs,)
+    if options:
+        return None
+    return weight.apply(x, lambda x: function(x, weight.tensor, *places, **ends), SortedRows(offs))

@@ -1,19 +1,36 @@
-"""The slot at an attention module: the prefixes of the active modules, and their gates."""
+"""The slot at an attention module: the prefixes of the active modules, and their gates.
+
+Where attention adds a bias of relative positions to its scores (T5), prefixes may have positions:
+
+    b_ij = table[bucket(k_j - q_i)]     k_j: the position of key j    q_i: that of query i
+
+By default a prefix has no positions, and its keys no bias. With `positions` it has 0 to L - 1, and
+the keys of tokens continue from there: k_j = L + j. With `positions=True` queries do too,
+q_i = L + i, so that the bias between tokens is unchanged; with `positions="keys"` they do not:
+q_i = i.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.tensor_parallel import TensorParallel
 from adapterhub.hooks.composition import BatchPlan
-from adapterhub.hooks.relative_bias import RelativeBias
 from adapterhub.hooks.slot import Slot
-from adapterhub.methods._site_module import GatedKeyValueModule, KeyValueModule
+from adapterhub.methods._site_module import (
+    GatedKeyValueModule,
+    KeyValueModule,
+    Positions,
+    PrefixModule,
+)
+
+_PAST = "past"
 
 
 class AttentionCall(NamedTuple):
@@ -32,14 +49,8 @@ class AttentionCall(NamedTuple):
 
     def split(self, plan: BatchPlan, copies: int) -> list[AttentionCall]:
         """Return one call for each group of rows; the batch repeats each row `copies` times."""
-        query, key, value, mask, x = (plan.split(tensor, copies) for tensor in self[:5])
-        options = {name: plan.split(option, copies) for name, option in self.options.items()}
-        return [
-            AttentionCall(
-                query[n], key[n], value[n], mask[n], x[n], {o: v[n] for o, v in options.items()}
-            )
-            for n in range(len(plan.groups))
-        ]
+        calls = plan.split_call(self[:5], self.options, copies)
+        return [AttentionCall._make((*tensors, options)) for tensors, options in calls]
 
 
 class PrefixedKeyValues(NamedTuple):
@@ -88,10 +99,6 @@ class KeyValueSlot(Slot):
 
         With n gates the keys and values are (1 + n) head_dim wide: block i holds those of gate i,
         block 0 all others.
-
-        Args:
-            call: the call of the attention function.
-            names: the keys of the modules.
         """
         prefixes = [self._prefix(self.placed(name), call) for name in names]
         gates = [gate for _, gate in prefixes if gate is not None]
@@ -119,9 +126,7 @@ class KeyValueSlot(Slot):
     def joined(self, batch: int, x: Tensor | None) -> JoinedPrefixes:
         """Return the prefixes of this call by row, with the keys and values of all heads.
 
-        Args:
-            batch: its rows.
-            x: the input of the attention module, where a gate reads it.
+        `x` is the input of the attention module, where a gate reads it.
         """
         keys, plan, _ = self.applied
         x = x if x is None else x.transpose(0, self.batch_dim)
@@ -156,9 +161,7 @@ class KeyValueSlot(Slot):
     def in_heads(self, prefix: Tensor, key: Tensor) -> Tensor:
         """Divide a prefix into heads, those that this process attends with.
 
-        Args:
-            prefix: (..., length, d_kv).
-            key: (batch, heads, keys, head_dim).
+        `prefix`: (..., length, d_kv); `key`: (batch, heads, keys, head_dim).
 
         Returns:
             (..., heads, length, head_dim), in the dtype of the keys.
@@ -205,3 +208,50 @@ def _in_block(part: Tensor, block: int, gates: int) -> Tensor:
     """Widen the last dimension d to (1 + gates) d, zero outside one block."""
     width = part.shape[-1]
     return F.pad(part, (block * width, (gates - block) * width)) if gates else part
+
+
+class RelativeBias:
+    """The bias of one attention, and the module that computes it."""
+
+    def __init__(self, source: nn.Module) -> None:
+        self.source: Any = source
+
+    def widen(self, bias: Tensor, lengths: Mapping[str, int], slot: Slot) -> Tensor:
+        """Extend the bias to keys of prefixes.
+
+        `bias`: (1, heads, queries, keys). Each prefix stands in front of those before it.
+
+        Returns:
+            (1, heads, queries, prefix tokens + keys).
+        """
+        positions = {name: _positions(slot.placed(name)) for name in lengths}
+        total = sum(length for name, length in lengths.items() if positions[name])
+        shift = sum(length for name, length in lengths.items() if positions[name] is True)
+        wide = self.source.compute_bias(
+            bias.shape[2],
+            total + bias.shape[3],
+            device=bias.device,
+            past_seen_tokens=slot.kept(_PAST, 0) + shift,
+        ).to(bias.dtype)
+        columns, end = [wide[..., total:]], total
+        for name, length in lengths.items():
+            if positions[name]:
+                columns.insert(0, wide[..., end - length : end])
+                end -= length
+            else:
+                columns.insert(0, bias.new_zeros(*bias.shape[:3], length))
+        return torch.cat(columns, dim=-1)
+
+
+def _positions(module: nn.Module) -> Positions:
+    assert isinstance(module, PrefixModule)
+    return module.positions
+
+
+def note_past(host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Store how many tokens the KV cache holds: the pre-hook of an attention."""
+    slot, cache = host._modules[CHILD], kwargs.get("past_key_values")
+    assert isinstance(slot, Slot)
+    past = 0 if cache is None else cache.get_seq_length(host.layer_idx)
+    # A static cache counts on in place while the attention runs.
+    slot.keep(_PAST, past.clone() if isinstance(past, Tensor) else past)

@@ -37,9 +37,8 @@ class MixSlot(Slot):
     def forward(self, y: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
         """Mix the layers.
 
-        Args:
-            y: the output of the last one, (batch, tokens, d).
-            kept: the stack's input and the outputs of the layers below, by number.
+        `y` is the output of the last one, (batch, tokens, d); `kept` has the stack's input and the
+        outputs of the layers below, by number.
 
         Returns:
             The new output, like y.

@@ -51,10 +51,8 @@ class TokenRows(nn.Module):
     def look_up(self, ids: Tensor, y: Tensor, scale: Any) -> Tensor:
         """Replace the embeddings of new tokens.
 
-        Args:
-            ids: (batch, tokens).
-            y: the backbone's embeddings, (batch, tokens, d).
-            scale: the factor on embeddings of this model.
+        `ids`: (batch, tokens); `y`: the backbone's embeddings, (batch, tokens, d); `scale`: the
+        model's factor on embeddings.
 
         Returns:
             y', like y.
@@ -213,11 +211,7 @@ def new_token_rows(
 ) -> NewTokenRows:
     """Make rows for new tokens.
 
-    Args:
-        model: the backbone.
-        tokens: the new tokens.
-        known: the number of rows in the backbone's checkpoint.
-        key: the name of the rows in their slots.
+    `known` is the number of rows in the backbone's checkpoint.
 
     Raises:
         AttachError: an embedding or output layer that is not a plain table.

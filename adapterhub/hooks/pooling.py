@@ -40,9 +40,7 @@ class Pool(nn.Module):
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
         """Return the pooled vector of each row at each of its positions.
 
-        Args:
-            states: (batch, tokens, d).
-            mask: (batch, tokens), false at padding.
+        `states`: (batch, tokens, d); `mask`: (batch, tokens), false at padding.
         """
         if states.stride(1) == 0:  # pooled by an adapter below this one
             return states
@@ -64,9 +62,7 @@ class PoolingSlot(Slot):
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
         """Pool the rows of the adapters that have a pooling.
 
-        Args:
-            states: (batch, tokens, d).
-            mask: (batch, tokens), false at padding.
+        `states`: (batch, tokens, d); `mask`: (batch, tokens), false at padding.
         """
 
         def apply(key: str, states: Tensor, mask: Tensor) -> Tensor:
@@ -78,9 +74,8 @@ class PoolingSlot(Slot):
     def first(self, vector: Tensor, states: Tensor) -> Tensor:
         """Replace the vectors of rows that are pooled by the states at their first position.
 
-        Args:
-            vector: the output of the model's own pooler, (batch, d).
-            states: the pooled states, (batch, tokens, d).
+        `vector`: the output of the model's own pooler, (batch, d); `states`: the pooled states,
+        (batch, tokens, d).
         """
         return self.run(lambda key, vector, states: states[:, 0], vector, states)
 
@@ -172,10 +167,7 @@ class HeadPooling:
 def head_pooling(anatomy: Anatomy, how: str | None, key: str) -> HeadPooling | None:
     """Return the pooling for a head; None for that of the model's class.
 
-    Args:
-        anatomy: the anatomy of the model.
-        how: cls, mean, last or max; "model" or None for that of the class.
-        key: the name of the pooling in its slot.
+    `how` is cls, mean, last or max; "model" or None for that of the class.
 
     Raises:
         SiteError: the model has no head that reads one vector of each text.

@@ -48,10 +48,7 @@ class Masters:
 def hold_in_fp32(module: nn.Module, name: str, dtype: torch.dtype) -> None:
     """Keep a parameter in fp32, and compute with it in another dtype.
 
-    Args:
-        module: the module that holds the parameter.
-        name: the parameter's name there.
-        dtype: the dtype to compute in.
+    `dtype` is the one to compute in.
     """
     masters = module.__dict__.get(_MASTERS)
     if masters is None:

@@ -71,10 +71,8 @@ class OutputSlot(Slot):
     def forward(self, host: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """Apply the modules that change the output.
 
-        Args:
-            host: the projection, or the last module of the sublayer.
-            x: its input, (batch, tokens, d_in).
-            y: its output, (batch, tokens, d_out).
+        `x`: its input, (batch, tokens, d_in); `y`: its output, (batch, tokens, d_out). The host is
+        the projection, or the last module of the sublayer.
 
         Returns:
             The new output, like y.
@@ -223,11 +221,8 @@ def _join_stream(model: nn.Module, slot: OutputSlot, stream: Stream) -> None:
 def output_slot(model: nn.Module, site: Site, module: SiteModule, batch_dim: int = 0) -> OutputSlot:
     """Return the slot at a site's host; create it, with the hooks that a module needs.
 
-    Args:
-        model: the backbone.
-        site: a projection or sublayer.
-        module: the module to add; its class decides which hooks the slot needs.
-        batch_dim: the dimension of the batch in the host's input and output.
+    The module's class decides which hooks the slot needs. `batch_dim` is the dimension of the batch
+    in the host's input and output.
 
     Raises:
         SiteError: the module changes the input of a part of a host whose weight cannot be read.

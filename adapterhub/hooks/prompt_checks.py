@@ -49,9 +49,7 @@ def check_cached_states(cache: Any, active: CachedPrompt) -> bool:
 
     Later tokens then enter as they are: states, unlike keys, need no mask over earlier tokens.
 
-    Args:
-        cache: a cache of states, as of Mamba; without keys and values.
-        active: the active prompts.
+    The cache is one of states, as of Mamba, without keys and values.
 
     Raises:
         SiteError: the states were computed behind other prompts.
@@ -61,14 +59,9 @@ def check_cached_states(cache: Any, active: CachedPrompt) -> bool:
     flags = (getattr(layer, "has_previous_state", None) or {} for layer in cache.layers)
     if not any(any(each.values()) for each in flags):
         return False
-    held = cached_prompt(cache)
-    if (held.length, held.keys) != (active.length, active.keys):
-        raise SiteError(
-            f"the states in the cache were computed behind {_described(held)}; active now: "
-            f"{_described(active)}",
-            expected="the prompt with which the cache was filled",
-            hint="activate that prompt, or pass the whole text with an empty cache",
-        )
+    _refuse_other_prompt(
+        "the states in the cache were computed behind", cached_prompt(cache), active
+    )
     return True
 
 
@@ -81,19 +74,18 @@ def remember_prompt(cache: Any, record: CachedPrompt) -> None:
 def check_cached_prompt(cache: Any, past: int, active: CachedPrompt) -> None:
     """Refuse a cache whose tokens were computed behind other prompts than the active ones.
 
-    Args:
-        cache: a KV cache.
-        past: the tokens in it.
-        active: the active prompts.
-
     Raises:
         SiteError: it was.
     """
-    held = cached_prompt(cache)
-    if past and (held.length, held.keys) != (active.length, active.keys):
+    if past:
+        held = cached_prompt(cache)
+        _refuse_other_prompt(f"the cache has {past} tokens, and among them", held, active)
+
+
+def _refuse_other_prompt(what: str, held: CachedPrompt, active: CachedPrompt) -> None:
+    if (held.length, held.keys) != (active.length, active.keys):
         raise SiteError(
-            f"the cache has {past} tokens, and among them {_described(held)}; active now: "
-            f"{_described(active)}",
+            f"{what} {_described(held)}; active now: {_described(active)}",
             expected="the prompt with which the cache was filled",
             hint="activate that prompt, or pass the whole text with an empty cache",
         )
@@ -106,12 +98,9 @@ def _described(record: CachedPrompt) -> str:
 def check_prompt_mask(mask: Any, keys: int, past: int, pairs: bool) -> None:
     """Refuse a mask that cannot be extended to virtual tokens.
 
-    Args:
-        mask: the attention mask that the caller gave.
-        keys: the caller's tokens, with those in the cache.
-        past: the caller's tokens in the cache, with the virtual ones.
-        pairs: whether a mask over pairs of tokens can be extended: in a causal stack, inside of its
-            sliding window.
+    `keys` are the caller's tokens, with those in the cache; `past` those in the cache, with the
+    virtual ones. `pairs`: a mask over pairs of tokens can be extended, in a causal stack, inside of
+    its sliding window.
 
     Raises:
         SiteError: a mask of another form or length.
@@ -142,10 +131,8 @@ def check_prompt_mask(mask: Any, keys: int, past: int, pairs: bool) -> None:
 def check_cached_padding(lead: Tensor, before: int, held: CachedPrompt) -> None:
     """Refuse padding that begins in front of a cached prompt and ends behind it.
 
-    Args:
-        lead: the padding on the left of each row, (batch, 1).
-        before: the caller's tokens in the cache.
-        held: the prompt in the cache.
+    `lead` is the padding on the left of each row, (batch, 1); `before` counts the caller's tokens
+    in the cache.
 
     Raises:
         SiteError: a row had only padding when its prompt entered.
@@ -167,10 +154,7 @@ def check_cached_positions(inputs: dict[str, Any], before: int, first: int = 0) 
 
     generate leaves out tokens as if virtual ones in the cache were the caller's.
 
-    Args:
-        inputs: the inputs of a stack, by name.
-        before: the caller's tokens in the cache.
-        first: the position of the first of them.
+    `before` counts the caller's tokens in the cache; `first` is the position of the first of them.
 
     Raises:
         SiteError: there is a gap.
@@ -193,10 +177,8 @@ def check_cached_positions(inputs: dict[str, Any], before: int, first: int = 0) 
 def check_other_inputs(names: Collection[str], inputs: dict[str, Any], source: Tensor) -> None:
     """Refuse inputs that are not extended to virtual tokens: one value a token, or a memory.
 
-    Args:
-        names: the parameters of the stack's `forward`; others are options of attention or the loss.
-        inputs: its inputs, by name.
-        source: its token ids or embeddings.
+    `names` are the parameters of the stack's `forward`; other inputs are options of attention or
+    the loss. `source` has its token ids or embeddings.
 
     Raises:
         SiteError: there are some.
@@ -221,10 +203,6 @@ def check_other_inputs(names: Collection[str], inputs: dict[str, Any], source: T
 
 def check_packed_rows(inputs: dict[str, Any], past: int) -> None:
     """Refuse rows of several texts: a prompt in front would condition the first text only.
-
-    Args:
-        inputs: the inputs of a causal stack, by name.
-        past: the tokens in the cache.
 
     Raises:
         SiteError: there are such rows.
@@ -265,10 +243,8 @@ def _text_positions(positions: Tensor) -> Tensor | None:
 def check_static_room(cache: Any, tokens: int, window: int | None) -> None:
     """Refuse a static cache without room for the prompt.
 
-    Args:
-        cache: a KV cache.
-        tokens: all tokens that will be in it, with the virtual ones.
-        window: the tokens that a layer with a sliding window needs; None: there are none.
+    `tokens` counts all that will be in it, with the virtual ones; a layer with a sliding window
+    needs `window`; None: there is no such layer.
 
     Raises:
         SiteError: it is too short.

@@ -147,9 +147,7 @@ class ReplayPlan:
 def plans_of_calls(calls: list[LayerCall], rows: StackRows) -> list[ReplayPlan]:
     """List the ways to replay all layers below everything that trains, the fastest first.
 
-    Args:
-        calls: the calls of the layers in one pass with gradients.
-        rows: the rows of that pass.
+    The calls are those of one pass with gradients, of these rows.
     """
     frozen = calls[: _frozen_calls(calls)]
     below = len({call.number for call in frozen})
@@ -215,38 +213,25 @@ class StackReplay:
         self._watch: _Watch | None = None
         self._call: _Watch | _Replay | None = None
         self._poison = False
-        # By the number of a wrapped layer: its attribute before, and the one in its place.
-        self._forwards: dict[int, tuple[Any, Any]] = {}
+        self.patches = [Patch() for _ in self.layers]  # of their forwards
 
     def wrap(self) -> None:
         """Call `forward` in place of the forward of each layer."""
         for number, layer in enumerate(self.layers):
-            if number not in self._forwards:
-                before = vars(layer).get("forward")
-                layer.forward = partial(self.forward, number, layer.forward)
-                self._forwards[number] = before, layer.forward
+            wrapped = partial(self.forward, number, layer.forward)
+            self.patches[number].override(layer, "forward", wrapped)
 
     def unwrap(self, first: int = 0) -> None:
-        """Restore the forward of the layers from a number on.
-
-        One that another run has wrapped since then stays, and computes as if it were not there.
-        """
-        for number in sorted((n for n in self._forwards if n >= first), reverse=True):
-            layer, (before, own) = self.layers[number], self._forwards[number]
-            if vars(layer).get("forward") is not own:
-                continue
-            del self._forwards[number], layer.forward
-            if before is not None:
-                layer.forward = before
+        """Restore the forward of the layers from a number on."""
+        for patch in reversed(self.patches[first:]):
+            patch.undo()
 
     def watch(
         self, run: Callable[[], Any], until: int | None = None
     ) -> tuple[list[LayerCall], Any]:
         """Run the model without replay, and return the calls of the layers and the model's output.
 
-        Args:
-            run: runs the model.
-            until: end after so many calls of layers; the output is then None.
+        `until` ends it after so many calls of layers; the output is then None.
         """
         self._watch = _Watch(until)
         try:
@@ -258,13 +243,7 @@ class StackReplay:
         return watch.calls, output
 
     def try_out(self, run: Callable[[], Any], plan: ReplayPlan, recorded: Recorded) -> Any:
-        """Run the model with a plan; outputs that are not recorded are NaN, to see who reads them.
-
-        Args:
-            run: runs the model.
-            plan: the plan.
-            recorded: the recorded outputs.
-        """
+        """Run the model with a plan; outputs not recorded are NaN, to see who reads them."""
         before = self.plan, self.recorded
         self.plan, self.recorded, self._poison = plan, [recorded], True
         try:
@@ -315,12 +294,7 @@ class StackReplay:
 
 @contextmanager
 def replayable(anatomy: Anatomy, stack: str) -> Iterator[StackReplay]:
-    """Let the layers of a stack be replayed inside; afterwards they are as before.
-
-    Args:
-        anatomy: the anatomy of the model.
-        stack: the name of the stack.
-    """
+    """Let the layers of a stack be replayed inside; afterwards they are as before."""
     replay = StackReplay(anatomy, stack)
     with Patch() as patch:
         patch.push(replay.unwrap)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adapterhub.anatomy.reversible import reversible_stack
+from adapterhub.anatomy.forward_source import reversible_stack
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.patch import Patch
 

@@ -134,11 +134,7 @@ class RowStacks:
     ) -> list[StackedColumn] | None:
         """Return modules as stacks, one for each column.
 
-        Args:
-            keys: the keys of the modules: for each column one of each group, or None.
-            modules: the modules.
-            sites: of the modules, by key.
-            y: what the modules change.
+        `keys` has for each column one key of each group, or None; `y` is what the modules change.
 
         Returns:
             None where they cannot be stacked: modules of different kinds, or with hooks.
@@ -215,13 +211,7 @@ def hooked(module: nn.Module) -> bool:
 
 
 def pays(column: StackedColumn, plan: BatchPlan, y: Tensor) -> bool:
-    """Return whether copies of modules for their rows take less time than a call of each.
-
-    Args:
-        column: the modules.
-        plan: the rows.
-        y: what the modules change.
-    """
+    """Return whether copies of modules for their rows take less time than a call of each."""
     copied = column.stack.numbers * plan.rows
     return plan.group_of_row is None or copied < CALL * len(plan.groups) + COPIES * y.numel()
 

@@ -82,13 +82,7 @@ class Slot(nn.Module):
         return self.applied.plan
 
     def add(self, key: str, site: Site, module: nn.Module) -> None:
-        """Add a module, inactive.
-
-        Args:
-            key: its name in this slot.
-            site: the site that it was placed at.
-            module: the module.
-        """
+        """Add a module, inactive."""
         self.add_module(key, module)
         self.sites[key] = site
 
@@ -112,11 +106,8 @@ class Slot(nn.Module):
     def run(self, apply: ApplyModule, y: Tensor, *others: Any, dim: int = 0) -> Tensor:
         """Pass y through the active modules, one after the other or as the plan says.
 
-        Args:
-            apply: applies the module of one key: `apply(key, y, *others) -> y'`.
-            y: the tensor that the modules change.
-            others: further arguments; tensors among them have the rows of y.
-            dim: the dimension of the batch.
+        `apply(key, y, *others) -> y'` applies the module of one key; tensors among `others` have
+        the rows of y.
 
         Returns:
             y', like y.
@@ -128,10 +119,6 @@ class Slot(nn.Module):
 
     def stacked(self, y: Tensor, dim: int = 0) -> list[StackedColumn] | None:
         """Return the modules of each row of this call as stacks, in the order that they apply in.
-
-        Args:
-            y: the tensor that the modules change.
-            dim: the dimension of the batch.
 
         Returns:
             None where groups of rows are to be computed one after the other.
@@ -187,10 +174,7 @@ def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def read_sublayer_input(model: nn.Module, slot: Slot, path: str | None) -> None:
     """Let a slot read the input of a module that runs before its host.
 
-    Args:
-        model: the backbone.
-        slot: the slot.
-        path: the module's path; None: there is none to read.
+    `path` is None if there is none to read.
     """
     if path is None or slot.input_host is not None:
         return

@@ -1,4 +1,4 @@
-"""The virtual tokens of a batch, and their places among the caller's tokens.
+"""The virtual tokens of a batch, their slot at a stack, and their places among the caller's tokens.
 
 A prompt is next to its text: in a row with padding on the left, it comes behind the padding, so
 that the row computes what it computes without padding. A prompt that counts padding as text
@@ -12,11 +12,20 @@ there this padding becomes the last of the row.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from adapterhub.errors import SiteError
+from adapterhub.hooks.prompt_checks import CachedPrompt
+from adapterhub.hooks.slot import Slot
+from adapterhub.methods._site_module import EmbeddingModule
+
+ADDED = "added"  # the name under which a pass keeps its AddedPrompt
+OUTER = "outer"  # and its OuterInputs
 
 
 class VirtualTokenBatch(NamedTuple):
@@ -43,10 +52,8 @@ class VirtualTokenBatch(NamedTuple):
     def places(self, tokens: int, lead: Tensor | None, padding_last: bool) -> Tensor | None:
         """Return the place of each virtual token and each token of the text in its row.
 
-        Args:
-            tokens: the length of the text.
-            lead: the padding in front of each row's prompt, (batch, 1), or None.
-            padding_last: whether the padding of shorter prompts becomes the last of the row.
+        `lead` is the padding in front of each row's prompt, (batch, 1), or None. `padding_last`:
+        the padding of shorter prompts becomes the last of the row.
 
         Returns:
             (batch, length + tokens); None: virtual tokens first, in every row.
@@ -69,9 +76,7 @@ class VirtualTokenBatch(NamedTuple):
     def widen(self, mask: Tensor, places: Tensor | None) -> Tensor:
         """Extend a mask over the caller's tokens to the virtual tokens.
 
-        Args:
-            mask: (batch, tokens).
-            places: the places of all tokens.
+        `mask`: (batch, tokens); `places`: those of all tokens.
         """
         if self.padding is None:
             return arranged(F.pad(mask, (self.length, 0), value=1), places)
@@ -81,10 +86,9 @@ class VirtualTokenBatch(NamedTuple):
     def widen_pairs(self, mask: Tensor, entering: bool, window: int | None = None) -> Tensor:
         """Extend a mask over pairs of a causal stack's tokens to the virtual tokens, in front.
 
-        Args:
-            mask: (batch or 1, heads or 1, queries, keys), bool or added to the scores.
-            entering: whether the virtual tokens are queries too.
-            window: how many keys a query attends to, where that is part of the mask.
+        `mask`: (batch or 1, heads or 1, queries, keys), bool or added to the scores. `entering`:
+        the virtual tokens are queries too. `window` is how many keys a query attends to, where that
+        is part of the mask.
         """
         number = torch.arange(self.length, device=mask.device)
         padding = 0 if self.padding is None else self.padding.to(mask.device)
@@ -114,10 +118,8 @@ def as_mask(visible: Tensor, like: Tensor) -> Tensor:
 def arranged(rows: Tensor, places: Tensor | None, dim: int = 1) -> Tensor:
     """Move the tokens of each row to their places.
 
-    Args:
-        rows: (batch or 1, tokens, ...), or (..., batch or 1, tokens) with `dim` -1.
-        places: (batch, tokens); None: leave them.
-        dim: the dimension of the tokens.
+    `rows`: (batch or 1, tokens, ...), or (..., batch or 1, tokens) with `dim` -1; `places`: (batch,
+    tokens), None: leave them.
     """
     if places is None:
         return rows
@@ -127,10 +129,7 @@ def arranged(rows: Tensor, places: Tensor | None, dim: int = 1) -> Tensor:
 def gathered(rows: Tensor, numbers: Tensor, dim: int = 1) -> Tensor:
     """Return the tokens with these numbers.
 
-    Args:
-        rows: (batch or 1, tokens, ...), or (..., batch or 1, tokens) with `dim` -1.
-        numbers: (batch, n).
-        dim: the dimension of the tokens.
+    `rows`: as in `arranged`; `numbers`: (batch, n).
     """
     numbers = numbers.to(rows.device)
     if dim == -1:
@@ -146,9 +145,7 @@ def pad_left(
 ) -> tuple[list[Tensor], list[Tensor] | None]:
     """Pad the prompts of groups of rows to one length.
 
-    Args:
-        prompts: (length, d) of each group.
-        sizes: rows of each group.
+    `prompts`: (length, d) of each group; `sizes`: rows of each group.
 
     Returns:
         (rows, longest, d) of each group, and the number of padding tokens, (rows, 1) of each group;
@@ -165,3 +162,115 @@ def pad_left(
     device = prompts[0].device
     counts = zip(missing, sizes, strict=True)
     return padded, [torch.full((size, 1), n, device=device) for n, size in counts]
+
+
+@dataclass
+class AddedPrompt:
+    """What one forward pass of a stack keeps until its output loses the virtual positions."""
+
+    length: int  # virtual tokens of a row
+    tokens: int  # of the caller
+    places: Tensor | None = None  # of the caller's tokens, (batch, tokens)
+    ids: Tensor | None = None  # (batch, length + tokens), valid only as padding or not
+    first: int = 0  # the position of the first token of the text
+
+
+class OuterInputs(NamedTuple):
+    """What a larger model around a stack was called with, see prompt.py."""
+
+    mask: Tensor | None = None  # of the caller, (batch, tokens)
+    positions: bool = False  # whether the caller gave any
+    extended: bool = False  # whether mask and positions cover the virtual tokens already
+
+
+class PromptSlot(Slot):
+    """Collects the virtual tokens, or the positions to skip, of the active modules of a stack.
+
+    Args:
+        names: the parameters of the stack's `forward`, in order.
+        padding_idx: the padding id from which the stack counts positions, or None.
+        strips: whether the output loses the virtual positions.
+        rotates: whether padding of shorter prompts becomes the last of a row (an encoder).
+        counts: whether the stack takes positions by number.
+        reads_ids: whether the model finds padding by token ids (positions, or the head).
+    """
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        padding_idx: int | None,
+        strips: bool,
+        rotates: bool,
+        counts: bool,
+        reads_ids: bool,
+    ) -> None:
+        super().__init__()
+        self.names = names
+        self.padding_idx = padding_idx
+        self.strips = strips
+        self.rotates = rotates
+        self.counts = counts
+        self.reads_ids = reads_ids
+        self.window: int | None = None  # tokens in a sliding window
+        self.table_padding: int | None = None  # the padding id of a table that counts from padding
+
+    def placed(self, key: str) -> EmbeddingModule:
+        """Return the module with a key."""
+        module = super().placed(key)
+        assert isinstance(module, EmbeddingModule)
+        return module
+
+    def forward(self, batch: int) -> VirtualTokenBatch:
+        """Return the virtual tokens of all active prompts for a batch of this many rows."""
+        keys, plan, _ = self.applied
+        if plan is None or len(plan.groups) == 1:
+            keys = plan.groups[0] if plan else keys
+            prompt = torch.cat([self.placed(key)() for key in keys])
+            return VirtualTokenBatch(prompt[None], None, self._skips_padding([keys])[0])
+        copies = plan.copies(batch, self.where())
+        parts = [[self.placed(key)() for key in group] for group in plan.groups]
+        empty = next(part for part in parts if part)[0][:0]
+        prompts = [torch.cat([empty, *part]) for part in parts]
+        sizes = [size * copies for size in plan.sizes]
+        padded, counts = pad_left(prompts, sizes)
+        padding = None if counts is None else plan.join(counts, copies)
+        flags = self._skips_padding(plan.groups)
+        skips: Tensor | bool = flags[0]
+        if len(set(flags)) > 1:
+            rows = zip(flags, sizes, strict=True)
+            each = [torch.full((n, 1), flag, device=empty.device) for flag, n in rows]
+            skips = plan.join(each, copies)
+        return VirtualTokenBatch(plan.join(padded, copies), padding, skips)
+
+    def _skips_padding(self, groups: Sequence[tuple[str, ...]]) -> list[bool]:
+        """Return for each group whether its prompts come behind padding."""
+        prompts = self._prompts()
+        kinds = [{self.placed(k).counts_padding for k in group if k in prompts} for group in groups]
+        counting = [True in kind for kind in kinds]
+        if any(len(kind) > 1 for kind in kinds) or (self.reads_ids and len(set(counting)) > 1):
+            raise SiteError(
+                "prompts that count padding as text are active together with other rows or prompts",
+                expected="the same `counts_padding` in all prompts of a batch",
+                hint="one batch for each kind: peft's prompts have counts_padding=true",
+            )
+        return [not flag for flag in counting]
+
+    def _prompts(self) -> tuple[str, ...]:
+        """Return the keys of the active modules that have virtual tokens."""
+        return tuple(key for key in self.keys if not self.placed(key).skipped_positions)
+
+    def record(self, length: int, tokens: int = 0, first: int = 0) -> CachedPrompt:
+        """Describe the active prompts for a cache.
+
+        `length` counts the virtual tokens of a row, `tokens` those that have a mask when the prompt
+        enters; `first` is the position of the first token of the text.
+        """
+        return CachedPrompt(frozenset(self._prompts()), length, tokens, first)
+
+    def skipped(self) -> int:
+        """Return the number of positions left free in front of the tokens."""
+        return sum(self.placed(key).skipped_positions for key in self.keys)
+
+    def counts_padding(self) -> bool:
+        """Return whether an active prompt counts padding as text."""
+        return any(self.placed(key).counts_padding for key in self.keys)

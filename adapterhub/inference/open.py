@@ -10,8 +10,8 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.adapters.attached import only_foundations
 from adapterhub.adapters.load import load_folder
+from adapterhub.adapters.route import only_foundations
 from adapterhub.backbones.early_checks import DEQUANTIZE
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.layer_timing import times_in_bf16, without_slow_bf16

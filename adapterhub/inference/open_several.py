@@ -6,8 +6,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from adapterhub.adapters.activate import activate
 from adapterhub.adapters.load import load_folder
+from adapterhub.adapters.route import activate
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.backbones.trained_length import max_positions
 from adapterhub.errors import MismatchError

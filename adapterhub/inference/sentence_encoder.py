@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
-from adapterhub.adapters.activate import activate
 from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.route import activate
 from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.pooling import POOLS
 from adapterhub.backbones.probe import evaluation_mode, probe_batch

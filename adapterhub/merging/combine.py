@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.activate import activate
 from adapterhub.adapters.adapter import Adapter, AdapterMetadata
 from adapterhub.adapters.build import build_adapter
 from adapterhub.adapters.parts import PlacedModule
 from adapterhub.adapters.passes import STRUCTURE_LOCK
+from adapterhub.adapters.route import activate
 from adapterhub.adapters.state import activated, bare, find_state, get_state, require_attached
 from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.backbones.newly_initialized import newly_initialized
@@ -36,17 +36,18 @@ from adapterhub.errors import AttachError, ConfigError, MergeError, unknown
 from adapterhub.hooks.projection import OutputSlot
 from adapterhub.merging.affine import merged_weight_and_bias
 from adapterhub.merging.merge import refuse_unmergeable
-from adapterhub.merging.task_vectors import COMBINE, low_rank
 from adapterhub.methods._base import Method
 from adapterhub.methods._site_module import OutputModule
 from adapterhub.methods._skip_init import skip_init
 from adapterhub.methods.lora import LoRA, LoRALayer
 from adapterhub.methods.staged import Staged
 
+RULES = ("linear", "ties", "dare", "dare-ties")
+
 
 @dataclass(frozen=True)
 class Rule:
-    """How task vectors are combined; see `adapterhub.merging.task_vectors`."""
+    """How task vectors are combined; see `adapterhub.merging.combine`."""
 
     how: str
     weights: tuple[float, ...]
@@ -56,7 +57,7 @@ class Rule:
 
     def __call__(self, taus: Sequence[Tensor], generator: torch.Generator) -> Tensor:
         """Combine task vectors of one parameter."""
-        return COMBINE[self.how](taus, self.weights, self.density, generator)
+        return combine_vectors(self.how, taus, self.weights, self.density, generator)
 
 
 @dataclass(frozen=True)
@@ -269,8 +270,8 @@ def _owner_of_head(adapters: Sequence[Adapter], head: str | None) -> Adapter:
 def _rule(
     how: str, weights: Sequence[float] | None, density: float, rank: int | None, seed: int, n: int
 ) -> Rule:
-    if how not in COMBINE:
-        raise unknown("rule for combining adapters", how, COMBINE)
+    if how not in RULES:
+        raise unknown("rule for combining adapters", how, RULES)
     default = 1 / n if how in ("linear", "dare") else 1.0
     rule = Rule(how, tuple(weights or [default] * n), density, rank, seed)
     problems = [] if len(rule.weights) == n else [f"{len(rule.weights)} weights for {n} adapters"]
@@ -381,3 +382,81 @@ def _metadata(
     return AdapterMetadata(
         of.task, of.tokenizer, of.chat_template, training, processor=of.processor
     )
+
+
+def trim(tau: Tensor, density: float) -> Tensor:
+    """Set all entries to 0 but the share `density` with the largest magnitudes."""
+    count = int(density * tau.numel())
+    mask = torch.zeros_like(tau).flatten()
+    mask[tau.abs().flatten().topk(count).indices] = 1
+    return tau * mask.view_as(tau)
+
+
+def drop(tau: Tensor, density: float, generator: torch.Generator) -> Tensor:
+    """Set entries to 0 with probability 1 - density, and rescale the others.
+
+    The expected value does not change.
+    """
+    mask = torch.rand(tau.shape, generator=generator) < density
+    return tau * mask.to(tau.device) / density
+
+
+def weighted_sum(taus: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Compute sum_i w_i tau_i."""
+    return sum((w * tau for w, tau in zip(weights, taus, strict=True)), torch.zeros_like(taus[0]))
+
+
+def elect_and_merge(taus: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Compute the mean of the weighted entries that have the same sign as the sum of all.
+
+    A sum of 0 counts as positive; entries of 0 have no sign.
+    """
+    positive = sum(taus, torch.zeros_like(taus[0])) >= 0
+    agree = [torch.where(positive, tau > 0, tau < 0) for tau in taus]
+    total = weighted_sum([tau * mask for tau, mask in zip(taus, agree, strict=True)], weights)
+    return total / torch.stack(agree).sum(0).clamp(min=1)
+
+
+def combine_vectors(
+    how: str,
+    taus: Sequence[Tensor],
+    weights: Sequence[float],
+    density: float,
+    generator: torch.Generator,
+) -> Tensor:
+    """Combine the task vectors of one parameter, tau_i = theta_i - theta_0, with weights w_i.
+
+    With k the density:
+
+        linear      tau = sum_i w_i tau_i                         Ilharco et al. 2023, section 2
+        ties        trim:   tau_i keeps its k largest magnitudes, the rest is 0
+                    elect:  g = sign(sum_i tau_i), elementwise
+                    merge:  tau = mean over {i: sign(tau_i) = g} of w_i tau_i
+                                                                  Yadav et al. 2023, algorithm 1
+        dare        tau_i = m * tau_i / k,  m ~ Bernoulli(k);  then linear
+        dare-ties   the same drop and rescale; then elect and merge    Yu et al. 2024, section 3
+
+    With linear, weights (1, 1) add two tasks, and (-1) forgets one. Each parameter is trimmed
+    separately, as in peft and mergekit; the paper trims the whole model's task vector.
+
+    Ilharco et al., "Editing Models with Task Arithmetic", https://arxiv.org/abs/2212.04089.
+    Yadav et al., "TIES-Merging: Resolving Interference When Merging Models",
+    https://arxiv.org/abs/2306.01708. Yu et al., "Language Models are Super Mario: Absorbing
+    Abilities from Homologous Models as a Free Lunch", https://arxiv.org/abs/2311.03099.
+    """
+    if how.startswith("dare"):
+        taus = [drop(tau, density, generator) for tau in taus]
+    elif how == "ties":
+        taus = [trim(tau, density) for tau in taus]
+    return (elect_and_merge if how.endswith("ties") else weighted_sum)(taus, weights)
+
+
+def low_rank(delta: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Approximate a matrix by the nearest one of a rank, as a product (d_out, rank) (rank, d_in).
+
+    These are the first singular components (Eckart & Young 1936); each factor gets the square root
+    of the singular values.
+    """
+    u, s, vh = torch.linalg.svd(delta, full_matrices=False)
+    root = s[:rank].sqrt()
+    return u[:, :rank] * root, root[:, None] * vh[:rank]

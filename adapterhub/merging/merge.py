@@ -55,7 +55,7 @@ from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.backbones.weights import is_offloaded, storage_problem
 from adapterhub.errors import AttachError, MergeError
 from adapterhub.hooks.composition import Composition, adapter_names
-from adapterhub.hooks.layered_head import activation_between
+from adapterhub.hooks.head import activation_between
 from adapterhub.hooks.new_tokens import VOCABULARY, NewTokenRows
 from adapterhub.interrupts import deferred_interrupts
 from adapterhub.merging.affine import merged_names, merged_parameters
@@ -409,9 +409,7 @@ def _swaps(adapters: Sequence[Adapter]) -> tuple[MergedParameter, ...]:
 def _widen(tokens: NewTokenRows, swaps: dict[int, MergedParameter]) -> None:
     """Put the rows of new tokens into the merged embedding and output layer.
 
-    Args:
-        tokens: the new tokens of an adapter.
-        swaps: the merged parameters, by the id of those in the model now; extended by these.
+    `swaps` are the merged parameters, by the id of those in the model now; extended by these.
     """
     holders, done = parameter_holders(tokens.model), set[int]()
     for path, rows, scores in tokens.hosts():
@@ -491,11 +489,8 @@ def check_outputs(
 ) -> SameNumbers:
     """Compare the outputs of a merged model with the expected ones, on the probe batch.
 
-    Args:
-        expected: the expected outputs, by name.
-        outputs: the outputs.
-        precision: the dtype of the model, or the largest accepted difference, relative to the
-            largest value of an output.
+    `precision` is the dtype of the model, or the largest accepted difference, relative to the
+    largest value of an output.
 
     Raises:
         MergeError: a difference above its tolerance, or one that is not finite.

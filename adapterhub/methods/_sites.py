@@ -8,8 +8,7 @@ from typing import Any
 
 from adapterhub.anatomy.layer_selection import layer_numbers, number_ranges
 from adapterhub.anatomy.own_modules import own_modules
-from adapterhub.anatomy.site_patterns import sites_option
-from adapterhub.anatomy.sites import ROUTER, Anatomy, Kind, Site, matches
+from adapterhub.anatomy.sites import ROUTER, Anatomy, Kind, Site, matches, sites_option
 from adapterhub.errors import ConfigError, SiteError
 from adapterhub.methods._base import Layers, Method
 

@@ -36,8 +36,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from adapterhub.anatomy.positions import position_module
 from adapterhub.anatomy.sites import Anatomy, Site
+from adapterhub.anatomy.tokens import position_module
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
 from adapterhub.methods._base import Layers, Method, Placement, register_method

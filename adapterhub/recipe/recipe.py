@@ -10,8 +10,7 @@ from typing import Any
 
 from adapterhub.config.option_names import OptionNames
 from adapterhub.config.options import from_dict, option, to_dict
-from adapterhub.config.overrides import merge_options, parse_overrides
-from adapterhub.config.yaml import dump_yaml, load_yaml
+from adapterhub.config.yaml import dump_yaml, load_yaml, merge_options, parse_overrides
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.recipe.mixing import TaskOptions, check_task_names, parse_mixing

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from adapterhub.config.json_schema import json_schema, options_schema
+from adapterhub.config.described import json_schema, options_schema
 from adapterhub.files.atomic import replace_file
 from adapterhub.methods._base import METHODS
 from adapterhub.methods._described import described_methods

@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from adapterhub.config.overrides import parse_overrides
-from adapterhub.config.yaml import dump_yaml, load_yaml
+from adapterhub.config.yaml import dump_yaml, load_yaml, parse_overrides
 from adapterhub.errors import ConfigError
 from adapterhub.recipe.recipe import NAMES, Recipe, layered, read_layers
 

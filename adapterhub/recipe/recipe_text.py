@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from adapterhub.config.commented_yaml import below, comment, commented_options
+from adapterhub.config.described import below, comment, commented_options
 from adapterhub.config.options import options_of, to_dict
 from adapterhub.data.options import DataOptions
 from adapterhub.methods._described import described_method, spec_options

@@ -34,9 +34,9 @@ from adapterhub.errors import (
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, explained, read_file, replace_file
 from adapterhub.files.foundation import Foundation, all_below, copy_problems, write_copies
-from adapterhub.files.keys import PublicKey, key_problems
 from adapterhub.files.manifest import Sha256
 from adapterhub.files.native import check_adapter, read_manifest
+from adapterhub.files.signature import PublicKey, key_problems
 from adapterhub.registry.fetch import check_copy, fetch
 from adapterhub.registry.local import LocalRegistry, default_root
 from adapterhub.registry.published_files import copy_adapter, digest_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from adapterhub.config.user_folders import expanded
-from adapterhub.files.keys import PrivateKey
 from adapterhub.files.native import adapter_folder, read_manifest
+from adapterhub.files.signature import PrivateKey
 from adapterhub.registry.publication import PublicationInfo, prepared_folder, published_foundations
 from adapterhub.registry.published_files import name_to_publish
 from adapterhub.registry.reference import Reference

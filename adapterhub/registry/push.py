@@ -10,8 +10,8 @@ from typing import Literal
 from adapterhub.config.user_folders import expanded
 from adapterhub.errors import ConfigError
 from adapterhub.files.card import InPeft
-from adapterhub.files.keys import PrivateKey
 from adapterhub.files.native import adapter_folder, read_manifest
+from adapterhub.files.signature import PrivateKey
 from adapterhub.registry.publication import (
     Note,
     PublicationInfo,

@@ -12,7 +12,6 @@ from pathlib import Path
 from adapterhub.config.user_folders import expanded
 from adapterhub.errors import AdapterhubError, ConfigError, SignatureError
 from adapterhub.files.atomic import explained, replace_file
-from adapterhub.files.keys import PrivateKey, read_private_key
 from adapterhub.files.native import (
     SIGNATURE_FILE,
     adapter_folder,
@@ -20,8 +19,10 @@ from adapterhub.files.native import (
     read_manifest,
 )
 from adapterhub.files.signature import (
+    PrivateKey,
     Signature,
     Statement,
+    read_private_key,
     read_signatures,
     sign_statement,
     signatures_to_json,

@@ -22,8 +22,7 @@ from adapterhub.config.user_folders import user_folder
 from adapterhub.errors import ConfigError, FileError, SignatureError
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, explained, read_file, replace_file
-from adapterhub.files.keys import PublicKey, key_problems
-from adapterhub.files.signature import Signature, Statement
+from adapterhub.files.signature import PublicKey, Signature, Statement, key_problems
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.store import version_number
 

@@ -15,7 +15,7 @@ from accelerate.utils import set_seed
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.attach import detach
-from adapterhub.adapters.attached import adapters
+from adapterhub.adapters.route import adapters
 from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.newly_initialized import initialize_again, newly_initialized
 from adapterhub.data.examples import data_hash

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import attach
-from adapterhub.adapters.attached import only_foundations
 from adapterhub.adapters.build import empty_copies
+from adapterhub.adapters.route import only_foundations
 from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.trained_length import max_positions, trained_length
 from adapterhub.errors import ConfigError

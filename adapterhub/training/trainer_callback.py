@@ -24,7 +24,7 @@ from transformers import TrainerCallback as TransformersCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from adapterhub.adapters.adapter import STOPS, Adapter
-from adapterhub.adapters.attached import adapters
+from adapterhub.adapters.route import adapters
 from adapterhub.backbones.weights import is_sharded
 from adapterhub.errors import TrainingError, warn_user
 

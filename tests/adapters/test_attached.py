@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import adapterhub as ah
-from adapterhub.adapters.attached import adapters, disabled
+from adapterhub.adapters.route import adapters, disabled
 from adapterhub.errors import AttachError
 
 

@@ -11,8 +11,7 @@ import transformers
 from peft_reference import core
 
 import adapterhub as ah
-from adapterhub.adapters.export import blocking
-from adapterhub.adapters.peft_comparison import compare, compare_method, peft_is_installed
+from adapterhub.adapters.export import blocking, compare, compare_method, peft_is_installed
 from adapterhub.interchange.peft import low_rank_exporter
 
 METHODS = {

@@ -8,7 +8,7 @@ from expert_models import TRANSPOSED, TYPES, expert_model, holders
 from torch import nn
 
 import adapterhub as ah
-from adapterhub.anatomy.held_weights import (
+from adapterhub.anatomy.projections import (
     HeldWeight,
     expert_modules,
     expert_weights,

@@ -12,8 +12,13 @@ import yaml
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES
-from adapterhub.anatomy.family_file import family_data, family_yaml
-from adapterhub.anatomy.own_family import forget_family, own_family, use_family
+from adapterhub.anatomy.family_file import (
+    family_data,
+    family_yaml,
+    forget_family,
+    own_family,
+    use_family,
+)
 from adapterhub.errors import BackboneError, ConfigError, FileError, MismatchError
 from adapterhub.files.native import read_manifest
 

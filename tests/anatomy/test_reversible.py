@@ -7,7 +7,7 @@ import tiny_models
 from transformers import AutoModel, ReformerConfig
 
 import adapterhub as ah
-from adapterhub.anatomy.reversible import reversible_stack
+from adapterhub.anatomy.forward_source import reversible_stack
 from adapterhub.errors import SiteError
 
 TINY = {

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapterhub.anatomy.build import anatomy_of
-from adapterhub.anatomy.site_patterns import sites_option
+from adapterhub.anatomy.sites import sites_option
 
 T5 = anatomy_of(tiny_models.model("t5", "seq2seq"))
 

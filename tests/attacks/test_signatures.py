@@ -26,10 +26,10 @@ from adapterhub.errors import (
     RegistryError,
     SignatureError,
 )
-from adapterhub.files.keys import base64_text
 from adapterhub.files.native import SIGNATURE_FILE
 from adapterhub.files.signature import (
     Statement,
+    base64_text,
     read_signatures,
     sign_statement,
     signatures_to_json,
@@ -642,7 +642,7 @@ def test_sync_refuses_a_hub_that_has_gone_back(hub, made):
 @pytest.mark.parametrize("passphrase", [None, "secret"])
 def test_a_private_key_is_not_published(hub, made, tmp_path, passphrase):
     pytest.importorskip("cryptography")
-    from adapterhub.files.keys import write_key_pair
+    from adapterhub.files.signature import write_key_pair
 
     write_key_pair(tmp_path / "a.key", passphrase)
     folder = made()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny_models
 
-from adapterhub.adapters import peft_comparison
+from adapterhub.adapters import export
 from adapterhub.interchange.peft import low_rank_exporter
 
 pytestmark = [
@@ -61,7 +61,7 @@ def test_check_compares_outputs(adapterhub, config_only, monkeypatch):
         )
         code, out, _ = adapterhub("export", *where)
     assert (code, out.splitlines()[-1]) == (1, "peft: 1 problem")
-    monkeypatch.setattr(peft_comparison, "peft_is_installed", lambda: False)
+    monkeypatch.setattr(export, "peft_is_installed", lambda: False)
     code, out, _ = adapterhub("export", *where)
     assert (code, out) == (0, "peft: no problems; outputs not compared, peft is missing\n")
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from command_line import refused
 
 from adapterhub import cli
-from adapterhub.files.keys import read_private_key, read_public_key
+from adapterhub.files.signature import read_private_key, read_public_key
 
 pytest.importorskip("cryptography")
 

@@ -9,7 +9,7 @@ import pytest
 import signing
 
 from adapterhub import cli
-from adapterhub.files.keys import write_key_pair
+from adapterhub.files.signature import write_key_pair
 
 # Command lines with the adapter as {}; they succeed, whatever names it.
 LINES = {

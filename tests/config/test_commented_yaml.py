@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from adapterhub.config.commented_yaml import WIDTH, below, comment, commented_options, values_text
+from adapterhub.config.described import WIDTH, below, comment, commented_options, values_text
 from adapterhub.config.options import OptionDoc, option, options_of
 from adapterhub.config.yaml import parse_mapping
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from typing import Any, Literal
 
-from adapterhub.config.json_schema import json_schema
+from adapterhub.config.described import json_schema
 from adapterhub.config.options import option, options_of
 from adapterhub.recipe.recipe import Recipe
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from adapterhub.config.keyed_files import KeyedFiles
+from adapterhub.config.user_folders import KeyedFiles
 
 
 def numbered(files: KeyedFiles, number: int, size: int = 10) -> Path:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selection import ALL
 
-from adapterhub.config.overrides import merge_options, parse_overrides
+from adapterhub.config.yaml import merge_options, parse_overrides
 from adapterhub.errors import ConfigError
 
 few = settings(max_examples=100 if ALL else 40)

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from adapterhub.errors import ConfigError, FileError, OutputError
-from adapterhub.files import keys
-from adapterhub.files.keys import (
+from adapterhub.files import signature
+from adapterhub.files.signature import (
     PublicKey,
     parse_public_key,
     read_private_key,
@@ -23,7 +23,7 @@ PRIME = 2**255 - 19
 
 
 def public_text(raw: bytes) -> str:
-    return f"ed25519:{keys.base64_text(raw)}"
+    return f"ed25519:{signature.base64_text(raw)}"
 
 
 def test_a_key_pair_is_written_and_read(tmp_path):
@@ -149,20 +149,20 @@ def point(y):
 
 def test_the_list_of_small_orders_is_complete():
     """A cyclic group has one subgroup of order 8; these are the y of all its points."""
-    generators = [point(y) for y in keys._SMALL_ORDER if y > 1 and y != PRIME - 1]
+    generators = [point(y) for y in signature._SMALL_ORDER if y > 1 and y != PRIME - 1]
     points, total = {(0, 1)}, (0, 1)
     for _ in range(7):
         total = add(total, generators[0])
         points.add(total)
     assert add(total, generators[0]) == (0, 1)
     assert len(points) == 8
-    assert {y for _, y in points} == keys._SMALL_ORDER
+    assert {y for _, y in points} == signature._SMALL_ORDER
 
 
 @pytest.mark.parametrize("sign_bit", [0, 1])
 @pytest.mark.parametrize("number", range(5))
 def test_a_key_of_small_order_is_refused(number, sign_bit):
-    y = sorted(keys._SMALL_ORDER)[number]
+    y = sorted(signature._SMALL_ORDER)[number]
     with pytest.raises(ConfigError, match="forge"):
         parse_public_key(public_text((y | sign_bit << 255).to_bytes(32, "little")))
 
@@ -205,5 +205,5 @@ def test_without_cryptography_the_error_says_what_to_install(tmp_path, monkeypat
 
 def test_no_key_looks_like_a_path():
     """Published files are searched for paths of this machine."""
-    assert keys.base64_text(b"\xff" * 64) == "_" * 85 + "w"
-    assert keys.base64_bytes("_" * 85 + "w") == b"\xff" * 64
+    assert signature.base64_text(b"\xff" * 64) == "_" * 85 + "w"
+    assert signature.base64_bytes("_" * 85 + "w") == b"\xff" * 64

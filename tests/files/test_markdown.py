@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from adapterhub.files.markdown import code_block, literal
+from adapterhub.files.shown_table import code_block, literal
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapterhub.files.keys import PrivateKey
+from adapterhub.files.signature import PrivateKey
 from adapterhub.registry.trust import require_signatures, trust_key
 
 

@@ -13,9 +13,9 @@ from selection import rotate
 from transformers import PreTrainedModel
 
 import adapterhub as ah
-from adapterhub.anatomy.attention_source import attends
+from adapterhub.anatomy.forward_source import attends
 from adapterhub.errors import SiteError
-from adapterhub.hooks.attention_interface import SUPPORTED
+from adapterhub.hooks.attention import SUPPORTED
 
 
 def logits(model, **options):

@@ -24,8 +24,7 @@ from torch import nn
 
 import adapterhub as ah
 from adapterhub.errors import AttachError
-from adapterhub.hooks.adapted_weight import AdaptedWeight
-from adapterhub.hooks.held_weight import HeldWeightSlot, call_host, with_weights
+from adapterhub.hooks.held_weight import AdaptedWeight, HeldWeightSlot, call_host, with_weights
 
 SPECS = (
     EXPERTS,

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from adapterhub.hooks.layered_head import (
+from adapterhub.hooks.head import (
     NO_ACTIVATION,
     BothSigns,
     LayeredHead,

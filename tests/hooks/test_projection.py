@@ -10,7 +10,7 @@ from expert_models import TYPES, expert_model, logits, redraw
 from selection import rotate
 
 import adapterhub as ah
-from adapterhub.anatomy.discovery.networks import expert_blocks
+from adapterhub.anatomy.discovery.layer_sites import expert_blocks
 from adapterhub.hooks.forward_pass import AppliedModules
 from adapterhub.hooks.projection import output_slot
 from adapterhub.methods._site_module import InputModule

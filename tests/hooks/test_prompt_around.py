@@ -14,7 +14,7 @@ from selection import rotate
 
 import adapterhub as ah
 from adapterhub.hooks.prompt import _AROUND
-from adapterhub.hooks.prompt_slot import OUTER
+from adapterhub.hooks.virtual_tokens import OUTER
 
 # What the larger model does before it calls its language model.
 MODELS = {

@@ -9,7 +9,7 @@ from transformers import DynamicCache
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError
-from adapterhub.hooks.prompt_inputs import PromptedInputs, past_length
+from adapterhub.hooks.prompt import PromptedInputs, past_length
 
 LENGTH = 3
 

@@ -10,7 +10,7 @@ import adapterhub as ah
 from adapterhub.errors import SiteError
 from adapterhub.hooks.composition import BatchPlan
 from adapterhub.hooks.forward_pass import AppliedModules
-from adapterhub.hooks.prompt_slot import PromptSlot
+from adapterhub.hooks.virtual_tokens import PromptSlot
 
 
 @pytest.fixture

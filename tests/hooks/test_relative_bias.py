@@ -9,7 +9,7 @@ from torch import nn
 
 import adapterhub as ah
 from adapterhub.errors import SiteError
-from adapterhub.hooks.relative_bias import RelativeBias
+from adapterhub.hooks.keyvalue import RelativeBias
 from adapterhub.hooks.slot import Slot
 from adapterhub.methods._site_module import PrefixModule
 

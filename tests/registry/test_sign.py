@@ -130,7 +130,7 @@ def test_a_version_on_a_hub_is_signed_later_by_another_commit(hub, folder, key, 
 
 def test_a_key_may_be_given_by_its_file(folder, tmp_path):
     pytest.importorskip("cryptography")
-    from adapterhub.files.keys import write_key_pair
+    from adapterhub.files.signature import write_key_pair
 
     _, public = write_key_pair(tmp_path / "a.key")
     assert ah.sign(str(folder), str(tmp_path / "a.key")).key == public.text

@@ -116,7 +116,7 @@ def test_log_probabilities_are_of_the_responses_alone():
 
 @pytest.mark.parametrize("method", ["lora", "full", "prompt"])
 def test_the_reference_is_the_model_with_the_adapter_off(method):
-    from adapterhub.adapters.attached import only_foundations
+    from adapterhub.adapters.route import only_foundations
 
     model, _ = models()
     task = parse_task("preference")

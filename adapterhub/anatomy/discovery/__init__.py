@@ -8,11 +8,11 @@ of a layer:
     attention output    heads -> d, in the same module as q, k and v or in its parent
     feed-forward        up (and gate): d -> inner, down: inner -> d
     norms               by the sublayer that contains them, the others by their order
-    keyvalue            where attention is computed in a known way (attention_source.py)
+    keyvalue            where attention is computed in a known way (forward_source.py)
 
 A name alone is not enough: the sizes must fit too. A fused projection is split where the source of
-the forward shows its layout (fused_layout.py). Of two networks the larger one is the feed-forward,
-and of two attentions the first is `attn`; other projections keep their names (further_sites.py).
+the forward shows its layout. Of two networks the larger one is the feed-forward,
+and of two attentions the first is `attn`; other projections keep their names (roles.py).
 What is not found is no site, and methods say so: see `select_sites`.
 """
 

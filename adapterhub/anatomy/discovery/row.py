@@ -1,26 +1,45 @@
-"""Derive the row of an architecture from the modules of a model."""
+"""Derive the row of an architecture from the modules of a model, and of each stack of layers."""
 
 from __future__ import annotations
 
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Literal, cast
 
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
 
-from adapterhub.anatomy.discovery.layer_lists import layer_lists
-from adapterhub.anatomy.discovery.stack_names import named
-from adapterhub.anatomy.discovery.stacks import discovered_stack
-from adapterhub.anatomy.family import Family
-from adapterhub.anatomy.own_modules import own_modules
+from adapterhub.anatomy.discovery.layer_sites import norm_size, sites_of_layer
+from adapterhub.anatomy.discovery.roles import attention_modules, fused_layout
+from adapterhub.anatomy.family import WHOLE, Family, Layout, Stack
+from adapterhub.anatomy.own_modules import first_existing, own_modules
+from adapterhub.anatomy.projections import (
+    in_features,
+    is_projection,
+    out_features,
+    plain_projections,
+    usual_size,
+)
 from adapterhub.anatomy.sites import join
 from adapterhub.anatomy.tokens import token_table
 
 _EMBEDDING = re.compile(r"emb|^wte$|^wpe$|^shared$|^project_in$", re.IGNORECASE)
+# What a stack reads, by the words of its path; the first that matches counts.
+_READS = {
+    "vision": r"vision|visual|image|vit\b|patch",
+    "audio": r"audio|speech|acoustic|sound|wav",
+    "language": r"language|text|llm",
+}
+_OF_A_STAGE = re.compile(r"\.\d+\.(layers?|(\w+_)?blocks)$")
+_MERGERS = re.compile(r"merger|projector", re.IGNORECASE)
 
 
 def discover(model: PreTrainedModel) -> Family:
@@ -71,3 +90,242 @@ def _counts_from_padding(base: nn.Module, row: Family) -> bool:
     return accepts_positions and any(
         hasattr(m, name) or hasattr(sys.modules[type(m).__module__], name) for m in counters
     )
+
+
+def named(stacks: Sequence[Stack], by_input: bool) -> list[Stack]:
+    """Return stacks with names of their own.
+
+    A stack alone, or the encoder and the decoder of one model, keep their names. Others are named
+    after what they read, by the words of their path; one whose path does not say that keeps its
+    name, and what is still equal is numbered: `vision`, `vision2`.
+
+    `by_input`: an encoder and a decoder read inputs of different kinds, pictures and text.
+    """
+    names = [stack.name for stack in stacks]
+    if len(stacks) > 1 and (by_input or len(set(names)) < len(names)):
+        names = [_read(stack) or stack.name for stack in stacks]
+    seen: Counter[str] = Counter()
+    unique = []
+    for stack, name in zip(stacks, names, strict=True):
+        seen[name] += 1
+        unique.append(replace(stack, name=name + (str(seen[name]) if seen[name] > 1 else "")))
+    return unique
+
+
+def _read(stack: Stack) -> str | None:
+    return next((name for name, words in _READS.items() if re.search(words, stack.layers)), None)
+
+
+def layer_lists(base: nn.Module) -> list[tuple[str, list[nn.Module]]]:
+    """List the module lists of layers: those with attention, and those apart from them.
+
+    Of nested lists whose layers have one class and attention only the innermost, and those of
+    stages; of others the outermost. Lists in a list (`groups.0.layers`, `groups.1.layers`) are one
+    entry (`groups.*.layers`) with all modules.
+    """
+    lists = {p: list(m) for p, m in own_modules(base) if isinstance(m, nn.ModuleList)}
+    every = {p: m for p, m in lists.items() if m and None not in m}
+    sequences = {p: list(m) for p, m in own_modules(base) if isinstance(m, nn.Sequential)}
+    every |= {p: m for p, m in sequences.items() if _all_attend(m)}
+    alike = {p: m for p, m in every.items() if len(set(map(type, m))) == 1 and _attend(m)}
+    chosen = {p: m for p, m in alike.items() if not any(o.startswith(f"{p}.") for o in alike)}
+    staged = _staged(every)
+    for path, layers in every.items():
+        apart = not any(_nested(path, other) for other in chosen) and path not in staged.values()
+        several = len(layers) > 1 or path in staged
+        if apart and (_attend(layers) or (several and all(map(_is_layer, layers)))):
+            chosen[path] = layers
+    chosen = {path: m for path, m in chosen.items() if not _belongs_to_layers(path, m, chosen)}
+    if not chosen:  # of convolutions alone, say: they have layers, if no projections
+        outer = {p: m for p, m in every.items() if len(m) > 1 and all(map(_has_parameters, m))}
+        chosen = {p: m for p, m in outer.items() if not any(p.startswith(f"{o}.") for o in outer)}
+    specs: dict[str, list[nn.Module]] = {}
+    for path in sorted(chosen, key=list(every).index):
+        specs.setdefault(re.sub(r"\.\d+\.", ".*.", path), []).extend(chosen[path])
+    return list(specs.items())
+
+
+def _staged(lists: Mapping[str, list[nn.Module]]) -> dict[str, str]:
+    """Map the lists of the layers of stages to the list of the stages, as in ConvNeXt."""
+    inner = {p: p.rsplit(".", 2)[0] for p, m in lists.items() if _OF_A_STAGE.search(p)}
+    inner = {p: o for p, o in inner.items() if o in lists and _alike_layers(lists[p])}
+    counts = Counter(inner.values())
+    return {p: outer for p, outer in inner.items() if counts[outer] == len(lists[outer])}
+
+
+def _alike_layers(modules: list[nn.Module]) -> bool:
+    return len(set(map(type, modules))) == 1 and all(map(_is_layer, modules))
+
+
+def _all_attend(modules: list[nn.Module]) -> bool:
+    """Return whether a `Sequential`, which may hold anything, holds layers of one class."""
+    one_class = len(set(map(type, modules))) == 1
+    return one_class and all(any(attention_modules(layer)) for layer in modules)
+
+
+def _attend(layers: Iterable[nn.Module]) -> bool:
+    return any(any(attention_modules(layer)) for layer in layers)
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters())
+
+
+def _belongs_to_layers(
+    path: str, modules: list[nn.Module], lists: Mapping[str, list[nn.Module]]
+) -> bool:
+    """Return whether a list belongs to layers beside it: one merger for some of them."""
+    if _MERGERS.search(path) and not _attend(modules) and any(map(_attend, lists.values())):
+        return True
+    parent = path.rpartition(".")[0]
+    beside = [layers for other, layers in lists.items() if other.rpartition(".")[0] == parent]
+    return not _attend(modules) and any(_attend(m) and len(m) > len(modules) for m in beside)
+
+
+def _nested(path: str, other: str) -> bool:
+    return f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}.")
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Return whether a module may be a layer: it has projections, and is none itself."""
+    return not is_projection(module) and bool(plain_projections(module))
+
+
+def discovered_stack(
+    model: PreTrainedModel, path: str, layers: list[nn.Module], *, alone: bool
+) -> Stack:
+    """Describe a stack of layers.
+
+    `path` is that of its module list in the base model, with `.*.` where there are several;
+    `alone`: the model has no other stack.
+    """
+    usual = usual_size(layers)
+    found = [_sites(layer, usual) for layer in layers]
+    sites, own = _merged(layers, found)
+    root = _root(model.base_model, path) or ("" if alone else _tower(path))
+    inside = path.removeprefix(f"{root}.") if root else path
+    pooled = hasattr(model.base_model.get_submodule(root), "pooler")
+    body = inside.split(".")[0] if pooled and "." in inside else None
+    fused = _layouts(layers, found)
+    bias = next(filter(None, map(_relative_bias, layers, found)), None)
+    name = _stack_name(model, layers, sites)
+    return Stack(name, path, sites, root, body, fused, bias=bias, own=own)
+
+
+def _layouts(layers: list[nn.Module], found: list[dict[str, str]]) -> dict[str, Layout]:
+    """Map the roles of fused projections to their layout in all layers that have one."""
+    layouts: dict[str, set[Layout]] = {}
+    for layer, sites in zip(layers, found, strict=True):
+        for role in ("attn.qkv", "cross.qkv"):
+            if path := sites.get(role):
+                around, _, name = path.rpartition(".")
+                known = f"{role[:-4]}.o" in sites  # its input has the size of the queries
+                layout = fused_layout(layer.get_submodule(around), name) if known else WHOLE
+                layouts.setdefault(role, set()).add(layout)
+        if "gate_up" not in sites.get("ffn.gate_up", "gate_up"):  # by its size, in any order
+            layouts["ffn.gate_up"] = {WHOLE}
+    return {role: all_.pop() if len(all_) == 1 else WHOLE for role, all_ in layouts.items()}
+
+
+def _sites(layer: nn.Module, usual: int) -> dict[str, str]:
+    """Map the roles in a layer to paths, by the first of its possible sizes that shows an output.
+
+    Layers of one stack may differ in size, as in vision encoders whose later stages have more
+    features, and one may change it, as where such a stage starts. Without attention, a size that a
+    norm of the layer has comes first: the size of most layers may be the inner one of this network.
+
+    `usual` is the size in features of most layers of the stack.
+    """
+    sizes = dict.fromkeys(_sizes_of_attention(layer))
+    shows = {"attn.o"} if sizes else {"ffn", "ffn.down", "mixer"}
+    sizes = sizes or dict.fromkeys(_sizes_of_norms_and_projections(layer, usual))
+    found = [sites_of_layer(layer, size) for size in sizes]
+    return next((sites for sites in found if shows & sites.keys()), found[0])
+
+
+def _sizes_of_attention(layer: nn.Module) -> Iterator[int]:
+    """Yield the input size and the output size of the first attention in a layer."""
+    for path, projections in attention_modules(layer):
+        query = next(projections[r] for r in ("q", "q_a", "qkv", "kv_a") if r in projections)
+        yield in_features(layer.get_submodule(join(path, query)))
+        if "o" in projections:
+            yield out_features(layer.get_submodule(join(path, projections["o"])))
+        return
+
+
+def _sizes_of_norms_and_projections(layer: nn.Module, usual: int) -> list[int]:
+    """List the sizes that a layer without attention may have, likely ones first."""
+    normed = {size for size in map(norm_size, layer.modules()) if size}
+    sizes = (usual, *sorted(map(in_features, _projections(layer))))
+    return sorted(sizes, key=lambda size: size not in normed)
+
+
+def _projections(layer: nn.Module) -> Iterable[nn.Module]:
+    return plain_projections(layer).values()
+
+
+def _stack_name(
+    model: PreTrainedModel, layers: list[nn.Module], sites: dict[str, str]
+) -> Literal["encoder", "decoder"]:
+    if model.config.is_encoder_decoder:
+        return "decoder" if "cross.q" in sites else "encoder"
+    return "decoder" if _is_causal(model, layers) else "encoder"
+
+
+def _is_causal(model: PreTrainedModel, layers: list[nn.Module]) -> bool:
+    """Return whether attention is causal: as it declares, else by transformers' lists of models."""
+    attentions = (m.get_submodule(path) for m in layers for path, _ in attention_modules(m))
+    for attention in attentions:
+        if isinstance(causal := getattr(attention, "is_causal", None), bool):
+            return causal
+    model_type = model.config.model_type
+    masked = model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not masked
+
+
+def _relative_bias(layer: nn.Module, sites: dict[str, str]) -> str | None:
+    """Return the path of the table of relative positions in self-attention, if it has one."""
+    path = sites.get("attn.kv", "")
+    attention = layer.get_submodule(path)
+    if not hasattr(attention, "compute_bias"):
+        return None
+    tables = [n for n, m in attention.named_children() if isinstance(m, nn.Embedding)]
+    return join(path, tables[0]) if len(tables) == 1 else None
+
+
+def _merged(
+    layers: list[nn.Module], found: list[dict[str, str]]
+) -> tuple[dict[str, str], dict[int, dict[str, str]]]:
+    """Merge the sites of layers that differ, as where only some have experts, into `a|b` paths.
+
+    Where a path has a role in some of the layers that have it only, those that differ from the
+    most common layer are returned apart, by number.
+    """
+    roles = dict.fromkeys(role for sites in found for role in sites)
+    paths = {role: dict.fromkeys(s[role] for s in found if role in s) for role in roles}
+    merged = {role: "|".join(alternatives) for role, alternatives in paths.items()}
+    if all(_existing(layer, merged) == sites for layer, sites in zip(layers, found, strict=True)):
+        return merged, {}
+    common = max(found, key=found.count)
+    return common, {n: sites for n, sites in enumerate(found) if sites != common}
+
+
+def _existing(layer: nn.Module, specs: Mapping[str, str]) -> dict[str, str]:
+    paths = {role: first_existing(layer, spec) for role, spec in specs.items()}
+    return {role: path for role, path in paths.items() if path is not None}
+
+
+def _tower(path: str) -> str:
+    """Return the outermost module around a list of layers; "" if that is the model."""
+    first, _, rest = path.partition(".")
+    return first if rest and not rest.startswith("*") else ""
+
+
+def _root(base: nn.Module, path: str) -> str:
+    """Return the nearest module around a list of layers whose forward takes token ids."""
+    parts = path.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        module = base.get_submodule(".".join(parts[:end])) if "*" not in parts[:end] else None
+        if module is not None and "input_ids" in inspect.signature(module.forward).parameters:
+            return ".".join(parts[:end])
+    return ""

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from transformers.activations import ACT2FN
 
-from adapterhub.anatomy.site_patterns import sites_option
-from adapterhub.anatomy.sites import Anatomy, Site
+from adapterhub.anatomy.sites import Anatomy, Site, sites_option
 from adapterhub.interchange.adapters_library.files import MethodConfig
 from adapterhub.interchange.adapters_library.gated import add_gated
 from adapterhub.interchange.adapters_library.module_paths import (

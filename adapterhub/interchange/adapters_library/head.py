@@ -20,7 +20,7 @@ from transformers.activations import ACT2FN
 
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.files.schema import show
-from adapterhub.hooks.layered_head import FIRST, LAST, NO_ACTIVATION
+from adapterhub.hooks.head import FIRST, LAST, NO_ACTIVATION
 from adapterhub.interchange.adapters_library.files import AdaptersFiles, AdaptersHead
 from adapterhub.interchange.translation import HEAD, Translation
 

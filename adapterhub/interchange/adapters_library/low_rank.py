@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from adapterhub.anatomy.site_patterns import sites_option
-from adapterhub.anatomy.sites import Site
+from adapterhub.anatomy.sites import Site, sites_option
 from adapterhub.interchange.adapters_library.files import MethodConfig
 from adapterhub.interchange.adapters_library.gated import add_gated
 from adapterhub.interchange.adapters_library.module_paths import (

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from adapterhub.errors import ConfigError, MismatchError
 from adapterhub.files.schema import shorten
-from adapterhub.hooks.layered_head import activation_between
+from adapterhub.hooks.head import activation_between
 from adapterhub.interchange.peft.export_types import (
     CheckpointPart,
     ExportSource,

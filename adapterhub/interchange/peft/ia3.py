@@ -7,7 +7,7 @@ import re
 import torch
 from torch import Tensor, nn
 
-from adapterhub.anatomy.site_patterns import sites_option
+from adapterhub.anatomy.sites import sites_option
 from adapterhub.interchange.peft.export_types import (
     CheckpointPart,
     ExportedModule,

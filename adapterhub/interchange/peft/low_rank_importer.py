@@ -14,8 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from adapterhub.anatomy.site_patterns import sites_option
-from adapterhub.anatomy.sites import Anatomy, Site
+from adapterhub.anatomy.sites import Anatomy, Site, sites_option
 from adapterhub.backbones.weights import read_bias, read_weight
 from adapterhub.interchange.method_options import size_options
 from adapterhub.interchange.peft.files import PeftFiles

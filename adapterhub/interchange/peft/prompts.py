@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapterhub.anatomy.site_patterns import sites_option
-from adapterhub.anatomy.sites import Anatomy, Site
+from adapterhub.anatomy.sites import Anatomy, Site, sites_option
 from adapterhub.errors import SiteError, warn_user
 from adapterhub.interchange.peft.export_types import CheckpointPart, ExportSource
 from adapterhub.interchange.peft.files import PeftFiles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from adapterhub.anatomy.discovery.further_sites import further_sites, kind_of, mixer_of, own_name
+from adapterhub.anatomy.discovery.roles import further_sites, kind_of, mixer_of, own_name
 
 
 class NewConvMixer(nn.Module):

@@ -11,7 +11,7 @@ from torch import nn
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES
 from adapterhub.anatomy.discovery import discover
-from adapterhub.anatomy.discovery.fused_layout import fused_layout
+from adapterhub.anatomy.discovery.roles import fused_layout
 
 
 class Attention(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import every_type
 from torch import nn
 
-from adapterhub.anatomy.discovery.layer_lists import layer_lists
+from adapterhub.anatomy.discovery.row import layer_lists
 
 
 def test_the_lists_of_a_model(subtests):

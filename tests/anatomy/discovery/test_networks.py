@@ -8,7 +8,7 @@ import transformers
 from torch import nn
 
 import adapterhub as ah
-from adapterhub.anatomy.discovery.networks import (
+from adapterhub.anatomy.discovery.layer_sites import (
     expert_blocks,
     feed_forward_group,
     feed_forward_networks,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adapterhub.anatomy.discovery.stack_names import named
+from adapterhub.anatomy.discovery.row import named
 from adapterhub.anatomy.family import Stack
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoConfig
 
 import adapterhub as ah
-from adapterhub.anatomy.discovery.stacks import discovered_stack
+from adapterhub.anatomy.discovery.row import discovered_stack
 from adapterhub.errors import SiteError
 
 _PLAIN = {

@@ -9,14 +9,11 @@ from peft.utils import merge_utils
 
 import adapterhub as ah
 from adapterhub.errors import AttachError, ConfigError, MergeError
-from adapterhub.merging.task_vectors import (
-    COMBINE,
-    dare,
-    dare_ties,
+from adapterhub.merging.combine import (
+    RULES,
+    combine_vectors,
     drop,
-    linear_combination,
     low_rank,
-    ties,
     trim,
 )
 
@@ -33,11 +30,12 @@ def random_vectors(count=3, shape=(12, 10)):
 def test_task_vector_rules_agree_with_peft(density, weights):
     taus, shares, generator = random_vectors(), torch.tensor(weights), torch.Generator()
     torch.testing.assert_close(
-        linear_combination(taus, weights, density, generator),
+        combine_vectors("linear", taus, weights, density, generator),
         merge_utils.task_arithmetic(taus, shares),
     )
     torch.testing.assert_close(
-        ties(taus, weights, density, generator), merge_utils.ties(taus, shares, density)
+        combine_vectors("ties", taus, weights, density, generator),
+        merge_utils.ties(taus, shares, density),
     )
     for tau in taus:
         expected = merge_utils.prune(tau, density, "magnitude")
@@ -45,21 +43,22 @@ def test_task_vector_rules_agree_with_peft(density, weights):
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs"), [(dare, merge_utils.dare_linear), (dare_ties, merge_utils.dare_ties)]
+    ("how", "theirs"), [("dare", merge_utils.dare_linear), ("dare-ties", merge_utils.dare_ties)]
 )
-def test_dare_agrees_with_peft_on_the_same_mask(ours, theirs, monkeypatch):
+def test_dare_agrees_with_peft_on_the_same_mask(how, theirs, monkeypatch):
     taus, weights, density = random_vectors(), (0.5, 0.25, 1.0), 0.4
     generator = torch.Generator().manual_seed(SEED)
     masks = iter([(torch.rand(t.shape, generator=generator) < density).float() for t in taus])
     monkeypatch.setattr(merge_utils.torch, "bernoulli", lambda *args, **kwargs: next(masks))
     expected = theirs(taus, torch.tensor(weights), density)
-    combined = ours(taus, weights, density, torch.Generator().manual_seed(SEED))
+    generator = torch.Generator().manual_seed(SEED)
+    combined = combine_vectors(how, taus, weights, density, generator)
     torch.testing.assert_close(combined, expected)
 
 
 def test_ties_equals_a_hand_computed_example():
     first, second = torch.tensor([4.0, -1.0, 0.1, 2.0]), torch.tensor([-1.0, -3.0, 0.2, 4.0])
-    merged = ties([first, second], (1.0, 1.0), 0.5, torch.Generator())
+    merged = combine_vectors("ties", [first, second], (1.0, 1.0), 0.5, torch.Generator())
     # Trimmed to [4, 0, 0, 2] and [0, -3, 0, 4]; each entry is the mean of the nonzero values.
     assert merged.tolist() == [4, -3, 0, 3]
 
@@ -171,7 +170,7 @@ def test_a_negated_adapter_undoes_a_merge(tmp_path):
     torch.testing.assert_close(hidden(), bare, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("how", sorted(set(COMBINE) - {"linear"}))
+@pytest.mark.parametrize("how", sorted(set(RULES) - {"linear"}))
 @pytest.mark.parametrize("architecture", ["bert", "gpt2"])
 def test_trimmed_updates_are_saved_in_full_or_in_a_rank(how, architecture):
     model = with_two_adapters(

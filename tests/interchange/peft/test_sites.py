@@ -7,7 +7,7 @@ import tiny_models
 from peft_reference import core
 
 import adapterhub as ah
-from adapterhub.adapters.peft_comparison import compare
+from adapterhub.adapters.export import compare
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.errors import AdapterhubError
 from adapterhub.interchange.peft.exporter import to_peft

@@ -7,8 +7,8 @@ import pytest
 from torch import nn
 
 import adapterhub as ah
-from adapterhub.anatomy.discovery import attentions
-from adapterhub.anatomy.discovery.attentions import (
+from adapterhub.anatomy.discovery import roles as discovery_roles
+from adapterhub.anatomy.discovery.roles import (
     attention_group,
     attention_modules,
     attention_sites,
@@ -92,7 +92,7 @@ def test_the_output_may_be_beside_the_attention():
 
 
 def test_latent_keys_and_values_have_a_site_if_their_sizes_are_known(monkeypatch):
-    monkeypatch.setattr(attentions, "attends", lambda attention: "interface")
+    monkeypatch.setattr(discovery_roles, "attends", lambda attention: "interface")
     latent = {"q_proj": (4, 4), "kv_a_proj_with_mqa": (4, 3), "kv_b_proj": (2, 8), "o_proj": (4, 4)}
     layer = nn.ModuleDict({"attn": module(**latent)})
     ((path, projections),) = attention_modules(layer)

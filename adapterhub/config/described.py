@@ -1,16 +1,58 @@
-"""JSON schemas of options, from which editors complete and check YAML files."""
+"""Options written for people and editors: commented YAML, and JSON schemas."""
 
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, Union
 
-from adapterhub.config.options import hints_of, options_of, to_dict
+from adapterhub.config.options import OptionDoc, hints_of, options_of, to_dict
+from adapterhub.config.yaml import inline_yaml
 
+WIDTH = 80
+_INDENT = "  "
 _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
+
+
+def commented_options(
+    cls: type, values: Mapping[str, object], required: Iterable[str] = ()
+) -> Iterator[str]:
+    """Yield the lines of the options of a dataclass; options that are dataclasses are left out.
+
+    Options without a value are left out; `required` have no usable default.
+    """
+    for option in options_of(cls):
+        if option.name in values and not dataclasses.is_dataclass(option.default):
+            yield from comment(option.help)
+            yield from comment(_INDENT + values_text(option, option.name in required))
+            yield f"{option.name}: {inline_yaml(values[option.name])}"
+
+
+def comment(text: str) -> list[str]:
+    """Write a text as comment lines that fit 80 columns below two levels."""
+    spaces = text[: len(text) - len(text.lstrip())]
+    prefix = f"# {spaces}"
+    width = WIDTH - 2 * len(_INDENT)
+    return textwrap.wrap(
+        text.strip(), width, initial_indent=prefix, subsequent_indent=prefix, break_on_hyphens=False
+    )
+
+
+def values_text(option: OptionDoc, required: bool = False) -> str:
+    """Describe the values of an option and its default: `int | null, default null`."""
+    if required or option.default is dataclasses.MISSING:
+        return f"{option.type}, required"
+    return f"{option.type}, default {inline_yaml(to_dict({'default': option.default})['default'])}"
+
+
+def below(name: str, lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of a mapping under a name; without lines, an empty one."""
+    inner = list(lines)
+    yield f"{name}:" if inner else f"{name}: {{}}"
+    yield from (f"{_INDENT}{line}" for line in inner)
 
 
 def json_schema(cls: type) -> dict[str, Any]:
