@@ -51,11 +51,8 @@ def merge_for_checkpoint(
 ) -> tuple[Merge, dict[str, Tensor], SentenceEncoder | None]:
     """Merge an adapter that is to be written as a checkpoint.
 
-    Args:
-        adapter: the adapter, active.
-        tolerance: as for `merge`.
-        dtype: the dtype of the checkpoint; None: it is quantized again.
-        task: the task that it was trained for, if it is known.
+    Without a `dtype` the checkpoint is quantized again. `task` is what the adapter was trained for,
+    if it is known.
 
     Returns:
         The merge, the outputs on the probe batch that the checkpoint must have, and the pooling and
@@ -95,14 +92,8 @@ def write_checkpoint(
 
     The folder is created only if all of this succeeds.
 
-    Args:
-        model: the merged model.
-        tokenizer: its tokenizer.
-        folder: a folder that does not exist.
-        expected: the expected outputs on the probe batch, by name.
-        tolerance: the largest difference, relative to the largest value of an output; by default
-            that of the dtype.
-        encoder: the pooling and the head, for a sentence-transformers model.
+    The outputs on the probe batch must be the `expected` ones, by name. `tolerance` is the largest
+    difference, relative to the largest value of an output; by default that of the dtype.
 
     Returns:
         The largest absolute difference of each output on the probe batch.

@@ -74,13 +74,9 @@ def open_adapter(
 ) -> Predictor:
     """Load an adapter on its backbone.
 
-    Args:
-        reference: a reference to an adapter, or the folder of an adapter or a run.
-        backbone: where to load the backbone from, if not from the id in the manifest; its
-            fingerprint must match.
-        registry: the folder of the local registry, if not the default one.
-        head: which of several heads.
-        task: the task, if the adapter records none.
+    `reference` is also the folder of an adapter or a run. `backbone` is where to load the backbone
+    from, if not from the id in the manifest; its fingerprint must match. `task` is for an adapter
+    that records none.
 
     Raises:
         ConfigError: the reference is malformed, several heads and none is named, no task, or one
@@ -105,11 +101,6 @@ def open_adapter(
 
 def open_backbone(backbone: str, task: Task, max_length: int = 128) -> Predictor:
     """Load a pre-trained backbone without an adapter, as a baseline.
-
-    Args:
-        backbone: a Hub id or a folder.
-        task: a task that needs no trained head.
-        max_length: the longest input, in tokens.
 
     Raises:
         ConfigError: the task needs a trained head.
@@ -140,15 +131,8 @@ def load_for_merging(
 ) -> tuple[Adapter, PreTrainedTokenizerBase]:
     """Load an adapter on its backbone in one dtype, with its tokenizer.
 
-    Args:
-        folder: the folder of an adapter or a run, or a reference.
-        backbone: where to load the backbone from, if not from the id in the manifest.
-        dtype: the dtype of the backbone, which is not quantized then, but fp32 in place of bf16 on
-            a processor that is slow in bf16; None quantizes it as in training.
-        name: a new name for the adapter.
-        registry: the folder of the local registry, if not the default one.
-        head: which of several heads.
-        task: the task, if the adapter records none.
+    With a `dtype` the backbone is not quantized, and fp32 in place of bf16 on a processor that is
+    slow in bf16; None quantizes it as in training.
 
     Raises:
         ConfigError: the adapter has several heads and none is named, or it has not this one; no
@@ -184,15 +168,9 @@ def load_bare_backbone(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the backbone of an adapter, for its task but without the adapter, and its tokenizer.
 
-    Args:
-        folder: the adapter's folder.
-        backbone: where to load the backbone from, if not from the id in the manifest.
-        dtype: the dtype of the weights, into which a quantized checkpoint is decoded if it can be;
-            None loads them in the dtype and quantization of the training recipe, or in fp32 on a
-            processor that is several times slower in bf16.
-        quantize: a quantization that replaces the recipe's.
-        head: which of several heads.
-        task: the task, if the adapter records none.
+    A quantized checkpoint is decoded into `dtype` if it can be; None loads the weights in the dtype
+    and quantization of the training recipe, or in fp32 on a processor that is several times slower
+    in bf16. `quantize` replaces the recipe's.
 
     Raises:
         ConfigError: the adapter has several heads and none is named, or it has not this one.

@@ -53,13 +53,7 @@ class OpenedAdapters:
     attached: Mapping[str, str]
 
     def predict(self, name: str, examples: Sequence[Any], batch_size: int = 64) -> list[Prediction]:
-        """Return one prediction per example.
-
-        Args:
-            name: the adapter.
-            examples: what its task read.
-            batch_size: rows per forward pass.
-        """
+        """Return one prediction per example."""
         activate(self.predictors[name].model, self.attached[name])
         return self.predictors[name].predict(examples, batch_size)
 
@@ -70,11 +64,6 @@ def open_several(
     registry: str | None = None,
 ) -> OpenedAdapters:
     """Load adapters; those with the same backbone, class of model and tokenizer share one model.
-
-    Args:
-        sources: the adapters, by the names that rows use.
-        backbone: where to load the backbone from, if not from the ids in the manifests.
-        registry: the folder of the local registry, if not the default one.
 
     Raises:
         MismatchError: an adapter is not the one whose digest is given, or is for another backbone.

@@ -64,13 +64,7 @@ class SentenceEncoder:
     def save(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
     ) -> None:
-        """Write the folder.
-
-        Args:
-            model: the merged model.
-            tokenizer: its tokenizer.
-            folder: a folder that does not exist.
-        """
+        """Write the folder."""
         base: Any = model.base_model
         base.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -112,12 +106,7 @@ class SentenceEncoder:
         return self._outputs(model.base_model, head, model)
 
     def outputs(self, model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
-        """Load the folder, and return the outputs on the probe batch of the merged model.
-
-        Args:
-            model: the merged model.
-            folder: what `save` wrote.
-        """
+        """Load the folder, and return the outputs on the probe batch of the merged model."""
         base = AutoModel.from_pretrained(folder, dtype=model.dtype).to(model.device).eval()
         keep_4bit_layout(base, Patch())
         head: dict[str, Tensor] = {}
@@ -144,9 +133,7 @@ class SentenceEncoder:
 def sentence_encoder(adapter: Adapter, task: Task | None) -> SentenceEncoder | None:
     """Return the pooling that a merged adapter needs beside its weights, or None.
 
-    Args:
-        adapter: an attached adapter; a pooling of its own is taken off, as `take_pooling` does.
-        task: the task that the adapter was trained for, if it is known.
+    A pooling of the adapter's own is taken off, as `take_pooling` does.
 
     Raises:
         MergeError: as `take_pooling`.

@@ -35,11 +35,8 @@ def predict_on_ray(
 ) -> Iterator[tuple[TablePart, Any]]:
     """Yield each part with its rows and predictions, as the workers of a cluster end them.
 
-    Args:
-        job: the job.
-        parts: its parts.
-        workers: how many; by default one for each GPU, or for every 4 CPUs of a node.
-        address: HOST:PORT of a running cluster; None: as Ray finds it, or this machine.
+    By default there is a worker for each GPU, or for every 4 CPUs of a node. `address` is HOST:PORT
+    of a running cluster; None: as Ray finds it, or this machine.
 
     Raises:
         ConfigError: Ray is not installed, or the cluster cannot be reached.

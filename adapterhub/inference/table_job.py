@@ -83,10 +83,7 @@ class PlannedTable:
 def plan_table(job: TableJob, text: str | None = None, pair: str | None = None) -> PlannedTable:
     """Divide a job into parts, and check it; no model is loaded.
 
-    Args:
-        job: the job.
-        text: the column with the texts, if not the one of the training.
-        pair: the column with the second texts, likewise.
+    `text` and `pair` name the columns with the texts, if they are not those of the training.
 
     Raises:
         DataError: the files are missing, are no Parquet files, differ in their columns, lack a
@@ -126,10 +123,7 @@ def plan_table(job: TableJob, text: str | None = None, pair: str | None = None) 
 class TableWorker:
     """Predicts parts of a job, in this process or on a node of a cluster.
 
-    Args:
-        job: the job.
-        threads: the threads that torch may use; None: as many as it likes.
-        driver: the version and the working folder where the job was started.
+    `driver` is the version and the working folder where the job was started.
     """
 
     def __init__(
@@ -261,15 +255,7 @@ def _check_route(job: TableJob, parts: Sequence[TablePart], schema: Any) -> None
 def _options(
     job: TableJob, source: AdapterSource, part: TablePart, text: str | None, pair: str | None
 ) -> DataOptions:
-    """Return the columns that an adapter reads, chosen in the first rows.
-
-    Args:
-        job: the job.
-        source: the adapter.
-        part: the first part.
-        text: the column with the texts, if the user named it.
-        pair: the column with the second texts, likewise.
-    """
+    """Return the columns that an adapter reads, chosen in the first rows."""
     record = read_training_record(source.reference, job.registry, source.head, source.task)
     options = replace(
         record.data,

@@ -24,10 +24,8 @@ JOB = "_job.json"
 class TableOutput:
     """Where the parts of a job are written.
 
-    Args:
-        location: a folder, the URL of a folder in a bucket, or the name of one Parquet file, whose
-            parts are beside it until all are there.
-        planned: the job.
+    `location` is a folder, the URL of a folder in a bucket, or the name of one Parquet file, whose
+    parts are beside it until all are there.
 
     Raises:
         OutputError: another job, or something else, is there.

@@ -66,11 +66,6 @@ def either(description: str, *checks: schema.Check) -> schema.Check:
 def read_json_object(path: Path, max_bytes: int, *, expected: str) -> dict[str, Any]:
     """Read a JSON object from a file.
 
-    Args:
-        path: the file.
-        max_bytes: largest accepted size.
-        expected: description of the expected files, for the error.
-
     Raises:
         FileError: the file is missing, too large, or not a JSON object.
     """
@@ -87,13 +82,7 @@ def read_json_object(path: Path, max_bytes: int, *, expected: str) -> dict[str, 
 def config_problems(
     config: Mapping[str, Any], fields: Mapping[str, ConfigField], path: str = ""
 ) -> list[str]:
-    """Return one line for each unsupported, unknown or missing option.
-
-    Args:
-        config: the options.
-        fields: the supported options by name.
-        path: where the options are located in the file, for messages.
-    """
+    """Return one line for each unsupported, unknown or missing option."""
     problems = []
     for name, value in sorted(config.items()):
         location = schema.at(path, name)

@@ -40,13 +40,6 @@ def read_tensor_file(
 
     A pickle is opened with torch's `weights_only` loader, which runs no code.
 
-    Args:
-        folder: the checkpoint's folder.
-        safetensors_name: name of the safetensors file.
-        pickle_name: name of the pickle, used if there is no safetensors file.
-        allow_pickle: whether a pickle may be opened.
-        most: the largest file that is read.
-
     Raises:
         FileError: the file is missing, damaged, too large, or a pickle that was not allowed; or
             tensors are empty, non-finite or not of a floating-point dtype.

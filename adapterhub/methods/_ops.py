@@ -17,11 +17,7 @@ def cast(parameter: Tensor, like: Tensor) -> Tensor:
 def add_product(y: Tensor, u: Tensor, weight: Tensor, scale: float) -> Tensor:
     """Compute y + scale * u weightᵀ in one pass.
 
-    Args:
-        y: (..., d_out).
-        u: (..., r).
-        weight: (d_out, r).
-        scale: a factor on the product.
+    y: (..., d_out), u: (..., r), weight: (d_out, r).
 
     Returns:
         A tensor like y.

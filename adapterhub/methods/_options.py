@@ -29,12 +29,6 @@ def require_positive(method: Method, *names: str) -> None:
 def require_between(method: Method, low: float, high: float, *names: str) -> None:
     """Refuse options outside of a range.
 
-    Args:
-        method: the method.
-        low: the smallest valid value.
-        high: the largest valid value.
-        names: the options.
-
     Raises:
         ConfigError: lists the invalid options.
     """

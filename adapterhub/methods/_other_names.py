@@ -114,11 +114,6 @@ def option_names(cls: type[Any]) -> OptionNames:
 def read_method_options(cls: type[T], name: str, options: Mapping[str, Any]) -> T:
     """Build a dataclass of a method's options; names of other libraries are accepted.
 
-    Args:
-        cls: the method, or another dataclass with its options.
-        name: the name of the method, for the error.
-        options: plain data.
-
     Raises:
         ConfigError: unknown options, with what to type instead, or invalid values.
     """

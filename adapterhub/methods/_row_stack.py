@@ -75,11 +75,8 @@ def stack_low_rank(modules: Sequence[SiteModule | None]) -> RowStack | None:
 def add_low_rank(x: Tensor, y: Tensor, down: Tensor, up: Tensor) -> Tensor:
     """Compute y + upᵀ down x.
 
-    Args:
-        x: (modules, tokens, d_in).
-        y: (modules, tokens, d_out).
-        down: (modules, r, d_in).
-        up: (modules, r, d_out).
+    x: (modules, tokens, d_in), y: (modules, tokens, d_out), down: (modules, r, d_in), up: (modules,
+    r, d_out).
 
     Returns:
         A tensor like y.

@@ -97,10 +97,8 @@ class ExpertsModule(SiteModule):
     def forward(self, x: Tensor, y: Tensor, rows: ExpertRows) -> Tensor:
         """Compute the new outputs.
 
-        Args:
-            x: (..., d_in), one row for each use of an expert.
-            y: (..., d_out), without the bias that the host adds.
-            rows: which expert computes which row.
+        x: (..., d_in), one row for each use of an expert; y: (..., d_out), without the bias that
+        the host adds.
 
         Returns:
             y', like y.
@@ -166,9 +164,8 @@ class LayerMixModule(SiteModule):
     def forward(self, states: Sequence[Tensor], y: Tensor) -> Tensor:
         """Mix the layers.
 
-        Args:
-            states: the stack's input and the outputs of the layers below the last, like y.
-            y: the output of the last layer, (batch, tokens, d).
+        `states` are the stack's input and the outputs of the layers below the last, y the output of
+        the last layer, (batch, tokens, d).
 
         Returns:
             The new output, like y.

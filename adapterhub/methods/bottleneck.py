@@ -79,12 +79,8 @@ def _run_networks(
 ) -> Tensor:
     """Compute y + s up(f(down(source))) with the tensors of `Bottleneck.scaled`, stacked.
 
-    Args:
-        activation: the function f.
-        source: the network's input: y (`output`), or x.
-        x: (networks, tokens, d_in).
-        y: (networks, tokens, d_out).
-        tensors: with a first dimension for the networks.
+    x: (networks, tokens, d_in), y: (networks, tokens, d_out). The input of the network is y with
+    the source `output`, else x.
 
     Returns:
         A tensor like y.

@@ -47,11 +47,7 @@ class DoRALayer(LoRALayer):
     ) -> Tensor:
         """Compute the new output.
 
-        Args:
-            x: (..., d_in).
-            y: (..., d_out).
-            weight: (d_out, d_in).
-            bias: (d_out,), or None.
+        x: (..., d_in), y: (..., d_out), weight: (d_out, d_in), bias: (d_out,) or None.
 
         Returns:
             The new output, like y.

@@ -43,10 +43,8 @@ OVERSAMPLING = 10  # additional directions, for the accuracy of the last compone
 def principal(weight: Tensor, rank: int, iterations: int) -> tuple[Tensor, Tensor]:
     """Compute the principal components of a matrix.
 
-    Args:
-        weight: (d_out, d_in).
-        rank: the number of components.
-        iterations: power iterations of the randomized SVD; 0: the exact SVD.
+    weight: (d_out, d_in). `iterations` are power iterations of the randomized SVD; 0: the exact
+    SVD.
 
     Returns:
         U_r sqrt(S_r): (d_out, rank) and sqrt(S_r) V_rᵀ: (rank, d_in).

@@ -167,11 +167,8 @@ class Task(ABC):
     ) -> list[Any]:
         """Read the examples of a file or Hub dataset.
 
-        Args:
-            source: a file or the id of a Hub dataset.
-            options: the columns and format of the data.
-            split: "train", "eval", PREDICT or the name of a Hub split.
-            labelled: whether to read labels; False for data to predict on.
+        `source` is a file or the id of a Hub dataset, `split` "train", "eval", PREDICT or the name
+        of a Hub split; without `labelled` there are no labels to read.
 
         Raises:
             DataError: rows are invalid; the error lists them.
@@ -182,11 +179,7 @@ class Task(ABC):
     ) -> tuple[Task, ColumnChoice]:
         """Return the task for the form of some data, and the options with its columns.
 
-        Args:
-            source: a file or the id of a Hub dataset.
-            options: the columns and format that are fixed; the others are guessed.
-            split: "train", "eval" or the name of a Hub split.
-            labelled: whether labels are read as well.
+        Columns that the options leave open are chosen.
 
         Raises:
             DataError: the data cannot be read, or its columns are in doubt.
@@ -233,10 +226,7 @@ class Task(ABC):
     def with_shots(self, examples: Sequence[Any], shots: int, seed: int) -> Task:
         """Return the task with few-shot examples in front of each prompt.
 
-        Args:
-            examples: labelled examples to draw from.
-            shots: how many to draw per label.
-            seed: the seed of the draw.
+        `shots` are drawn per label.
 
         Raises:
             ConfigError: the task has no prompt.
@@ -252,18 +242,11 @@ class Task(ABC):
     def encode(self, examples: Sequence[Any], setting: Setting, *, labelled: bool) -> Encoded:
         """Encode examples as rows.
 
-        Args:
-            examples: what `read` or `example` returned.
-            setting: the tokenizer or processor, length limits, labels and seed.
-            labelled: whether rows also hold what the model's loss needs.
+        With `labelled`, rows also hold what the model's loss needs.
         """
 
     def encode_stream(self, texts: TextStream, setting: Setting) -> Encoded:
         """Cut streamed text into rows of one length, for tasks that stream.
-
-        Args:
-            texts: the texts.
-            setting: the tokenizer, length limits and seed.
 
         Raises:
             DataError: the text has no tokens.
@@ -296,13 +279,7 @@ class Task(ABC):
         return [len(row["input_ids"])]
 
     def vary(self, row: Row, setting: Setting, key: tuple[int, int, int]) -> Row:
-        """Return the row to use in one epoch; `key` (seed, epoch, row) seeds what is random.
-
-        Args:
-            row: the encoded row.
-            setting: the tokenizer or processor, length limits, labels and seed.
-            key: the seed, the epoch and the index of the row.
-        """
+        """Return the row to use in one epoch; `key` (seed, epoch, row) seeds what is random."""
         return row
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
@@ -316,10 +293,7 @@ class Task(ABC):
     def with_reference(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> Encoded:
         """Return the rows with what their loss reads of a reference, the model without the adapter.
 
-        Args:
-            model: the model, with the adapter off.
-            data: the encoded examples, with labels.
-            batch_size: rows per forward pass.
+        The adapter is off, and `data` has labels.
         """
         return data
 
@@ -367,24 +341,14 @@ class Task(ABC):
         return partial(batch_labels, shifted=self.predicts_next)
 
     def stops(self, setting: Setting) -> list[int]:
-        """Return the tokens behind a learned text, at which generation stops; [] by default.
-
-        Args:
-            setting: the tokenizer or processor.
-        """
+        """Return the tokens behind a learned text, at which generation stops; [] by default."""
         return []
 
     # Predictions
 
     @abstractmethod
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """Return one prediction per example, in order.
-
-        Args:
-            model: the model, with its adapter active.
-            data: the encoded examples.
-            batch_size: rows per forward pass.
-        """
+        """Return one prediction per example, in order."""
 
     # Metrics
 
@@ -407,11 +371,7 @@ class Task(ABC):
     ) -> dict[str, float]:
         """Predict on labelled examples and return the metrics.
 
-        Args:
-            model: the model, with its adapter active.
-            data: the encoded examples, with labels.
-            batch_size: rows per forward pass.
-            record: gets one prediction per example, for `outcome`.
+        `record` gets one prediction per example, for `outcome`.
         """
         if not self.evaluates_predictions:
             return self.token_metrics(model, data, batch_size, record)
@@ -427,13 +387,7 @@ class Task(ABC):
         return True
 
     def compared(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """Return what `metrics` compares with the labels of each example: its prediction.
-
-        Args:
-            model: the model, with its adapter active.
-            data: the encoded examples, with labels.
-            batch_size: rows per forward pass.
-        """
+        """Return what `metrics` compares with the labels of each example: its prediction."""
         return self.predict(model, data, batch_size)
 
     def token_metrics(
@@ -445,11 +399,7 @@ class Task(ABC):
     ) -> dict[str, float]:
         """Return the metrics that follow from the loss of labelled tokens: none by default.
 
-        Args:
-            model: the model, with its adapter active.
-            data: the encoded examples, with labels.
-            batch_size: rows per forward pass.
-            record: gets the loss of each example.
+        `record` gets the loss of each example.
         """
         return {}
 
@@ -459,12 +409,5 @@ class Task(ABC):
 
 
 def one_row_each(task: Task, examples: Sequence[Any], setting: Setting, rows: list[Row]) -> Encoded:
-    """Build the encoding of examples that have one row each.
-
-    Args:
-        task: the task that encoded them.
-        examples: the examples.
-        setting: the setting they were encoded for.
-        rows: one row per example, in order.
-    """
+    """Build the encoding of examples that have one row each."""
     return Encoded(task, setting, tuple(examples), rows, tuple(range(len(rows))))

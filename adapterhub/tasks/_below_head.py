@@ -48,11 +48,6 @@ def plain_head(model: PreTrainedModel) -> nn.Linear | None:
 def states_below(model: PreTrainedModel, head: nn.Linear, batch: Mapping[str, Tensor]) -> Any:
     """Compute what the head would read of a batch; the pass ends there.
 
-    Args:
-        model: the model.
-        head: its head.
-        batch: the batch, with its labels.
-
     Returns:
         The states, (batch, tokens, d); None if the head is not called.
     """
@@ -75,11 +70,6 @@ def whole_output(model: PreTrainedModel, head: nn.Linear, batch: Mapping[str, Te
 
     Logits that are scaled or bounded differ, even where their loss is the same by rounding. None
     too if the model does not take these tokens, as Reformer only takes certain numbers of them.
-
-    Args:
-        model: the model.
-        head: its head.
-        batch: the batch, with its labels.
     """
     import torch
 
@@ -99,9 +89,6 @@ def few_tokens(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a row with few of its tokens, the last learned one among them, to compare logits of.
 
     Rows with more than ids, as of pictures, whose tokens belong together, are returned whole.
-
-    Args:
-        batch: a batch of one row, with its labels.
     """
     labels = batch["labels"]
     if not batch.keys() <= _OF_TOKENS or any(tensor.dim() != 2 for tensor in batch.values()):
@@ -115,9 +102,7 @@ def few_tokens(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def targets_of(batch: Mapping[str, Tensor], shifted: bool) -> Tensor:
     """Return the token to predict at each place, (batch, tokens); IGNORED where none is learned.
 
-    Args:
-        batch: the batch.
-        shifted: whether each token is predicted from those before it.
+    `shifted`: each token is predicted from those before it.
     """
     import torch.nn.functional as F
 
@@ -128,9 +113,7 @@ def targets_of(batch: Mapping[str, Tensor], shifted: bool) -> Tensor:
 def logits_at_once(head: nn.Linear | None, tokens: int) -> int:
     """Return how many of some tokens have their logits at a time: all, if they are few.
 
-    Args:
-        head: the head; None where all tokens have their logits.
-        tokens: the tokens of a batch.
+    `head` is None where all tokens have their logits.
     """
     if head is None or tokens * head.weight.shape[0] < _WORTHWHILE:
         return tokens
@@ -151,10 +134,7 @@ def token_chunks(tokens: int, head: nn.Linear) -> list[slice]:
 def token_losses(states: Tensor, head: nn.Linear, targets: Tensor) -> Tensor:
     """Return the cross-entropy of each token, without gradients.
 
-    Args:
-        states: (n, d).
-        head: the head.
-        targets: (n,).
+    states: (n, d), targets: (n,).
 
     Returns:
         (n,), in fp32.

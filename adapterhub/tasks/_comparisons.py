@@ -185,9 +185,7 @@ class OfComparisons(Task):
 def example_of(example: Comparison, response: str = "") -> Example | Chat:
     """Return a prompt as an example of causal-lm.
 
-    Args:
-        example: the comparison.
-        response: the field with the response, chosen or rejected; "" for the prompt alone.
+    `response` is chosen, rejected, or "" for the prompt alone.
     """
     text = str(getattr(example, response)) if response else None
     if isinstance(example.prompt, str):

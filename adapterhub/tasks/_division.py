@@ -36,9 +36,7 @@ class Division:
     def compute(self, batches: Iterable[B], compute: Callable[[B], T]) -> list[T]:
         """Return the result of each batch, in their order.
 
-        Args:
-            batches: all batches, the same ones in each process.
-            compute: computes the result of a batch; it is sent to the other processes.
+        The batches are the same ones in each process; results are sent to the others.
         """
         own, total, last = list[T](), 0, list[B]()
         for total, batch in enumerate(batches, start=1):
@@ -65,12 +63,7 @@ def dividing(division: Division) -> Iterator[None]:
 
 
 def results(batches: Iterable[B], compute: Callable[[B], T]) -> list[T]:
-    """Return the result of each batch, in their order; processes may divide them.
-
-    Args:
-        batches: the batches.
-        compute: computes the result of a batch.
-    """
+    """Return the result of each batch, in their order; processes may divide them."""
     division = _DIVISION.get()
     if division is None:
         return [compute(batch) for batch in batches]

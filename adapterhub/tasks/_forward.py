@@ -47,11 +47,9 @@ def each_row(
 ) -> list[T]:
     """Run a model on all rows, and return what is read from its output for each, in their order.
 
-    Args:
-        model: the model, put in evaluation mode.
-        data: the encoded examples.
-        batch_size: most rows per forward pass; rows of similar length share a batch.
-        read: returns one value per row of a batch. Other processes of the run get these values.
+    The model is put in evaluation mode. Rows of similar length share a batch of at most
+    `batch_size` rows. Other processes of the run get the values that `read` returns, one per row of
+    a batch.
     """
 
     def numbered(passed: Passed) -> list[tuple[int, T]]:
@@ -72,13 +70,8 @@ def each_batch(
 ) -> list[T]:
     """Run a model on all rows, and return what is read from its output for each batch.
 
-    Args:
-        model: the model, put in evaluation mode.
-        data: the encoded examples.
-        batch_size: most rows per forward pass; rows of similar length share a batch.
-        read: returns the value of a batch.
-        labels: whether the model also gets the labels, to compute its loss.
-        run: computes the output of a batch in place of the model, by means of it.
+    As `each_row`. With `labels` the model also gets the labels, to compute its loss; `run` computes
+    the output of a batch in place of the model, by means of it.
     """
 
     def compute(indices: list[int]) -> T:
@@ -106,13 +99,7 @@ def without_gradients() -> AbstractContextManager[Any]:
 def on_device(
     batch: Mapping[str, Tensor], model: nn.Module, device: torch.device
 ) -> dict[str, Tensor]:
-    """Move a batch to a device; pictures and sounds get the dtype of the model.
-
-    Args:
-        batch: the batch.
-        model: the model that reads it.
-        device: the device.
-    """
+    """Move a batch to a device; pictures and sounds get the dtype of the model."""
     moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
     if (dtype := getattr(model, "dtype", None)) is None:
         return moved
@@ -127,10 +114,7 @@ def by_length(data: Encoded, batch_size: int, tokens: int | None = None) -> Iter
 
     How many rows are done is shown to the user, if that takes long.
 
-    Args:
-        data: the encoded examples.
-        batch_size: most rows of a batch.
-        tokens: most tokens of a batch with its padding, unless a single row has more.
+    A batch has at most so many rows, and `tokens` with its padding, unless a single row has more.
     """
     lengths = data.lengths
     order = sorted(range(len(lengths)), key=lengths.__getitem__)

@@ -64,11 +64,7 @@ class Generation:
         return text_stops(setting.tokenizer)
 
     def endless_note(self, setting: Setting) -> tuple[str, ...]:
-        """Return a line that says that generation will not stop behind an answer, if so.
-
-        Args:
-            setting: the tokenizer or processor.
-        """
+        """Return a line that says that generation will not stop behind an answer, if so."""
         if self.stops(setting):
             return ()
         return (
@@ -77,13 +73,7 @@ class Generation:
         )
 
     def prompt_batch(self, rows: Sequence[Row], setting: Setting, side: str) -> dict[str, Tensor]:
-        """Return the model inputs for some prompts.
-
-        Args:
-            rows: the rows of the prompts.
-            setting: the tokenizer or processor.
-            side: the side on which they are padded.
-        """
+        """Return the model inputs for some prompts."""
         return pad(rows, setting.tokenizer, side)
 
 
@@ -166,13 +156,7 @@ class WritesTexts(LearnsTokens):
 
 
 def text_outcome(texts: list[str], reference: str, prediction: Prediction) -> dict[str, Any]:
-    """Return the reference, the generated text and their word F1.
-
-    Args:
-        texts: the texts to show.
-        reference: the expected text.
-        prediction: the generated text.
-    """
+    """Return the reference, the generated text and their word F1."""
     assert isinstance(prediction, Generated)
     score = answer_metrics([[reference]], [prediction.text])["f1"]
     return {"texts": texts, "label": reference, "prediction": prediction.text, "score": score}
@@ -181,14 +165,7 @@ def text_outcome(texts: list[str], reference: str, prediction: Prediction) -> di
 def generate(
     model: PreTrainedModel, prompts: Encoded, batch_size: int, how: Generation
 ) -> list[Generated]:
-    """Generate a text for each prompt, in order, without special tokens.
-
-    Args:
-        model: a causal or sequence-to-sequence language model.
-        prompts: encoded prompts, one row each.
-        batch_size: prompts per call of `model.generate`.
-        how: the length and the search.
-    """
+    """Generate a text for each prompt, in order, without special tokens."""
     tokenizer = prompts.setting.tokenizer
     # A decoder continues from the last position, which must not be padding.
     side = "right" if model.config.is_encoder_decoder else "left"
@@ -229,13 +206,8 @@ def token_loss(
 ) -> dict[str, float]:
     """Return `loss`, the mean negative log-likelihood per labelled token in nats, and `perplexity`.
 
-    Args:
-        model: a language model whose loss is a mean over labelled tokens.
-        data: encoded examples with labels.
-        batch_size: rows per forward pass.
-        shifted: whether the model predicts each token from the ones before it, so that the label
-            of the first position does not count.
-        record: gets the loss of each example, unless several share a row.
+    `shifted`: the model predicts each token from the ones before it, so that the label of the first
+    position does not count. `record` gets the loss of each example, unless several share a row.
     """
     each = record is not None and len(data.owners) > 0
     head = _head_in_chunks(model, data, batch_size)

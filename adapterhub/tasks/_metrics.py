@@ -68,10 +68,7 @@ def multi_label_metrics(
 
     The F1 of a label that no text has and none gets is 0.
 
-    Args:
-        labels: all labels.
-        expected: the labels of each text.
-        predictions: the predicted labels of each text.
+    `labels` are all labels; the others are those of each text.
 
     Raises:
         DataError: the two differ in length or are empty.
@@ -173,11 +170,6 @@ def generation_metrics(
                https://aclanthology.org/W04-1013)
         exact  exact_match: the share of equal texts, ignoring spaces at the ends
 
-    Args:
-        kind: bleu, rouge or exact.
-        references: the expected texts.
-        predictions: the generated texts.
-
     Raises:
         DataError: the two differ in length or are empty.
     """
@@ -216,10 +208,7 @@ def transcription_metrics(
 
     wer = (substituted + deleted + inserted words) / words of the references; cer: of characters
 
-    Args:
-        references: the spoken texts.
-        predictions: the recognized texts.
-        exact: compare case and punctuation as well.
+    `exact` compares case and punctuation as well.
 
     Raises:
         DataError: the two differ in length or are empty.
@@ -235,11 +224,6 @@ def transcription_metrics(
 
 def word_errors(said: str, written: str, *, exact: bool = False) -> tuple[int, int]:
     """Count the words that were substituted, deleted or inserted, and those that were said.
-
-    Args:
-        said: the spoken text.
-        written: the recognized text.
-        exact: compare case and punctuation as well.
 
     Raises:
         ConfigError: the library that counts errors is not installed.

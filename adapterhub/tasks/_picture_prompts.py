@@ -170,10 +170,7 @@ class PicturePrompts:
     def row(self, texts: PromptedPicture, pictures: Sequence[Any], *, labelled: bool) -> Row:
         """Return the tokens of a prompt, with those of its pictures, and of the answer.
 
-        Args:
-            texts: the prompt and the answer.
-            pictures: the decoded pictures.
-            labelled: whether to add the answer, and the labels.
+        With `labelled` the answer is added, and labels.
 
         Raises:
             ConfigError: the processor returns a value for each token besides its tokens.
@@ -225,10 +222,7 @@ class PicturePrompts:
     ) -> dict[str, Any]:
         """Return what the processor makes of some prompts and their pictures.
 
-        Args:
-            texts: the prompts.
-            pictures: the decoded pictures of each.
-            tensors: whether to return tensors, padded to the longest prompt; else lists.
+        Tensors are padded to the longest prompt; else lists are returned.
         """
         from adapterhub.backbones.picture_processor import picture_inputs
 

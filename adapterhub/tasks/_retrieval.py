@@ -26,9 +26,7 @@ def nearest_passages(
 
     Similarity is the cosine. A query that is a passage itself does not find itself.
 
-    Args:
-        queries: the vector of each query, (d,).
-        passages: the vector of each passage, (d,).
+    The vectors, (d,), are by text.
     """
     import numpy as np
 
@@ -60,9 +58,8 @@ def ranking_metrics(
     Recall is the share of a query's relevant passages that are found. nDCG is Järvelin & Kekäläinen
     2002, https://doi.org/10.1145/582415.582418, with the relevance as the gain.
 
-    Args:
-        ranked: for each query, the relevance of the passages that were found, the first one first.
-        relevant: for each query, the relevance of all of its relevant passages.
+    `ranked` has for each query the relevance of the passages that were found, the first one first,
+    and `relevant` that of all its relevant passages.
 
     Raises:
         DataError: there are no queries, or one has no relevant passage.

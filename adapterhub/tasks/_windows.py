@@ -54,11 +54,8 @@ class Frame:
 class Windows(Sequence[Row]):
     """The windows of some tokens, as rows; each is built when it is read.
 
-    Args:
-        tokens: the tokens, with flags: (tokens,).
-        frame: the tokens around each window.
-        limit: the length of a row.
-        build: makes a row of its ids, and of the positions where words start.
+    `tokens` have flags, (tokens,); a row of `limit` ids is made by `build`, of its ids and of the
+    positions where words start.
     """
 
     def __init__(
@@ -126,11 +123,6 @@ class WindowTexts(Sequence[Example]):
 def stream_tokens(texts: TextStream, tokenizer: PreTrainedTokenizerBase, frame: Frame) -> Tokens:
     """Return the tokens of a stream, with the separators of documents.
 
-    Args:
-        texts: the stream.
-        tokenizer: a tokenizer.
-        frame: the separators, and whether words are flagged.
-
     Raises:
         DataError: there are fewer than two tokens.
     """
@@ -173,10 +165,8 @@ def word_starts(encoded: Any, index: int, text: str) -> frozenset[int]:
     Words are those of the tokenizer's pre-tokenizer: BERT's separates punctuation, others spaces.
     Where it has none, a word begins at the start and after a space, by the offsets of the tokens.
 
-    Args:
-        encoded: what a fast tokenizer returned, without special tokens.
-        index: the row of the text.
-        text: the text.
+    `encoded` is what a fast tokenizer returned, without special tokens, and `index` the row of the
+    text.
     """
     encoding = encoded.encodings[index]
     words = encoding.word_ids  # None at special tokens

@@ -334,12 +334,7 @@ class CausalLM(Generation, LearnsTokens):
 
 
 def prompt_template(template: str | None, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return the template of prompts; None: the tokenizer's chat template.
-
-    Args:
-        template: the option.
-        tokenizer: the tokenizer.
-    """
+    """Return the template of prompts; None: the tokenizer's chat template."""
     if template != AUTO:
         return template
     return None if tokenizer.chat_template else PLAIN
@@ -349,10 +344,6 @@ def chosen_template(template: str | None, model: PreTrainedModel) -> str | None:
     """Return the template of prompts that the tokenizer of a backbone chooses.
 
     It is recorded with an adapter: another tokenizer would write other prompts.
-
-    Args:
-        template: the option.
-        model: the backbone.
     """
     from adapterhub.backbones.tokenizer import tokenizer_snapshot  # imports torch
 
@@ -361,11 +352,7 @@ def chosen_template(template: str | None, model: PreTrainedModel) -> str | None:
 
 
 def template_note(task: str) -> str:
-    """Return the line that says how prompts are written.
-
-    Args:
-        task: the name of the task.
-    """
+    """Return the line that says how prompts are written."""
     return (
         "prompts and responses are written by the tokenizer's chat template; --task "
         f"\"{task}(template='{{text}}\\n')\" leaves it out"
@@ -438,12 +425,7 @@ def _tokens_of(
 
 
 def unused_note(chats: Iterable[Chat], tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """Return a line that names the keys of messages that change nothing, if there are some.
-
-    Args:
-        chats: the chats.
-        tokenizer: the tokenizer, by whose template they are written.
-    """
+    """Return a line that names the keys of messages that change nothing, if there are some."""
     counts: Counter[str] = Counter()
     for chat in chats:
         if any(len(message) > 2 for message in chat.messages):

@@ -141,10 +141,7 @@ class Denoising(RestoredText):
     ) -> list[int]:
         """Return token ids with the noises of the options.
 
-        Args:
-            ids: the ids of a text, without special tokens.
-            tokenizer: has the mask, and says which tokens end a sentence.
-            random: the source of randomness.
+        The ids are without special tokens.
         """
         mask = int(tokenizer.mask_token_id)
         if random.random() < self.permute:
@@ -161,13 +158,7 @@ class Denoising(RestoredText):
 
 
 def permuted(ids: list[int], ends: Sequence[bool], random: np.random.Generator) -> list[int]:
-    """Return the sentences of a text in another order.
-
-    Args:
-        ids: the tokens.
-        ends: whether each of them ends a sentence.
-        random: the source of randomness.
-    """
+    """Return the sentences of a text in another order."""
     sentences: list[list[int]] = [[]]
     for token, last in zip(ids, ends, strict=True):
         sentences[-1].append(token)
@@ -181,12 +172,8 @@ def infilled(
 ) -> list[int]:
     """Replace spans of tokens by one mask each; a span of length 0 inserts a mask.
 
-    Args:
-        ids: the tokens.
-        mask: the id of the mask.
-        rate: the share of the tokens in spans.
-        span: the mean length of a span; the last one is cut to reach the share exactly.
-        random: the source of randomness.
+    `rate` is the share of the tokens in spans, `span` their mean length; the last one is cut to
+    reach the share exactly.
     """
     lengths = span_draws(round(len(ids) * rate), span, random)
     items = len(ids) - sum(lengths) + len(lengths)  # kept tokens and spans, in any order
@@ -204,13 +191,7 @@ def infilled(
 
 
 def span_draws(tokens: int, span: float, random: np.random.Generator) -> list[int]:
-    """Draw lengths from Poisson(`span`) until they sum to `tokens`.
-
-    Args:
-        tokens: the sum.
-        span: the mean length.
-        random: the source of randomness.
-    """
+    """Draw lengths from Poisson(`span`) until they sum to `tokens`."""
     lengths: list[int] = []
     left = tokens
     while left > 0:

@@ -191,13 +191,7 @@ class ImageTextToText(Generation, WritesTexts):
         return one_row_each(self, examples, setting, rows)
 
     def _check(self, rows: Sequence[Row], setting: Setting, prompts: PicturePrompts) -> None:
-        """Refuse rows of which the model would not read all, and answers that name a picture.
-
-        Args:
-            rows: the rows.
-            setting: how many tokens the backbone reads.
-            prompts: what made the rows.
-        """
+        """Refuse rows of which the model would not read all, and answers that name a picture."""
         reads = min(setting.positions, setting.tokenizer.model_max_length)
         most = min(self.tokens, reads)
         long = [row for row in rows if self.size(row) > most]
@@ -239,13 +233,7 @@ class ImageTextToText(Generation, WritesTexts):
         return self.prompt_batch(rows, setting, "right")
 
     def prompt_batch(self, rows: Sequence[Row], setting: Setting, side: str) -> dict[str, Tensor]:
-        """Return the tokens of some rows, padded on a side, and the inputs of their pictures.
-
-        Args:
-            rows: the rows.
-            setting: the processor.
-            side: the side on which tokens are padded.
-        """
+        """Return the tokens of some rows, padded on a side, and the inputs of their pictures."""
         kept = TOKENS | {"labels"}
         tokens = [{k: v for k, v in row.items() if k in kept} for row in rows]
         batch = pad(tokens, setting.tokenizer, side)

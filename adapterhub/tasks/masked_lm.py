@@ -177,11 +177,7 @@ def _words(
 ) -> list[int]:
     """Choose words in a random order, each that leaves at most `count` tokens chosen, or the first.
 
-    Args:
-        free: the positions of tokens that may be chosen.
-        starts: the positions at which words start.
-        count: the tokens to choose.
-        random: the source of randomness.
+    `free` are the positions of tokens that may be chosen, `starts` those at which words start.
     """
     first, words = {*starts}, list[list[int]]()
     for position in free:

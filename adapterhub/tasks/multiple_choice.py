@@ -208,13 +208,7 @@ class MultipleChoice(Task):
 
 
 def choices_problem(choices: object, names: Sequence[str], *, allow_empty: bool) -> str:
-    """Describe why a value is not a list of two or more choices, or return "".
-
-    Args:
-        choices: the value.
-        names: its columns, for the message.
-        allow_empty: whether choices may be empty.
-    """
+    """Describe why a value is not a list of two or more choices, or return ""."""
     if not isinstance(choices, list) or not all(isinstance(c, str) for c in choices):
         return f"{', '.join(map(repr, names))}: not a list of texts"
     if not allow_empty and not all(choice.strip() for choice in choices):

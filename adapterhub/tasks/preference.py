@@ -150,10 +150,8 @@ class Preference(Generation, OfComparisons):
     def _losses(self, policy: Tensor, tokens: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the loss of each comparison.
 
-        Args:
-            policy: the log probabilities of the responses, (batch, 2).
-            tokens: the number of their tokens, (batch, 2).
-            batch: the batch, with the reference.
+        `policy` are the log probabilities of the responses, `tokens` the number of their tokens:
+        (batch, 2).
         """
         if self.loss_type == "orpo":
             return orpo_loss(policy, tokens, self.beta)

@@ -146,12 +146,8 @@ def span_lengths(
 ) -> tuple[list[int], list[int]]:
     """Draw the lengths of the kept and of the dropped spans, which alternate, a kept one first.
 
-    Args:
-        tokens: the number of tokens, 2 or more.
-        rate: the share of the tokens to drop.
-        span: the mean length of a dropped span.
-        most: the most dropped spans.
-        random: the source of randomness.
+    Of 2 or more tokens the share `rate` is dropped, in at most `most` spans with a mean length of
+    `span`.
 
     Returns:
         Two lists of the same length; every span has one or more tokens.

@@ -321,10 +321,7 @@ def target_ids(
 
     The first token of Whisper's prefix and others is left out: the decoder starts with it.
 
-    Args:
-        texts: the spoken texts.
-        tokenizer: the tokenizer of an encoder-decoder.
-        language: the language to begin with, for tokenizers that have several.
+    Texts begin with a language, for tokenizers that have several.
 
     Raises:
         ConfigError: the tokenizer has no such language.

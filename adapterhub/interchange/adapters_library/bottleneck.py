@@ -66,13 +66,7 @@ class _Networks:
 def import_bottleneck(
     part: MethodConfig, remaining: RemainingTensors, translation: Translation
 ) -> None:
-    """Translate bottleneck adapters or Compacter.
-
-    Args:
-        part: the options.
-        remaining: the checkpoint's tensors.
-        translation: collects the result.
-    """
+    """Translate bottleneck adapters or Compacter."""
     options, anatomy = part.options, translation.anatomy
     roles = [role for flag, role in _ROLES.items() if options[flag]]
     named = sites_with_roles(anatomy, roles, options["leave_out"])

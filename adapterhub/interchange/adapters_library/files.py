@@ -176,12 +176,6 @@ def read_adapters(
 ) -> AdaptersFiles:
     """Read the checkpoint of `adapters` in a folder.
 
-    Args:
-        folder: the checkpoint.
-        allow_pickle: whether .bin files may be opened.
-        head: whether to read the files of the task head.
-        most: the largest file of tensors that is read.
-
     Raises:
         FileError: a file is missing or damaged, or options are not supported; lists all of them.
     """

@@ -19,13 +19,7 @@ from adapterhub.methods.unipelt import UniPELT
 
 
 def add_gated(options: Mapping[str, Any], sites: Iterable[Site], translation: Translation) -> None:
-    """Add a gated part to the translation's one unipelt.
-
-    Args:
-        options: the part's options of unipelt.
-        sites: the part's sites.
-        translation: collects the result.
-    """
+    """Add a gated part to the translation's one unipelt."""
     sites = list(sites)
     in_decoder = [site.id for site in sites if site.stack == "decoder"]
     if in_decoder and translation.anatomy.model.can_generate():

@@ -119,11 +119,6 @@ def import_head(
 ) -> tuple[str | None, tuple[str, ...] | None]:
     """Translate a head.
 
-    Args:
-        head: the head.
-        adapter: the checkpoint that it belongs to.
-        translation: collects the result.
-
     Returns:
         Its task and its labels, None if not recorded.
     """

@@ -56,12 +56,6 @@ def import_adapters(
 ) -> ImportedAdapter:
     """Import the checkpoint of `adapters` in a folder for a backbone.
 
-    Args:
-        folder: the checkpoint.
-        anatomy: the backbone's anatomy.
-        allow_pickle: whether .bin files may be opened.
-        head: whether to import the task head.
-
     Raises:
         FileError: the files are damaged, or have options that are not supported.
         MismatchError: the checkpoint does not fit the backbone; lists everything that does not.

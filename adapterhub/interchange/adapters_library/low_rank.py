@@ -35,13 +35,7 @@ _GATED = {"lora_A": "update.A", "lora_B": "update.B"} | {
 def import_adapters_low_rank(
     part: MethodConfig, remaining: RemainingTensors, translation: Translation
 ) -> None:
-    """Translate LoRA or (IA)^3.
-
-    Args:
-        part: the options.
-        remaining: the checkpoint's tensors.
-        translation: collects the result.
-    """
+    """Translate LoRA or (IA)^3."""
     options, gated = part.options, part.options["use_gating"]
     is_lora = options["composition_mode"] == "add"
     names = _SCALE if not is_lora else _GATED if gated else _LOW_RANK

@@ -39,13 +39,7 @@ _NETWORK = {"wte.weight", *(f"control_trans.{n}.{p}" for n in (0, 2) for p in ("
 def import_adapters_prefix(
     part: MethodConfig, remaining: RemainingTensors, translation: Translation
 ) -> None:
-    """Translate prefixes.
-
-    Args:
-        part: the options.
-        remaining: the checkpoint's tensors.
-        translation: collects the result.
-    """
+    """Translate prefixes."""
     options, length = part.options, part.options["prefix_length"]
     translation.note_dropout(options["dropout"])
     tensors_by_kind = _tensors_by_kind(remaining, translation)

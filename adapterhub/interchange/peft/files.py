@@ -179,11 +179,6 @@ def read_peft(
 ) -> PeftFiles:
     """Read the peft checkpoint in a folder.
 
-    Args:
-        folder: the checkpoint.
-        allow_pickle: open `adapter_model.bin` if there is no safetensors file.
-        most: the largest file of tensors that is read.
-
     Raises:
         FileError: a file is missing or damaged, or options are not supported; lists all of them.
     """
@@ -257,11 +252,7 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 def write_peft(folder: Path, files: PeftFiles, *, card: str = "", overwrite: bool = False) -> None:
     """Write a peft checkpoint and a card atomically, in canonical bytes, and read it back.
 
-    Args:
-        folder: the output folder.
-        files: the checkpoint.
-        card: the model card; a short default if empty.
-        overwrite: whether an existing checkpoint is replaced.
+    Without a card, a short one is written.
 
     Raises:
         OutputError: the folder exists or cannot be written, or a value is not finite.

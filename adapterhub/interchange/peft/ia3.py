@@ -27,11 +27,6 @@ def import_peft_ia3(
 ) -> dict[str, Tensor]:
     """Translate the scales of a checkpoint.
 
-    Args:
-        files: the checkpoint.
-        finder: finds its modules in the model.
-        translation: collects the result.
-
     Returns:
         The tensors that are not scales.
     """

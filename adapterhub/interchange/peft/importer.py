@@ -39,12 +39,6 @@ def import_peft(
 ) -> ImportedAdapter:
     """Import the peft checkpoint in a folder for a backbone.
 
-    Args:
-        folder: the checkpoint.
-        anatomy: the backbone's anatomy.
-        allow_pickle: whether `adapter_model.bin` may be opened.
-        head: whether to import the task head.
-
     Raises:
         FileError: the files are damaged, or have options that are not supported.
         MismatchError: the checkpoint does not fit the backbone; lists everything that does not.
@@ -100,10 +94,7 @@ def _outermost_module(name: str) -> str:
 def from_peft(files: PeftFiles, anatomy: Anatomy, name: str = "default") -> ImportedAdapter:
     """Translate a peft checkpoint for a backbone.
 
-    Args:
-        files: the checkpoint.
-        anatomy: the backbone's anatomy.
-        name: the adapter's name, replaced by "default" if it is not printable.
+    A name that is not printable becomes "default".
 
     Raises:
         MismatchError: the checkpoint does not fit the backbone; lists everything that does not.
@@ -229,10 +220,6 @@ def spread_tied_weights(files: PeftFiles, finder: ModuleFinder) -> PeftFiles:
 
         X.weight                  loaded into the module itself, unless X is a module to save
         X.original_module.weight  loaded into the module that the saved one replaces
-
-    Args:
-        files: the checkpoint.
-        finder: finds its modules in the model.
 
     Returns:
         The checkpoint with those weights, and without replaced modules.

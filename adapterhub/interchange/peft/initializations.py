@@ -46,12 +46,8 @@ def subtracted_factors(
 ) -> tuple[Tensor, Tensor]:
     """Compute the subtracted part s B0 A0 of a module's weight.
 
-    Args:
-        initialization: pissa or olora.
-        module: the module, which peft treats by its class.
-        weight: W, (d_out, d_in).
-        rank: the number of components; fewer if W has fewer.
-        scale: s.
+    `initialization` is pissa or olora, `weight` W: (d_out, d_in), `scale` s. The rank is lower if W
+    has fewer components.
 
     Returns:
         B0: (d_out, rank) and A0: (rank, d_in).

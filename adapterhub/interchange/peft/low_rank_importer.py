@@ -39,11 +39,6 @@ def import_peft_low_rank(
 ) -> dict[str, Tensor]:
     """Translate the updates of a checkpoint.
 
-    Args:
-        files: the checkpoint.
-        finder: finds its modules in the model.
-        translation: collects the result.
-
     Returns:
         The other tensors, and the weights that updates outside of sites are folded into.
     """

@@ -38,11 +38,6 @@ def import_peft_prompt(
 ) -> dict[str, Tensor]:
     """Translate a prompt.
 
-    Args:
-        files: the checkpoint.
-        finder: not used; importers of all kinds have the same parameters.
-        translation: collects the result.
-
     Returns:
         The tensors that are not of the prompt.
     """
@@ -68,11 +63,6 @@ def import_peft_prefix(
     files: PeftFiles, finder: ModuleFinder, translation: Translation
 ) -> dict[str, Tensor]:
     """Translate a prefix.
-
-    Args:
-        files: the checkpoint.
-        finder: not used; importers of all kinds have the same parameters.
-        translation: collects the result.
 
     Returns:
         The tensors that are not of the prefix.

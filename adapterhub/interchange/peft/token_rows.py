@@ -60,11 +60,6 @@ def read_token_rows(
 ) -> tuple[dict[str, TrainedRows], PeftFiles]:
     """Collect trained rows by the paths of the modules that peft replaces them in.
 
-    Args:
-        files: the checkpoint.
-        finder: finds its modules in the model.
-        translation: collects problems and notes.
-
     Returns:
         The rows, and the checkpoint without them.
     """

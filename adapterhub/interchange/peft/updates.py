@@ -52,10 +52,7 @@ class Update:
     def shape_problems(self, d_in: int, d_out: int, matrices: int = 1) -> list[str]:
         """Return one line for each tensor that does not fit a weight, (d_out, d_in).
 
-        Args:
-            d_in: the size of the input.
-            d_out: the size of the output.
-            matrices: the number of stacked weights.
+        The factors may be of several stacked matrices.
         """
         rank = self.rank * matrices
         shapes = {
@@ -75,11 +72,6 @@ def read_updates(
     files: PeftFiles, finder: ModuleFinder, translation: Translation
 ) -> tuple[list[Update], dict[str, Tensor]]:
     """Collect the updates of a checkpoint.
-
-    Args:
-        files: the checkpoint.
-        finder: finds its modules in the model.
-        translation: collects problems.
 
     Returns:
         The updates, and the tensors that belong to none.

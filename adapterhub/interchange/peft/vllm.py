@@ -37,10 +37,7 @@ def vllm_problems(
 ) -> list[str]:
     """List the reasons why vLLM would refuse the adapter or compute something else.
 
-    Args:
-        files: the adapter as a peft checkpoint.
-        model: its backbone.
-        max_rank: the server's `--max-lora-rank`.
+    `max_rank` is the server's `--max-lora-rank`.
     """
     name, config = type(model).__name__, files.config
     problems = []
