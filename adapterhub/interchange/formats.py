@@ -14,9 +14,9 @@ from adapterhub.interchange.adapters_library.importer import (
     adapters_checkpoint_info,
     import_adapters,
 )
-from adapterhub.interchange.imported_adapter import CheckpointInfo, ImportedAdapter
 from adapterhub.interchange.peft.files import is_peft
 from adapterhub.interchange.peft.importer import import_peft, peft_checkpoint_info
+from adapterhub.interchange.translation import CheckpointInfo, ImportedAdapter
 
 
 class Reader(Protocol):

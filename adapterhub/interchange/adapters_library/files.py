@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 from adapterhub.errors import FileError
 from adapterhub.files import schema
 from adapterhub.files.schema import shorten, show
-from adapterhub.interchange.config_fields import (
+from adapterhub.interchange.checkpoint_files import (
+    MAX_TENSOR_BYTES,
     TRAINING_ONLY,
     ConfigField,
     any_value,
@@ -33,8 +34,8 @@ from adapterhub.interchange.config_fields import (
     either,
     only,
     read_json_object,
+    read_tensor_file,
 )
-from adapterhub.interchange.tensor_files import MAX_TENSOR_BYTES, read_tensor_file
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -28,7 +28,8 @@ from adapterhub.files.atomic import (
     write_files,
 )
 from adapterhub.files.schema import canonical_json, shorten, show
-from adapterhub.interchange.config_fields import (
+from adapterhub.interchange.checkpoint_files import (
+    MAX_TENSOR_BYTES,
     TRAINING_ONLY,
     ConfigField,
     config_problems,
@@ -36,9 +37,6 @@ from adapterhub.interchange.config_fields import (
     only,
     optional,
     read_json_object,
-)
-from adapterhub.interchange.tensor_files import (
-    MAX_TENSOR_BYTES,
     read_tensor_file,
     tensor_problems,
 )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.interchange.imported_adapter import CheckpointInfo, ImportedAdapter
+from adapterhub.interchange.checkpoint_files import most_bytes
 from adapterhub.interchange.peft.files import (
     TASK_TYPES,
     PeftFiles,
@@ -24,8 +24,7 @@ from adapterhub.interchange.peft.ia3 import import_peft_ia3
 from adapterhub.interchange.peft.low_rank_importer import import_peft_low_rank
 from adapterhub.interchange.peft.prompts import import_peft_prefix, import_peft_prompt
 from adapterhub.interchange.peft.targets import ModuleFinder, ends_with
-from adapterhub.interchange.tensor_files import most_bytes
-from adapterhub.interchange.translation import Translation
+from adapterhub.interchange.translation import CheckpointInfo, ImportedAdapter, Translation
 
 _WRAPPED = re.compile(r"\.(modules_to_save|base_layer|ln_tuning_layers)(?=\.)")
 _NAMED_COPY = re.compile(r"\.modules_to_save\.[^.]+(?=\.)")  # with the adapter's name, as with bias
