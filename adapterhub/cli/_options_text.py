@@ -9,7 +9,7 @@ from adapterhub.cli._format import say_text
 from adapterhub.config.commented_yaml import WIDTH, values_text
 from adapterhub.config.options import OptionDoc
 from adapterhub.tasks import Task
-from adapterhub.tasks._aliases import aliases_of
+from adapterhub.tasks._registry import aliases_of
 
 
 def print_options(

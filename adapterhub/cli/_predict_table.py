@@ -12,7 +12,7 @@ from adapterhub.errors import ConfigError
 from adapterhub.status import counting, doing
 
 if TYPE_CHECKING:
-    from adapterhub.inference.table_output import TableOutput
+    from adapterhub.inference.table_job import TableOutput
 
 TABLE_OPTIONS = ("source", "output", "route_column", "adapters", "into", "engine", "workers",
                  "ray_address")  # fmt: skip
@@ -131,9 +131,8 @@ def predict_table(
         )
     _check_engine(engine, workers, ray_address)
     with doing("loading torch"):
-        from adapterhub.inference.open_several import AdapterSource
-        from adapterhub.inference.table_job import TableJob, plan_table
-        from adapterhub.inference.table_output import TableOutput
+        from adapterhub.inference.open import AdapterSource
+        from adapterhub.inference.table_job import TableJob, TableOutput, plan_table
 
     sources = {name: AdapterSource(each, head, task=task) for name, each in named.items()}
     job = TableJob(source, sources, route_column, into, backbone, registry)
@@ -155,7 +154,7 @@ def _predict_missing(
         workers: the workers of the cluster.
         address: the address of the cluster.
     """
-    from adapterhub.inference.table_engines import predict_here, predict_on_ray
+    from adapterhub.inference.table_job import predict_here, predict_on_ray
 
     missing, job, total = written.missing, written.planned.job, len(written.planned.parts)
     if done := total - len(missing):

@@ -1,14 +1,15 @@
-"""Open a trained adapter for use: its folder alone determines backbone, head and labels."""
+"""Open trained adapters for use: a folder alone determines backbone, head and labels."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from adapterhub.adapters.activate import activate
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attached import only_foundations
 from adapterhub.adapters.load import load_folder
@@ -19,11 +20,13 @@ from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.quantized import DECODED, stored_quantization
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.backbones.trained_length import max_positions
-from adapterhub.errors import ConfigError, MergeError, warn_user
+from adapterhub.errors import ConfigError, MergeError, MismatchError, warn_user
 from adapterhub.files.heads import with_head
+from adapterhub.files.manifest import FAMILY, Manifest
 from adapterhub.files.native import read_manifest
 from adapterhub.files.run_folder import backbone_of_adapter
-from adapterhub.inference.record import training_record
+from adapterhub.inference.record import TrainingRecord, training_record
+from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import pull_verified
 from adapterhub.status import doing
 from adapterhub.tasks import TASKS, Prediction, Setting, Task
@@ -197,3 +200,98 @@ def load_bare_backbone(
             dtype=dtype or trained,
             quantize=quantize or recipe.get("quantize"),
         )
+
+
+@dataclass(frozen=True)
+class AdapterSource:
+    """Which adapter to open.
+
+    Attributes:
+        reference: a reference to an adapter, or the folder of an adapter or a run.
+        head: which of several heads.
+        digest: the sha256 that its manifest must have; "" for any.
+        task: the task, if the adapter records none.
+    """
+
+    reference: str
+    head: str | None = None
+    digest: str = ""
+    task: str | None = None
+
+
+@dataclass(frozen=True)
+class OpenedAdapters:
+    """Adapters that are ready to predict, by name.
+
+    Attributes:
+        predictors: the model, the task and the setting of each.
+        attached: the name of each on its model.
+    """
+
+    predictors: Mapping[str, Predictor]
+    attached: Mapping[str, str]
+
+    def predict(self, name: str, examples: Sequence[Any], batch_size: int = 64) -> list[Prediction]:
+        """Return one prediction per example."""
+        activate(self.predictors[name].model, self.attached[name])
+        return self.predictors[name].predict(examples, batch_size)
+
+
+def open_several(
+    sources: Mapping[str, AdapterSource],
+    backbone: str | None = None,
+    registry: str | None = None,
+) -> OpenedAdapters:
+    """Load adapters; those with the same backbone, class of model and tokenizer share one model.
+
+    Raises:
+        MismatchError: an adapter is not the one whose digest is given, or is for another backbone.
+        RegistryError: a reference cannot be resolved.
+        FileError: the files of an adapter are broken.
+        BackboneError: a backbone cannot be loaded.
+    """
+    loaded: dict[Hashable, tuple[Any, Any]] = {}
+    predictors: dict[str, Predictor] = {}
+    attached: dict[str, str] = {}
+    for number, (name, source) in enumerate(sources.items()):
+        fetched = pull_verified(source.reference, registry=registry)
+        if source.digest and digest_of(fetched.folder) != source.digest:
+            raise MismatchError(
+                f"{source.reference} is another adapter here than where the job was started",
+                expected="the same version in the registry, or folder, of every machine",
+                hint="a reference with a version, such as sst2@v3",
+            )
+        digest = source.digest or fetched.digest
+        manifest = with_head(read_manifest(fetched.folder, digest), source.head)
+        record = training_record(manifest, source.task)
+        location = backbone_of_adapter(fetched.folder, manifest, backbone)
+        # Tokens, rows of sites and adapters below belong to one model; nothing else is added to it.
+        alone = number if manifest.tokens or fetched.on or FAMILY in manifest.training else None
+        key = (location, _model_class(manifest, record), alone)
+        if key not in loaded:
+            loaded[key] = load_bare_backbone(
+                fetched.folder, backbone, head=source.head, task=source.task
+            )
+            make_ready(loaded[key][0])
+        model, tokenizer = loaded[key]
+        adapter = load_folder(
+            model,
+            fetched.folder,
+            name=f"adapter-{number}",
+            sha256=digest,
+            head=source.head or True,
+            on=fetched.on,
+        )
+        positions = max_positions(model)
+        limit = min(record.max_length, positions)
+        setting = Setting(tokenizer, limit, adapter.labels, record.seed, positions)
+        predictors[name] = Predictor(model, record.task.for_model(model), setting)
+        attached[name] = adapter.name
+    return OpenedAdapters(predictors, attached)
+
+
+def _model_class(manifest: Manifest, record: TrainingRecord) -> Hashable:
+    """Return what the model of an adapter must be besides its backbone: class, pooling, weights."""
+    recipe = manifest.training.get("recipe", {})
+    stored = recipe.get("dtype"), recipe.get("quantize")
+    return TASK_MODELS[record.kind].auto, record.task.pooling, *stored

@@ -21,12 +21,13 @@ from adapterhub.tasks._below_head import (
     token_losses,
     whole_output,
 )
-from adapterhub.tasks._division import in_step, results
 from adapterhub.tasks._forward import (
     Passed,
     by_length,
     each_batch,
+    in_step,
     on_device,
+    results,
     rows_at_once,
     without_gradients,
 )

@@ -30,12 +30,13 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.table import first_few
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Generated, Prediction, one_row_each
-from adapterhub.tasks._division import in_step, results
 from adapterhub.tasks._forward import (
     Passed,
     by_length,
     each_row,
+    in_step,
     on_device,
+    results,
     without_gradients,
 )
 from adapterhub.tasks._generation import Generation, text_outcome
