@@ -103,15 +103,12 @@ def write_checkpoint(
     tolerance: float | None = None,
     encoder: SentenceEncoder | None = None,
 ) -> dict[str, float]:
-    """Write a model and its tokenizer, load the checkpoint and compare the outputs.
+    """Write a model and its tokenizer, load the checkpoint and return the largest differences.
 
     The folder is created only if all of this succeeds.
 
     The outputs on the probe batch must be the `expected` ones, by name. `tolerance` is the largest
     difference, relative to the largest value of an output; by default that of the dtype.
-
-    Returns:
-        The largest absolute difference of each output on the probe batch.
 
     Raises:
         OutputError: the folder exists, or cannot be written.

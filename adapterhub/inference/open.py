@@ -94,11 +94,17 @@ def open_adapter(
     record = training_record(with_head(read_manifest(folder), head), task)
     model, tokenizer = load_bare_backbone(folder, backbone, head=head, task=task)
     make_ready(model)
-    chosen = head or True
-    adapter = load_folder(model, folder, sha256=fetched.digest, head=chosen, on=fetched.on)
-    labels = adapter.labels
-    limit = min(record.max_length, max_positions(model))
-    setting = Setting(tokenizer, limit, labels, record.seed, max_positions(model))
+    digest = fetched.digest
+    adapter = load_folder(model, folder, sha256=digest, head=head or True, on=fetched.on)
+    return _predictor(adapter, tokenizer, record)
+
+
+def _predictor(
+    adapter: Adapter, tokenizer: PreTrainedTokenizerBase, record: TrainingRecord
+) -> Predictor:
+    model, positions = adapter.model, max_positions(adapter.model)
+    limit = min(record.max_length, positions)
+    setting = Setting(tokenizer, limit, adapter.labels, record.seed, positions)
     return Predictor(model, record.task.for_model(model), setting)
 
 
@@ -282,10 +288,7 @@ def open_several(
             head=source.head or True,
             on=fetched.on,
         )
-        positions = max_positions(model)
-        limit = min(record.max_length, positions)
-        setting = Setting(tokenizer, limit, adapter.labels, record.seed, positions)
-        predictors[name] = Predictor(model, record.task.for_model(model), setting)
+        predictors[name] = _predictor(adapter, tokenizer, record)
         attached[name] = adapter.name
     return OpenedAdapters(predictors, attached)
 

@@ -112,11 +112,7 @@ class Method(ABC):
         return ()
 
     def with_sources(self, sources: Sequence[str]) -> Method | None:
-        """Return the method with the trained adapters that it is to be built from.
-
-        Returns:
-            None if the method is not built from others, or has them.
-        """
+        """Return the method with the adapters that it is built from; None if it needs none."""
         return None
 
     def built_from(self, sources: Sequence[TrainedSource]) -> tuple[Method, dict[str, Tensor]]:

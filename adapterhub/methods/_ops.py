@@ -15,12 +15,9 @@ def cast(parameter: Tensor, like: Tensor) -> Tensor:
 
 
 def add_product(y: Tensor, u: Tensor, weight: Tensor, scale: float) -> Tensor:
-    """Compute y + scale * u weightᵀ in one pass.
+    """Compute y + scale * u weightᵀ in one pass, like y.
 
     y: (..., d_out), u: (..., r), weight: (d_out, r).
-
-    Returns:
-        A tensor like y.
     """
     if torch.compiler.is_compiling():
         # A compiler fuses this; with dynamic shapes the scale is a symbol, which addmm cannot take.

@@ -73,13 +73,10 @@ def stack_low_rank(modules: Sequence[SiteModule | None]) -> RowStack | None:
 
 
 def add_low_rank(x: Tensor, y: Tensor, down: Tensor, up: Tensor) -> Tensor:
-    """Compute y + upᵀ down x.
+    """Compute y + upᵀ down x, like y.
 
     x: (modules, tokens, d_in), y: (modules, tokens, d_out), down: (modules, r, d_in), up: (modules,
     r, d_out).
-
-    Returns:
-        A tensor like y.
     """
     return torch.baddbmm(y, torch.bmm(x, down.transpose(1, 2)).to(y.dtype), up)
 

@@ -77,13 +77,10 @@ def _settings(network: Bottleneck) -> tuple[object, ...]:
 def _run_networks(
     activation: nn.Module, source: OutputSource, x: Tensor, y: Tensor, *tensors: Tensor
 ) -> Tensor:
-    """Compute y + s up(f(down(source))) with the tensors of `Bottleneck.scaled`, stacked.
+    """Compute y + s up(f(down(source))), like y, with tensors of `Bottleneck.scaled`, stacked.
 
     x: (networks, tokens, d_in), y: (networks, tokens, d_out). The input of the network is y with
     the source `output`, else x.
-
-    Returns:
-        A tensor like y.
     """
     down, down_bias, up, up_bias = tensors
     read = y if source == "output" else x

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -14,10 +14,11 @@ from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_stream import TextStream
 from adapterhub.errors import ConfigError
+from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._losses import Items, Loss, batch_labels
 from adapterhub.tasks._rows import Row, Setting, limit_of, pad
 from adapterhub.tasks._show import learned_line, tokens_line
-from adapterhub.tasks._windows import Windows
+from adapterhub.tasks._windows import Frame, Windows, stream_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -121,6 +122,8 @@ class Task(ABC):
     """What else truncation means for the task, as the end of a sentence."""
     outcomes: ClassVar[str] = ""
     """What `outcome` returns: classes, sets, choices, numbers, spans, texts, losses or ""."""
+    measures: ClassVar[tuple[str, ...]] = ()
+    """The metrics of tasks that have the same ones for all examples."""
     columns: ClassVar[Wants] = WANTS["texts"]
     """The columns that `read` reads, and their kinds."""
 
@@ -251,7 +254,19 @@ class Task(ABC):
         Raises:
             DataError: the text has no tokens.
         """
+        frame = self.frame(setting)
+        tokens = stream_tokens(texts, setting.tokenizer, frame)
+        build = partial(self.window_row, frame=frame)
+        rows = Windows(tokens, frame, limit_of(setting), build)
+        return Encoded(self, setting, (), rows, ())
+
+    def frame(self, setting: Setting) -> Frame:
+        """Return the tokens around streamed texts, and around the windows cut from them."""
         raise NotImplementedError(self.name)
+
+    def window_row(self, ids: list[int], starts: list[int], frame: Frame) -> Row:
+        """Return the row of a window; `starts` are the positions where words start."""
+        return {"input_ids": ids}
 
     def unlimited(self) -> Task:
         """Return the task without limits of its own, and with one or more rows per example."""
@@ -346,15 +361,19 @@ class Task(ABC):
 
     # Predictions
 
-    @abstractmethod
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
         """Return one prediction per example, in order."""
+        return each_row(model, data, batch_size, partial(self.read_output, data))
+
+    def read_output(self, data: Encoded, passed: Passed) -> Iterable[Prediction]:
+        """Return a prediction for each row of a batch; implement either this or `predict`."""
+        raise NotImplementedError(f"{self.name} has neither predict nor read_output")
 
     # Metrics
 
-    @abstractmethod
     def metric_names(self, examples: Sequence[Any]) -> tuple[str, ...]:
         """Return the names of the metrics that `evaluate` computes on these labelled examples."""
+        return self.measures
 
     @abstractmethod
     def metrics(

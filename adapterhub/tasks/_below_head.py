@@ -46,10 +46,9 @@ def plain_head(model: PreTrainedModel) -> nn.Linear | None:
 
 
 def states_below(model: PreTrainedModel, head: nn.Linear, batch: Mapping[str, Tensor]) -> Any:
-    """Compute what the head would read of a batch; the pass ends there.
+    """Return what the head would read of a batch, (batch, tokens, d); the pass ends there.
 
-    Returns:
-        The states, (batch, tokens, d); None if the head is not called.
+    None: the head is not called.
     """
     handle = head.register_forward_pre_hook(_end)
     try:
@@ -132,12 +131,9 @@ def token_chunks(tokens: int, head: nn.Linear) -> list[slice]:
 
 
 def token_losses(states: Tensor, head: nn.Linear, targets: Tensor) -> Tensor:
-    """Return the cross-entropy of each token, without gradients.
+    """Return the cross-entropy of each token, (n,), in fp32, without gradients.
 
     states: (n, d), targets: (n,).
-
-    Returns:
-        (n,), in fp32.
     """
     import torch
     import torch.nn.functional as F

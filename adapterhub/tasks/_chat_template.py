@@ -152,13 +152,10 @@ def _shows_parts(turns: Sequence[Turn], text: str) -> bool:
 def answer_spans(
     render: Callable[[Sequence[Turn], bool], str], turns: Sequence[Turn], text: str
 ) -> list[Span]:
-    """Find what a template has kept of each answer of the assistant, in order.
+    """Return (begin, end) of what a template has kept of each answer, with what ends its turn.
 
     `render` formats messages, and adds the beginning of a response if its second argument is true;
     it raises a ConfigError.
-
-    Returns:
-        (begin, end) of each answer, with what ends its turn.
 
     Raises:
         ConfigError: the template refuses the chat with another answer.

@@ -68,6 +68,7 @@ class OfComparisons(Task):
     template: str | None = option(AUTO, TEMPLATE_HELP)
 
     main_metric = "accuracy"
+    measures = ("accuracy", "margin", "loss")
     lower_is_better = frozenset({"loss"})
     most_tokens = 1024
     cut_note = CausalLM.cut_note
@@ -151,10 +152,6 @@ class OfComparisons(Task):
     def loss_items(self, train: Encoded) -> Items:
         """Return what counts comparisons."""
         return batch_rows
-
-    def metric_names(self, examples: Sequence[Comparison]) -> tuple[str, ...]:
-        """Return accuracy, margin and loss."""
-        return ("accuracy", "margin", "loss")
 
     def metrics(
         self, examples: Sequence[Comparison], predictions: Sequence[Prediction]

@@ -7,14 +7,13 @@ are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from adapterhub.status import counting
-from adapterhub.tasks._base import Encoded
 from adapterhub.tasks._losses import model_inputs
 from adapterhub.tasks._rows import in_order
 
@@ -88,13 +87,22 @@ def in_step() -> bool:
     return division is not None and division.in_step
 
 
-T = TypeVar("T")
-
 PIXELS = "pixel_values"
 """The input of pictures, also of models whose main input is text."""
 
 CPU_TOKENS = 4096
 """Most padded tokens of a batch on a CPU: larger ones leave its caches, and take more memory."""
+
+
+class Batches(Protocol):
+    """Encoded rows, of which batches are made."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """The size of each row, in tokens."""
+
+    def batch(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """Return the model inputs for some rows."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +119,7 @@ class Passed:
 
 def each_row(
     model: PreTrainedModel,
-    data: Encoded,
+    data: Batches,
     batch_size: int,
     read: Callable[[Passed], Iterable[T]],
 ) -> list[T]:
@@ -131,7 +139,7 @@ def each_row(
 
 def each_batch(
     model: PreTrainedModel,
-    data: Encoded,
+    data: Batches,
     batch_size: int,
     read: Callable[[Passed], T],
     *,
@@ -179,7 +187,7 @@ def on_device(
     return moved
 
 
-def by_length(data: Encoded, batch_size: int, tokens: int | None = None) -> Iterator[list[int]]:
+def by_length(data: Batches, batch_size: int, tokens: int | None = None) -> Iterator[list[int]]:
     """Yield the row indices of each batch, short rows first, so that little is padded.
 
     How many rows are done is shown to the user, if that takes long.

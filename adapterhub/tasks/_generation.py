@@ -77,6 +77,13 @@ class Generation:
         """Return the model inputs for some prompts."""
         return pad(rows, setting.tokenizer, side)
 
+    def generation_options(self, model: PreTrainedModel, prompts: Encoded) -> dict[str, Any]:
+        """Return the options of `model.generate`, besides those of the search."""
+        stops = prompts.task.stops(prompts.setting)
+        ends = {"eos_token_id": with_stops(end_tokens(model), stops)} if stops else {}
+        padding = prompts.setting.tokenizer.pad_token_id
+        return {"max_new_tokens": self.new_tokens, "pad_token_id": padding, **ends}
+
 
 @dataclass(frozen=True)
 class WritesTargets(Generation):
@@ -167,11 +174,9 @@ def generate(
     model: PreTrainedModel, prompts: Encoded, batch_size: int, how: Generation
 ) -> list[Generated]:
     """Generate a text for each prompt, in order, without special tokens."""
-    tokenizer = prompts.setting.tokenizer
     # A decoder continues from the last position, which must not be padding.
     side = "right" if model.config.is_encoder_decoder else "left"
-    stops = prompts.task.stops(prompts.setting)
-    ends = {"eos_token_id": with_stops(end_tokens(model), stops)} if stops else {}
+    options = how.generation_options(model, prompts)
 
     def compute(indices: list[int]) -> list[tuple[int, Generated]]:
         batch = how.prompt_batch([prompts.rows[i] for i in indices], prompts.setting, side)
@@ -179,17 +184,11 @@ def generate(
         inputs = {k: v for k, v in moved.items() if k != "labels"}
         with without_gradients():
             ids = model.generate(  # type: ignore[operator]
-                **inputs,
-                max_new_tokens=how.new_tokens,
-                num_beams=how.beams,
-                do_sample=False,
-                use_cache=True,
-                pad_token_id=tokenizer.pad_token_id,
-                synced_gpus=in_step(),
-                **ends,
-            )
+                **inputs, **options, num_beams=how.beams,
+                do_sample=False, use_cache=True, synced_gpus=in_step(),
+            )  # fmt: skip
         first = 0 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
-        texts = tokenizer.batch_decode(ids[:, first:], skip_special_tokens=True)
+        texts = prompts.setting.tokenizer.batch_decode(ids[:, first:], skip_special_tokens=True)
         return [*zip(indices, (Generated(text.strip()) for text in texts), strict=True)]
 
     model.eval()

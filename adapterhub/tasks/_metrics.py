@@ -13,6 +13,8 @@ from typing import Any
 
 from adapterhub.errors import ConfigError, DataError
 
+RANKED = 10  # passages that are ranked
+RANKING_METRICS = ("recall@1", "recall@10", "mrr@10", "ndcg@10")
 _APOSTROPHES = "'\u2019"
 
 
@@ -273,6 +275,53 @@ GENERATION_METRICS = {
     "exact": ("exact_match",),
 }
 """The names of the metrics of each kind of `generation_metrics`."""
+
+
+def ranking_metrics(
+    ranked: Sequence[Sequence[float]], relevant: Sequence[Sequence[float]]
+) -> dict[str, float]:
+    """Compute recall@1, recall@10, MRR@10 and nDCG@10, averaged over queries.
+
+    Recall is the share of a query's relevant passages that are found. nDCG is Järvelin & Kekäläinen
+    2002, https://doi.org/10.1145/582415.582418, with the relevance as the gain.
+
+    `ranked` has for each query the relevance of the passages that were found, the first one first,
+    and `relevant` that of all its relevant passages.
+
+    Raises:
+        DataError: there are no queries, or one has no relevant passage.
+    """
+    if not ranked or not all(any(gain > 0 for gain in gains) for gains in relevant):
+        raise DataError("no query, or one without a relevant passage", expected="one for each")
+    rows = [
+        (
+            _recall(found, gains, 1),
+            _recall(found, gains, RANKED),
+            _first(found),
+            _ndcg(found, gains),
+        )
+        for found, gains in zip(ranked, relevant, strict=True)
+    ]
+    means = (math.fsum(column) / len(rows) for column in zip(*rows, strict=True))
+    return dict(zip(RANKING_METRICS, means, strict=True))
+
+
+def _recall(found: Sequence[float], gains: Sequence[float], most: int) -> float:
+    return sum(gain > 0 for gain in found[:most]) / sum(gain > 0 for gain in gains)
+
+
+def _first(found: Sequence[float]) -> float:
+    return next((1 / rank for rank, gain in enumerate(found[:RANKED], start=1) if gain > 0), 0.0)
+
+
+def _ndcg(found: Sequence[float], gains: Sequence[float]) -> float:
+    return _gain(found) / _gain(sorted(gains, reverse=True))
+
+
+def _gain(gains: Sequence[float]) -> float:
+    return math.fsum(
+        gain / math.log2(rank + 1) for rank, gain in enumerate(gains[:RANKED], start=1)
+    )
 
 
 def _mean(values: Sequence[float]) -> float:

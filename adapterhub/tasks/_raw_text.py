@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapterhub.data.examples import Example, read_texts
 from adapterhub.data.options import DataOptions
-from adapterhub.tasks._base import Encoded, Prediction
+from adapterhub.errors import DataError
+from adapterhub.tasks._base import Encoded, Prediction, one_row_each
 from adapterhub.tasks._generation import LearnsTokens, WritesTargets, generate
+from adapterhub.tasks._rows import Row, Setting, limit_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -19,7 +21,9 @@ class RawText(LearnsTokens):
     """Examples that are texts, never truncated, and metrics that are losses."""
 
     outcomes = "losses"
+    measures = ("loss", "perplexity")
     streams = True
+    evaluates_predictions = False
 
     # Examples
 
@@ -31,20 +35,11 @@ class RawText(LearnsTokens):
 
     # Metrics
 
-    def metric_names(self, examples: Sequence[Any]) -> tuple[str, ...]:
-        """Return loss and perplexity."""
-        return ("loss", "perplexity")
-
     def metrics(
         self, examples: Sequence[Any], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
         """Return nothing: the metrics come from the loss of the tokens."""
         return {}
-
-    @property
-    def evaluates_predictions(self) -> bool:
-        """Never: what is predicted has no label."""
-        return False
 
     def outcome(self, example: Example, prediction: Prediction) -> dict[str, Any]:
         """Return the loss of the text."""
@@ -55,10 +50,34 @@ class RawText(LearnsTokens):
 class RestoredText(WritesTargets, RawText):
     """Text that was changed goes in, and an encoder-decoder writes what was lost."""
 
-    @property
-    def head(self) -> str:
-        """The kind of model: an encoder-decoder."""
-        return "seq2seq"
+    head = "seq2seq"
+    shortest: ClassVar[int] = 1
+    """The tokens of a window from which something can be lost."""
+    no_windows: ClassVar[str] = "the texts contain no tokens"
+
+    def encode(self, examples: Sequence[Example], setting: Setting, *, labelled: bool) -> Encoded:
+        """Cut texts into windows, to be changed by `vary`; without `labelled` leave them whole.
+
+        Raises:
+            DataError: no text has a window.
+        """
+        tokenizer, limit = setting.tokenizer, limit_of(setting)
+        size = self.frame(setting).size(limit)
+        if not labelled:
+            texts = (tokenizer(e.text, truncation=True, max_length=limit) for e in examples)
+            prompts = [{k: text[k] for k in ("input_ids", "attention_mask")} for text in texts]
+            return one_row_each(self, examples, setting, prompts)
+        rows: list[Row] = []
+        owners: list[int] = []
+        for index, example in enumerate(examples):
+            ids = tokenizer(example.text, add_special_tokens=False)["input_ids"]
+            windows = [ids[start : start + size] for start in range(0, len(ids), size)]
+            kept = [{"input_ids": window} for window in windows if len(window) >= self.shortest]
+            rows += kept
+            owners += [index] * len(kept)
+        if not rows:
+            raise DataError(self.no_windows)
+        return Encoded(self, setting, tuple(examples), rows, tuple(owners))
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
         """Generate what is missing in the texts."""

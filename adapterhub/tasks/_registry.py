@@ -74,65 +74,53 @@ def dump_task(task: Task) -> str | dict[str, Any]:
     return task.name if neutral else {task.name: options}
 
 
-# Name -> task and the options that the name implies.
-ALIASES: dict[str, tuple[str, Mapping[str, Any]]] = {
-    **dict.fromkeys(
-        ("text-classification", "sequence-classification", "seq-cls", "sentiment", "nli",
-         "sentiment-analysis", "single-label", "multi-class", "paraphrase"),
-        ("classification", {}),
+_OTHER_NAMES: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
+    (
+        "text-classification sequence-classification seq-cls sentiment nli "
+        "sentiment-analysis single-label multi-class paraphrase",
+        "classification",
+        {},
     ),
-    **dict.fromkeys(
-        ("multilabel", "multi-label-classification", "multilabel-classification"),
-        ("multi-label", {}),
+    ("multilabel multi-label-classification multilabel-classification", "multi-label", {}),
+    ("sts sentence-similarity text-regression", "regression", {}),
+    ("image-cls picture-classification vision-classification", "image-classification", {}),
+    (
+        "vqa visual-question-answering image-to-text image-captioning captioning",
+        "image-text-to-text",
+        {},
     ),
-    **dict.fromkeys(("sts", "sentence-similarity", "text-regression"), ("regression", {})),
-    **dict.fromkeys(
-        ("image-cls", "picture-classification", "vision-classification"),
-        ("image-classification", {}),
+    (
+        "audio-cls sound-classification speech-classification keyword-spotting",
+        "audio-classification",
+        {},
     ),
-    **dict.fromkeys(
-        ("vqa", "visual-question-answering", "image-to-text", "image-captioning", "captioning"),
-        ("image-text-to-text", {}),
+    ("asr automatic-speech-recognition speech-to-text transcription ctc", "speech-recognition", {}),
+    ("ner token-classification token-cls", "tagging", {}),
+    (
+        "qa squad extractive-qa extractive-question-answering question-answer",
+        "question-answering",
+        {},
     ),
-    **dict.fromkeys(
-        ("audio-cls", "sound-classification", "speech-classification", "keyword-spotting"),
-        ("audio-classification", {}),
-    ),
-    **dict.fromkeys(
-        ("asr", "automatic-speech-recognition", "speech-to-text", "transcription", "ctc"),
-        ("speech-recognition", {}),
-    ),
-    **dict.fromkeys(("ner", "token-classification", "token-cls"), ("tagging", {})),
-    **dict.fromkeys(
-        ("qa", "squad", "extractive-qa", "extractive-question-answering", "question-answer"),
-        ("question-answering", {}),
-    ),
-    **dict.fromkeys(
-        ("summarization", "summarisation"), ("seq2seq", {"metric": "rouge"}),
-    ),
-    "translation": ("seq2seq", {"metric": "bleu"}),
-    **dict.fromkeys(("text2text-generation", "text2text", "seq2seq-lm"), ("seq2seq", {})),
-    **dict.fromkeys(
-        ("sft", "clm", "text-generation", "language-modeling", "instruction-tuning"),
-        ("causal-lm", {}),
-    ),
-    **dict.fromkeys(("chat", "conversational"), ("causal-lm", {"data": "chat"})),
-    **dict.fromkeys(("mlm", "fill-mask", "masked-language-modeling"), ("masked-lm", {})),
-    **dict.fromkeys(
-        ("sentence-embedding", "embeddings", "feature-extraction", "retrieval"), ("embedding", {})
-    ),
-    **dict.fromkeys(("reward-model", "reward-modeling"), ("reward", {})),
-    "dpo": ("preference", {"loss_type": "dpo"}),
-    "ipo": ("preference", {"loss_type": "ipo"}),
-    "orpo": ("preference", {"loss_type": "orpo"}),
-    **dict.fromkeys(
-        ("reranker", "rerank", "cross-encoder", "text-ranking"), ("reranking", {})
-    ),
-    **dict.fromkeys(("mcq", "mcqa", "multi-choice"), ("multiple-choice", {})),
-    **dict.fromkeys(
-        ("zero-shot-classification", "zero-shot", "few-shot", "pet"), ("prompted", {})
-    ),
-}  # fmt: skip
+    ("summarization summarisation", "seq2seq", {"metric": "rouge"}),
+    ("translation", "seq2seq", {"metric": "bleu"}),
+    ("text2text-generation text2text seq2seq-lm", "seq2seq", {}),
+    ("sft clm text-generation language-modeling instruction-tuning", "causal-lm", {}),
+    ("chat conversational", "causal-lm", {"data": "chat"}),
+    ("mlm fill-mask masked-language-modeling", "masked-lm", {}),
+    ("sentence-embedding embeddings feature-extraction retrieval", "embedding", {}),
+    ("reward-model reward-modeling", "reward", {}),
+    ("dpo", "preference", {"loss_type": "dpo"}),
+    ("ipo", "preference", {"loss_type": "ipo"}),
+    ("orpo", "preference", {"loss_type": "orpo"}),
+    ("reranker rerank cross-encoder text-ranking", "reranking", {}),
+    ("mcq mcqa multi-choice", "multiple-choice", {}),
+    ("zero-shot-classification zero-shot few-shot pet", "prompted", {}),
+)
+"""Names in transformers' pipelines and common abbreviations: the task, and options they imply."""
+
+ALIASES = {
+    alias: (task, implied) for names, task, implied in _OTHER_NAMES for alias in names.split()
+}
 
 
 def resolve_alias(name: str) -> tuple[str, Mapping[str, Any]]:

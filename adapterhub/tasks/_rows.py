@@ -96,6 +96,12 @@ def cut_text(text: str, tokenizer: PreTrainedTokenizerBase, tokens: int) -> str:
     return text if len(offsets) <= tokens else text[: offsets[tokens - 1][1]]
 
 
+def without_end(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens of a text without the one by which a tokenizer ends texts."""
+    ends = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {tokenizer.bos_token_id, None}
+    return ids[:-1] if len(ids) > 1 and ids[-1] in ends else ids
+
+
 def in_order(by_index: Mapping[int, P]) -> list[P]:
     """List the values of a mapping from 0, 1, ... in the order of the keys."""
     return [by_index[i] for i in range(len(by_index))]

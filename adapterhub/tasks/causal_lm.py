@@ -40,7 +40,6 @@ from adapterhub.data.columns import WANTS, ColumnChoice
 from adapterhub.data.examples import Example, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import read_table
-from adapterhub.data.text_stream import TextStream
 from adapterhub.errors import ConfigError, one_line
 from adapterhub.tasks._base import Encoded, Generated, Prediction, Task
 from adapterhub.tasks._chat_template import (
@@ -58,8 +57,8 @@ from adapterhub.tasks._generation import (
 )
 from adapterhub.tasks._metrics import generation_metrics
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import IGNORED, Row, Setting, limit_of
-from adapterhub.tasks._windows import Frame, Windows, around_text, stream_tokens
+from adapterhub.tasks._rows import IGNORED, Row, Setting, limit_of, without_end
+from adapterhub.tasks._windows import Frame, around_text
 from adapterhub.tasks.seq2seq import check_template, fitted_pairs, read_pairs
 
 if TYPE_CHECKING:
@@ -215,16 +214,14 @@ class CausalLM(Generation, LearnsTokens):
             return Encoded(self, setting, tuple(examples), _pack(rows, limit_of(setting)), ())
         return Encoded(self, setting, tuple(examples), rows, tuple(owners))
 
-    def encode_stream(self, texts: TextStream, setting: Setting) -> Encoded:
-        """Cut streamed text into windows; each token but the first of a window is learned."""
+    def frame(self, setting: Setting) -> Frame:
+        """Return what begins and ends a document."""
         begin, _ = around_text(setting.tokenizer)
-        frame = Frame(begin, tuple(text_stops(setting.tokenizer)))
+        return Frame(begin, tuple(text_stops(setting.tokenizer)))
 
-        def build(ids: list[int], starts: list[int]) -> Row:
-            return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": ids}
-
-        tokens = stream_tokens(texts, setting.tokenizer, frame)
-        return Encoded(self, setting, (), Windows(tokens, frame, limit_of(setting), build), ())
+    def window_row(self, ids: list[int], starts: list[int], frame: Frame) -> Row:
+        """Return a window of which each token but the first is learned."""
+        return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": ids}
 
     def unlimited(self) -> CausalLM:
         """Return the task without packing."""
@@ -364,8 +361,7 @@ def _start(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     ids: list[int] = tokenizer(text)["input_ids"]
     if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
         ids = ids[1:]  # a template has it, too
-    ends = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {tokenizer.bos_token_id, None}
-    return ids[:-1] if len(ids) > 1 and ids[-1] in ends else ids
+    return without_end(ids, tokenizer)
 
 
 def _chat_tokens(

@@ -39,7 +39,7 @@ from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
 from adapterhub.tasks._chat_template import chat_text
 from adapterhub.tasks._generation import Generation, WritesTexts, generate
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import IGNORED, Row, Setting, pad
+from adapterhub.tasks._rows import IGNORED, Row, Setting, pad, without_end
 from adapterhub.tasks._show import learned_line, token_texts
 
 if TYPE_CHECKING:
@@ -220,10 +220,6 @@ class ImageTextToText(Generation, WritesTexts):
     def limits(self, setting: Setting) -> list[tuple[str, str, int]]:
         """Return no limit: rows are refused, and none is truncated."""
         return []
-
-    def size(self, row: Row) -> int:
-        """Return the number of tokens, with those of the picture."""
-        return len(row["input_ids"])
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
         """Decode the pictures of a batch, and pad its tokens on the right."""
@@ -454,7 +450,7 @@ class PicturePrompts:
     def _read(self, text: str, pictures: Sequence[Any], special: bool) -> Row:
         """Return the tokens of a text that is read, with those of its pictures."""
         if not pictures:
-            ids = self._without_end(self._ids(text, special))
+            ids = without_end(self._ids(text, special), self.tokenizer)
             return {"input_ids": ids, "attention_mask": [1] * len(ids)}
         encoded = self.processed([PromptedPicture(text, "", special)], [pictures], tensors=False)
         ids = list(encoded["input_ids"][0])
@@ -464,7 +460,7 @@ class PicturePrompts:
                     f"{type(self.processor).__name__} returns {name}, with a value for each token",
                     expected="a backbone whose pictures are tokens of the text",
                 )
-        kept = len(self._without_end(ids))
+        kept = len(without_end(ids, self.tokenizer))
         return {name: list(encoded[name][0][:kept]) for name in TOKENS & encoded.keys()}
 
     def _learned(self, ids: list[int]) -> Row:
@@ -493,12 +489,6 @@ class PicturePrompts:
         prompts = [text.prompt for text in texts]
         special = texts[0].special
         return picture_inputs(self.processor, pictures, prompts, tensors=tensors, special=special)
-
-    def _without_end(self, ids: list[int]) -> list[int]:
-        """Remove the token by which a tokenizer ends texts."""
-        tokenizer = self.tokenizer
-        ends = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {tokenizer.bos_token_id, None}
-        return ids[:-1] if len(ids) > 1 and ids[-1] in ends else ids
 
     def _answer(self, texts: PromptedPicture) -> list[int]:
         """Tokenize an answer; a template may end it, else the token that ends texts does."""

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import option
 from adapterhub.data.examples import Example
-from adapterhub.data.text_stream import TextStream
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Prediction
 from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._raw_text import RawText
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import IGNORED, Row, Setting, limit_of
-from adapterhub.tasks._windows import Frame, Windows, around_text, stream_tokens, word_starts
+from adapterhub.tasks._windows import Frame, around_text, word_starts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -109,20 +108,16 @@ class MaskedLM(RawText):
             raise DataError("the texts contain no tokens")
         return Encoded(self, setting, tuple(examples), rows, tuple(owners))
 
-    def encode_stream(self, texts: TextStream, setting: Setting) -> Encoded:
-        """Cut streamed text into windows between the special tokens of a text."""
-        tokenizer = _checked(setting.tokenizer)
-        before, after = around_text(tokenizer)
-        frame = Frame(end=after, before=before, after=after, words=self.whole_words)
-        special = {*before, *after}
+    def frame(self, setting: Setting) -> Frame:
+        """Return the special tokens of a text: windows are between them."""
+        before, after = around_text(_checked(setting.tokenizer))
+        return Frame(end=after, before=before, after=after, words=self.whole_words)
 
-        def build(ids: list[int], starts: list[int]) -> Row:
-            flags = [int(i in special) for i in ids]
-            row = {"input_ids": ids, "attention_mask": [1] * len(ids), "special": flags}
-            return row | ({"starts": starts} if self.whole_words else {})
-
-        tokens = stream_tokens(texts, tokenizer, frame)
-        return Encoded(self, setting, (), Windows(tokens, frame, limit_of(setting), build), ())
+    def window_row(self, ids: list[int], starts: list[int], frame: Frame) -> Row:
+        """Flag the special tokens, which are never chosen."""
+        flags = [int(i in frame.before or i in frame.after) for i in ids]
+        row = {"input_ids": ids, "attention_mask": [1] * len(ids), "special": flags}
+        return row | ({"starts": starts} if self.whole_words else {})
 
     def vary(self, row: Row, setting: Setting, key: tuple[int, int, int]) -> Row:
         """Mask a row: other tokens in each epoch, at least one."""

@@ -22,7 +22,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few
 from adapterhub.errors import DataError
 from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction, Task, one_row_each
-from adapterhub.tasks._forward import Passed, each_row
+from adapterhub.tasks._forward import Passed
 from adapterhub.tasks._metrics import classification_metrics
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import Row, Setting, limit_of, pad, rows_from_columns
@@ -82,6 +82,7 @@ class MultipleChoice(Task):
     name = "multiple-choice"
     summary = "which of several texts fits a text"
     main_metric = "accuracy"
+    measures = ("accuracy",)
     columns = WANTS["choices"]
     outcomes = "choices"
 
@@ -167,23 +168,18 @@ class MultipleChoice(Task):
     # Predictions
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """Return the most probable choice, with the softmax over the choices."""
-
-        def read(passed: Passed) -> Iterator[Prediction]:
-            scored = passed.output.logits.float().softmax(-1).tolist()
-            for i, scores in zip(passed.indices, scored, strict=True):
-                best = max(range(len(scores)), key=scores.__getitem__)
-                yield Choice(best, data.examples[i].choices[best], tuple(scores))
-
-        # Examples from the command line may differ in their number of choices: one per batch then.
+        """Return one choice per example; those of the command line may differ in their number."""
         uniform = len({len(e.choices) for e in data.examples}) == 1
-        return each_row(model, data, batch_size if uniform else 1, read)
+        return super().predict(model, data, batch_size if uniform else 1)
+
+    def read_output(self, data: Encoded, passed: Passed) -> Iterator[Prediction]:
+        """Return the most probable choice, with the softmax over the choices."""
+        scored = passed.output.logits.float().softmax(-1).tolist()
+        for i, scores in zip(passed.indices, scored, strict=True):
+            best = max(range(len(scores)), key=scores.__getitem__)
+            yield Choice(best, data.examples[i].choices[best], tuple(scores))
 
     # Metrics
-
-    def metric_names(self, examples: Sequence[Choices]) -> tuple[str, ...]:
-        """Return accuracy."""
-        return ("accuracy",)
 
     def metrics(
         self, examples: Sequence[Choices], predictions: Sequence[Prediction]

@@ -72,6 +72,7 @@ class Preference(Generation, OfComparisons):
     label_smoothing: float = option(0.0, "the probability that a label is wrong (dpo)")
 
     name = "preference"
+    head = "causal-lm"
     summary = "which of two responses is better: DPO, IPO, ORPO"
 
     def __post_init__(self) -> None:
@@ -81,11 +82,6 @@ class Preference(Generation, OfComparisons):
                 f"beta is {self.beta}, label_smoothing is {self.label_smoothing}",
                 expected="beta above 0, and label_smoothing from 0 to less than 0.5",
             )
-
-    @property
-    def head(self) -> str:
-        """Return the kind of model: a language model."""
-        return "causal-lm"
 
     @property
     def language(self) -> CausalLM:

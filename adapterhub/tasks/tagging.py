@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from adapterhub.data.columns import WANTS, choose_columns
 from adapterhub.data.examples import check_labels, read_rows, refuse
@@ -24,14 +24,11 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
 from adapterhub.tasks._class_weights import WeighsClasses
-from adapterhub.tasks._forward import Passed, each_row
+from adapterhub.tasks._forward import Passed
 from adapterhub.tasks._metrics import entity_metrics
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import IGNORED, Row, Setting, limit_of
 from adapterhub.tasks._show import tags_line
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _TAG = re.compile(r"O|[BI]-\S+")
 _WORDS = re.compile(r"[@#]?\w+(?:[-.'\u2019]\w+)*|[^\w\s]")
@@ -93,6 +90,7 @@ class Tagging(WeighsClasses, Task):
     name = "tagging"
     summary = "named entities in a sentence, by BIO tags"
     main_metric = "f1"
+    measures = ("f1", "precision", "recall", "accuracy")
     columns = WANTS["tags"]
     has_labels = True
     outcomes = "spans"
@@ -174,29 +172,21 @@ class Tagging(WeighsClasses, Task):
 
     # Predictions
 
-    def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
+    def read_output(self, data: Encoded, passed: Passed) -> Iterator[Prediction]:
         """Return the most probable tag of each token; O where the sentence was truncated."""
-        labels, side = data.setting.labels, data.setting.tokenizer.padding_side
-
-        def read(passed: Passed) -> Iterator[Prediction]:
-            for i, classes in zip(
-                passed.indices, passed.output.logits.argmax(-1).tolist(), strict=True
-            ):
-                sentence, first = data.examples[i], data.rows[i]["first"]
-                offset = len(classes) - len(first) if side == "left" else 0
-                tags = ["O"] * len(sentence.tokens)
-                for position, token in enumerate(first, start=offset):
-                    if token >= 0:
-                        tags[token] = labels[classes[position]]
-                yield Tags(tuple(tags), tuple(entities(sentence, tags)))
-
-        return each_row(model, data, batch_size, read)
+        left = data.setting.tokenizer.padding_side == "left"
+        for i, classes in zip(
+            passed.indices, passed.output.logits.argmax(-1).tolist(), strict=True
+        ):
+            sentence, first = data.examples[i], data.rows[i]["first"]
+            offset = len(classes) - len(first) if left else 0
+            tags = ["O"] * len(sentence.tokens)
+            for position, token in enumerate(first, start=offset):
+                if token >= 0:
+                    tags[token] = data.setting.labels[classes[position]]
+            yield Tags(tuple(tags), tuple(entities(sentence, tags)))
 
     # Metrics
-
-    def metric_names(self, examples: Sequence[Sentence]) -> tuple[str, ...]:
-        """Return f1, precision, recall and accuracy."""
-        return ("f1", "precision", "recall", "accuracy")
 
     def metrics(
         self, examples: Sequence[Sentence], predictions: Sequence[Prediction]

@@ -63,13 +63,9 @@ class UnifiedQA(Seq2Seq):
     metric: Literal["bleu", "rouge", "exact"] = option("exact", "metric of generated answers")
 
     name = "unified-qa"
+    head = "seq2seq"
     summary = "questions of four forms as text to text"
     columns = WANTS["questions"]
-
-    @property
-    def head(self) -> str:
-        """The kind of model: that of text to text."""
-        return "seq2seq"
 
     @property
     def _wants(self) -> Wants:

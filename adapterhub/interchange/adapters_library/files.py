@@ -96,7 +96,6 @@ _scaling = either(
     "a number, 'learned' or 'channel'", schema.number, schema.text("learned|channel", "a scale")
 )
 _matrices = schema.sequence(schema.text("[qkv]", "q, k or v"), 0, 3)
-_matrices = schema.sequence(schema.text("[qkv]", "q, k or v"), 0, 3)
 _false, _true = ConfigField(schema.boolean, False), ConfigField(schema.boolean, True)
 _DROPOUT = ConfigField(schema.number, 0.0)
 _LEAVE_OUT = ConfigField(_layers, [])

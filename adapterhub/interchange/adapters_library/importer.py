@@ -239,11 +239,7 @@ FORMS: Mapping[str, tuple[Form, ...]] = {
 def import_head(
     head: AdaptersHead, adapter: AdaptersFiles, translation: Translation
 ) -> tuple[str | None, tuple[str, ...] | None]:
-    """Translate a head.
-
-    Returns:
-        Its task and its labels, None if not recorded.
-    """
+    """Translate a head; return its task and its labels, None if not recorded."""
     options = head.options
     if not options:
         _import_head_of_class(head, adapter, translation)

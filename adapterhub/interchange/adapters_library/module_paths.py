@@ -27,13 +27,10 @@ class RemainingTensors:
     def take(
         self, kind: str, accept: Callable[[str], bool] = lambda path: True
     ) -> list[tuple[str, str, Tensor]]:
-        """Remove and return the tensors of one kind, such as `adapters` or `loras`.
+        """Remove and return (path, parameter, tensor) of one kind, such as `adapters` or `loras`.
 
         Their names have the form PATH.KIND.ADAPTER.PARAMETER. Only paths that `accept` accepts are
         taken.
-
-        Returns:
-            (path, parameter, tensor) of each.
         """
         pattern = re.compile(rf"(?:(.+)\.)?{kind}\.{self._name}\.(.+)")
         taken = []

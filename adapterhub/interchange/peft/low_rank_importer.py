@@ -42,8 +42,7 @@ def import_peft_low_rank(
 ) -> dict[str, Tensor]:
     """Translate the updates of a checkpoint.
 
-    Returns:
-        The other tensors, and the weights that updates outside of sites are folded into.
+    Returns the other tensors, with the weights that updates outside of sites are folded into.
     """
     rows, files = read_token_rows(files, finder, translation)
     updates, rest = read_updates(files, finder, translation)
@@ -163,11 +162,7 @@ class WeightFolder:
     translation: Translation
 
     def fold(self, updates: list[Update]) -> dict[str, Tensor]:
-        """Fold updates, and then the rows of embeddings without updates.
-
-        Returns:
-            The other tensors of the checkpoint, and the new weights.
-        """
+        """Fold updates, and then the rows of embeddings without updates; return all tensors."""
         problems = self._uses_problems(updates)
         self.translation.problems += problems
         for update in updates if not problems else ():

@@ -73,11 +73,7 @@ class Update:
 def read_updates(
     files: PeftFiles, finder: ModuleFinder, translation: Translation
 ) -> tuple[list[Update], dict[str, Tensor]]:
-    """Collect the updates of a checkpoint.
-
-    Returns:
-        The updates, and the tensors that belong to none.
-    """
+    """Collect the updates of a checkpoint, and the tensors that belong to none."""
     by_path: dict[str, dict[str, Tensor]] = {}
     rest: dict[str, Tensor] = {}
     for name, tensor in files.tensors.items():
