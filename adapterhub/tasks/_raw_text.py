@@ -10,7 +10,7 @@ from adapterhub.data.examples import Example, read_texts
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.tasks._base import Encoded, Prediction, one_row_each
-from adapterhub.tasks._generation import LearnsTokens, WritesTargets, generate
+from adapterhub.tasks._language_models import LearnsTokens, WritesTargets, generate
 from adapterhub.tasks._rows import Row, Setting, limit_of
 
 if TYPE_CHECKING:

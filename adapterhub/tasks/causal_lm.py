@@ -48,7 +48,7 @@ from adapterhub.tasks._chat_template import (
     fitted_chat,
     unused_keys,
 )
-from adapterhub.tasks._generation import (
+from adapterhub.tasks._language_models import (
     Generation,
     LearnsTokens,
     TokenLoss,

@@ -37,7 +37,7 @@ from adapterhub.data.table import first_few
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
 from adapterhub.tasks._chat_template import chat_text
-from adapterhub.tasks._generation import Generation, WritesTexts, generate
+from adapterhub.tasks._language_models import Generation, WritesTexts, generate
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import IGNORED, Row, Setting, pad, without_end
 from adapterhub.tasks._show import learned_line, token_texts

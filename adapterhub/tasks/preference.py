@@ -26,7 +26,7 @@ from adapterhub.errors import ConfigError
 from adapterhub.tasks._base import Encoded, Prediction
 from adapterhub.tasks._comparisons import Compared, OfComparisons, example_of
 from adapterhub.tasks._forward import Passed, each_row
-from adapterhub.tasks._generation import Generation
+from adapterhub.tasks._language_models import Generation
 from adapterhub.tasks._losses import (
     OF_LOSS,
     Loss,

@@ -24,7 +24,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few, read_parallel
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
-from adapterhub.tasks._generation import WritesTargets, WritesTexts, generate
+from adapterhub.tasks._language_models import WritesTargets, WritesTexts, generate
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import Row, Setting, limit_of, rows_from_columns
 

@@ -34,7 +34,7 @@ from adapterhub.tasks._forward import (
     Passed,
     each_row,
 )
-from adapterhub.tasks._generation import Generation, generate, text_outcome
+from adapterhub.tasks._language_models import Generation, generate, text_outcome
 from adapterhub.tasks._losses import Items, batch_rows
 from adapterhub.tasks._media import SoundTask
 from adapterhub.tasks._metrics import transcription_metrics, word_errors
