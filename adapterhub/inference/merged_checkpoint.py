@@ -184,14 +184,11 @@ _FLAGS = {
 
 @dataclass(frozen=True)
 class SentenceEncoder:
-    """The pooling and the linear head of a merged model.
+    """The pooling (cls, mean, last or max) and the linear head of a merged model.
 
-    Attributes:
-        how: the pooling: cls, mean, last or max.
-        head: maps the pooled vector to the logits; None: the vector is the output.
-        normalize: whether the vector has length 1.
-        prompts: what is put before texts, by the name of the use.
-        trained: the length that the backbone was trained with, which a merged model does not tell.
+    Without a head, the vector is the output, of length 1 with `normalize`. `prompts` are put before
+    texts, by the name of the use; `trained` is the length that the backbone was trained with, which
+    a merged model does not tell.
     """
 
     how: str

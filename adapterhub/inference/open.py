@@ -210,13 +210,10 @@ def load_bare_backbone(
 
 @dataclass(frozen=True)
 class AdapterSource:
-    """Which adapter to open.
+    """Which adapter to open: one of a reference or a folder, with one of several heads.
 
-    Attributes:
-        reference: a reference to an adapter, or the folder of an adapter or a run.
-        head: which of several heads.
-        digest: the sha256 that its manifest must have; "" for any.
-        task: the task, if the adapter records none.
+    `digest` is the sha256 that its manifest must have, "" for any; `task` is for an adapter that
+    records none.
     """
 
     reference: str
@@ -227,12 +224,7 @@ class AdapterSource:
 
 @dataclass(frozen=True)
 class OpenedAdapters:
-    """Adapters that are ready to predict, by name.
-
-    Attributes:
-        predictors: the model, the task and the setting of each.
-        attached: the name of each on its model.
-    """
+    """Adapters that are ready to predict, by name; `attached` are their names on their models."""
 
     predictors: Mapping[str, Predictor]
     attached: Mapping[str, str]

@@ -130,7 +130,7 @@ def _no_task(manifest: Manifest) -> NoReturn:
 
 def _is_read(name: str, value: object) -> bool:
     """Return whether a data option is taken from a record: no paths, no unset unknown ones."""
-    known = name in {option.name for option in options_of(DataOptions)}
+    known = name in _COLUMNS
     dropped = name in (*DATA_SOURCES, "rows", "eval_rows")
     return not dropped and (known or not is_neutral(value))
 

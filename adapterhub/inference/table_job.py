@@ -60,17 +60,11 @@ class TablePart:
 
 @dataclass(frozen=True)
 class TableJob:
-    """What is predicted on which rows.
+    """What is predicted on which rows, into a new column.
 
-    Attributes:
-        source: a Parquet file, a folder or pattern of them, or a URL of one of these.
-        adapters: the adapters, by the names in the column `route`.
-        route: the column that names the adapter of a row; None: there is one adapter.
-        into: the name of the new column.
-        backbone: where to load the backbone from.
-        registry: the folder of the local registry.
-        options: the columns of the texts, for each adapter.
-        batch_size: rows per forward pass.
+    `source` is a Parquet file, a folder or pattern of them, or a URL of one of these. The column
+    `route` names the adapter of a row; None: there is one adapter. `options` are the columns of the
+    texts, for each adapter.
     """
 
     source: str
@@ -371,15 +365,11 @@ class TableOutput:
         return f"{self.folder}/{name}"
 
     def _exists(self, path: str) -> bool:
-        if not self.remote:
-            return Path(path).exists()
         system, inside = _system(path)
         system.invalidate_cache()
         return bool(system.exists(inside))
 
     def _read(self, path: str) -> bytes:
-        if not self.remote:
-            return Path(path).read_bytes()
         system, inside = _system(path)
         return bytes(system.cat_file(inside))
 

@@ -241,12 +241,15 @@ class Task(ABC):
 
     # Rows
 
-    @abstractmethod
     def encode(self, examples: Sequence[Any], setting: Setting, *, labelled: bool) -> Encoded:
-        """Encode examples as rows.
+        """Encode examples as rows; with `labelled`, rows also hold what the model's loss needs."""
+        groups = [self.rows_of(each, setting, labelled=labelled) for each in examples]
+        owners = tuple(index for index, rows in enumerate(groups) for _ in rows)
+        return Encoded(self, setting, tuple(examples), [r for rows in groups for r in rows], owners)
 
-        With `labelled`, rows also hold what the model's loss needs.
-        """
+    def rows_of(self, example: Any, setting: Setting, *, labelled: bool) -> list[Row]:
+        """Return the rows of an example; implement either this or `encode`."""
+        raise NotImplementedError(f"{self.name} has neither encode nor rows_of")
 
     def encode_stream(self, texts: TextStream, setting: Setting) -> Encoded:
         """Cut streamed text into rows of one length, for tasks that stream.
@@ -319,13 +322,17 @@ class Task(ABC):
 
     def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
         """Return what the model gets of a row, and what it learns, as texts by name."""
-        facts = {"tokens": tokens_line(row["input_ids"], setting.tokenizer)}
+        facts = self.show_inputs(row, setting)
         labels = row.get("labels")
         if isinstance(labels, list):
             return facts | {"learned": learned_line(labels, setting.tokenizer)}
         if isinstance(labels, int) and setting.labels:
             return facts | {"label": f"{setting.labels[labels]} (class {labels})"}
         return facts | ({} if labels is None else {"label": str(labels)})
+
+    def show_inputs(self, row: Row, setting: Setting) -> dict[str, str]:
+        """Return what the model gets of a row: its tokens."""
+        return {"tokens": tokens_line(row["input_ids"], setting.tokenizer)}
 
     def label_counts(self, encoded: Encoded) -> dict[str, int]:
         """Count the labels in the rows, by name; {} if the task has no classes."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from adapterhub.data.examples import Example, read_texts
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
-from adapterhub.tasks._base import Encoded, Prediction, one_row_each
+from adapterhub.tasks._base import Encoded, Prediction
 from adapterhub.tasks._language_models import LearnsTokens, WritesTargets, generate
 from adapterhub.tasks._rows import Row, Setting, limit_of
 
@@ -56,28 +56,26 @@ class RestoredText(WritesTargets, RawText):
     no_windows: ClassVar[str] = "the texts contain no tokens"
 
     def encode(self, examples: Sequence[Example], setting: Setting, *, labelled: bool) -> Encoded:
-        """Cut texts into windows, to be changed by `vary`; without `labelled` leave them whole.
+        """Cut texts into windows; without `labelled` leave them whole.
 
         Raises:
             DataError: no text has a window.
         """
+        encoded = super().encode(examples, setting, labelled=labelled)
+        if labelled and not encoded.rows:
+            raise DataError(self.no_windows)
+        return encoded
+
+    def rows_of(self, example: Example, setting: Setting, *, labelled: bool) -> list[Row]:
+        """Return the windows of a text, to be changed by `vary`; or the text."""
         tokenizer, limit = setting.tokenizer, limit_of(setting)
         size = self.frame(setting).size(limit)
         if not labelled:
-            texts = (tokenizer(e.text, truncation=True, max_length=limit) for e in examples)
-            prompts = [{k: text[k] for k in ("input_ids", "attention_mask")} for text in texts]
-            return one_row_each(self, examples, setting, prompts)
-        rows: list[Row] = []
-        owners: list[int] = []
-        for index, example in enumerate(examples):
-            ids = tokenizer(example.text, add_special_tokens=False)["input_ids"]
-            windows = [ids[start : start + size] for start in range(0, len(ids), size)]
-            kept = [{"input_ids": window} for window in windows if len(window) >= self.shortest]
-            rows += kept
-            owners += [index] * len(kept)
-        if not rows:
-            raise DataError(self.no_windows)
-        return Encoded(self, setting, tuple(examples), rows, tuple(owners))
+            text = tokenizer(example.text, truncation=True, max_length=limit)
+            return [{k: text[k] for k in ("input_ids", "attention_mask")}]
+        ids = tokenizer(example.text, add_special_tokens=False)["input_ids"]
+        windows = [ids[start : start + size] for start in range(0, len(ids), size)]
+        return [{"input_ids": window} for window in windows if len(window) >= self.shortest]
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
         """Generate what is missing in the texts."""

@@ -198,21 +198,17 @@ class CausalLM(Generation, LearnsTokens):
         """Encode prompt and response as one row; without `labelled` only the prompt."""
         if not labelled:
             return self._prompts(examples, setting)
-        rows: list[Row] = []
-        owners: list[int] = []
-        for index, example in enumerate(examples):
-            tokens = self._tokens(example, setting.tokenizer)
-            parts = (
-                _chunks(tokens, limit_of(setting))
-                if self.data == "text"
-                else [_fitted(tokens, limit_of(setting))]
-            )
-            trainable = [_row(part) for part in parts if len(part) > 1]
-            rows += trainable
-            owners += [index] * len(trainable)
-        if self.pack:
-            return Encoded(self, setting, tuple(examples), _pack(rows, limit_of(setting)), ())
-        return Encoded(self, setting, tuple(examples), rows, tuple(owners))
+        encoded = super().encode(examples, setting, labelled=labelled)
+        if not self.pack:
+            return encoded
+        return replace(encoded, rows=_pack(encoded.rows, limit_of(setting)), owners=())
+
+    def rows_of(self, example: Any, setting: Setting, *, labelled: bool) -> list[Row]:
+        """Return the row of a prompt and its response, or those of a raw text."""
+        tokens, limit = self._tokens(example, setting.tokenizer), limit_of(setting)
+        whole = self.data != "text"
+        parts = [_fitted(tokens, limit)] if whole else _chunks(tokens, limit)
+        return [_row(part) for part in parts if len(part) > 1]
 
     def frame(self, setting: Setting) -> Frame:
         """Return what begins and ends a document."""

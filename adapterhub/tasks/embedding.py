@@ -25,7 +25,7 @@ from adapterhub.data.columns import WANTS, ColumnChoice
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_pairs import TextPair, has_scores, pair_columns, read_text_pairs
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
+from adapterhub.tasks._base import Encoded, Prediction, Task
 from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._losses import (
     OF_LOSS,
@@ -211,11 +211,8 @@ class Embedding(Task):
 
     # Rows
 
-    def encode(self, examples: Sequence[TextPair], setting: Setting, *, labelled: bool) -> Encoded:
-        """Encode one row per example: the tokens of each of its texts."""
-        return one_row_each(self, examples, setting, [self._row(e, setting) for e in examples])
-
-    def _row(self, example: TextPair, setting: Setting) -> Row:
+    def rows_of(self, example: TextPair, setting: Setting, *, labelled: bool) -> list[Row]:
+        """Return one row: the tokens of each of the texts."""
         prefixes = [self.query_prefix, *[self.passage_prefix] * (len(example.texts) - 1)]
         texts = [prefix + text for prefix, text in zip(prefixes, example.texts, strict=True)]
         encoded = setting.tokenizer(texts, truncation=True, max_length=limit_of(setting))
@@ -223,7 +220,7 @@ class Embedding(Task):
         longest = max((part["input_ids"] for part in parts), key=len)
         row: Row = {"texts": parts, "numbers": list(map(_number, example.texts))}
         row["input_ids"] = longest
-        return row | ({} if example.label is None else {"score": example.label})
+        return [row | ({} if example.label is None else {"score": example.label})]
 
     def fits(self, row: Row, setting: Setting) -> bool:
         """Return whether the longest text fits."""

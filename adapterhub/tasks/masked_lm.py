@@ -84,29 +84,34 @@ class MaskedLM(RawText):
     # Rows
 
     def encode(self, examples: Sequence[Example], setting: Setting, *, labelled: bool) -> Encoded:
-        """Cut texts into windows; with `labelled`, `special` flags the tokens never chosen."""
-        tokenizer = _checked(setting.tokenizer)
-        rows: list[Row] = []
-        owners: list[int] = []
-        for index, example in enumerate(examples):
-            encoded = tokenizer(
-                example.text, truncation=True, max_length=limit_of(setting),
-                return_overflowing_tokens=True, return_special_tokens_mask=True,
-            )  # fmt: skip
-            for number, ids in enumerate(encoded["input_ids"]):
-                special = encoded["special_tokens_mask"][number]
-                row: Row = {"input_ids": ids, "attention_mask": [1] * len(ids)}
-                if labelled and all(special):
-                    continue
-                if labelled:
-                    row["special"] = special
-                if labelled and self.whole_words:
-                    row["starts"] = sorted(word_starts(encoded, number, example.text))
-                rows.append(row)
-                owners.append(index)
-        if labelled and not rows:
+        """Cut texts into windows.
+
+        Raises:
+            DataError: there are none to learn from.
+        """
+        encoded = super().encode(examples, setting, labelled=labelled)
+        if labelled and not encoded.rows:
             raise DataError("the texts contain no tokens")
-        return Encoded(self, setting, tuple(examples), rows, tuple(owners))
+        return encoded
+
+    def rows_of(self, example: Example, setting: Setting, *, labelled: bool) -> list[Row]:
+        """Return the windows of a text; with `labelled`, `special` flags tokens never chosen."""
+        encoded = _checked(setting.tokenizer)(
+            example.text, truncation=True, max_length=limit_of(setting),
+            return_overflowing_tokens=True, return_special_tokens_mask=True,
+        )  # fmt: skip
+        rows: list[Row] = []
+        for number, ids in enumerate(encoded["input_ids"]):
+            special = encoded["special_tokens_mask"][number]
+            row: Row = {"input_ids": ids, "attention_mask": [1] * len(ids)}
+            if labelled and all(special):
+                continue
+            if labelled:
+                row["special"] = special
+            if labelled and self.whole_words:
+                row["starts"] = sorted(word_starts(encoded, number, example.text))
+            rows.append(row)
+        return rows
 
     def frame(self, setting: Setting) -> Frame:
         """Return the special tokens of a text: windows are between them."""

@@ -21,7 +21,7 @@ from adapterhub.data.examples import read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few
 from adapterhub.errors import DataError
-from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction, Task, one_row_each
+from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction, Task
 from adapterhub.tasks._forward import Passed
 from adapterhub.tasks._metrics import classification_metrics
 from adapterhub.tasks._registry import register_task
@@ -131,23 +131,15 @@ class MultipleChoice(Task):
 
     # Rows
 
-    def encode(self, examples: Sequence[Choices], setting: Setting, *, labelled: bool) -> Encoded:
-        """Encode one row per example; it holds one row per choice and has the longest's length."""
-        rows: list[Row] = []
-        for example in examples:
-            texts = [example.text] * len(example.choices)
-            encoded = setting.tokenizer(
-                texts, list(example.choices), truncation=True, max_length=limit_of(setting)
-            )
-            parts = rows_from_columns(encoded)
-            row: Row = {
-                "choices": parts,
-                "input_ids": max((p["input_ids"] for p in parts), key=len),
-            }
-            if labelled:
-                row["labels"] = example.label
-            rows.append(row)
-        return one_row_each(self, examples, setting, rows)
+    def rows_of(self, example: Choices, setting: Setting, *, labelled: bool) -> list[Row]:
+        """Return one row, which holds one row per choice and has the longest's length."""
+        texts = [example.text] * len(example.choices)
+        encoded = setting.tokenizer(
+            texts, list(example.choices), truncation=True, max_length=limit_of(setting)
+        )
+        parts = rows_from_columns(encoded)
+        row: Row = {"choices": parts, "input_ids": max((p["input_ids"] for p in parts), key=len)}
+        return [row | ({"labels": example.label} if labelled else {})]
 
     def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
         """Return the tokens of each choice; the right one is marked."""

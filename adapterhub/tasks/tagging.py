@@ -22,7 +22,7 @@ from adapterhub.data.columns import WANTS, choose_columns
 from adapterhub.data.examples import check_labels, read_rows, refuse
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
+from adapterhub.tasks._base import Encoded, Prediction, Task
 from adapterhub.tasks._class_weights import WeighsClasses
 from adapterhub.tasks._forward import Passed
 from adapterhub.tasks._metrics import entity_metrics
@@ -137,27 +137,22 @@ class Tagging(WeighsClasses, Task):
 
     # Rows
 
-    def encode(self, examples: Sequence[Sentence], setting: Setting, *, labelled: bool) -> Encoded:
+    def rows_of(self, example: Sentence, setting: Setting, *, labelled: bool) -> list[Row]:
         """Split tokens into word pieces; `first` is the token that begins at a piece, else -1."""
         tokenizer = setting.tokenizer
         if not tokenizer.is_fast:
             raise ConfigError("tagging needs a fast tokenizer, which maps word pieces to words")
-        index = {label: i for i, label in enumerate(setting.labels)}
-        rows: list[Row] = []
-        for sentence in examples:
-            encoded = tokenizer(
-                list(sentence.tokens),
-                is_split_into_words=True,
-                truncation=True,
-                max_length=limit_of(setting),
-            )
-            row: Row = dict(encoded)
-            row["first"] = _first_pieces(encoded.word_ids())
-            if labelled and sentence.tags is not None:
-                tags = sentence.tags
-                row["labels"] = [IGNORED if w < 0 else index[tags[w]] for w in row["first"]]
-            rows.append(row)
-        return one_row_each(self, examples, setting, rows)
+        encoded = tokenizer(
+            list(example.tokens),
+            is_split_into_words=True,
+            truncation=True,
+            max_length=limit_of(setting),
+        )
+        row: Row = dict(encoded) | {"first": _first_pieces(encoded.word_ids())}
+        if labelled and (tags := example.tags) is not None:
+            index = {label: i for i, label in enumerate(setting.labels)}
+            row["labels"] = [IGNORED if w < 0 else index[tags[w]] for w in row["first"]]
+        return [row]
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> Any:
         """Pad rows without `first`, which is no input of the model."""
