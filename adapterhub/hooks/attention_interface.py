@@ -33,7 +33,7 @@ from adapterhub.hooks.composition import BatchPlan
 from adapterhub.hooks.keyvalue import AttentionCall, KeyValueSlot, PrefixedKeyValues
 from adapterhub.hooks.slot import SUBLAYER_INPUT
 from adapterhub.hooks.virtual_tokens import as_mask
-from adapterhub.methods._row_stack import RowStack
+from adapterhub.methods._ops import RowStack
 
 SUPPORTED = ("eager", "sdpa")
 _PREFIX = "adapterhub_"

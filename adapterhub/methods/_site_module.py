@@ -36,7 +36,7 @@ class SiteModule(nn.Module):
         affine: the output is affine in all inputs, so the module can be merged into the weight of
             its host.
         stack: how several modules of this class are computed at once for the rows of a batch; a
-            class without one computes group by group, and does not inherit it (_row_stack.py).
+            class without one computes group by group, and does not inherit it (_ops.py).
     """
 
     affine: ClassVar[bool] = False

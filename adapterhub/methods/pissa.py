@@ -30,10 +30,8 @@ from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.weights import read_weight
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
-from adapterhub.methods._base import Placement, register_method
-from adapterhub.methods._ops import cast
-from adapterhub.methods._options import require_between, require_positive
-from adapterhub.methods._row_stack import stack_low_rank
+from adapterhub.methods._base import Placement, register_method, require_between, require_positive
+from adapterhub.methods._ops import cast, stack_low_rank
 from adapterhub.methods._skip_init import init_is_skipped
 from adapterhub.methods.lora import LoRA, LoRALayer
 

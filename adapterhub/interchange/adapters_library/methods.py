@@ -49,7 +49,7 @@ from adapterhub.interchange.adapters_library.module_paths import (
     sublayer_at,
 )
 from adapterhub.interchange.translation import Translation, size_options
-from adapterhub.methods._options import activation_module
+from adapterhub.methods._base import activation_module
 from adapterhub.methods.bottleneck import Houlsby, Parallel, Pfeiffer, ScaledParallel
 from adapterhub.methods.compacter import Compacter
 from adapterhub.methods.ia3 import IA3
