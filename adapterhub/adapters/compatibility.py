@@ -32,8 +32,8 @@ from adapterhub.errors import BackboneError, MismatchError
 from adapterhub.files.manifest import Manifest, TensorInfo
 from adapterhub.hooks.head import layered_head
 from adapterhub.hooks.new_tokens import first_id
-from adapterhub.interchange.imported_adapter import ImportedAdapter
-from adapterhub.interchange.tensor_files import most_bytes
+from adapterhub.interchange.checkpoint_files import most_bytes
+from adapterhub.interchange.translation import ImportedAdapter
 from adapterhub.methods._base import Method
 
 SMALL = 1 << 22  # numbers; 16 MiB of fp32

@@ -35,9 +35,15 @@ from adapterhub.files.card import model_kind
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest, read_tensors
 from adapterhub.files.run_folder import backbone_of_adapter
-from adapterhub.interchange.peft.exporter import NEW_TOKENS, on_others, to_peft, try_peft
+from adapterhub.interchange.peft.exporter import (
+    DEFAULT_RANK,
+    NEW_TOKENS,
+    on_others,
+    to_peft,
+    try_peft,
+    vllm_problems,
+)
 from adapterhub.interchange.peft.files import PeftFiles, write_peft
-from adapterhub.interchange.peft.vllm import DEFAULT_RANK, vllm_problems
 from adapterhub.methods._spec import Spec, parse_methods
 
 TARGETS = ("peft", "vllm")

@@ -38,7 +38,7 @@ from adapterhub.files.heads import name_in_file, with_head, without_heads
 from adapterhub.files.manifest import FAMILY, BackboneRef, Manifest, TaskHead, TensorInfo
 from adapterhub.files.native import read_manifest, read_tensors
 from adapterhub.interchange.formats import Format, detect
-from adapterhub.interchange.imported_adapter import ImportedAdapter
+from adapterhub.interchange.translation import ImportedAdapter
 from adapterhub.methods._skip_init import skip_init
 from adapterhub.methods._spec import parse_methods, restore_methods
 

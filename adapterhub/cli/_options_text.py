@@ -10,7 +10,7 @@ from adapterhub.config.described import WIDTH, values_text
 from adapterhub.config.options import OptionDoc, options_of
 from adapterhub.methods._described import DescribedMethod
 from adapterhub.tasks import Task
-from adapterhub.tasks._aliases import aliases_of
+from adapterhub.tasks._registry import aliases_of
 
 
 def print_options(title: str, options: Sequence[OptionDoc], required: Sequence[str] = ()) -> None:

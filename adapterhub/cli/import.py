@@ -14,7 +14,7 @@ from adapterhub.errors import ConfigError, FileError
 from adapterhub.status import doing
 
 if TYPE_CHECKING:
-    from adapterhub.interchange.imported_adapter import CheckpointInfo
+    from adapterhub.interchange.translation import CheckpointInfo
 
 
 @click.command("import")

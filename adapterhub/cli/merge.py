@@ -22,8 +22,8 @@ from adapterhub.status import doing
 
 if TYPE_CHECKING:
     from adapterhub.adapters.adapter import Adapter
+    from adapterhub.inference.merged_checkpoint import SentenceEncoder
     from adapterhub.inference.record import TrainingRecord
-    from adapterhub.inference.sentence_encoder import SentenceEncoder
     from adapterhub.merging.merge import Merge
 
 

@@ -60,7 +60,7 @@ def _section(name: str) -> tuple[str, Sequence[OptionDoc]]:
     from adapterhub.methods._described import described_methods
     from adapterhub.methods._other_names import METHOD_MEANINGS
     from adapterhub.tasks import TASKS
-    from adapterhub.tasks._aliases import resolve_alias
+    from adapterhub.tasks._registry import resolve_alias
 
     methods = described_methods()
     if method := methods.get(name):

@@ -27,7 +27,7 @@ from adapterhub.status import counting, doing, reading
 
 if TYPE_CHECKING:
     from adapterhub.inference.record import TrainingRecord
-    from adapterhub.inference.table_output import TableOutput
+    from adapterhub.inference.table_job import TableOutput
 
 
 _TABLE_OPTIONS = ("source", "output", "route_column", "adapters", "into", "engine", "workers",
@@ -236,9 +236,8 @@ def _predict_table(
         )
     check_engine(engine, workers, ray_address)
     with doing("loading torch"):
-        from adapterhub.inference.open_several import AdapterSource
-        from adapterhub.inference.table_job import TableJob, plan_table
-        from adapterhub.inference.table_output import TableOutput
+        from adapterhub.inference.open import AdapterSource
+        from adapterhub.inference.table_job import TableJob, TableOutput, plan_table
 
     sources = {name: AdapterSource(each, head, task=task) for name, each in named.items()}
     job = TableJob(source, sources, route_column, into, backbone, registry)
@@ -253,7 +252,7 @@ def _predict_missing(
     written: TableOutput, engine: str, workers: int | None, address: str | None
 ) -> None:
     """Predict and write the parts that are not there yet; say how many are."""
-    from adapterhub.inference.table_engines import predict_here, predict_on_ray
+    from adapterhub.inference.table_job import predict_here, predict_on_ray
 
     missing, job, total = written.missing, written.planned.job, len(written.planned.parts)
     if done := total - len(missing):

@@ -43,7 +43,7 @@ from adapterhub.hooks.keyvalue import (
 )
 from adapterhub.hooks.slot import SUBLAYER_INPUT, read_sublayer_input
 from adapterhub.hooks.virtual_tokens import as_mask
-from adapterhub.methods._row_stack import RowStack
+from adapterhub.methods._ops import RowStack
 from adapterhub.methods._site_module import GatedKeyValueModule, PrefixModule, SiteModule
 
 SUPPORTED = ("eager", "sdpa")

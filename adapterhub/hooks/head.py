@@ -33,7 +33,7 @@ from adapterhub.hooks.forward_pass import AppliedModules
 from adapterhub.hooks.precision import hold_in_fp32
 from adapterhub.hooks.row_stacks import hooked
 from adapterhub.hooks.slot import Slot, drop_slot
-from adapterhub.methods._row_stack import padded
+from adapterhub.methods._ops import padded
 
 LARGEST_HEADS = 1 << 22  # numbers in all heads that are computed in one product; 16 MiB of fp32
 NO_ACTIVATION = "linear"  # of a head with one layer

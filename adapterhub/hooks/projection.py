@@ -15,7 +15,7 @@ from adapterhub.backbones.weights import read_bias, read_weight, reread_weight
 from adapterhub.hooks.composition import as_before, by_row
 from adapterhub.hooks.row_stacks import StackedColumn
 from adapterhub.hooks.slot import SUBLAYER_INPUT, Mark, Slot, first_input, read_sublayer_input
-from adapterhub.methods._row_stack import RowStack
+from adapterhub.methods._ops import RowStack
 from adapterhub.methods._site_module import InputModule, OutputModule, SiteModule
 
 _STREAM = "_adapterhub_stream"

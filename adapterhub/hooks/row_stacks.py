@@ -21,7 +21,7 @@ from torch.nn.modules import module as torch_module
 
 from adapterhub.anatomy.sites import Site
 from adapterhub.hooks.composition import BatchPlan
-from adapterhub.methods._row_stack import RowStack, declared_stack
+from adapterhub.methods._ops import RowStack, declared_stack
 from adapterhub.methods._site_module import InputModule, SiteModule
 
 KEPT = 2  # stacks of one slot

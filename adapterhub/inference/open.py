@@ -1,8 +1,8 @@
-"""Open a trained adapter for use: its folder alone determines backbone, head and labels."""
+"""Open trained adapters for use: a folder alone determines backbone, head and labels."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.load import load_folder
-from adapterhub.adapters.route import only_foundations
+from adapterhub.adapters.route import activate, only_foundations
 from adapterhub.backbones.early_checks import DEQUANTIZE
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.layer_timing import times_in_bf16, without_slow_bf16
@@ -19,11 +19,13 @@ from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.quantized import DECODED, stored_quantization
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.backbones.trained_length import max_positions
-from adapterhub.errors import ConfigError, MergeError, warn_user
+from adapterhub.errors import ConfigError, MergeError, MismatchError, warn_user
 from adapterhub.files.heads import with_head
+from adapterhub.files.manifest import FAMILY, Manifest
 from adapterhub.files.native import read_manifest
 from adapterhub.files.run_folder import backbone_of_adapter
-from adapterhub.inference.record import training_record
+from adapterhub.inference.record import TrainingRecord, training_record
+from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import pull_verified
 from adapterhub.status import doing
 from adapterhub.tasks import TASKS, Prediction, Setting, Task
@@ -74,13 +76,9 @@ def open_adapter(
 ) -> Predictor:
     """Load an adapter on its backbone.
 
-    Args:
-        reference: a reference to an adapter, or the folder of an adapter or a run.
-        backbone: where to load the backbone from, if not from the id in the manifest; its
-            fingerprint must match.
-        registry: the folder of the local registry, if not the default one.
-        head: which of several heads.
-        task: the task, if the adapter records none.
+    `reference` is also the folder of an adapter or a run. `backbone` is where to load the backbone
+    from, if not from the id in the manifest; its fingerprint must match. `task` is for an adapter
+    that records none.
 
     Raises:
         ConfigError: the reference is malformed, several heads and none is named, no task, or one
@@ -95,21 +93,22 @@ def open_adapter(
     record = training_record(with_head(read_manifest(folder), head), task)
     model, tokenizer = load_bare_backbone(folder, backbone, head=head, task=task)
     make_ready(model)
-    chosen = head or True
-    adapter = load_folder(model, folder, sha256=fetched.digest, head=chosen, on=fetched.on)
-    labels = adapter.labels
-    limit = min(record.max_length, max_positions(model))
-    setting = Setting(tokenizer, limit, labels, record.seed, max_positions(model))
+    digest = fetched.digest
+    adapter = load_folder(model, folder, sha256=digest, head=head or True, on=fetched.on)
+    return _predictor(adapter, tokenizer, record)
+
+
+def _predictor(
+    adapter: Adapter, tokenizer: PreTrainedTokenizerBase, record: TrainingRecord
+) -> Predictor:
+    model, positions = adapter.model, max_positions(adapter.model)
+    limit = min(record.max_length, positions)
+    setting = Setting(tokenizer, limit, adapter.labels, record.seed, positions)
     return Predictor(model, record.task.for_model(model), setting)
 
 
 def open_backbone(backbone: str, task: Task, max_length: int = 128) -> Predictor:
     """Load a pre-trained backbone without an adapter, as a baseline.
-
-    Args:
-        backbone: a Hub id or a folder.
-        task: a task that needs no trained head.
-        max_length: the longest input, in tokens.
 
     Raises:
         ConfigError: the task needs a trained head.
@@ -140,15 +139,8 @@ def load_for_merging(
 ) -> tuple[Adapter, PreTrainedTokenizerBase]:
     """Load an adapter on its backbone in one dtype, with its tokenizer.
 
-    Args:
-        folder: the folder of an adapter or a run, or a reference.
-        backbone: where to load the backbone from, if not from the id in the manifest.
-        dtype: the dtype of the backbone, which is not quantized then, but fp32 in place of bf16 on
-            a processor that is slow in bf16; None quantizes it as in training.
-        name: a new name for the adapter.
-        registry: the folder of the local registry, if not the default one.
-        head: which of several heads.
-        task: the task, if the adapter records none.
+    With a `dtype` the backbone is not quantized, and fp32 in place of bf16 on a processor that is
+    slow in bf16; None quantizes it as in training.
 
     Raises:
         ConfigError: the adapter has several heads and none is named, or it has not this one; no
@@ -184,15 +176,9 @@ def load_bare_backbone(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the backbone of an adapter, for its task but without the adapter, and its tokenizer.
 
-    Args:
-        folder: the adapter's folder.
-        backbone: where to load the backbone from, if not from the id in the manifest.
-        dtype: the dtype of the weights, into which a quantized checkpoint is decoded if it can be;
-            None loads them in the dtype and quantization of the training recipe, or in fp32 on a
-            processor that is several times slower in bf16.
-        quantize: a quantization that replaces the recipe's.
-        head: which of several heads.
-        task: the task, if the adapter records none.
+    A quantized checkpoint is decoded into `dtype` if it can be; None loads the weights in the dtype
+    and quantization of the training recipe, or in fp32 on a processor that is several times slower
+    in bf16. `quantize` replaces the recipe's.
 
     Raises:
         ConfigError: the adapter has several heads and none is named, or it has not this one.
@@ -219,3 +205,87 @@ def load_bare_backbone(
             dtype=dtype or trained,
             quantize=quantize or recipe.get("quantize"),
         )
+
+
+@dataclass(frozen=True)
+class AdapterSource:
+    """Which adapter to open: one of a reference or a folder, with one of several heads.
+
+    `digest` is the sha256 that its manifest must have, "" for any; `task` is for an adapter that
+    records none.
+    """
+
+    reference: str
+    head: str | None = None
+    digest: str = ""
+    task: str | None = None
+
+
+@dataclass(frozen=True)
+class OpenedAdapters:
+    """Adapters that are ready to predict, by name; `attached` are their names on their models."""
+
+    predictors: Mapping[str, Predictor]
+    attached: Mapping[str, str]
+
+    def predict(self, name: str, examples: Sequence[Any], batch_size: int = 64) -> list[Prediction]:
+        """Return one prediction per example."""
+        activate(self.predictors[name].model, self.attached[name])
+        return self.predictors[name].predict(examples, batch_size)
+
+
+def open_several(
+    sources: Mapping[str, AdapterSource],
+    backbone: str | None = None,
+    registry: str | None = None,
+) -> OpenedAdapters:
+    """Load adapters; those with the same backbone, class of model and tokenizer share one model.
+
+    Raises:
+        MismatchError: an adapter is not the one whose digest is given, or is for another backbone.
+        RegistryError: a reference cannot be resolved.
+        FileError: the files of an adapter are broken.
+        BackboneError: a backbone cannot be loaded.
+    """
+    loaded: dict[Hashable, tuple[Any, Any]] = {}
+    predictors: dict[str, Predictor] = {}
+    attached: dict[str, str] = {}
+    for number, (name, source) in enumerate(sources.items()):
+        fetched = pull_verified(source.reference, registry=registry)
+        if source.digest and digest_of(fetched.folder) != source.digest:
+            raise MismatchError(
+                f"{source.reference} is another adapter here than where the job was started",
+                expected="the same version in the registry, or folder, of every machine",
+                hint="a reference with a version, such as sst2@v3",
+            )
+        digest = source.digest or fetched.digest
+        manifest = with_head(read_manifest(fetched.folder, digest), source.head)
+        record = training_record(manifest, source.task)
+        location = backbone_of_adapter(fetched.folder, manifest, backbone)
+        # Tokens, rows of sites and adapters below belong to one model; nothing else is added to it.
+        alone = number if manifest.tokens or fetched.on or FAMILY in manifest.training else None
+        key = (location, _model_class(manifest, record), alone)
+        if key not in loaded:
+            loaded[key] = load_bare_backbone(
+                fetched.folder, backbone, head=source.head, task=source.task
+            )
+            make_ready(loaded[key][0])
+        model, tokenizer = loaded[key]
+        adapter = load_folder(
+            model,
+            fetched.folder,
+            name=f"adapter-{number}",
+            sha256=digest,
+            head=source.head or True,
+            on=fetched.on,
+        )
+        predictors[name] = _predictor(adapter, tokenizer, record)
+        attached[name] = adapter.name
+    return OpenedAdapters(predictors, attached)
+
+
+def _model_class(manifest: Manifest, record: TrainingRecord) -> Hashable:
+    """Return what the model of an adapter must be besides its backbone: class, pooling, weights."""
+    recipe = manifest.training.get("recipe", {})
+    stored = recipe.get("dtype"), recipe.get("quantize")
+    return TASK_MODELS[record.kind].auto, record.task.pooling, *stored

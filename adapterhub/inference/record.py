@@ -54,12 +54,6 @@ def read_training_record(
 ) -> TrainingRecord:
     """Read the training record of an adapter, without loading a model.
 
-    Args:
-        reference: a reference to an adapter, or the folder of an adapter or a run.
-        registry: the folder of the local registry, if not the default one.
-        head: which of several heads.
-        task: the task, if the adapter records none.
-
     Raises:
         ConfigError: the adapter has several heads and none is named, or it has not this one; or as
             in `training_record`.
@@ -75,9 +69,7 @@ def training_record(manifest: Manifest, task: str | None = None) -> TrainingReco
     The manifest may come from a stranger: columns and formats are taken from it, but no paths or
     names of data. Options of a later version that are null, false or empty change nothing.
 
-    Args:
-        manifest: that of the adapter.
-        task: the task, if the adapter records none; else another one for the same kind of model.
+    A `task` is for an adapter that records none; else it is another one for the same kind of model.
 
     Raises:
         ConfigError: the adapter records no task and none is given, or is of another kind of model.
@@ -138,7 +130,7 @@ def _no_task(manifest: Manifest) -> NoReturn:
 
 def _is_read(name: str, value: object) -> bool:
     """Return whether a data option is taken from a record: no paths, no unset unknown ones."""
-    known = name in {option.name for option in options_of(DataOptions)}
+    known = name in _COLUMNS
     dropped = name in (*DATA_SOURCES, "rows", "eval_rows")
     return not dropped and (known or not is_neutral(value))
 

@@ -3,14 +3,23 @@
 A column may name the adapter of each row. The rows of an adapter are predicted together, and come
 back in the order of the file, with all their columns and one more: the prediction as JSON text, as
 `adapterhub predict --json` prints it.
+
+Parts are predicted in this process, or on a Ray cluster, whose workers read their rows and load
+their adapters themselves; the predictions come back to the process that started the job, which
+alone writes. A worker that dies is started again, and its part is predicted again. The output has
+one file for each part, written at once or not at all. A job that was stopped, by `kill -9` as well,
+is continued by the same command: parts whose file is there are done. `_job.json` says which job the
+files are of, so that no other one adds to them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +27,17 @@ from typing import Any
 from adapterhub._version import __version__
 from adapterhub.data.options import PREDICT, DataOptions
 from adapterhub.data.parquet import opened_parquet
-from adapterhub.data.row_source import files_digest, list_files
+from adapterhub.data.row_source import files_digest, list_files, reach_bucket
 from adapterhub.data.table import Table, table_of_rows
 from adapterhub.data.tables import keep_table
-from adapterhub.errors import ConfigError, DataError
-from adapterhub.inference.open_several import AdapterSource, open_several
+from adapterhub.errors import AdapterhubError, ConfigError, DataError, OutputError, TrainingError
+from adapterhub.files.atomic import replace_file
+from adapterhub.inference.open import AdapterSource, open_several
 from adapterhub.inference.record import read_training_record
+from adapterhub.ray_cluster import connect_ray, import_ray, share_out
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import pull
+from adapterhub.status import doing
 
 ONLY = ""  # the name of the adapter of all rows
 _AT_ONCE = 8192  # rows that are encoded together
@@ -48,17 +60,11 @@ class TablePart:
 
 @dataclass(frozen=True)
 class TableJob:
-    """What is predicted on which rows.
+    """What is predicted on which rows, into a new column.
 
-    Attributes:
-        source: a Parquet file, a folder or pattern of them, or a URL of one of these.
-        adapters: the adapters, by the names in the column `route`.
-        route: the column that names the adapter of a row; None: there is one adapter.
-        into: the name of the new column.
-        backbone: where to load the backbone from.
-        registry: the folder of the local registry.
-        options: the columns of the texts, for each adapter.
-        batch_size: rows per forward pass.
+    `source` is a Parquet file, a folder or pattern of them, or a URL of one of these. The column
+    `route` names the adapter of a row; None: there is one adapter. `options` are the columns of the
+    texts, for each adapter.
     """
 
     source: str
@@ -83,10 +89,7 @@ class PlannedTable:
 def plan_table(job: TableJob, text: str | None = None, pair: str | None = None) -> PlannedTable:
     """Divide a job into parts, and check it; no model is loaded.
 
-    Args:
-        job: the job.
-        text: the column with the texts, if not the one of the training.
-        pair: the column with the second texts, likewise.
+    `text` and `pair` name the columns with the texts, if they are not those of the training.
 
     Raises:
         DataError: the files are missing, are no Parquet files, differ in their columns, lack a
@@ -126,10 +129,7 @@ def plan_table(job: TableJob, text: str | None = None, pair: str | None = None) 
 class TableWorker:
     """Predicts parts of a job, in this process or on a node of a cluster.
 
-    Args:
-        job: the job.
-        threads: the threads that torch may use; None: as many as it likes.
-        driver: the version and the working folder where the job was started.
+    `driver` is the version and the working folder where the job was started.
     """
 
     def __init__(
@@ -261,15 +261,7 @@ def _check_route(job: TableJob, parts: Sequence[TablePart], schema: Any) -> None
 def _options(
     job: TableJob, source: AdapterSource, part: TablePart, text: str | None, pair: str | None
 ) -> DataOptions:
-    """Return the columns that an adapter reads, chosen in the first rows.
-
-    Args:
-        job: the job.
-        source: the adapter.
-        part: the first part.
-        text: the column with the texts, if the user named it.
-        pair: the column with the second texts, likewise.
-    """
+    """Return the columns that an adapter reads, chosen in the first rows."""
     record = read_training_record(source.reference, job.registry, source.head, source.task)
     options = replace(
         record.data,
@@ -295,3 +287,192 @@ def described_job(planned: PlannedTable) -> dict[str, Any]:
         "route": job.route,
         "into": job.into,
     }
+
+
+JOB = "_job.json"
+
+
+class TableOutput:
+    """Where the parts of a job are written.
+
+    `location` is a folder, the URL of a folder in a bucket, or the name of one Parquet file, whose
+    parts are beside it until all are there.
+
+    Raises:
+        OutputError: another job, or something else, is there.
+    """
+
+    def __init__(self, location: str, planned: PlannedTable) -> None:
+        self.location, self.planned = location, planned
+        self.remote = "://" in location
+        self.file = None if self.remote or not location.endswith(".parquet") else Path(location)
+        self.folder = f"{location}.parts" if self.file else location.rstrip("/")
+        if self.remote and location.endswith(".parquet"):
+            raise OutputError(
+                f"{location} is one file in a bucket", expected="the URL of a folder for the parts"
+            )
+        if self.file is not None and self.file.exists():
+            raise OutputError(f"{self.file} is already there", hint="another --output")
+        reach_bucket(location)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Write which job the output is of, or compare it."""
+        record = described_job(self.planned)
+        path = self._path(JOB)
+        if self._exists(path):
+            if json.loads(self._read(path)).get("identity") == record["identity"]:
+                return
+            raise OutputError(
+                f"{self.folder} has the output of another job",
+                expected="the same rows, adapters, columns and release, to continue it",
+                hint="another --output",
+            )
+        if not self.remote and Path(self.folder).exists() and any(Path(self.folder).iterdir()):
+            raise OutputError(f"{self.folder} is not empty", hint="another --output")
+        if not self.remote:
+            Path(self.folder).mkdir(parents=True, exist_ok=True)
+        self._write(path, json.dumps(record, indent=2, sort_keys=True).encode())
+
+    @property
+    def missing(self) -> list[TablePart]:
+        """The parts that are not written yet."""
+        return [part for part in self.planned.parts if not self._exists(self._path(part.name))]
+
+    def write(self, part: TablePart, rows: Any) -> None:
+        """Write the rows of a part; a crash leaves the whole file or none."""
+        from pyarrow.parquet import write_table
+
+        content = io.BytesIO()
+        write_table(rows, content)
+        self._write(self._path(part.name), content.getvalue())
+
+    def finish(self) -> None:
+        """Join the parts, if the output is one file."""
+        from pyarrow.parquet import ParquetFile, ParquetWriter
+
+        if self.file is None:
+            return
+        staged = self.file.with_name(f".{self.file.name}.new")
+        paths = [Path(self.folder, part.name) for part in self.planned.parts]
+        with ParquetWriter(staged, ParquetFile(paths[0]).schema_arrow) as joined:
+            for path in paths:
+                joined.write_table(ParquetFile(path).read())
+        os.replace(staged, self.file)
+        shutil.rmtree(self.folder)
+
+    def _path(self, name: str) -> str:
+        return f"{self.folder}/{name}"
+
+    def _exists(self, path: str) -> bool:
+        system, inside = _system(path)
+        system.invalidate_cache()
+        return bool(system.exists(inside))
+
+    def _read(self, path: str) -> bytes:
+        system, inside = _system(path)
+        return bytes(system.cat_file(inside))
+
+    def _write(self, path: str, data: bytes) -> None:
+        if not self.remote:
+            replace_file(Path(path), data)
+            return
+        system, inside = _system(path)
+        system.pipe_file(inside, data)
+
+
+def _system(path: str) -> tuple[Any, str]:
+    import fsspec
+
+    system, inside = fsspec.core.url_to_fs(path)
+    return system, str(inside)
+
+
+RESTARTS = 3  # of a worker
+
+
+def predict_here(job: TableJob, parts: Iterable[TablePart]) -> Iterator[tuple[TablePart, Any]]:
+    """Yield each part with its rows and predictions, in order."""
+    worker = TableWorker(job)
+    for part in parts:
+        yield part, worker.predict(part)
+
+
+def predict_on_ray(
+    job: TableJob,
+    parts: Iterable[TablePart],
+    workers: int | None = None,
+    address: str | None = None,
+) -> Iterator[tuple[TablePart, Any]]:
+    """Yield each part with its rows and predictions, as the workers of a cluster end them.
+
+    By default there is a worker for each GPU, or for every 4 CPUs of a node. `address` is HOST:PORT
+    of a running cluster; None: as Ray finds it, or this machine.
+
+    Raises:
+        ConfigError: Ray is not installed, or the cluster cannot be reached.
+        TrainingError: workers died too often.
+    """
+    ray = import_ray()
+    started = not ray.is_initialized()
+    try:
+        if started:
+            with doing("starting Ray"):
+                connect_ray(ray, address)
+        yield from _collected(ray, job, list(parts), workers)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, AdapterhubError):
+            raise error.cause from None
+        raise
+    except ray.exceptions.RayActorError as error:
+        if isinstance(cause := getattr(error, "cause", None), AdapterhubError):
+            raise cause from None
+        raise TrainingError(
+            f"a worker of the Ray cluster died more than {RESTARTS} times, or could not start",
+            offenders=[_reason(error)],
+            expected="memory for a process with torch and the adapters of the job",
+            hint="fewer --workers; the same command goes on with the parts that are missing",
+        ) from error
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _collected(
+    ray: Any, job: TableJob, parts: list[TablePart], workers: int | None
+) -> Iterator[tuple[TablePart, Any]]:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    actors = []
+    shared = ray.put(job)
+    for share in share_out(ray.nodes(), workers)[: len(parts)]:
+        kind = ray.remote(TableWorker).options(
+            num_cpus=share.cpus,
+            num_gpus=share.gpus,
+            max_restarts=RESTARTS,
+            max_task_retries=RESTARTS,
+            # Soft: the worker of a node that is lost may start on another one.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(share.node, soft=True),
+        )
+        actors.append(kind.remote(shared, max(1, share.cpus), (__version__, os.getcwd())))
+    waiting, running = list(reversed(parts)), {}
+    try:
+        for actor in actors:
+            part = waiting.pop()
+            running[actor.predict.remote(part)] = actor, part
+        while running:
+            ready, _ = ray.wait(list(running), num_returns=1)
+            actor, part = running.pop(ready[0])
+            rows = ray.get(ready[0])
+            if waiting:
+                following = waiting.pop()
+                running[actor.predict.remote(following)] = actor, following
+            yield part, rows
+    finally:
+        for actor in actors:
+            ray.kill(actor)
+
+
+def _reason(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

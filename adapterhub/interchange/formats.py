@@ -5,36 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from adapterhub.anatomy.sites import Anatomy
 from adapterhub.files.native import MANIFEST_FILE
 from adapterhub.interchange.adapters_library.files import is_adapters
 from adapterhub.interchange.adapters_library.importer import (
     adapters_checkpoint_info,
     import_adapters,
 )
-from adapterhub.interchange.imported_adapter import CheckpointInfo, ImportedAdapter
 from adapterhub.interchange.peft.files import is_peft
 from adapterhub.interchange.peft.importer import import_peft, peft_checkpoint_info
-
-
-class Reader(Protocol):
-    """Imports the checkpoint in a folder for a backbone; `head=False` omits the task head."""
-
-    def __call__(
-        self, folder: Path, anatomy: Anatomy, *, allow_pickle: bool = False, head: bool = True
-    ) -> ImportedAdapter:
-        """Return the translated checkpoint."""
+from adapterhub.interchange.translation import CheckpointInfo, ImportedAdapter
 
 
 @dataclass(frozen=True)
 class Format:
-    """A checkpoint format: detection, reader, and what to load a backbone with."""
+    """A checkpoint format: detection, reader, and what to load a backbone with.
+
+    The reader takes the folder, the anatomy of a backbone, `allow_pickle`, and `head`: false omits
+    the task head.
+    """
 
     name: str
     detect: Callable[[Path], bool]
-    read: Reader
+    read: Callable[..., ImportedAdapter]
     checkpoint_info: Callable[[Path], CheckpointInfo]
 
 

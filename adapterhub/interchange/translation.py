@@ -1,7 +1,8 @@
-"""A translation in progress: what an importer collects, and the steps that all importers share."""
+"""A checkpoint of another library, translated for one backbone: the result, and the work on it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,47 @@ from adapterhub.methods.bitfit import BitFit
 from adapterhub.methods.head import Head
 from adapterhub.methods.norms import Norms
 from adapterhub.methods.selected_parameters import SelectedParameters
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedAdapter:
+    """Another library's checkpoint, translated for one backbone.
+
+    `methods` is a method spec, one `{name: {option: value}}` each; `tensors` have the names of
+    native files (`encoder.0.attn.q.lora.A`, `head.classifier.weight`); `head` tells whether they
+    include a task head. `labels` are the names of its outputs, () if the checkpoint has none;
+    `task` is the model's task, if recorded; `activation` is that of a head of own layers, None for
+    the head of the model's class. `backbone` and `revision` are recorded in the
+    checkpoint. `notes` tell the user what could not be carried over unchanged.
+    """
+
+    format: str
+    name: str
+    methods: tuple[Mapping[str, Mapping[str, Any]], ...]
+    tensors: Mapping[str, Tensor]
+    head: bool = False
+    labels: tuple[str, ...] = ()
+    task: str | None = None
+    activation: str | None = None
+    backbone: str | None = None
+    revision: str | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """What a checkpoint records about its backbone, readable before the backbone is loaded.
+
+    `backbone` and `revision` name it, `task` is the task of the model it was trained on, and
+    `outputs` the number of outputs of its task head, 0 without one.
+    """
+
+    backbone: str | None = None
+    revision: str | None = None
+    task: str | None = None
+    outputs: int = 0
+    labels: tuple[str, ...] = ()
+
 
 HEAD = "head"
 
@@ -187,3 +229,13 @@ def _method_for(anatomy: Anatomy, paths: Iterable[str]) -> Method:
         if plan == trained:
             return method
     return SelectedParameters(names=tuple(sorted(anatomy.key(path) for path in trained)))
+
+
+def size_options(option: str, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Return the options for one size per site id, such as `rank` and `ranks`.
+
+    `option` is the most common size; its plural maps the other sites' ids to their sizes.
+    """
+    (common, _), *_ = Counter(sizes.values()).most_common(1)
+    others = {site_id: size for site_id, size in sorted(sizes.items()) if size != common}
+    return {option: common, f"{option}s": others}

@@ -11,7 +11,7 @@ from adapterhub.loop.processes import (
     process_count,
     process_index,
 )
-from adapterhub.tasks._division import Division, dividing
+from adapterhub.tasks._forward import Division, dividing
 
 
 @contextmanager

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
+from adapterhub.errors import ConfigError, unknown
 from adapterhub.methods._other_names import unknown_method
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from adapterhub.anatomy.sites import Anatomy, Site
     from adapterhub.methods._site_module import SiteModule
+
 
 Start = Literal["identity", "near-identity", "paper"]
 Layers = str | int | tuple[int, ...]
@@ -112,11 +114,7 @@ class Method(ABC):
         return ()
 
     def with_sources(self, sources: Sequence[str]) -> Method | None:
-        """Return the method with the trained adapters that it is to be built from.
-
-        Returns:
-            None if the method is not built from others, or has them.
-        """
+        """Return the method with the adapters that it is built from; None if it needs none."""
         return None
 
     def built_from(self, sources: Sequence[TrainedSource]) -> tuple[Method, dict[str, Tensor]]:
@@ -253,3 +251,58 @@ def method_class(name: str) -> type[Method]:
     if name not in METHODS:
         raise unknown_method(name, METHODS)
     return METHODS[name]
+
+
+def require_positive(method: Method, *names: str) -> None:
+    """Refuse options that are not greater than 0.
+
+    Raises:
+        ConfigError: lists the invalid options.
+    """
+    values = {name: getattr(method, name) for name in names}
+    if invalid := [f"{name}: {value}" for name, value in values.items() if not value > 0]:
+        raise ConfigError(
+            f"options of {method.name} are out of range",
+            offenders=invalid,
+            expected="more than 0",
+        )
+
+
+def require_between(method: Method, low: float, high: float, *names: str) -> None:
+    """Refuse options outside of a range.
+
+    Raises:
+        ConfigError: lists the invalid options.
+    """
+    values = {name: getattr(method, name) for name in names}
+    invalid = [f"{name}: {value}" for name, value in values.items() if not low <= value <= high]
+    if invalid:
+        raise ConfigError(
+            f"options of {method.name} are out of range",
+            offenders=invalid,
+            expected=f"{low:g} to {high:g}",
+        )
+
+
+def require_decay(method: Method) -> None:
+    """Refuse a `decay` whose power over many layers overflows or underflows.
+
+    Raises:
+        ConfigError: it is not between 0.01 and 100.
+    """
+    require_between(method, 0.01, 100, "decay")
+
+
+def activation_module(name: str) -> nn.Module:
+    """Return an activation function by its transformers name.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    from transformers.activations import ACT2FN  # slow to import
+
+    if name not in ACT2FN:
+        expected = "a transformers name: relu, gelu, silu, tanh, ..."
+        raise unknown("activation", name, ACT2FN, expected=expected)
+    module: nn.Module = ACT2FN[name]
+    return module

@@ -29,9 +29,8 @@ class ExpertRows(ABC):
     def product(self, x: Tensor, weights: Tensor) -> Tensor:
         """Multiply each row by the matrix of its expert.
 
-        Args:
-            x: (rows, d_in); (experts, rows, d_in) in `EveryExpert`.
-            weights: (experts, d_out, d_in), in the dtype of x.
+        x: (rows, d_in), or (experts, rows, d_in) in `EveryExpert`; weights: (experts, d_out, d_in),
+        in the dtype of x.
 
         Returns:
             W_e x for each row: (rows, d_out), or (experts, rows, d_out).

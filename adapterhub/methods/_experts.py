@@ -39,11 +39,6 @@ def matrices_of(site: Site, experts: PerExpert) -> int:
 def refuse_unused(method: str, experts: PerExpert, sites: tuple[Site, ...]) -> None:
     """Refuse an option for experts where no site has experts.
 
-    Args:
-        method: the name of the method.
-        experts: its option `experts`.
-        sites: the sites that it adapts.
-
     Raises:
         SiteError: `shared`, and no site of experts.
     """

@@ -1,10 +1,22 @@
-"""Tensor operations that site modules share."""
+"""Tensor operations that site modules share, and modules of one kind computed as one.
+
+A stack computes module i for row i of a batch, in a few batched products. A class of site modules
+declares its stack in its own body, as `stack`: a subclass that computes something else does not
+inherit it.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+if TYPE_CHECKING:
+    from adapterhub.methods._site_module import SiteModule
 
 
 def cast(parameter: Tensor, like: Tensor) -> Tensor:
@@ -15,16 +27,9 @@ def cast(parameter: Tensor, like: Tensor) -> Tensor:
 
 
 def add_product(y: Tensor, u: Tensor, weight: Tensor, scale: float) -> Tensor:
-    """Compute y + scale * u weightᵀ in one pass.
+    """Compute y + scale * u weightᵀ in one pass, like y.
 
-    Args:
-        y: (..., d_out).
-        u: (..., r).
-        weight: (d_out, r).
-        scale: a factor on the product.
-
-    Returns:
-        A tensor like y.
+    y: (..., d_out), u: (..., r), weight: (d_out, r).
     """
     if torch.compiler.is_compiling():
         # A compiler fuses this; with dynamic shapes the scale is a symbol, which addmm cannot take.
@@ -32,3 +37,74 @@ def add_product(y: Tensor, u: Tensor, weight: Tensor, scale: float) -> Tensor:
     rows = y.reshape(-1, y.shape[-1])
     u = u.reshape(-1, u.shape[-1]).to(y.dtype)
     return torch.addmm(rows, u, cast(weight, y).T, alpha=scale).view(y.shape)
+
+
+class RowStack(NamedTuple):
+    """Several modules, computed at once.
+
+    Attributes:
+        tensors: (modules, ...) each; smaller modules are padded so that padding computes nothing.
+        compute: what a module computes of its inputs, (modules, tokens, d) each, and `tensors`.
+    """
+
+    tensors: tuple[Tensor, ...]
+    compute: Callable[..., Any]
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        """Compute the output of module i for row i of the inputs."""
+        return self.compute(*inputs, *self.tensors)
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers one module of the stack has, with padding."""
+        return sum(tensor[0].numel() for tensor in self.tensors)
+
+    def at(self, rows: Tensor) -> RowStack:
+        """Return a stack with module `rows[i]` for row i."""
+        chosen = tuple(each.index_select(0, rows.to(each.device)) for each in self.tensors)
+        return RowStack(chosen, self.compute)
+
+    def cast(self, dtype: torch.dtype) -> RowStack:
+        """Return the stack in the dtype that it computes in."""
+        return RowStack(tuple(each.to(dtype) for each in self.tensors), self.compute)
+
+
+# Modules by their place in a stack, None for one that changes nothing; the result is None where
+# these modules cannot be stacked, as with dropout.
+StackModules: TypeAlias = "Callable[[Sequence[SiteModule | None]], RowStack | None]"
+
+
+def declared_stack(modules: Sequence[SiteModule | None]) -> StackModules | None:
+    """Return how the classes of some modules are stacked, if all of them declare the same."""
+    classes = {type(module) for module in modules if module is not None}
+    declared = {getattr(vars(cls).get("stack"), "__func__", None) for cls in classes}
+    return declared.pop() if len(declared) == 1 else None
+
+
+def stack_low_rank(modules: Sequence[SiteModule | None]) -> RowStack | None:
+    """Stack modules that add a product of rank r, as their `factors` say."""
+    some: Any = next(module for module in modules if module is not None)
+    if any(m.training and getattr(m, "dropout", 0) for m in modules if m is not None):
+        return None
+    d_out, d_in = (f.shape[n] for n, f in enumerate(some.factors()))
+    empty = some.A.new_zeros(d_out, 0), some.A.new_zeros(0, d_in)
+    present: Any = modules
+    factors = [empty if m is None else m.factors() for m in present]
+    down, up = ([right for _, right in factors], [left.T for left, _ in factors])
+    return RowStack((padded(down), padded(up)), add_low_rank)
+
+
+def add_low_rank(x: Tensor, y: Tensor, down: Tensor, up: Tensor) -> Tensor:
+    """Compute y + upᵀ down x, like y.
+
+    x: (modules, tokens, d_in), y: (modules, tokens, d_out), down: (modules, r, d_in), up: (modules,
+    r, d_out).
+    """
+    return torch.baddbmm(y, torch.bmm(x, down.transpose(1, 2)).to(y.dtype), up)
+
+
+def padded(tensors: Sequence[Tensor]) -> Tensor:
+    """Stack tensors whose first dimensions differ: (n, longest, ...), with zeros behind."""
+    if len({each.shape for each in tensors}) == 1:
+        return torch.stack(list(tensors))
+    return pad_sequence(list(tensors), batch_first=True)

@@ -16,22 +16,17 @@ from adapterhub.errors import ConfigError, unknown
 
 T = TypeVar("T")
 
-ALIASES = {
-    "r": "rank",
-    "lora_r": "rank",
-    "lora_rank": "rank",
-    "lora_alpha": "alpha",
-    "lora_dropout": "dropout",
-    "num_virtual_tokens": "length",
-    "prefix_length": "length",
-    "prompt_length": "length",
-    "bottleneck_size": "size",
-    "bottleneck_dim": "size",
-    "adapter_size": "size",
-    "non_linearity": "activation",
-    "encoder_hidden_size": "middle",
-    "prefix_projection": "reparametrize",
+_ALIASES = {
+    "rank": "r lora_r lora_rank",
+    "alpha": "lora_alpha",
+    "dropout": "lora_dropout",
+    "length": "num_virtual_tokens prefix_length prompt_length",
+    "size": "bottleneck_size bottleneck_dim adapter_size",
+    "activation": "non_linearity",
+    "middle": "encoder_hidden_size",
+    "reparametrize": "prefix_projection",
 }
+ALIASES = {alias: option for option, names in _ALIASES.items() for alias in names.split()}
 
 # For each name: the option that it is about ("" for none), and what to type. {sites} are the
 # default sites of the method.
@@ -57,10 +52,10 @@ _MEANINGS = {
     "quantize": ("", "quantize=nf4, beside the method"),
 }
 
-METHOD_MEANINGS = {
-    "adapter": "pfeiffer and houlsby are sequential adapters, parallel is beside the layer",
-    "adapters": "pfeiffer and houlsby are sequential adapters, parallel is beside the layer",
-    "bottleneck": "pfeiffer and houlsby are sequential adapters, parallel is beside the layer",
+_MEANT = {
+    "adapter adapters bottleneck": (
+        "pfeiffer and houlsby are sequential adapters, parallel is beside the layer"
+    ),
     "seq-bn": "pfeiffer is this adapter",
     "double-seq-bn": "houlsby is this adapter",
     "par-bn": "parallel is this adapter",
@@ -69,32 +64,23 @@ METHOD_MEANINGS = {
     "sft": "any method does supervised fine-tuning: lora, with task=causal-lm",
     "dpo": "trl's DPOTrainer trains with a model that lora is attached to: docs/guides/trainers.md",
     "adalora": "its ranks are chosen by hand here: lora(ranks={attn.q: 4, attn.v: 16})",
-    "lora+": "lora-plus is this method",
-    "loraplus": "lora-plus is this method",
+    "lora+ loraplus": "lora-plus is this method",
     "prefix-tuning": "prefix is this method",
-    "prompt-tuning": "prompt is this method",
-    "soft-prompt": "prompt is this method",
+    "prompt-tuning soft-prompt": "prompt is this method",
     "ptuning": "p-tuning is this method",
     "p-tuning-v2": "prefix is this method",
     "(ia)3": "ia3 is this method",
-    "ln-tuning": "norms is this method",
-    "layernorm": "norms is this method",
+    "ln-tuning layernorm": "norms is this method",
     "bias": "bitfit is this method",
-    "linear": "head is this method: a classifier on the frozen backbone",
-    "linear-probe": "head is this method: a classifier on the frozen backbone",
-    "probe": "head is this method: a classifier on the frozen backbone",
-    "finetune": "full trains all weights",
-    "fine-tune": "full trains all weights",
-    "fine-tuning": "full trains all weights",
-    "full-finetuning": "full trains all weights",
-    "full-fine-tuning": "full trains all weights",
-    "ft": "full trains all weights",
+    "linear linear-probe probe": "head is this method: a classifier on the frozen backbone",
+    "finetune fine-tune fine-tuning full-finetuning full-fine-tuning ft": "full trains all weights",
     "none": "full trains all weights, head only a classifier on the frozen backbone",
     "fusion": "adapterfusion is this method",
     "mam-adapter": "mam is this method",
     "ulmfit": "unfreeze is this method",
     "elmo": "scalar-mix is this method",
 }
+METHOD_MEANINGS = {name: text for names, text in _MEANT.items() for name in names.split()}
 
 
 @lru_cache(maxsize=256)
@@ -113,11 +99,6 @@ def option_names(cls: type[Any]) -> OptionNames:
 
 def read_method_options(cls: type[T], name: str, options: Mapping[str, Any]) -> T:
     """Build a dataclass of a method's options; names of other libraries are accepted.
-
-    Args:
-        cls: the method, or another dataclass with its options.
-        name: the name of the method, for the error.
-        options: plain data.
 
     Raises:
         ConfigError: unknown options, with what to type instead, or invalid values.

@@ -36,7 +36,7 @@ class SiteModule(nn.Module):
         affine: the output is affine in all inputs, so the module can be merged into the weight of
             its host.
         stack: how several modules of this class are computed at once for the rows of a batch; a
-            class without one computes group by group, and does not inherit it (_row_stack.py).
+            class without one computes group by group, and does not inherit it (_ops.py).
     """
 
     affine: ClassVar[bool] = False
@@ -75,11 +75,7 @@ class OutputModule(SiteModule):
         raise NotImplementedError
 
     def factors(self) -> tuple[Tensor, Tensor] | None:
-        """Return the change of the host's weight as a product of rank r, if it is one.
-
-        Returns:
-            (d_out, r) and (r, d_in), or None.
-        """
+        """Return the change of the weight as (d_out, r) and (r, d_in), if it is a product."""
         return None
 
 
@@ -95,15 +91,10 @@ class ExpertsModule(SiteModule):
     """Maps the inputs x and outputs y of products with the weights of experts to new outputs."""
 
     def forward(self, x: Tensor, y: Tensor, rows: ExpertRows) -> Tensor:
-        """Compute the new outputs.
+        """Compute the new outputs y', like y.
 
-        Args:
-            x: (..., d_in), one row for each use of an expert.
-            y: (..., d_out), without the bias that the host adds.
-            rows: which expert computes which row.
-
-        Returns:
-            y', like y.
+        x: (..., d_in), one row for each use of an expert; y: (..., d_out), without the bias that
+        the host adds.
         """
         raise NotImplementedError
 
@@ -164,13 +155,9 @@ class LayerMixModule(SiteModule):
     """Maps the outputs of all layers of a stack to a new output of the last layer."""
 
     def forward(self, states: Sequence[Tensor], y: Tensor) -> Tensor:
-        """Mix the layers.
+        """Mix the layers: the new output, like y.
 
-        Args:
-            states: the stack's input and the outputs of the layers below the last, like y.
-            y: the output of the last layer, (batch, tokens, d).
-
-        Returns:
-            The new output, like y.
+        `states` are the stack's input and the outputs of the layers below the last, y the output of
+        the last layer, (batch, tokens, d).
         """
         raise NotImplementedError

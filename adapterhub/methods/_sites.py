@@ -46,10 +46,7 @@ def select_sites(method: Any, anatomy: Anatomy, *kinds: Kind) -> tuple[Site, ...
     selected layer may be left without any. A pattern with wildcards selects sites of the kinds
     that the defaults have, if there are any: `attn.*` of a LoRA are the projections, not the norm.
 
-    Args:
-        method: a method with these options.
-        anatomy: the anatomy of the backbone.
-        kinds: the kinds of site that the method supports; by default those with one output.
+    By default of the kinds with one output.
 
     Raises:
         SiteError: a site that does not exist, or whose kind the method does not support; default
@@ -197,11 +194,6 @@ def _attends(sites: Iterable[Site]) -> bool:
 def require_stream(method: Method, source: str, sites: Iterable[Site]) -> None:
     """Refuse sites without a known residual stream.
 
-    Args:
-        method: a method that reads the residual stream.
-        source: its option `source`, for the message.
-        sites: the sites that it adapts.
-
     Raises:
         SiteError: lists the roles of these sites.
     """
@@ -224,11 +216,7 @@ def sizes_by_site(
     stack (`encoder.attn.q`), then a role (`attn.q`). The order of `sizes` does not matter, since
     files do not preserve it.
 
-    Args:
-        option: the name of the option of the default, `rank` or `size`.
-        sites: the sites that the method adapts.
-        default: the size of sites that no pattern matches.
-        sizes: sizes by pattern.
+    `option` is `rank` or `size`; `sizes` are those by pattern.
 
     Raises:
         ConfigError: a size below 1.
@@ -268,11 +256,7 @@ def in_layers(
 ) -> list[str]:
     """Select the backbone parameters that are in some layers.
 
-    Args:
-        anatomy: the anatomy of the backbone.
-        paths: the paths of parameters.
-        layers: the layers.
-        outside: whether to select those outside of all layers too; by default if `layers` is all.
+    `outside`: those outside of all layers too; by default if `layers` is all.
 
     Raises:
         SiteError: an invalid selection, or a layer that does not exist.

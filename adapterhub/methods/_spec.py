@@ -115,9 +115,7 @@ def restore_methods(
 
     Options that this version lacks are ignored if they are null, false or empty.
 
-    Args:
-        saved: the methods in their normal form.
-        source: what they belong to, for the error.
+    The methods are in their normal form; `source` is what they belong to, for the error.
 
     Raises:
         FileError: methods or options of a later version; lists all of them.

@@ -43,10 +43,8 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import STREAM, Anatomy, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import Layers, Method, Placement, register_method
-from adapterhub.methods._ops import add_product, cast
-from adapterhub.methods._options import activation_module
-from adapterhub.methods._row_stack import RowStack, padded
+from adapterhub.methods._base import Layers, Method, Placement, activation_module, register_method
+from adapterhub.methods._ops import RowStack, add_product, cast, padded
 from adapterhub.methods._site_module import OutputModule, OutputSource, SiteModule
 from adapterhub.methods._sites import require_stream, select_sites, sizes_by_site
 from adapterhub.methods._skip_init import init_is_skipped
@@ -77,17 +75,10 @@ def _settings(network: Bottleneck) -> tuple[object, ...]:
 def _run_networks(
     activation: nn.Module, source: OutputSource, x: Tensor, y: Tensor, *tensors: Tensor
 ) -> Tensor:
-    """Compute y + s up(f(down(source))) with the tensors of `Bottleneck.scaled`, stacked.
+    """Compute y + s up(f(down(source))), like y, with tensors of `Bottleneck.scaled`, stacked.
 
-    Args:
-        activation: the function f.
-        source: the network's input: y (`output`), or x.
-        x: (networks, tokens, d_in).
-        y: (networks, tokens, d_out).
-        tensors: with a first dimension for the networks.
-
-    Returns:
-        A tensor like y.
+    x: (networks, tokens, d_in), y: (networks, tokens, d_out). The input of the network is y with
+    the source `output`, else x.
     """
     down, down_bias, up, up_bias = tensors
     read = y if source == "output" else x

@@ -29,9 +29,15 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import STREAM, Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
-from adapterhub.methods._base import Layers, Method, Placement, register_method
+from adapterhub.methods._base import (
+    Layers,
+    Method,
+    Placement,
+    activation_module,
+    register_method,
+    require_positive,
+)
 from adapterhub.methods._ops import cast
-from adapterhub.methods._options import activation_module, require_positive
 from adapterhub.methods._site_module import OutputModule, SharedModule
 from adapterhub.methods._sites import require_stream, select_sites
 from adapterhub.methods.bottleneck import SequentialSource

@@ -45,16 +45,9 @@ class DoRALayer(LoRALayer):
     def forward(  # type: ignore[override]
         self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
-        """Compute the new output.
+        """Compute the new output, like y.
 
-        Args:
-            x: (..., d_in).
-            y: (..., d_out).
-            weight: (d_out, d_in).
-            bias: (d_out,), or None.
-
-        Returns:
-            The new output, like y.
+        x: (..., d_in), y: (..., d_out), weight: (d_out, d_in), bias: (d_out,) or None.
         """
         if self.training and self.dropout:
             x = F.dropout(x, self.dropout)

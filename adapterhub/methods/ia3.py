@@ -38,7 +38,7 @@ from adapterhub.methods._experts import (
     matrices_of,
     refuse_unused,
 )
-from adapterhub.methods._row_stack import RowStack
+from adapterhub.methods._ops import RowStack
 from adapterhub.methods._site_module import InputModule, OutputModule, SiteModule
 from adapterhub.methods._sites import select_sites
 

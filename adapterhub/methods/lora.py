@@ -30,11 +30,9 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Kind, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import Layers, Method, Placement, register_method
+from adapterhub.methods._base import Layers, Method, Placement, register_method, require_between
 from adapterhub.methods._experts import AtExperts
-from adapterhub.methods._ops import add_product, cast
-from adapterhub.methods._options import require_between
-from adapterhub.methods._row_stack import stack_low_rank
+from adapterhub.methods._ops import add_product, cast, stack_low_rank
 from adapterhub.methods._site_module import OutputModule, SiteModule
 from adapterhub.methods._sites import WITH_OUTPUT, select_sites, sizes_by_site
 

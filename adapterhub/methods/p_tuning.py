@@ -27,8 +27,7 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.config.options import option
-from adapterhub.methods._base import Placement, register_method
-from adapterhub.methods._options import require_positive
+from adapterhub.methods._base import Placement, register_method, require_positive
 from adapterhub.methods._site_module import EmbeddingModule
 from adapterhub.methods.prompt import Prompt, VirtualTokens
 

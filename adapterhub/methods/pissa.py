@@ -30,10 +30,8 @@ from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.weights import read_weight
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
-from adapterhub.methods._base import Placement, register_method
-from adapterhub.methods._ops import cast
-from adapterhub.methods._options import require_between, require_positive
-from adapterhub.methods._row_stack import stack_low_rank
+from adapterhub.methods._base import Placement, register_method, require_between, require_positive
+from adapterhub.methods._ops import cast, stack_low_rank
 from adapterhub.methods._skip_init import init_is_skipped
 from adapterhub.methods.lora import LoRA, LoRALayer
 
@@ -43,10 +41,8 @@ OVERSAMPLING = 10  # additional directions, for the accuracy of the last compone
 def principal(weight: Tensor, rank: int, iterations: int) -> tuple[Tensor, Tensor]:
     """Compute the principal components of a matrix.
 
-    Args:
-        weight: (d_out, d_in).
-        rank: the number of components.
-        iterations: power iterations of the randomized SVD; 0: the exact SVD.
+    weight: (d_out, d_in). `iterations` are power iterations of the randomized SVD; 0: the exact
+    SVD.
 
     Returns:
         U_r sqrt(S_r): (d_out, rank) and sqrt(S_r) V_rᵀ: (rank, d_in).

@@ -40,9 +40,8 @@ from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.anatomy.tokens import position_module
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
-from adapterhub.methods._base import Layers, Method, Placement, register_method
-from adapterhub.methods._options import require_positive
-from adapterhub.methods._row_stack import RowStack, padded
+from adapterhub.methods._base import Layers, Method, Placement, register_method, require_positive
+from adapterhub.methods._ops import RowStack, padded
 from adapterhub.methods._site_module import (
     EmbeddingModule,
     KeyValueModule,

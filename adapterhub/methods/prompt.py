@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.backbones.weights import device_of
 from adapterhub.config.options import option
-from adapterhub.methods._base import Method, Placement, register_method
-from adapterhub.methods._options import require_positive
+from adapterhub.methods._base import Method, Placement, register_method, require_positive
 from adapterhub.methods._site_module import EmbeddingModule
 from adapterhub.methods._sites import select_sites
 

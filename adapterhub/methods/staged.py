@@ -27,8 +27,14 @@ from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.layer_depth import layers_above
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError, did_you_mean
-from adapterhub.methods._base import StageSchedule, Unfreezing, Unfrozen, register_method
-from adapterhub.methods._options import require_decay, require_positive
+from adapterhub.methods._base import (
+    StageSchedule,
+    Unfreezing,
+    Unfrozen,
+    register_method,
+    require_decay,
+    require_positive,
+)
 from adapterhub.methods.norms import norm_parameters
 
 WORDS = ("top 2", "norms", "embeddings", "everything", "head")

@@ -34,7 +34,7 @@ from adapterhub.loop.speedups import Speedup, Trial, Undo
 from adapterhub.recipe.options import RunOptions
 from adapterhub.speed.activation_memory import LOGIT_BYTES
 from adapterhub.tasks import Task
-from adapterhub.tasks._below_head import (
+from adapterhub.tasks._language_models import (
     few_tokens,
     logits_at_once,
     plain_head,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -14,10 +14,11 @@ from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_stream import TextStream
 from adapterhub.errors import ConfigError
+from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._losses import Items, Loss, batch_labels
 from adapterhub.tasks._rows import Row, Setting, limit_of, pad
 from adapterhub.tasks._show import learned_line, tokens_line
-from adapterhub.tasks._windows import Windows
+from adapterhub.tasks._windows import Frame, Windows, stream_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -121,6 +122,8 @@ class Task(ABC):
     """What else truncation means for the task, as the end of a sentence."""
     outcomes: ClassVar[str] = ""
     """What `outcome` returns: classes, sets, choices, numbers, spans, texts, losses or ""."""
+    measures: ClassVar[tuple[str, ...]] = ()
+    """The metrics of tasks that have the same ones for all examples."""
     columns: ClassVar[Wants] = WANTS["texts"]
     """The columns that `read` reads, and their kinds."""
 
@@ -167,11 +170,8 @@ class Task(ABC):
     ) -> list[Any]:
         """Read the examples of a file or Hub dataset.
 
-        Args:
-            source: a file or the id of a Hub dataset.
-            options: the columns and format of the data.
-            split: "train", "eval", PREDICT or the name of a Hub split.
-            labelled: whether to read labels; False for data to predict on.
+        `source` is a file or the id of a Hub dataset, `split` "train", "eval", PREDICT or the name
+        of a Hub split; without `labelled` there are no labels to read.
 
         Raises:
             DataError: rows are invalid; the error lists them.
@@ -182,11 +182,7 @@ class Task(ABC):
     ) -> tuple[Task, ColumnChoice]:
         """Return the task for the form of some data, and the options with its columns.
 
-        Args:
-            source: a file or the id of a Hub dataset.
-            options: the columns and format that are fixed; the others are guessed.
-            split: "train", "eval" or the name of a Hub split.
-            labelled: whether labels are read as well.
+        Columns that the options leave open are chosen.
 
         Raises:
             DataError: the data cannot be read, or its columns are in doubt.
@@ -233,10 +229,7 @@ class Task(ABC):
     def with_shots(self, examples: Sequence[Any], shots: int, seed: int) -> Task:
         """Return the task with few-shot examples in front of each prompt.
 
-        Args:
-            examples: labelled examples to draw from.
-            shots: how many to draw per label.
-            seed: the seed of the draw.
+        `shots` are drawn per label.
 
         Raises:
             ConfigError: the task has no prompt.
@@ -248,27 +241,35 @@ class Task(ABC):
 
     # Rows
 
-    @abstractmethod
     def encode(self, examples: Sequence[Any], setting: Setting, *, labelled: bool) -> Encoded:
-        """Encode examples as rows.
+        """Encode examples as rows; with `labelled`, rows also hold what the model's loss needs."""
+        groups = [self.rows_of(each, setting, labelled=labelled) for each in examples]
+        owners = tuple(index for index, rows in enumerate(groups) for _ in rows)
+        return Encoded(self, setting, tuple(examples), [r for rows in groups for r in rows], owners)
 
-        Args:
-            examples: what `read` or `example` returned.
-            setting: the tokenizer or processor, length limits, labels and seed.
-            labelled: whether rows also hold what the model's loss needs.
-        """
+    def rows_of(self, example: Any, setting: Setting, *, labelled: bool) -> list[Row]:
+        """Return the rows of an example; implement either this or `encode`."""
+        raise NotImplementedError(f"{self.name} has neither encode nor rows_of")
 
     def encode_stream(self, texts: TextStream, setting: Setting) -> Encoded:
         """Cut streamed text into rows of one length, for tasks that stream.
 
-        Args:
-            texts: the texts.
-            setting: the tokenizer, length limits and seed.
-
         Raises:
             DataError: the text has no tokens.
         """
+        frame = self.frame(setting)
+        tokens = stream_tokens(texts, setting.tokenizer, frame)
+        build = partial(self.window_row, frame=frame)
+        rows = Windows(tokens, frame, limit_of(setting), build)
+        return Encoded(self, setting, (), rows, ())
+
+    def frame(self, setting: Setting) -> Frame:
+        """Return the tokens around streamed texts, and around the windows cut from them."""
         raise NotImplementedError(self.name)
+
+    def window_row(self, ids: list[int], starts: list[int], frame: Frame) -> Row:
+        """Return the row of a window; `starts` are the positions where words start."""
+        return {"input_ids": ids}
 
     def unlimited(self) -> Task:
         """Return the task without limits of its own, and with one or more rows per example."""
@@ -296,13 +297,7 @@ class Task(ABC):
         return [len(row["input_ids"])]
 
     def vary(self, row: Row, setting: Setting, key: tuple[int, int, int]) -> Row:
-        """Return the row to use in one epoch; `key` (seed, epoch, row) seeds what is random.
-
-        Args:
-            row: the encoded row.
-            setting: the tokenizer or processor, length limits, labels and seed.
-            key: the seed, the epoch and the index of the row.
-        """
+        """Return the row to use in one epoch; `key` (seed, epoch, row) seeds what is random."""
         return row
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
@@ -316,10 +311,7 @@ class Task(ABC):
     def with_reference(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> Encoded:
         """Return the rows with what their loss reads of a reference, the model without the adapter.
 
-        Args:
-            model: the model, with the adapter off.
-            data: the encoded examples, with labels.
-            batch_size: rows per forward pass.
+        The adapter is off, and `data` has labels.
         """
         return data
 
@@ -330,13 +322,17 @@ class Task(ABC):
 
     def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
         """Return what the model gets of a row, and what it learns, as texts by name."""
-        facts = {"tokens": tokens_line(row["input_ids"], setting.tokenizer)}
+        facts = self.show_inputs(row, setting)
         labels = row.get("labels")
         if isinstance(labels, list):
             return facts | {"learned": learned_line(labels, setting.tokenizer)}
         if isinstance(labels, int) and setting.labels:
             return facts | {"label": f"{setting.labels[labels]} (class {labels})"}
         return facts | ({} if labels is None else {"label": str(labels)})
+
+    def show_inputs(self, row: Row, setting: Setting) -> dict[str, str]:
+        """Return what the model gets of a row: its tokens."""
+        return {"tokens": tokens_line(row["input_ids"], setting.tokenizer)}
 
     def label_counts(self, encoded: Encoded) -> dict[str, int]:
         """Count the labels in the rows, by name; {} if the task has no classes."""
@@ -367,30 +363,24 @@ class Task(ABC):
         return partial(batch_labels, shifted=self.predicts_next)
 
     def stops(self, setting: Setting) -> list[int]:
-        """Return the tokens behind a learned text, at which generation stops; [] by default.
-
-        Args:
-            setting: the tokenizer or processor.
-        """
+        """Return the tokens behind a learned text, at which generation stops; [] by default."""
         return []
 
     # Predictions
 
-    @abstractmethod
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """Return one prediction per example, in order.
+        """Return one prediction per example, in order."""
+        return each_row(model, data, batch_size, partial(self.read_output, data))
 
-        Args:
-            model: the model, with its adapter active.
-            data: the encoded examples.
-            batch_size: rows per forward pass.
-        """
+    def read_output(self, data: Encoded, passed: Passed) -> Iterable[Prediction]:
+        """Return a prediction for each row of a batch; implement either this or `predict`."""
+        raise NotImplementedError(f"{self.name} has neither predict nor read_output")
 
     # Metrics
 
-    @abstractmethod
     def metric_names(self, examples: Sequence[Any]) -> tuple[str, ...]:
         """Return the names of the metrics that `evaluate` computes on these labelled examples."""
+        return self.measures
 
     @abstractmethod
     def metrics(
@@ -407,11 +397,7 @@ class Task(ABC):
     ) -> dict[str, float]:
         """Predict on labelled examples and return the metrics.
 
-        Args:
-            model: the model, with its adapter active.
-            data: the encoded examples, with labels.
-            batch_size: rows per forward pass.
-            record: gets one prediction per example, for `outcome`.
+        `record` gets one prediction per example, for `outcome`.
         """
         if not self.evaluates_predictions:
             return self.token_metrics(model, data, batch_size, record)
@@ -427,13 +413,7 @@ class Task(ABC):
         return True
 
     def compared(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """Return what `metrics` compares with the labels of each example: its prediction.
-
-        Args:
-            model: the model, with its adapter active.
-            data: the encoded examples, with labels.
-            batch_size: rows per forward pass.
-        """
+        """Return what `metrics` compares with the labels of each example: its prediction."""
         return self.predict(model, data, batch_size)
 
     def token_metrics(
@@ -445,11 +425,7 @@ class Task(ABC):
     ) -> dict[str, float]:
         """Return the metrics that follow from the loss of labelled tokens: none by default.
 
-        Args:
-            model: the model, with its adapter active.
-            data: the encoded examples, with labels.
-            batch_size: rows per forward pass.
-            record: gets the loss of each example.
+        `record` gets the loss of each example.
         """
         return {}
 
@@ -459,12 +435,5 @@ class Task(ABC):
 
 
 def one_row_each(task: Task, examples: Sequence[Any], setting: Setting, rows: list[Row]) -> Encoded:
-    """Build the encoding of examples that have one row each.
-
-    Args:
-        task: the task that encoded them.
-        examples: the examples.
-        setting: the setting they were encoded for.
-        rows: one row per example, in order.
-    """
+    """Build the encoding of examples that have one row each."""
     return Encoded(task, setting, tuple(examples), rows, tuple(range(len(rows))))

@@ -36,12 +36,8 @@ def chat_text(
 ) -> str:
     """Format a chat by a template, by transformers' `apply_chat_template`.
 
-    Args:
-        tokenizer: the tokenizer.
-        turns: the messages, each with role and content: a text, or a list of parts; the first may
-            have the template's other arguments.
-        generation_prompt: end with the beginning of a response.
-        template: the template, if it is not the tokenizer's.
+    Each message has a role and a content: a text, or a list of parts; the first may have the
+    template's other arguments. `generation_prompt` ends the text with the beginning of a response.
 
     Raises:
         ConfigError: the template is broken, or refuses the chat.
@@ -80,11 +76,6 @@ def fitted_chat(
     Templates differ in what they take: contents that are lists of parts or texts alone, messages
     without a content or with an empty one, arguments of a tool as JSON or as objects. The given
     form is kept, unless the template refuses it or writes something else.
-
-    Args:
-        tokenizer: the tokenizer.
-        turns: the messages.
-        generation_prompt: end with the beginning of a response.
 
     Raises:
         ConfigError: the template is broken, or refuses the chat in each form.
@@ -161,16 +152,10 @@ def _shows_parts(turns: Sequence[Turn], text: str) -> bool:
 def answer_spans(
     render: Callable[[Sequence[Turn], bool], str], turns: Sequence[Turn], text: str
 ) -> list[Span]:
-    """Find what a template has kept of each answer of the assistant, in order.
+    """Return (begin, end) of what a template has kept of each answer, with what ends its turn.
 
-    Args:
-        render: formats messages, and adds the beginning of a response if its second argument is
-            true; raises a ConfigError.
-        turns: the messages.
-        text: the text of all of them.
-
-    Returns:
-        (begin, end) of each answer, with what ends its turn.
+    `render` formats messages, and adds the beginning of a response if its second argument is true;
+    it raises a ConfigError.
 
     Raises:
         ConfigError: the template refuses the chat with another answer.
@@ -275,13 +260,7 @@ def _tried(
 def unused_keys(
     render: Callable[[Sequence[Turn], bool], str], turns: Sequence[Turn], text: str
 ) -> Counter[str]:
-    """Count the keys of messages, and arguments, without which the text of a chat is the same.
-
-    Args:
-        render: formats messages.
-        turns: the messages.
-        text: the text of all of them.
-    """
+    """Count the keys of messages, and arguments, without which the text of a chat is the same."""
     counts = Counter(key for turn in turns for key in turn)
     for key in ("role", "content", ARGUMENTS):
         del counts[key]

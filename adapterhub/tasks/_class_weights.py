@@ -31,10 +31,6 @@ def weights_of(spec: ClassWeights, counts: Mapping[str, int]) -> list[float]:
     class c, so that all classes have the same total (King & Zeng 2001, section 4,
     https://doi.org/10.1093/oxfordjournals.pan.a004868).
 
-    Args:
-        spec: the option.
-        counts: the number of training labels of each class.
-
     Raises:
         ConfigError: a weight is of a class that does not exist, or all weights are 0.
         DataError: `balanced`, and a class has no training label.

@@ -68,6 +68,7 @@ class OfComparisons(Task):
     template: str | None = option(AUTO, TEMPLATE_HELP)
 
     main_metric = "accuracy"
+    measures = ("accuracy", "margin", "loss")
     lower_is_better = frozenset({"loss"})
     most_tokens = 1024
     cut_note = CausalLM.cut_note
@@ -152,10 +153,6 @@ class OfComparisons(Task):
         """Return what counts comparisons."""
         return batch_rows
 
-    def metric_names(self, examples: Sequence[Comparison]) -> tuple[str, ...]:
-        """Return accuracy, margin and loss."""
-        return ("accuracy", "margin", "loss")
-
     def metrics(
         self, examples: Sequence[Comparison], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
@@ -185,9 +182,7 @@ class OfComparisons(Task):
 def example_of(example: Comparison, response: str = "") -> Example | Chat:
     """Return a prompt as an example of causal-lm.
 
-    Args:
-        example: the comparison.
-        response: the field with the response, chosen or rejected; "" for the prompt alone.
+    `response` is chosen, rejected, or "" for the prompt alone.
     """
     text = str(getattr(example, response)) if response else None
     if isinstance(example.prompt, str):

@@ -1,15 +1,19 @@
-"""Batches of encoded rows by length, and a model's outputs for them."""
+"""Batches of encoded rows by length, and a model's outputs for them.
+
+The processes of a run may divide the batches: each computes some, and all get all results. Process
+p of N computes the batches p, p + N, ... The batches are those of a single process, so the results
+are the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from adapterhub.status import counting
-from adapterhub.tasks._base import Encoded
-from adapterhub.tasks._division import in_step, results
 from adapterhub.tasks._losses import model_inputs
 from adapterhub.tasks._rows import in_order
 
@@ -18,13 +22,87 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel
 
+
+B = TypeVar("B")
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Division:
+    """The processes that divide batches.
+
+    Attributes:
+        index: the number of this process, from 0.
+        count: the number of processes.
+        gather: returns what each process gives, in their order; all call it together.
+        in_step: whether all must compute as many batches, since they compute each one together
+            (sharded parameters).
+    """
+
+    index: int
+    count: int
+    gather: Callable[[Any], list[Any]]
+    in_step: bool = False
+
+    def compute(self, batches: Iterable[B], compute: Callable[[B], T]) -> list[T]:
+        """Return the result of each batch, in their order.
+
+        The batches are the same ones in each process; results are sent to the others.
+        """
+        own, total, last = list[T](), 0, list[B]()
+        for total, batch in enumerate(batches, start=1):
+            last = [batch]
+            if (total - 1) % self.count == self.index:
+                own.append(compute(batch))
+        if self.in_step and 0 < total % self.count <= self.index:
+            compute(*last)  # others still compute
+        every: list[list[T]] = self.gather(own)
+        return [every[i % self.count][i // self.count] for i in range(total)]
+
+
+_DIVISION: ContextVar[Division | None] = ContextVar("division", default=None)
+
+
+@contextmanager
+def dividing(division: Division) -> Iterator[None]:
+    """Divide all batches inside."""
+    token = _DIVISION.set(division)
+    try:
+        yield
+    finally:
+        _DIVISION.reset(token)
+
+
+def results(batches: Iterable[B], compute: Callable[[B], T]) -> list[T]:
+    """Return the result of each batch, in their order; processes may divide them."""
+    division = _DIVISION.get()
+    if division is None:
+        return [compute(batch) for batch in batches]
+    return division.compute(batches, compute)
+
+
+def in_step() -> bool:
+    """Return whether other processes compute batches of their own together with this one's."""
+    division = _DIVISION.get()
+    return division is not None and division.in_step
+
 
 PIXELS = "pixel_values"
 """The input of pictures, also of models whose main input is text."""
 
 CPU_TOKENS = 4096
 """Most padded tokens of a batch on a CPU: larger ones leave its caches, and take more memory."""
+
+
+class Batches(Protocol):
+    """Encoded rows, of which batches are made."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """The size of each row, in tokens."""
+
+    def batch(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """Return the model inputs for some rows."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +119,15 @@ class Passed:
 
 def each_row(
     model: PreTrainedModel,
-    data: Encoded,
+    data: Batches,
     batch_size: int,
     read: Callable[[Passed], Iterable[T]],
 ) -> list[T]:
     """Run a model on all rows, and return what is read from its output for each, in their order.
 
-    Args:
-        model: the model, put in evaluation mode.
-        data: the encoded examples.
-        batch_size: most rows per forward pass; rows of similar length share a batch.
-        read: returns one value per row of a batch. Other processes of the run get these values.
+    The model is put in evaluation mode. Rows of similar length share a batch of at most
+    `batch_size` rows. Other processes of the run get the values that `read` returns, one per row of
+    a batch.
     """
 
     def numbered(passed: Passed) -> list[tuple[int, T]]:
@@ -63,7 +139,7 @@ def each_row(
 
 def each_batch(
     model: PreTrainedModel,
-    data: Encoded,
+    data: Batches,
     batch_size: int,
     read: Callable[[Passed], T],
     *,
@@ -72,13 +148,8 @@ def each_batch(
 ) -> list[T]:
     """Run a model on all rows, and return what is read from its output for each batch.
 
-    Args:
-        model: the model, put in evaluation mode.
-        data: the encoded examples.
-        batch_size: most rows per forward pass; rows of similar length share a batch.
-        read: returns the value of a batch.
-        labels: whether the model also gets the labels, to compute its loss.
-        run: computes the output of a batch in place of the model, by means of it.
+    As `each_row`. With `labels` the model also gets the labels, to compute its loss; `run` computes
+    the output of a batch in place of the model, by means of it.
     """
 
     def compute(indices: list[int]) -> T:
@@ -106,13 +177,7 @@ def without_gradients() -> AbstractContextManager[Any]:
 def on_device(
     batch: Mapping[str, Tensor], model: nn.Module, device: torch.device
 ) -> dict[str, Tensor]:
-    """Move a batch to a device; pictures and sounds get the dtype of the model.
-
-    Args:
-        batch: the batch.
-        model: the model that reads it.
-        device: the device.
-    """
+    """Move a batch to a device; pictures and sounds get the dtype of the model."""
     moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
     if (dtype := getattr(model, "dtype", None)) is None:
         return moved
@@ -122,15 +187,12 @@ def on_device(
     return moved
 
 
-def by_length(data: Encoded, batch_size: int, tokens: int | None = None) -> Iterator[list[int]]:
+def by_length(data: Batches, batch_size: int, tokens: int | None = None) -> Iterator[list[int]]:
     """Yield the row indices of each batch, short rows first, so that little is padded.
 
     How many rows are done is shown to the user, if that takes long.
 
-    Args:
-        data: the encoded examples.
-        batch_size: most rows of a batch.
-        tokens: most tokens of a batch with its padding, unless a single row has more.
+    A batch has at most so many rows, and `tokens` with its padding, unless a single row has more.
     """
     lengths = data.lengths
     order = sorted(range(len(lengths)), key=lengths.__getitem__)

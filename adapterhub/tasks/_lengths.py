@@ -54,13 +54,7 @@ class LostTokens:
 
 
 def encode_whole(task: Task, examples: Sequence[Any], setting: Setting) -> Encoded:
-    """Encode labelled examples without truncation.
-
-    Args:
-        task: the task.
-        examples: the examples.
-        setting: the tokenizer, labels and seed; its limits are not used.
-    """
+    """Encode labelled examples without truncation."""
     unlimited = setting.unlimited if task.limits(setting) else setting
     return task.unlimited().encode(examples, unlimited, labelled=True)
 
@@ -71,13 +65,7 @@ def longest_row(whole: Encoded) -> int:
 
 
 def truncate(whole: Encoded, task: Task, setting: Setting) -> Encoded:
-    """Return the rows of `task.encode` under the limits of a setting, if the task has limits.
-
-    Args:
-        whole: the examples, encoded without truncation.
-        task: the task, with its own limits.
-        setting: the setting with limits.
-    """
+    """Return the rows of `task.encode` under the limits of a setting, if the task has limits."""
     if not task.limits(setting):
         return whole
     if task.packs:
@@ -96,12 +84,7 @@ def truncate(whole: Encoded, task: Task, setting: Setting) -> Encoded:
 
 
 def lost_tokens(whole: Encoded, encoded: Encoded) -> list[LostTokens]:
-    """Count what truncation removes; examples that are split into windows lose nothing.
-
-    Args:
-        whole: the examples, encoded without truncation.
-        encoded: the same examples, truncated.
-    """
+    """Count what truncation removes; examples that are split into windows lose nothing."""
     task, setting = encoded.task, encoded.setting
     if not task.limits(setting):
         return []

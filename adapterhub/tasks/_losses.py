@@ -44,9 +44,7 @@ def batch_rows(batch: Mapping[str, Tensor]) -> float:
 def batch_labels(batch: Mapping[str, Tensor], *, shifted: bool = False) -> float:
     """Count the labels of a batch; without labels of classes or tokens, its rows.
 
-    Args:
-        batch: the batch.
-        shifted: whether each label is predicted at the token before it: the first one is not.
+    `shifted`: each label is predicted at the token before it, the first one is not.
     """
     labels = batch.get("labels")
     if labels is None or labels.is_floating_point():
@@ -95,9 +93,7 @@ def span_loss(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
 def corrected_loss(model: PreTrainedModel, kind: str) -> Loss | None:
     """Return the loss to use in place of the model's own; None: its own is right.
 
-    Args:
-        model: the model.
-        kind: its kind, the `head` of a task.
+    `kind` is the `head` of a task.
     """
     from adapterhub.backbones.causality import shifts_labels  # imports torch
 
@@ -122,10 +118,7 @@ def multiple_negatives_loss(vectors: Tensor, texts: Tensor, temperature: float) 
     The candidates are the positives and negatives of all rows. One that has the text of the anchor,
     or of a positive of it in any row, is no negative: it is left out.
 
-    Args:
-        vectors: (batch, columns, d).
-        texts: (batch, columns).
-        temperature: t.
+    vectors: (batch, columns, d), texts: (batch, columns), temperature: t.
     """
     import torch
     import torch.nn.functional as F
@@ -149,10 +142,7 @@ def triplet_loss(vectors: Tensor, texts: Tensor, margin: float) -> Tensor:
     Schroff et al. 2015, equation 3, https://arxiv.org/abs/1503.03832, whose squared distance of
     vectors of length 1 is 2 - 2 cos.
 
-    Args:
-        vectors: (batch, columns, d).
-        texts: (batch, columns).
-        margin: by how much the positive should be more similar than a negative.
+    vectors: (batch, columns, d), texts: (batch, columns).
     """
     import torch.nn.functional as F
 
@@ -166,10 +156,7 @@ def cosent_loss(vectors: Tensor, scores: Tensor, temperature: float) -> Tensor:
 
     CoSENT: Su 2022, https://kexue.fm/archives/8847. Only the order of the scores counts.
 
-    Args:
-        vectors: (batch, 2, d).
-        scores: (batch,).
-        temperature: t.
+    vectors: (batch, 2, d), scores: (batch,), temperature: t.
     """
     import torch
     import torch.nn.functional as F
@@ -184,9 +171,7 @@ def cosine_loss(vectors: Tensor, scores: Tensor) -> Tensor:
 
     Reimers & Gurevych 2019, section 3, https://arxiv.org/abs/1908.10084.
 
-    Args:
-        vectors: (batch, 2, d).
-        scores: (batch,), from -1 to 1.
+    vectors: (batch, 2, d), scores: (batch,), from -1 to 1.
     """
     import torch.nn.functional as F
 
@@ -196,9 +181,8 @@ def cosine_loss(vectors: Tensor, scores: Tensor) -> Tensor:
 def response_log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the log probability of the labels of each row, (rows,).
 
-    Args:
-        logits: (rows, tokens, vocabulary).
-        labels: (rows, tokens), each predicted at the token before it.
+    logits: (rows, tokens, vocabulary); labels: (rows, tokens), each predicted at the token before
+    it.
     """
     import torch.nn.functional as F
 
@@ -216,11 +200,7 @@ def dpo_loss(policy: Tensor, reference: Tensor, beta: float, smoothing: float) -
         z = beta ((log p_c - log r_c) - (log p_r - log r_r))
         -(1 - e) log sigmoid(z) - e log sigmoid(-z)
 
-    Args:
-        policy: (batch, 2).
-        reference: (batch, 2).
-        beta: how much a distance from the reference costs.
-        smoothing: e.
+    policy, reference: (batch, 2), smoothing: e.
     """
     import torch.nn.functional as F
 
@@ -235,11 +215,8 @@ def ipo_loss(policy: Tensor, reference: Tensor, tokens: Tensor, beta: float) -> 
     Azar et al. 2023, equation 17, https://arxiv.org/abs/2310.12036. As in trl, log probabilities
     are means over the tokens of a response, by which its authors computed their results.
 
-    Args:
-        policy: (batch, 2).
-        reference: (batch, 2).
-        tokens: the number of tokens of each response, (batch, 2).
-        beta: the strength of the regularization, tau in the paper.
+    policy, reference, tokens (of each response): (batch, 2). beta is tau in the paper, the strength
+    of the regularization.
     """
     means = (policy - reference) / tokens
     squared: Tensor = (means[:, 0] - means[:, 1] - 1 / (2 * beta)) ** 2
@@ -255,10 +232,8 @@ def orpo_loss(policy: Tensor, tokens: Tensor, beta: float) -> Tensor:
 
     where log P(y) is the mean over the tokens of y.
 
-    Args:
-        policy: (batch, 2).
-        tokens: the number of tokens of each response, (batch, 2).
-        beta: the weight of the odds ratio, lambda in the paper.
+    policy, tokens (of each response): (batch, 2). beta is lambda in the paper, the weight of the
+    odds ratio.
     """
     import torch
     import torch.nn.functional as F
@@ -273,8 +248,7 @@ def bradley_terry_loss(scores: Tensor) -> Tensor:
 
     Bradley & Terry 1952; Ouyang et al. 2022, equation 1, https://arxiv.org/abs/2203.02155.
 
-    Args:
-        scores: (batch, 2).
+    scores: (batch, 2).
     """
     import torch.nn.functional as F
 

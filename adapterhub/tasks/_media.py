@@ -104,14 +104,6 @@ class MediaClassification(HasClasses, MediaTask):
             batch["labels"] = torch.tensor([row["labels"] for row in rows])
         return batch
 
-    def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
-        """Return the shapes of what the model gets, and the class that it learns."""
-        facts = self.show_inputs(row, setting)
-        label = row.get("labels")
-        if label is None:
-            return facts
-        return facts | {"label": f"{setting.labels[label]} (class {label})"}
-
 
 @dataclass(frozen=True)
 class SoundTask(MediaTask):

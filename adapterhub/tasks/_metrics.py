@@ -13,6 +13,8 @@ from typing import Any
 
 from adapterhub.errors import ConfigError, DataError
 
+RANKED = 10  # passages that are ranked
+RANKING_METRICS = ("recall@1", "recall@10", "mrr@10", "ndcg@10")
 _APOSTROPHES = "'\u2019"
 
 
@@ -68,10 +70,7 @@ def multi_label_metrics(
 
     The F1 of a label that no text has and none gets is 0.
 
-    Args:
-        labels: all labels.
-        expected: the labels of each text.
-        predictions: the predicted labels of each text.
+    `labels` are all labels; the others are those of each text.
 
     Raises:
         DataError: the two differ in length or are empty.
@@ -173,11 +172,6 @@ def generation_metrics(
                https://aclanthology.org/W04-1013)
         exact  exact_match: the share of equal texts, ignoring spaces at the ends
 
-    Args:
-        kind: bleu, rouge or exact.
-        references: the expected texts.
-        predictions: the generated texts.
-
     Raises:
         DataError: the two differ in length or are empty.
     """
@@ -216,10 +210,7 @@ def transcription_metrics(
 
     wer = (substituted + deleted + inserted words) / words of the references; cer: of characters
 
-    Args:
-        references: the spoken texts.
-        predictions: the recognized texts.
-        exact: compare case and punctuation as well.
+    `exact` compares case and punctuation as well.
 
     Raises:
         DataError: the two differ in length or are empty.
@@ -235,11 +226,6 @@ def transcription_metrics(
 
 def word_errors(said: str, written: str, *, exact: bool = False) -> tuple[int, int]:
     """Count the words that were substituted, deleted or inserted, and those that were said.
-
-    Args:
-        said: the spoken text.
-        written: the recognized text.
-        exact: compare case and punctuation as well.
 
     Raises:
         ConfigError: the library that counts errors is not installed.
@@ -289,6 +275,53 @@ GENERATION_METRICS = {
     "exact": ("exact_match",),
 }
 """The names of the metrics of each kind of `generation_metrics`."""
+
+
+def ranking_metrics(
+    ranked: Sequence[Sequence[float]], relevant: Sequence[Sequence[float]]
+) -> dict[str, float]:
+    """Compute recall@1, recall@10, MRR@10 and nDCG@10, averaged over queries.
+
+    Recall is the share of a query's relevant passages that are found. nDCG is Järvelin & Kekäläinen
+    2002, https://doi.org/10.1145/582415.582418, with the relevance as the gain.
+
+    `ranked` has for each query the relevance of the passages that were found, the first one first,
+    and `relevant` that of all its relevant passages.
+
+    Raises:
+        DataError: there are no queries, or one has no relevant passage.
+    """
+    if not ranked or not all(any(gain > 0 for gain in gains) for gains in relevant):
+        raise DataError("no query, or one without a relevant passage", expected="one for each")
+    rows = [
+        (
+            _recall(found, gains, 1),
+            _recall(found, gains, RANKED),
+            _first(found),
+            _ndcg(found, gains),
+        )
+        for found, gains in zip(ranked, relevant, strict=True)
+    ]
+    means = (math.fsum(column) / len(rows) for column in zip(*rows, strict=True))
+    return dict(zip(RANKING_METRICS, means, strict=True))
+
+
+def _recall(found: Sequence[float], gains: Sequence[float], most: int) -> float:
+    return sum(gain > 0 for gain in found[:most]) / sum(gain > 0 for gain in gains)
+
+
+def _first(found: Sequence[float]) -> float:
+    return next((1 / rank for rank, gain in enumerate(found[:RANKED], start=1) if gain > 0), 0.0)
+
+
+def _ndcg(found: Sequence[float], gains: Sequence[float]) -> float:
+    return _gain(found) / _gain(sorted(gains, reverse=True))
+
+
+def _gain(gains: Sequence[float]) -> float:
+    return math.fsum(
+        gain / math.log2(rank + 1) for rank, gain in enumerate(gains[:RANKED], start=1)
+    )
 
 
 def _mean(values: Sequence[float]) -> float:

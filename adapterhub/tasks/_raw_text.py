@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapterhub.data.examples import Example, read_texts
 from adapterhub.data.options import DataOptions
+from adapterhub.errors import DataError
 from adapterhub.tasks._base import Encoded, Prediction
-from adapterhub.tasks._generation import LearnsTokens, WritesTargets, generate
+from adapterhub.tasks._language_models import LearnsTokens, WritesTargets, generate
+from adapterhub.tasks._rows import Row, Setting, limit_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -19,7 +21,9 @@ class RawText(LearnsTokens):
     """Examples that are texts, never truncated, and metrics that are losses."""
 
     outcomes = "losses"
+    measures = ("loss", "perplexity")
     streams = True
+    evaluates_predictions = False
 
     # Examples
 
@@ -31,20 +35,11 @@ class RawText(LearnsTokens):
 
     # Metrics
 
-    def metric_names(self, examples: Sequence[Any]) -> tuple[str, ...]:
-        """Return loss and perplexity."""
-        return ("loss", "perplexity")
-
     def metrics(
         self, examples: Sequence[Any], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
         """Return nothing: the metrics come from the loss of the tokens."""
         return {}
-
-    @property
-    def evaluates_predictions(self) -> bool:
-        """Never: what is predicted has no label."""
-        return False
 
     def outcome(self, example: Example, prediction: Prediction) -> dict[str, Any]:
         """Return the loss of the text."""
@@ -55,10 +50,32 @@ class RawText(LearnsTokens):
 class RestoredText(WritesTargets, RawText):
     """Text that was changed goes in, and an encoder-decoder writes what was lost."""
 
-    @property
-    def head(self) -> str:
-        """The kind of model: an encoder-decoder."""
-        return "seq2seq"
+    head = "seq2seq"
+    shortest: ClassVar[int] = 1
+    """The tokens of a window from which something can be lost."""
+    no_windows: ClassVar[str] = "the texts contain no tokens"
+
+    def encode(self, examples: Sequence[Example], setting: Setting, *, labelled: bool) -> Encoded:
+        """Cut texts into windows; without `labelled` leave them whole.
+
+        Raises:
+            DataError: no text has a window.
+        """
+        encoded = super().encode(examples, setting, labelled=labelled)
+        if labelled and not encoded.rows:
+            raise DataError(self.no_windows)
+        return encoded
+
+    def rows_of(self, example: Example, setting: Setting, *, labelled: bool) -> list[Row]:
+        """Return the windows of a text, to be changed by `vary`; or the text."""
+        tokenizer, limit = setting.tokenizer, limit_of(setting)
+        size = self.frame(setting).size(limit)
+        if not labelled:
+            text = tokenizer(example.text, truncation=True, max_length=limit)
+            return [{k: text[k] for k in ("input_ids", "attention_mask")}]
+        ids = tokenizer(example.text, add_special_tokens=False)["input_ids"]
+        windows = [ids[start : start + size] for start in range(0, len(ids), size)]
+        return [{"input_ids": window} for window in windows if len(window) >= self.shortest]
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
         """Generate what is missing in the texts."""

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from adapterhub.config.options import from_dict, is_neutral, to_dict
 from adapterhub.config.spec import parse_calls, spec_error
 from adapterhub.errors import unknown
-from adapterhub.tasks._aliases import ALIASES, resolve_alias
 from adapterhub.tasks._base import Task
 
 SPEC_EXAMPLES = "classification, seq2seq(metric=rouge) or {seq2seq: {metric: rouge}}"
@@ -73,3 +72,63 @@ def dump_task(task: Task) -> str | dict[str, Any]:
     options = to_dict(task)
     neutral = all(is_neutral(value) for value in options.values()) and task == type(task)()
     return task.name if neutral else {task.name: options}
+
+
+_OTHER_NAMES: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
+    (
+        "text-classification sequence-classification seq-cls sentiment nli "
+        "sentiment-analysis single-label multi-class paraphrase",
+        "classification",
+        {},
+    ),
+    ("multilabel multi-label-classification multilabel-classification", "multi-label", {}),
+    ("sts sentence-similarity text-regression", "regression", {}),
+    ("image-cls picture-classification vision-classification", "image-classification", {}),
+    (
+        "vqa visual-question-answering image-to-text image-captioning captioning",
+        "image-text-to-text",
+        {},
+    ),
+    (
+        "audio-cls sound-classification speech-classification keyword-spotting",
+        "audio-classification",
+        {},
+    ),
+    ("asr automatic-speech-recognition speech-to-text transcription ctc", "speech-recognition", {}),
+    ("ner token-classification token-cls", "tagging", {}),
+    (
+        "qa squad extractive-qa extractive-question-answering question-answer",
+        "question-answering",
+        {},
+    ),
+    ("summarization summarisation", "seq2seq", {"metric": "rouge"}),
+    ("translation", "seq2seq", {"metric": "bleu"}),
+    ("text2text-generation text2text seq2seq-lm", "seq2seq", {}),
+    ("sft clm text-generation language-modeling instruction-tuning", "causal-lm", {}),
+    ("chat conversational", "causal-lm", {"data": "chat"}),
+    ("mlm fill-mask masked-language-modeling", "masked-lm", {}),
+    ("sentence-embedding embeddings feature-extraction retrieval", "embedding", {}),
+    ("reward-model reward-modeling", "reward", {}),
+    ("dpo", "preference", {"loss_type": "dpo"}),
+    ("ipo", "preference", {"loss_type": "ipo"}),
+    ("orpo", "preference", {"loss_type": "orpo"}),
+    ("reranker rerank cross-encoder text-ranking", "reranking", {}),
+    ("mcq mcqa multi-choice", "multiple-choice", {}),
+    ("zero-shot-classification zero-shot few-shot pet", "prompted", {}),
+)
+"""Names in transformers' pipelines and common abbreviations: the task, and options they imply."""
+
+ALIASES = {
+    alias: (task, implied) for names, task, implied in _OTHER_NAMES for alias in names.split()
+}
+
+
+def resolve_alias(name: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the task that a name means, and the options that the name implies."""
+    spelled = name.strip().lower().replace("_", "-")
+    return ALIASES.get(spelled, (spelled, {}))
+
+
+def aliases_of(task: str) -> tuple[str, ...]:
+    """List the other names of a task."""
+    return tuple(alias for alias, (name, _) in ALIASES.items() if name == task)

@@ -62,10 +62,7 @@ def pad(
 ) -> dict[str, Tensor]:
     """Stack rows into tensors: padded lists (batch, tokens), numbers (batch,).
 
-    Args:
-        rows: rows with the same keys.
-        tokenizer: gives the padding values.
-        side: "left" or "right"; by default the padding side of the tokenizer.
+    By default on the padding side of the tokenizer.
     """
     import torch  # slow to import
 
@@ -93,16 +90,16 @@ def limit_of(setting: Setting) -> int:
 
 
 def cut_text(text: str, tokenizer: PreTrainedTokenizerBase, tokens: int) -> str:
-    """Truncate a text to a number of tokens.
-
-    Args:
-        text: the text.
-        tokenizer: a fast tokenizer.
-        tokens: the most tokens to keep, 1 or more.
-    """
+    """Truncate a text to a number of tokens."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     offsets = encoded["offset_mapping"]
     return text if len(offsets) <= tokens else text[: offsets[tokens - 1][1]]
+
+
+def without_end(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens of a text without the one by which a tokenizer ends texts."""
+    ends = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {tokenizer.bos_token_id, None}
+    return ids[:-1] if len(ids) > 1 and ids[-1] in ends else ids
 
 
 def in_order(by_index: Mapping[int, P]) -> list[P]:

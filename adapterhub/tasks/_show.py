@@ -43,11 +43,7 @@ def tags_line(
 ) -> str:
     """Return tokens with the names of their tags, as token/TAG; ignored ones have none.
 
-    Args:
-        ids: the tokens.
-        tags: the index of each token's tag, or a negative number.
-        names: the names of the tags.
-        tokenizer: the tokenizer.
+    `tags` are indices of names; negative ones are ignored.
     """
     pairs = zip(token_texts(ids, tokenizer), tags, strict=True)
     return " ".join(f"{text}/{names[tag]}" if tag >= 0 else text for text, tag in pairs)
@@ -56,13 +52,7 @@ def tags_line(
 def removed_text(
     whole: Sequence[int], kept: Sequence[int], tokenizer: PreTrainedTokenizerBase
 ) -> str:
-    """Return the text of the tokens that are in `whole` and not in `kept`, in order.
-
-    Args:
-        whole: the tokens of an example without truncation.
-        kept: its tokens after truncation.
-        tokenizer: the tokenizer.
-    """
+    """Return the text of the tokens that are in `whole` and not in `kept`, in order."""
     matcher = SequenceMatcher(None, whole, kept, autojunk=False)
     gone = [whole[a:b] for what, a, b, _, _ in matcher.get_opcodes() if what != "equal"]
     return " ... ".join(str(tokenizer.decode(list(ids))).strip() for ids in gone if ids)

@@ -11,12 +11,11 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from adapterhub.data.examples import Example
 from adapterhub.data.text_stream import StreamedText, TextStream, stored_tokens
 from adapterhub.errors import DataError
-from adapterhub.tasks._rows import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -51,14 +50,11 @@ class Frame:
         return max(limit - len(self.before) - len(self.after) - self.room, 1)
 
 
-class Windows(Sequence[Row]):
+class Windows(Sequence[Any]):
     """The windows of some tokens, as rows; each is built when it is read.
 
-    Args:
-        tokens: the tokens, with flags: (tokens,).
-        frame: the tokens around each window.
-        limit: the length of a row.
-        build: makes a row of its ids, and of the positions where words start.
+    `tokens` have flags, (tokens,); a row of `limit` ids is made by `build`, of its ids and of the
+    positions where words start.
     """
 
     def __init__(
@@ -66,9 +62,9 @@ class Windows(Sequence[Row]):
         tokens: Tokens,
         frame: Frame,
         limit: int,
-        build: Callable[[list[int], list[int]], Row],
+        build: Callable[[list[int], list[int]], Any],
     ) -> None:
-        self.tokens, self.frame, self.build = tokens, frame, build
+        self.tokens, self.frame, self.limit, self.build = tokens, frame, limit, build
         self.size = frame.size(limit)
         self.total = -(-len(tokens) // self.size)
         # A single token is nothing to learn from.
@@ -78,15 +74,11 @@ class Windows(Sequence[Row]):
     def __len__(self) -> int:
         return self.total
 
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+    def __getitem__(self, index: int | slice) -> Any:
         chosen = range(self.total)[index]
         return self._row(chosen) if isinstance(chosen, int) else [self._row(i) for i in chosen]
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[Any]:
         return map(self._row, range(self.total))
 
     @property
@@ -96,40 +88,23 @@ class Windows(Sequence[Row]):
         last = min(len(self.tokens) - (self.total - 1) * self.size, self.size)
         return [self.size + around] * (self.total - 1) + [last + around]
 
-    def _row(self, index: int) -> Row:
+    def texts(self, tokenizer: PreTrainedTokenizerBase) -> Windows:
+        """Return the windows as examples, for reports."""
+
+        def decoded(ids: list[int], starts: list[int]) -> Example:
+            return Example(str(tokenizer.decode(ids, skip_special_tokens=True)))
+
+        return Windows(self.tokens, self.frame, self.limit, decoded)
+
+    def _row(self, index: int) -> Any:
         flagged = self.tokens[index * self.size : (index + 1) * self.size]
         ids: list[int] = (flagged & (STARTS_WORD - 1)).tolist()
         starts = (flagged >= STARTS_WORD).nonzero()[0] + len(self.frame.before)
         return self.build([*self.frame.before, *ids, *self.frame.after], starts.tolist())
 
 
-class WindowTexts(Sequence[Example]):
-    """The texts of windows, for reports; each is decoded when it is read."""
-
-    def __init__(self, windows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> None:
-        self.windows, self.tokenizer = windows, tokenizer
-
-    def __len__(self) -> int:
-        return len(self.windows)
-
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
-    def __getitem__(self, index: int | slice) -> Example | list[Example]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
-        ids = self.windows[index]["input_ids"]
-        return Example(str(self.tokenizer.decode(ids, skip_special_tokens=True)))
-
-
 def stream_tokens(texts: TextStream, tokenizer: PreTrainedTokenizerBase, frame: Frame) -> Tokens:
     """Return the tokens of a stream, with the separators of documents.
-
-    Args:
-        texts: the stream.
-        tokenizer: a tokenizer.
-        frame: the separators, and whether words are flagged.
 
     Raises:
         DataError: there are fewer than two tokens.
@@ -173,10 +148,8 @@ def word_starts(encoded: Any, index: int, text: str) -> frozenset[int]:
     Words are those of the tokenizer's pre-tokenizer: BERT's separates punctuation, others spaces.
     Where it has none, a word begins at the start and after a space, by the offsets of the tokens.
 
-    Args:
-        encoded: what a fast tokenizer returned, without special tokens.
-        index: the row of the text.
-        text: the text.
+    `encoded` is what a fast tokenizer returned, without special tokens, and `index` the row of the
+    text.
     """
     encoding = encoded.encodings[index]
     words = encoding.word_ids  # None at special tokens

@@ -40,7 +40,6 @@ from adapterhub.data.columns import WANTS, ColumnChoice
 from adapterhub.data.examples import Example, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import read_table
-from adapterhub.data.text_stream import TextStream
 from adapterhub.errors import ConfigError, one_line
 from adapterhub.tasks._base import Encoded, Generated, Prediction, Task
 from adapterhub.tasks._chat_template import (
@@ -49,7 +48,7 @@ from adapterhub.tasks._chat_template import (
     fitted_chat,
     unused_keys,
 )
-from adapterhub.tasks._generation import (
+from adapterhub.tasks._language_models import (
     Generation,
     LearnsTokens,
     TokenLoss,
@@ -58,8 +57,8 @@ from adapterhub.tasks._generation import (
 )
 from adapterhub.tasks._metrics import generation_metrics
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import IGNORED, Row, Setting, limit_of
-from adapterhub.tasks._windows import Frame, Windows, around_text, stream_tokens
+from adapterhub.tasks._rows import IGNORED, Row, Setting, limit_of, without_end
+from adapterhub.tasks._windows import Frame, around_text
 from adapterhub.tasks.seq2seq import check_template, fitted_pairs, read_pairs
 
 if TYPE_CHECKING:
@@ -199,32 +198,26 @@ class CausalLM(Generation, LearnsTokens):
         """Encode prompt and response as one row; without `labelled` only the prompt."""
         if not labelled:
             return self._prompts(examples, setting)
-        rows: list[Row] = []
-        owners: list[int] = []
-        for index, example in enumerate(examples):
-            tokens = self._tokens(example, setting.tokenizer)
-            parts = (
-                _chunks(tokens, limit_of(setting))
-                if self.data == "text"
-                else [_fitted(tokens, limit_of(setting))]
-            )
-            trainable = [_row(part) for part in parts if len(part) > 1]
-            rows += trainable
-            owners += [index] * len(trainable)
-        if self.pack:
-            return Encoded(self, setting, tuple(examples), _pack(rows, limit_of(setting)), ())
-        return Encoded(self, setting, tuple(examples), rows, tuple(owners))
+        encoded = super().encode(examples, setting, labelled=labelled)
+        if not self.pack:
+            return encoded
+        return replace(encoded, rows=_pack(encoded.rows, limit_of(setting)), owners=())
 
-    def encode_stream(self, texts: TextStream, setting: Setting) -> Encoded:
-        """Cut streamed text into windows; each token but the first of a window is learned."""
+    def rows_of(self, example: Any, setting: Setting, *, labelled: bool) -> list[Row]:
+        """Return the row of a prompt and its response, or those of a raw text."""
+        tokens, limit = self._tokens(example, setting.tokenizer), limit_of(setting)
+        whole = self.data != "text"
+        parts = [_fitted(tokens, limit)] if whole else _chunks(tokens, limit)
+        return [_row(part) for part in parts if len(part) > 1]
+
+    def frame(self, setting: Setting) -> Frame:
+        """Return what begins and ends a document."""
         begin, _ = around_text(setting.tokenizer)
-        frame = Frame(begin, tuple(text_stops(setting.tokenizer)))
+        return Frame(begin, tuple(text_stops(setting.tokenizer)))
 
-        def build(ids: list[int], starts: list[int]) -> Row:
-            return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": ids}
-
-        tokens = stream_tokens(texts, setting.tokenizer, frame)
-        return Encoded(self, setting, (), Windows(tokens, frame, limit_of(setting), build), ())
+    def window_row(self, ids: list[int], starts: list[int], frame: Frame) -> Row:
+        """Return a window of which each token but the first is learned."""
+        return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": ids}
 
     def unlimited(self) -> CausalLM:
         """Return the task without packing."""
@@ -334,12 +327,7 @@ class CausalLM(Generation, LearnsTokens):
 
 
 def prompt_template(template: str | None, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return the template of prompts; None: the tokenizer's chat template.
-
-    Args:
-        template: the option.
-        tokenizer: the tokenizer.
-    """
+    """Return the template of prompts; None: the tokenizer's chat template."""
     if template != AUTO:
         return template
     return None if tokenizer.chat_template else PLAIN
@@ -349,10 +337,6 @@ def chosen_template(template: str | None, model: PreTrainedModel) -> str | None:
     """Return the template of prompts that the tokenizer of a backbone chooses.
 
     It is recorded with an adapter: another tokenizer would write other prompts.
-
-    Args:
-        template: the option.
-        model: the backbone.
     """
     from adapterhub.backbones.tokenizer import tokenizer_snapshot  # imports torch
 
@@ -361,11 +345,7 @@ def chosen_template(template: str | None, model: PreTrainedModel) -> str | None:
 
 
 def template_note(task: str) -> str:
-    """Return the line that says how prompts are written.
-
-    Args:
-        task: the name of the task.
-    """
+    """Return the line that says how prompts are written."""
     return (
         "prompts and responses are written by the tokenizer's chat template; --task "
         f"\"{task}(template='{{text}}\\n')\" leaves it out"
@@ -377,8 +357,7 @@ def _start(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     ids: list[int] = tokenizer(text)["input_ids"]
     if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
         ids = ids[1:]  # a template has it, too
-    ends = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {tokenizer.bos_token_id, None}
-    return ids[:-1] if len(ids) > 1 and ids[-1] in ends else ids
+    return without_end(ids, tokenizer)
 
 
 def _chat_tokens(
@@ -438,12 +417,7 @@ def _tokens_of(
 
 
 def unused_note(chats: Iterable[Chat], tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """Return a line that names the keys of messages that change nothing, if there are some.
-
-    Args:
-        chats: the chats.
-        tokenizer: the tokenizer, by whose template they are written.
-    """
+    """Return a line that names the keys of messages that change nothing, if there are some."""
     counts: Counter[str] = Counter()
     for chat in chats:
         if any(len(message) > 2 for message in chat.messages):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from adapterhub.config.options import option
 from adapterhub.data.columns import WANTS
@@ -22,13 +22,10 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction, Task, one_row_each
 from adapterhub.tasks._class_weights import WeighsClasses
-from adapterhub.tasks._forward import Passed, each_row
+from adapterhub.tasks._forward import Passed
 from adapterhub.tasks._metrics import classification_metrics, regression_metrics
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import Setting, limit_of, rows_from_columns
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -120,11 +117,8 @@ class OneClass(Task):
 
     outcomes = "classes"
     main_metric = "accuracy"
+    measures = ("accuracy", "macro_f1", "matthews")
     has_labels = True
-
-    def metric_names(self, examples: Sequence[Any]) -> tuple[str, ...]:
-        """Return accuracy, macro_f1 and matthews."""
-        return ("accuracy", "macro_f1", "matthews")
 
     def metrics(
         self, examples: Sequence[Any], predictions: Sequence[Prediction]
@@ -153,14 +147,10 @@ class HasClasses(WeighsClasses, OneClass):
         """Refuse fewer than two classes, and evaluation classes that training lacks."""
         check_labels(labels, (e.label for e in examples))
 
-    def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
+    def read_output(self, data: Encoded, passed: Passed) -> Iterator[Prediction]:
         """Return the most probable class, with the softmax over all classes."""
-
-        def read(passed: Passed) -> Iterator[Prediction]:
-            for row in passed.output.logits.float().softmax(-1).tolist():
-                yield best_of(dict(zip(data.setting.labels, row, strict=True)))
-
-        return each_row(model, data, batch_size, read)
+        for row in passed.output.logits.float().softmax(-1).tolist():
+            yield best_of(dict(zip(data.setting.labels, row, strict=True)))
 
 
 @register_task
@@ -217,6 +207,7 @@ class Regression(OfTexts):
     name = "regression"
     summary = "one number per text or pair of texts"
     main_metric = "pearson"
+    measures: ClassVar[tuple[str, ...]] = ("pearson", "spearman", "mse")
     lower_is_better = frozenset({"mse"})
     numbers = True
     columns = WANTS["numbers"]
@@ -232,19 +223,11 @@ class Regression(OfTexts):
 
     # Predictions
 
-    def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
+    def read_output(self, data: Encoded, passed: Passed) -> Iterator[Prediction]:
         """Return the single output of the head."""
-
-        def read(passed: Passed) -> Iterator[Prediction]:
-            return map(Number, passed.output.logits.float().squeeze(-1).tolist())
-
-        return each_row(model, data, batch_size, read)
+        return map(Number, passed.output.logits.float().squeeze(-1).tolist())
 
     # Metrics
-
-    def metric_names(self, examples: Sequence[Example]) -> tuple[str, ...]:
-        """Return pearson, spearman and mse."""
-        return ("pearson", "spearman", "mse")
 
     def metrics(
         self, examples: Sequence[Example], predictions: Sequence[Prediction]

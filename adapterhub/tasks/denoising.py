@@ -25,14 +25,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from adapterhub.config.options import option
-from adapterhub.data.examples import Example
-from adapterhub.data.text_stream import TextStream
-from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Encoded, one_row_each
+from adapterhub.errors import ConfigError
 from adapterhub.tasks._raw_text import RestoredText
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import Row, Setting, limit_of
-from adapterhub.tasks._windows import Frame, Windows, around_text, stream_tokens
+from adapterhub.tasks._windows import Frame, around_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,38 +86,25 @@ class Denoising(RestoredText):
 
     # Rows
 
-    def encode(self, examples: Sequence[Example], setting: Setting, *, labelled: bool) -> Encoded:
-        """Cut texts into windows, to be noised by `vary`; without `labelled` leave them whole."""
-        tokenizer, limit = setting.tokenizer, limit_of(setting)
-        size = _frame(tokenizer).size(limit)
-        if not labelled:
-            texts = (tokenizer(e.text, truncation=True, max_length=limit) for e in examples)
-            prompts = [{k: text[k] for k in ("input_ids", "attention_mask")} for text in texts]
-            return one_row_each(self, examples, setting, prompts)
-        rows: list[Row] = []
-        owners: list[int] = []
-        for index, example in enumerate(examples):
-            ids = tokenizer(example.text, add_special_tokens=False)["input_ids"]
-            windows = [ids[start : start + size] for start in range(0, len(ids), size)]
-            rows += [{"input_ids": window} for window in windows]
-            owners += [index] * len(windows)
-        if not rows:
-            raise DataError("the texts contain no tokens")
-        return Encoded(self, setting, tuple(examples), rows, tuple(owners))
+    def frame(self, setting: Setting) -> Frame:
+        """Return the tokens around documents, and the room for those that `vary` adds.
 
-    def encode_stream(self, texts: TextStream, setting: Setting) -> Encoded:
-        """Cut streamed text into windows, to be noised by `vary`."""
-        frame = _frame(setting.tokenizer)
-
-        def build(ids: list[int], starts: list[int]) -> Row:
-            return {"input_ids": ids}
-
-        tokens = stream_tokens(texts, setting.tokenizer, frame)
-        return Encoded(self, setting, (), Windows(tokens, frame, limit_of(setting), build), ())
+        Raises:
+            ConfigError: the tokenizer has no mask token, or no end-of-text token.
+        """
+        tokenizer = setting.tokenizer
+        if tokenizer.mask_token_id is None or tokenizer.eos_token_id is None:
+            raise ConfigError(
+                f"the tokenizer of {tokenizer.name_or_path} has no mask or end-of-text token",
+                expected="the tokenizer of BART or mBART",
+                hint="--task span-corruption for a T5, --task masked-lm for an encoder",
+            )
+        before, after = around_text(tokenizer)
+        return Frame(end=(int(tokenizer.eos_token_id),), room=len(before) + len(after))
 
     def fits(self, row: Row, setting: Setting) -> bool:
         """Return whether the text is one window, with its special tokens."""
-        return len(row["input_ids"]) <= _frame(setting.tokenizer).size(limit_of(setting))
+        return len(row["input_ids"]) <= self.frame(setting).size(limit_of(setting))
 
     def vary(self, row: Row, setting: Setting, key: tuple[int, int, int]) -> Row:
         """Noise a row: another way in each epoch."""
@@ -141,10 +125,7 @@ class Denoising(RestoredText):
     ) -> list[int]:
         """Return token ids with the noises of the options.
 
-        Args:
-            ids: the ids of a text, without special tokens.
-            tokenizer: has the mask, and says which tokens end a sentence.
-            random: the source of randomness.
+        The ids are without special tokens.
         """
         mask = int(tokenizer.mask_token_id)
         if random.random() < self.permute:
@@ -161,13 +142,7 @@ class Denoising(RestoredText):
 
 
 def permuted(ids: list[int], ends: Sequence[bool], random: np.random.Generator) -> list[int]:
-    """Return the sentences of a text in another order.
-
-    Args:
-        ids: the tokens.
-        ends: whether each of them ends a sentence.
-        random: the source of randomness.
-    """
+    """Return the sentences of a text in another order."""
     sentences: list[list[int]] = [[]]
     for token, last in zip(ids, ends, strict=True):
         sentences[-1].append(token)
@@ -181,12 +156,8 @@ def infilled(
 ) -> list[int]:
     """Replace spans of tokens by one mask each; a span of length 0 inserts a mask.
 
-    Args:
-        ids: the tokens.
-        mask: the id of the mask.
-        rate: the share of the tokens in spans.
-        span: the mean length of a span; the last one is cut to reach the share exactly.
-        random: the source of randomness.
+    `rate` is the share of the tokens in spans, `span` their mean length; the last one is cut to
+    reach the share exactly.
     """
     lengths = span_draws(round(len(ids) * rate), span, random)
     items = len(ids) - sum(lengths) + len(lengths)  # kept tokens and spans, in any order
@@ -204,13 +175,7 @@ def infilled(
 
 
 def span_draws(tokens: int, span: float, random: np.random.Generator) -> list[int]:
-    """Draw lengths from Poisson(`span`) until they sum to `tokens`.
-
-    Args:
-        tokens: the sum.
-        span: the mean length.
-        random: the source of randomness.
-    """
+    """Draw lengths from Poisson(`span`) until they sum to `tokens`."""
     lengths: list[int] = []
     left = tokens
     while left > 0:
@@ -235,19 +200,3 @@ def _ends(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[bool]:
     tokens = tokenizer.convert_ids_to_tokens(ids)
     last = tokenizer.eos_token_id
     return [t.endswith(_FULL_STOPS) or i == last for t, i in zip(tokens, ids, strict=True)]
-
-
-def _frame(tokenizer: PreTrainedTokenizerBase) -> Frame:
-    """Return the tokens around documents, and the room for those that `vary` adds.
-
-    Raises:
-        ConfigError: the tokenizer has no mask token, or no end-of-text token.
-    """
-    if tokenizer.mask_token_id is None or tokenizer.eos_token_id is None:
-        raise ConfigError(
-            f"the tokenizer of {tokenizer.name_or_path} has no mask or end-of-text token",
-            expected="the tokenizer of BART or mBART",
-            hint="--task span-corruption for a T5, --task masked-lm for an encoder",
-        )
-    before, after = around_text(tokenizer)
-    return Frame(end=(int(tokenizer.eos_token_id),), room=len(before) + len(after))

@@ -25,7 +25,7 @@ from adapterhub.data.columns import WANTS, ColumnChoice
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_pairs import TextPair, has_scores, pair_columns, read_text_pairs
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
+from adapterhub.tasks._base import Encoded, Prediction, Task
 from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._losses import (
     OF_LOSS,
@@ -38,19 +38,21 @@ from adapterhub.tasks._losses import (
     multiple_negatives_loss,
     triplet_loss,
 )
-from adapterhub.tasks._metrics import regression_metrics
+from adapterhub.tasks._metrics import RANKED, RANKING_METRICS, ranking_metrics, regression_metrics
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._retrieval import RANKING_METRICS, nearest_passages, ranking_metrics
 from adapterhub.tasks._rows import Row, Setting, limit_of, pad, rows_from_columns
 from adapterhub.tasks._show import tokens_line
 
 if TYPE_CHECKING:
+    from numpy import float32
+    from numpy.typing import NDArray
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from adapterhub.tasks._retrieval import Vectors
+    Vectors = NDArray[float32]
 
 SCORED = ("cosent", "cosine")
+_AT_ONCE = 256  # queries that are compared with all passages
 TEXTS, SCORES = f"{OF_LOSS}texts", f"{OF_LOSS}scores"
 
 
@@ -209,11 +211,8 @@ class Embedding(Task):
 
     # Rows
 
-    def encode(self, examples: Sequence[TextPair], setting: Setting, *, labelled: bool) -> Encoded:
-        """Encode one row per example: the tokens of each of its texts."""
-        return one_row_each(self, examples, setting, [self._row(e, setting) for e in examples])
-
-    def _row(self, example: TextPair, setting: Setting) -> Row:
+    def rows_of(self, example: TextPair, setting: Setting, *, labelled: bool) -> list[Row]:
+        """Return one row: the tokens of each of the texts."""
         prefixes = [self.query_prefix, *[self.passage_prefix] * (len(example.texts) - 1)]
         texts = [prefix + text for prefix, text in zip(prefixes, example.texts, strict=True)]
         encoded = setting.tokenizer(texts, truncation=True, max_length=limit_of(setting))
@@ -221,7 +220,7 @@ class Embedding(Task):
         longest = max((part["input_ids"] for part in parts), key=len)
         row: Row = {"texts": parts, "numbers": list(map(_number, example.texts))}
         row["input_ids"] = longest
-        return row | ({} if example.label is None else {"score": example.label})
+        return [row | ({} if example.label is None else {"score": example.label})]
 
     def fits(self, row: Row, setting: Setting) -> bool:
         """Return whether the longest text fits."""
@@ -353,3 +352,34 @@ def _with_passages(examples: Sequence[TextPair], every: Sequence[Vectors]) -> li
         Embedded(vectors, tuple(found[example.text]))
         for example, vectors in zip(examples, every, strict=True)
     ]
+
+
+def nearest_passages(
+    queries: Mapping[str, Vectors], passages: Mapping[str, Vectors]
+) -> dict[str, list[str]]:
+    """Return the passages that are most similar to each query, the most similar one first.
+
+    Similarity is the cosine. A query that is a passage itself does not find itself.
+
+    The vectors, (d,), are by text.
+    """
+    import numpy as np
+
+    names, texts = list(passages), list(queries)
+    places = {name: number for number, name in enumerate(names)}
+    matrix, found = _of_length_1(np.stack([*passages.values()])), {}
+    for start in range(0, len(texts), _AT_ONCE):
+        some = texts[start : start + _AT_ONCE]
+        scores = _of_length_1(np.stack([queries[text] for text in some])) @ matrix.T
+        for text, row in zip(some, scores, strict=True):
+            if text in places:
+                row[places[text]] = -np.inf
+            best = np.argsort(-row, kind="stable")[:RANKED]
+            found[text] = [names[i] for i in best if row[i] > -np.inf]
+    return found
+
+
+def _of_length_1(vectors: Any) -> Any:
+    import numpy as np
+
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import option
 from adapterhub.data.examples import Example
-from adapterhub.data.text_stream import TextStream
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Prediction
 from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._raw_text import RawText
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import IGNORED, Row, Setting, limit_of
-from adapterhub.tasks._windows import Frame, Windows, around_text, stream_tokens, word_starts
+from adapterhub.tasks._windows import Frame, around_text, word_starts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,44 +84,45 @@ class MaskedLM(RawText):
     # Rows
 
     def encode(self, examples: Sequence[Example], setting: Setting, *, labelled: bool) -> Encoded:
-        """Cut texts into windows; with `labelled`, `special` flags the tokens never chosen."""
-        tokenizer = _checked(setting.tokenizer)
-        rows: list[Row] = []
-        owners: list[int] = []
-        for index, example in enumerate(examples):
-            encoded = tokenizer(
-                example.text, truncation=True, max_length=limit_of(setting),
-                return_overflowing_tokens=True, return_special_tokens_mask=True,
-            )  # fmt: skip
-            for number, ids in enumerate(encoded["input_ids"]):
-                special = encoded["special_tokens_mask"][number]
-                row: Row = {"input_ids": ids, "attention_mask": [1] * len(ids)}
-                if labelled and all(special):
-                    continue
-                if labelled:
-                    row["special"] = special
-                if labelled and self.whole_words:
-                    row["starts"] = sorted(word_starts(encoded, number, example.text))
-                rows.append(row)
-                owners.append(index)
-        if labelled and not rows:
+        """Cut texts into windows.
+
+        Raises:
+            DataError: there are none to learn from.
+        """
+        encoded = super().encode(examples, setting, labelled=labelled)
+        if labelled and not encoded.rows:
             raise DataError("the texts contain no tokens")
-        return Encoded(self, setting, tuple(examples), rows, tuple(owners))
+        return encoded
 
-    def encode_stream(self, texts: TextStream, setting: Setting) -> Encoded:
-        """Cut streamed text into windows between the special tokens of a text."""
-        tokenizer = _checked(setting.tokenizer)
-        before, after = around_text(tokenizer)
-        frame = Frame(end=after, before=before, after=after, words=self.whole_words)
-        special = {*before, *after}
+    def rows_of(self, example: Example, setting: Setting, *, labelled: bool) -> list[Row]:
+        """Return the windows of a text; with `labelled`, `special` flags tokens never chosen."""
+        encoded = _checked(setting.tokenizer)(
+            example.text, truncation=True, max_length=limit_of(setting),
+            return_overflowing_tokens=True, return_special_tokens_mask=True,
+        )  # fmt: skip
+        rows: list[Row] = []
+        for number, ids in enumerate(encoded["input_ids"]):
+            special = encoded["special_tokens_mask"][number]
+            row: Row = {"input_ids": ids, "attention_mask": [1] * len(ids)}
+            if labelled and all(special):
+                continue
+            if labelled:
+                row["special"] = special
+            if labelled and self.whole_words:
+                row["starts"] = sorted(word_starts(encoded, number, example.text))
+            rows.append(row)
+        return rows
 
-        def build(ids: list[int], starts: list[int]) -> Row:
-            flags = [int(i in special) for i in ids]
-            row = {"input_ids": ids, "attention_mask": [1] * len(ids), "special": flags}
-            return row | ({"starts": starts} if self.whole_words else {})
+    def frame(self, setting: Setting) -> Frame:
+        """Return the special tokens of a text: windows are between them."""
+        before, after = around_text(_checked(setting.tokenizer))
+        return Frame(end=after, before=before, after=after, words=self.whole_words)
 
-        tokens = stream_tokens(texts, tokenizer, frame)
-        return Encoded(self, setting, (), Windows(tokens, frame, limit_of(setting), build), ())
+    def window_row(self, ids: list[int], starts: list[int], frame: Frame) -> Row:
+        """Flag the special tokens, which are never chosen."""
+        flags = [int(i in frame.before or i in frame.after) for i in ids]
+        row = {"input_ids": ids, "attention_mask": [1] * len(ids), "special": flags}
+        return row | ({"starts": starts} if self.whole_words else {})
 
     def vary(self, row: Row, setting: Setting, key: tuple[int, int, int]) -> Row:
         """Mask a row: other tokens in each epoch, at least one."""
@@ -177,11 +177,7 @@ def _words(
 ) -> list[int]:
     """Choose words in a random order, each that leaves at most `count` tokens chosen, or the first.
 
-    Args:
-        free: the positions of tokens that may be chosen.
-        starts: the positions at which words start.
-        count: the tokens to choose.
-        random: the source of randomness.
+    `free` are the positions of tokens that may be chosen, `starts` those at which words start.
     """
     first, words = {*starts}, list[list[int]]()
     for position in free:

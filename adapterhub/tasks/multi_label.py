@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from adapterhub.config.options import option
 from adapterhub.data.columns import WANTS, choose_columns
@@ -26,15 +26,12 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction
-from adapterhub.tasks._forward import Passed, each_row
+from adapterhub.tasks._forward import Passed
 from adapterhub.tasks._metrics import multi_label_metrics
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import Row, Setting
 from adapterhub.tasks._show import tokens_line
 from adapterhub.tasks.classification import OfTexts
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 SEPARATORS = (";", "|", ",")
 _YES, _NO = {"1", "1.0", "true", "yes"}, {"0", "0.0", "false", "no", ""}
@@ -95,6 +92,7 @@ class MultiLabel(OfTexts):
     name = "multi-label"
     summary = "any number of labels per text or pair of texts"
     main_metric = "micro_f1"
+    measures = ("micro_f1", "macro_f1", "exact_match")
     has_labels = True
     columns = WANTS["labels"]
     outcomes = "sets"
@@ -196,23 +194,15 @@ class MultiLabel(OfTexts):
 
     # Predictions
 
-    def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
+    def read_output(self, data: Encoded, passed: Passed) -> Iterator[Prediction]:
         """Return the labels from the threshold up, with the sigmoid of every label."""
-
-        def read(passed: Passed) -> Iterator[Prediction]:
-            for row in passed.output.logits.float().sigmoid().tolist():
-                scores = dict(zip(data.setting.labels, row, strict=True))
-                above = [label for label in scores if scores[label] >= self.threshold]
-                above.sort(key=scores.__getitem__, reverse=True)
-                yield Labels(tuple(above), scores)
-
-        return each_row(model, data, batch_size, read)
+        for row in passed.output.logits.float().sigmoid().tolist():
+            scores = dict(zip(data.setting.labels, row, strict=True))
+            above = [label for label in scores if scores[label] >= self.threshold]
+            above.sort(key=scores.__getitem__, reverse=True)
+            yield Labels(tuple(above), scores)
 
     # Metrics
-
-    def metric_names(self, examples: Sequence[LabelledText]) -> tuple[str, ...]:
-        """Return micro_f1, macro_f1 and exact_match."""
-        return ("micro_f1", "macro_f1", "exact_match")
 
     def metrics(
         self, examples: Sequence[LabelledText], predictions: Sequence[Prediction]

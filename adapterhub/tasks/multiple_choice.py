@@ -21,8 +21,8 @@ from adapterhub.data.examples import read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few
 from adapterhub.errors import DataError
-from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction, Task, one_row_each
-from adapterhub.tasks._forward import Passed, each_row
+from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction, Task
+from adapterhub.tasks._forward import Passed
 from adapterhub.tasks._metrics import classification_metrics
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import Row, Setting, limit_of, pad, rows_from_columns
@@ -82,6 +82,7 @@ class MultipleChoice(Task):
     name = "multiple-choice"
     summary = "which of several texts fits a text"
     main_metric = "accuracy"
+    measures = ("accuracy",)
     columns = WANTS["choices"]
     outcomes = "choices"
 
@@ -130,23 +131,15 @@ class MultipleChoice(Task):
 
     # Rows
 
-    def encode(self, examples: Sequence[Choices], setting: Setting, *, labelled: bool) -> Encoded:
-        """Encode one row per example; it holds one row per choice and has the longest's length."""
-        rows: list[Row] = []
-        for example in examples:
-            texts = [example.text] * len(example.choices)
-            encoded = setting.tokenizer(
-                texts, list(example.choices), truncation=True, max_length=limit_of(setting)
-            )
-            parts = rows_from_columns(encoded)
-            row: Row = {
-                "choices": parts,
-                "input_ids": max((p["input_ids"] for p in parts), key=len),
-            }
-            if labelled:
-                row["labels"] = example.label
-            rows.append(row)
-        return one_row_each(self, examples, setting, rows)
+    def rows_of(self, example: Choices, setting: Setting, *, labelled: bool) -> list[Row]:
+        """Return one row, which holds one row per choice and has the longest's length."""
+        texts = [example.text] * len(example.choices)
+        encoded = setting.tokenizer(
+            texts, list(example.choices), truncation=True, max_length=limit_of(setting)
+        )
+        parts = rows_from_columns(encoded)
+        row: Row = {"choices": parts, "input_ids": max((p["input_ids"] for p in parts), key=len)}
+        return [row | ({"labels": example.label} if labelled else {})]
 
     def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
         """Return the tokens of each choice; the right one is marked."""
@@ -167,23 +160,18 @@ class MultipleChoice(Task):
     # Predictions
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """Return the most probable choice, with the softmax over the choices."""
-
-        def read(passed: Passed) -> Iterator[Prediction]:
-            scored = passed.output.logits.float().softmax(-1).tolist()
-            for i, scores in zip(passed.indices, scored, strict=True):
-                best = max(range(len(scores)), key=scores.__getitem__)
-                yield Choice(best, data.examples[i].choices[best], tuple(scores))
-
-        # Examples from the command line may differ in their number of choices: one per batch then.
+        """Return one choice per example; those of the command line may differ in their number."""
         uniform = len({len(e.choices) for e in data.examples}) == 1
-        return each_row(model, data, batch_size if uniform else 1, read)
+        return super().predict(model, data, batch_size if uniform else 1)
+
+    def read_output(self, data: Encoded, passed: Passed) -> Iterator[Prediction]:
+        """Return the most probable choice, with the softmax over the choices."""
+        scored = passed.output.logits.float().softmax(-1).tolist()
+        for i, scores in zip(passed.indices, scored, strict=True):
+            best = max(range(len(scores)), key=scores.__getitem__)
+            yield Choice(best, data.examples[i].choices[best], tuple(scores))
 
     # Metrics
-
-    def metric_names(self, examples: Sequence[Choices]) -> tuple[str, ...]:
-        """Return accuracy."""
-        return ("accuracy",)
 
     def metrics(
         self, examples: Sequence[Choices], predictions: Sequence[Prediction]
@@ -208,13 +196,7 @@ class MultipleChoice(Task):
 
 
 def choices_problem(choices: object, names: Sequence[str], *, allow_empty: bool) -> str:
-    """Describe why a value is not a list of two or more choices, or return "".
-
-    Args:
-        choices: the value.
-        names: its columns, for the message.
-        allow_empty: whether choices may be empty.
-    """
+    """Describe why a value is not a list of two or more choices, or return ""."""
     if not isinstance(choices, list) or not all(isinstance(c, str) for c in choices):
         return f"{', '.join(map(repr, names))}: not a list of texts"
     if not allow_empty and not all(choice.strip() for choice in choices):

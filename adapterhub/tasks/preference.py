@@ -26,7 +26,7 @@ from adapterhub.errors import ConfigError
 from adapterhub.tasks._base import Encoded, Prediction
 from adapterhub.tasks._comparisons import Compared, OfComparisons, example_of
 from adapterhub.tasks._forward import Passed, each_row
-from adapterhub.tasks._generation import Generation
+from adapterhub.tasks._language_models import Generation
 from adapterhub.tasks._losses import (
     OF_LOSS,
     Loss,
@@ -72,6 +72,7 @@ class Preference(Generation, OfComparisons):
     label_smoothing: float = option(0.0, "the probability that a label is wrong (dpo)")
 
     name = "preference"
+    head = "causal-lm"
     summary = "which of two responses is better: DPO, IPO, ORPO"
 
     def __post_init__(self) -> None:
@@ -81,11 +82,6 @@ class Preference(Generation, OfComparisons):
                 f"beta is {self.beta}, label_smoothing is {self.label_smoothing}",
                 expected="beta above 0, and label_smoothing from 0 to less than 0.5",
             )
-
-    @property
-    def head(self) -> str:
-        """Return the kind of model: a language model."""
-        return "causal-lm"
 
     @property
     def language(self) -> CausalLM:
@@ -150,10 +146,8 @@ class Preference(Generation, OfComparisons):
     def _losses(self, policy: Tensor, tokens: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the loss of each comparison.
 
-        Args:
-            policy: the log probabilities of the responses, (batch, 2).
-            tokens: the number of their tokens, (batch, 2).
-            batch: the batch, with the reference.
+        `policy` are the log probabilities of the responses, `tokens` the number of their tokens:
+        (batch, 2).
         """
         if self.loss_type == "orpo":
             return orpo_loss(policy, tokens, self.beta)

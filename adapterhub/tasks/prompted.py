@@ -27,7 +27,7 @@ from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Prediction, one_row_each
 from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import IGNORED, Row, Setting, cut_text, limit_of
+from adapterhub.tasks._rows import IGNORED, Row, Setting, cut_text, limit_of, without_end
 from adapterhub.tasks.classification import OfTexts, OneClass, best_of
 
 if TYPE_CHECKING:
@@ -155,8 +155,7 @@ class Prompted(OneClass, OfTexts):
         filled = shots + self._filled(mask, *cut)
         ids: list[int] = tokenizer(filled.rstrip() if causal else filled)["input_ids"]
         if causal:
-            ends = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {None}
-            ids = ids[:-1] if ids[-1] in ends and len(ids) > 1 else ids
+            ids = without_end(ids, tokenizer)
             return ids, len(ids) - 1
         return ids, ids.index(tokenizer.mask_token_id)
 

@@ -171,21 +171,15 @@ class QuestionAnswering(Task):
 
     # Rows
 
-    def encode(self, examples: Sequence[Question], setting: Setting, *, labelled: bool) -> Encoded:
-        """Encode one row per window; `offsets` are the characters of context tokens, else None."""
+    def rows_of(self, example: Question, setting: Setting, *, labelled: bool) -> list[Row]:
+        """Return one row per window; `offsets` are the characters of context tokens, else None."""
         if not setting.tokenizer.is_fast:
             raise ConfigError(
                 "question-answering needs a fast tokenizer, which gives the position of each token"
             )
-        rows: list[Row] = []
-        owners: list[int] = []
-        for index, question in enumerate(examples):
-            for row in self._windows(question, setting):
-                if labelled:
-                    row |= _positions(row, question.answers or ())
-                rows.append(row)
-                owners.append(index)
-        return Encoded(self, setting, tuple(examples), rows, tuple(owners))
+        answers = example.answers or ()
+        windows = self._windows(example, setting)
+        return [row | (_positions(row, answers) if labelled else {}) for row in windows]
 
     def _windows(self, question: Question, setting: Setting) -> Iterator[Row]:
         limit, tokenizer = limit_of(setting), setting.tokenizer

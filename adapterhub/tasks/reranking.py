@@ -11,22 +11,21 @@ section 3, https://arxiv.org/abs/1901.04085).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from adapterhub.data.columns import WANTS, choose_columns
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.tasks._base import Encoded, Prediction
+from adapterhub.tasks._forward import Passed
 from adapterhub.tasks._losses import Loss, relevance_loss
+from adapterhub.tasks._metrics import RANKING_METRICS, ranking_metrics
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._retrieval import RANKING_METRICS, ranking_metrics
 from adapterhub.tasks.classification import Number, Regression
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 @register_task
@@ -50,14 +49,11 @@ class Reranking(Regression):
 
     name = "reranking"
     summary = "how relevant a passage is to a query"
+    head = "regression"
     main_metric = "ndcg@10"
+    measures = RANKING_METRICS
     lower_is_better = frozenset()
     columns = WANTS["scored pairs"]
-
-    @property
-    def head(self) -> str:
-        """Return the kind of model: that of regression, with one output."""
-        return "regression"
 
     # Examples
 
@@ -84,19 +80,12 @@ class Reranking(Regression):
 
     # Predictions
 
-    def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
+    def read_output(self, data: Encoded, passed: Passed) -> Iterator[Prediction]:
         """Return the sigmoid of the single output."""
-        import math
-
-        outputs = super().predict(model, data, batch_size)
-        values = [p.value for p in outputs if isinstance(p, Number)]
-        return [Number((1 + math.tanh(value / 2)) / 2) for value in values]
+        for value in passed.output.logits.float().squeeze(-1).tolist():
+            yield Number((1 + math.tanh(value / 2)) / 2)
 
     # Metrics
-
-    def metric_names(self, examples: Sequence[Example]) -> tuple[str, ...]:
-        """Return recall, MRR and nDCG."""
-        return RANKING_METRICS
 
     def metrics(
         self, examples: Sequence[Example], predictions: Sequence[Prediction]

@@ -53,12 +53,8 @@ class Reward(OfComparisons):
     pooling: Pooling | None = option(None, POOLING_HELP)
 
     name = "reward"
+    head = "regression"
     summary = "how good a response to a prompt is, learned from comparisons"
-
-    @property
-    def head(self) -> str:
-        """Return the kind of model: that of regression, with one output."""
-        return "regression"
 
     # Examples
 

@@ -24,7 +24,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few, read_parallel
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
-from adapterhub.tasks._generation import WritesTargets, WritesTexts, generate
+from adapterhub.tasks._language_models import WritesTargets, WritesTexts, generate
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import Row, Setting, limit_of, rows_from_columns
 
@@ -146,12 +146,6 @@ def check_template(template: str) -> None:
 def read_pairs(source: str, options: DataOptions, split: str, labelled: bool) -> list[Example]:
     """Read texts and their targets from two columns.
 
-    Args:
-        source: a file or the id of a Hub dataset.
-        options: the columns and format of the data.
-        split: "train", "eval" or the name of a Hub split.
-        labelled: whether to read targets.
-
     Raises:
         DataError: the source cannot be read, a text is missing, or one with a target is empty.
     """
@@ -170,12 +164,6 @@ def read_pairs(source: str, options: DataOptions, split: str, labelled: bool) ->
 
 def fitted_pairs(source: str, options: DataOptions, split: str, labelled: bool) -> ColumnChoice:
     """Choose the columns of texts and targets, also those of formats of instructions.
-
-    Args:
-        source: a file or the id of a Hub dataset.
-        options: the columns and format of the data.
-        split: "train", "eval" or the name of a Hub split.
-        labelled: whether targets are read.
 
     Raises:
         DataError: the source cannot be read, or its columns are in doubt.

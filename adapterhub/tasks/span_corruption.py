@@ -19,19 +19,15 @@ splits; the first span is kept. Each epoch draws a new split.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from adapterhub.config.options import option
-from adapterhub.data.examples import Example
-from adapterhub.data.text_stream import TextStream
-from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Encoded, one_row_each
+from adapterhub.errors import ConfigError
 from adapterhub.tasks._raw_text import RestoredText
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import Row, Setting, limit_of
-from adapterhub.tasks._windows import Frame, Windows, stream_tokens
+from adapterhub.tasks._windows import Frame
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,6 +59,8 @@ class SpanCorruption(RestoredText):
     name = "span-corruption"
     summary = "dropped spans of raw text: continued pre-training of encoder-decoders"
     main_metric = "loss"
+    shortest = 2
+    no_windows = "no text has two or more tokens"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,40 +72,10 @@ class SpanCorruption(RestoredText):
 
     # Rows
 
-    def encode(self, examples: Sequence[Example], setting: Setting, *, labelled: bool) -> Encoded:
-        """Cut texts into windows of two or more tokens, to be corrupted by `vary`.
-
-        Without `labelled`, encode texts that contain sentinels, unchanged.
-        """
-        tokenizer, limit = setting.tokenizer, limit_of(setting)
-        sentinels(tokenizer)
-        if not labelled:
-            texts = (tokenizer(e.text, truncation=True, max_length=limit) for e in examples)
-            prompts = [{k: text[k] for k in ("input_ids", "attention_mask")} for text in texts]
-            return one_row_each(self, examples, setting, prompts)
-        rows: list[Row] = []
-        owners: list[int] = []
-        for index, example in enumerate(examples):
-            ids = tokenizer(example.text, add_special_tokens=False)["input_ids"]
-            for window in (ids[i : i + limit - 1] for i in range(0, len(ids), limit - 1)):
-                if len(window) > 1:
-                    rows.append({"input_ids": window})
-                    owners.append(index)
-        if not rows:
-            raise DataError("no text has two or more tokens")
-        return Encoded(self, setting, tuple(examples), rows, tuple(owners))
-
-    def encode_stream(self, texts: TextStream, setting: Setting) -> Encoded:
-        """Cut streamed text into windows, to be corrupted by `vary`."""
-        tokenizer = setting.tokenizer
-        sentinels(tokenizer)
-        frame = Frame(end=(int(tokenizer.eos_token_id),), room=1)  # `vary` adds the end of the text
-
-        def build(ids: list[int], starts: list[int]) -> Row:
-            return {"input_ids": ids}
-
-        tokens = stream_tokens(texts, tokenizer, frame)
-        return Encoded(self, setting, (), Windows(tokens, frame, limit_of(setting), build), ())
+    def frame(self, setting: Setting) -> Frame:
+        """Return the end of documents, and the room for the end of the text, which `vary` adds."""
+        sentinels(setting.tokenizer)
+        return Frame(end=(int(setting.tokenizer.eos_token_id),), room=1)
 
     def fits(self, row: Row, setting: Setting) -> bool:
         """Return whether the text is one window, with its end-of-text token."""
@@ -146,12 +114,8 @@ def span_lengths(
 ) -> tuple[list[int], list[int]]:
     """Draw the lengths of the kept and of the dropped spans, which alternate, a kept one first.
 
-    Args:
-        tokens: the number of tokens, 2 or more.
-        rate: the share of the tokens to drop.
-        span: the mean length of a dropped span.
-        most: the most dropped spans.
-        random: the source of randomness.
+    Of 2 or more tokens the share `rate` is dropped, in at most `most` spans with a mean length of
+    `span`.
 
     Returns:
         Two lists of the same length; every span has one or more tokens.

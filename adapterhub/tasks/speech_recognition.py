@@ -30,20 +30,16 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.table import first_few
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Generated, Prediction, one_row_each
-from adapterhub.tasks._division import in_step, results
 from adapterhub.tasks._forward import (
     Passed,
-    by_length,
     each_row,
-    on_device,
-    without_gradients,
 )
-from adapterhub.tasks._generation import Generation, text_outcome
+from adapterhub.tasks._language_models import Generation, generate, text_outcome
 from adapterhub.tasks._losses import Items, batch_rows
 from adapterhub.tasks._media import SoundTask
 from adapterhub.tasks._metrics import transcription_metrics, word_errors
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import UNLIMITED, Row, Setting, in_order, pad
+from adapterhub.tasks._rows import UNLIMITED, Row, Setting, pad
 from adapterhub.tasks._show import tokens_line
 
 if TYPE_CHECKING:
@@ -92,6 +88,7 @@ class SpeechRecognition(Generation, SoundTask):
     name = "speech-recognition"
     summary = "speech to text"
     main_metric = "wer"
+    measures = ("wer", "cer")
     lower_is_better = frozenset({"wer", "cer"})
     outcomes = "texts"
     columns = WANTS["speech"]
@@ -198,9 +195,22 @@ class SpeechRecognition(Generation, SoundTask):
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
         """Return the most probable letters, or the text that the decoder writes."""
-        if model.config.is_encoder_decoder:
-            return list(self._written(model, data, batch_size))
-        return list(self._spelled(model, data, batch_size))
+        from adapterhub.backbones.load import quiet_loading
+
+        if not model.config.is_encoder_decoder:
+            return list(self._spelled(model, data, batch_size))
+        with quiet_loading():  # Whisper warns of its own options
+            return list(generate(model, data, batch_size, self))
+
+    def prompt_batch(self, rows: Sequence[Row], setting: Setting, side: str) -> dict[str, Tensor]:
+        """Decode the files of some rows: the decoder begins by itself."""
+        return self.inputs(rows, setting)
+
+    def generation_options(self, model: PreTrainedModel, prompts: Encoded) -> dict[str, Any]:
+        """Return the language, and the longest text, for which the decoder has positions."""
+        chosen = {} if self.language is None else {"language": self.language, "task": "transcribe"}
+        positions = getattr(model.config, "max_target_positions", None) or UNLIMITED
+        return {"max_new_tokens": min(self.new_tokens, positions - _PREFIX), **chosen}
 
     def _spelled(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Generated]:
         """Return the letters of CTC, of the frames of each sound without those of its padding."""
@@ -218,35 +228,7 @@ class SpeechRecognition(Generation, SoundTask):
 
         return each_row(model, data, batch_size, read)
 
-    def _written(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Generated]:
-        """Return what an encoder-decoder writes."""
-        from adapterhub.backbones.load import quiet_loading
-
-        tokenizer = data.setting.tokenizer
-        chosen = {} if self.language is None else {"language": self.language, "task": "transcribe"}
-        positions = getattr(model.config, "max_target_positions", None) or UNLIMITED
-        most = min(self.new_tokens, positions - _PREFIX)
-
-        def compute(indices: list[int]) -> list[tuple[int, Generated]]:
-            batch = on_device(data.batch(indices), model, model.device)
-            inputs = {k: v for k, v in batch.items() if k != "labels"}
-            with quiet_loading(), without_gradients():  # Whisper warns of its own options
-                ids = model.generate(  # type: ignore[operator]
-                    **inputs, **chosen, max_new_tokens=most, num_beams=self.beams,
-                    do_sample=False, use_cache=True, synced_gpus=in_step(),
-                )  # fmt: skip
-            texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-            return [*zip(indices, (Generated(text.strip()) for text in texts), strict=True)]
-
-        model.eval()
-        batches = results(by_length(data, batch_size), compute)
-        return in_order({index: text for batch in batches for index, text in batch})
-
     # Metrics
-
-    def metric_names(self, examples: Sequence[MediaFile]) -> tuple[str, ...]:
-        """Return wer and cer."""
-        return "wer", "cer"
 
     def metrics(
         self, examples: Sequence[MediaFile], predictions: Sequence[Prediction]
@@ -321,10 +303,7 @@ def target_ids(
 
     The first token of Whisper's prefix and others is left out: the decoder starts with it.
 
-    Args:
-        texts: the spoken texts.
-        tokenizer: the tokenizer of an encoder-decoder.
-        language: the language to begin with, for tokenizers that have several.
+    Texts begin with a language, for tokenizers that have several.
 
     Raises:
         ConfigError: the tokenizer has no such language.

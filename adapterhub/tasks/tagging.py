@@ -16,22 +16,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from adapterhub.data.columns import WANTS, choose_columns
 from adapterhub.data.examples import check_labels, read_rows, refuse
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
+from adapterhub.tasks._base import Encoded, Prediction, Task
 from adapterhub.tasks._class_weights import WeighsClasses
-from adapterhub.tasks._forward import Passed, each_row
+from adapterhub.tasks._forward import Passed
 from adapterhub.tasks._metrics import entity_metrics
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import IGNORED, Row, Setting, limit_of
 from adapterhub.tasks._show import tags_line
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _TAG = re.compile(r"O|[BI]-\S+")
 _WORDS = re.compile(r"[@#]?\w+(?:[-.'\u2019]\w+)*|[^\w\s]")
@@ -93,6 +90,7 @@ class Tagging(WeighsClasses, Task):
     name = "tagging"
     summary = "named entities in a sentence, by BIO tags"
     main_metric = "f1"
+    measures = ("f1", "precision", "recall", "accuracy")
     columns = WANTS["tags"]
     has_labels = True
     outcomes = "spans"
@@ -139,27 +137,22 @@ class Tagging(WeighsClasses, Task):
 
     # Rows
 
-    def encode(self, examples: Sequence[Sentence], setting: Setting, *, labelled: bool) -> Encoded:
+    def rows_of(self, example: Sentence, setting: Setting, *, labelled: bool) -> list[Row]:
         """Split tokens into word pieces; `first` is the token that begins at a piece, else -1."""
         tokenizer = setting.tokenizer
         if not tokenizer.is_fast:
             raise ConfigError("tagging needs a fast tokenizer, which maps word pieces to words")
-        index = {label: i for i, label in enumerate(setting.labels)}
-        rows: list[Row] = []
-        for sentence in examples:
-            encoded = tokenizer(
-                list(sentence.tokens),
-                is_split_into_words=True,
-                truncation=True,
-                max_length=limit_of(setting),
-            )
-            row: Row = dict(encoded)
-            row["first"] = _first_pieces(encoded.word_ids())
-            if labelled and sentence.tags is not None:
-                tags = sentence.tags
-                row["labels"] = [IGNORED if w < 0 else index[tags[w]] for w in row["first"]]
-            rows.append(row)
-        return one_row_each(self, examples, setting, rows)
+        encoded = tokenizer(
+            list(example.tokens),
+            is_split_into_words=True,
+            truncation=True,
+            max_length=limit_of(setting),
+        )
+        row: Row = dict(encoded) | {"first": _first_pieces(encoded.word_ids())}
+        if labelled and (tags := example.tags) is not None:
+            index = {label: i for i, label in enumerate(setting.labels)}
+            row["labels"] = [IGNORED if w < 0 else index[tags[w]] for w in row["first"]]
+        return [row]
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> Any:
         """Pad rows without `first`, which is no input of the model."""
@@ -174,29 +167,21 @@ class Tagging(WeighsClasses, Task):
 
     # Predictions
 
-    def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
+    def read_output(self, data: Encoded, passed: Passed) -> Iterator[Prediction]:
         """Return the most probable tag of each token; O where the sentence was truncated."""
-        labels, side = data.setting.labels, data.setting.tokenizer.padding_side
-
-        def read(passed: Passed) -> Iterator[Prediction]:
-            for i, classes in zip(
-                passed.indices, passed.output.logits.argmax(-1).tolist(), strict=True
-            ):
-                sentence, first = data.examples[i], data.rows[i]["first"]
-                offset = len(classes) - len(first) if side == "left" else 0
-                tags = ["O"] * len(sentence.tokens)
-                for position, token in enumerate(first, start=offset):
-                    if token >= 0:
-                        tags[token] = labels[classes[position]]
-                yield Tags(tuple(tags), tuple(entities(sentence, tags)))
-
-        return each_row(model, data, batch_size, read)
+        left = data.setting.tokenizer.padding_side == "left"
+        for i, classes in zip(
+            passed.indices, passed.output.logits.argmax(-1).tolist(), strict=True
+        ):
+            sentence, first = data.examples[i], data.rows[i]["first"]
+            offset = len(classes) - len(first) if left else 0
+            tags = ["O"] * len(sentence.tokens)
+            for position, token in enumerate(first, start=offset):
+                if token >= 0:
+                    tags[token] = data.setting.labels[classes[position]]
+            yield Tags(tuple(tags), tuple(entities(sentence, tags)))
 
     # Metrics
-
-    def metric_names(self, examples: Sequence[Sentence]) -> tuple[str, ...]:
-        """Return f1, precision, recall and accuracy."""
-        return ("f1", "precision", "recall", "accuracy")
 
     def metrics(
         self, examples: Sequence[Sentence], predictions: Sequence[Prediction]

@@ -33,13 +33,7 @@ _YES_NO = {"true": "yes", "1": "yes", "false": "no", "0": "no"}
 
 
 def question_text(question: str, context: str = "", choices: Sequence[str] = ()) -> str:
-    """Return a question as UnifiedQA reads it.
-
-    Args:
-        question: the question.
-        context: the text that the answer follows from, if there is one.
-        choices: the choices, if there are some.
-    """
+    """Return a question as UnifiedQA reads it."""
     listed = " ".join(f"({_LETTERS[i]}) {choice}" for i, choice in enumerate(choices))
     parts = (question, listed, context)
     return SEPARATOR.join(" ".join(part.split()) for part in parts if part.strip()).lower()
@@ -69,13 +63,9 @@ class UnifiedQA(Seq2Seq):
     metric: Literal["bleu", "rouge", "exact"] = option("exact", "metric of generated answers")
 
     name = "unified-qa"
+    head = "seq2seq"
     summary = "questions of four forms as text to text"
     columns = WANTS["questions"]
-
-    @property
-    def head(self) -> str:
-        """The kind of model: that of text to text."""
-        return "seq2seq"
 
     @property
     def _wants(self) -> Wants:

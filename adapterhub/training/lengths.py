@@ -15,7 +15,7 @@ from adapterhub.tasks._lengths import (
     truncate,
 )
 from adapterhub.tasks._rows import limit_of
-from adapterhub.tasks._windows import WindowTexts
+from adapterhub.tasks._windows import Windows
 from adapterhub.training.example_stream import ExampleStream
 from adapterhub.training.run_data import RunData
 from adapterhub.training.stream_batches import stream_rows
@@ -129,8 +129,9 @@ def _windows(data: RunData, setting: Setting, chosen: int | None) -> FittedRows:
         for texts in (data.train, data.evaluation)
     )
     rows, held = len(train.rows), len(evaluation.rows)
-    shown = WindowTexts(evaluation.rows, setting.tokenizer)
-    evaluation = replace(evaluation, examples=shown, owners=range(held))
+    if isinstance(evaluation.rows, Windows):
+        shown = evaluation.rows.texts(setting.tokenizer)
+        evaluation = replace(evaluation, examples=shown, owners=range(held))
     note = f"the text is packed into {rows:,} rows of {length:,} tokens"
     notes = (note + f", and {held:,} to evaluate on" * bool(held),)
     nothing = LostTokens("texts", "train.max_length", length, rows, 0, 0, 0, length)

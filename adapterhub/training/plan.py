@@ -28,8 +28,8 @@ from adapterhub.speed.activation_memory import (
     logit_bytes,
 )
 from adapterhub.speed.head_loss import frozen_head
-from adapterhub.tasks._below_head import logits_at_once, plain_head
 from adapterhub.tasks._forward import rows_at_once
+from adapterhub.tasks._language_models import logits_at_once, plain_head
 from adapterhub.training.mixture import steps_of_tasks
 from adapterhub.training.prepare import PreparedRun
 from adapterhub.training.task_mixture import MixedRows

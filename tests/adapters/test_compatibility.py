@@ -82,7 +82,7 @@ def test_labels_without_outputs_are_refused(attached):
 
 
 def test_a_folder_as_backbone_name_is_not_compared():
-    from adapterhub.interchange.imported_adapter import ImportedAdapter
+    from adapterhub.interchange.translation import ImportedAdapter
 
     imported = ImportedAdapter(
         format="peft", name="a", methods=(), tensors={}, backbone="/home/someone/bert"
@@ -97,7 +97,7 @@ def test_a_folder_as_backbone_name_is_not_compared():
 
 @pytest.mark.parametrize("name", ["acme/bert", "/home/me/bert", ""])
 def test_a_local_backbone_name_is_compared_by_its_fingerprint(name):
-    from adapterhub.interchange.imported_adapter import ImportedAdapter
+    from adapterhub.interchange.translation import ImportedAdapter
 
     model = tiny_models.model("bert")
     model.config._name_or_path = name

@@ -12,7 +12,7 @@ from peft_reference import core
 
 import adapterhub as ah
 from adapterhub.adapters.export import blocking, compare, compare_method, peft_is_installed
-from adapterhub.interchange.peft import low_rank_exporter
+from adapterhub.interchange.peft import exporter
 
 METHODS = {
     "lora": "lora",
@@ -49,7 +49,7 @@ CLASSES = ("MaskedLM", "MultipleChoice", "NextSentencePrediction", "PreTraining"
 def test_every_class_of_model_is_compared(monkeypatch, name):
     model = getattr(transformers, f"BertFor{name}")(tiny_models.model("bert", num_labels=2).config)
     assert compare_method(model, "lora") == []
-    monkeypatch.setattr(low_rank_exporter, "target_options", lambda *_: {"target_modules": "x"})
+    monkeypatch.setattr(exporter, "target_options", lambda *_: {"target_modules": "x"})
     assert len(compare_method(model, "lora")) == 1
 
 
@@ -59,9 +59,9 @@ def test_a_difference_is_found(monkeypatch, is_trained):
     adapter = ah.attach(model, "lora")
     if is_trained:
         tiny_models.scramble(adapter, std=0.05)
-    pattern_options = low_rank_exporter.pattern_options
+    pattern_options = exporter.pattern_options
     monkeypatch.setattr(
-        low_rank_exporter,
+        exporter,
         "pattern_options",
         lambda updates, rooted: pattern_options(updates, rooted) | {"lora_alpha": 1},
     )
@@ -73,7 +73,7 @@ def test_a_difference_is_found(monkeypatch, is_trained):
 
 def test_what_peft_cannot_load_is_a_difference(monkeypatch):
     adapter = ah.attach(tiny_models.model("bert"), "lora")
-    monkeypatch.setattr(low_rank_exporter, "target_options", lambda *_: {"target_modules": ["x"]})
+    monkeypatch.setattr(exporter, "target_options", lambda *_: {"target_modules": ["x"]})
     (problem,) = compare(lambda: adapter)
     assert problem.startswith("outputs cannot be compared with peft's, peft fails: ")
 

@@ -25,7 +25,7 @@ from adapterhub.backbones.checkpoint import opened_tensors
 from adapterhub.data.examples import read_examples
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import BackboneError
-from adapterhub.interchange.tensor_files import read_tensor_file
+from adapterhub.interchange.checkpoint_files import read_tensor_file
 
 MOST = 200 << 20  # bytes above the memory of a small read
 GROWN = 120 << 10  # kB of resident memory: a tenth of what the smallest bomb expands to

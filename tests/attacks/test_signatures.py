@@ -170,7 +170,6 @@ def test_nothing_is_loaded_but_what_was_pulled():
     assert {path for path, _ in calls("load_folder")} == {
         "registry/load.py",
         "inference/open.py",
-        "inference/open_several.py",
         "cli/combine.py",
         "cli/export.py",
         "cli/import.py",

@@ -6,7 +6,7 @@ import pytest
 import tiny_models
 
 from adapterhub.adapters import export
-from adapterhub.interchange.peft import low_rank_exporter
+from adapterhub.interchange.peft import exporter
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -56,9 +56,7 @@ def test_check_before_training(adapterhub, config_only):
 def test_check_compares_outputs(adapterhub, config_only, monkeypatch):
     where = ("--check", "peft", "--method", "lora", "--backbone", config_only)
     with monkeypatch.context() as patch:
-        patch.setattr(
-            low_rank_exporter, "target_options", lambda *_: {"target_modules": ["o_proj"]}
-        )
+        patch.setattr(exporter, "target_options", lambda *_: {"target_modules": ["o_proj"]})
         code, out, _ = adapterhub("export", *where)
     assert (code, out.splitlines()[-1]) == (1, "peft: 1 problem")
     monkeypatch.setattr(export, "peft_is_installed", lambda: False)

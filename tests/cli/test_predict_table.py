@@ -18,7 +18,7 @@ from command_line import refused
 from fixtures import sentences
 from predicted_tables import ROWS, train_two, write_table
 
-from adapterhub.inference.open_several import AdapterSource
+from adapterhub.inference.open import AdapterSource
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fixtures import sentences, write_tsv
 
-from adapterhub.inference.open_several import AdapterSource
+from adapterhub.inference.open import AdapterSource
 from adapterhub.inference.table_job import TableJob
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import read

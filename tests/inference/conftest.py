@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from predicted_tables import train_two
 
-from adapterhub.inference.open_several import AdapterSource
+from adapterhub.inference.open import AdapterSource
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,7 @@ from fixtures import sentences
 
 from adapterhub.data.examples import Example
 from adapterhub.errors import MismatchError
-from adapterhub.inference.open import open_adapter
-from adapterhub.inference.open_several import AdapterSource, open_several
+from adapterhub.inference.open import AdapterSource, open_adapter, open_several
 from adapterhub.registry.published_files import digest_of
 
 EXAMPLES = [Example(text) for text, _ in sentences(20)]

@@ -16,8 +16,8 @@ from transformers import AutoModel, AutoTokenizer
 import adapterhub as ah
 from adapterhub.backbones.pooling import POOLS, trained_pooling
 from adapterhub.errors import MergeError
+from adapterhub.inference.merged_checkpoint import take_pooling
 from adapterhub.inference.open import open_adapter
-from adapterhub.inference.sentence_encoder import take_pooling
 from adapterhub.tasks import parse_task
 
 TEXTS = ["the movie was good", "the plot was very bad and the end was worse"]

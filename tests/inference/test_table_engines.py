@@ -13,10 +13,16 @@ import pytest
 from predicted_tables import routed, write_table
 
 from adapterhub.errors import DataError, TrainingError
-from adapterhub.inference import table_engines
-from adapterhub.inference.open_several import AdapterSource
-from adapterhub.inference.table_engines import predict_here, predict_on_ray
-from adapterhub.inference.table_job import PlannedTable, TableJob, TablePart, plan_table
+from adapterhub.inference import table_job
+from adapterhub.inference.open import AdapterSource
+from adapterhub.inference.table_job import (
+    PlannedTable,
+    TableJob,
+    TablePart,
+    plan_table,
+    predict_here,
+    predict_on_ray,
+)
 from adapterhub.ray_cluster import import_ray
 
 pytestmark = pytest.mark.apart
@@ -82,7 +88,7 @@ def light_worker(folder: Path) -> type:
 
 @pytest.fixture
 def light(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(table_engines, "TableWorker", light_worker(tmp_path))
+    monkeypatch.setattr(table_job, "TableWorker", light_worker(tmp_path))
     return tmp_path
 
 

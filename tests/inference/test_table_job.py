@@ -12,8 +12,7 @@ from predicted_tables import ROWS, routed, write_table
 
 from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.inference.open import open_adapter
-from adapterhub.inference.open_several import AdapterSource
+from adapterhub.inference.open import AdapterSource, open_adapter
 from adapterhub.inference.table_job import (
     ONLY,
     TableJob,

@@ -11,9 +11,8 @@ import pytest
 from predicted_tables import ROWS, routed, write_table
 
 from adapterhub.errors import OutputError
-from adapterhub.inference.open_several import AdapterSource
-from adapterhub.inference.table_job import PlannedTable, plan_table
-from adapterhub.inference.table_output import JOB, TableOutput
+from adapterhub.inference.open import AdapterSource
+from adapterhub.inference.table_job import JOB, PlannedTable, TableOutput, plan_table
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from adapterhub.errors import FileError
 from adapterhub.files import schema
-from adapterhub.interchange.config_fields import (
+from adapterhub.interchange.checkpoint_files import (
     TRAINING_ONLY,
     ConfigField,
     config_problems,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adapterhub.interchange.method_options import size_options
+from adapterhub.interchange.translation import size_options
 
 
 def test_the_most_common_size_is_the_default():

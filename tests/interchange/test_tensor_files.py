@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from adapterhub.errors import FileError
-from adapterhub.interchange.tensor_files import read_tensor_file
+from adapterhub.interchange.checkpoint_files import read_tensor_file
 
 NAMES = ("a.safetensors", "a.bin")
 TENSORS = {"x": torch.arange(3.0)}

@@ -6,7 +6,7 @@ import pytest
 
 from adapterhub.loop import evaluation
 from adapterhub.loop.evaluation import divided_evaluation
-from adapterhub.tasks._division import in_step, results
+from adapterhub.tasks._forward import in_step, results
 
 
 def test_a_single_process_computes_all_batches() -> None:

@@ -17,7 +17,7 @@ import adapterhub as ah
 from adapterhub.adapters import export as exporting
 from adapterhub.errors import BackboneError, ConfigError
 from adapterhub.files.native import read_manifest
-from adapterhub.interchange.peft import low_rank_exporter
+from adapterhub.interchange.peft import exporter
 from adapterhub.registry.publication import PublicationInfo
 
 peft = pytest.importorskip("peft")
@@ -124,9 +124,9 @@ def test_files_with_which_peft_computes_otherwise_are_left_out(
     hub, backbone, tmp_path, monkeypatch
 ):
     save_adapter(backbone, tmp_path / "out", "lora")
-    pattern_options = low_rank_exporter.pattern_options
+    pattern_options = exporter.pattern_options
     monkeypatch.setattr(
-        low_rank_exporter,
+        exporter,
         "pattern_options",
         lambda updates, rooted: pattern_options(updates, rooted) | {"lora_alpha": 1},
     )

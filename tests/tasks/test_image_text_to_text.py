@@ -23,7 +23,7 @@ from adapterhub.errors import ConfigError, DataError, MismatchError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks._base import Generated
 from adapterhub.tasks._losses import next_token_loss
-from adapterhub.tasks._picture_prompts import TOKENS
+from adapterhub.tasks.image_text_to_text import TOKENS
 
 TASK = parse_task("image-text-to-text(new_tokens=5)")
 NAMES = sorted(vision_language.SAVED)

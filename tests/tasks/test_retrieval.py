@@ -7,7 +7,8 @@ import pytest
 from sklearn.metrics import ndcg_score
 
 from adapterhub.errors import DataError
-from adapterhub.tasks._retrieval import nearest_passages, ranking_metrics
+from adapterhub.tasks._metrics import ranking_metrics
+from adapterhub.tasks.embedding import nearest_passages
 
 
 def vectors(count: int, seed: int, name: str) -> dict[str, np.ndarray]:

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 from adapterhub.errors import FileError
 from adapterhub.files import schema
 from adapterhub.files.schema import shorten, show
-from adapterhub.interchange.config_fields import (
+from adapterhub.interchange.checkpoint_files import (
+    MAX_TENSOR_BYTES,
     TRAINING_ONLY,
     ConfigField,
     any_value,
@@ -33,8 +34,8 @@ from adapterhub.interchange.config_fields import (
     either,
     only,
     read_json_object,
+    read_tensor_file,
 )
-from adapterhub.interchange.tensor_files import MAX_TENSOR_BYTES, read_tensor_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,7 +95,6 @@ _factor = either(
 _scaling = either(
     "a number, 'learned' or 'channel'", schema.number, schema.text("learned|channel", "a scale")
 )
-_matrices = schema.sequence(schema.text("[qkv]", "q, k or v"), 0, 3)
 _matrices = schema.sequence(schema.text("[qkv]", "q, k or v"), 0, 3)
 _false, _true = ConfigField(schema.boolean, False), ConfigField(schema.boolean, True)
 _DROPOUT = ConfigField(schema.number, 0.0)
@@ -175,12 +175,6 @@ def read_adapters(
     folder: Path, *, allow_pickle: bool = False, head: bool = True, most: int = MAX_TENSOR_BYTES
 ) -> AdaptersFiles:
     """Read the checkpoint of `adapters` in a folder.
-
-    Args:
-        folder: the checkpoint.
-        allow_pickle: whether .bin files may be opened.
-        head: whether to read the files of the task head.
-        most: the largest file of tensors that is read.
 
     Raises:
         FileError: a file is missing or damaged, or options are not supported; lists all of them.

@@ -27,13 +27,10 @@ class RemainingTensors:
     def take(
         self, kind: str, accept: Callable[[str], bool] = lambda path: True
     ) -> list[tuple[str, str, Tensor]]:
-        """Remove and return the tensors of one kind, such as `adapters` or `loras`.
+        """Remove and return (path, parameter, tensor) of one kind, such as `adapters` or `loras`.
 
         Their names have the form PATH.KIND.ADAPTER.PARAMETER. Only paths that `accept` accepts are
         taken.
-
-        Returns:
-            (path, parameter, tensor) of each.
         """
         pattern = re.compile(rf"(?:(.+)\.)?{kind}\.{self._name}\.(.+)")
         taken = []
@@ -53,10 +50,7 @@ def sites_with_roles(
 ) -> list[Site]:
     """Return the sites of some roles, except in some layers.
 
-    Args:
-        anatomy: the backbone's anatomy.
-        roles: the sites' roles.
-        leave_out: numbers of the layers to omit; a decoder's continue those of its encoder.
+    `leave_out` are numbers of layers; a decoder's continue those of its encoder.
     """
     roles, left_out = set(roles), set(leave_out)
     return [
@@ -125,13 +119,7 @@ def _host(anatomy: Anatomy, path: str) -> str | None:
 def check_sites(
     with_tensors: Iterable[Site], named: Iterable[Site], translation: Translation
 ) -> None:
-    """Check that the sites with tensors are those that the options name.
-
-    Args:
-        with_tensors: the sites that the checkpoint has tensors for.
-        named: the sites that its options name.
-        translation: collects the problems.
-    """
+    """Check that the sites with tensors are those that the options name."""
     tensor_ids, named_ids = {s.id for s in with_tensors}, {s.id for s in named}
     translation.problems += [
         f"{i}: named by the options, but has no tensors" for i in named_ids - tensor_ids

@@ -28,7 +28,8 @@ from adapterhub.files.atomic import (
     write_files,
 )
 from adapterhub.files.schema import canonical_json, shorten, show
-from adapterhub.interchange.config_fields import (
+from adapterhub.interchange.checkpoint_files import (
+    MAX_TENSOR_BYTES,
     TRAINING_ONLY,
     ConfigField,
     config_problems,
@@ -36,9 +37,6 @@ from adapterhub.interchange.config_fields import (
     only,
     optional,
     read_json_object,
-)
-from adapterhub.interchange.tensor_files import (
-    MAX_TENSOR_BYTES,
     read_tensor_file,
     tensor_problems,
 )
@@ -179,11 +177,6 @@ def read_peft(
 ) -> PeftFiles:
     """Read the peft checkpoint in a folder.
 
-    Args:
-        folder: the checkpoint.
-        allow_pickle: open `adapter_model.bin` if there is no safetensors file.
-        most: the largest file of tensors that is read.
-
     Raises:
         FileError: a file is missing or damaged, or options are not supported; lists all of them.
     """
@@ -257,11 +250,7 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 def write_peft(folder: Path, files: PeftFiles, *, card: str = "", overwrite: bool = False) -> None:
     """Write a peft checkpoint and a card atomically, in canonical bytes, and read it back.
 
-    Args:
-        folder: the output folder.
-        files: the checkpoint.
-        card: the model card; a short default if empty.
-        overwrite: whether an existing checkpoint is replaced.
+    Without a card, a short one is written.
 
     Raises:
         OutputError: the folder exists or cannot be written, or a value is not finite.

@@ -25,16 +25,7 @@ _SCALE = ".ia3_l"
 def import_peft_ia3(
     files: PeftFiles, finder: ModuleFinder, translation: Translation
 ) -> dict[str, Tensor]:
-    """Translate the scales of a checkpoint.
-
-    Args:
-        files: the checkpoint.
-        finder: finds its modules in the model.
-        translation: collects the result.
-
-    Returns:
-        The tensors that are not scales.
-    """
+    """Translate the scales of a checkpoint; return the other tensors."""
     anatomy = translation.anatomy
     sites = {s.host: s for s in anatomy.sites.values() if s.kind == "linear" and not s.part}
     scaled, at_inputs = [], []

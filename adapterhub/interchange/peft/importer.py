@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.interchange.imported_adapter import CheckpointInfo, ImportedAdapter
+from adapterhub.interchange.checkpoint_files import most_bytes
 from adapterhub.interchange.peft.files import (
     TASK_TYPES,
     PeftFiles,
@@ -24,8 +24,7 @@ from adapterhub.interchange.peft.ia3 import import_peft_ia3
 from adapterhub.interchange.peft.low_rank_importer import import_peft_low_rank
 from adapterhub.interchange.peft.prompts import import_peft_prefix, import_peft_prompt
 from adapterhub.interchange.peft.targets import ModuleFinder, ends_with
-from adapterhub.interchange.tensor_files import most_bytes
-from adapterhub.interchange.translation import Translation
+from adapterhub.interchange.translation import CheckpointInfo, ImportedAdapter, Translation
 
 _WRAPPED = re.compile(r"\.(modules_to_save|base_layer|ln_tuning_layers)(?=\.)")
 _NAMED_COPY = re.compile(r"\.modules_to_save\.[^.]+(?=\.)")  # with the adapter's name, as with bias
@@ -38,12 +37,6 @@ def import_peft(
     folder: Path, anatomy: Anatomy, *, allow_pickle: bool = False, head: bool = True
 ) -> ImportedAdapter:
     """Import the peft checkpoint in a folder for a backbone.
-
-    Args:
-        folder: the checkpoint.
-        anatomy: the backbone's anatomy.
-        allow_pickle: whether `adapter_model.bin` may be opened.
-        head: whether to import the task head.
 
     Raises:
         FileError: the files are damaged, or have options that are not supported.
@@ -100,10 +93,7 @@ def _outermost_module(name: str) -> str:
 def from_peft(files: PeftFiles, anatomy: Anatomy, name: str = "default") -> ImportedAdapter:
     """Translate a peft checkpoint for a backbone.
 
-    Args:
-        files: the checkpoint.
-        anatomy: the backbone's anatomy.
-        name: the adapter's name, replaced by "default" if it is not printable.
+    A name that is not printable becomes "default".
 
     Raises:
         MismatchError: the checkpoint does not fit the backbone; lists everything that does not.
@@ -229,10 +219,6 @@ def spread_tied_weights(files: PeftFiles, finder: ModuleFinder) -> PeftFiles:
 
         X.weight                  loaded into the module itself, unless X is a module to save
         X.original_module.weight  loaded into the module that the saved one replaces
-
-    Args:
-        files: the checkpoint.
-        finder: finds its modules in the model.
 
     Returns:
         The checkpoint with those weights, and without replaced modules.

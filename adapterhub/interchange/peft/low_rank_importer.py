@@ -9,24 +9,27 @@ which the adapter stores.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from adapterhub.anatomy.sites import Anatomy, Site, sites_option
-from adapterhub.backbones.weights import read_bias, read_weight
-from adapterhub.interchange.method_options import size_options
+from adapterhub.backbones.probe import probe
+from adapterhub.backbones.weights import read_bias, read_weight, storage_problem
+from adapterhub.errors import SiteError
 from adapterhub.interchange.peft.files import PeftFiles
-from adapterhub.interchange.peft.folded import WeightFolder
-from adapterhub.interchange.peft.initializations import (
+from adapterhub.interchange.peft.targets import ModuleFinder
+from adapterhub.interchange.peft.updates import (
+    BIAS,
+    Update,
+    read_updates,
     subtracted_factors,
     subtracted_initialization,
 )
-from adapterhub.interchange.peft.targets import ModuleFinder
-from adapterhub.interchange.peft.token_rows import read_token_rows
-from adapterhub.interchange.peft.updates import BIAS, Update, read_updates
-from adapterhub.interchange.translation import Translation
+from adapterhub.interchange.translation import Translation, size_options
 from adapterhub.methods.dora import DoRA
 from adapterhub.methods.lora import LoRA
 from adapterhub.methods.pissa import PiSSA
@@ -38,13 +41,7 @@ def import_peft_low_rank(
 ) -> dict[str, Tensor]:
     """Translate the updates of a checkpoint.
 
-    Args:
-        files: the checkpoint.
-        finder: finds its modules in the model.
-        translation: collects the result.
-
-    Returns:
-        The other tensors, and the weights that updates outside of sites are folded into.
+    Returns the other tensors, with the weights that updates outside of sites are folded into.
     """
     rows, files = read_token_rows(files, finder, translation)
     updates, rest = read_updates(files, finder, translation)
@@ -141,3 +138,265 @@ def _method_tensors(
         left, right = subtracted_factors(initialization, host, weight, update.rank, update.scale)
         tensors |= {"A0": right.contiguous(), "B0": left.contiguous()}
     return tensors
+
+
+@dataclass
+class WeightFolder:
+    """Folds the updates of one checkpoint outside of sites into new values of whole weights.
+
+        W' = W + s B A, with DoRA rescaled to its magnitudes
+        W' = W - s B0 A0 + s B A, with an initialization that subtracts a part of W
+
+    peft changes W in place, by an initialization or by the original weight of an embedding in the
+    file. So all modules that are tied to an adapted one get the changed W, but not the update.
+
+    `initialization` subtracted a part of the weights, "" if none did; `rows` are trained rows of
+    embeddings by path; `tensors` are the other tensors of the checkpoint, and get the new weights.
+    """
+
+    initialization: str
+    rows: Mapping[str, TrainedRows]
+    tensors: dict[str, Tensor]
+    finder: ModuleFinder
+    translation: Translation
+
+    def fold(self, updates: list[Update]) -> dict[str, Tensor]:
+        """Fold updates, and then the rows of embeddings without updates; return all tensors."""
+        problems = self._uses_problems(updates)
+        self.translation.problems += problems
+        for update in updates if not problems else ():
+            try:
+                self._fold_parameter(update) if update.parameter else self._fold_weight(update)
+            except SiteError as error:
+                self.translation.problems.append(f"{update.file_path}: {error.problem}")
+        updated = {update.path for update in updates}
+        for path in [path for path in self.rows if path not in updated]:
+            name = f"{path}.weight"
+            weight = self.finder.modules[path].get_parameter("weight").detach()
+            table = self.tensors.get(name, weight).float().cpu()
+            if table.shape == weight.shape:  # else the error names the shape
+                self.tensors[name] = self.rows[path].put_into(table)
+        return self.tensors
+
+    def _fold_weight(self, update: Update) -> None:
+        """Fold an update into the weight of its module."""
+        module = self.finder.modules[update.path]
+        weight = _matrix(module)
+        saved = self.tensors.pop(f"{update.file_path}.base_layer.weight", None)
+        reduced = bool(self.initialization) and not isinstance(module, nn.Embedding)
+        if reduced:
+            update = replace(update, rank=min(update.rank, *weight.shape))
+        d_out, d_in = weight.shape
+        problems = update.shape_problems(d_in, d_out)
+        shape = tuple(_turned(module, weight).shape)
+        if saved is not None and tuple(saved.shape) != shape:
+            problems.append(
+                f"{update.file_path}: shape {tuple(saved.shape)} in the files, {shape} here; if "
+                "tokens were added: model.resize_token_embeddings before loading"
+            )
+        if problems:
+            self.translation.problems += problems
+            return
+        if saved is not None:
+            weight = _turned(module, saved.float())
+        elif reduced:
+            weight = weight - self._subtracted(update, module, weight)
+        if saved is not None or reduced:
+            changed = _turned(module, weight).contiguous()
+            for path in self.finder.tied(update.path):
+                self.tensors.setdefault(f"{path}.weight", changed)
+        if rows := self.rows.get(update.path):
+            weight = _turned(module, rows.put_into(_turned(module, weight)))
+        self._add(f"{update.file_path}.weight", _turned(module, _updated(weight, update)))
+
+    def _subtracted(self, update: Update, module: nn.Module, weight: Tensor) -> Tensor:
+        """Return the part of W, (d_out, d_in), that the initialization subtracted."""
+        rank, scale = update.rank, update.scale
+        left, right = subtracted_factors(self.initialization, module, weight, rank, scale)
+        return scale * left @ right
+
+    def _fold_parameter(self, update: Update) -> None:
+        """Fold an update into one parameter of its module.
+
+        Stacked weights are (matrices, d_out, d_in), or transposed if the module says so.
+        """
+        module = self.finder.modules[update.path]
+        name = f"{update.path}.{update.parameter}"
+        parameter = getattr(module, update.parameter)
+        problem = storage_problem(parameter)
+        if self.initialization:
+            problem = f"target_parameters with init_lora_weights {self.initialization}"
+        if problem or parameter.ndim not in (2, 3):
+            problem = problem or f"{parameter.ndim} dimensions, not 2 or 3"
+            self.translation.problems.append(f"{name}: {problem}")
+            return
+        value = parameter.detach().float().cpu()
+        transposed = value.ndim == 3 and bool(getattr(module, "is_transposed", False))
+        weights = value if value.ndim == 3 else value[None]
+        weights = weights.mT if transposed else weights
+        matrices, d_out, d_in = weights.shape
+        if problems := update.shape_problems(d_in, d_out, matrices):
+            self.translation.problems += problems
+            return
+        a = update.tensors["A"].reshape(matrices, -1, d_in)
+        b = update.tensors["B"].reshape(d_out, -1, matrices)
+        changed = weights + update.scale * torch.einsum("ore,eri->eoi", b, a)
+        changed = changed.mT if transposed else changed
+        self._add(name, changed if value.ndim == 3 else changed[0])
+
+    def _add(self, name: str, value: Tensor) -> None:
+        self.tensors[name] = value.contiguous()
+        self.translation.notes.append(
+            f"{name.removesuffix('.weight')} is not a site: its update is stored as a whole weight "
+            f"of {value.numel():,} values"
+        )
+
+    def _uses_problems(self, updates: list[Update]) -> list[str]:
+        """Refuse updates of embeddings that the model does not look ids up in.
+
+        A model may read the weight instead, where peft's update has no effect, or compute ids from
+        another input, which peft takes for ids.
+        """
+        embeddings = {
+            update.path: module
+            for update in updates
+            if isinstance(module := self.finder.modules[update.path], nn.Embedding)
+        }
+        model = self.finder.targets.model
+        called: set[nn.Module] = set()
+        handles = [
+            module.register_forward_hook(lambda module, *_: called.add(module))
+            for module in embeddings.values()
+        ]
+        try:
+            if any(module is not model.get_input_embeddings() for module in embeddings.values()):
+                probe(model)
+            else:
+                called.update(embeddings.values())
+        finally:
+            for handle in handles:
+                handle.remove()
+        return [
+            f"{path}: the model does not look up ids in this {type(module).__name__}, which peft's "
+            "update of an embedding does"
+            for path, module in embeddings.items()
+            if not _looks_up(module) or (module not in called and not self.finder.tied(path))
+        ]
+
+
+def _looks_up(module: nn.Embedding) -> bool:
+    plain = type(module).forward is nn.Embedding.forward
+    return plain or hasattr(module, "embed_scale")
+
+
+def _updated(weight: Tensor, update: Update) -> Tensor:
+    updated = weight + update.scale * update.tensors["B"] @ update.tensors["A"]
+    if (magnitude := update.tensors.get("magnitude_vector")) is not None:
+        updated = updated * (magnitude / updated.norm(dim=1))[:, None]
+    return updated
+
+
+def _matrix(module: nn.Module) -> Tensor:
+    """Return W, (d_out, d_in), on the CPU; an embedding's is (d, vocabulary)."""
+    if isinstance(module, nn.Embedding):
+        return module.weight.detach().float().cpu().T
+    return read_weight(module).detach().cpu()
+
+
+def _turned(module: nn.Module, matrix: Tensor) -> Tensor:
+    """Convert W, (d_out, d_in), to the module's layout, or back."""
+    return matrix.T if isinstance(module, nn.Embedding | Conv1D) else matrix
+
+
+_ADAPTER = ".token_adapter."
+_ROWS = f"{_ADAPTER}trainable_tokens_delta"
+_ORIGINAL = f"{_ADAPTER}base_layer.weight"
+
+
+@dataclass(frozen=True)
+class TrainedRows:
+    """New values of some rows of an embedding: (n, d)."""
+
+    ids: Tensor
+    values: Tensor
+
+    def put_into(self, table: Tensor) -> Tensor:
+        """Return a table, (vocabulary, d), with the new rows."""
+        return table.index_copy(0, self.ids, self.values)
+
+    def problem(self, table: Any, original: Any) -> str:
+        """Describe why the rows do not fit a table; "" if they do.
+
+        `original` is the table that they were trained in.
+        """
+        if not isinstance(table, Tensor) or table.ndim != 2:
+            return "no table of tokens in this backbone"
+        if self.values.shape != (len(self.ids), table.shape[1]):
+            width = table.shape[1]
+            return f"{tuple(self.values.shape)} values for {len(self.ids)} tokens of width {width}"
+        needed = max(int(self.ids.max()) + 1, len(original))
+        if needed > len(table) or original.shape != table.shape:
+            return (
+                f"trained with {needed} tokens, the embedding has {len(table)}; before loading: "
+                f"model.resize_token_embeddings({needed}), or to the size of the tokenizer"
+            )
+        return ""
+
+
+def read_token_rows(
+    files: PeftFiles, finder: ModuleFinder, translation: Translation
+) -> tuple[dict[str, TrainedRows], PeftFiles]:
+    """Collect rows of embeddings that peft trained, by the paths of the modules that get them.
+
+        X.token_adapter.trainable_tokens_delta    the new values, in the order of their ids
+        X.token_adapter.base_layer.weight         the embedding, if the model was resized
+
+    If the input embedding is tied to other modules, peft replaces the rows there too, unless the
+    checkpoint has other rows for one of them.
+
+    Returns:
+        The rows, and the checkpoint without them.
+    """
+    tensors = {n: t for n, t in files.tensors.items() if _ADAPTER not in n}
+    trained = [n.removesuffix(_ROWS) for n in files.tensors if n.endswith(_ROWS)]
+    rows: dict[str, TrainedRows] = {}
+    for file_path in trained:
+        path, ids = finder.find(file_path), _ids(files.config, file_path, finder)
+        if path is None or not ids:
+            # Those of a tied module may be in the files too.
+            if not any(t in trained for t in finder.tied(path or "")):
+                translation.problems.append(f"{file_path}: no such module, or no tokens of it")
+            continue
+        values = files.tensors[f"{file_path}{_ROWS}"].to(torch.float32)
+        read = TrainedRows(torch.tensor(ids), values)
+        table: Any = getattr(finder.modules[path], "weight", None)
+        original: Any = files.tensors.get(f"{file_path}{_ORIGINAL}", table)
+        if problem := read.problem(table, original):
+            translation.problems.append(f"{file_path}: {problem}")
+            continue
+        if original is not table:
+            tensors |= {f"{each}.weight": original for each in (path, *finder.tied(path))}
+        rows |= {each: read for each in _uses(path, ids, files.config, finder)}
+        translation.notes.append(
+            f"{path}: {len(ids)} trained rows are stored as a whole weight of "
+            f"{original.numel():,} values"
+        )
+    return rows, PeftFiles(files.kind, files.config, tensors)
+
+
+def _ids(config: Mapping[str, Any], file_path: str, finder: ModuleFinder) -> list[int]:
+    """Return the ids of the trained rows of one module; [] if the options name none."""
+    option: Any = config["trainable_token_indices"] or []
+    if isinstance(option, dict):
+        return next((ids for name, ids in option.items() if file_path.endswith(name)), [])
+    module = finder.modules.get(finder.find(file_path) or "")
+    return list(option) if module is finder.targets.model.get_input_embeddings() else []
+
+
+def _uses(path: str, ids: list[int], config: Mapping[str, Any], finder: ModuleFinder) -> list[str]:
+    """Return the paths of the modules that get the rows of one module."""
+    model, tied = finder.targets.model, finder.tied(path)
+    is_tied = getattr(model.config, "tie_word_embeddings", False)
+    is_input = finder.modules[path] is model.get_input_embeddings()
+    others = [other for each in tied if (other := _ids(config, each, finder))]
+    return [path, *tied] if is_tied and is_input and all(o == ids for o in others) else [path]

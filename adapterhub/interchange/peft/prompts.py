@@ -35,16 +35,7 @@ TENSOR = "prompt_embeddings"
 def import_peft_prompt(
     files: PeftFiles, finder: ModuleFinder, translation: Translation
 ) -> dict[str, Tensor]:
-    """Translate a prompt.
-
-    Args:
-        files: the checkpoint.
-        finder: not used; importers of all kinds have the same parameters.
-        translation: collects the result.
-
-    Returns:
-        The tensors that are not of the prompt.
-    """
+    """Translate a prompt; return the other tensors."""
     rest, table = _table(files, translation)
     anatomy, length = translation.anatomy, files.config["num_virtual_tokens"]
     method = Prompt(length=length)
@@ -66,16 +57,7 @@ def import_peft_prompt(
 def import_peft_prefix(
     files: PeftFiles, finder: ModuleFinder, translation: Translation
 ) -> dict[str, Tensor]:
-    """Translate a prefix.
-
-    Args:
-        files: the checkpoint.
-        finder: not used; importers of all kinds have the same parameters.
-        translation: collects the result.
-
-    Returns:
-        The tensors that are not of the prefix.
-    """
+    """Translate a prefix; return the other tensors."""
     rest, table = _table(files, translation)
     anatomy = translation.anatomy
     translation.problems += _task_type_problems(files.config["task_type"])

@@ -62,10 +62,7 @@ class Targets:
     def value_at(self, patterns: Mapping[str, Any] | None, path: str, default: Any) -> Any:
         """Return the value of the first pattern that matches the end of a path.
 
-        Args:
-            patterns: values by pattern, as in rank_pattern and alpha_pattern.
-            path: a module's path.
-            default: the value if no pattern matches.
+        The patterns are those of rank_pattern and alpha_pattern.
         """
         for pattern, value in (patterns or {}).items():
             if self._match(rf"(.*\.)?({pattern})$", path):

@@ -29,7 +29,7 @@ from transformers.activations import ACT2FN
 import adapterhub as ah
 from adapterhub.errors import AttachError, MergeError, MismatchError
 from adapterhub.interchange.adapters_library.files import HEAD_WEIGHTS, WEIGHTS
-from adapterhub.interchange.tensor_files import read_tensor_file
+from adapterhub.interchange.checkpoint_files import read_tensor_file
 
 POOLS = ("prefix_tunings", "shared_parameters")
 

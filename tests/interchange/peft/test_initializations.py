@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from adapterhub.interchange.peft.initializations import subtracted_factors
+from adapterhub.interchange.peft.updates import subtracted_factors
 
 peft = pytest.importorskip("peft")
 

@@ -7,7 +7,7 @@ import tiny_models
 import torch
 
 from adapterhub.adapters.export import blocking
-from adapterhub.interchange.peft.vllm import RANKS
+from adapterhub.interchange.peft.exporter import RANKS
 
 peft = pytest.importorskip("peft")
 

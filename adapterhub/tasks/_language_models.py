@@ -1,9 +1,13 @@
-"""Text generation and token loss, for tasks with a language model."""
+"""Language models: the texts that they write, and the losses of tokens.
+
+The logits of all tokens are the largest tensor of a pass: one number for each token and entry of
+the vocabulary. The loss needs those of one token at a time, and of learned tokens alone.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,25 +16,17 @@ from adapterhub.backbones.end_tokens import end_tokens, text_stops, with_stops
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 from adapterhub.tasks._base import Encoded, Generated, Prediction, Task
-from adapterhub.tasks._below_head import (
-    few_tokens,
-    logits_at_once,
-    plain_head,
-    states_below,
-    targets_of,
-    token_losses,
-    whole_output,
-)
-from adapterhub.tasks._division import in_step, results
 from adapterhub.tasks._forward import (
     Passed,
     by_length,
     each_batch,
+    in_step,
     on_device,
+    results,
     rows_at_once,
     without_gradients,
 )
-from adapterhub.tasks._losses import next_token_loss
+from adapterhub.tasks._losses import model_inputs, next_token_loss
 from adapterhub.tasks._metrics import GENERATION_METRICS, answer_metrics, generation_metrics
 from adapterhub.tasks._rows import IGNORED, Row, Setting, in_order, pad
 from adapterhub.tasks._show import tokens_line
@@ -38,6 +34,7 @@ from adapterhub.tasks._show import tokens_line
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel
+
 
 TOKEN_METRICS = frozenset({"loss", "perplexity"})
 
@@ -64,11 +61,7 @@ class Generation:
         return text_stops(setting.tokenizer)
 
     def endless_note(self, setting: Setting) -> tuple[str, ...]:
-        """Return a line that says that generation will not stop behind an answer, if so.
-
-        Args:
-            setting: the tokenizer or processor.
-        """
+        """Return a line that says that generation will not stop behind an answer, if so."""
         if self.stops(setting):
             return ()
         return (
@@ -77,14 +70,15 @@ class Generation:
         )
 
     def prompt_batch(self, rows: Sequence[Row], setting: Setting, side: str) -> dict[str, Tensor]:
-        """Return the model inputs for some prompts.
-
-        Args:
-            rows: the rows of the prompts.
-            setting: the tokenizer or processor.
-            side: the side on which they are padded.
-        """
+        """Return the model inputs for some prompts."""
         return pad(rows, setting.tokenizer, side)
+
+    def generation_options(self, model: PreTrainedModel, prompts: Encoded) -> dict[str, Any]:
+        """Return the options of `model.generate`, besides those of the search."""
+        stops = prompts.task.stops(prompts.setting)
+        ends = {"eos_token_id": with_stops(end_tokens(model), stops)} if stops else {}
+        padding = prompts.setting.tokenizer.pad_token_id
+        return {"max_new_tokens": self.new_tokens, "pad_token_id": padding, **ends}
 
 
 @dataclass(frozen=True)
@@ -166,13 +160,7 @@ class WritesTexts(LearnsTokens):
 
 
 def text_outcome(texts: list[str], reference: str, prediction: Prediction) -> dict[str, Any]:
-    """Return the reference, the generated text and their word F1.
-
-    Args:
-        texts: the texts to show.
-        reference: the expected text.
-        prediction: the generated text.
-    """
+    """Return the reference, the generated text and their word F1."""
     assert isinstance(prediction, Generated)
     score = answer_metrics([[reference]], [prediction.text])["f1"]
     return {"texts": texts, "label": reference, "prediction": prediction.text, "score": score}
@@ -181,19 +169,10 @@ def text_outcome(texts: list[str], reference: str, prediction: Prediction) -> di
 def generate(
     model: PreTrainedModel, prompts: Encoded, batch_size: int, how: Generation
 ) -> list[Generated]:
-    """Generate a text for each prompt, in order, without special tokens.
-
-    Args:
-        model: a causal or sequence-to-sequence language model.
-        prompts: encoded prompts, one row each.
-        batch_size: prompts per call of `model.generate`.
-        how: the length and the search.
-    """
-    tokenizer = prompts.setting.tokenizer
+    """Generate a text for each prompt, in order, without special tokens."""
     # A decoder continues from the last position, which must not be padding.
     side = "right" if model.config.is_encoder_decoder else "left"
-    stops = prompts.task.stops(prompts.setting)
-    ends = {"eos_token_id": with_stops(end_tokens(model), stops)} if stops else {}
+    options = how.generation_options(model, prompts)
 
     def compute(indices: list[int]) -> list[tuple[int, Generated]]:
         batch = how.prompt_batch([prompts.rows[i] for i in indices], prompts.setting, side)
@@ -201,17 +180,11 @@ def generate(
         inputs = {k: v for k, v in moved.items() if k != "labels"}
         with without_gradients():
             ids = model.generate(  # type: ignore[operator]
-                **inputs,
-                max_new_tokens=how.new_tokens,
-                num_beams=how.beams,
-                do_sample=False,
-                use_cache=True,
-                pad_token_id=tokenizer.pad_token_id,
-                synced_gpus=in_step(),
-                **ends,
-            )
+                **inputs, **options, num_beams=how.beams,
+                do_sample=False, use_cache=True, synced_gpus=in_step(),
+            )  # fmt: skip
         first = 0 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
-        texts = tokenizer.batch_decode(ids[:, first:], skip_special_tokens=True)
+        texts = prompts.setting.tokenizer.batch_decode(ids[:, first:], skip_special_tokens=True)
         return [*zip(indices, (Generated(text.strip()) for text in texts), strict=True)]
 
     model.eval()
@@ -229,13 +202,8 @@ def token_loss(
 ) -> dict[str, float]:
     """Return `loss`, the mean negative log-likelihood per labelled token in nats, and `perplexity`.
 
-    Args:
-        model: a language model whose loss is a mean over labelled tokens.
-        data: encoded examples with labels.
-        batch_size: rows per forward pass.
-        shifted: whether the model predicts each token from the ones before it, so that the label
-            of the first position does not count.
-        record: gets the loss of each example, unless several share a row.
+    `shifted`: the model predicts each token from the ones before it, so that the label of the first
+    position does not count. `record` gets the loss of each example, unless several share a row.
     """
     each = record is not None and len(data.owners) > 0
     head = _head_in_chunks(model, data, batch_size)
@@ -305,3 +273,133 @@ def _row_losses(
         learned = labels != IGNORED
         losses = cross_entropy(scores[learned].float(), labels[learned], reduction="sum")
         yield float(losses), int(learned.sum())
+
+
+_WORTHWHILE = 1 << 24  # logits of a batch: 64 MiB in fp32
+_CHUNK = {"cpu": 1 << 23}  # logits of a chunk, 32 MiB in fp32: larger ones leave the caches
+_CHUNK_ELSEWHERE = 1 << 27
+_FEW = 64  # tokens
+_OF_TOKENS = {"input_ids", "attention_mask", "token_type_ids", "position_ids", "labels"}
+
+
+class _Reached(Exception):
+    """A pass ends below the head."""
+
+    def __init__(self, states: Tensor) -> None:
+        super().__init__()
+        self.states = states
+
+
+def plain_head(model: PreTrainedModel) -> nn.Linear | None:
+    """Return the head of a language model, if it is a linear layer and nothing else; else None.
+
+    It has no hooks and is not quantized: no adapter, and no offloading, is in between.
+    """
+    from torch import nn
+
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear or head.weight.is_meta:
+        return None
+    hooked = head._forward_hooks or head._forward_pre_hooks or "forward" in vars(head)
+    return None if hooked or head._modules else head
+
+
+def states_below(model: PreTrainedModel, head: nn.Linear, batch: Mapping[str, Tensor]) -> Any:
+    """Return what the head would read of a batch, (batch, tokens, d); the pass ends there.
+
+    None: the head is not called.
+    """
+    handle = head.register_forward_pre_hook(_end)
+    try:
+        model(**model_inputs(batch))
+    except _Reached as reached:
+        return reached.states
+    finally:
+        handle.remove()
+    return None
+
+
+def _end(head: nn.Module, args: tuple[Any, ...]) -> None:
+    raise _Reached(args[0])
+
+
+def whole_output(model: PreTrainedModel, head: nn.Linear, batch: Mapping[str, Tensor]) -> Any:
+    """Compute the output of a model; None if its logits are not what the head returned.
+
+    Logits that are scaled or bounded differ, even where their loss is the same by rounding. None
+    too if the model does not take these tokens, as Reformer only takes certain numbers of them.
+    """
+    import torch
+
+    written: list[Tensor] = []
+    handle = head.register_forward_hook(lambda _, args, output: written.append(output))
+    try:
+        output = model(**model_inputs(batch))
+    except (RuntimeError, ValueError):
+        return None
+    finally:
+        handle.remove()
+    same = len(written) == 1 and torch.equal(written[0].float(), output.logits.float())
+    return output if same else None
+
+
+def few_tokens(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a row with few of its tokens, the last learned one among them, to compare logits of.
+
+    Rows with more than ids, as of pictures, whose tokens belong together, are returned whole.
+    """
+    labels = batch["labels"]
+    if not batch.keys() <= _OF_TOKENS or any(tensor.dim() != 2 for tensor in batch.values()):
+        return dict(batch)
+    learned = (labels[0] != IGNORED).nonzero()
+    end = int(learned[-1]) + 1 if len(learned) else labels.shape[1]
+    window = slice(max(end - _FEW, 0), end)
+    return {n: t[:, window] if t.shape == labels.shape else t for n, t in batch.items()}
+
+
+def targets_of(batch: Mapping[str, Tensor], shifted: bool) -> Tensor:
+    """Return the token to predict at each place, (batch, tokens); IGNORED where none is learned.
+
+    `shifted`: each token is predicted from those before it.
+    """
+    import torch.nn.functional as F
+
+    labels = batch["labels"]
+    return F.pad(labels, (0, 1), value=IGNORED)[:, 1:] if shifted else labels
+
+
+def logits_at_once(head: nn.Linear | None, tokens: int) -> int:
+    """Return how many of some tokens have their logits at a time: all, if they are few.
+
+    `head` is None where all tokens have their logits.
+    """
+    if head is None or tokens * head.weight.shape[0] < _WORTHWHILE:
+        return tokens
+    return min(tokens, _chunk(head))
+
+
+def _chunk(head: nn.Linear) -> int:
+    most = _CHUNK.get(head.weight.device.type, _CHUNK_ELSEWHERE)
+    return max(most // head.weight.shape[0], 1)
+
+
+def token_chunks(tokens: int, head: nn.Linear) -> list[slice]:
+    """Divide tokens into those that have their logits at a time."""
+    size = _chunk(head)
+    return [slice(begin, begin + size) for begin in range(0, tokens, size)]
+
+
+def token_losses(states: Tensor, head: nn.Linear, targets: Tensor) -> Tensor:
+    """Return the cross-entropy of each token, (n,), in fp32, without gradients.
+
+    states: (n, d), targets: (n,).
+    """
+    import torch
+    import torch.nn.functional as F
+
+    losses = torch.zeros(len(targets), device=targets.device)
+    with torch.no_grad():
+        for part in token_chunks(len(targets), head):
+            scores = head(states[part]).float()
+            losses[part] = F.cross_entropy(scores, targets[part], reduction="none")
+    return losses
