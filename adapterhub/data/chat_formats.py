@@ -93,11 +93,6 @@ def with_beside(
 
     A system message of the chat's own stays, and its column is not used.
 
-    Args:
-        messages: the messages.
-        beside: the columns, and what each is.
-        values: the values of a row.
-
     Raises:
         ValueError: one is of another form.
     """
@@ -171,11 +166,6 @@ def _format_of(table: Table, columns: Mapping[str, str]) -> ChatFormat | None:
 def is_chat(source: str, options: DataOptions, split: str) -> bool:
     """Return whether data is chats beyond doubt, and the options name no columns.
 
-    Args:
-        source: a file or the id of a Hub dataset.
-        options: the format.
-        split: "train", "eval" or the name of a Hub split.
-
     Raises:
         DataError: the source cannot be read.
     """
@@ -187,11 +177,6 @@ def is_chat(source: str, options: DataOptions, split: str) -> bool:
 
 def chat_column(source: str, options: DataOptions, split: str) -> ColumnChoice:
     """Choose the column with the chats.
-
-    Args:
-        source: a file or the id of a Hub dataset.
-        options: the format, and the column if it is fixed.
-        split: "train", "eval" or the name of a Hub split.
 
     Raises:
         DataError: the source cannot be read, or the column is in doubt.
@@ -206,11 +191,6 @@ def chat_column(source: str, options: DataOptions, split: str) -> ColumnChoice:
 
 def instruction_columns(source: str, options: DataOptions, split: str) -> ColumnChoice | None:
     """Choose the columns of a format of instructions, or return None if there is none.
-
-    Args:
-        source: a file or the id of a Hub dataset.
-        options: the format; if they name a column, none is chosen.
-        split: "train", "eval" or the name of a Hub split.
 
     Raises:
         DataError: the source cannot be read.

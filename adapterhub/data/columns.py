@@ -134,17 +134,10 @@ class ColumnChoice:
 def choose_columns(
     source: str, options: DataOptions, split: str, wants: Wants, *, labelled: bool = True
 ) -> ColumnChoice:
-    """Name the columns that the options leave open.
+    """Name the columns that the options leave open; without `labelled`, all but the label.
 
     Columns that the options name are taken, unless the source has no names for its columns: those
     of the training data are then chosen anew in data to predict on.
-
-    Args:
-        source: the file or dataset id.
-        options: the format and the columns that are fixed.
-        split: "train", "eval" or the name of a Hub split.
-        wants: the kind of column for each option that the task reads.
-        labelled: whether the label is read as well.
 
     Raises:
         DataError: the source cannot be read, or its columns are in doubt.

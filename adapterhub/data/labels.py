@@ -13,9 +13,8 @@ _FORMS = "0=negative,1=positive, a mapping {0: negative, 1: positive}, or a list
 def parse_labels(spec: object) -> dict[str, str]:
     """Read the option `labels`: {value in the file: name}, in the order of the logits.
 
-    Args:
-        spec: text such as `0=negative,1=positive`, a mapping, or a list of labels, which keep their
-            names and get this order; None or an empty one for no names.
+    It is text such as `0=negative,1=positive`, a mapping, or a list of labels, which keep their
+    names and get this order; None or an empty one is {}.
 
     Raises:
         ConfigError: it has another form, a value or name is empty, or one occurs twice.
@@ -58,12 +57,7 @@ def _is_label(value: object) -> bool:
 
 
 def name_labels(labels: Iterable[str], names: Mapping[str, str], source: str) -> list[str]:
-    """Return the name of each label; a label that is a name already stays.
-
-    Args:
-        labels: the labels as they are in the file.
-        names: the name of each value; if empty, all labels stay.
-        source: the file, for errors.
+    """Return the name of each label; one that is a name already stays, and all without names.
 
     Raises:
         DataError: labels have no name; all of them are counted.

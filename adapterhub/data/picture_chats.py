@@ -71,11 +71,7 @@ class PictureChat:
 def chat_choice(source: str, options: DataOptions, split: str) -> ColumnChoice | None:
     """Choose the columns of chats with pictures; None if the data is no chats.
 
-    Args:
-        source: the file or dataset id.
-        options: the format, and the columns if they are fixed: `text` is that of the messages,
-            `pair` that of the pictures.
-        split: "train", "eval" or the name of a Hub split.
+    `options.text` is the column of the messages, `pair` that of the pictures.
 
     Raises:
         DataError: the source cannot be read.
@@ -116,12 +112,7 @@ def read_chats(
 ) -> list[PictureChat]:
     """Read chats with pictures, in order; each picture is decoded once.
 
-    Args:
-        source: the table, a folder with one, or the dataset id.
-        options: the format and the columns, as `chat_choice` names them.
-        split: "train", "eval" or the name of a Hub split.
-        decode: decodes the bytes of a file, or raises a ValueError that says what is wrong.
-        labelled: whether each chat needs an answer; without, one is left out.
+    If chats are `labelled`, each needs an answer; else one is left out.
 
     Raises:
         DataError: the source is missing, empty or malformed, or rows are invalid; lists all.
@@ -266,11 +257,6 @@ class AskedPicture(MediaFile):
 def ask(name: str, question: str, decode: Open) -> AskedPicture:
     """Return the picture of a path with a question, as they are typed on a command line.
 
-    Args:
-        name: the path.
-        question: the question.
-        decode: decodes the bytes of a file.
-
     Raises:
         DataError: the file cannot be read or decoded.
     """
@@ -280,15 +266,7 @@ def ask(name: str, question: str, decode: Open) -> AskedPicture:
 def read_asked(
     source: str, options: DataOptions, split: str, wants: Wants, decode: Open, *, labelled: bool
 ) -> list[AskedPicture]:
-    """Read the pictures of a table, with their questions and answers, in order.
-
-    Args:
-        source: the table, a folder with one, or the dataset id.
-        options: the format and the columns; `pair` is that of the questions.
-        split: "train", "eval" or the name of a Hub split.
-        wants: the kind of column for each option.
-        decode: decodes the bytes of a file, or raises a ValueError that says what is wrong.
-        labelled: whether to read the answers.
+    """Read the pictures of a table, with their questions (`pair`) and answers, in order.
 
     Raises:
         DataError: the source is missing, empty or malformed, or rows are invalid; lists all.

@@ -41,12 +41,6 @@ def comparison_columns(
 ) -> ColumnChoice:
     """Choose the columns of comparisons: the prompt may be a part of the chosen chat.
 
-    Args:
-        source: a file or the id of a Hub dataset.
-        options: the format, and the columns that are fixed.
-        split: "train", "eval" or the name of a Hub split.
-        labelled: whether the responses are read as well as the prompt.
-
     Raises:
         DataError: the source cannot be read, or its columns are in doubt.
     """
@@ -63,14 +57,7 @@ def comparison_columns(
 def read_comparisons(
     source: str, options: DataOptions, split: str, *, labelled: bool = True, chosen: bool = False
 ) -> list[Comparison]:
-    """Read comparisons, without labels the prompts alone.
-
-    Args:
-        source: a file or the id of a Hub dataset.
-        options: the format, and the columns that are fixed.
-        split: "train", "eval" or the name of a Hub split.
-        labelled: whether the responses are read as well as the prompt.
-        chosen: whether the chosen response is read without labels as well.
+    """Read comparisons, without labels the prompts alone, or with the `chosen` responses.
 
     Raises:
         DataError: the source cannot be read, its columns are in doubt, or rows are invalid.
@@ -118,11 +105,6 @@ def _comparison(prompt: Any, *responses: Any) -> Comparison:
 
 def are_chats(source: str, options: DataOptions, split: str) -> bool:
     """Return whether the prompts are lists of messages.
-
-    Args:
-        source: a file or the id of a Hub dataset.
-        options: the format, and the columns that are fixed.
-        split: "train", "eval" or the name of a Hub split.
 
     Raises:
         DataError: the source cannot be read, or its columns are in doubt.

@@ -59,21 +59,14 @@ class RowSource:
             yield from only.with_format("arrow").iter(batch_size=_PIECE)
 
     def values(self, table: Any, column: str) -> list[object]:
-        """Return the values of a column: names in place of the numbers of classes.
-
-        Args:
-            table: a table that `tables` yielded.
-            column: the name of the column.
-        """
+        """Return the values of a column: names in place of the numbers of classes."""
         return names_of_classes(self.features.get(column), table.column(column).to_pylist())
 
 
 def names_of_classes(feature: Any, values: list[Any]) -> list[object]:
     """Return the values of a column of `datasets`: names in place of the numbers of classes.
 
-    Args:
-        feature: the type of the column.
-        values: its values; -1 marks a hidden label.
+    The number -1 marks a hidden label.
     """
     if names := getattr(feature, "names", None):
         return [_name(names, value) for value in values]
@@ -88,12 +81,7 @@ def _name(names: Sequence[str], number: Any) -> str | None:
 
 @contextmanager
 def reading_hub(name: str, split: str, how: str) -> Iterator[None]:
-    """Read a data set of the Hub, with our limits on what is downloaded.
-
-    Args:
-        name: its id.
-        split: its split, for the error.
-        how: what cannot be done if it fails, such as "streamed".
+    """Read a data set of the Hub, with our limits; `how` is what fails, such as "streamed".
 
     Raises:
         DataError: it cannot be read.
@@ -124,11 +112,8 @@ def is_many_files(location: str) -> bool:
 def open_source(location: str, options: DataOptions, split: str) -> RowSource:
     """Open rows to stream; read only their beginning.
 
-    Args:
-        location: a file, a pattern such as `part-*.parquet`, a folder, a URL of one of these, or a
-            data set on the Hub.
-        options: the format, and the subset and splits of a data set on the Hub.
-        split: "train", "eval" or the name of a Hub split.
+    The location is a file, a pattern such as `part-*.parquet`, a folder, a URL of one of these, or
+    a data set on the Hub; `split` is "train", "eval" or a split of the Hub.
 
     Raises:
         DataError: nothing is there, or it cannot be read.

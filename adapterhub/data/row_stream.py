@@ -85,15 +85,7 @@ class BlockReader:
 
 
 class _OpenShard:
-    """A shard that is being read.
-
-    Args:
-        source: the source.
-        shard: the number of the shard.
-        position: its position in the order of the pass.
-        taken: the rows to pass over, which were taken before.
-        reader: which of its rows are read.
-    """
+    """A shard that is being read, from behind its first `taken` rows on."""
 
     def __init__(
         self, source: RowSource, shard: int, position: int, taken: int, reader: BlockReader
@@ -143,12 +135,7 @@ class _OpenShard:
 def read_blocks(
     source: RowSource, reader: BlockReader, cursor: Cursor | None = None
 ) -> Iterator[Block]:
-    """Yield blocks of rows, pass after pass, without end.
-
-    Args:
-        source: the rows.
-        reader: the size of blocks, the seed and the process.
-        cursor: where to begin; None: at the first row.
+    """Yield blocks of rows from a place on, pass after pass, without end.
 
     Raises:
         DataError: the source cannot be read, or has no rows for this process.
@@ -197,15 +184,9 @@ def _one_pass(source: RowSource, reader: BlockReader, cursor: Cursor) -> Iterato
 def _take_in_turn(
     reading: list[_OpenShard], missing: int, parts: list[tuple[Any, list[str]]]
 ) -> int:
-    """Take rows of each open shard, in equal parts; forget shards that have ended.
+    """Take rows of each open shard, in equal parts, and return how many; forget ended shards.
 
-    Args:
-        reading: the open shards.
-        missing: the most rows to take.
-        parts: gets tables of rows, and where each row is.
-
-    Returns:
-        The number of rows taken.
+    `parts` gets tables of rows, and where each row is.
     """
     share, before = -(-missing // len(reading)), missing
     for shard in list(reading):

@@ -131,14 +131,7 @@ def table_of_rows(
     places: Sequence[str],
     column: Callable[[str], Iterable[object]],
 ) -> Table:
-    """Return some rows of a source as a table.
-
-    Args:
-        source: the file or dataset id, for errors.
-        columns: the names of the columns.
-        places: where each row is, for errors.
-        column: reads the values of one column.
-    """
+    """Return some rows of a source as a table."""
     return Table(source, "row", tuple(columns), places, column, form="streamed")
 
 

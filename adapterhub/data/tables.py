@@ -53,10 +53,7 @@ METADATA = ("metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.parquet"
 def read_table(source: str, options: DataOptions, split: str) -> Table:
     """Read the table in a file or Hub dataset.
 
-    Args:
-        source: the file or dataset id.
-        options: the format and its details.
-        split: "train", "eval", PREDICT or the name of a Hub split.
+    `split` is "train", "eval", PREDICT or the name of a Hub split.
 
     Raises:
         DataError: the source is missing, empty or malformed.
@@ -82,23 +79,13 @@ def _key(source: str, options: DataOptions, split: str) -> object:
 def keep_table(table: Table, source: str, options: DataOptions, split: str) -> None:
     """Let `read_table` return a table for these options too, as long as it is in use.
 
-    Args:
-        table: the table.
-        source: the file or dataset id that it was read from.
-        options: options of the same format, with other columns.
-        split: the split that it was read from.
+    The options have the format that it was read with, and other columns.
     """
     _open_tables[_key(source, options, split)] = table
 
 
 def has_split(source: str, options: DataOptions, split: str) -> bool:
-    """Return whether a dataset on the Hub can be loaded with a split.
-
-    Args:
-        source: its id.
-        options: its subset.
-        split: the name of the split.
-    """
+    """Return whether a dataset on the Hub can be loaded with a split."""
     try:
         _read_hub(source, options.subset, split)
     except DataError:
@@ -191,12 +178,7 @@ def _text_format(text: str, options: DataOptions) -> str:
 
 
 def read_parallel(source: str, target: str, encoding: str | None = None) -> Table:
-    """Read two plain-text files, line by line, as the columns `text` and `target`.
-
-    Args:
-        source: the file with the texts.
-        target: the file with their targets.
-        encoding: the encoding of both, UTF-8 if it is None.
+    """Read two plain-text files, UTF-8 by default, line by line as columns `text` and `target`.
 
     Raises:
         DataError: the files differ in their number of lines.

@@ -34,11 +34,6 @@ class TextPair:
 def has_scores(source: str, options: DataOptions, split: str) -> bool:
     """Return whether pairs have scores: a column is chosen or named so, and there is no negative.
 
-    Args:
-        source: a file or the id of a Hub dataset.
-        options: the format, and the columns that are fixed.
-        split: "train", "eval" or the name of a Hub split.
-
     Raises:
         DataError: the source cannot be read.
     """
@@ -53,14 +48,7 @@ def has_scores(source: str, options: DataOptions, split: str) -> bool:
 def pair_columns(
     source: str, options: DataOptions, split: str, *, scored: bool, labelled: bool = True
 ) -> ColumnChoice:
-    """Choose the columns of pairs.
-
-    Args:
-        source: a file or the id of a Hub dataset.
-        options: the format, and the columns that are fixed.
-        split: "train", "eval" or the name of a Hub split.
-        scored: whether each pair has a score, in place of negatives.
-        labelled: whether more than the first text is read.
+    """Choose the columns of pairs, `scored` or with negatives; unlabelled, of first texts alone.
 
     Raises:
         DataError: the source cannot be read, or its columns are in doubt.
@@ -72,14 +60,7 @@ def pair_columns(
 def read_text_pairs(
     source: str, options: DataOptions, split: str, *, scored: bool, labelled: bool = True
 ) -> list[TextPair]:
-    """Read pairs with their scores or negatives; without labels the first texts alone.
-
-    Args:
-        source: a file or the id of a Hub dataset.
-        options: the format, and the columns that are fixed.
-        split: "train", "eval" or the name of a Hub split.
-        scored: whether each pair has a score, in place of negatives.
-        labelled: whether more than the first text is read.
+    """Read pairs, `scored` or with negatives; unlabelled, the first texts alone.
 
     Raises:
         DataError: the source cannot be read, its columns are in doubt, or rows are invalid.

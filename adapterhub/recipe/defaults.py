@@ -42,13 +42,9 @@ TABLE = (
 def run_options(
     options: TrainOptions, methods: Sequence[Method], rows: int, least_epochs: int = 1
 ) -> RunOptions:
-    """Choose what the user left open.
+    """Choose what the user left open, for so many rows an epoch.
 
-    Args:
-        options: the user's options; those that are set stay.
-        methods: the methods of the adapter; their schedule applies if none is set.
-        rows: the number of rows that one epoch trains on.
-        least_epochs: the epochs that the stages of the methods need.
+    The schedule is that of the methods; their stages need `least_epochs`.
     """
     default = next(entry for entry in TABLE if rows <= entry.rows)
     batch_size = options.batch_size or default.batch_size
@@ -66,24 +62,12 @@ def run_options(
 
 
 def steps_per_epoch(rows: int, batch_size: int, gradient_accumulation: int) -> int:
-    """Return the number of optimizer steps of one epoch.
-
-    Args:
-        rows: the number of rows.
-        batch_size: rows in one forward pass.
-        gradient_accumulation: forward passes per step.
-    """
+    """Return the number of optimizer steps of one epoch."""
     return -(-rows // (batch_size * gradient_accumulation))
 
 
 def usual_steps(options: TrainOptions, methods: Sequence[Method], rows: int) -> int:
-    """Return the optimizer steps that a run takes, unless the number of steps is given.
-
-    Args:
-        options: the user's options.
-        methods: the methods of the adapter.
-        rows: the number of rows that one epoch trains on.
-    """
+    """Return the optimizer steps that a run takes, unless the number of steps is given."""
     chosen = run_options(options, methods, rows)
     per_epoch = steps_per_epoch(rows, chosen.batch_size, chosen.gradient_accumulation)
     return chosen.epochs * per_epoch

@@ -57,11 +57,6 @@ def read_staged(
 ) -> StagedRecipe | None:
     """Read a recipe of stages; None if a recipe has none. Flags and overrides are for each stage.
 
-    Args:
-        path: a YAML file, or None.
-        overrides: words such as `train.epochs=1`.
-        flags: options as a nested mapping.
-
     Raises:
         ConfigError: the stages are no list of recipes with different names, or a recipe is invalid.
     """

@@ -24,9 +24,8 @@ class SweepRun:
 def parse_sweep(words: Sequence[str]) -> list[SweepRun]:
     """Return the runs of a sweep, the last option changing fastest.
 
-    Args:
-        words: an option and its values each, such as `method=lora,pfeiffer` or `seed=0,1,2`. A
-            comma inside brackets or quotes belongs to a value: `method=lora,[prefix, lora]`.
+    A word is an option and its values, such as `method=lora,pfeiffer` or `seed=0,1,2`. A comma
+    inside brackets or quotes belongs to a value: `method=lora,[prefix, lora]`.
 
     Raises:
         ConfigError: a word without `=` or values, an option given twice, or equal values.

@@ -82,12 +82,7 @@ class ExampleStream(Sequence[Any], Streamed):
         return chosen
 
     def blocks(self, reader: BlockReader, cursor: Cursor) -> Iterator[tuple[Cursor, list[Any]]]:
-        """Yield the examples of each block, and where it begins, without end.
-
-        Args:
-            reader: the size of blocks, the seed and the process.
-            cursor: where to begin.
-        """
+        """Yield the examples of each block, and where it begins, without end."""
         for block in read_blocks(self.source, reader, cursor):
             yield block.cursor, self.read(block.table)
 
@@ -129,12 +124,6 @@ def open_examples(
 ) -> tuple[ExampleStream, tuple[str, ...]]:
     """Open examples to stream, and choose their columns; return them with notes for the user.
 
-    Args:
-        location: a file, pattern, folder, URL or data set on the Hub.
-        options: the format, and the columns that are fixed.
-        task: the task that reads them.
-        split: "train", "eval" or the name of a Hub split.
-
     Raises:
         DataError: there are no rows, they cannot be read, or the columns are in doubt.
     """
@@ -151,14 +140,7 @@ def open_examples(
 
 
 def read_some(location: str, options: DataOptions, task: Task, most: int | None) -> list[Any]:
-    """Read the first examples of a source that only a stream reads, to evaluate on.
-
-    Args:
-        location: a pattern, folder or URL.
-        options: the format and the columns.
-        task: the task that reads them.
-        most: how many; None for all.
-    """
+    """Read the first examples of a source that only a stream reads, to evaluate on."""
     stream, _ = open_examples(location, options, task, "eval")
     return list(islice(replace(stream, task=task), most))
 

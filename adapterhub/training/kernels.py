@@ -97,13 +97,7 @@ class Workload:
 
 
 def choose_kernels(recipe: Recipe, data: RunData, methods: Sequence[Method]) -> KernelChoice:
-    """Choose dtype and attention implementation, where the recipe leaves them open.
-
-    Args:
-        recipe: the recipe.
-        data: its data.
-        methods: its methods.
-    """
+    """Choose dtype and attention implementation, where the recipe leaves them open."""
     given = KernelChoice(recipe.dtype, recipe.attention)
     is_open = not (recipe.dtype and recipe.attention) and recipe.train.mixed_precision == "no"
     if recipe.train.shard:
@@ -235,13 +229,7 @@ def _lengths(recipe: Recipe, data: RunData, config: PreTrainedConfig) -> list[in
 
 
 def layer_shape(config: PreTrainedConfig, rows: int, tokens: int) -> LayerShape | None:
-    """Return the shape of a backbone's layers with a batch, if its config names the sizes.
-
-    Args:
-        config: the backbone's config.
-        rows: the number of rows.
-        tokens: the number of tokens in a row.
-    """
+    """Return the shape of a backbone's layers with a batch, if its config names the sizes."""
     config = config.get_text_config()
     width, heads = (getattr(config, n, None) for n in ("hidden_size", "num_attention_heads"))
     if not width or not heads or width % heads or not getattr(config, "num_hidden_layers", None):

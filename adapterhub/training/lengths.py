@@ -45,13 +45,10 @@ class FittedRows:
 def fit_rows(
     data: RunData, setting: Setting, chosen: int | None, trained: int | None = None
 ) -> FittedRows:
-    """Encode the examples of a run, with a maximum length that follows the data.
+    """Encode the examples of a run, with a maximum length that is `chosen`, or follows the data.
 
-    Args:
-        data: the examples.
-        setting: the tokenizer, labels and seed; its `max_length` is what the backbone reads.
-        chosen: the option `max_length`; None chooses a length.
-        trained: the maximum length that the backbone was trained with, if it is recorded.
+    The `max_length` of the setting is what the backbone reads; `trained` is the length that it was
+    trained with, if it is recorded.
     """
     fitted = _fitted(data, setting, chosen, trained)
     if chosen is None or not data.task.limits(setting):
@@ -96,14 +93,7 @@ def _fitted(data: RunData, setting: Setting, chosen: int | None, trained: int | 
 def _unlimited(
     data: RunData, whole: dict[str, Encoded], setting: Setting, chosen: int | None
 ) -> FittedRows:
-    """Return rows that no option truncates.
-
-    Args:
-        data: the examples.
-        whole: their rows.
-        setting: the setting that they were encoded for.
-        chosen: the option `max_length`.
-    """
+    """Return rows that no option truncates."""
     nothing = Encoded(data.task, setting, (), [], ())
     ignored = f"train.max_length={chosen} has no effect: {data.task.name} has no longest input"
     notes = (ignored,) * (chosen is not None)
@@ -140,14 +130,7 @@ def _windows(data: RunData, setting: Setting, chosen: int | None) -> FittedRows:
 def _streamed_rows(
     data: RunData, stream: ExampleStream, setting: Setting, chosen: int | None
 ) -> FittedRows:
-    """Return rows that are encoded when they are drawn, cut to what is read at most.
-
-    Args:
-        data: the data.
-        stream: its training examples.
-        setting: the tokenizer, labels and seed; its `max_length` is what the backbone reads.
-        chosen: the option `max_length`; None: the most that is chosen by default.
-    """
+    """Return rows that are encoded when they are drawn, cut to what is read at most."""
     limited, length = setting, LEAST
     if data.task.limits(setting):
         length = min(chosen or data.task.most_tokens, limit_of(setting))
@@ -162,12 +145,7 @@ def _streamed_rows(
 
 
 def default_length(longest: int, most: int) -> int:
-    """Return the maximum length for data: a multiple of 8, at least `LEAST`, at most `most`.
-
-    Args:
-        longest: the tokens of the longest row.
-        most: the largest length to choose.
-    """
+    """Return the maximum length for data: a multiple of 8, at least `LEAST`, at most `most`."""
     return min(max(-(-longest // 8) * 8, LEAST), most)
 
 

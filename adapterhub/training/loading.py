@@ -49,13 +49,7 @@ class BackboneLoader:
     """Loads the backbone of each run, and encodes its rows."""
 
     def backbone(self, recipe: Recipe, data: RunData, kernels: KernelChoice) -> Loaded:
-        """Load a backbone with the head of a task; the seed of the recipe draws the head.
-
-        Args:
-            recipe: the recipe.
-            data: its data, for the labels.
-            kernels: dtype and attention implementation.
-        """
+        """Load a backbone with the head of a task; the seed of the recipe draws the head."""
         loaded = _load(recipe, data, kernels)
         if kernels.is_new_dtype(recipe.dtype) and not can_compute(loaded.model):
             loaded = _load(recipe, data, without_bf16(recipe))
@@ -64,14 +58,7 @@ class BackboneLoader:
     def rows(
         self, data: RunData, setting: Setting, chosen: int | None, trained: int | None
     ) -> FittedRows:
-        """Encode the examples of a run, as `fit_rows` does.
-
-        Args:
-            data: the examples.
-            setting: the tokenizer or processor, labels and seed.
-            chosen: the option `max_length`.
-            trained: the maximum length that the backbone was trained with.
-        """
+        """Encode the examples of a run, as `fit_rows` does."""
         return fit_rows(data, setting, chosen, trained)
 
     def release(self, model: PreTrainedModel) -> None:
@@ -171,14 +158,10 @@ def _load(recipe: Recipe, data: RunData, kernels: KernelChoice) -> Loaded:
 
 
 def make_ready(model: PreTrainedModel, *, move: bool = True) -> None:
-    """Move a model to the device of this process, and disable its cache.
+    """Move a model to the device of this process, unless it is sharded there; disable its cache.
 
     Training and evaluation do not use the cache, and with it transformers does not detect packed
     texts.
-
-    Args:
-        model: the model.
-        move: False leaves it where it is: a model that is sharded moves a layer at a time.
     """
     # Quantized weights stay on their device.
     if move and not getattr(model, "hf_device_map", None):

@@ -55,13 +55,7 @@ def check_one_model(data: RunData) -> None:
 
 
 def enter_tasks(adapter: Adapter, data: RunData, seed: int) -> TaskSwitch:
-    """Give an adapter the heads of several tasks, and return the switch between them.
-
-    Args:
-        adapter: a new adapter, for the first task.
-        data: the data of the tasks.
-        seed: the seed of the run.
-    """
+    """Give an adapter the heads of several tasks, and return the switch between them."""
     heads = {
         name: NamedHead(part.task.name, part.task.head, part.labels)
         for name, part in data.parts.items()
@@ -78,13 +72,7 @@ def enter_tasks(adapter: Adapter, data: RunData, seed: int) -> TaskSwitch:
 
 
 def mix_rows(rows: Mapping[str, FittedRows], mixture: Task, switch: TaskSwitch) -> FittedRows:
-    """Return the rows of several tasks as those of one run.
-
-    Args:
-        rows: the rows of each task.
-        mixture: the tasks together.
-        switch: the heads of the tasks.
-    """
+    """Return the rows of several tasks as those of one run."""
     train = {name: each.train for name, each in rows.items()}
     evaluation = {name: each.evaluation for name, each in rows.items() if each.evaluation.rows}
     first = next(iter(rows.values()))
@@ -120,15 +108,7 @@ def _mixed(rows: Mapping[str, Encoded], mixture: Task, switch: TaskSwitch) -> Mi
 def steps_of_tasks(
     rows: MixedRows, mixing: Mixing, options: RunOptions, total: int, seed: int
 ) -> dict[str, int]:
-    """Return how many of the first `total` steps of a run train on each task.
-
-    Args:
-        rows: the rows of the tasks.
-        mixing: the shares of the tasks.
-        options: the batch size, and how many batches a step has.
-        total: the steps of the run.
-        seed: the seed of the run.
-    """
+    """Return how many of the first `total` steps of a run train on each task."""
     steps, shares = _steps(rows, options), list(mixture_shares(mixing, rows.sizes).values())
     drawn: Counter[int] = Counter()
     for epoch, start in enumerate(range(0, total, steps)):
@@ -154,13 +134,6 @@ def mixed_order(
 
     An epoch has as many steps as all rows fill, whatever the shares of the tasks. The result
     depends on the arguments alone.
-
-    Args:
-        rows: the rows of the tasks.
-        mixing: the shares of the tasks.
-        options: the batch size, and how many batches a step has.
-        epoch: the epoch, counted from 0.
-        seed: the seed of the run.
     """
     per_step, steps = _batches_per_step(options), _steps(rows, options)
     shares = list(mixture_shares(mixing, rows.sizes).values())
@@ -178,15 +151,7 @@ def mixed_order(
 def _stream(
     rows: MixedRows, number: int, skip: int, options: RunOptions, seed: int
 ) -> Iterator[list[int]]:
-    """Yield the batches of one task from the one behind `skip` on, pass after pass.
-
-    Args:
-        rows: the rows of the tasks.
-        number: the task.
-        skip: how many batches were drawn before.
-        options: the batch size, and whether lengths are grouped.
-        seed: the seed of the run.
-    """
+    """Yield the batches of one task from the one behind `skip` on, pass after pass."""
     lengths, start = rows.parts[number].lengths, rows.starts[number]
     size = options.batch_size
     turn, position = divmod(skip, -(-len(lengths) // size))

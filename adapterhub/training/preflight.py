@@ -20,10 +20,7 @@ from adapterhub.training.run_data import RunData, read_data
 def check_run(recipe: Recipe, resume: bool, *, dry: bool = False) -> RunData:
     """Check a recipe and its files, and return its data; write nothing and import no torch.
 
-    Args:
-        recipe: the recipe.
-        resume: whether the run in the output folder is to be continued.
-        dry: whether nothing will be written, so that the output folder does not matter.
+    In a `dry` run nothing will be written, so that the output folder does not matter.
 
     Raises:
         AdapterhubError: of any type; the cheapest checks come first.
@@ -36,11 +33,6 @@ def check_run(recipe: Recipe, resume: bool, *, dry: bool = False) -> RunData:
 
 def check_recipe(recipe: Recipe, resume: bool, *, dry: bool = False) -> None:
     """Check what needs no data of a recipe.
-
-    Args:
-        recipe: the recipe.
-        resume: whether the run in the output folder is to be continued.
-        dry: whether nothing will be written.
 
     Raises:
         AdapterhubError: of any type; the cheapest checks come first.

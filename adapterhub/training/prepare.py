@@ -105,11 +105,7 @@ def prepare(
 ) -> PreparedRun:
     """Load the backbone, attach the adapter and encode; write nothing.
 
-    Args:
-        recipe: the recipe.
-        data: its data, if it has been read already.
-        kernels: dtype and attention implementation of the backbone; None chooses them.
-        loader: loads the backbone; a shared one has it from an earlier run.
+    The data are read, and the kernels of the backbone chosen, unless they are given.
     """
     check_installed(recipe.train)
     start = starting_point(recipe)
@@ -155,15 +151,7 @@ def _rows(
     adapter: Adapter,
     processor: Any,
 ) -> FittedRows:
-    """Encode the examples; for several tasks, give the adapter a head for each first.
-
-    Args:
-        recipe: the recipe.
-        data: its data.
-        loader: encodes the examples.
-        adapter: the attached adapter.
-        processor: the tokenizer or processor.
-    """
+    """Encode the examples; for several tasks, give the adapter a head for each first."""
     positions = max_positions(adapter.model)
     reads = max(positions - virtual_tokens(adapter), 1)
     setting = Setting(processor, reads, adapter.labels, recipe.seed, positions)
@@ -189,12 +177,6 @@ def _with_shards(
 
     A sharded model computes the reference, unless the adapter replaces parts of the backbone: these
     cannot be exchanged any more when they are sharded.
-
-    Args:
-        rows: the encoded rows.
-        adapter: the attached adapter.
-        options: the options of the run.
-        started: whether the adapter has the tensors of another one.
     """
     size = options.eval_batch_size
     if adapter.replaces or not options.shard:
@@ -225,14 +207,6 @@ def _with_reference(
     It is that of the model with the new adapter off, and those below it on; or, if the adapter was
     started from another one, that of the model with it. A resumed run computes it again, before the
     tensors of its checkpoint are loaded.
-
-    Args:
-        rows: the rows of a run.
-        model: the model, with the new adapter active.
-        batch_size: rows per forward pass.
-        started: whether the adapter has the tensors of another one.
-        sharded: whether each process holds a share of the model.
-        together: whether the processes compute each batch together.
     """
     task = rows.train.task
     if not task.compares_with_reference:

@@ -77,15 +77,8 @@ def run(
 
     The output folder gets `adapter/` (the files to publish), `recipe.yaml` with its schema for
     editors, `metrics.jsonl`, `timings.jsonl`, `predictions.jsonl`, `report.html` and
-    `checkpoints/`. With several processes, the first one writes them.
-
-    Args:
-        recipe: the recipe.
-        reporter: where progress is reported.
-        resume: continue the run in the output folder, if there is one.
-        data: the data of the recipe, if it has been read already.
-        loader: loads the backbone; a `SharedLoader` loads it once for several runs.
-        ended: called at the end, while the model still has the adapter with its best tensors.
+    `checkpoints/`. With several processes, the first one writes them. `ended` is called while the
+    model still has the adapter with its best tensors.
 
     Raises:
         AdapterhubError: of any type; the folder is neither created nor changed unless training
@@ -120,11 +113,7 @@ def _train_and_save(
 ) -> RunOutcome:
     """Hold the output folder, train, and save the adapter and the report there.
 
-    Args:
-        prepared: the run.
-        recipe: its recipe as given, without what follows from the data.
-        reporter: where progress is reported.
-        resume: continue the run in the output folder, if there is one.
+    The recipe is the one as given, without what follows from the data.
     """
     output, chosen = Path(recipe.output), prepared.kernels
     recipe = replace(recipe, dtype=chosen.dtype, attention=chosen.attention)
@@ -201,12 +190,7 @@ def training_session(
 ) -> loop.TrainingSession:
     """Return the session of a prepared run; notes for the user are reported.
 
-    Args:
-        prepared: the run.
-        reporter: where progress is reported.
-        resume: continue from the last checkpoint, if there is one.
-        checked: called when all checks have passed, before anything is written.
-        page: the writer of the report, if there is one.
+    `checked` is called when all checks have passed, before anything is written.
     """
     recipe, data = prepared.recipe, prepared.data
     for note in prepared.notes:

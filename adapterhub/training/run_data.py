@@ -197,10 +197,6 @@ def _read_tasks(recipe: Recipe) -> RunData:
 def check_options(recipe: Recipe, data: RunData) -> None:
     """Refuse training options that the data do not allow.
 
-    Args:
-        recipe: the recipe.
-        data: its data.
-
     Raises:
         ConfigError: an unknown metric, or an option that needs an evaluation, and there is none.
     """

@@ -107,15 +107,7 @@ def verdict(
     *,
     stopped_early: bool,
 ) -> list[str]:
-    """Say which evaluation was the best, whether the run was stopped early, and what may help.
-
-    Args:
-        history: the metrics of each evaluation, with "step" and "epoch".
-        best_step: the step of the best evaluation, None if there is none.
-        options: the training options of the run.
-        metric: the metric that selected the best.
-        stopped_early: whether the run ended before its last step.
-    """
+    """Say which evaluation was the best, whether the run was stopped early, and what may help."""
     if best_step is None or not history:
         return []
     best = next(record for record in history if record["step"] == best_step)

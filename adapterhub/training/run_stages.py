@@ -42,11 +42,6 @@ def run_stages(
 
     The data of all of them are read before the first one trains.
 
-    Args:
-        staged: the recipe.
-        reporter: returns where the progress of a stage is reported, by its name and recipe.
-        resume: continue in the output folder, if there is one.
-
     Raises:
         ConfigError: a finished stage has another recipe or other data than now.
         FileError: the adapter of a finished stage was changed.
@@ -75,13 +70,7 @@ def run_stages(
 
 
 def check_stages(staged: StagedRecipe, resume: bool, *, dry: bool = False) -> list[str]:
-    """Check all stages without torch, and return the names of those that are not finished.
-
-    Args:
-        staged: the recipe.
-        resume: whether the run in the output folder is to be continued.
-        dry: whether nothing will be written.
-    """
+    """Check all stages without torch, and return the names of those that are not finished."""
     output = Path(staged.output)
     if not resume and not dry and output.is_dir() and any(output.iterdir()):
         raise OutputError(

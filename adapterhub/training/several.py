@@ -43,12 +43,6 @@ def run_several(
     The backbone, the data and the encoded rows are shared, and so are the outputs of frozen layers
     (`train.frozen_cache`). A run that fails is yielded with its error, and the next one begins.
 
-    Args:
-        recipes: the recipes, each with an output folder of its own.
-        reporter: returns where a run reports its progress.
-        resume: continue the runs that have begun; the others begin.
-        loader: loads the backbones; by default one for these runs.
-
     Yields:
         Each run when it has ended.
 

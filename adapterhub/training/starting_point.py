@@ -82,9 +82,6 @@ class StartingPoint:
 def starting_point(recipe: Recipe) -> StartingPoint | None:
     """Find the adapter that a recipe starts from, download it if necessary, and verify it.
 
-    Args:
-        recipe: the recipe; None is returned if it starts from none.
-
     Raises:
         ConfigError: no such reference.
         RegistryError: it cannot be resolved.
@@ -109,10 +106,6 @@ class FoundAdapter:
 
 def find_adapter_of(text: str, recipe: Recipe) -> FoundAdapter:
     """Find an adapter that a recipe names, download it if necessary, and verify it.
-
-    Args:
-        text: its reference.
-        recipe: the recipe, for the backbone.
 
     Raises:
         ConfigError: no such reference.
@@ -179,10 +172,6 @@ def run_foundations(
     recipe: Recipe, methods: Sequence[Method]
 ) -> tuple[RunFoundations, tuple[Method, ...]]:
     """Find the adapters that a recipe trains on, and give them to a method built from others.
-
-    Args:
-        recipe: the recipe.
-        methods: its methods.
 
     Raises:
         ConfigError: no such reference.

@@ -32,13 +32,7 @@ EncodedBlock = tuple[list[Row], Sequence[int]]
 
 
 class LazyRows(Sequence[Row]):
-    """The rows of streamed examples. Iterating encodes all; an index is of the first ones.
-
-    Args:
-        stream: the examples.
-        task: the task, with the options that follow from the backbone.
-        setting: the tokenizer, length limits, labels and seed.
-    """
+    """The rows of streamed examples. Iterating encodes all; an index is of the first ones."""
 
     def __init__(self, stream: ExampleStream, task: Task, setting: Setting) -> None:
         self.stream, self.task, self.setting = stream, task, setting
@@ -82,13 +76,7 @@ class StreamedRows(Encoded):
 
 
 def stream_rows(stream: ExampleStream, task: Task, setting: Setting) -> StreamedRows:
-    """Return the rows of streamed examples, which are encoded when they are drawn.
-
-    Args:
-        stream: the examples.
-        task: the task, with the options that follow from the backbone.
-        setting: the tokenizer, length limits, labels and seed.
-    """
+    """Return the rows of streamed examples, which are encoded when they are drawn."""
     return StreamedRows(task, setting, stream, LazyRows(stream, task, setting), ())
 
 
@@ -134,16 +122,7 @@ class _Blocks(Sampler[Work]):
 
 
 class StreamBatches:
-    """A `BatchList` without an end of its own: it is as long as the run, and read in order.
-
-    Args:
-        rows: the rows.
-        options: the batch size, the steps, and how batches are made.
-        workers: the processes that encode blocks; 0: this one.
-        rank: this process of the run.
-        world: the number of processes of the run.
-        buffer: the rows of a block.
-    """
+    """A `BatchList` without an end of its own: it is as long as the run, and read in order."""
 
     def __init__(
         self,

@@ -225,14 +225,7 @@ class TaskMixture(Task):
         batch_size: int,
         record: list[Prediction] | None = None,
     ) -> dict[str, float]:
-        """Evaluate each task that has evaluation rows; add the mean of their main metrics.
-
-        Args:
-            model: the model, with its adapter active.
-            data: the rows of the tasks.
-            batch_size: rows per forward pass.
-            record: gets one prediction per example, one task after the other.
-        """
+        """Evaluate each task that has evaluation rows; add the mean of their main metrics."""
         metrics: dict[str, float] = {}
         for name, rows in _of_tasks(data).items():
             own = rows.task.evaluate(model, rows, batch_size, record)

@@ -97,11 +97,6 @@ class Tracked(Reporter):
 def start_trackers(recipe: Recipe, console: Reporter, *, resume: bool) -> Reporter:
     """Start the trackers of a recipe; call it before anything is written.
 
-    Args:
-        recipe: the recipe.
-        console: where a failure is noted.
-        resume: continue the runs whose ids the run folder has.
-
     Raises:
         ConfigError: a tracker cannot start.
     """
