@@ -11,7 +11,7 @@ from adapterhub.cli._format import print_table, say, seconds_text
 from adapterhub.config.spec import call_text
 from adapterhub.errors import ConfigError
 from adapterhub.files.shown_table import ShownTable
-from adapterhub.recipe.recipe_stages import StagedRecipe
+from adapterhub.recipe.several_runs import StagedRecipe
 from adapterhub.status import Display, display_for_terminal, showing
 from adapterhub.tasks import parse_task
 

@@ -34,8 +34,7 @@ from adapterhub.files.shown_table import ShownTable
 from adapterhub.loop.processes import restarted
 from adapterhub.recipe.options import TrainOptions
 from adapterhub.recipe.recipe import NAMES, SPECS, Recipe, read
-from adapterhub.recipe.recipe_stages import read_staged
-from adapterhub.recipe.sweep import parse_sweep
+from adapterhub.recipe.several_runs import parse_sweep, read_staged
 from adapterhub.status import Display, display_for_terminal, doing, showing
 
 if TYPE_CHECKING:
@@ -147,7 +146,7 @@ class RecipeCommand(click.Command):
 
 def _print_schema(context: click.Context, option: click.Parameter, given: bool) -> None:
     if given:
-        from adapterhub.recipe.recipe_schema import recipe_schema
+        from adapterhub.recipe.recipe_text import recipe_schema
 
         print_json(recipe_schema(), indent=2)
         context.exit()
@@ -410,7 +409,7 @@ def _curves(run: Path, facts: dict[str, str]) -> dict[str, str]:
 
 def print_rows(recipe: Recipe, count: int) -> None:
     """Print the first training rows of a recipe, wrapped to the terminal, or to 80 columns."""
-    from adapterhub.training.preview import preview_rows
+    from adapterhub.training.plan import preview_rows
 
     rows, notes = preview_rows(recipe, count)
     for note in notes:

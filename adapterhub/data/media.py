@@ -18,8 +18,8 @@ from typing import TypeVar
 
 from adapterhub.data.columns import Wants, choose_columns
 from adapterhub.data.examples import EmptyCell, parse_label, read_rows, refuse
+from adapterhub.data.media_formats import Sound
 from adapterhub.data.options import DataOptions
-from adapterhub.data.sounds import Sound
 from adapterhub.errors import DataError, read_problem
 
 T = TypeVar("T")

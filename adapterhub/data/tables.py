@@ -6,9 +6,10 @@ to predict on, the split PREDICT, a blank line is a row too where a row is a lin
 
 from __future__ import annotations
 
+import json
 import re
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,11 @@ from typing import Any
 from adapterhub.data.decode import DecodedText, file_bytes, file_text, split_lines
 from adapterhub.data.decode import read_text as read_text
 from adapterhub.data.delimited import encoding_notes, find_delimiter, read_delimited
-from adapterhub.data.json_rows import read_json
+from adapterhub.data.media_formats import MEDIA_SUFFIXES
 from adapterhub.data.options import PREDICT, DataOptions
 from adapterhub.data.parquet import ExpansionError, open_parquet
-from adapterhub.data.pictures import SUFFIXES
 from adapterhub.data.row_source import names_of_classes, reading_hub
-from adapterhub.data.sounds import SOUND_SUFFIXES
-from adapterhub.data.table import Table
+from adapterhub.data.table import Table, blank_note
 from adapterhub.data.table import first_few as first_few
 from adapterhub.errors import DataError
 
@@ -308,15 +307,14 @@ def read_folder(source: str) -> Table:
     root = Path(source)
     names, others = [], 0
     for path in _files(root, {root.resolve()}):
-        if path.suffix.lower() in (*SUFFIXES, *SOUND_SUFFIXES):
+        if path.suffix.lower() in MEDIA_SUFFIXES:
             names.append(path.relative_to(root))
         else:
             others += 1
     if not names:
         raise DataError(
             f"the folder {source} has no pictures and no sound",
-            expected=f"files that end in {', '.join((*SUFFIXES, *SOUND_SUFFIXES))}, in one folder "
-            "for each class",
+            expected=f"files that end in {', '.join(MEDIA_SUFFIXES)}, in one folder for each class",
         )
     columns: dict[str, list[object]] = {
         "file": [name.as_posix() for name in names],
@@ -345,3 +343,110 @@ def _files(folder: Path, seen: set[Path]) -> Iterator[Path]:
             yield path
         elif (real := path.resolve()) not in seen:
             yield from _files(path, seen | {real})
+
+
+_LISTS = ("data", "rows", "examples", "train", "items", "records")
+_LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+_EXPECTED = 'one object per line, such as {"text": "good", "label": "1"}, or a list of objects'
+
+
+def read_json(source: str, text: str) -> Table:
+    """Read JSON lines, or one JSON value that is a table; blank lines are a note.
+
+    Raises:
+        DataError: the text is neither.
+    """
+    start = text.lstrip()[:1]
+    first, _, rest = text.strip().partition("\n")
+    lines = start == "{" and (source.lower().endswith(_LINES) or (rest and _is_json(first)))
+    if start in ("[", "{") and not lines:
+        try:
+            table = _table_of(source, json.loads(text))
+        except (ValueError, RecursionError) as error:
+            if not _is_json(first):
+                raise DataError(f"{source} is not JSON: {error}", expected=_EXPECTED) from None
+            table = None
+        if table is not None:
+            return table
+    return _read_lines(source, text)
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _table_of(source: str, whole: Any) -> Table | None:
+    """Build the table of a list of objects, of {"data": [...]} or of an object of columns."""
+    rows = whole if isinstance(whole, list) else _inner_list(whole)
+    if rows == []:
+        raise DataError(f"{source} has no rows", expected=_EXPECTED)
+    if rows is not None:
+        wrong = [
+            f"item {number}: {type(row).__name__}, not an object"
+            for number, row in enumerate(rows, start=1)
+            if not isinstance(row, dict)
+        ]
+        if wrong and len(wrong) < len(rows):
+            raise DataError(
+                f"{source} is not a list of objects", offenders=first_few(wrong), expected=_EXPECTED
+            )
+        if not wrong:
+            return _rows_table(source, "item", dict(enumerate(rows, start=1)))
+        return None
+    lengths = {len(v) if isinstance(v, list | dict) else -1 for v in whole.values()}
+    if len(lengths) != 1 or lengths <= {-1, 0}:
+        return None
+    # pandas writes each column as {"0": ..., "1": ...}.
+    columns = {k: list(v.values()) if isinstance(v, dict) else v for k, v in whole.items()}
+    (length,) = lengths
+    return Table(source, "row", tuple(columns), range(1, length + 1), columns.__getitem__,
+                 form="JSON columns")  # fmt: skip
+
+
+def _inner_list(whole: Mapping[str, Any]) -> list[Any] | None:
+    """Return the only list of objects among the values of an object with a usual name."""
+    lists = {
+        key: value
+        for key, value in whole.items()
+        if isinstance(value, list) and value and isinstance(value[0], dict)
+    }
+    if len(lists) != 1:
+        return None
+    ((key, value),) = lists.items()
+    return value if key.lower() in _LISTS or len(whole) == 1 else None
+
+
+def _rows_table(source: str, unit: str, rows: dict[int, dict[str, Any]], form: str = "") -> Table:
+    columns = tuple(dict.fromkeys(key for row in rows.values() for key in row))
+    return Table(
+        source, unit, columns, list(rows), lambda name: [row.get(name) for row in rows.values()],
+        form=form or "a JSON list",
+    )  # fmt: skip
+
+
+def _read_lines(source: str, text: str) -> Table:
+    rows: dict[int, dict[str, Any]] = {}
+    problems, blank = [], []
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
+        if not line.strip():
+            blank.append(number)
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            problems.append(f"line {number}: {error}")
+        else:
+            if isinstance(row, dict):
+                rows[number] = row
+            else:
+                problems.append(f"line {number}: {type(row).__name__}, not an object")
+    if problems:
+        raise DataError(
+            f"{source} is not JSON lines", offenders=first_few(problems), expected=_EXPECTED
+        )
+    table = _rows_table(source, "line", rows, "JSON lines")
+    return replace(table, notes=blank_note(blank))

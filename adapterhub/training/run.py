@@ -31,7 +31,7 @@ from adapterhub.recipe.defaults import steps_per_epoch
 from adapterhub.recipe.mixing import dump_mixing, parse_mixing
 from adapterhub.recipe.output_folder import RECIPE, check_output, hold_output, writing
 from adapterhub.recipe.recipe import DATA_SOURCES, Recipe, read
-from adapterhub.recipe.recipe_schema import SCHEMA_LINE, write_schema
+from adapterhub.recipe.recipe_text import SCHEMA_LINE, write_schema
 from adapterhub.speed.compiled_layers import compiled_layers
 from adapterhub.speed.frozen_cache import frozen_layers
 from adapterhub.speed.head_loss import choose_head_loss
@@ -44,10 +44,15 @@ from adapterhub.training.mixture import mixed_order
 from adapterhub.training.preflight import check_trackers, placed
 from adapterhub.training.prepare import PreparedRun, prepare
 from adapterhub.training.run_data import RunData
-from adapterhub.training.run_page import LatestPredictions, RunPage, one_class, verdict
+from adapterhub.training.run_reports import (
+    LatestPredictions,
+    RunPage,
+    one_class,
+    start_trackers,
+    verdict,
+)
 from adapterhub.training.stream_batches import StreamBatches, StreamedRows
 from adapterhub.training.task_mixture import MixedRows
-from adapterhub.training.trackers import start_trackers
 
 
 @dataclass(frozen=True)

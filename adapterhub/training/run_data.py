@@ -8,9 +8,8 @@ from typing import Any
 
 from adapterhub.data.docstrings import load_docstrings
 from adapterhub.data.examples import Streamed, sample
-from adapterhub.data.labels import unnamed_note
 from adapterhub.data.notes import notes_on
-from adapterhub.data.options import DataOptions
+from adapterhub.data.options import DataOptions, unnamed_note
 from adapterhub.data.row_source import is_many_files
 from adapterhub.data.split import hold_out, strata_of
 from adapterhub.data.tables import has_split, is_on_hub

@@ -25,9 +25,8 @@ from adapterhub.files.native import read_manifest
 from adapterhub.inference.open import open_adapter
 from adapterhub.loop.report import Reporter, reporter_for
 from adapterhub.recipe.recipe import Recipe
-from adapterhub.training.plan import plan_of
+from adapterhub.training.plan import plan_of, preview_rows
 from adapterhub.training.prepare import PreparedRun, prepare
-from adapterhub.training.preview import preview_rows
 from adapterhub.training.run import run
 from adapterhub.training.stream_batches import StreamBatches, StreamedRows
 
