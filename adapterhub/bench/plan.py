@@ -32,8 +32,7 @@ from adapterhub.loop.report import Reporter
 from adapterhub.loop.stop_signals import Stopped
 from adapterhub.recipe.defaults import run_options, usual_steps
 from adapterhub.recipe.recipe import Recipe
-from adapterhub.training.kernels import KernelChoice, choose_kernels
-from adapterhub.training.loading import BackboneLoader
+from adapterhub.training.loading import BackboneLoader, KernelChoice, choose_kernels
 from adapterhub.training.run import run
 from adapterhub.training.starting_point import StartingPoint, starting_point
 

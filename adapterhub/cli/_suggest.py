@@ -16,8 +16,7 @@ from adapterhub.registry.store import Query
 from adapterhub.registry.stores import registry_at
 from adapterhub.status import doing
 from adapterhub.tasks import Setting, parse_task
-from adapterhub.training.kernels import KernelChoice
-from adapterhub.training.loading import BackboneLoader
+from adapterhub.training.loading import BackboneLoader, KernelChoice
 from adapterhub.training.run_data import NO_EVALUATION, read_data
 
 _MOST = 1000  # adapters of a registry

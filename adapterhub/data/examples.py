@@ -124,8 +124,12 @@ def read_rows(
             hint=skip or "correct or delete these rows",
         )
     if not examples:
-        raise DataError(f"{source} has empty cells in all of its {len(table.lines):,} rows")
+        raise AllEmpty(f"{source} has empty cells in all of its {len(table.lines):,} rows")
     return examples
+
+
+class AllEmpty(DataError):
+    """Every row has an empty cell, and was skipped."""
 
 
 class EmptyCell(str):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 
 from adapterhub.data.text_stream import TextStream
-from adapterhub.tasks import Encoded, Setting
+from adapterhub.tasks import Encoded, Setting, Task
 from adapterhub.tasks._lengths import (
     LostTokens,
     encode_whole,
@@ -16,9 +16,9 @@ from adapterhub.tasks._lengths import (
 )
 from adapterhub.tasks._rows import limit_of
 from adapterhub.tasks._windows import WindowTexts
-from adapterhub.training.example_stream import ExampleStream
 from adapterhub.training.run_data import RunData
-from adapterhub.training.stream_batches import stream_rows
+from adapterhub.training.stream import ExampleStream, stream_rows
+from adapterhub.training.task_mixture import MixedRows, TaskRows, TaskSwitch
 
 LEAST = 128  # tokens: longer texts may come at prediction, and short rows are not padded to it
 
@@ -177,3 +177,37 @@ def _beyond(trained: int | None, longest: int) -> list[str]:
         f"the backbone was trained on at most {trained} tokens; texts here have up to {longest:,}: "
         f"compare with train.max_length={trained}"
     ]
+
+
+def mix_rows(rows: Mapping[str, FittedRows], mixture: Task, switch: TaskSwitch) -> FittedRows:
+    """Return the rows of several tasks as those of one run."""
+    train = {name: each.train for name, each in rows.items()}
+    evaluation = {name: each.evaluation for name, each in rows.items() if each.evaluation.rows}
+    first = next(iter(rows.values()))
+    return FittedRows(
+        max_length=max(each.max_length for each in rows.values()),
+        train=_mixed(train, mixture, switch),
+        evaluation=_mixed(evaluation, mixture, switch) if evaluation else first.evaluation,
+        lost=(replace(first.lost[0], cut=sum(each.lost[0].cut for each in rows.values())),),
+        notes=tuple(f"{name}: {note}" for name, each in rows.items() for note in each.notes),
+    )
+
+
+def _mixed(rows: Mapping[str, Encoded], mixture: Task, switch: TaskSwitch) -> MixedRows:
+    tagged = {
+        name: TaskRows(
+            **{each.name: getattr(encoded, each.name) for each in fields(Encoded)},
+            name=name,
+            switch=switch,
+        )
+        for name, encoded in rows.items()
+    }
+    return MixedRows(
+        mixture,
+        next(iter(rows.values())).setting,
+        tuple(example for encoded in rows.values() for example in encoded.examples),
+        [row for encoded in rows.values() for row in encoded.rows],
+        (),
+        tagged,
+        switch,
+    )

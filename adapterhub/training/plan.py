@@ -40,11 +40,10 @@ from adapterhub.tasks._lengths import encode_whole
 from adapterhub.tasks._rows import Row
 from adapterhub.tasks._show import removed_text
 from adapterhub.training.lengths import fit_rows
-from adapterhub.training.mixture import steps_of_tasks
 from adapterhub.training.prepare import PreparedRun
 from adapterhub.training.run_data import read_data
-from adapterhub.training.stream_batches import StreamedRows
-from adapterhub.training.task_mixture import MixedRows
+from adapterhub.training.stream import StreamedRows
+from adapterhub.training.task_mixture import MixedRows, steps_of_tasks
 
 
 @dataclass(frozen=True)

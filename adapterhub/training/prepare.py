@@ -14,10 +14,14 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import attach
 from adapterhub.adapters.attached import only_foundations
 from adapterhub.adapters.build import empty_copies
+from adapterhub.adapters.heads import add_heads, select_head
+from adapterhub.adapters.parts import NamedHead
 from adapterhub.backbones.identity import ORIGIN
+from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.backbones.trained_length import max_positions, trained_length
 from adapterhub.errors import ConfigError
 from adapterhub.loop.evaluation import divided_evaluation
+from adapterhub.loop.processes import process_count
 from adapterhub.loop.sharding import shard
 from adapterhub.loop.stages import epochs_needed, waiting_for_plateaus
 from adapterhub.methods._base import Method
@@ -32,10 +36,8 @@ from adapterhub.speed.liger import check_installed
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, Task, dump_task
 from adapterhub.tasks._losses import Loss, corrected_loss
-from adapterhub.training.kernels import KernelChoice, choose_kernels
-from adapterhub.training.lengths import FittedRows
-from adapterhub.training.loading import BackboneLoader
-from adapterhub.training.mixture import check_one_model, enter_tasks, mix_rows
+from adapterhub.training.lengths import FittedRows, mix_rows
+from adapterhub.training.loading import BackboneLoader, KernelChoice, choose_kernels
 from adapterhub.training.run_data import RunData, read_data
 from adapterhub.training.starting_point import (
     RunFoundations,
@@ -43,6 +45,7 @@ from adapterhub.training.starting_point import (
     run_foundations,
     starting_point,
 )
+from adapterhub.training.task_mixture import TaskSwitch
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ def prepare(
     founded, methods = run_foundations(recipe, _methods(recipe, start))
     data = data or read_data(recipe)
     if data.parts:
-        check_one_model(data)
+        _check_one_model(data)
     loader = loader or BackboneLoader()
     first = next(iter(data.parts.values()), data)
     loaded = loader.backbone(recipe, data, kernels or choose_kernels(recipe, first, methods))
@@ -167,7 +170,53 @@ def _rows(
             )
             for name, part in data.parts.items()
         }
-    return mix_rows(rows, data.task, enter_tasks(adapter, data, recipe.seed))
+    return mix_rows(rows, data.task, _enter_tasks(adapter, data, recipe.seed))
+
+
+def _check_one_model(data: RunData) -> None:
+    """Refuse tasks that one model cannot have, and several processes with several heads.
+
+    Raises:
+        ConfigError: the tasks need different classes of model, or pool differently, or several
+            processes would train several heads.
+    """
+    tasks = {name: part.task for name, part in data.parts.items()}
+    autos = {name: " or ".join(TASK_MODELS[task.head].autos) for name, task in tasks.items()}
+    if len(set(autos.values())) > 1:
+        raise ConfigError(
+            "these tasks need models of different classes",
+            offenders=[f"{n}: {tasks[n].name} ({auto})" for n, auto in autos.items()],
+            expected="tasks of one class: classification, multi-label and regression go together",
+            hint="a text-to-text model, with seq2seq for each task",
+        )
+    if len({task.pooling for task in tasks.values()}) > 1:
+        raise ConfigError(
+            "these tasks pool differently",
+            offenders=[f"{name}: pooling={task.pooling}" for name, task in tasks.items()],
+            expected="the same pooling in all tasks",
+        )
+    if process_count() > 1 and any(TASK_MODELS[task.head].has_head for task in tasks.values()):
+        raise ConfigError(
+            "several heads train in one process",
+            hint="adapterhub train without accelerate launch or torchrun",
+        )
+
+
+def _enter_tasks(adapter: Adapter, data: RunData, seed: int) -> TaskSwitch:
+    """Give an adapter the heads of several tasks, and return the switch between them."""
+    heads = {
+        name: NamedHead(part.task.name, part.task.head, part.labels)
+        for name, part in data.parts.items()
+    }
+    if adapter.head is not None:
+        add_heads(adapter, heads, seed)
+    adapter.named_heads = heads
+
+    def select(name: str) -> None:
+        if adapter.heads:
+            select_head(adapter, name)
+
+    return TaskSwitch(next(iter(heads)), select)
 
 
 def _with_shards(

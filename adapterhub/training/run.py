@@ -37,10 +37,7 @@ from adapterhub.speed.frozen_cache import frozen_layers
 from adapterhub.speed.head_loss import choose_head_loss
 from adapterhub.speed.liger import liger_kernels
 from adapterhub.tasks import dump_task, parse_task
-from adapterhub.training.example_stream import BUFFER
-from adapterhub.training.kernels import KernelChoice
-from adapterhub.training.loading import BackboneLoader
-from adapterhub.training.mixture import mixed_order
+from adapterhub.training.loading import BackboneLoader, KernelChoice
 from adapterhub.training.preflight import check_trackers, placed
 from adapterhub.training.prepare import PreparedRun, prepare
 from adapterhub.training.run_data import RunData
@@ -51,8 +48,8 @@ from adapterhub.training.run_reports import (
     start_trackers,
     verdict,
 )
-from adapterhub.training.stream_batches import StreamBatches, StreamedRows
-from adapterhub.training.task_mixture import MixedRows
+from adapterhub.training.stream import BUFFER, StreamBatches, StreamedRows
+from adapterhub.training.task_mixture import MixedRows, mixed_order
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from adapterhub.data.docstrings import load_docstrings
@@ -18,7 +19,7 @@ from adapterhub.errors import ConfigError, unknown
 from adapterhub.loop.processes import readers
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.tasks import Task, parse_task
-from adapterhub.training.example_stream import ExampleStream, open_examples, read_some
+from adapterhub.training.stream import ExampleStream, open_examples
 from adapterhub.training.task_mixture import TaskMixture
 
 BUILTIN = "builtin:docstrings"
@@ -135,7 +136,8 @@ def _streamed_rows(recipe: Recipe) -> RunData:
     if options.eval == NO_EVALUATION:
         noted.append("no evaluation: the adapter has the tensors of the last step")
     elif is_many_files(str(options.eval)):
-        evaluation = read_some(str(options.eval), options, task, options.eval_rows)
+        rows, _ = open_examples(str(options.eval), options, task, "eval")
+        evaluation = list(islice(replace(rows, task=task), options.eval_rows))
     else:
         evaluation = _fewer(task.read(str(options.eval), options, "eval"), recipe, noted)
     task.check(labels, evaluation)
