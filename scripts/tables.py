@@ -14,7 +14,7 @@ import re
 import sys
 from pathlib import Path
 
-from adapterhub.recipe.defaults import TABLE
+from adapterhub.recipe.options import TABLE
 
 ROOT = Path(__file__).parents[1]
 _BLOCK = re.compile(

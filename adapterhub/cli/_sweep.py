@@ -22,7 +22,7 @@ from adapterhub.status import Display, display_for_terminal, doing, showing
 
 if TYPE_CHECKING:
     from adapterhub.loop.report import Reporter
-    from adapterhub.training.several import Ended
+    from adapterhub.training.run import Ended
 
 
 def train_sweep(recipes: Mapping[str, Recipe], *, resume: bool, dry_run: bool, quiet: bool) -> None:
@@ -60,7 +60,7 @@ def train_sweep(recipes: Mapping[str, Recipe], *, resume: bool, dry_run: bool, q
 def _train(placed: Mapping[str, Recipe], resume: bool, quiet: bool) -> dict[str, Ended]:
     with doing("loading torch"):
         from adapterhub.loop.report import reporter_for
-        from adapterhub.training.several import run_several
+        from adapterhub.training.run import run_several
 
     names = {recipe.output: name for name, recipe in placed.items()}
     numbers = {name: number for number, name in enumerate(placed, 1)}

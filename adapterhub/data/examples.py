@@ -46,10 +46,6 @@ class Streamed(ABC):
     def sha256(self) -> str:
         """The sha256 of their content."""
 
-    @abstractmethod
-    def drawn(self, count: int, seed: int) -> Iterable[Any]:
-        """Return a random choice of `count` examples, in their order."""
-
 
 def read_examples(
     source: str,
@@ -160,8 +156,6 @@ def sample(examples: Sequence[E], rows: int | None, seed: int) -> list[E]:
     """
     if rows is not None and rows < 1:
         raise DataError(f"rows is {rows}", expected="1 or more, or null for all")
-    if rows is not None and isinstance(examples, Streamed):
-        return list(examples.drawn(min(rows, len(examples)), seed))
     if rows is None or rows >= len(examples):
         return list(examples)
     indices = random.Random(seed).sample(range(len(examples)), rows)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from adapterhub.data.chat_formats import CHAT_COLUMNS, ROLES
+from adapterhub.data.chat_formats import CHAT_COLUMNS, ROLES, message_keys
 from adapterhub.data.columns import ColumnChoice, Wants, choose_columns
 from adapterhub.data.examples import EmptyCell, read_rows, refuse, text_problem
 from adapterhub.data.media import MediaFile, open_media, opened_cell
@@ -31,7 +31,6 @@ Turn: TypeAlias = tuple[str, tuple[str | None, ...]]
 PLACE = "<image>"
 _PICTURES = ("images", "image", "pictures", "picture")
 _OWN = ("image", "path", "file", "url", "image_url")  # keys of a picture in a part
-_KEYS = (("role", "content"), ("from", "value"))
 Parsed: TypeAlias = list[tuple[str, list[Any]]]
 """Roles with the parts of messages: texts, None for a place, and pictures of the message's own."""
 Open = Callable[[bytes], Any]
@@ -93,13 +92,7 @@ def _has_chats(table: Table, column: str) -> bool:
     if column not in table.columns:
         return False
     first = next((value for value in table.spread(column, 20) if value), None)
-    return isinstance(first, list) and all(_keys_of(item) for item in first)
-
-
-def _keys_of(item: object) -> tuple[str, str] | None:
-    if not isinstance(item, Mapping):
-        return None
-    return next((keys for keys in _KEYS if isinstance(item.get(keys[0]), str)), None)
+    return isinstance(first, list) and all(message_keys(item) for item in first)
 
 
 def read_chats(
@@ -157,7 +150,7 @@ def _parsed(messages: object) -> Parsed:
         raise ValueError(EmptyCell("the list of messages is missing"))
     parsed = []
     for item in messages:
-        keys = _keys_of(item)
+        keys = message_keys(item)
         if keys is None:
             raise ValueError(f"a message is {str(item)[:60]!r}: expected role and content")
         role = item[keys[0]] if keys[0] == "role" else ROLES.get(item["from"], item["from"])

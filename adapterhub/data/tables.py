@@ -20,7 +20,7 @@ from adapterhub.data.delimited import encoding_notes, find_delimiter, read_delim
 from adapterhub.data.media_formats import MEDIA_SUFFIXES
 from adapterhub.data.options import PREDICT, DataOptions
 from adapterhub.data.parquet import ExpansionError, open_parquet
-from adapterhub.data.row_source import names_of_classes, reading_hub
+from adapterhub.data.row_stream import names_of_classes, reading_hub
 from adapterhub.data.table import Table, blank_note
 from adapterhub.data.table import first_few as first_few
 from adapterhub.errors import DataError

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from adapterhub.data.row_source import reach_bucket
+from adapterhub.data.row_stream import reach_bucket
 from adapterhub.errors import OutputError
 from adapterhub.files.atomic import replace_file
 from adapterhub.inference.table_job import PlannedTable, TablePart, described_job

@@ -38,18 +38,19 @@ from adapterhub.backbones.load import load_backbone, load_processor
 from adapterhub.backbones.newly_initialized import initialize_again, newly_initialized
 from adapterhub.backbones.probe import probe
 from adapterhub.backbones.weights import DTYPES
+from adapterhub.config.options import to_dict
 from adapterhub.data.examples import data_hash
 from adapterhub.data.text_stream import TextStream
 from adapterhub.loop.processes import join_processes, own_device, process_count
 from adapterhub.methods._base import Method
-from adapterhub.recipe.defaults import run_options
+from adapterhub.recipe.options import run_options
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.speed.activation_store import KeptActivations, memory_limit
 from adapterhub.status import doing
-from adapterhub.tasks import Encoded, Setting, dump_task
+from adapterhub.tasks import Encoded, Setting, dump_task, parse_task
 from adapterhub.tasks._lengths import encode_whole
 from adapterhub.training.lengths import FittedRows, default_length, fit_rows
-from adapterhub.training.run_data import RunData
+from adapterhub.training.run_data import RunData, check_options, read_data
 
 KEPT_ROWS = 4  # encoded data sets
 
@@ -69,7 +70,11 @@ class Loaded:
 
 
 class BackboneLoader:
-    """Loads the backbone of each run, and encodes its rows."""
+    """Reads the data of each run, loads its backbone, and encodes its rows."""
+
+    def data(self, recipe: Recipe) -> RunData:
+        """Read the data of a recipe, as `read_data` does."""
+        return read_data(recipe)
 
     def backbone(self, recipe: Recipe, data: RunData, kernels: KernelChoice) -> Loaded:
         """Load a backbone with the head of a task; the seed of the recipe draws the head."""
@@ -98,7 +103,7 @@ class _Kept:
 
 @dataclass
 class SharedLoader(BackboneLoader):
-    """Loads a backbone once for several runs, and encodes equal rows once.
+    """Loads a backbone once for several runs, and reads and encodes equal rows once.
 
     Use one for all runs: `run(recipe, reporter, loader=loader)`. A backbone that still has adapters
     is loaded again.
@@ -106,6 +111,21 @@ class SharedLoader(BackboneLoader):
 
     kept: dict[Hashable, _Kept] = field(default_factory=dict)
     encoded: dict[Hashable, FittedRows] = field(default_factory=dict)
+    latest: tuple[str, RunData] | None = None
+
+    def data(self, recipe: Recipe) -> RunData:
+        """Return the data that the latest run has read, if they are equal, or read them.
+
+        Raises:
+            ConfigError: an option of the recipe does not fit the data.
+        """
+        options, task = to_dict(recipe), dump_task(parse_task(recipe.task))
+        key = str((task, options["data"], options["tasks"], recipe.seed))
+        if self.latest is None or self.latest[0] != key:
+            self.latest = key, super().data(recipe)
+        data = self.latest[1]
+        check_options(recipe, data)
+        return data
 
     def backbone(self, recipe: Recipe, data: RunData, kernels: KernelChoice) -> Loaded:
         """Return a backbone that another run has loaded, with a new head, or load it."""

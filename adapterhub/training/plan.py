@@ -23,8 +23,8 @@ from adapterhub.backbones.weights import device_of
 from adapterhub.loop.optimizers import OPTIMIZERS
 from adapterhub.loop.progress import process_memory
 from adapterhub.loop.trainee import AdapterTrainee
-from adapterhub.recipe.defaults import steps_per_epoch
 from adapterhub.recipe.mixing import mixture_shares, parse_mixing
+from adapterhub.recipe.options import steps_per_epoch
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.speed.activation_memory import (
     HEAP,

@@ -13,7 +13,6 @@ batches taken of it: all of that is in the checkpoint, and nothing else is neede
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,8 +20,16 @@ from typing import TYPE_CHECKING, Any, overload
 
 from adapterhub.data.examples import AllEmpty, Streamed
 from adapterhub.data.options import DataOptions
-from adapterhub.data.row_source import RowSource, open_source
-from adapterhub.data.row_stream import Block, BlockReader, Cursor, cursor_of, read_blocks, read_pass
+from adapterhub.data.row_stream import (
+    Block,
+    BlockReader,
+    Cursor,
+    RowSource,
+    cursor_of,
+    open_source,
+    read_blocks,
+    read_pass,
+)
 from adapterhub.data.table import Table
 from adapterhub.data.tables import keep_table
 from adapterhub.errors import DataError
@@ -81,17 +88,6 @@ class ExampleStream(Sequence[Any], Streamed):
     def __iter__(self) -> Iterator[Any]:
         for block in read_pass(self.source, BUFFER):
             yield from self.read(block.table)
-
-    def drawn(self, count: int, seed: int) -> list[Any]:
-        """Return a random choice of `count` examples (reservoir sampling: Vitter 1985, R)."""
-        chance, chosen = random.Random(seed), []
-        for number, example in enumerate(self):
-            place = number if number < count else chance.randrange(number + 1)
-            if number < count:
-                chosen.append(example)
-            elif place < count:
-                chosen[place] = example
-        return chosen
 
     def blocks(self, reader: BlockReader, cursor: Cursor) -> Iterator[tuple[Cursor, list[Any]]]:
         """Yield the examples of each block, and where it begins, without end."""
@@ -295,7 +291,7 @@ class StreamBatches:
             sampler=(
                 _Work(_Place(number, cursor), examples)
                 for number, (cursor, examples) in enumerate(blocks, start.number)
-            ),  # type: ignore[arg-type]
+            ),
             batch_size=None,
             num_workers=self.workers,
             collate_fn=_unchanged,

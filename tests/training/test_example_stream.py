@@ -90,14 +90,6 @@ def test_empty_rows_are_skipped_also_a_whole_block_of_them(tmp_path: Path) -> No
         list(open_examples(file, DataOptions(), CLASSES)[0])
 
 
-def test_a_random_choice_is_of_all_rows_and_by_the_seed(tmp_path: Path) -> None:
-    stream, _ = open_examples(write_shards(tmp_path), DataOptions(), CLASSES)
-    chosen = [stream.drawn(8, seed) for seed in (0, 0, 1)]
-    assert chosen[0] == chosen[1] != chosen[2]
-    assert len({example.text for example in chosen[0]}) == 8
-    assert stream.drawn(100, 0) == list(stream)
-
-
 def test_the_first_rows_of_many_files_to_evaluate_on(tmp_path: Path) -> None:
     pattern = write_shards(tmp_path)
     stream, _ = open_examples(pattern, DataOptions(), CLASSES, "eval")
