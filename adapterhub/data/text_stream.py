@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, overload
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 from adapterhub.config.keyed_files import KeyedFiles
 from adapterhub.config.user_folders import user_folder
@@ -103,11 +103,7 @@ class TextStream(Sequence[StreamedText], Streamed):
             texts = draw.select(texts)
         return texts
 
-    @overload
-    def __getitem__(self, index: int) -> StreamedText: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[StreamedText]: ...
-    def __getitem__(self, index: int | slice) -> StreamedText | list[StreamedText]:
+    def __getitem__(self, index: int | slice) -> Any:
         chosen = range(len(self))[index]
         if isinstance(chosen, int):
             return next(itertools.islice(self, chosen, None))

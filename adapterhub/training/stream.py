@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from adapterhub.data.examples import AllEmpty, Streamed
 from adapterhub.data.options import DataOptions
@@ -78,10 +78,6 @@ class ExampleStream(Sequence[Any], Streamed):
     def __len__(self) -> int:
         return self.epoch
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
     def __getitem__(self, index: int | slice) -> Any:
         return self.head[index]
 
@@ -159,12 +155,8 @@ class LazyRows(Sequence[Row]):
     def __len__(self) -> int:
         return len(self.stream)
 
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        return self.head.rows[index]  # type: ignore[return-value]
+    def __getitem__(self, index: int | slice) -> Any:
+        return self.head.rows[index]
 
     def __iter__(self) -> Iterator[Row]:
         for block in read_pass(self.stream.source, BUFFER):
