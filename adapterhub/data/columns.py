@@ -21,7 +21,7 @@ from adapterhub.data.column_names import numbers_rows, plain_name
 from adapterhub.data.media_formats import PICTURE_SUFFIXES, SOUND_SUFFIXES
 from adapterhub.data.options import DataOptions
 from adapterhub.data.table import Table, first_few, is_template
-from adapterhub.data.tables import keep_table, read_table
+from adapterhub.data.tables import BIO_TAG, keep_table, read_table
 from adapterhub.errors import DataError
 
 Wants = Mapping[str, str]
@@ -390,7 +390,6 @@ _FEW = 20  # rows: fewer say little about how often a value recurs
 _NUMBER = re.compile(r"[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?")
 _CODE = re.compile(r"(?=.*\d)[\w:./-]+")
 _FILE = re.compile(r"\.[A-Za-z][A-Za-z0-9]{1,4}$")
-_TAG = re.compile(r"O|[BIESLU]-\S+")
 
 
 @dataclass(frozen=True)
@@ -493,7 +492,7 @@ class ColumnProfile:
     @property
     def is_tags(self) -> bool:
         """Whether the cells are lists of BIO tags."""
-        return self.is_words and all(_TAG.fullmatch(tag) for tags in self.values for tag in tags)
+        return self.is_words and all(BIO_TAG.fullmatch(tag) for tags in self.values for tag in tags)
 
     @property
     def is_answers(self) -> bool:

@@ -43,7 +43,7 @@ _BINARY = {b"PK\x03\x04": "a zip archive", b"\xd0\xcf\x11\xe0": "an Office file"
            b"%PDF": "a PDF file", b"\x80\x04": "a pickle", b"ARROW1": "an Arrow file",
            b"SQLite": "a database"}  # fmt: skip
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_TAG = re.compile(r"O|[BIESLU]-\S+")
+BIO_TAG = re.compile(r"O|[BIESLU]-\S+")
 # The tables that are in use, so that a source whose columns were looked at is not read again.
 _open_tables: weakref.WeakValueDictionary[object, Table] = weakref.WeakValueDictionary()
 METADATA = ("metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.parquet")
@@ -170,7 +170,7 @@ def _text_format(text: str, options: DataOptions) -> str:
     if options.delimiter is not None:
         return "text table"
     lines = [line.split() for line in split_lines(text[:100_000])[:500] if line.strip()]
-    tagged = sum(len(fields) > 1 and bool(_TAG.fullmatch(fields[-1])) for fields in lines)
+    tagged = sum(len(fields) > 1 and bool(BIO_TAG.fullmatch(fields[-1])) for fields in lines)
     if tagged > 0.9 * len(lines) and "\n\n" in text.replace("\r", "").replace("\t\n", "\n"):
         return "conll"
     return "text" if find_delimiter(text, None) is None else "text table"
