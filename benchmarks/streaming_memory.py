@@ -102,8 +102,7 @@ def measure(folder: Path, rows: int, encoded: int) -> None:
     from adapterhub.data.row_stream import BlockReader, Cursor
     from adapterhub.recipe.options import RunOptions
     from adapterhub.tasks import Setting, parse_task
-    from adapterhub.training.example_stream import BUFFER, open_examples
-    from adapterhub.training.stream_batches import StreamBatches, stream_rows
+    from adapterhub.training.stream import BUFFER, StreamBatches, open_examples, stream_rows
 
     write_rows(folder, rows)
     size = sum(file.stat().st_size for file in folder.glob("*.parquet"))

@@ -3,7 +3,7 @@
     python scripts/tables.py
 
 A table is between `<!-- NAME: python benchmarks/SCRIPT.py --table -->` and `<!-- /NAME -->`. That
-of the defaults names `adapterhub/recipe/defaults.py` instead.
+of the defaults names `adapterhub/recipe/options.py` instead.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import re
 import sys
 from pathlib import Path
 
-from adapterhub.recipe.defaults import TABLE
+from adapterhub.recipe.options import TABLE
 
 ROOT = Path(__file__).parents[1]
 _BLOCK = re.compile(
     r"(<!-- ([\w-]+): "
-    r"(?:python benchmarks/([\w/]+)\.py --table|adapterhub/recipe/defaults\.py) -->\n)"
+    r"(?:python benchmarks/([\w/]+)\.py --table|adapterhub/recipe/options\.py) -->\n)"
     r".*?(<!-- /\2 -->)",
     re.DOTALL,
 )

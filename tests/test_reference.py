@@ -24,7 +24,7 @@ from adapterhub.methods import METHODS
 from adapterhub.recipe.options import RunOptions, TrainOptions
 from adapterhub.recipe.recipe import ALIASES, MEANINGS, Recipe
 from adapterhub.recipe.recipe_text import commented_recipe
-from adapterhub.training.run_page import one_class
+from adapterhub.training.run_reports import one_class
 
 ROOT = Path(__file__).parents[1]
 

@@ -87,7 +87,7 @@ class TaskContext:
     def methods(self, label: str) -> list[Any]:
         """Return a method of the study with all its options, and what it starts from."""
         start = self.starts.get(label)
-        return [*dump_methods(self.parsed(label)), *([start.origin.digest] if start else [])]
+        return [*dump_methods(self.parsed(label)), *([start.digest] if start else [])]
 
     def parsed(self, label: str) -> tuple[Method, ...]:
         """Return a method of the study: that of the adapter, if it starts from one."""

@@ -30,10 +30,9 @@ from adapterhub.bench.task_data import TaskData, read_task_data
 from adapterhub.errors import AdapterhubError, ConfigError
 from adapterhub.loop.report import Reporter
 from adapterhub.loop.stop_signals import Stopped
-from adapterhub.recipe.defaults import run_options, usual_steps
+from adapterhub.recipe.options import run_options, usual_steps
 from adapterhub.recipe.recipe import Recipe
-from adapterhub.training.kernels import KernelChoice, choose_kernels
-from adapterhub.training.loading import BackboneLoader
+from adapterhub.training.loading import BackboneLoader, KernelChoice, choose_kernels
 from adapterhub.training.run import run
 from adapterhub.training.starting_point import StartingPoint, starting_point
 

@@ -21,7 +21,7 @@ from adapterhub.errors import ConfigError
 from adapterhub.methods._spec import parse_methods
 from adapterhub.pages.predictions import PredictionFile
 from adapterhub.pages.row_scores import RowScore, row_score
-from adapterhub.recipe.defaults import usual_steps
+from adapterhub.recipe.options import usual_steps
 
 
 @dataclass(frozen=True)

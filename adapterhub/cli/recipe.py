@@ -65,7 +65,7 @@ def _split_names(words: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...
 
 def _save(path: Path, text: str) -> None:
     from adapterhub.recipe.output_folder import SCHEMA
-    from adapterhub.recipe.recipe_schema import write_schema
+    from adapterhub.recipe.recipe_text import write_schema
 
     try:
         with open(path, "x", encoding="utf-8") as file:

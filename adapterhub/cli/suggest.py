@@ -76,8 +76,7 @@ def _probed(
         from adapterhub.data.examples import sample
         from adapterhub.recipe.recipe import read_draft
         from adapterhub.tasks import Setting, parse_task
-        from adapterhub.training.kernels import KernelChoice
-        from adapterhub.training.loading import BackboneLoader
+        from adapterhub.training.loading import BackboneLoader, KernelChoice
         from adapterhub.training.run_data import NO_EVALUATION, read_data
 
     recipe = read_draft(None, (), flags)

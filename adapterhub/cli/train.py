@@ -30,23 +30,21 @@ from adapterhub.errors import ConfigError, TrainingError, one_line
 from adapterhub.files.shown_table import ShownTable
 from adapterhub.loop.processes import is_main, restarted
 from adapterhub.recipe.recipe import Recipe, read
-from adapterhub.recipe.recipe_stages import StagedRecipe, read_staged
-from adapterhub.recipe.sweep import parse_sweep
+from adapterhub.recipe.several_runs import StagedRecipe, parse_sweep, read_staged
 from adapterhub.status import Display, display_for_terminal, doing, showing
 from adapterhub.tasks import parse_task
 
 if TYPE_CHECKING:
     from adapterhub.loop.report import Reporter
-    from adapterhub.training.run import RunOutcome
+    from adapterhub.training.run import Ended, RunOutcome
     from adapterhub.training.run_data import RunData
-    from adapterhub.training.several import Ended
 
 _MOST_OF_A_ROW = 20_000  # characters of a text that --show prints
 
 
 def _print_schema(context: click.Context, option: click.Parameter, given: bool) -> None:
     if given:
-        from adapterhub.recipe.recipe_schema import recipe_schema
+        from adapterhub.recipe.recipe_text import recipe_schema
 
         print_json(recipe_schema(), indent=2)
         context.exit()
@@ -264,7 +262,7 @@ def _curves(run: Path, facts: dict[str, str]) -> dict[str, str]:
 
 def print_rows(recipe: Recipe, count: int) -> None:
     """Print the first training rows of a recipe, wrapped to the terminal, or to 80 columns."""
-    from adapterhub.training.preview import preview_rows
+    from adapterhub.training.plan import preview_rows
 
     rows, notes = preview_rows(recipe, count)
     for note in notes:
@@ -374,7 +372,7 @@ def _train_sweep(
         return
     with showing(_display(quiet)):
         with doing("loading torch"):
-            from adapterhub.training.several import run_several
+            from adapterhub.training.run import run_several
 
         names = {recipe.output: name for name, recipe in placed.items()}
         reporter = _numbered("run", [*placed], quiet)

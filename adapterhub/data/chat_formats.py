@@ -41,6 +41,7 @@ ROLES = {
     "observation": "tool",
     "function_call": "assistant",
 }
+_KEYS = (("role", "content"), ("from", "value"))
 _LEARNED = ("weight", "train")  # keys that say whether an answer is learned
 _IN_PLACE = ("tool_calls", "reasoning_content", "reasoning", "thinking", "refusal", "audio")
 _TEXTS = ("text", "input_text", "output_text", "refusal")  # types of parts
@@ -92,11 +93,6 @@ def with_beside(
     """Return a chat with what the columns beside its messages have.
 
     A system message of the chat's own stays, and its column is not used.
-
-    Args:
-        messages: the messages.
-        beside: the columns, and what each is.
-        values: the values of a row.
 
     Raises:
         ValueError: one is of another form.
@@ -171,11 +167,6 @@ def _format_of(table: Table, columns: Mapping[str, str]) -> ChatFormat | None:
 def is_chat(source: str, options: DataOptions, split: str) -> bool:
     """Return whether data is chats beyond doubt, and the options name no columns.
 
-    Args:
-        source: a file or the id of a Hub dataset.
-        options: the format.
-        split: "train", "eval" or the name of a Hub split.
-
     Raises:
         DataError: the source cannot be read.
     """
@@ -187,11 +178,6 @@ def is_chat(source: str, options: DataOptions, split: str) -> bool:
 
 def chat_column(source: str, options: DataOptions, split: str) -> ColumnChoice:
     """Choose the column with the chats.
-
-    Args:
-        source: a file or the id of a Hub dataset.
-        options: the format, and the column if it is fixed.
-        split: "train", "eval" or the name of a Hub split.
 
     Raises:
         DataError: the source cannot be read, or the column is in doubt.
@@ -206,11 +192,6 @@ def chat_column(source: str, options: DataOptions, split: str) -> ColumnChoice:
 
 def instruction_columns(source: str, options: DataOptions, split: str) -> ColumnChoice | None:
     """Choose the columns of a format of instructions, or return None if there is none.
-
-    Args:
-        source: a file or the id of a Hub dataset.
-        options: the format; if they name a column, none is chosen.
-        split: "train", "eval" or the name of a Hub split.
 
     Raises:
         DataError: the source cannot be read.
@@ -253,16 +234,22 @@ def messages_of(value: Any) -> tuple[Message, ...] | None:
     return None if None in messages else tuple(m for m in messages if m is not None)
 
 
-def _message(item: Any) -> Message | None:
+def message_keys(item: Any) -> tuple[str, str] | None:
+    """Return the keys of a message's role and content; None: it is no message."""
     if not isinstance(item, Mapping):
         return None
-    names = (("role", "content"), ("from", "value"))
-    role, content = next((n for n in names if isinstance(item.get(n[0]), str)), ("", ""))
+    return next((keys for keys in _KEYS if isinstance(item.get(keys[0]), str)), None)
+
+
+def _message(item: Any) -> Message | None:
+    if (named := message_keys(item)) is None:
+        return None
+    role, content = named
     # Tables give all messages the keys of any of them.
     keys = {k: v for k, v in item.items() if v is not None and k not in (role, content)}
     given, name = item.get(content), str(item.get(role))
     text = _text(given)
-    if not role or text is None or (given is None and not keys):
+    if text is None or (given is None and not keys):
         return None
     if not isinstance(given, str):
         keys["content"] = given

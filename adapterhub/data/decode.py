@@ -76,12 +76,7 @@ def decode_text(data: bytes, source: str) -> str:
 
 
 def decode_file(data: bytes, source: str, encoding: str | None = None) -> DecodedText:
-    """Decode the text of a file in a given encoding, or in the one that it seems to have.
-
-    Args:
-        data: the bytes.
-        source: the name of the file, for errors.
-        encoding: a name that Python knows; None detects it.
+    """Decode the text of a file in an encoding of Python, or None: the one that it seems to have.
 
     Raises:
         DataError: the name is unknown, the bytes have no such encoding, or none can be guessed.

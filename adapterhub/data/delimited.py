@@ -37,14 +37,10 @@ def read_delimited(
 ) -> Table:
     """Read delimited text as a table.
 
-    Args:
-        source: the file, for errors.
-        kind: "csv" or "tsv", or "text" for a name that promises neither.
-        decoded: its text.
-        options: what is fixed about its form, and the columns that are asked for.
-        split: if it is not "train", these columns are those of other data, on which the adapter was
-            trained. In data to predict on, PREDICT, a blank line of a table with one column is a
-            row, and one of a table with more is a note.
+    `kind` is "csv" or "tsv", or "text" for a name that promises neither. If the split is not
+    "train", the columns that the options ask for are those of other data, on which the adapter was
+    trained. In data to predict on, PREDICT, a blank line of a table with one column is a row, and
+    one of a table with more is a note.
 
     Raises:
         DataError: a row is malformed.
@@ -97,15 +93,10 @@ def detect_dialect(
     *,
     recorded: bool = False,
 ) -> Dialect:
-    """Detect what the options leave open of a text's form.
+    """Detect what the options leave open of a text's form; a `delimiter` of None is found.
 
-    Args:
-        text: the text.
-        kind: "csv", "tsv" or "text".
-        delimiter: the delimiter, or None to find it.
-        options: the options `quoted` and `header`, and the columns that are asked for.
-        recorded: whether these columns are those of other data. A first line in doubt that does not
-            name them is then data.
+    If the columns that are asked for are those of other data (`recorded`), a first line in doubt
+    that does not name them is data.
     """
     delimiter = delimiter or find_delimiter(text, _USUAL.get(kind)) or ","
     quoted = options.quoted
@@ -208,13 +199,7 @@ class Dialect:
 
 
 def prefix_rows(text: str, delimiter: str, quoted: bool) -> list[list[str]]:
-    """Split the first rows of a text into cells; a row that the prefix cuts is left out.
-
-    Args:
-        text: the text, or its beginning.
-        delimiter: the delimiter of the cells.
-        quoted: whether quotes enclose cells.
-    """
+    """Split the first rows of a text into cells; a row that the prefix cuts is left out."""
     prefix = text[:_PREFIX]
     complete = prefix if len(text) <= _PREFIX else prefix[: prefix.rfind("\n") + 1] or prefix
     if quoted:
@@ -232,15 +217,9 @@ def prefix_rows(text: str, delimiter: str, quoted: bool) -> list[list[str]]:
 
 
 def find_delimiter(text: str, usual: str | None) -> str | None:
-    """Find the delimiter by which all rows of a text's beginning have as many cells.
+    """Find the delimiter by which all rows of a text's beginning have as many cells, else `usual`.
 
-    Args:
-        text: the text.
-        usual: the delimiter that the file's name stands for; None if it stands for plain text,
-            for which the evidence must be strong.
-
-    Returns:
-        The delimiter; `usual` if none fits.
+    `usual` is what the file's name stands for; None, plain text, needs strong evidence.
     """
     fitting = [d for d in DELIMITERS if _is_regular(text, d)]
     if usual is None:
@@ -289,14 +268,9 @@ def _is_surely_table(text: str, delimiter: str) -> bool:
 
 
 def find_header(rows: list[list[str]], expected: Collection[str] = ()) -> tuple[bool, bool]:
-    """Find out whether the first of some rows names the columns.
+    """Return whether the first of some rows names the columns, and whether that is beyond doubt.
 
-    Args:
-        rows: the first rows of a table.
-        expected: names of columns that the reader asks for.
-
-    Returns:
-        Whether it does, and whether that is beyond doubt.
+    `expected` are names of columns that the reader asks for.
     """
     first = [cell.strip() for cell in rows[0]]
     body = [[cell.strip() for cell in row] for row in rows[1:]]

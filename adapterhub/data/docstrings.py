@@ -57,10 +57,6 @@ def load_docstrings(
 
     Every class is in both; no module is.
 
-    Args:
-        seed: seed of the split and the sampling.
-        limit_per_class: maximum number of examples per class, both splits together.
-
     Raises:
         DataError: the source files of the standard library are not installed.
     """

@@ -46,10 +46,6 @@ class Streamed(ABC):
     def sha256(self) -> str:
         """The sha256 of their content."""
 
-    @abstractmethod
-    def drawn(self, count: int, seed: int) -> Iterable[Any]:
-        """Return a random choice of `count` examples, in their order."""
-
 
 def read_examples(
     source: str,
@@ -61,13 +57,7 @@ def read_examples(
 ) -> list[Example]:
     """Read the examples in a file or Hub dataset, in order.
 
-    Args:
-        source: the file or dataset id.
-        options: the format and the columns.
-        labelled: whether to read the label column.
-        regression: read labels as floats; otherwise as stripped strings, or as the class names
-            that a Hub dataset defines.
-        split: "train" or "eval", for the options `train_split` and `eval_split`, or a Hub split.
+    Labels are floats for `regression`, else stripped texts, or the class names of a Hub dataset.
 
     Raises:
         DataError: the source is missing, empty or malformed, lacks a column, or has missing texts
@@ -101,15 +91,9 @@ def read_rows(
     columns: Sequence[str],
     build: Callable[..., E],
 ) -> list[E]:
-    """Build an example from each row, in order.
+    """Build an example from each row's values of the columns, in order.
 
-    Args:
-        source: the file or dataset id.
-        options: the format.
-        split: "train", "eval", PREDICT or the name of a Hub split.
-        columns: the columns to read.
-        build: called with a row's values of these columns; it reports an invalid row as a
-            `ValueError` with one argument per problem.
+    `build` reports an invalid row as a `ValueError` with one argument per problem.
 
     Raises:
         DataError: the source cannot be read, lacks a column or has invalid rows; lists all of them.
@@ -136,8 +120,12 @@ def read_rows(
             hint=skip or "correct or delete these rows",
         )
     if not examples:
-        raise DataError(f"{source} has empty cells in all of its {len(table.lines):,} rows")
+        raise AllEmpty(f"{source} has empty cells in all of its {len(table.lines):,} rows")
     return examples
+
+
+class AllEmpty(DataError):
+    """Every row has an empty cell, and was skipped."""
 
 
 class EmptyCell(str):
@@ -153,11 +141,6 @@ def refuse(*problems: str) -> None:
 def read_texts(source: str, options: DataOptions, split: str = "eval") -> list[Example]:
     """Read the texts of a source, without labels.
 
-    Args:
-        source: the file or dataset id.
-        options: the format and the columns.
-        split: "train", "eval" or the name of a Hub split.
-
     Raises:
         DataError: as in `read_examples`.
     """
@@ -166,20 +149,13 @@ def read_texts(source: str, options: DataOptions, split: str = "eval") -> list[E
 
 
 def sample(examples: Sequence[E], rows: int | None, seed: int) -> list[E]:
-    """Draw a random subset of the examples, in their original order.
-
-    Args:
-        examples: the examples to draw from.
-        rows: the size of the subset; None, or more than there are, for all.
-        seed: the random seed.
+    """Draw a random subset of so many examples, in their original order; None draws all.
 
     Raises:
         DataError: `rows` is less than 1.
     """
     if rows is not None and rows < 1:
         raise DataError(f"rows is {rows}", expected="1 or more, or null for all")
-    if rows is not None and isinstance(examples, Streamed):
-        return list(examples.drawn(min(rows, len(examples)), seed))
     if rows is None or rows >= len(examples):
         return list(examples)
     indices = random.Random(seed).sample(range(len(examples)), rows)
@@ -241,11 +217,6 @@ def text_problem(value: object, column: str, *, allow_empty: bool) -> str:
     """Describe why a value of a column is not text, or return "".
 
     In any format, an empty text is the same as a missing one where it would be learned from.
-
-    Args:
-        value: the value.
-        column: the name of the column.
-        allow_empty: accept a text without visible characters.
     """
     if value is None:
         return EmptyCell(f"{column!r} is missing")
@@ -259,13 +230,7 @@ def text_problem(value: object, column: str, *, allow_empty: bool) -> str:
 def parse_label(
     value: object, regression: bool = False, decimal_comma: bool = False
 ) -> tuple[str | float | None, str]:
-    """Return the label of a cell, or None and the problem with it.
-
-    Args:
-        value: the cell.
-        regression: whether labels are numbers.
-        decimal_comma: whether the numbers of the data have a comma.
-    """
+    """Return the label of a cell, or None and the problem with it."""
     text = "" if value is None else str(value).strip()
     if not text or value != value:  # NaN marks a missing float
         return None, EmptyCell("the label is empty")

@@ -18,8 +18,8 @@ from typing import TypeVar
 
 from adapterhub.data.columns import Wants, choose_columns
 from adapterhub.data.examples import EmptyCell, parse_label, read_rows, refuse
+from adapterhub.data.media_formats import Sound
 from adapterhub.data.options import DataOptions
-from adapterhub.data.sounds import Sound
 from adapterhub.errors import DataError, read_problem
 
 T = TypeVar("T")
@@ -90,14 +90,7 @@ def read_media(
 ) -> list[MediaFile]:
     """Read the files of a folder, a table or a Hub dataset, in order; each is decoded once.
 
-    Args:
-        source: the folder, the table or the dataset id.
-        options: the format and the columns.
-        split: "train", "eval" or the name of a Hub split.
-        wants: the kind of column for each option.
-        decode: decodes the bytes of a file, or raises a ValueError that says what is wrong.
-        labelled: whether to read the label.
-        parse: reads a label; by default, the name of a class.
+    `decode` raises a ValueError that says what is wrong with the bytes of a file.
 
     Raises:
         DataError: the source is missing, empty or malformed, or files are missing or broken.
@@ -115,13 +108,7 @@ def read_media(
 
 
 def opened_cell(cell: object, label: str | None, folder: Path, decode: Decode[T]) -> MediaFile:
-    """Return the file of a cell: its name, or {bytes, path}.
-
-    Args:
-        cell: the cell.
-        label: the label of the file.
-        folder: what names are relative to.
-        decode: decodes the bytes of a file.
+    """Return the file of a cell: its name, relative to `folder`, or {bytes, path}.
 
     Raises:
         ValueError: it is missing or broken.

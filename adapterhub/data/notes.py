@@ -27,10 +27,7 @@ def notes_on(
 ) -> tuple[str, ...]:
     """Return what a user should know about the data before training, at most five lines.
 
-    Args:
-        train: the training examples.
-        evaluation: the evaluation examples.
-        labels: the classes, or none if the task has no classes.
+    `labels` are the classes, or none if the task has no classes.
     """
     single = bool(labels) and all(isinstance(getattr(e, "label", None), str) for e in train)
     contents = [content_of(example) for example in train]

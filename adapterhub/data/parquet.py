@@ -104,10 +104,6 @@ def open_parquet(data: bytes) -> ParquetColumns:
 def opened_parquet(location: str, expected: str = "a complete Parquet file") -> Iterator[Any]:
     """Yield a file to read in batches, a `pyarrow.parquet.ParquetFile`.
 
-    Args:
-        location: a path or URL.
-        expected: what to tell the user if it is another file.
-
     Raises:
         DataError: it is no Parquet file, or what is read inside is damaged.
     """

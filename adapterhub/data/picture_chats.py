@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from adapterhub.data.chat_formats import CHAT_COLUMNS, ROLES
+from adapterhub.data.chat_formats import CHAT_COLUMNS, ROLES, message_keys
 from adapterhub.data.columns import ColumnChoice, Wants, choose_columns
 from adapterhub.data.examples import EmptyCell, read_rows, refuse, text_problem
 from adapterhub.data.media import MediaFile, open_media, opened_cell
@@ -31,7 +31,6 @@ Turn: TypeAlias = tuple[str, tuple[str | None, ...]]
 PLACE = "<image>"
 _PICTURES = ("images", "image", "pictures", "picture")
 _OWN = ("image", "path", "file", "url", "image_url")  # keys of a picture in a part
-_KEYS = (("role", "content"), ("from", "value"))
 Parsed: TypeAlias = list[tuple[str, list[Any]]]
 """Roles with the parts of messages: texts, None for a place, and pictures of the message's own."""
 Open = Callable[[bytes], Any]
@@ -71,11 +70,7 @@ class PictureChat:
 def chat_choice(source: str, options: DataOptions, split: str) -> ColumnChoice | None:
     """Choose the columns of chats with pictures; None if the data is no chats.
 
-    Args:
-        source: the file or dataset id.
-        options: the format, and the columns if they are fixed: `text` is that of the messages,
-            `pair` that of the pictures.
-        split: "train", "eval" or the name of a Hub split.
+    `options.text` is the column of the messages, `pair` that of the pictures.
 
     Raises:
         DataError: the source cannot be read.
@@ -97,13 +92,7 @@ def _has_chats(table: Table, column: str) -> bool:
     if column not in table.columns:
         return False
     first = next((value for value in table.spread(column, 20) if value), None)
-    return isinstance(first, list) and all(_keys_of(item) for item in first)
-
-
-def _keys_of(item: object) -> tuple[str, str] | None:
-    if not isinstance(item, Mapping):
-        return None
-    return next((keys for keys in _KEYS if isinstance(item.get(keys[0]), str)), None)
+    return isinstance(first, list) and all(message_keys(item) for item in first)
 
 
 def read_chats(
@@ -116,12 +105,7 @@ def read_chats(
 ) -> list[PictureChat]:
     """Read chats with pictures, in order; each picture is decoded once.
 
-    Args:
-        source: the table, a folder with one, or the dataset id.
-        options: the format and the columns, as `chat_choice` names them.
-        split: "train", "eval" or the name of a Hub split.
-        decode: decodes the bytes of a file, or raises a ValueError that says what is wrong.
-        labelled: whether each chat needs an answer; without, one is left out.
+    If chats are `labelled`, each needs an answer; else one is left out.
 
     Raises:
         DataError: the source is missing, empty or malformed, or rows are invalid; lists all.
@@ -166,7 +150,7 @@ def _parsed(messages: object) -> Parsed:
         raise ValueError(EmptyCell("the list of messages is missing"))
     parsed = []
     for item in messages:
-        keys = _keys_of(item)
+        keys = message_keys(item)
         if keys is None:
             raise ValueError(f"a message is {str(item)[:60]!r}: expected role and content")
         role = item[keys[0]] if keys[0] == "role" else ROLES.get(item["from"], item["from"])
@@ -266,11 +250,6 @@ class AskedPicture(MediaFile):
 def ask(name: str, question: str, decode: Open) -> AskedPicture:
     """Return the picture of a path with a question, as they are typed on a command line.
 
-    Args:
-        name: the path.
-        question: the question.
-        decode: decodes the bytes of a file.
-
     Raises:
         DataError: the file cannot be read or decoded.
     """
@@ -280,15 +259,7 @@ def ask(name: str, question: str, decode: Open) -> AskedPicture:
 def read_asked(
     source: str, options: DataOptions, split: str, wants: Wants, decode: Open, *, labelled: bool
 ) -> list[AskedPicture]:
-    """Read the pictures of a table, with their questions and answers, in order.
-
-    Args:
-        source: the table, a folder with one, or the dataset id.
-        options: the format and the columns; `pair` is that of the questions.
-        split: "train", "eval" or the name of a Hub split.
-        wants: the kind of column for each option.
-        decode: decodes the bytes of a file, or raises a ValueError that says what is wrong.
-        labelled: whether to read the answers.
+    """Read the pictures of a table, with their questions (`pair`) and answers, in order.
 
     Raises:
         DataError: the source is missing, empty or malformed, or rows are invalid; lists all.

@@ -67,12 +67,6 @@ def hold_out(
     A tenth is held out, of small data at least 20 rows or a fifth, and at most 10,000 rows. Every
     stratum keeps a row for training.
 
-    Args:
-        examples: the examples.
-        seed: the seed of the draw.
-        strata: the stratum of each example.
-        share: the share that is held out.
-
     Raises:
         DataError: there are too few examples, or too few different ones.
     """

@@ -100,12 +100,12 @@ class Table:
         """The name of the file without its folder, or the id of the dataset."""
         return Path(self.source).name if Path(self.source).is_file() else self.source
 
-    def samples(self, count: int = 2) -> list[str]:
-        """Show each column with its first different values, one line per column."""
+    def samples(self) -> list[str]:
+        """Show each column with its first two different values, one line per column."""
         lines = []
         for name in self.columns:
             values = dict.fromkeys(map(_shown, self.spread(name, 200)))
-            shown = " | ".join(list(values)[:count])
+            shown = " | ".join(list(values)[:2])
             lines.append(f"{name}: {shown}")
         return lines
 
@@ -131,14 +131,7 @@ def table_of_rows(
     places: Sequence[str],
     column: Callable[[str], Iterable[object]],
 ) -> Table:
-    """Return some rows of a source as a table.
-
-    Args:
-        source: the file or dataset id, for errors.
-        columns: the names of the columns.
-        places: where each row is, for errors.
-        column: reads the values of one column.
-    """
+    """Return some rows of a source as a table."""
     return Table(source, "row", tuple(columns), places, column, form="streamed")
 
 

@@ -6,9 +6,10 @@ to predict on, the split PREDICT, a blank line is a row too where a row is a lin
 
 from __future__ import annotations
 
+import json
 import re
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,11 @@ from typing import Any
 from adapterhub.data.decode import DecodedText, file_bytes, file_text, split_lines
 from adapterhub.data.decode import read_text as read_text
 from adapterhub.data.delimited import encoding_notes, find_delimiter, read_delimited
-from adapterhub.data.json_rows import read_json
+from adapterhub.data.media_formats import MEDIA_SUFFIXES
 from adapterhub.data.options import PREDICT, DataOptions
 from adapterhub.data.parquet import ExpansionError, open_parquet
-from adapterhub.data.pictures import SUFFIXES
-from adapterhub.data.row_source import names_of_classes, reading_hub
-from adapterhub.data.sounds import SOUND_SUFFIXES
-from adapterhub.data.table import Table
+from adapterhub.data.row_stream import names_of_classes, reading_hub
+from adapterhub.data.table import Table, blank_note
 from adapterhub.data.table import first_few as first_few
 from adapterhub.errors import DataError
 
@@ -44,7 +43,7 @@ _BINARY = {b"PK\x03\x04": "a zip archive", b"\xd0\xcf\x11\xe0": "an Office file"
            b"%PDF": "a PDF file", b"\x80\x04": "a pickle", b"ARROW1": "an Arrow file",
            b"SQLite": "a database"}  # fmt: skip
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_TAG = re.compile(r"O|[BIESLU]-\S+")
+BIO_TAG = re.compile(r"O|[BIESLU]-\S+")
 # The tables that are in use, so that a source whose columns were looked at is not read again.
 _open_tables: weakref.WeakValueDictionary[object, Table] = weakref.WeakValueDictionary()
 METADATA = ("metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.parquet")
@@ -53,10 +52,7 @@ METADATA = ("metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.parquet"
 def read_table(source: str, options: DataOptions, split: str) -> Table:
     """Read the table in a file or Hub dataset.
 
-    Args:
-        source: the file or dataset id.
-        options: the format and its details.
-        split: "train", "eval", PREDICT or the name of a Hub split.
+    `split` is "train", "eval", PREDICT or the name of a Hub split.
 
     Raises:
         DataError: the source is missing, empty or malformed.
@@ -82,23 +78,13 @@ def _key(source: str, options: DataOptions, split: str) -> object:
 def keep_table(table: Table, source: str, options: DataOptions, split: str) -> None:
     """Let `read_table` return a table for these options too, as long as it is in use.
 
-    Args:
-        table: the table.
-        source: the file or dataset id that it was read from.
-        options: options of the same format, with other columns.
-        split: the split that it was read from.
+    The options have the format that it was read with, and other columns.
     """
     _open_tables[_key(source, options, split)] = table
 
 
 def has_split(source: str, options: DataOptions, split: str) -> bool:
-    """Return whether a dataset on the Hub can be loaded with a split.
-
-    Args:
-        source: its id.
-        options: its subset.
-        split: the name of the split.
-    """
+    """Return whether a dataset on the Hub can be loaded with a split."""
     try:
         _read_hub(source, options.subset, split)
     except DataError:
@@ -184,19 +170,14 @@ def _text_format(text: str, options: DataOptions) -> str:
     if options.delimiter is not None:
         return "text table"
     lines = [line.split() for line in split_lines(text[:100_000])[:500] if line.strip()]
-    tagged = sum(len(fields) > 1 and bool(_TAG.fullmatch(fields[-1])) for fields in lines)
+    tagged = sum(len(fields) > 1 and bool(BIO_TAG.fullmatch(fields[-1])) for fields in lines)
     if tagged > 0.9 * len(lines) and "\n\n" in text.replace("\r", "").replace("\t\n", "\n"):
         return "conll"
     return "text" if find_delimiter(text, None) is None else "text table"
 
 
 def read_parallel(source: str, target: str, encoding: str | None = None) -> Table:
-    """Read two plain-text files, line by line, as the columns `text` and `target`.
-
-    Args:
-        source: the file with the texts.
-        target: the file with their targets.
-        encoding: the encoding of both, UTF-8 if it is None.
+    """Read two plain-text files, UTF-8 by default, line by line as columns `text` and `target`.
 
     Raises:
         DataError: the files differ in their number of lines.
@@ -326,15 +307,14 @@ def read_folder(source: str) -> Table:
     root = Path(source)
     names, others = [], 0
     for path in _files(root, {root.resolve()}):
-        if path.suffix.lower() in (*SUFFIXES, *SOUND_SUFFIXES):
+        if path.suffix.lower() in MEDIA_SUFFIXES:
             names.append(path.relative_to(root))
         else:
             others += 1
     if not names:
         raise DataError(
             f"the folder {source} has no pictures and no sound",
-            expected=f"files that end in {', '.join((*SUFFIXES, *SOUND_SUFFIXES))}, in one folder "
-            "for each class",
+            expected=f"files that end in {', '.join(MEDIA_SUFFIXES)}, in one folder for each class",
         )
     columns: dict[str, list[object]] = {
         "file": [name.as_posix() for name in names],
@@ -363,3 +343,110 @@ def _files(folder: Path, seen: set[Path]) -> Iterator[Path]:
             yield path
         elif (real := path.resolve()) not in seen:
             yield from _files(path, seen | {real})
+
+
+_LISTS = ("data", "rows", "examples", "train", "items", "records")
+_LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+_EXPECTED = 'one object per line, such as {"text": "good", "label": "1"}, or a list of objects'
+
+
+def read_json(source: str, text: str) -> Table:
+    """Read JSON lines, or one JSON value that is a table; blank lines are a note.
+
+    Raises:
+        DataError: the text is neither.
+    """
+    start = text.lstrip()[:1]
+    first, _, rest = text.strip().partition("\n")
+    lines = start == "{" and (source.lower().endswith(_LINES) or (rest and _is_json(first)))
+    if start in ("[", "{") and not lines:
+        try:
+            table = _table_of(source, json.loads(text))
+        except (ValueError, RecursionError) as error:
+            if not _is_json(first):
+                raise DataError(f"{source} is not JSON: {error}", expected=_EXPECTED) from None
+            table = None
+        if table is not None:
+            return table
+    return _read_lines(source, text)
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _table_of(source: str, whole: Any) -> Table | None:
+    """Build the table of a list of objects, of {"data": [...]} or of an object of columns."""
+    rows = whole if isinstance(whole, list) else _inner_list(whole)
+    if rows == []:
+        raise DataError(f"{source} has no rows", expected=_EXPECTED)
+    if rows is not None:
+        wrong = [
+            f"item {number}: {type(row).__name__}, not an object"
+            for number, row in enumerate(rows, start=1)
+            if not isinstance(row, dict)
+        ]
+        if wrong and len(wrong) < len(rows):
+            raise DataError(
+                f"{source} is not a list of objects", offenders=first_few(wrong), expected=_EXPECTED
+            )
+        if not wrong:
+            return _rows_table(source, "item", dict(enumerate(rows, start=1)))
+        return None
+    lengths = {len(v) if isinstance(v, list | dict) else -1 for v in whole.values()}
+    if len(lengths) != 1 or lengths <= {-1, 0}:
+        return None
+    # pandas writes each column as {"0": ..., "1": ...}.
+    columns = {k: list(v.values()) if isinstance(v, dict) else v for k, v in whole.items()}
+    (length,) = lengths
+    return Table(source, "row", tuple(columns), range(1, length + 1), columns.__getitem__,
+                 form="JSON columns")  # fmt: skip
+
+
+def _inner_list(whole: Mapping[str, Any]) -> list[Any] | None:
+    """Return the only list of objects among the values of an object with a usual name."""
+    lists = {
+        key: value
+        for key, value in whole.items()
+        if isinstance(value, list) and value and isinstance(value[0], dict)
+    }
+    if len(lists) != 1:
+        return None
+    ((key, value),) = lists.items()
+    return value if key.lower() in _LISTS or len(whole) == 1 else None
+
+
+def _rows_table(source: str, unit: str, rows: dict[int, dict[str, Any]], form: str = "") -> Table:
+    columns = tuple(dict.fromkeys(key for row in rows.values() for key in row))
+    return Table(
+        source, unit, columns, list(rows), lambda name: [row.get(name) for row in rows.values()],
+        form=form or "a JSON list",
+    )  # fmt: skip
+
+
+def _read_lines(source: str, text: str) -> Table:
+    rows: dict[int, dict[str, Any]] = {}
+    problems, blank = [], []
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
+        if not line.strip():
+            blank.append(number)
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            problems.append(f"line {number}: {error}")
+        else:
+            if isinstance(row, dict):
+                rows[number] = row
+            else:
+                problems.append(f"line {number}: {type(row).__name__}, not an object")
+    if problems:
+        raise DataError(
+            f"{source} is not JSON lines", offenders=first_few(problems), expected=_EXPECTED
+        )
+    table = _rows_table(source, "line", rows, "JSON lines")
+    return replace(table, notes=blank_note(blank))

@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, overload
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 from adapterhub.config.user_folders import KeyedFiles, user_folder
 from adapterhub.data.examples import Example, Streamed
@@ -102,24 +102,14 @@ class TextStream(Sequence[StreamedText], Streamed):
             texts = draw.select(texts)
         return texts
 
-    @overload
-    def __getitem__(self, index: int) -> StreamedText: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[StreamedText]: ...
-    def __getitem__(self, index: int | slice) -> StreamedText | list[StreamedText]:
+    def __getitem__(self, index: int | slice) -> Any:
         chosen = range(len(self))[index]
         if isinstance(chosen, int):
             return next(itertools.islice(self, chosen, None))
         return list(itertools.islice(self, chosen.start, chosen.stop, chosen.step))
 
     def drawn(self, count: int, seed: int, *, rest: bool = False) -> TextStream:
-        """Return a random choice of texts.
-
-        Args:
-            count: the number of texts to choose.
-            seed: the seed of the choice.
-            rest: return those that are not chosen instead.
-        """
+        """Return a random choice of `count` texts, or with `rest` all the others."""
         return replace(self, draws=(*self.draws, Draw(count, len(self), seed, rest)))
 
     def held_out(self, seed: int) -> tuple[TextStream, TextStream]:
@@ -138,11 +128,7 @@ class TextStream(Sequence[StreamedText], Streamed):
 
 
 def open_stream(source: str, options: DataOptions) -> TextStream:
-    """Open raw text, after reading all of it once.
-
-    Args:
-        source: a text, JSON lines or Parquet file; text may be gzipped.
-        options: its encoding, its text column, and what separates documents.
+    """Open raw text, JSON lines or Parquet, perhaps gzipped, after reading all of it once.
 
     Raises:
         DataError: the file is missing, empty, of another format, or cannot be decoded.
@@ -162,10 +148,7 @@ def stored_tokens(
 ) -> Tokens:
     """Return the tokens of a stream, from the cache if they are there.
 
-    Args:
-        texts: the stream.
-        key: what else the tokens depend on, as JSON.
-        tokenize: returns the tokens of a few texts, one after the other.
+    `key` is what else they depend on, as JSON; `tokenize` is called with a few texts at a time.
 
     Raises:
         DataError: the stream has changed, or has no tokens.

@@ -27,7 +27,7 @@ from typing import Any
 from adapterhub._version import __version__
 from adapterhub.data.options import PREDICT, DataOptions
 from adapterhub.data.parquet import opened_parquet
-from adapterhub.data.row_source import files_digest, list_files, reach_bucket
+from adapterhub.data.row_stream import files_digest, list_files, reach_bucket
 from adapterhub.data.table import Table, table_of_rows
 from adapterhub.data.tables import keep_table
 from adapterhub.errors import AdapterhubError, ConfigError, DataError, OutputError, TrainingError

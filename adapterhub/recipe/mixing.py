@@ -120,27 +120,16 @@ def dump_mixing(mixing: Mixing) -> dict[str, Any]:
 
 
 def mixture_shares(mixing: Mixing, sizes: Mapping[str, int]) -> dict[str, float]:
-    """Return the share of the steps that each task gets; they add up to 1.
-
-    Args:
-        mixing: the proportions.
-        sizes: the number of training examples of each task.
-    """
+    """Return the share of the steps that each task gets; they add up to 1."""
     rates = mixing.rates(list(sizes.values()))
     total = sum(rates)
     return {name: rate / total for name, rate in zip(sizes, rates, strict=True)}
 
 
 def draw_tasks(shares: Sequence[float], steps: int, seed: int, epoch: int) -> list[int]:
-    """Return the number of the task that each step of an epoch trains on.
+    """Return the number of the task that each step of an epoch, counted from 0, trains on.
 
     The result depends on the arguments alone.
-
-    Args:
-        shares: the share of each task.
-        steps: the steps of the epoch.
-        seed: the seed of the run.
-        epoch: the epoch, counted from 0.
     """
     import numpy as np
 

@@ -206,12 +206,7 @@ def read(
     overrides: Iterable[str] = (),
     flags: Mapping[str, Any] | None = None,
 ) -> Recipe:
-    """Read a recipe. Flags override the file, and `overrides` override both.
-
-    Args:
-        path: a YAML file, or None.
-        overrides: words such as `train.epochs=1`.
-        flags: options as a nested mapping.
+    """Read a recipe. Flags override the file, and words such as `train.epochs=1` override both.
 
     Raises:
         ConfigError: unknown options (with what to type instead), values of a wrong type, or a
@@ -254,11 +249,6 @@ def read_draft(
     flags: Mapping[str, Any] | None = None,
 ) -> Recipe:
     """Read a recipe in which required options may be missing.
-
-    Args:
-        path: as for `read`.
-        overrides: as for `read`.
-        flags: as for `read`.
 
     Raises:
         ConfigError: unknown options, or values of a wrong type.

@@ -24,11 +24,6 @@ RATIO = 32.0
 def schedule(name: str, total_steps: int, warmup: float | None = None) -> Multiplier:
     """Return the function from step to multiplier, for `torch.optim.lr_scheduler.LambdaLR`.
 
-    Args:
-        name: "linear", "cosine", "slanted" or "constant".
-        total_steps: the number of optimizer steps.
-        warmup: as for `warmup_steps`.
-
     Raises:
         ConfigError: the name is unknown.
     """
@@ -39,13 +34,9 @@ def schedule(name: str, total_steps: int, warmup: float | None = None) -> Multip
 
 
 def warmup_steps(name: str, total_steps: int, warmup: float | None) -> int:
-    """Return the number of warm-up steps.
+    """Return the number of warm-up steps, which are a fraction of all steps if below 1.
 
-    Args:
-        name: the schedule.
-        total_steps: the number of optimizer steps.
-        warmup: a fraction of all steps if below 1, else a number of steps; None means 0.06, or 0.1
-            for "slanted", whose cut is rounded down as in its paper.
+    None means 0.06, or 0.1 for "slanted", whose cut is rounded down as in its paper.
     """
     if warmup is None:
         warmup = CUT_FRACTION if name == "slanted" else DEFAULT_WARMUP

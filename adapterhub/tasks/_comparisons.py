@@ -11,7 +11,7 @@ from adapterhub.config.options import option
 from adapterhub.data.columns import WANTS, ColumnChoice
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
-from adapterhub.data.preferences import (
+from adapterhub.data.text_pairs import (
     Comparison,
     are_chats,
     comparison_columns,

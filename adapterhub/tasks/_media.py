@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from adapterhub.data.labels import name_labels
 from adapterhub.data.media import MediaFile, open_media, read_media
-from adapterhub.data.options import DataOptions
-from adapterhub.data.sounds import Sound, open_sound
+from adapterhub.data.media_formats import Sound, open_sound
+from adapterhub.data.options import DataOptions, name_labels
 from adapterhub.tasks._base import Encoded, Task, one_row_each
 from adapterhub.tasks._rows import Row, Setting
 from adapterhub.tasks.classification import HasClasses

@@ -17,8 +17,7 @@ from typing import Any, ClassVar
 from adapterhub.config.options import option
 from adapterhub.data.columns import WANTS
 from adapterhub.data.examples import Example, check_labels, labels_of, read_examples
-from adapterhub.data.labels import name_labels
-from adapterhub.data.options import DataOptions
+from adapterhub.data.options import DataOptions, name_labels
 from adapterhub.errors import DataError
 from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction, Task, one_row_each
 from adapterhub.tasks._class_weights import WeighsClasses

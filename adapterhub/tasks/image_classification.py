@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from adapterhub.data.columns import WANTS
-from adapterhub.data.pictures import open_picture
+from adapterhub.data.media_formats import open_picture
 from adapterhub.tasks._media import MediaClassification
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import Setting

@@ -21,8 +21,7 @@ from typing import Any
 from adapterhub.config.options import option
 from adapterhub.data.columns import WANTS, choose_columns
 from adapterhub.data.examples import read_rows, refuse, sorted_labels, text_problem
-from adapterhub.data.labels import name_labels
-from adapterhub.data.options import DataOptions
+from adapterhub.data.options import DataOptions, name_labels
 from adapterhub.data.tables import first_few
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from adapterhub.config.options import option
 from adapterhub.data.options import DataOptions
-from adapterhub.data.preferences import Comparison
+from adapterhub.data.text_pairs import Comparison
 from adapterhub.errors import ConfigError
 from adapterhub.tasks._base import Encoded, Prediction
 from adapterhub.tasks._comparisons import Compared, OfComparisons, example_of

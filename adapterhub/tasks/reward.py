@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import option
 from adapterhub.data.options import DataOptions
-from adapterhub.data.preferences import Comparison, read_comparisons
+from adapterhub.data.text_pairs import Comparison, read_comparisons
 from adapterhub.errors import DataError
 from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction
 from adapterhub.tasks._comparisons import Compared, OfComparisons

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 
 from adapterhub.data.text_stream import TextStream
-from adapterhub.tasks import Encoded, Setting
+from adapterhub.tasks import Encoded, Setting, Task
 from adapterhub.tasks._lengths import (
     LostTokens,
     encode_whole,
@@ -16,9 +16,9 @@ from adapterhub.tasks._lengths import (
 )
 from adapterhub.tasks._rows import limit_of
 from adapterhub.tasks._windows import Windows
-from adapterhub.training.example_stream import ExampleStream
 from adapterhub.training.run_data import RunData
-from adapterhub.training.stream_batches import stream_rows
+from adapterhub.training.stream import ExampleStream, stream_rows
+from adapterhub.training.task_mixture import MixedRows, TaskRows, TaskSwitch
 
 LEAST = 128  # tokens: longer texts may come at prediction, and short rows are not padded to it
 
@@ -45,13 +45,10 @@ class FittedRows:
 def fit_rows(
     data: RunData, setting: Setting, chosen: int | None, trained: int | None = None
 ) -> FittedRows:
-    """Encode the examples of a run, with a maximum length that follows the data.
+    """Encode the examples of a run, with a maximum length that is `chosen`, or follows the data.
 
-    Args:
-        data: the examples.
-        setting: the tokenizer, labels and seed; its `max_length` is what the backbone reads.
-        chosen: the option `max_length`; None chooses a length.
-        trained: the maximum length that the backbone was trained with, if it is recorded.
+    The `max_length` of the setting is what the backbone reads; `trained` is the length that it was
+    trained with, if it is recorded.
     """
     fitted = _fitted(data, setting, chosen, trained)
     if chosen is None or not data.task.limits(setting):
@@ -96,14 +93,7 @@ def _fitted(data: RunData, setting: Setting, chosen: int | None, trained: int | 
 def _unlimited(
     data: RunData, whole: dict[str, Encoded], setting: Setting, chosen: int | None
 ) -> FittedRows:
-    """Return rows that no option truncates.
-
-    Args:
-        data: the examples.
-        whole: their rows.
-        setting: the setting that they were encoded for.
-        chosen: the option `max_length`.
-    """
+    """Return rows that no option truncates."""
     nothing = Encoded(data.task, setting, (), [], ())
     ignored = f"train.max_length={chosen} has no effect: {data.task.name} has no longest input"
     notes = (ignored,) * (chosen is not None)
@@ -141,14 +131,7 @@ def _windows(data: RunData, setting: Setting, chosen: int | None) -> FittedRows:
 def _streamed_rows(
     data: RunData, stream: ExampleStream, setting: Setting, chosen: int | None
 ) -> FittedRows:
-    """Return rows that are encoded when they are drawn, cut to what is read at most.
-
-    Args:
-        data: the data.
-        stream: its training examples.
-        setting: the tokenizer, labels and seed; its `max_length` is what the backbone reads.
-        chosen: the option `max_length`; None: the most that is chosen by default.
-    """
+    """Return rows that are encoded when they are drawn, cut to what is read at most."""
     limited, length = setting, LEAST
     if data.task.limits(setting):
         length = min(chosen or data.task.most_tokens, limit_of(setting))
@@ -163,12 +146,7 @@ def _streamed_rows(
 
 
 def default_length(longest: int, most: int) -> int:
-    """Return the maximum length for data: a multiple of 8, at least `LEAST`, at most `most`.
-
-    Args:
-        longest: the tokens of the longest row.
-        most: the largest length to choose.
-    """
+    """Return the maximum length for data: a multiple of 8, at least `LEAST`, at most `most`."""
     return min(max(-(-longest // 8) * 8, LEAST), most)
 
 
@@ -200,3 +178,37 @@ def _beyond(trained: int | None, longest: int) -> list[str]:
         f"the backbone was trained on at most {trained} tokens; texts here have up to {longest:,}: "
         f"compare with train.max_length={trained}"
     ]
+
+
+def mix_rows(rows: Mapping[str, FittedRows], mixture: Task, switch: TaskSwitch) -> FittedRows:
+    """Return the rows of several tasks as those of one run."""
+    train = {name: each.train for name, each in rows.items()}
+    evaluation = {name: each.evaluation for name, each in rows.items() if each.evaluation.rows}
+    first = next(iter(rows.values()))
+    return FittedRows(
+        max_length=max(each.max_length for each in rows.values()),
+        train=_mixed(train, mixture, switch),
+        evaluation=_mixed(evaluation, mixture, switch) if evaluation else first.evaluation,
+        lost=(replace(first.lost[0], cut=sum(each.lost[0].cut for each in rows.values())),),
+        notes=tuple(f"{name}: {note}" for name, each in rows.items() for note in each.notes),
+    )
+
+
+def _mixed(rows: Mapping[str, Encoded], mixture: Task, switch: TaskSwitch) -> MixedRows:
+    tagged = {
+        name: TaskRows(
+            **{each.name: getattr(encoded, each.name) for each in fields(Encoded)},
+            name=name,
+            switch=switch,
+        )
+        for name, encoded in rows.items()
+    }
+    return MixedRows(
+        mixture,
+        next(iter(rows.values())).setting,
+        tuple(example for encoded in rows.values() for example in encoded.examples),
+        [row for encoded in rows.values() for row in encoded.rows],
+        (),
+        tagged,
+        switch,
+    )

@@ -20,10 +20,7 @@ from adapterhub.training.run_data import RunData, read_data
 def check_run(recipe: Recipe, resume: bool, *, dry: bool = False) -> RunData:
     """Check a recipe and its files, and return its data; write nothing and import no torch.
 
-    Args:
-        recipe: the recipe.
-        resume: whether the run in the output folder is to be continued.
-        dry: whether nothing will be written, so that the output folder does not matter.
+    In a `dry` run nothing will be written, so that the output folder does not matter.
 
     Raises:
         AdapterhubError: of any type; the cheapest checks come first.
@@ -34,18 +31,13 @@ def check_run(recipe: Recipe, resume: bool, *, dry: bool = False) -> RunData:
         return read_data(recipe)
 
 
-def check_recipe(recipe: Recipe, resume: bool, *, dry: bool = False) -> None:
-    """Check what needs no data of a recipe.
-
-    Args:
-        recipe: the recipe.
-        resume: whether the run in the output folder is to be continued.
-        dry: whether nothing will be written.
+def check_recipe(recipe: Recipe, resume: bool, *, dry: bool = False) -> Recipe:
+    """Check what needs no data of a recipe, and return it as `placed`.
 
     Raises:
         AdapterhubError: of any type; the cheapest checks come first.
     """
-    placed(recipe)
+    recipe = placed(recipe)
     check_trackers(recipe.train.tracker)
     if is_main() and not dry:
         check_output(Path(recipe.output), resume)
@@ -54,6 +46,7 @@ def check_recipe(recipe: Recipe, resume: bool, *, dry: bool = False) -> None:
     for spec in (recipe.task, *(own.task for own in recipe.tasks.values() if own.task)):
         parse_task(spec)
     check_backbone_options(recipe.backbone, recipe.dtype, recipe.quantize)
+    return recipe
 
 
 def placed(recipe: Recipe) -> Recipe:

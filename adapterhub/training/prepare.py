@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,20 @@ from transformers import PreTrainedModel
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import attach
 from adapterhub.adapters.build import empty_copies
+from adapterhub.adapters.heads import add_heads, select_head
+from adapterhub.adapters.parts import NamedHead
 from adapterhub.adapters.route import only_foundations
 from adapterhub.backbones.identity import ORIGIN
+from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.backbones.trained_length import max_positions, trained_length
 from adapterhub.errors import ConfigError
 from adapterhub.loop.evaluation import divided_evaluation
+from adapterhub.loop.processes import process_count
 from adapterhub.loop.sharding import shard
 from adapterhub.loop.stages import epochs_needed, waiting_for_plateaus
-from adapterhub.methods._base import Method
 from adapterhub.methods._site_module import EmbeddingModule
-from adapterhub.methods._spec import dump_methods, parse_methods
-from adapterhub.recipe.defaults import run_options
-from adapterhub.recipe.options import RunOptions
+from adapterhub.methods._spec import dump_methods
+from adapterhub.recipe.options import RunOptions, run_options
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.speed.activation_store import KeptActivations
 from adapterhub.speed.frozen_cache import RecordedRun
@@ -32,34 +34,33 @@ from adapterhub.speed.liger import check_installed
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, Task, dump_task
 from adapterhub.tasks._losses import Loss, corrected_loss
-from adapterhub.training.kernels import KernelChoice, choose_kernels
-from adapterhub.training.lengths import FittedRows
-from adapterhub.training.loading import BackboneLoader
-from adapterhub.training.mixture import check_one_model, enter_tasks, mix_rows
-from adapterhub.training.run_data import RunData, read_data
-from adapterhub.training.starting_point import (
-    RunFoundations,
-    StartingPoint,
-    run_foundations,
-    starting_point,
-)
+from adapterhub.training.lengths import FittedRows, mix_rows
+from adapterhub.training.loading import BackboneLoader, KernelChoice, choose_kernels
+from adapterhub.training.run_data import RunData
+from adapterhub.training.starting_point import RunOrigins, run_origins
+from adapterhub.training.task_mixture import TaskSwitch
 
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that is ready to start; nothing is written yet."""
+    """A run that is ready to start; nothing is written yet.
+
+    `notes` are what the user should read before it starts. `activations` are kept outputs of frozen
+    layers.
+    """
 
     recipe: Recipe
     data: RunData
-    model: PreTrainedModel
-    processor: Any
     adapter: Adapter
     rows: FittedRows
-    kernels: KernelChoice
+    notes: tuple[str, ...]
     activations: KeptActivations
-    start: StartingPoint | None = None
-    started: str = ""
-    founded: RunFoundations = field(default_factory=RunFoundations)
+    origins: RunOrigins
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The backbone, with the adapter attached."""
+        return self.adapter.model
 
     @property
     def train(self) -> Encoded:
@@ -76,13 +77,6 @@ class PreparedRun:
         """What of the run may be recorded, of frozen layers."""
         streams, seed = self.data.streams, self.recipe.seed
         return RecordedRun(self.train, self.evaluation, streams, seed, self.activations)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the user should read before the run starts."""
-        chosen = [self.kernels.note] if self.kernels.note else []
-        started = [self.started] if self.started else []
-        return (*self.data.notes, *self.rows.notes, *chosen, *started, *self.founded.notes())
 
     @property
     def own_loss(self) -> Loss | None:
@@ -105,31 +99,27 @@ def prepare(
 ) -> PreparedRun:
     """Load the backbone, attach the adapter and encode; write nothing.
 
-    Args:
-        recipe: the recipe.
-        data: its data, if it has been read already.
-        kernels: dtype and attention implementation of the backbone; None chooses them.
-        loader: loads the backbone; a shared one has it from an earlier run.
+    The data are read, and the kernels of the backbone chosen, unless they are given.
     """
     check_installed(recipe.train)
-    start = starting_point(recipe)
-    founded, methods = run_foundations(recipe, _methods(recipe, start))
-    data = data or read_data(recipe)
-    if data.parts:
-        check_one_model(data)
+    origins, methods = run_origins(recipe)
+    start = origins.start
     loader = loader or BackboneLoader()
+    data = data or loader.data(recipe)
+    if data.parts:
+        _check_one_model(data)
     first = next(iter(data.parts.values()), data)
     loaded = loader.backbone(recipe, data, kernels or choose_kernels(recipe, first, methods))
-    model, processor, kernels = loaded.model, loaded.processor, loaded.kernels
+    model, kernels = loaded.model, loaded.kernels
     data = _for_model(data, model)
-    below = founded.attach(model)
+    below = origins.attach(model)
     with empty_copies(bool(recipe.train.shard) and start is None):
         adapter = attach(model, methods, name=recipe.name, on=below, partial=recipe.partial)
     started = start.give(adapter) if start else ""
     _check_packing(data.task, adapter)
     _check_stages(data, adapter)
     adapter.metadata.task = data.task.name
-    rows = _rows(recipe, data, loader, adapter, processor)
+    rows = _rows(recipe, data, loader, adapter, loaded.processor)
     batch_size = recipe.train.batch_size or data.batch_size
     options = replace(recipe.train, max_length=rows.max_length, batch_size=batch_size)
     options = run_options(options, methods, len(rows.train.rows), epochs_needed(adapter))
@@ -141,11 +131,9 @@ def prepare(
         **_of_data(recipe, data),
         method=recipe.method if recipe.method is not None else list(dump_methods(methods)),
     )
+    notes = (*data.notes, *rows.notes, *filter(None, (kernels.note, started)), *origins.notes())
     rows = _with_shards(rows, adapter, options, started=start is not None)
-    kept = loaded.activations
-    return PreparedRun(
-        recipe, data, model, processor, adapter, rows, kernels, kept, start, started, founded
-    )
+    return PreparedRun(recipe, data, adapter, rows, notes, loaded.activations, origins)
 
 
 def _rows(
@@ -155,15 +143,7 @@ def _rows(
     adapter: Adapter,
     processor: Any,
 ) -> FittedRows:
-    """Encode the examples; for several tasks, give the adapter a head for each first.
-
-    Args:
-        recipe: the recipe.
-        data: its data.
-        loader: encodes the examples.
-        adapter: the attached adapter.
-        processor: the tokenizer or processor.
-    """
+    """Encode the examples; for several tasks, give the adapter a head for each first."""
     positions = max_positions(adapter.model)
     reads = max(positions - virtual_tokens(adapter), 1)
     setting = Setting(processor, reads, adapter.labels, recipe.seed, positions)
@@ -179,7 +159,53 @@ def _rows(
             )
             for name, part in data.parts.items()
         }
-    return mix_rows(rows, data.task, enter_tasks(adapter, data, recipe.seed))
+    return mix_rows(rows, data.task, _enter_tasks(adapter, data, recipe.seed))
+
+
+def _check_one_model(data: RunData) -> None:
+    """Refuse tasks that one model cannot have, and several processes with several heads.
+
+    Raises:
+        ConfigError: the tasks need different classes of model, or pool differently, or several
+            processes would train several heads.
+    """
+    tasks = {name: part.task for name, part in data.parts.items()}
+    autos = {name: " or ".join(TASK_MODELS[task.head].autos) for name, task in tasks.items()}
+    if len(set(autos.values())) > 1:
+        raise ConfigError(
+            "these tasks need models of different classes",
+            offenders=[f"{n}: {tasks[n].name} ({auto})" for n, auto in autos.items()],
+            expected="tasks of one class: classification, multi-label and regression go together",
+            hint="a text-to-text model, with seq2seq for each task",
+        )
+    if len({task.pooling for task in tasks.values()}) > 1:
+        raise ConfigError(
+            "these tasks pool differently",
+            offenders=[f"{name}: pooling={task.pooling}" for name, task in tasks.items()],
+            expected="the same pooling in all tasks",
+        )
+    if process_count() > 1 and any(TASK_MODELS[task.head].has_head for task in tasks.values()):
+        raise ConfigError(
+            "several heads train in one process",
+            hint="adapterhub train without accelerate launch or torchrun",
+        )
+
+
+def _enter_tasks(adapter: Adapter, data: RunData, seed: int) -> TaskSwitch:
+    """Give an adapter the heads of several tasks, and return the switch between them."""
+    heads = {
+        name: NamedHead(part.task.name, part.task.head, part.labels)
+        for name, part in data.parts.items()
+    }
+    if adapter.head is not None:
+        add_heads(adapter, heads, seed)
+    adapter.named_heads = heads
+
+    def select(name: str) -> None:
+        if adapter.heads:
+            select_head(adapter, name)
+
+    return TaskSwitch(next(iter(heads)), select)
 
 
 def _with_shards(
@@ -189,60 +215,35 @@ def _with_shards(
 
     A sharded model computes the reference, unless the adapter replaces parts of the backbone: these
     cannot be exchanged any more when they are sharded.
-
-    Args:
-        rows: the encoded rows.
-        adapter: the attached adapter.
-        options: the options of the run.
-        started: whether the adapter has the tensors of another one.
     """
-    size = options.eval_batch_size
-    if adapter.replaces or not options.shard:
-        rows = _with_reference(
-            rows, adapter.model, size, started=started, together=options.tensor_parallel
-        )
-    if not options.shard:
-        return rows
-    shard(adapter)
-    return (
-        rows
-        if adapter.replaces
-        else _with_reference(rows, adapter.model, size, started=started, sharded=True)
-    )
+    sharded_first = bool(options.shard) and not adapter.replaces
+    if not sharded_first:
+        rows = _with_reference(rows, adapter, options, started=started, sharded=False)
+    if options.shard:
+        shard(adapter)
+    if sharded_first:
+        rows = _with_reference(rows, adapter, options, started=started, sharded=True)
+    return rows
 
 
 def _with_reference(
-    rows: FittedRows,
-    model: PreTrainedModel,
-    batch_size: int,
-    *,
-    started: bool,
-    sharded: bool = False,
-    together: bool = False,
+    rows: FittedRows, adapter: Adapter, options: RunOptions, *, started: bool, sharded: bool
 ) -> FittedRows:
     """Return rows with their reference, if their task compares with one.
 
     It is that of the model with the new adapter off, and those below it on; or, if the adapter was
     started from another one, that of the model with it. A resumed run computes it again, before the
     tensors of its checkpoint are loaded.
-
-    Args:
-        rows: the rows of a run.
-        model: the model, with the new adapter active.
-        batch_size: rows per forward pass.
-        started: whether the adapter has the tensors of another one.
-        sharded: whether each process holds a share of the model.
-        together: whether the processes compute each batch together.
     """
-    task = rows.train.task
+    task, model, size = rows.train.task, adapter.model, options.eval_batch_size
     if not task.compares_with_reference:
         return rows
     parts = (rows.train, rows.evaluation)
     off = nullcontext() if started else only_foundations(model)
-    divided = divided_evaluation(sharded=sharded, together=together)
+    divided = divided_evaluation(sharded=sharded, together=options.tensor_parallel)
     with off, doing("computing the reference"), divided:
         train, evaluation = (
-            task.with_reference(model, part, batch_size) if part.rows else part for part in parts
+            task.with_reference(model, part, size) if part.rows else part for part in parts
         )
     return replace(rows, train=train, evaluation=evaluation)
 
@@ -264,13 +265,6 @@ def _of_data(recipe: Recipe, data: RunData) -> dict[str, Any]:
         for name, own in recipe.tasks.items()
     }
     return {"tasks": tasks}
-
-
-def _methods(recipe: Recipe, start: StartingPoint | None) -> tuple[Method, ...]:
-    """Return the methods of a recipe, or those of the adapter that it starts from."""
-    if recipe.method is None and start is not None:
-        return start.methods
-    return parse_methods(recipe.method)  # type: ignore[arg-type]
 
 
 def _check_packing(task: Task, adapter: Adapter) -> None:

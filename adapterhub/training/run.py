@@ -1,9 +1,9 @@
-"""A training run from its recipe to its files: prepare, train, save."""
+"""A training run from its recipe to its files: prepare, train, save. Several share a backbone."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,7 @@ from adapterhub.backbones.quantized_weights import size_of
 from adapterhub.config.options import is_neutral, to_dict
 from adapterhub.data.examples import data_hash
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import ConfigError, OutputError
+from adapterhub.errors import AdapterhubError, ConfigError, OutputError
 from adapterhub.files.atomic import replace_file
 from adapterhub.loop import checkpoint, loop, stages
 from adapterhub.loop.batching import BatchList, LazyBatches, batch_order
@@ -25,29 +25,32 @@ from adapterhub.loop.evaluation import divided_evaluation
 from adapterhub.loop.processes import is_main, readers, wait_for_everyone
 from adapterhub.loop.report import Reporter, Several
 from adapterhub.loop.speedups import Speedups, Trial, with_and_without_padding
+from adapterhub.loop.stop_signals import Stopped, catch_stop_signals
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.methods._spec import dump_methods, parse_methods
-from adapterhub.recipe.defaults import steps_per_epoch
 from adapterhub.recipe.mixing import dump_mixing, parse_mixing
-from adapterhub.recipe.output_folder import RECIPE, check_output, hold_output, writing
+from adapterhub.recipe.options import steps_per_epoch
+from adapterhub.recipe.output_folder import RECIPE, hold_output, writing
 from adapterhub.recipe.recipe import DATA_SOURCES, Recipe, read
-from adapterhub.recipe.recipe_schema import SCHEMA_LINE, write_schema
+from adapterhub.recipe.recipe_text import SCHEMA_LINE, write_schema
 from adapterhub.speed.compiled_layers import compiled_layers
 from adapterhub.speed.frozen_cache import frozen_layers
 from adapterhub.speed.head_loss import choose_head_loss
 from adapterhub.speed.liger import liger_kernels
 from adapterhub.tasks import dump_task, parse_task
-from adapterhub.training.example_stream import BUFFER
-from adapterhub.training.kernels import KernelChoice
-from adapterhub.training.loading import BackboneLoader
-from adapterhub.training.mixture import mixed_order
-from adapterhub.training.preflight import check_trackers, placed
+from adapterhub.training.loading import BackboneLoader, KernelChoice, SharedLoader
+from adapterhub.training.preflight import check_recipe
 from adapterhub.training.prepare import PreparedRun, prepare
 from adapterhub.training.run_data import RunData
-from adapterhub.training.run_page import LatestPredictions, RunPage, one_class, verdict
-from adapterhub.training.stream_batches import StreamBatches, StreamedRows
-from adapterhub.training.task_mixture import MixedRows
-from adapterhub.training.trackers import start_trackers
+from adapterhub.training.run_reports import (
+    LatestPredictions,
+    RunPage,
+    one_class,
+    start_trackers,
+    verdict,
+)
+from adapterhub.training.stream import BUFFER, StreamBatches, StreamedRows
+from adapterhub.training.task_mixture import MixedRows, mixed_order
 
 
 @dataclass(frozen=True)
@@ -77,24 +80,24 @@ def run(
 
     The output folder gets `adapter/` (the files to publish), `recipe.yaml` with its schema for
     editors, `metrics.jsonl`, `timings.jsonl`, `predictions.jsonl`, `report.html` and
-    `checkpoints/`. With several processes, the first one writes them.
-
-    Args:
-        recipe: the recipe.
-        reporter: where progress is reported.
-        resume: continue the run in the output folder, if there is one.
-        data: the data of the recipe, if it has been read already.
-        loader: loads the backbone; a `SharedLoader` loads it once for several runs.
-        ended: called at the end, while the model still has the adapter with its best tensors.
+    `checkpoints/`. With several processes, the first one writes them. `ended` is called while the
+    model still has the adapter with its best tensors.
 
     Raises:
         AdapterhubError: of any type; the folder is neither created nor changed unless training
             could start.
     """
-    loader = loader or BackboneLoader()
-    prepared = _prepare_run(recipe, resume, data, loader)
+    loader, checked = loader or BackboneLoader(), check_recipe(recipe, resume)
+    prepared = prepare(checked, data, _kernels_of(recipe) if resume else None, loader)
     try:
-        outcome = _train_and_save(prepared, recipe, reporter, resume)
+        reporter, page = _reports(prepared, reporter, resume)
+        written = partial(_write_recipe, recipe, prepared)
+        with hold_output(Path(recipe.output), resume) if is_main() else nullcontext():
+            try:
+                result = loop.train(training_session(prepared, reporter, resume, written, page))
+            finally:
+                stages.unfreeze_all(prepared.adapter)
+            outcome = _save(prepared, result, page)
         if ended is not None:
             ended(prepared, outcome)
         return outcome
@@ -102,58 +105,84 @@ def run(
         loader.release(prepared.model)
 
 
-def _prepare_run(
-    recipe: Recipe, resume: bool, data: RunData | None, loader: BackboneLoader
-) -> PreparedRun:
-    """Check the output folder, and prepare a run with the kernels that it was started with."""
-    output = Path(recipe.output)
-    recipe = placed(recipe)
-    check_trackers(recipe.train.tracker)
-    if is_main():
-        check_output(output, resume)
-    kernels = _kernels_of(output / RECIPE, recipe) if resume else None
-    return prepare(recipe, data, kernels, loader)
+@dataclass(frozen=True)
+class Ended:
+    """A run of several that has ended: with its outcome, or with an error."""
+
+    recipe: Recipe
+    outcome: RunOutcome | None = None
+    error: AdapterhubError | None = None
 
 
-def _train_and_save(
-    prepared: PreparedRun, recipe: Recipe, reporter: Reporter, resume: bool
-) -> RunOutcome:
-    """Hold the output folder, train, and save the adapter and the report there.
+def run_several(
+    recipes: Sequence[Recipe], reporter: Callable[[Recipe], Reporter], *, resume: bool = False
+) -> Iterator[Ended]:
+    """Train one recipe after the other; what they share is loaded, read and computed once.
 
-    Args:
-        prepared: the run.
-        recipe: its recipe as given, without what follows from the data.
-        reporter: where progress is reported.
-        resume: continue the run in the output folder, if there is one.
+    The backbone, the data and the encoded rows are shared, and so are the outputs of frozen layers
+    (`train.frozen_cache`). Each run has an output folder of its own, ends with the same bytes as
+    alone, and is continued if it had begun and `resume` says so. One that fails is yielded with its
+    error, and the next one begins. A note is given once.
+
+    Yields:
+        Each run when it has ended.
+
+    Raises:
+        Stopped: a signal stopped the current run, after its state was saved.
     """
-    output, chosen = Path(recipe.output), prepared.kernels
-    recipe = replace(recipe, dtype=chosen.dtype, attention=chosen.attention)
-    if is_main():
-        reporter = Several([reporter, start_trackers(prepared.recipe, reporter, resume=resume)])
-    page = _page(prepared, output, reporter)
-    written = partial(_write_recipe, output, recipe)
-    with hold_output(output, resume) if is_main() else nullcontext():
-        try:
-            result = loop.train(training_session(prepared, reporter, resume, written, page))
-        finally:
-            stages.unfreeze_all(prepared.adapter)
-        outcome = _save(prepared, output, result)
-        if page is None:
-            return outcome
-        said = (*outcome.verdict, *one_class(page.only_class))
-        return replace(outcome, page=page.finish(), verdict=said)
+    loader, said = SharedLoader(), set[str]()
+    with catch_stop_signals() as stop:
+        for done, recipe in enumerate(recipes):
+            if stop.requested:  # at the end of the run before, which it did not stop
+                raise Stopped(
+                    f"stopped by a signal after {done} of {len(recipes)} runs",
+                    hint="run the same command with --resume to continue",
+                )
+            try:
+                data, begun = loader.data(recipe), (Path(recipe.output) / RECIPE).exists()
+                reports = _SaidOnce([reporter(recipe)], said)
+                ended = run(recipe, reports, resume=resume and begun, data=data, loader=loader)
+            except Stopped:
+                raise
+            except AdapterhubError as error:
+                yield Ended(recipe, error=error)
+            else:
+                yield Ended(recipe, ended)
 
 
-def _page(prepared: PreparedRun, output: Path, reporter: Reporter) -> RunPage | None:
-    """Return the writer of the report, in the first process, unless it is turned off."""
-    if not prepared.recipe.train.report or not is_main():
-        return None
-    latest = LatestPredictions(prepared.data.task, prepared.rows.evaluation)
-    return RunPage(output, latest, reporter.note)
+class _SaidOnce(Several):
+    """Forwards a note that an earlier run has given to nobody."""
+
+    def __init__(self, reporters: list[Reporter], said: set[str]) -> None:
+        super().__init__(reporters)
+        self.said = said
+
+    def note(self, text: str) -> None:
+        if text not in self.said:
+            self.said.add(text)
+            super().note(text)
 
 
-def _kernels_of(path: Path, recipe: Recipe) -> KernelChoice | None:
+def _reports(
+    prepared: PreparedRun, reporter: Reporter, resume: bool
+) -> tuple[Reporter, RunPage | None]:
+    """Return a reporter that trackers share, and the writer of the report, unless it is turned off.
+
+    Both are of the first process.
+    """
+    if not is_main():
+        return reporter, None
+    recipe, data = prepared.recipe, prepared.data
+    reporter = Several([reporter, start_trackers(recipe, reporter, resume=resume)])
+    if not recipe.train.report:
+        return reporter, None
+    latest = LatestPredictions(data.task, prepared.rows.evaluation)
+    return reporter, RunPage(Path(recipe.output), latest, reporter.note)
+
+
+def _kernels_of(recipe: Recipe) -> KernelChoice | None:
     """Return the kernels that a run to resume was started with, if it was started."""
+    path = Path(recipe.output) / RECIPE
     if not path.exists():
         return None
     try:
@@ -163,12 +192,16 @@ def _kernels_of(path: Path, recipe: Recipe) -> KernelChoice | None:
     return KernelChoice(recipe.dtype or started.dtype, recipe.attention or started.attention)
 
 
-def _write_recipe(output: Path, recipe: Recipe) -> None:
-    """Write `recipe.yaml` in the first process, unless the file says the same already.
+def _write_recipe(recipe: Recipe, prepared: PreparedRun) -> None:
+    """Write a recipe in the first process, with its kernels, unless the file says the same already.
+
+    It is the recipe as given, without what follows from the data.
 
     Raises:
         OutputError: there is another recipe and no checkpoint, or the folder cannot be written.
     """
+    chosen, output = prepared.recipe, Path(recipe.output)
+    recipe = replace(recipe, dtype=chosen.dtype, attention=chosen.attention)
     path = output / RECIPE
     if not is_main() or (path.exists() and _is_recipe(path, recipe)):
         return
@@ -201,12 +234,7 @@ def training_session(
 ) -> loop.TrainingSession:
     """Return the session of a prepared run; notes for the user are reported.
 
-    Args:
-        prepared: the run.
-        reporter: where progress is reported.
-        resume: continue from the last checkpoint, if there is one.
-        checked: called when all checks have passed, before anything is written.
-        page: the writer of the report, if there is one.
+    `checked` is called when all checks have passed, before anything is written.
     """
     recipe, data = prepared.recipe, prepared.data
     for note in prepared.notes:
@@ -276,14 +304,8 @@ def _record(prepared: PreparedRun) -> dict[str, Any]:
         "data": _data_hash(prepared.data),
         "backbone": adapter.state.fingerprint(),
         **pooling,
-        **_origin(prepared),
-        **prepared.founded.identity(),
+        **prepared.origins.identity(),
     }
-
-
-def _origin(prepared: PreparedRun) -> dict[str, Any]:
-    """Return the record of the adapter that a run started from, if it did."""
-    return {"from": prepared.start.origin.record()} if prepared.start else {}
 
 
 def _stops(prepared: PreparedRun) -> dict[str, list[int]]:
@@ -330,7 +352,8 @@ def _data_hash(data: RunData) -> str:
     return hashlib.sha256((data_hash(data.train) + data_hash(data.evaluation)).encode()).hexdigest()
 
 
-def _save(prepared: PreparedRun, output: Path, result: loop.TrainingResult) -> RunOutcome:
+def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | None) -> RunOutcome:
+    """Save the adapter and the report."""
     adapter, recipe, data = prepared.adapter, prepared.recipe, prepared.data
     metrics = result.best or result.last
     adapter.metadata.metrics = dict(metrics)
@@ -346,12 +369,11 @@ def _save(prepared: PreparedRun, output: Path, result: loop.TrainingResult) -> R
         "kind": data.task.head,
         "seed": recipe.seed,
         "steps": result.steps,
-        **_origin(prepared),
-        **prepared.founded.record(),
+        **prepared.origins.record(),
         **_stops(prepared),
         "backbone_parameters": sum(map(size_of, adapter.anatomy.parameters().values())),
     }
-    folder = output / "adapter"
+    folder = Path(recipe.output) / "adapter"
     shared = prepared.options.shard or prepared.options.tensor_parallel
     if is_main() or shared:  # all processes gather what is sharded
         adapter.save(folder, overwrite=True)
@@ -366,7 +388,11 @@ def _save(prepared: PreparedRun, output: Path, result: loop.TrainingResult) -> R
         stopped_early=result.stopped_early,
     )
     heads = total - adapter.count()
-    return RunOutcome(folder, metrics, result, adapter.count(), heads, size, tuple(said))
+    outcome = RunOutcome(folder, metrics, result, adapter.count(), heads, size, tuple(said))
+    if page is None:
+        return outcome
+    said += one_class(page.only_class)
+    return replace(outcome, page=page.finish(), verdict=tuple(said))
 
 
 def drawn_batches(prepared: PreparedRun) -> StreamBatches | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from adapterhub.data.docstrings import load_docstrings
 from adapterhub.data.examples import Streamed, sample
-from adapterhub.data.labels import unnamed_note
 from adapterhub.data.notes import notes_on
-from adapterhub.data.options import DataOptions
-from adapterhub.data.row_source import is_many_files
+from adapterhub.data.options import DataOptions, unnamed_note
+from adapterhub.data.row_stream import is_many_files
 from adapterhub.data.split import hold_out, strata_of
 from adapterhub.data.tables import has_split, is_on_hub
 from adapterhub.data.text_stream import TextStream, open_stream
@@ -19,11 +19,12 @@ from adapterhub.errors import ConfigError, unknown
 from adapterhub.loop.processes import readers
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.tasks import Task, parse_task
-from adapterhub.training.example_stream import ExampleStream, open_examples, read_some
+from adapterhub.training.stream import ExampleStream, open_examples
 from adapterhub.training.task_mixture import TaskMixture
 
 BUILTIN = "builtin:docstrings"
 NO_EVALUATION = "none"
+_NOT_EVALUATED = "no evaluation: the adapter has the tensors of the last step"
 STREAM_BATCH = 32  # rows: what suits data of any larger size
 
 
@@ -66,62 +67,55 @@ def read_data(recipe: Recipe) -> RunData:
     """Read the examples of a recipe; without evaluation data, hold out some.
 
     Raises:
-        ConfigError: an option needs an evaluation, and there is none.
+        ConfigError: an option needs an evaluation, and there is none; or it does not go with a
+            stream, or is missing for one.
         DataError: the data is missing or broken, or does not fit the task.
     """
     if recipe.tasks:
-        return _read_tasks(recipe)
-    if recipe.data.stream:
+        data = _read_tasks(recipe)
+    elif recipe.data.stream:
         text = parse_task(recipe.task).streams and not is_many_files(str(recipe.data.train))
-        return (_streamed if text else _streamed_rows)(recipe)
+        data = (_streamed_text if text else _streamed_rows)(recipe)
+    else:
+        data = _table_data(recipe)
+    check_options(recipe, data)
+    return data
+
+
+def _table_data(recipe: Recipe) -> RunData:
+    """Read the examples of a recipe into memory; without evaluation data, hold out some."""
     reader = _Reader(parse_task(recipe.task), recipe.data)
     train = sample(reader.read(recipe.data.train, "train"), recipe.data.rows, recipe.seed)
     train, evaluation = _with_evaluation(reader, recipe, train)
     labels = _labels(reader.task, train, recipe.data.label_names)
     reader.task.check(labels, evaluation)
     notes = (*reader.notes, *notes_on(train, evaluation, labels), *unnamed_note(labels))
-    data = RunData(reader.task, labels, train, evaluation, reader.options, notes)
-    check_options(recipe, data)
-    return data
+    return RunData(reader.task, labels, train, evaluation, reader.options, notes)
 
 
-def _streamed(recipe: Recipe) -> RunData:
-    """Open the raw text of a recipe as a stream; without evaluation data, hold out some of it.
-
-    Raises:
-        DataError: the text cannot be read.
-    """
-    task, options = parse_task(recipe.task), recipe.data
-    train, notes = open_stream(str(options.train), options), []
+def _streamed_text(recipe: Recipe) -> RunData:
+    """Open the raw text of a recipe as a stream; without evaluation data, hold out some of it."""
+    options, notes = recipe.data, []
+    train = open_stream(str(options.train), options)
     if options.rows is not None and options.rows < len(train):
         train = train.drawn(options.rows, recipe.seed)
-    evaluation: Sequence[Any] = []
+    held: TextStream | None = None
     if options.eval is None:
         total = len(train)
         train, held = train.held_out(recipe.seed)
         notes.append(f"no evaluation data: {len(held):,} of {total:,} texts are held out")
-        evaluation = held
     elif options.eval == NO_EVALUATION:
-        notes.append("no evaluation: the adapter has the tensors of the last step")
+        notes.append(_NOT_EVALUATED)
     else:
-        evaluation = open_stream(options.eval, options)
-    if isinstance(evaluation, TextStream) and (options.eval_rows or len(evaluation)) < len(
-        evaluation
-    ):
-        evaluation = evaluation.drawn(int(options.eval_rows or 0), recipe.seed)
-        notes.append(f"evaluating on {len(evaluation):,} texts, by data.eval_rows")
-    data = RunData(task, (), train, evaluation, options, tuple(notes))
-    check_options(recipe, data)
-    return data
+        held = open_stream(options.eval, options)
+    if held and options.eval_rows and options.eval_rows < len(held):
+        held = held.drawn(options.eval_rows, recipe.seed)
+        notes.append(f"evaluating on {len(held):,} texts, by data.eval_rows")
+    return RunData(parse_task(recipe.task), (), train, held or [], options, tuple(notes))
 
 
 def _streamed_rows(recipe: Recipe) -> RunData:
-    """Open the rows of a recipe as a stream, and read its evaluation data.
-
-    Raises:
-        ConfigError: an option is missing that a stream needs, or one does not go with it.
-        DataError: the rows cannot be read.
-    """
+    """Open the rows of a recipe as a stream, and read its evaluation data."""
     _check_stream(recipe)
     options, train = recipe.data, recipe.train
     stream, notes = open_examples(str(options.train), options, parse_task(recipe.task))
@@ -134,15 +128,14 @@ def _streamed_rows(recipe: Recipe) -> RunData:
     evaluation: list[Any] = []
     noted = [*notes, *unnamed_note(labels)]
     if options.eval == NO_EVALUATION:
-        noted.append("no evaluation: the adapter has the tensors of the last step")
+        noted.append(_NOT_EVALUATED)
     elif is_many_files(str(options.eval)):
-        evaluation = read_some(str(options.eval), options, task, options.eval_rows)
+        rows, _ = open_examples(str(options.eval), options, task, "eval")
+        evaluation = list(islice(replace(rows, task=task), options.eval_rows))
     else:
         evaluation = _fewer(task.read(str(options.eval), options, "eval"), recipe, noted)
     task.check(labels, evaluation)
-    data = RunData(task, labels, stream, evaluation, options, tuple(noted))
-    check_options(recipe, data)
-    return data
+    return RunData(task, labels, stream, evaluation, options, tuple(noted))
 
 
 def _check_stream(recipe: Recipe) -> None:
@@ -181,7 +174,7 @@ def _read_tasks(recipe: Recipe) -> RunData:
     parts = {name: read_data(recipe.of_task(name)) for name in recipe.tasks}
     weights = {name: own.weight for name, own in recipe.tasks.items()}
     first = next(iter(parts.values()))
-    data = RunData(
+    return RunData(
         TaskMixture({name: part.task for name, part in parts.items()}, weights),
         first.labels,
         [example for part in parts.values() for example in part.train],
@@ -190,16 +183,10 @@ def _read_tasks(recipe: Recipe) -> RunData:
         tuple(f"{name}: {note}" for name, part in parts.items() for note in part.notes),
         parts,
     )
-    check_options(recipe, data)
-    return data
 
 
 def check_options(recipe: Recipe, data: RunData) -> None:
     """Refuse training options that the data do not allow.
-
-    Args:
-        recipe: the recipe.
-        data: its data.
 
     Raises:
         ConfigError: an unknown metric, or an option that needs an evaluation, and there is none.
@@ -219,7 +206,7 @@ def _with_evaluation(
         evaluation = reader.read(source, "eval")
     elif recipe.data.eval == NO_EVALUATION:
         evaluation = []
-        reader.notes.append("no evaluation: the adapter has the tensors of the last step")
+        reader.notes.append(_NOT_EVALUATED)
     else:
         strata = strata_of(train) if reader.task.labels(train) else [None] * len(train)
         total = len(train)

@@ -21,7 +21,7 @@ from adapterhub.files.atomic import put_in_place, replace_file, staging, sync_fi
 from adapterhub.loop.processes import is_main, wait_for_everyone
 from adapterhub.recipe.output_folder import RECIPE, writing
 from adapterhub.recipe.recipe import Recipe
-from adapterhub.recipe.recipe_stages import StagedRecipe, without_places
+from adapterhub.recipe.several_runs import StagedRecipe, without_places
 from adapterhub.training.preflight import check_run
 
 if TYPE_CHECKING:
@@ -41,11 +41,6 @@ def run_stages(
     """Train the stages that are not finished, and return their outcomes by name.
 
     The data of all of them are read before the first one trains.
-
-    Args:
-        staged: the recipe.
-        reporter: returns where the progress of a stage is reported, by its name and recipe.
-        resume: continue in the output folder, if there is one.
 
     Raises:
         ConfigError: a finished stage has another recipe or other data than now.
@@ -75,13 +70,7 @@ def run_stages(
 
 
 def check_stages(staged: StagedRecipe, resume: bool, *, dry: bool = False) -> list[str]:
-    """Check all stages without torch, and return the names of those that are not finished.
-
-    Args:
-        staged: the recipe.
-        resume: whether the run in the output folder is to be continued.
-        dry: whether nothing will be written.
-    """
+    """Check all stages without torch, and return the names of those that are not finished."""
     output = Path(staged.output)
     if not resume and not dry and output.is_dir() and any(output.iterdir()):
         raise OutputError(

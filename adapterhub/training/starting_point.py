@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -21,7 +20,7 @@ from adapterhub.files.foundation import Foundation
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest
 from adapterhub.methods._base import Method
-from adapterhub.methods._spec import restore_methods
+from adapterhub.methods._spec import parse_methods, restore_methods
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import foundation_of, pull_verified
@@ -30,39 +29,17 @@ from adapterhub.registry.stores import read_reference, registry_at
 
 
 @dataclass(frozen=True)
-class Origin:
-    """What a manifest records of the adapter that a run started from.
-
-    Attributes:
-        name: the adapter's name.
-        version: its version or tag, as it was asked for; None for a folder.
-        digest: the sha256 of its manifest, which has those of its tensors.
-    """
-
-    name: str
-    version: str | None
-    digest: str
-
-    def record(self) -> dict[str, Any]:
-        """Return the fields, for the manifest."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
 class StartingPoint:
-    """A trained adapter whose files are here and verified.
-
-    Attributes:
-        reference: how the recipe names it.
-        folder: its files.
-        methods: its methods.
-        origin: what is recorded of it.
-    """
+    """A trained adapter whose files are here and verified: its name in a recipe, its methods."""
 
     reference: str
-    folder: Path
+    found: Foundation
     methods: tuple[Method, ...]
-    origin: Origin
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of its manifest, which has those of its tensors."""
+        return self.found.ref.digest
 
     def give(self, adapter: Adapter) -> str:
         """Copy its tensors into a new adapter, and return a sentence about its head.
@@ -70,20 +47,17 @@ class StartingPoint:
         Raises:
             MismatchError: it is for another backbone, or has another method, sizes or sites.
         """
-        found = start_from(adapter, self.folder, sha256=self.origin.digest)
+        started = start_from(adapter, self.found.folder, sha256=self.digest)
         text = f"starts from {self.reference}"
         if adapter.head is None:
             return text
-        if found.taken:
+        if started.taken:
             return f"{text}, with its head, since the labels are the same"
-        return f"{text}, with a newly initialized head: {found.reason}"
+        return f"{text}, with a newly initialized head: {started.reason}"
 
 
 def starting_point(recipe: Recipe) -> StartingPoint | None:
     """Find the adapter that a recipe starts from, download it if necessary, and verify it.
-
-    Args:
-        recipe: the recipe; None is returned if it starts from none.
 
     Raises:
         ConfigError: no such reference.
@@ -92,40 +66,18 @@ def starting_point(recipe: Recipe) -> StartingPoint | None:
     """
     if recipe.from_ is None:
         return None
-    found = find_adapter_of(recipe.from_, recipe)
-    methods = restore_methods(found.manifest.methods, f"the adapter {found.manifest.name!r}")
-    ref = found.foundation.ref
-    origin = Origin(ref.name, ref.version, ref.digest)
-    return StartingPoint(recipe.from_, found.foundation.folder, methods, origin)
+    found, manifest = _found(recipe.from_, recipe)
+    methods = restore_methods(manifest.methods, f"the adapter {manifest.name!r}")
+    return StartingPoint(recipe.from_, found, methods)
 
 
-@dataclass(frozen=True)
-class FoundAdapter:
-    """A trained adapter whose files are here and verified, and its manifest."""
-
-    foundation: Foundation
-    manifest: Manifest
-
-
-def find_adapter_of(text: str, recipe: Recipe) -> FoundAdapter:
-    """Find an adapter that a recipe names, download it if necessary, and verify it.
-
-    Args:
-        text: its reference.
-        recipe: the recipe, for the backbone.
-
-    Raises:
-        ConfigError: no such reference.
-        RegistryError: it cannot be resolved.
-        FileError: its files are broken, or those of another library.
-    """
+def _found(text: str, recipe: Recipe) -> tuple[Foundation, Manifest]:
+    """Find and verify an adapter that a recipe names."""
     parsed = read_reference(text)
-    backbone = _backbone_of(parsed, recipe)
-    fetched = pull_verified(parsed, backbone=backbone)
+    fetched = pull_verified(parsed, backbone=_backbone_of(parsed, recipe))
     digest = fetched.digest or digest_of(fetched.folder)
-    manifest = read_manifest(fetched.folder, digest)
-    reference = fetched.reference or parsed
-    return FoundAdapter(foundation_of(reference, fetched.folder, digest, fetched.on), manifest)
+    found = foundation_of(fetched.reference or parsed, fetched.folder, digest, fetched.on)
+    return found, read_manifest(fetched.folder, digest)
 
 
 def _backbone_of(reference: Reference, recipe: Recipe) -> str | None:
@@ -139,14 +91,16 @@ def _backbone_of(reference: Reference, recipe: Recipe) -> str | None:
 
 
 @dataclass(frozen=True)
-class RunFoundations:
-    """What a run trains on top of.
+class RunOrigins:
+    """The trained adapters that a run starts from or trains on top of.
 
     Attributes:
-        below: the adapters below the new one.
+        start: the one whose tensors the new one begins with.
+        below: those below the new one.
         copied: those that its method is built from.
     """
 
+    start: StartingPoint | None = None
     below: tuple[Foundation, ...] = ()
     copied: tuple[Foundation, ...] = ()
 
@@ -166,38 +120,45 @@ class RunFoundations:
             yield f"built from copies of {_named(self.copied)}"
 
     def record(self) -> dict[str, Any]:
-        """Return what a manifest records of the adapters that were copied."""
-        return {"on": [asdict(each.ref) for each in self.copied]} if self.copied else {}
+        """Return what a manifest records of the adapters that were started from or copied."""
+        on = [asdict(each.ref) for each in self.copied]
+        return {**self._from(), **({"on": on} if on else {})}
 
     def identity(self) -> dict[str, Any]:
         """Return what a checkpoint records: a run on others is another run."""
-        digests = [each.ref.digest for each in (*self.below, *self.copied)]
-        return {"on": digests} if digests else {}
+        on = [each.ref.digest for each in (*self.below, *self.copied)]
+        return {**self._from(), **({"on": on} if on else {})}
+
+    def _from(self) -> dict[str, Any]:
+        if self.start is None:
+            return {}
+        ref = self.start.found.ref
+        return {"from": {"name": ref.name, "version": ref.version, "digest": ref.digest}}
 
 
-def run_foundations(
-    recipe: Recipe, methods: Sequence[Method]
-) -> tuple[RunFoundations, tuple[Method, ...]]:
-    """Find the adapters that a recipe trains on, and give them to a method built from others.
+def run_origins(recipe: Recipe) -> tuple[RunOrigins, tuple[Method, ...]]:
+    """Find the adapters that a recipe starts from and trains on; return them with its methods.
 
-    Args:
-        recipe: the recipe.
-        methods: its methods.
+    The methods are those of the adapter that it starts from where the recipe has none. One that is
+    built from trained adapters gets those that the recipe trains on.
 
     Raises:
         ConfigError: no such reference.
         RegistryError: one cannot be resolved.
         FileError: the files of one are broken, or those of another library.
     """
-    found = tuple(find_adapter_of(text, recipe).foundation for text in dict.fromkeys(recipe.on))
-    if not found:
-        return RunFoundations(), tuple(methods)
+    start = starting_point(recipe)
+    if recipe.method is None and start is not None:
+        methods = start.methods
+    else:
+        methods = parse_methods(recipe.method)  # type: ignore[arg-type]
+    found = tuple(_found(text, recipe)[0] for text in dict.fromkeys(recipe.on))
     sources = [str(each.folder) for each in found]
-    for number, method in enumerate(methods):
+    for number, method in enumerate(methods if found else ()):
         if (built := method.with_sources(sources)) is not None:
-            changed = (*methods[:number], built, *methods[number + 1 :])
-            return RunFoundations(copied=found), changed
-    return RunFoundations(below=found), tuple(methods)
+            methods = (*methods[:number], built, *methods[number + 1 :])
+            return RunOrigins(start, copied=found), methods
+    return RunOrigins(start, below=found), methods
 
 
 def _named(foundations: Sequence[Foundation]) -> str:

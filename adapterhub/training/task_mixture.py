@@ -3,12 +3,16 @@
 rows         those of each task, one task after the other
 loss         that of the batch's task, times its weight
 metrics      those of each task, called "rte/accuracy", and the mean of their main metrics
+
+The order of the batches is a function of the seed and the epoch alone, so that a resumed run draws
+the batches that it would have drawn.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from statistics import fmean
@@ -17,6 +21,9 @@ from typing import TYPE_CHECKING, Any
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.files.manifest import LOWER_IS_BETTER
+from adapterhub.loop.processes import readers
+from adapterhub.recipe.mixing import Mixing, draw_tasks, mixture_shares
+from adapterhub.recipe.options import RunOptions
 from adapterhub.tasks import Encoded, Prediction, Setting, Task
 from adapterhub.tasks._losses import Items, Loss
 
@@ -225,14 +232,7 @@ class TaskMixture(Task):
         batch_size: int,
         record: list[Prediction] | None = None,
     ) -> dict[str, float]:
-        """Evaluate each task that has evaluation rows; add the mean of their main metrics.
-
-        Args:
-            model: the model, with its adapter active.
-            data: the rows of the tasks.
-            batch_size: rows per forward pass.
-            record: gets one prediction per example, one task after the other.
-        """
+        """Evaluate each task that has evaluation rows; add the mean of their main metrics."""
         metrics: dict[str, float] = {}
         for name, rows in _of_tasks(data).items():
             own = rows.task.evaluate(model, rows, batch_size, record)
@@ -252,3 +252,63 @@ def _apart() -> ConfigError:
         expected="one of the tasks by its name",
         hint="tasks.NAME.data.train=FILE; --head NAME for a trained adapter",
     )
+
+
+def steps_of_tasks(
+    rows: MixedRows, mixing: Mixing, options: RunOptions, total: int, seed: int
+) -> dict[str, int]:
+    """Return how many of the first `total` steps of a run train on each task."""
+    steps, shares = _steps(rows, options), list(mixture_shares(mixing, rows.sizes).values())
+    drawn: Counter[int] = Counter()
+    for epoch, start in enumerate(range(0, total, steps)):
+        drawn.update(draw_tasks(shares, steps, seed, epoch)[: total - start])
+    return {name: drawn[number] for number, name in enumerate(rows.of_tasks)}
+
+
+def mixed_order(
+    rows: MixedRows, mixing: Mixing, options: RunOptions, epoch: int, seed: int
+) -> list[list[int]]:
+    """Return the index lists of the batches of one epoch, all of an optimizer step from one task.
+
+    An epoch has as many steps as all rows fill, whatever the shares of the tasks. The result
+    depends on the arguments alone.
+    """
+    per_step, steps = _batches_per_step(options), _steps(rows, options)
+    shares = list(mixture_shares(mixing, rows.sizes).values())
+    done: Counter[int] = Counter()
+    for earlier in range(epoch):
+        done.update(draw_tasks(shares, steps, seed, earlier))
+    streams = [
+        _stream(rows, number, done[number] * per_step, options, seed)
+        for number in range(len(shares))
+    ]
+    drawn = draw_tasks(shares, steps, seed, epoch)
+    return [next(streams[number]) for number in drawn for _ in range(per_step)]
+
+
+def _steps(rows: MixedRows, options: RunOptions) -> int:
+    """Return the steps of an epoch: as many as all rows fill."""
+    per_step = _batches_per_step(options)
+    return -(-len(rows.rows) // (options.batch_size * per_step))
+
+
+def _batches_per_step(options: RunOptions) -> int:
+    _, world = readers(options.tensor_parallel)
+    return options.gradient_accumulation * world
+
+
+def _stream(
+    rows: MixedRows, number: int, skip: int, options: RunOptions, seed: int
+) -> Iterator[list[int]]:
+    """Yield the batches of one task from the one behind `skip` on, pass after pass."""
+    from adapterhub.loop.batching import batch_order  # imports torch
+
+    lengths, start = rows.parts[number].lengths, rows.starts[number]
+    size = options.batch_size
+    turn, position = divmod(skip, -(-len(lengths) // size))
+    own = seed * 1000 + number  # equally long tasks have orders of their own
+    while True:
+        order = batch_order(lengths, size, turn, own, options.length_grouped)
+        for batch in order[position:]:
+            yield [start + index for index in batch]
+        turn, position = turn + 1, 0

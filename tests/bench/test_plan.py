@@ -10,7 +10,7 @@ from studies import planned
 
 from adapterhub.bench import plan as plan_module
 from adapterhub.bench.study import Study
-from adapterhub.training.kernels import KernelChoice
+from adapterhub.training.loading import KernelChoice
 
 
 def test_the_kernels_of_the_first_time_are_kept(

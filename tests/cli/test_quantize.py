@@ -19,7 +19,7 @@ from adapterhub.backbones import layer_timing, quantized
 from adapterhub.inference import open as opened
 from adapterhub.inference.open import open_adapter
 from adapterhub.recipe.recipe import read
-from adapterhub.training import kernels
+from adapterhub.training import loading
 from adapterhub.training.plan import plan_of, weight_bytes
 from adapterhub.training.prepare import prepare
 
@@ -82,7 +82,7 @@ def slow_in_bf16(monkeypatch):
     """Return a function after whose call the processor takes 90 times as long in bf16."""
 
     def slow():
-        for module in (layer_timing, kernels, opened):
+        for module in (layer_timing, loading, opened):
             monkeypatch.setattr(module, "times_in_bf16", lambda: 90.0)
 
     return slow

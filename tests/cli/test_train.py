@@ -18,7 +18,7 @@ from adapterhub.cli._recipe_flags import FLAGS, nested_flags
 from adapterhub.config.yaml import parse_mapping
 from adapterhub.files.native import read_manifest
 from adapterhub.recipe.recipe import NAMES, read
-from adapterhub.recipe.recipe_schema import recipe_schema
+from adapterhub.recipe.recipe_text import recipe_schema
 
 LEARN = ("train.epochs=12", "train.learning_rate=5e-3")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapterhub.data.column_profile import ColumnProfile, profile_of
+from adapterhub.data.columns import ColumnProfile, profile_of
 from adapterhub.data.table import Table
 
 TEXTS = [f"this is the text number {i} of a few" for i in range(40)]

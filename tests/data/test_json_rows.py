@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapterhub.data.json_rows import read_json
+from adapterhub.data.tables import read_json
 from adapterhub.errors import DataError
 
 ROWS = [{"text": "a", "label": "1"}, {"text": "b", "label": "0"}]

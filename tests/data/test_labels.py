@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from adapterhub.config.options import from_dict
-from adapterhub.data.labels import name_labels, parse_labels, unnamed_note
-from adapterhub.data.options import DataOptions
+from adapterhub.data.options import DataOptions, name_labels, parse_labels, unnamed_note
 from adapterhub.errors import ConfigError, DataError
 
 NAMES = {"0": "negative", "1": "positive"}

@@ -15,8 +15,8 @@ from fixtures import write_json_lines, write_tsv
 from adapterhub.data.columns import WANTS
 from adapterhub.data.examples import data_hash
 from adapterhub.data.media import open_media, read_media
+from adapterhub.data.media_formats import open_picture
 from adapterhub.data.options import DataOptions
-from adapterhub.data.pictures import open_picture
 from adapterhub.data.split import content_of
 from adapterhub.errors import DataError
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from adapterhub.data.pictures import FORMATS, SUFFIXES, open_picture
+from adapterhub.data.media_formats import PICTURE_FORMATS, PICTURE_SUFFIXES, open_picture
 
 RED, WHITE = (255, 0, 0), (255, 255, 255)
 
@@ -30,7 +30,7 @@ def pixel(data, place=(0, 0)):
     return image.getpixel(place)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", PICTURE_FORMATS)
 def test_every_format_is_read(form):
     options = {"lossless": True} if form == "WEBP" else {}
     found = pixel(encoded(Image.new("RGB", (4, 3), RED), form, **options))
@@ -38,8 +38,8 @@ def test_every_format_is_read(form):
 
 
 def test_every_suffix_is_of_a_format():
-    known = {s for s, form in Image.registered_extensions().items() if form in FORMATS}
-    assert set(SUFFIXES) <= known
+    known = {s for s, form in Image.registered_extensions().items() if form in PICTURE_FORMATS}
+    assert set(PICTURE_SUFFIXES) <= known
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "CMYK", "YCbCr"])
@@ -101,7 +101,7 @@ def test_a_decompression_bomb_is_refused(side):
         open_picture(huge_png(side, side))
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", PICTURE_FORMATS)
 def test_a_cut_file_is_refused(form):
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
     data = encoded(Image.fromarray(noise), form)
@@ -110,7 +110,7 @@ def test_a_cut_file_is_refused(form):
             open_picture(data[: int(share * len(data))])
 
 
-@given(st.binary(max_size=200), st.sampled_from(FORMATS), st.integers(0, 80))
+@given(st.binary(max_size=200), st.sampled_from(PICTURE_FORMATS), st.integers(0, 80))
 def test_damaged_bytes_give_a_picture_or_a_reason(noise, form, start):
     data = encoded(Image.new("RGB", (8, 8), RED), form)
     reason = ""

@@ -6,7 +6,7 @@ import pytest
 from fixtures import write_json_lines
 
 from adapterhub.data.options import DataOptions
-from adapterhub.data.preferences import Comparison, are_chats, read_comparisons
+from adapterhub.data.text_pairs import Comparison, are_chats, read_comparisons
 from adapterhub.errors import DataError
 
 USER = [{"role": "user", "content": "hi"}]

@@ -14,7 +14,7 @@ import pytest
 from streamed import write_shards
 
 from adapterhub.data.options import DataOptions
-from adapterhub.data.row_source import RowSource, is_many_files, open_source
+from adapterhub.data.row_stream import RowSource, is_many_files, open_source
 from adapterhub.errors import DataError
 
 OPTIONS = DataOptions()

@@ -14,8 +14,15 @@ from selection import ALL
 from streamed import write_shards
 
 from adapterhub.data.options import DataOptions
-from adapterhub.data.row_source import RowSource, open_source
-from adapterhub.data.row_stream import BlockReader, Cursor, cursor_of, read_blocks, read_pass
+from adapterhub.data.row_stream import (
+    BlockReader,
+    Cursor,
+    RowSource,
+    cursor_of,
+    open_source,
+    read_blocks,
+    read_pass,
+)
 from adapterhub.errors import DataError
 
 SIZES = (20, 13, 31)

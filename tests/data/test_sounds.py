@@ -10,7 +10,7 @@ import pytest
 import sounds
 from scipy.signal import chirp
 
-from adapterhub.data.sounds import Sound, open_sound
+from adapterhub.data.media_formats import Sound, open_sound
 from adapterhub.errors import ConfigError
 
 TONE = sounds.tone(440, 0.25)
@@ -97,7 +97,7 @@ def test_nothing_to_hear_and_no_numbers():
 
 
 def test_a_file_that_becomes_too_large(monkeypatch):
-    monkeypatch.setattr("adapterhub.data.sounds.MOST_VALUES", 3000)
+    monkeypatch.setattr("adapterhub.data.media_formats.MOST_VALUES", 3000)
     assert told(sounds.encoded(TONE)) == "has more than 3,000 values: split it"
 
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from adapterhub.loop.batching import batch_order
 from adapterhub.methods._spec import parse_methods
-from adapterhub.recipe.defaults import TABLE, run_options, steps_per_epoch
-from adapterhub.recipe.options import RunOptions, TrainOptions
+from adapterhub.recipe.options import TABLE, RunOptions, TrainOptions, run_options, steps_per_epoch
 
 LORA = parse_methods("lora")
 

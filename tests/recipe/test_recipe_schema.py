@@ -17,8 +17,7 @@ from adapterhub.methods import METHODS
 from adapterhub.methods._spec import dump_methods, method_text
 from adapterhub.recipe.output_folder import SCHEMA
 from adapterhub.recipe.recipe import read_draft
-from adapterhub.recipe.recipe_schema import SCHEMA_LINE, recipe_schema, write_schema
-from adapterhub.recipe.recipe_text import commented_recipe
+from adapterhub.recipe.recipe_text import SCHEMA_LINE, commented_recipe, recipe_schema, write_schema
 from adapterhub.tasks import TASKS, dump_task
 
 RECIPES = Path(__file__).parents[2] / "recipes"

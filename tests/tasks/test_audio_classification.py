@@ -14,8 +14,8 @@ from fixtures import write_tsv
 import adapterhub as ah
 from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.task_models import label_options
+from adapterhub.data.media_formats import open_sound
 from adapterhub.data.options import DataOptions
-from adapterhub.data.sounds import open_sound
 from adapterhub.errors import ConfigError, DataError, MismatchError
 from adapterhub.inference.open import Predictor
 from adapterhub.tasks import Setting, parse_task

@@ -11,7 +11,7 @@ from fixtures import word_tokenizer, write_json_lines
 
 import adapterhub as ah
 from adapterhub.data.options import DataOptions
-from adapterhub.data.preferences import Comparison
+from adapterhub.data.text_pairs import Comparison
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks._losses import orpo_loss

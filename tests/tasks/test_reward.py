@@ -10,7 +10,7 @@ from fixtures import write_json_lines
 
 import adapterhub as ah
 from adapterhub.data.options import DataOptions
-from adapterhub.data.preferences import Comparison
+from adapterhub.data.text_pairs import Comparison
 from adapterhub.errors import DataError
 from adapterhub.tasks import Setting, parse_task
 

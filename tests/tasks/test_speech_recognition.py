@@ -18,8 +18,8 @@ from transformers.models.whisper.modeling_whisper import shift_tokens_right
 import adapterhub as ah
 from adapterhub.backbones.load import load_backbone
 from adapterhub.bench.records import predicted_rows
+from adapterhub.data.media_formats import open_sound
 from adapterhub.data.options import DataOptions
-from adapterhub.data.sounds import open_sound
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.pages.row_scores import row_score
 from adapterhub.tasks import Setting, parse_task

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from adapterhub.data.row_stream import BlockReader, Cursor
 from adapterhub.data.tables import read_table
 from adapterhub.errors import DataError
 from adapterhub.tasks import parse_task
-from adapterhub.training.example_stream import open_examples, read_some
+from adapterhub.training.stream import open_examples
 
 ANSWERED = [
     {"question": "what", "context": "so it was", "answers": {"text": ["so"], "answer_start": [0]}}
@@ -89,15 +90,8 @@ def test_empty_rows_are_skipped_also_a_whole_block_of_them(tmp_path: Path) -> No
         list(open_examples(file, DataOptions(), CLASSES)[0])
 
 
-def test_a_random_choice_is_of_all_rows_and_by_the_seed(tmp_path: Path) -> None:
-    stream, _ = open_examples(write_shards(tmp_path), DataOptions(), CLASSES)
-    chosen = [stream.drawn(8, seed) for seed in (0, 0, 1)]
-    assert chosen[0] == chosen[1] != chosen[2]
-    assert len({example.text for example in chosen[0]}) == 8
-    assert stream.drawn(100, 0) == list(stream)
-
-
 def test_the_first_rows_of_many_files_to_evaluate_on(tmp_path: Path) -> None:
     pattern = write_shards(tmp_path)
-    assert len(read_some(pattern, DataOptions(), CLASSES, 7)) == 7
-    assert len(read_some(pattern, DataOptions(), CLASSES, None)) == 64
+    stream, _ = open_examples(pattern, DataOptions(), CLASSES, "eval")
+    assert len(list(islice(stream, 7))) == 7
+    assert len(list(stream)) == 64

@@ -23,8 +23,8 @@ from adapterhub.loop import loop
 from adapterhub.loop.report import Reporter
 from adapterhub.methods._spec import parse_methods
 from adapterhub.recipe.recipe import Recipe, read
-from adapterhub.training import kernels
-from adapterhub.training.kernels import KernelChoice, can_compute, choose_kernels, layer_shape
+from adapterhub.training import loading
+from adapterhub.training.loading import KernelChoice, can_compute, choose_kernels, layer_shape
 from adapterhub.training.prepare import prepare
 from adapterhub.training.run import run
 from adapterhub.training.run_data import read_data
@@ -47,7 +47,7 @@ def recipe(backbone: Path, data: tuple[Path, Path], tmp_path: Path):
 @pytest.fixture
 def fastest(monkeypatch, tmp_path) -> Callable[..., list[Kernels]]:
     """Make a candidate the fastest one; return the candidates that are timed."""
-    monkeypatch.setattr(kernels, "SHORTEST", 0)
+    monkeypatch.setattr(loading, "SHORTEST", 0)
     monkeypatch.setattr(layer_timing, "times_in_bf16", lambda: 0.5)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     timed: list[Kernels] = []
@@ -113,7 +113,7 @@ def test_what_the_recipe_says_stays(recipe, fastest, words, timed) -> None:
 def test_eager_attention_is_no_choice_where_its_scores_are_large(
     recipe, fastest, monkeypatch
 ) -> None:
-    monkeypatch.setattr(kernels, "_MOST_SCORES", 0)
+    monkeypatch.setattr(loading, "_MOST_SCORES", 0)
     assert {each.attention for each in fastest(USUAL)} <= {SDPA}
     choice(recipe())
 
@@ -172,10 +172,10 @@ def test_the_shape_of_every_architecture_is_known(name: str) -> None:
 
 def test_a_gpu_computes_in_bf16(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-    assert kernels._on_gpu(KernelChoice(None, None)).dtype == "bf16"
-    assert kernels._on_gpu(KernelChoice("fp32", None)).dtype == "fp32"
+    assert loading._on_gpu(KernelChoice(None, None)).dtype == "bf16"
+    assert loading._on_gpu(KernelChoice("fp32", None)).dtype == "fp32"
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
-    assert kernels._on_gpu(KernelChoice(None, None)).dtype is None
+    assert loading._on_gpu(KernelChoice(None, None)).dtype is None
 
 
 # Their classes in transformers mix fp32 tensors into the computation.

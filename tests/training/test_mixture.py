@@ -26,11 +26,10 @@ from adapterhub.loop.batching import LazyBatches
 from adapterhub.loop.report import Reporter, reporter_for
 from adapterhub.recipe.mixing import parse_mixing
 from adapterhub.recipe.recipe import Recipe
-from adapterhub.training.mixture import mixed_order
 from adapterhub.training.plan import plan_of
 from adapterhub.training.prepare import prepare
 from adapterhub.training.run import RunOutcome, run
-from adapterhub.training.task_mixture import MixedRows
+from adapterhub.training.task_mixture import MixedRows, mixed_order
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from adapterhub.cli.train import print_rows
 from adapterhub.recipe.recipe import read
 from adapterhub.tasks import TASKS
 from adapterhub.training import loading
-from adapterhub.training.preview import preview_rows
+from adapterhub.training.plan import preview_rows
 
 LEARNED = {
     "classification": {"label": "neg (class 0)"},

@@ -15,7 +15,7 @@ from adapterhub.training.run import (
     epoch_batches,
     first_batches,
 )
-from adapterhub.training.stream_batches import StreamBatches
+from adapterhub.training.stream import StreamBatches
 
 
 def prepared(backbone: Path, tmp_path: Path, *words: str, stream: bool) -> PreparedRun:

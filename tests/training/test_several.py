@@ -13,9 +13,9 @@ from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.loop.report import Evaluated, Reporter, Timing, reporter_for
 from adapterhub.loop.stop_signals import Stopped
 from adapterhub.recipe.recipe import Recipe, read
-from adapterhub.training import run_data, several
-from adapterhub.training.run import run
-from adapterhub.training.several import DataReader, run_several
+from adapterhub.training import loading, run_data
+from adapterhub.training.loading import SharedLoader
+from adapterhub.training.run import run, run_several
 
 
 @pytest.fixture
@@ -111,11 +111,11 @@ def test_equal_data_are_read_once_and_options_are_checked_each_time(
         calls.append(recipe)
         return read_data(recipe)
 
-    monkeypatch.setattr(several, "read_data", counted)
-    reader = DataReader()
-    first = reader.read(recipe)
-    assert reader.read(replace(recipe, method="mam")) is first
-    assert reader.read(replace(recipe, seed=1)).train == first.train
+    monkeypatch.setattr(loading, "read_data", counted)
+    loader = SharedLoader()
+    first = loader.data(recipe)
+    assert loader.data(replace(recipe, method="mam")) is first
+    assert loader.data(replace(recipe, seed=1)).train == first.train
     assert len(calls) == 2
     with pytest.raises(ConfigError, match="metric"):
-        reader.read(replace(recipe, seed=1, train=replace(recipe.train, best_metric="bleu")))
+        loader.data(replace(recipe, seed=1, train=replace(recipe.train, best_metric="bleu")))

@@ -19,7 +19,7 @@ from adapterhub.loop.report import Reporter, TrainingLine
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training.prepare import prepare
 from adapterhub.training.run import run
-from adapterhub.training.starting_point import run_foundations
+from adapterhub.training.starting_point import run_origins
 
 
 class Notes(Reporter):
@@ -192,7 +192,7 @@ def test_starting_from_a_stacked_one_needs_the_same_foundation(recipe: Recipe, l
 
 
 def test_without_any_nothing_is_recorded(recipe: Recipe, lang: Path) -> None:
-    founded, methods = run_foundations(recipe, ())
-    assert (founded.below, founded.copied, methods) == ((), (), ())
-    assert (founded.record(), founded.identity(), list(founded.notes())) == ({}, {}, [])
+    origins, _ = run_origins(recipe)
+    assert (origins.start, origins.below, origins.copied) == (None, (), ())
+    assert (origins.record(), origins.identity(), list(origins.notes())) == ({}, {}, [])
     assert "on" not in read_manifest(lang).training

@@ -25,11 +25,10 @@ from adapterhub.files.native import read_manifest
 from adapterhub.inference.open import open_adapter
 from adapterhub.loop.report import Reporter, reporter_for
 from adapterhub.recipe.recipe import Recipe
-from adapterhub.training.plan import plan_of
+from adapterhub.training.plan import plan_of, preview_rows
 from adapterhub.training.prepare import PreparedRun, prepare
-from adapterhub.training.preview import preview_rows
 from adapterhub.training.run import run
-from adapterhub.training.stream_batches import StreamBatches, StreamedRows
+from adapterhub.training.stream import StreamBatches, StreamedRows
 
 
 @pytest.fixture
@@ -178,16 +177,16 @@ def test_two_launched_processes_share_the_rows_and_resume(
     script = tmp_path / "drawing.py"
     script.write_text(
         "import os, sys\n"
-        "from adapterhub.training import stream_batches\n"
+        "from adapterhub.training import stream\n"
         "from adapterhub.cli import main\n"
-        "draw = stream_batches.StreamBatches.__getitem__\n"
+        "draw = stream.StreamBatches.__getitem__\n"
         "def recorded(self, index):\n"
         "    batch = draw(self, index)\n"
         "    with open(f\"{os.environ['DRAWN']}-{os.environ['RANK']}\", 'a') as file:\n"
         "        for ids, mask in zip(batch['input_ids'], batch['attention_mask']):\n"
         "            print(self.place.cursor.turn, ids[mask.bool()].tolist(), file=file)\n"
         "    return batch\n"
-        "stream_batches.StreamBatches.__getitem__ = recorded\n"
+        "stream.StreamBatches.__getitem__ = recorded\n"
         "main()\n"
     )
 

@@ -1,6 +1,15 @@
-"""Sounds: any common file becomes one channel of 32-bit samples; what cannot be one is refused.
+"""Pictures and sounds: what is decoded of a common file, and what is refused.
 
-What becomes of a sound:
+Pictures become 8-bit RGB:
+
+    EXIF orientation      the picture is turned upright
+    transparency          is filled with white
+    gray, CMYK, palette   is converted
+    16 bits a channel     keeps its 8 upper bits
+    animation             its first frame
+    more than 89 million pixels, 32-bit values, a cut or broken file, any other format: refused
+
+Sounds become one channel of 32-bit samples:
 
     several channels      their mean
     any bits a sample     values from -1 to 1
@@ -13,6 +22,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +31,76 @@ from adapterhub.errors import ConfigError
 if TYPE_CHECKING:
     from numpy import float32
     from numpy.typing import NDArray
+    from PIL.Image import Image
 
     Samples = NDArray[float32]
 
-FORMATS = ("WAV", "FLAC", "OGG", "MP3")
+
+# Pillow has formats that run other programs, or that are not for pictures of strangers.
+PICTURE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm",
+                    ".pgm")  # fmt: skip
+SOUND_FORMATS = ("WAV", "FLAC", "OGG", "MP3")
 SOUND_SUFFIXES = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3")
+MEDIA_SUFFIXES = (*PICTURE_SUFFIXES, *SOUND_SUFFIXES)
+
+
+def open_picture(data: bytes) -> Image:
+    """Decode a picture: RGB with 8 bits a channel, upright, on white.
+
+    Raises:
+        ValueError: it is no picture, is broken or too large, or has values without a known range.
+    """
+    from PIL import Image, UnidentifiedImageError  # slow to import
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about metadata that is not used
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        try:
+            image = Image.open(io.BytesIO(data), formats=PICTURE_FORMATS)
+            image.load()
+            return _to_rgb(image)
+        except UnidentifiedImageError:
+            raise ValueError(f"is no picture ({', '.join(PICTURE_FORMATS)})") from None
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+            most = f"{Image.MAX_IMAGE_PIXELS:,}"
+            raise ValueError(f"has more than {most} pixels: scale it down") from None
+        except _Refused:
+            raise
+        except Exception as error:  # the decoders of Pillow have no common error
+            raise ValueError(f"is broken: {error}") from error
+
+
+class _Refused(ValueError):
+    """A picture is intact, and of no use."""
+
+
+def _to_rgb(image: Image) -> Image:
+    from PIL import Image as images
+    from PIL import ImageOps
+
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):  # Pillow would cut off what is above 255
+        image = _of_16_bits(image)
+    if image.mode == "F":
+        raise _Refused("has floating-point values: convert it to 8 or 16 bits")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = images.new("RGBA", image.size, "white")
+        image = images.alpha_composite(white, image)
+    return image.convert("RGB")
+
+
+def _of_16_bits(image: Image) -> Image:
+    import numpy as np
+    from PIL import Image as images
+
+    values = np.asarray(image)
+    if values.min() < 0 or values.max() > 0xFFFF:
+        raise _Refused("has 32-bit values: convert it to 8 or 16 bits")
+    return images.fromarray((values >> 8).astype(np.uint8))
+
+
 MOST_VALUES = 1 << 28  # 1 GiB once decoded: 4.6 hours of one channel at 16 kHz
 _VARIANTS = {"WAVEX": "WAV", "RF64": "WAV", "MPEG": "MP3"}  # of the names of libsndfile
 _UNKNOWN_SIZES = (0, 0xFFFFFFFF)  # what programs write that do not know how long a sound becomes
@@ -85,15 +160,15 @@ def open_sound(data: bytes) -> Sound:
         known = data[:4] in (b"RIFF", b"RF64", b"fLaC", b"OggS") or data[:3] == b"ID3"
         if known:
             raise ValueError(f"is broken: {error.error_string}") from error
-        raise ValueError(f"is no sound ({', '.join(FORMATS)})") from None
+        raise ValueError(f"is no sound ({', '.join(SOUND_FORMATS)})") from None
 
 
 def _decoded(file: Any, data: bytes) -> Sound:
     """Return the mean of the channels of an open file; `data` are its bytes."""
     import numpy as np
 
-    if _VARIANTS.get(file.format, file.format) not in FORMATS:
-        raise ValueError(f"is no sound ({', '.join(FORMATS)})")
+    if _VARIANTS.get(file.format, file.format) not in SOUND_FORMATS:
+        raise ValueError(f"is no sound ({', '.join(SOUND_FORMATS)})")
     if file.frames * file.channels > MOST_VALUES:
         raise ValueError(f"has more than {MOST_VALUES:,} values: split it")
     if missing := _cut_bytes(data):
