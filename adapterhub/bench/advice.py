@@ -76,12 +76,6 @@ def recommend(
     Methods with one seed, or without a score, are no candidates, and neither are recorded ones: the
     recommendation is the same without them.
 
-    Args:
-        study: the runs of each method.
-        costs: the cost of each method, by its name.
-        recorded: the methods that another program trained.
-        short: how much too short the runs are, if they are.
-
     Raises:
         ConfigError: the methods were scored differently, or on different rows.
     """
@@ -121,11 +115,6 @@ def within_best(
     The interval of a method's difference from the best, of this pair alone, contains 0, and its
     mean lies in the interval that the best has by its own seeds: where somebody's seeds are far
     apart, no test tells methods apart. None that is worse than any other one is among them.
-
-    Args:
-        tested: the runs of each method.
-        best: those of the method with the best mean.
-        pairs: the comparison of every two methods.
     """
     (alone,) = estimate_all([best])
     low, high = alone.low or 0.0, alone.high or 0.0

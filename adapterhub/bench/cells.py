@@ -88,12 +88,7 @@ def parse_shard(text: str) -> Shard:
 
 
 def cell_key(cell: Cell, context: Any) -> str:
-    """Return the digest of a cell: equal for equal results only.
-
-    Args:
-        cell: the cell.
-        context: what else decides the result, as JSON: the recipe, the data and the backbone.
-    """
+    """Return the digest of a cell: equal for equal results only."""
     facts = {k: v for k, v in asdict(cell).items() if k not in ("task", "method", "stage")}
     # A cell of the search is not the final one, which is tested as well.
     content = json.dumps([FORMAT, cell.stage, facts, context], sort_keys=True, default=str)

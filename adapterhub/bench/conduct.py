@@ -93,13 +93,8 @@ def run_study(
 ) -> StudyState:
     """Run every cell that has no record yet; other processes may run others in the same folder.
 
-    Args:
-        planned: the study.
-        folder: its records.
-        engine: runs the cells.
-        done: called with each new record, and the number of runs that are left.
-        shard: which cells to run. Without it all of them; those that other processes run are then
-            waited for.
+    Without a shard, the cells that other processes run are waited for. `done` gets each new record,
+    and the number of runs that are left.
 
     Raises:
         Stopped: a signal stopped the study; what is done is recorded.

@@ -123,12 +123,6 @@ class TaskContext:
 def run_cell(cell: Cell, context: TaskContext, loader: BackboneLoader, work: Path) -> CellRecord:
     """Run a cell, or continue it where it was killed, and return its record.
 
-    Args:
-        cell: the cell.
-        context: its task.
-        loader: loads the backbone.
-        work: the folder for checkpoints; that of the cell is deleted at the end.
-
     Raises:
         OutputError: the folder cannot be written.
         Stopped: a signal stopped the run, after its state was saved.

@@ -26,12 +26,9 @@ ROWS = 64  # in one forward pass
 def features_of(
     model: PreTrainedModel, encoded: Encoded, names: Sequence[str | None]
 ) -> dict[str | None, Features]:
-    """Return the features of all rows with each adapter, (rows, width); None is the bare backbone.
+    """Return the features of all rows with each adapter, (rows, width).
 
-    Args:
-        model: the backbone, with the adapters attached.
-        encoded: the rows.
-        names: the adapters.
+    The name of the bare backbone is None.
     """
     attached = adapters(model)
     alone = [name for name in names if name is None or attached[name].replaces]

@@ -29,11 +29,7 @@ def linear_probe(
 ) -> list[PredictionFile]:
     """Return the predictions of each row by probes that were fitted without it, per repeat.
 
-    Args:
-        features: (rows, width).
-        labels: of each row, a class or a number.
-        groups: rows of one group are in one fold.
-        kind: classes or numbers.
+    Features are (rows, width); the kind is classes or numbers. Rows of one group are in one fold.
 
     Raises:
         DataError: too few rows, of all or of a class.

@@ -68,10 +68,7 @@ class PlannedStudy:
 def plan_study(study: Study, loader: BackboneLoader, work: Path) -> PlannedStudy:
     """Read the data of a study, choose kernels, and plan its runs within the budget.
 
-    Args:
-        study: the study.
-        loader: loads the backbone.
-        work: a folder for the short runs that the budget is planned with.
+    The short runs that a budget is planned with are made in the folder `work`.
 
     Raises:
         AdapterhubError: of any type; nothing but `work` is written.
@@ -216,14 +213,7 @@ def affordable(
     """Return the steps of a whole run that fit into a time, and the rows that select.
 
     Evaluations have `EVALUATING` of the time at most: more rows that select would leave few steps.
-
-    Args:
-        groups: what is compared; one that is there twice takes twice the time.
-        contexts: the tasks.
-        bench: how many rates and seeds.
-        seconds: the time, of which measuring steps is a part.
-        loader: loads the backbone.
-        work: a folder for short runs.
+    A group that is there twice takes twice the time, of which measuring steps is a part.
 
     Raises:
         ConfigError: even the shortest runs take more than a quarter longer; it says what would fit.

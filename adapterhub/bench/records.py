@@ -166,9 +166,6 @@ class RecordFolder:
     def pack(self, name: str) -> Path:
         """Move all records into one pack, and return it: equal bytes for equal records.
 
-        Args:
-            name: that of the pack.
-
         Raises:
             FileError: a record is broken; nothing is changed.
         """
@@ -228,12 +225,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def predicted_rows(kind: str, outcomes: Sequence[Outcome]) -> PredictedRows:
-    """Build the columns of some outcomes, without their texts.
-
-    Args:
-        kind: one of `pages.predictions.KINDS`.
-        outcomes: one for each test row.
-    """
+    """Build the columns of some outcomes, without their texts."""
     names = [name for name in outcomes[0] if name not in _NOT_KEPT.get(kind, _TEXTS)]
     columns = {name: [_short(row[name]) for row in outcomes] for name in names}
     return PredictedRows(kind, columns)

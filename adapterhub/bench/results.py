@@ -104,13 +104,7 @@ def study_results(
     records: Iterable[CellRecord],
     constants: Mapping[str, Constant],
 ) -> tuple[TaskResult, ...]:
-    """Collect the results of a study, by task and by rows; without those that have no score.
-
-    Args:
-        study: the study.
-        records: its records.
-        constants: the constant prediction of each task that has one.
-    """
+    """Collect the results of a study, by task and by rows; without those that have no score."""
     names = study.compared()
     known = [record for record in records if record.cell.method in names]
     found = []
@@ -127,11 +121,6 @@ def read_results(
     folder: Path, study: Study, records: Iterable[CellRecord]
 ) -> tuple[TaskResult, ...]:
     """Collect the results of a study with its constant predictions, as its report shows them.
-
-    Args:
-        folder: the folder of the study.
-        study: the study.
-        records: its records.
 
     Raises:
         FileError: a file of the folder is broken.
@@ -263,11 +252,6 @@ def _tuned(records: Sequence[CellRecord], choice: tuple[int, float]) -> tuple[in
 
 def method_runs(result: MethodResult, score: RowScore, is_recorded: bool = False) -> RepeatedRuns:
     """Collect the predictions of a method's seeds; without a final run, its trials failed.
-
-    Args:
-        result: the records of the method.
-        score: the score to compare.
-        is_recorded: another program ran it.
 
     Raises:
         ConfigError: the test rows of the seeds differ.

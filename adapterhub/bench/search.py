@@ -70,12 +70,8 @@ def next_cells(
 ) -> tuple[list[Cell], dict[Group, RateChoice]]:
     """Return the cells that can run now, and the choices that are made.
 
-    Args:
-        groups: what is compared.
-        rates: how many rates are tried for each.
-        seeds: how many runs each has with the chosen rate.
-        score: the score of cells that are done.
-        tuning_seeds: how many seeds choose between the best rates.
+    Of each group, `rates` rates are tried, and `tuning_seeds` seeds choose between the best ones;
+    `seeds` runs have the chosen one.
 
     Returns:
         The cells, none if the study is complete, and by group the rate that was chosen.
@@ -99,14 +95,7 @@ def next_cells(
 
 
 def expected_runs(group: Group, rates: int, seeds: int, tuning_seeds: int = 1) -> list[int]:
-    """Return the steps of each run of a group; a rate beyond the edge of the grid adds one.
-
-    Args:
-        group: what is compared.
-        rates: how many rates are tried.
-        seeds: how many runs it has with the chosen rate.
-        tuning_seeds: how many seeds choose between the best rates.
-    """
+    """Return the steps of each run of a group; a rate beyond the edge of the grid adds one."""
     finals = [group.steps] * seeds
     if rates == 1:
         return finals
@@ -118,15 +107,7 @@ def expected_runs(group: Group, rates: int, seeds: int, tuning_seeds: int = 1) -
 def runs_left(
     groups: Iterable[Group], rates: int, seeds: int, score: ScoreOf, tuning_seeds: int = 1
 ) -> int:
-    """Return how many runs are left, with those that follow from others, as far as is known.
-
-    Args:
-        groups: what is compared.
-        rates: how many rates are tried for each.
-        seeds: how many runs each has with the chosen rate.
-        score: the score of cells that are done.
-        tuning_seeds: how many seeds choose between the best rates.
-    """
+    """Return how many runs are left, with those that follow from others, as far as is known."""
     left = 0
     for group in groups:
         missing, later, choice = _search(group, rates, score, tuning_seeds)
@@ -145,25 +126,12 @@ def _whole(group: Group, rates: int, tuning_seeds: int) -> int:
 
 
 def final_cell(group: Group, rate: float, seed: int) -> Cell:
-    """Return a run with the chosen rate.
-
-    Args:
-        group: what was tuned.
-        rate: the rate that was chosen.
-        seed: one of the further seeds.
-    """
+    """Return a run with the chosen rate."""
     return Cell(group.task, group.method, group.rows, group.steps, rate, seed, "final")
 
 
 def trial(group: Group, rate: float, steps: int, seed: int = TUNING_SEED) -> Cell:
-    """Return a run that serves to choose the rate.
-
-    Args:
-        group: what is tuned.
-        rate: the rate to try.
-        steps: the steps of the trial.
-        seed: its seed.
-    """
+    """Return a run that serves to choose the rate."""
     return Cell(group.task, group.method, group.rows, steps, rate, seed, "search")
 
 

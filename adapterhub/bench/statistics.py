@@ -141,13 +141,6 @@ def repeated_runs(
 
     A seed with a prediction or a loss that is no number, or too large for one, has failed.
 
-    Args:
-        method: its name in the study.
-        files: the predictions of each finished seed on the test rows.
-        score: the score to compare, of `row_score`.
-        failed: how many seeds failed or diverged.
-        deterministic: no seed can change the predictions.
-
     Raises:
         ConfigError: the test rows of the seeds differ.
     """
@@ -239,11 +232,7 @@ def _excess(differences: Numbers, freedom: Numbers) -> float:
 def _tails(own: Numbers, noise: Numbers, freedom: Numbers, steady: Flags) -> Numbers:
     """Return for each method the p-value of a variance as large as its own, if it were steady.
 
-    Args:
-        own: the variance of the seeds' scores of each method.
-        noise: what of it is due to the test rows.
-        freedom: its degrees of freedom.
-        steady: which methods it is compared with.
+    `noise` is what of it is due to the test rows.
     """
     from scipy.special import fdtrc
 
@@ -285,12 +274,8 @@ def uncertainty(
 
     The degrees of freedom are Satterthwaite's (1946), V^2 / sum of v^2 / freedom, as Hillis (2007,
     https://doi.org/10.1002/sim.2532) derives them for this model. Methods that share the pooled
-    spread share its error too, so they are one term.
-
-    Args:
-        row_variance: the variance over test rows.
-        rows: the number of test rows.
-        seeds: the spread of each method in the difference, and its number of seeds.
+    spread share its error too, so they are one term. `seeds` has the spread of each method in the
+    difference, and its number of seeds.
     """
     terms = [(max(row_variance, 0.0), rows - 1.0)]
     terms += [(s.variance / count, s.freedom) for s, count in seeds if not s.is_pooled]
@@ -394,12 +379,7 @@ def _wilson(share: float, found: Uncertainty, variance: float, rows: int) -> tup
     Wilson's (1927) interval, with Student's t and with the number of independent rows that would
     have this variance, share * (1 - share) / variance (Korn & Graubard 1998, Survey Methodology
     24(2)). All right or all wrong, the variance is 0, and all rows are counted.
-
-    Args:
-        share: the score, scaled to [0, 1].
-        found: its degrees of freedom.
-        variance: its variance, scaled.
-        rows: the number of test rows.
+    Score and variance are scaled to [0, 1].
     """
     spread = share * (1 - share)
     if spread > 0 and variance <= 0:

@@ -93,11 +93,6 @@ def suggest(
 ) -> Suggestion:
     """Probe the features of labelled rows with each adapter, and with the bare backbone.
 
-    Args:
-        model: the backbone, without adapters.
-        encoded: the rows, of a task that `check_probed` takes.
-        candidates: the adapters.
-
     Raises:
         ConfigError: the task is of another kind.
         DataError: too few rows.

@@ -144,10 +144,7 @@ class Engine:
     def _add_gradients(self, batch: Batch, share: float, *, last: bool) -> torch.Tensor:
         """Add the gradients of a batch, and return its part of the loss of the step.
 
-        Args:
-            batch: the batch, on the device of the run.
-            share: its share of the items over which the loss is a mean; 0 if it has none.
-            last: whether it is the last one of the step.
+        `share` is its share of the items over which the loss is a mean; 0 if it has none.
         """
         try:
             with nullcontext() if last or self.sharded else self._unsynchronized():

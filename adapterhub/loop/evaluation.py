@@ -18,10 +18,8 @@ from adapterhub.tasks._division import Division, dividing
 def divided_evaluation(*, sharded: bool = False, together: bool = False) -> Iterator[None]:
     """Divide the batches inside over the processes of the run; all get the same results.
 
-    Args:
-        sharded: whether each process holds a share of the parameters.
-        together: whether the processes compute each batch together (tensor parallelism): then
-            nothing is divided.
+    With `sharded`, each process holds a share of the parameters. Processes that compute each batch
+    `together` (tensor parallelism) divide nothing.
     """
     if process_count() == 1 or together:
         yield

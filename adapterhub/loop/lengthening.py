@@ -47,12 +47,8 @@ def check_length(
 ) -> None:
     """Refuse a length by which the steps done would have had other learning rates.
 
-    Args:
-        saved: the training options of the checkpoint.
-        options: the training options of now.
-        steps_per_epoch: the number of optimizer steps in an epoch.
-        done: the steps done.
-        stopped_early: whether the patience of the run is exhausted.
+    `saved` are the training options of the checkpoint. With `stopped_early`, the patience of the
+    run is exhausted.
 
     Raises:
         ConfigError: the schedule depends on the length, the run has more steps already, or it

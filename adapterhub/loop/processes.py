@@ -40,8 +40,7 @@ def process_count() -> int:
 def readers(tensor_parallel: bool) -> tuple[int, int]:
     """Return the number and the count of the processes that read different examples.
 
-    Args:
-        tensor_parallel: whether the processes compute every example together.
+    With tensor parallelism, all processes compute every example together.
     """
     return (0, 1) if tensor_parallel else (process_index(), process_count())
 

@@ -38,15 +38,7 @@ class RunProgress:
     tokens: int = 0
 
     def advance(self, next_batch: int, batches: int) -> bool:
-        """Count one optimizer step.
-
-        Args:
-            next_batch: the micro-batch of the epoch that comes next.
-            batches: the number of micro-batches per epoch.
-
-        Returns:
-            Whether the epoch has ended.
-        """
+        """Count one optimizer step; return whether the epoch, of so many `batches`, has ended."""
         ended = next_batch == batches
         self.step += 1
         self.epoch += ended

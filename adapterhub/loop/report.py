@@ -421,12 +421,7 @@ def reporter_for(output: Path, options: TrainOptions, *, quiet: bool = False) ->
     """Return the reporter of a run: terminal, JSON lines and, if enabled, TensorBoard.
 
     The terminal shows a bar, or plain lines if stderr is no terminal. Only the first of several
-    processes reports.
-
-    Args:
-        output: the output folder of the run.
-        options: the training options.
-        quiet: show notes, but no progress.
+    processes reports. With `quiet`, it shows notes, but no progress.
     """
     if not is_main():
         return Reporter()

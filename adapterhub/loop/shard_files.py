@@ -105,11 +105,6 @@ def join_training(
     """Return a training state with the tensors that `split_training` took out of it.
 
     What has the shape of its parameter is sharded as that is.
-
-    Args:
-        training: the state without them.
-        folder: where `write_shards` wrote them.
-        params: the parameters, in the order of the optimizer.
     """
     into = {
         name: _place_for(tensor, params[int(name.split("/")[1])])

@@ -37,10 +37,7 @@ def shard(adapter: Adapter) -> None:
 
     Every process keeps a whole copy of what several layers share, which belongs to none of them;
     the gradients of the copies are averaged. What an adapter has replaced in the backbone cannot
-    come back, so its memory is released.
-
-    Args:
-        adapter: the adapter that trains; its copies of parameters may be empty (`empty_copies`).
+    come back, so its memory is released. Its copies of parameters may be empty (`empty_copies`).
 
     Raises:
         ConfigError: the backbone's checkpoint is quantized in a way that cannot be sharded.
@@ -127,12 +124,7 @@ def _averaged(gradient: Tensor) -> Tensor:
 def share_state(
     state: Mapping[int, Mapping[str, Any]], params: Sequence[Tensor]
 ) -> dict[int, dict[str, Any]]:
-    """Divide the whole tensors of an optimizer's state as its parameters are.
-
-    Args:
-        state: for each parameter, by its number, what the optimizer keeps.
-        params: the parameters, in the order of their numbers.
-    """
+    """Divide the whole tensors of an optimizer's state, by number of parameter, as these are."""
     return {
         number: {
             name: shared_like(params[number], value) if isinstance(value, Tensor) else value
@@ -145,11 +137,9 @@ def share_state(
 def clip_gradients(params: Sequence[Tensor], limit: float) -> Tensor:
     """Scale the gradients to a norm of at most `limit`; return the norm that they had.
 
-        g := g min(1, limit / |g|)    |g|: over the gradients of all parameters, in all processes
+    g := g min(1, limit / |g|)    |g|: over the gradients of all parameters, in all processes
 
-    Args:
-        params: parameters, sharded or whole; those without a gradient are left out.
-        limit: the largest norm.
+    Parameters may be sharded or whole.
     """
     gradients = [p.grad for p in params if p.grad is not None]
     shards = [local(g) for g in gradients if _is_divided(g)]

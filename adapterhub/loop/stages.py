@@ -19,14 +19,7 @@ _ROUNDING = 1e-9  # of a share such as 3 / 7 * 7
 def enter(adapter: Adapter, epoch: int, improved: Sequence[bool], done: float = 0.0) -> bool:
     """Make the parameters of all stages that have begun require a gradient, and no others.
 
-    Args:
-        adapter: the adapter that trains.
-        epoch: the epoch of the next step.
-        improved: for each evaluation so far, whether it was the best until then.
-        done: the share of the run's steps that are done.
-
-    Returns:
-        Whether this changed `requires_grad` of any parameter.
+    The arguments are those of `Trainee.enter`. Returns whether this changed any parameter.
     """
     changed_any = False
     current = {
@@ -91,12 +84,9 @@ def unfreeze_all(adapter: Adapter) -> None:
 
 
 def stage(stage_schedule: StageSchedule | None, epoch: int, improved: Sequence[bool]) -> int:
-    """Return the current stage, counted from 0.
+    """Return the current stage, counted from 0; without a schedule there is one.
 
-    Args:
-        stage_schedule: the method's schedule; None means a single stage.
-        epoch: the epoch, counted from 0.
-        improved: for each evaluation so far, whether it was the best until then.
+    `improved` says for each evaluation so far whether it was the best until then.
     """
     if stage_schedule is None:
         return 0
@@ -116,11 +106,9 @@ def plateaus(improved: Sequence[bool], patience: int) -> int:
 
 
 def improvements(values: Sequence[float], lower: bool) -> list[bool]:
-    """Compute for each value whether it is the best so far; values that are not finite never are.
+    """Compute for each value whether it is the best so far; one that is not finite never is.
 
-    Args:
-        values: the metric at each evaluation.
-        lower: whether lower values are better.
+    `lower`: lower values are better.
     """
     best, improved = math.inf, []
     for value in values:

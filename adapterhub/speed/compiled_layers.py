@@ -40,14 +40,7 @@ def compiled_layers(
     trial: Callable[[], Trial],
     note: Callable[[str], None],
 ) -> CompiledLayers | None:
-    """Return the layers of a model to compile, if they are to be.
-
-    Args:
-        adapter: the adapter that trains.
-        options: the training options.
-        trial: returns what they are tried on.
-        note: gets a line for the user, if compiling has no effect, or fails later in the run.
-    """
+    """Return the layers of a model to compile, if they are to be."""
     if not options.compile:
         return None
     if reason := _reason_against(adapter, options):
@@ -93,13 +86,7 @@ def _settings(sizes: str) -> Iterator[None]:
 
 
 class CompiledLayers(Speedup):
-    """The layers of one model.
-
-    Args:
-        adapter: the adapter that trains.
-        trial: what they are tried on, and compiled for.
-        note: gets a line for the user, if a layer cannot be compiled later in the run.
-    """
+    """The layers of one model."""
 
     refusal = "layers are not compiled"
 

@@ -30,9 +30,6 @@ _ABSENT = object()
 def check_installed(options: TrainOptions) -> None:
     """Check that Liger can be imported, if it is to be used.
 
-    Args:
-        options: the training options.
-
     Raises:
         ConfigError: it is not installed.
     """
@@ -49,14 +46,7 @@ def liger_kernels(
     trial: Callable[[], Trial],
     note: Callable[[str], None],
 ) -> LigerKernels | None:
-    """Return Liger's kernels, if they are to be used.
-
-    Args:
-        adapter: the adapter that trains.
-        options: the training options.
-        trial: returns what they are tried on.
-        note: gets a line for the user, if they have no effect.
-    """
+    """Return Liger's kernels, if they are to be used."""
     reasons = {
         "several processes train": process_count() > 1,
         "the head changes between steps": bool(adapter.heads),
@@ -70,12 +60,7 @@ def liger_kernels(
 
 
 class LigerKernels(Speedup):
-    """The kernels in one model. While they are there, others of its class may use them too.
-
-    Args:
-        adapter: the adapter that trains.
-        trial: what they are tried on.
-    """
+    """The kernels in one model. While they are there, others of its class may use them too."""
 
     refusal = "Liger's kernels are not used"
 
