@@ -16,9 +16,8 @@ from typing import NamedTuple, TypeAlias
 
 from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.backbones.quantized import quantization_of
-from adapterhub.bench.cells import Cell, Group
+from adapterhub.bench.cells import LEAST_STEPS, SHARE, Cell, Group, expected_runs
 from adapterhub.bench.execute import EVALUATIONS, FIT_ROWS, TaskContext
-from adapterhub.bench.search import LEAST_STEPS, SHARE, expected_runs
 from adapterhub.bench.study import (
     BenchOptions,
     Study,
@@ -324,7 +323,7 @@ def _step_time(group: Group, context: TaskContext, loader: BackboneLoader, work:
     Raises:
         Stopped: a signal stopped it.
     """
-    cell = Cell(group.task, group.method, group.rows, PROBE_STEPS, group.rate, 0, "search")
+    cell = group.trial(group.rate, PROBE_STEPS)
     output = work / f"probe-{os.getpid()}"  # another process may plan in the same folder
     shutil.rmtree(output, ignore_errors=True)
     recipe = context.recipe_of(cell, output)

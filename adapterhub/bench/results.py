@@ -6,15 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean, median
 
 from adapterhub.bench.advice import Cost, Recommendation, ShortRuns, recommend
-from adapterhub.bench.baselines import Constant, read_constants
-from adapterhub.bench.cells import Group
+from adapterhub.bench.baselines import Constant
+from adapterhub.bench.cells import Group, expected_runs
 from adapterhub.bench.paired import PairedComparison, compare_with
 from adapterhub.bench.records import CellRecord, Costs, PredictedRows
-from adapterhub.bench.search import expected_runs
 from adapterhub.bench.statistics import Estimate, RepeatedRuns, estimate_all, repeated_runs
 from adapterhub.bench.study import Study, seconds_of, start_of
 from adapterhub.errors import ConfigError
@@ -104,7 +102,10 @@ def study_results(
     records: Iterable[CellRecord],
     constants: Mapping[str, Constant],
 ) -> tuple[TaskResult, ...]:
-    """Collect the results of a study, by task and by rows; without those that have no score."""
+    """Collect the results of a study, by task and by rows; without those that have no score.
+
+    `constants` has the constant prediction of each task that has one.
+    """
     names = study.compared()
     known = [record for record in records if record.cell.method in names]
     found = []
@@ -115,17 +116,6 @@ def study_results(
             result = _task_result(study, (task, rows), group, constants.get(task))
             found += [result] if result else []
     return tuple(found)
-
-
-def read_results(
-    folder: Path, study: Study, records: Iterable[CellRecord]
-) -> tuple[TaskResult, ...]:
-    """Collect the results of a study with its constant predictions, as its report shows them.
-
-    Raises:
-        FileError: a file of the folder is broken.
-    """
-    return study_results(study, records, read_constants(folder))
 
 
 def _of_one_origin(records: list[CellRecord]) -> list[CellRecord]:
@@ -209,7 +199,7 @@ def _score_of(records: Sequence[CellRecord]) -> RowScore | None:
 def _method_result(label: str, records: Sequence[CellRecord], score: RowScore) -> MethodResult:
     """Collect what the records say of a method, without its estimate."""
     own = [record for record in records if record.cell.method == label]
-    trials = sorted((r for r in own if r.cell.stage == "search"), key=_by_rate)
+    trials = sorted((r for r in own if r.cell.stage == "search"), key=_choice)
     finals = _finals(own)
     rate = finals[0].cell.rate if finals else None
     tried = sorted(record.cell.rate for record in trials)
@@ -223,10 +213,6 @@ def _method_result(label: str, records: Sequence[CellRecord], score: RowScore) -
         trials=tuple(trials),
         finals=tuple(finals),
     )
-
-
-def _by_rate(record: CellRecord) -> tuple[int, float]:
-    return record.cell.steps, record.cell.rate
 
 
 def _finals(records: Sequence[CellRecord]) -> list[CellRecord]:

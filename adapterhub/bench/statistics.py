@@ -296,7 +296,6 @@ class Estimate:
         points: the points in a score of 1, for printing.
         rows: the number of test rows.
         scores: the score of each finished seed.
-        failed: how many seeds failed or diverged.
         value: the mean over finished seeds.
         sd: the standard deviation over seeds; None for one seed.
         low: the lower end of the 95 % interval; None with fewer than 20 rows.
@@ -310,7 +309,6 @@ class Estimate:
     points: float
     rows: int
     scores: tuple[float, ...]
-    failed: int = 0
     value: float | None = None
     sd: float | None = None
     low: float | None = None
@@ -350,7 +348,7 @@ def check_study(study: Sequence[RepeatedRuns]) -> None:
 
 def _estimate(runs: RepeatedRuns, spread: SeedSpread | None) -> Estimate:
     score, scores = runs.score, tuple(map(float, runs.scores))
-    found = Estimate(runs.method, score.name, score.points, runs.rows, scores, runs.failed)
+    found = Estimate(runs.method, score.name, score.points, runs.rows, scores)
     if not scores:
         return found
     value = float(runs.scores.mean())

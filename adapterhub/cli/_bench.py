@@ -11,7 +11,7 @@ from pathlib import Path
 
 from adapterhub.bench.baselines import Constant, constant_of, write_constants
 from adapterhub.bench.cells import Shard
-from adapterhub.bench.conduct import CellEngine, LocalEngine, cells_left, run_study
+from adapterhub.bench.conduct import CellEngine, LocalEngine, run_study
 from adapterhub.bench.execute import TaskContext
 from adapterhub.bench.plan import PlannedStudy, plan_study
 from adapterhub.bench.ray_engine import RayEngine
@@ -65,7 +65,7 @@ def bench_study(study: Study, *, quiet: bool, runs_on: RunsOn) -> None:
 
     with engine_for(runs_on, planned.contexts, loader, work) as engine, showing(Display()):
         state = run_study(planned, folder, engine, done, runs_on.shard)
-    if left := cells_left(planned, folder):
+    if left := len(state.next()[0]):
         say(f"at least {left} runs are left to other shards; run them, then this one again")
         sys.exit(LEFT)
     write_constants(output, _constants(planned))

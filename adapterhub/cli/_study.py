@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from adapterhub.bench.baselines import read_constants
 from adapterhub.bench.records import CellRecord, RecordFolder
 from adapterhub.bench.report import failure_lines, write_study_reports
-from adapterhub.bench.results import TaskResult, read_results
+from adapterhub.bench.results import TaskResult, study_results
 from adapterhub.bench.study import RECORDS, STUDY, Study, read_study
 from adapterhub.bench.tables import result_title, task_table
 from adapterhub.cli._format import print_table, say, say_wrapped
@@ -61,7 +62,7 @@ def conclude_study(folder: Path, study: Study, records: Sequence[CellRecord]) ->
 
 
 def _results(folder: Path, study: Study, records: Sequence[CellRecord]) -> tuple[TaskResult, ...]:
-    results = read_results(folder, study, records)
+    results = study_results(study, records, read_constants(folder))
     if not results:
         errors = [f"{r.cell.method}: {r.error}" for r in records if r.error]
         raise FileError(

@@ -268,7 +268,7 @@ class _JsonLog:
     def write(self, record: Mapping[str, Any]) -> None:
         """Write one line."""
         assert self.file is not None
-        line = f"{json.dumps(_json_ready(record))}\n".encode()
+        line = f"{json.dumps(without_nan(record))}\n".encode()
         self.file.write(line)
         self.size += len(line)
         self.digest.update(line)
@@ -513,8 +513,10 @@ def _eval_text(line: Evaluated) -> str:
     return f"step {line.step}  epoch {line.epoch:.2f}  {values}{'  best' * line.best}"
 
 
-def _json_ready(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """Replace NaN and infinity, which JSON lacks, by null."""
     if isinstance(value, Mapping):
-        return {key: _json_ready(item) for key, item in value.items()}
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
