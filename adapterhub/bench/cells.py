@@ -231,8 +231,9 @@ def _ranked(cells: Sequence[Cell], score: ScoreOf, default: float) -> list[float
     values: dict[float, list[float]] = {}
     for cell in cells:
         value = score(cell)
-        known = value is not None and not math.isnan(value)
-        values.setdefault(cell.rate, []).append(value if known else -math.inf)
+        if value is None or math.isnan(value):
+            value = -math.inf
+        values.setdefault(cell.rate, []).append(value)
     means = {rate: sum(each) / len(each) for rate, each in values.items()}
     order = sorted(means, key=lambda rate: (-means[rate], abs(math.log(rate / default))))
     return [rate for rate in order if means[rate] > -math.inf]

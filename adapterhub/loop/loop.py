@@ -27,13 +27,18 @@ from adapterhub.loop import checkpoint
 from adapterhub.loop.batching import BatchList, StatefulBatches
 from adapterhub.loop.engine import Engine
 from adapterhub.loop.gradient_checkpointing import CheckpointedLayers, recompute
-from adapterhub.loop.lengthening import check_length, comparable, total_steps
 from adapterhub.loop.processes import any_process, everyone_s
-from adapterhub.loop.progress import RunClock, RunProgress
+from adapterhub.loop.progress import (
+    RunClock,
+    RunProgress,
+    check_length,
+    comparable,
+    total_steps,
+)
 from adapterhub.loop.report import Evaluated, Reporter, TrainingLine
 from adapterhub.loop.speedups import Speedups
-from adapterhub.loop.stages import improvements
 from adapterhub.loop.stop_signals import Stopped, StopRequest, catch_stop_signals
+from adapterhub.loop.trainee import improvements
 from adapterhub.recipe.options import PLACES, REPORTS, RunOptions
 from adapterhub.status import doing, showing
 

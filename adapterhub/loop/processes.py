@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from adapterhub.errors import ConfigError
+from adapterhub.tasks._division import Division, dividing
 
 if TYPE_CHECKING:
     import torch
@@ -111,6 +112,21 @@ def from_main(value: _T) -> _T:
 
     values: list[_T] = broadcast_object_list([value])
     return values[0]
+
+
+@contextmanager
+def divided_evaluation(*, sharded: bool = False, together: bool = False) -> Iterator[None]:
+    """Divide the batches inside over the processes of the run; all get the same results.
+
+    With `sharded`, each process holds a share of the parameters. Processes that compute each batch
+    `together` (tensor parallelism) divide nothing.
+    """
+    if process_count() == 1 or together:
+        yield
+        return
+    join_processes()
+    with dividing(Division(process_index(), process_count(), everyone_s, in_step=sharded)):
+        yield
 
 
 def restarted() -> bool:
