@@ -67,16 +67,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Cell:
-    """One training run.
+    """One training run, which serves to choose the (peak) learning rate, or has the chosen one.
 
-    Attributes:
-        task: the name of the task in the study.
-        method: the name of the method in the study.
-        rows: the number of training rows.
-        steps: the number of optimizer steps.
-        rate: the peak learning rate.
-        seed: of initialization, sampling and batch order.
-        stage: whether it serves to choose a rate, or has the chosen one.
+    The seed is that of initialization, sampling and batch order.
     """
 
     task: str

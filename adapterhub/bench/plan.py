@@ -45,13 +45,9 @@ _TOLERANCE = 0.25  # of the time
 
 @dataclass(frozen=True)
 class PlannedStudy:
-    """A study whose data are read and whose runs are planned.
+    """A study, with the steps of a whole run, whose data are read and whose runs are planned.
 
-    Attributes:
-        study: the study, with the steps of a whole run.
-        contexts: what the cells of each task share.
-        groups: what is tuned together.
-        notes: for the user.
+    Its contexts are what the cells of each task share, and a group is tuned together.
     """
 
     study: Study
@@ -75,7 +71,8 @@ def plan_study(study: Study, loader: BackboneLoader, work: Path) -> PlannedStudy
     study, contexts, notes = _contexts(study, loader)
     groups = _groups(study, contexts)
     if study.bench.steps is None and study.bench.budget is not None:
-        study, said = _within_budget(study, contexts, groups, loader, work)
+        bench, said = affordable(groups, contexts, study.bench, loader, work)
+        study = replace(study, bench=bench)
         study, contexts, _ = _contexts(study, loader)  # fewer rows may select
         groups = _groups(study, contexts)
         notes += said
@@ -99,21 +96,6 @@ def _contexts(
             study, recipe=replace(study.recipe, dtype=fixed.dtype, attention=fixed.attention)
         )
     return study, contexts, notes
-
-
-def _within_budget(
-    study: Study,
-    contexts: Mapping[str, TaskContext],
-    groups: Sequence[Group],
-    loader: BackboneLoader,
-    work: Path,
-) -> tuple[Study, list[str]]:
-    """Return a study whose runs fit into its budget, and notes."""
-    seconds = seconds_of(str(study.bench.budget))
-    assert seconds is not None
-    found = affordable(groups, contexts, study.bench, seconds, loader, work)
-    bench = replace(study.bench, steps=found.steps, select_rows=found.select_rows)
-    return replace(study, bench=bench), list(found.notes)
 
 
 def _context(
@@ -186,30 +168,14 @@ class StepTime:
 _Timed: TypeAlias = tuple[Group, StepTime, TaskData]
 
 
-@dataclass(frozen=True)
-class Affordable:
-    """What fits into a time.
-
-    Attributes:
-        steps: the steps of a whole run.
-        select_rows: the rows that select, at most.
-        notes: for the user.
-    """
-
-    steps: int
-    select_rows: int
-    notes: tuple[str, ...]
-
-
 def affordable(
     groups: Sequence[Group],
     contexts: Mapping[str, TaskContext],
     bench: BenchOptions,
-    seconds: float,
     loader: BackboneLoader,
     work: Path,
-) -> Affordable:
-    """Return the steps of a whole run that fit into a time, and the rows that select.
+) -> tuple[BenchOptions, list[str]]:
+    """Return options with the steps of a whole run that fit into the budget, and notes.
 
     Evaluations have `EVALUATING` of the time at most: more rows that select would leave few steps.
     A group that is there twice takes twice the time, of which measuring steps is a part.
@@ -217,7 +183,7 @@ def affordable(
     Raises:
         ConfigError: even the shortest runs take more than a quarter longer; it says what would fit.
     """
-    began = time.monotonic()
+    began, seconds = time.monotonic(), seconds_of(str(bench.budget)) or math.inf
     _step_time(groups[0], contexts[groups[0].task], loader, work)  # the first run of all is slower
     known = {
         group: _step_time(group, contexts[group.task], loader, work)
@@ -244,7 +210,8 @@ def affordable(
     said = [f"{chosen:,} steps a run, of at most {most:,}: about {minutes:,.0f} min for all runs"]
     if select_rows < all_rows:
         said += [f"{select_rows:,} rows select, of {all_rows:,}: evaluations take time too"]
-    return Affordable(chosen, min(select_rows, bench.select_rows), tuple(said))
+    select_rows = min(select_rows, bench.select_rows)
+    return replace(bench, steps=chosen, select_rows=select_rows), said
 
 
 def _most_within(took: Callable[[int], float], low: int, high: int, seconds: float) -> int | None:

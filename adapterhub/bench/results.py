@@ -202,6 +202,7 @@ def _method_result(label: str, records: Sequence[CellRecord], score: RowScore) -
     trials = sorted((r for r in own if r.cell.stage == "search"), key=_choice)
     finals = _finals(own)
     rate = finals[0].cell.rate if finals else None
+    gaps = [gap for record in finals if (gap := _gap(record, score)) is not None]
     tried = sorted(record.cell.rate for record in trials)
     return MethodResult(
         label,
@@ -209,7 +210,7 @@ def _method_result(label: str, records: Sequence[CellRecord], score: RowScore) -
         rate=rate,
         at_edge=rate is not None and len(tried) > 1 and rate in (tried[0], tried[-1]),
         costs=median_costs([r.costs for r in finals if r.status == "done"]),
-        gap=_mean([_gap(record, score) for record in finals]),
+        gap=fmean(gaps) if gaps else None,
         trials=tuple(trials),
         finals=tuple(finals),
     )
@@ -301,8 +302,3 @@ def _gap(record: CellRecord, score: RowScore) -> float | None:
     if fitted is None or tested is None:
         return None
     return (tested - fitted) if score.lower_is_better else (fitted - tested)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None

@@ -73,7 +73,8 @@ def test_a_budget_is_kept_within_a_quarter_or_refused(
     for minutes in (1, 2, 4, 8, 15, 30, 60, 600):
         seconds = 60.0 * minutes
         try:
-            found = affordable(groups, CONTEXTS, bench, seconds, SharedLoader(), Path())
+            own = replace(bench, budget=f"{minutes}m")
+            found, _ = affordable(groups, CONTEXTS, own, SharedLoader(), Path())
         except ConfigError as error:
             hint = str(error.hint)
         else:
