@@ -28,7 +28,6 @@ from adapterhub.loop.optimizers import OPTIMIZERS
 from adapterhub.loop.processes import (
     any_process,
     everyone_s,
-    from_main,
     join_processes,
     process_count,
     readers,
@@ -231,13 +230,6 @@ class Engine:
             hint=f"a lower train.learning_rate (the peak was {rate:g})"
             f"{', train.mixed_precision=no' * mixed}, or look for broken examples in the data",
         )
-
-    def agreed(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Return the metrics of the first process in every process.
-
-        Rounding differs between devices, but all processes must choose the same best checkpoint.
-        """
-        return from_main(metrics)
 
     def rates(self) -> dict[str, float]:
         """Return the learning rate of each group in the latest step."""

@@ -74,6 +74,11 @@ class Speedup(ABC):
         return ""
 
 
+def first_reason(reasons: Mapping[str, bool]) -> str | None:
+    """Return the first reason that applies."""
+    return next((reason for reason, applies in reasons.items() if applies), None)
+
+
 class Speedups:
     """The speedups of one run, each on top of those before it. Leaving undoes all."""
 

@@ -43,6 +43,7 @@ from adapterhub.loop.speedups import (
     Speedup,
     Undo,
     different_result,
+    first_reason,
     tolerance,
 )
 from adapterhub.recipe.options import RunOptions
@@ -119,7 +120,7 @@ def _reason_against(adapter: Adapter, options: RunOptions, recorded: RecordedRun
         "the backbone has no layers": not adapter.anatomy.stacks,
         "autograd does not see its reversible layers": is_reversible(adapter.anatomy),
     }
-    return next((reason for reason, applies in reasons.items() if applies), None)
+    return first_reason(reasons)
 
 
 @dataclass

@@ -19,7 +19,7 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.errors import ConfigError
 from adapterhub.loop.engine import Engine
 from adapterhub.loop.processes import process_count
-from adapterhub.loop.speedups import NotUsed, Speedup, Trial, Undo, in_one_line
+from adapterhub.loop.speedups import NotUsed, Speedup, Trial, Undo, first_reason, in_one_line
 from adapterhub.recipe.options import RunOptions, TrainOptions
 
 OFF = "train.liger=false"
@@ -47,13 +47,13 @@ def liger_kernels(
     note: Callable[[str], None],
 ) -> LigerKernels | None:
     """Return Liger's kernels, if they are to be used."""
+    if not options.liger:
+        return None
     reasons = {
         "several processes train": process_count() > 1,
         "the head changes between steps": bool(adapter.heads),
     }
-    if not options.liger:
-        return None
-    if reason := next((reason for reason, applies in reasons.items() if applies), None):
+    if reason := first_reason(reasons):
         note(f"train.liger=true has no effect: {reason}")
         return None
     return LigerKernels(adapter, trial())
