@@ -53,12 +53,8 @@ _CONTINUE = "run the same command again to continue"
 class TaskContext:
     """What the cells of one task share.
 
-    Attributes:
-        recipe: the recipe of the task, with the kernels that were chosen for the study.
-        data: its rows.
-        specs: the method specs by their name in the study.
-        backbone: the fingerprint of the backbone.
-        starts: the adapters that methods start from, by the method's name.
+    The recipe has the kernels that were chosen for the study, `backbone` is the fingerprint, and
+    method specs, and the adapters that methods start from, are by the method's name in the study.
     """
 
     recipe: Recipe

@@ -186,10 +186,14 @@ def restore(live: Mapping[str, torch.Tensor], state: State) -> None:
     Either may be sharded. If the checkpoint is, all processes must call this together.
 
     Raises:
-        FileError: names, shapes or dtypes differ, or a file is broken.
+        FileError: names, shapes or dtypes differ, or a file is broken; every tensor that differs is
+            listed, and nothing is copied.
     """
     if state.shards is None:
-        copy_tensors(live, state.tensors)
+        _check_tensors(live, state.tensors)
+        with torch.no_grad():
+            for name, tensor in live.items():
+                tensor.copy_(shared_like(tensor, state.tensors[name]))
         return
     prefix = OF_TENSORS
     saved = described(state.shards)
@@ -211,19 +215,6 @@ def restored_training(state: State, params: Sequence[torch.Tensor]) -> dict[str,
     if state.shards is None:
         return state.training
     return join_training(state.training, state.shards, params)
-
-
-def copy_tensors(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
-    """Copy `saved` into the `live` tensors, in place, on their device.
-
-    Raises:
-        FileError: names, shapes or dtypes differ; every such tensor is listed, and nothing is
-            copied.
-    """
-    _check_tensors(live, saved)
-    with torch.no_grad():
-        for name, tensor in live.items():
-            tensor.copy_(shared_like(tensor, saved[name]))
 
 
 def _check_tensors(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:

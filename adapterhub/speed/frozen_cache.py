@@ -71,14 +71,10 @@ Run = Callable[[], Any]
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """What of a run is recorded.
+    """What of a run is recorded: its rows, unless the training rows are drawn of a stream.
 
-    Attributes:
-        train: the training rows.
-        evaluation: those of evaluation, if there are any.
-        streamed: whether the training rows are drawn of a stream.
-        seed: that of the run, which draws what the backbone lacks.
-        kept: what runs on the same backbone have recorded.
+    The seed of the run draws what the backbone lacks; `kept` is what runs on the same backbone have
+    recorded.
     """
 
     train: Encoded
