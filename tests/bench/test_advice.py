@@ -178,7 +178,6 @@ def test_a_trained_method_that_may_be_no_better_than_an_untrained_one_says_so():
     costs = {**COSTS, "majority": Cost(0, 0.0)}
     found = recommend([majority(0.58), *study_of((0.66, 0.67, 0.64, 0.65))], costs)
     assert found.method != "majority"
-    assert any("not shown to be better than majority" in line for line in found.reasons)
     (reason,) = [each for each in found.reasons if "not shown" in each]
     assert reason.startswith("It was not shown to be better than majority (+")
 
