@@ -30,20 +30,13 @@ class Recommendation:
         method: the method to take; None if that cannot be told yet.
         best: the method with the best mean score of those that were tested.
         reasons: sentences that say why, with numbers, and what is not known.
-        unproven: the untrained baselines that the method was not shown to be better than.
         candidate: the method that would be taken, if the runs were not too short to tell.
     """
 
     method: str | None
     best: str | None
     reasons: tuple[str, ...]
-    unproven: tuple[str, ...] = ()
     candidate: str | None = None
-
-    @property
-    def text(self) -> str:
-        """All sentences."""
-        return " ".join(self.reasons)
 
 
 @dataclass(frozen=True)
@@ -76,12 +69,6 @@ def recommend(
     Methods with one seed, or without a score, are no candidates, and neither are recorded ones: the
     recommendation is the same without them.
 
-    Args:
-        study: the runs of each method.
-        costs: the cost of each method, by its name.
-        recorded: the methods that another program trained.
-        short: how much too short the runs are, if they are.
-
     Raises:
         ConfigError: the methods were scored differently, or on different rows.
     """
@@ -109,8 +96,7 @@ def recommend(
         *_not_tested([found for found in estimates.values() if not found.covers_seeds]),
         *_resolution([pair for (first, _), pair in pairs.items() if first == best.method]),
     ]
-    beyond = tuple(pair.baseline for pair in unproven)
-    return Recommendation(chosen.method, best.method, tuple(reasons), beyond)
+    return Recommendation(chosen.method, best.method, tuple(reasons))
 
 
 def within_best(
@@ -121,11 +107,6 @@ def within_best(
     The interval of a method's difference from the best, of this pair alone, contains 0, and its
     mean lies in the interval that the best has by its own seeds: where somebody's seeds are far
     apart, no test tells methods apart. None that is worse than any other one is among them.
-
-    Args:
-        tested: the runs of each method.
-        best: those of the method with the best mean.
-        pairs: the comparison of every two methods.
     """
     (alone,) = estimate_all([best])
     low, high = alone.low or 0.0, alone.high or 0.0

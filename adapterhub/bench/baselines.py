@@ -42,12 +42,7 @@ class Constant:
 
 
 def constant_of(kind: str, examples: Sequence[Any]) -> Constant | None:
-    """Find the best constant prediction of training examples; None for kinds without one.
-
-    Args:
-        kind: the kind of the task's outcomes, one of `pages.predictions.KINDS`.
-        examples: the training examples.
-    """
+    """Find the best constant prediction of training examples; None for kinds without one."""
     if not examples:
         return None
     if kind == "numbers":
@@ -69,12 +64,7 @@ def _most_frequent(labels: Sequence[Any]) -> tuple[Any, int]:
 
 
 def write_constants(folder: Path, constants: Mapping[str, Constant]) -> None:
-    """Write the constants of a study's tasks, so that its report needs no training data.
-
-    Args:
-        folder: the folder of the study.
-        constants: by the task's name.
-    """
+    """Write the constants of a study's tasks, so that its report needs no training data."""
     content = {task: asdict(constant) for task, constant in constants.items()}
     replace_file(folder / CONSTANTS, f"{json.dumps(content)}\n".encode())
 

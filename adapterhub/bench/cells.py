@@ -1,16 +1,36 @@
-"""Cells: the training runs of a study, each known by the digest of what decides its result."""
+"""Cells: the training runs of a study, each known by the digest of what decides its result.
+
+Which cells are next is a pure function of what is done: a study that was killed, or whose cells ran
+on other machines, goes on with the same cells. Every method has the same trials.
+
+1. `rates` learning rates, half a decade apart around the method's default, for a quarter of the
+   steps, with the first seed.
+2. If the best of them is at the edge of the grid, a further one beyond it; `MOST_EXTENSIONS` times,
+   at most.
+3. The best `KEPT` of them for all steps, with each of `tuning_seeds` seeds.
+4. The best of those, by the mean of these seeds, with `seeds` further ones.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from adapterhub.errors import ConfigError
 
 FORMAT = 1
+STEP = math.sqrt(10)  # between the rates of a grid: half a decade
+SHARE = 4  # rates are first tried for one part in so many of the steps
+LEAST_STEPS = 20  # of a first trial; shorter runs are tried as a whole
+KEPT = 2
+MOST_EXTENSIONS = 2
+TUNING_SEED = 0
+_NEXT_TUNING_SEED = 1000  # further ones; final runs have 1, 2, ...
 
 Stage = Literal["search", "final"]
 
@@ -29,19 +49,27 @@ class Group:
     steps: int
     rate: float
 
+    @property
+    def first_steps(self) -> int:
+        """The steps of the first trials."""
+        short = -(-self.steps // SHARE)
+        return short if short >= LEAST_STEPS else self.steps
+
+    def trial(self, rate: float, steps: int, seed: int = TUNING_SEED) -> Cell:
+        """Return a run that serves to choose the rate."""
+        return Cell(self.task, self.method, self.rows, steps, rate, seed, "search")
+
+    def finals(self, rate: float, seeds: int) -> list[Cell]:
+        """Return the runs with the chosen rate, one for each of the further seeds."""
+        own = self.task, self.method, self.rows, self.steps, rate
+        return [Cell(*own, seed, "final") for seed in range(1, seeds + 1)]
+
 
 @dataclass(frozen=True)
 class Cell:
-    """One training run.
+    """One training run, which serves to choose the (peak) learning rate, or has the chosen one.
 
-    Attributes:
-        task: the name of the task in the study.
-        method: the name of the method in the study.
-        rows: the number of training rows.
-        steps: the number of optimizer steps.
-        rate: the peak learning rate.
-        seed: of initialization, sampling and batch order.
-        stage: whether it serves to choose a rate, or has the chosen one.
+    The seed is that of initialization, sampling and batch order.
     """
 
     task: str
@@ -51,11 +79,6 @@ class Cell:
     rate: float
     seed: int
     stage: Stage
-
-    @property
-    def group(self) -> tuple[str, str, int]:
-        """The task, the method and the rows."""
-        return self.task, self.method, self.rows
 
     def describe(self) -> str:
         """Return the cell in a few words, for progress."""
@@ -88,13 +111,122 @@ def parse_shard(text: str) -> Shard:
 
 
 def cell_key(cell: Cell, context: Any) -> str:
-    """Return the digest of a cell: equal for equal results only.
-
-    Args:
-        cell: the cell.
-        context: what else decides the result, as JSON: the recipe, the data and the backbone.
-    """
+    """Return the digest of a cell: equal for equal results only."""
     facts = {k: v for k, v in asdict(cell).items() if k not in ("task", "method", "stage")}
     # A cell of the search is not the final one, which is tested as well.
     content = json.dumps([FORMAT, cell.stage, facts, context], sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+ScoreOf = Callable[[Cell], float | None]
+"""Returns the score of a cell that is done, larger is better; -inf if it diverged or failed.
+
+None if it is not done.
+"""
+
+
+@dataclass(frozen=True)
+class RateChoice:
+    """The learning rate that was chosen for a group, None if no trial succeeded, and its trials."""
+
+    rate: float | None
+    trials: tuple[Cell, ...]
+
+
+def next_cells(
+    groups: Iterable[Group], rates: int, seeds: int, score: ScoreOf, tuning_seeds: int = 1
+) -> tuple[list[Cell], dict[Group, RateChoice]]:
+    """Return the cells that can run now, none if the study is complete, and the chosen rates.
+
+    Of each group, `rates` rates are tried, and `tuning_seeds` seeds choose between the best ones;
+    `seeds` runs have the chosen one.
+    """
+    searches: list[Cell] = []
+    choices: dict[Group, RateChoice] = {}
+    for group in groups:
+        missing, _, choice = _search(group, rates, score, tuning_seeds)
+        searches += missing
+        if choice is not None:
+            choices[group] = choice
+    chosen = [(group, each.rate) for group, each in choices.items() if each.rate is not None]
+    by_group = [group.finals(rate, seeds) for group, rate in chosen]
+    # One seed of all groups after the other.
+    finals = [cell for cells in zip(*by_group, strict=True) for cell in cells]
+    return searches or [cell for cell in finals if score(cell) is None], choices
+
+
+def expected_runs(group: Group, rates: int, seeds: int, tuning_seeds: int = 1) -> list[int]:
+    """Return the steps of each run of a group; a rate beyond the edge of the grid adds one."""
+    first = [group.first_steps] * rates + [group.steps] * _whole(group, rates, tuning_seeds)
+    return (first if rates > 1 else []) + [group.steps] * seeds
+
+
+def runs_left(
+    groups: Iterable[Group], rates: int, seeds: int, score: ScoreOf, tuning_seeds: int = 1
+) -> int:
+    """Return how many runs are left, with those that follow from others, as far as is known."""
+    left = 0
+    for group in groups:
+        missing, later, choice = _search(group, rates, score, tuning_seeds)
+        left += len(missing) + later
+        if choice is None:
+            left += seeds
+        elif choice.rate is not None:
+            left += sum(score(cell) is None for cell in group.finals(choice.rate, seeds))
+    return left
+
+
+def _whole(group: Group, rates: int, tuning_seeds: int) -> int:
+    """Return how many runs of all steps choose between the best rates, beside the first trials."""
+    return min(KEPT, rates) * (tuning_seeds - (group.first_steps == group.steps))
+
+
+def rate_grid(default: float, count: int) -> list[float]:
+    """Return `count` rates around a default, half a decade apart; more below than above."""
+    below = count // 2
+    return [_rate(default, n - below) for n in range(count)]
+
+
+def _rate(default: float, steps: int) -> float:
+    """Return the rate so many steps above the default: equal however the grid came to it."""
+    return float(f"{default * STEP**steps:.3g}")
+
+
+def _search(
+    group: Group, rates: int, score: ScoreOf, tuning_seeds: int
+) -> tuple[list[Cell], int, RateChoice | None]:
+    """Return the trials that are missing and the number of those that follow, or the choice."""
+    if rates == 1:
+        return [], 0, RateChoice(_rate(group.rate, 0), ())
+    grid = rate_grid(group.rate, rates)
+    for extensions in range(MOST_EXTENSIONS + 1):
+        cells = [group.trial(rate, group.first_steps) for rate in grid]
+        if missing := [cell for cell in cells if score(cell) is None]:
+            return missing, _whole(group, rates, tuning_seeds), None
+        ranked = _ranked(cells, score, group.rate)
+        if not ranked or ranked[0] not in (min(grid), max(grid)) or extensions == MOST_EXTENSIONS:
+            break
+        steps = round(math.log(ranked[0] / group.rate, STEP))
+        grid = sorted([*grid, _rate(group.rate, steps + (1 if ranked[0] == max(grid) else -1))])
+    seeds = [TUNING_SEED, *range(_NEXT_TUNING_SEED, _NEXT_TUNING_SEED + tuning_seeds - 1)]
+    whole = [group.trial(rate, group.steps, n) for n in seeds for rate in ranked[:KEPT]]
+    if missing := [cell for cell in whole if score(cell) is None]:
+        return missing, 0, None
+    best = next(iter(_ranked(whole, score, group.rate)), None)
+    return [], 0, RateChoice(best, tuple(dict.fromkeys([*cells, *whole])))
+
+
+def _ranked(cells: Sequence[Cell], score: ScoreOf, default: float) -> list[float]:
+    """Return the rates by the mean score of their cells, the best first; not those with a failure.
+
+    Of equal ones, that which is nearest to the default is first.
+    """
+    values: dict[float, list[float]] = {}
+    for cell in cells:
+        value = score(cell)
+        if value is None or math.isnan(value):
+            value = -math.inf
+        values.setdefault(cell.rate, []).append(value)
+    means = {rate: sum(each) / len(each) for rate, each in values.items()}
+    order = sorted(means, key=lambda rate: (-means[rate], abs(math.log(rate / default))))
+    return [rate for rate in order if means[rate] > -math.inf]

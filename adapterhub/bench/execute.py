@@ -53,12 +53,8 @@ _CONTINUE = "run the same command again to continue"
 class TaskContext:
     """What the cells of one task share.
 
-    Attributes:
-        recipe: the recipe of the task, with the kernels that were chosen for the study.
-        data: its rows.
-        specs: the method specs by their name in the study.
-        backbone: the fingerprint of the backbone.
-        starts: the adapters that methods start from, by the method's name.
+    The recipe has the kernels that were chosen for the study, `backbone` is the fingerprint, and
+    method specs, and the adapters that methods start from, are by the method's name in the study.
     """
 
     recipe: Recipe
@@ -122,12 +118,6 @@ class TaskContext:
 
 def run_cell(cell: Cell, context: TaskContext, loader: BackboneLoader, work: Path) -> CellRecord:
     """Run a cell, or continue it where it was killed, and return its record.
-
-    Args:
-        cell: the cell.
-        context: its task.
-        loader: loads the backbone.
-        work: the folder for checkpoints; that of the cell is deleted at the end.
 
     Raises:
         OutputError: the folder cannot be written.

@@ -36,8 +36,6 @@ class PairedComparison:
         points: the points in a score of 1, for printing.
         lower_is_better: whether a negative difference is an improvement.
         rows: the number of test rows.
-        seeds: the finished seeds of the baseline and of the method.
-        failed: their failed seeds.
         value: the method's mean minus the baseline's.
         low: the lower end of the 95 % interval of this difference alone.
         high: its upper end.
@@ -55,8 +53,6 @@ class PairedComparison:
     points: float
     lower_is_better: bool
     rows: int
-    seeds: tuple[int, int]
-    failed: tuple[int, int]
     value: float | None = None
     low: float | None = None
     high: float | None = None
@@ -96,8 +92,6 @@ class PairedComparison:
             self,
             baseline=self.method,
             method=self.baseline,
-            seeds=self.seeds[::-1],
-            failed=self.failed[::-1],
             value=None if self.value is None else -self.value,
             low=None if self.high is None else -self.high,
             high=None if self.low is None else -self.low,
@@ -171,8 +165,6 @@ def _difference(
         points=score.points,
         lower_is_better=score.lower_is_better,
         rows=min(side.rows for side in sides),
-        seeds=(baseline.seeds, other.seeds),
-        failed=(baseline.failed, other.failed),
     )
     if not found.rows:
         return found

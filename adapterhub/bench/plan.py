@@ -16,9 +16,8 @@ from typing import NamedTuple, TypeAlias
 
 from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.backbones.quantized import quantization_of
-from adapterhub.bench.cells import Cell, Group
+from adapterhub.bench.cells import LEAST_STEPS, SHARE, Cell, Group, expected_runs
 from adapterhub.bench.execute import EVALUATIONS, FIT_ROWS, TaskContext
-from adapterhub.bench.search import LEAST_STEPS, SHARE, expected_runs
 from adapterhub.bench.study import (
     BenchOptions,
     Study,
@@ -45,13 +44,9 @@ _TOLERANCE = 0.25  # of the time
 
 @dataclass(frozen=True)
 class PlannedStudy:
-    """A study whose data are read and whose runs are planned.
+    """A study, with the steps of a whole run, whose data are read and whose runs are planned.
 
-    Attributes:
-        study: the study, with the steps of a whole run.
-        contexts: what the cells of each task share.
-        groups: what is tuned together.
-        notes: for the user.
+    Its contexts are what the cells of each task share, and a group is tuned together.
     """
 
     study: Study
@@ -67,10 +62,7 @@ class PlannedStudy:
 def plan_study(study: Study, loader: BackboneLoader, work: Path) -> PlannedStudy:
     """Read the data of a study, choose kernels, and plan its runs within the budget.
 
-    Args:
-        study: the study.
-        loader: loads the backbone.
-        work: a folder for the short runs that the budget is planned with.
+    The short runs that a budget is planned with are made in the folder `work`.
 
     Raises:
         AdapterhubError: of any type; nothing but `work` is written.
@@ -78,7 +70,8 @@ def plan_study(study: Study, loader: BackboneLoader, work: Path) -> PlannedStudy
     study, contexts, notes = _contexts(study, loader)
     groups = _groups(study, contexts)
     if study.bench.steps is None and study.bench.budget is not None:
-        study, said = _within_budget(study, contexts, groups, loader, work)
+        bench, said = affordable(groups, contexts, study.bench, loader, work)
+        study = replace(study, bench=bench)
         study, contexts, _ = _contexts(study, loader)  # fewer rows may select
         groups = _groups(study, contexts)
         notes += said
@@ -102,21 +95,6 @@ def _contexts(
             study, recipe=replace(study.recipe, dtype=fixed.dtype, attention=fixed.attention)
         )
     return study, contexts, notes
-
-
-def _within_budget(
-    study: Study,
-    contexts: Mapping[str, TaskContext],
-    groups: Sequence[Group],
-    loader: BackboneLoader,
-    work: Path,
-) -> tuple[Study, list[str]]:
-    """Return a study whose runs fit into its budget, and notes."""
-    seconds = seconds_of(str(study.bench.budget))
-    assert seconds is not None
-    found = affordable(groups, contexts, study.bench, seconds, loader, work)
-    bench = replace(study.bench, steps=found.steps, select_rows=found.select_rows)
-    return replace(study, bench=bench), list(found.notes)
 
 
 def _context(
@@ -189,45 +167,22 @@ class StepTime:
 _Timed: TypeAlias = tuple[Group, StepTime, TaskData]
 
 
-@dataclass(frozen=True)
-class Affordable:
-    """What fits into a time.
-
-    Attributes:
-        steps: the steps of a whole run.
-        select_rows: the rows that select, at most.
-        notes: for the user.
-    """
-
-    steps: int
-    select_rows: int
-    notes: tuple[str, ...]
-
-
 def affordable(
     groups: Sequence[Group],
     contexts: Mapping[str, TaskContext],
     bench: BenchOptions,
-    seconds: float,
     loader: BackboneLoader,
     work: Path,
-) -> Affordable:
-    """Return the steps of a whole run that fit into a time, and the rows that select.
+) -> tuple[BenchOptions, list[str]]:
+    """Return options with the steps of a whole run that fit into the budget, and notes.
 
     Evaluations have `EVALUATING` of the time at most: more rows that select would leave few steps.
-
-    Args:
-        groups: what is compared; one that is there twice takes twice the time.
-        contexts: the tasks.
-        bench: how many rates and seeds.
-        seconds: the time, of which measuring steps is a part.
-        loader: loads the backbone.
-        work: a folder for short runs.
+    A group that is there twice takes twice the time, of which measuring steps is a part.
 
     Raises:
         ConfigError: even the shortest runs take more than a quarter longer; it says what would fit.
     """
-    began = time.monotonic()
+    began, seconds = time.monotonic(), seconds_of(str(bench.budget)) or math.inf
     _step_time(groups[0], contexts[groups[0].task], loader, work)  # the first run of all is slower
     known = {
         group: _step_time(group, contexts[group.task], loader, work)
@@ -254,7 +209,8 @@ def affordable(
     said = [f"{chosen:,} steps a run, of at most {most:,}: about {minutes:,.0f} min for all runs"]
     if select_rows < all_rows:
         said += [f"{select_rows:,} rows select, of {all_rows:,}: evaluations take time too"]
-    return Affordable(chosen, min(select_rows, bench.select_rows), tuple(said))
+    select_rows = min(select_rows, bench.select_rows)
+    return replace(bench, steps=chosen, select_rows=select_rows), said
 
 
 def _most_within(took: Callable[[int], float], low: int, high: int, seconds: float) -> int | None:
@@ -333,7 +289,7 @@ def _step_time(group: Group, context: TaskContext, loader: BackboneLoader, work:
     Raises:
         Stopped: a signal stopped it.
     """
-    cell = Cell(group.task, group.method, group.rows, PROBE_STEPS, group.rate, 0, "search")
+    cell = group.trial(group.rate, PROBE_STEPS)
     output = work / f"probe-{os.getpid()}"  # another process may plan in the same folder
     shutil.rmtree(output, ignore_errors=True)
     recipe = context.recipe_of(cell, output)

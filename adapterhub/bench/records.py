@@ -10,7 +10,7 @@ import gzip
 import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -21,12 +21,13 @@ from adapterhub.bench.cells import FORMAT, Cell
 from adapterhub.config.options import from_dict
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.atomic import replace_file
+from adapterhub.loop.report import without_nan
 from adapterhub.pages.predictions import Outcome
 from adapterhub.pages.run_files import lower_is_better
 
 Status = Literal["done", "diverged", "failed"]
 _DIGITS = 5  # of probabilities and losses that are kept of each row
-_PACK = ".jsonl.gz"
+PACK = ".jsonl.gz"
 _TEXTS = ("id", "texts", "scores")
 # Of these kinds, labels and predictions are the user's texts as well.
 _NOT_KEPT = {kind: (*_TEXTS, "label", "prediction") for kind in ("texts", "choices")}
@@ -120,14 +121,14 @@ class CellRecord:
 
     def to_json(self) -> str:
         """Return the content of the record's file."""
-        return json.dumps({"format": FORMAT, **_finite(asdict(self))}, indent=None) + "\n"
+        return json.dumps({"format": FORMAT, **without_nan(asdict(self))}) + "\n"
 
 
 class RecordFolder:
     """The records of a study in a folder: `KEY.json` each, or packed, `NAME.jsonl.gz`.
 
-    A pack has a line for each record. It is for studies that are kept: a hundred records take some
-    hundred kilobytes.
+    A pack has a line for each record, for studies that are kept, some hundred kilobytes for a
+    hundred records; benchmarks/studies/pack.py makes it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -160,26 +161,8 @@ class RecordFolder:
     @cached_property
     def packed(self) -> dict[str, CellRecord]:
         """The records of the packs that were there at the first look, by key."""
-        packs = sorted(self.folder.glob(f"*{_PACK}"))
-        return {record.key: record for pack in packs for record in read_pack(pack)}
-
-    def pack(self, name: str) -> Path:
-        """Move all records into one pack, and return it: equal bytes for equal records.
-
-        Args:
-            name: that of the pack.
-
-        Raises:
-            FileError: a record is broken; nothing is changed.
-        """
-        lines = [record.to_json() for record in self.all()]
-        singles, packs = list(self.folder.glob("*.json")), list(self.folder.glob(f"*{_PACK}"))
-        target = self.folder / f"{name}{_PACK}"
-        replace_file(target, gzip.compress("".join(lines).encode(), mtime=0))
-        for path in (*singles, *packs):
-            if path != target:
-                path.unlink()
-        return target
+        packs = sorted(self.folder.glob(f"*{PACK}"))
+        return {record.key: record for pack in packs for record in _read_pack(pack)}
 
 
 def read_record(path: Path) -> CellRecord:
@@ -195,12 +178,7 @@ def read_record(path: Path) -> CellRecord:
         return record
 
 
-def read_pack(path: Path) -> list[CellRecord]:
-    """Read the records of a pack.
-
-    Raises:
-        FileError: the file is no pack, or broken.
-    """
+def _read_pack(path: Path) -> list[CellRecord]:
     with _reading(path):
         if not (lines := gzip.decompress(path.read_bytes()).splitlines()):
             raise ValueError("it is empty")
@@ -228,12 +206,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def predicted_rows(kind: str, outcomes: Sequence[Outcome]) -> PredictedRows:
-    """Build the columns of some outcomes, without their texts.
-
-    Args:
-        kind: one of `pages.predictions.KINDS`.
-        outcomes: one for each test row.
-    """
+    """Build the columns of some outcomes, without their texts."""
     names = [name for name in outcomes[0] if name not in _NOT_KEPT.get(kind, _TEXTS)]
     columns = {name: [_short(row[name]) for row in outcomes] for name in names}
     return PredictedRows(kind, columns)
@@ -241,12 +214,3 @@ def predicted_rows(kind: str, outcomes: Sequence[Outcome]) -> PredictedRows:
 
 def _short(value: Any) -> Any:
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
-
-
-def _finite(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON lacks, by null."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -74,12 +74,6 @@ def write_study_reports(
 ) -> tuple[Path, Path]:
     """Write `report.html` and `report.md` in the folder of a study; return both paths.
 
-    Args:
-        folder: the folder.
-        study: the study.
-        results: what it found.
-        commands: by task and rows, the command that trains the recommended method.
-
     Raises:
         OSError: a file cannot be written.
     """
@@ -90,13 +84,7 @@ def write_study_reports(
 
 
 def study_markdown(study: Study, results: Sequence[TaskResult], commands: Commands) -> str:
-    """Return the report of a study as Markdown.
-
-    Args:
-        study: the study.
-        results: what it found.
-        commands: by task and rows, the command that trains the recommended method.
-    """
+    """Return the report of a study as Markdown."""
     lines = [f"# {literal(study_title(study))}", "", literal(study_subtitle(study, results)), ""]
     if len(results) > 1:
         lines += ["## All tasks", "", summary_table(results).markdown(), ""]
@@ -127,13 +115,7 @@ def _task_lines(task: TaskResult, command: str | None) -> Iterator[str]:
 
 
 def study_page(study: Study, results: Sequence[TaskResult], commands: Commands) -> str:
-    """Return the page of a study.
-
-    Args:
-        study: the study.
-        results: what it found.
-        commands: by task and rows, the command that trains the recommended method.
-    """
+    """Return the page of a study."""
     return framed_page(
         "study.html",
         name=study_title(study),
@@ -333,10 +315,6 @@ def rates_chart(task: TaskResult, method: str) -> str | None:
     """Draw the scores of a method's trials by learning rate; None without trials.
 
     All methods of a task have the same vertical axis.
-
-    Args:
-        task: the results.
-        method: the method to show.
     """
     result, points = task.find(method), task.score.points
     steps = sorted({record.cell.steps for record in result.trials})
@@ -407,11 +385,7 @@ def _columns(points: Iterable[tuple[float, float]], scale: float) -> list[list[f
 
 
 def rows_chart(tasks: Sequence[TaskResult]) -> str | None:
-    """Draw the score of each method by the number of training rows; None for one number.
-
-    Args:
-        tasks: the results of one task, with different numbers of rows.
-    """
+    """Draw the score of each method by the number of training rows; None for one number."""
     lines = _by_rows(tasks)
     if not lines:
         return None

@@ -6,15 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean, median
 
 from adapterhub.bench.advice import Cost, Recommendation, ShortRuns, recommend
-from adapterhub.bench.baselines import Constant, read_constants
-from adapterhub.bench.cells import Group
+from adapterhub.bench.baselines import Constant
+from adapterhub.bench.cells import Group, expected_runs
 from adapterhub.bench.paired import PairedComparison, compare_with
 from adapterhub.bench.records import CellRecord, Costs, PredictedRows
-from adapterhub.bench.search import expected_runs
 from adapterhub.bench.statistics import Estimate, RepeatedRuns, estimate_all, repeated_runs
 from adapterhub.bench.study import Study, seconds_of, start_of
 from adapterhub.errors import ConfigError
@@ -106,10 +104,7 @@ def study_results(
 ) -> tuple[TaskResult, ...]:
     """Collect the results of a study, by task and by rows; without those that have no score.
 
-    Args:
-        study: the study.
-        records: its records.
-        constants: the constant prediction of each task that has one.
+    `constants` has the constant prediction of each task that has one.
     """
     names = study.compared()
     known = [record for record in records if record.cell.method in names]
@@ -121,22 +116,6 @@ def study_results(
             result = _task_result(study, (task, rows), group, constants.get(task))
             found += [result] if result else []
     return tuple(found)
-
-
-def read_results(
-    folder: Path, study: Study, records: Iterable[CellRecord]
-) -> tuple[TaskResult, ...]:
-    """Collect the results of a study with its constant predictions, as its report shows them.
-
-    Args:
-        folder: the folder of the study.
-        study: the study.
-        records: its records.
-
-    Raises:
-        FileError: a file of the folder is broken.
-    """
-    return study_results(study, records, read_constants(folder))
 
 
 def _of_one_origin(records: list[CellRecord]) -> list[CellRecord]:
@@ -220,9 +199,10 @@ def _score_of(records: Sequence[CellRecord]) -> RowScore | None:
 def _method_result(label: str, records: Sequence[CellRecord], score: RowScore) -> MethodResult:
     """Collect what the records say of a method, without its estimate."""
     own = [record for record in records if record.cell.method == label]
-    trials = sorted((r for r in own if r.cell.stage == "search"), key=_by_rate)
+    trials = sorted((r for r in own if r.cell.stage == "search"), key=_choice)
     finals = _finals(own)
     rate = finals[0].cell.rate if finals else None
+    gaps = [gap for record in finals if (gap := _gap(record, score)) is not None]
     tried = sorted(record.cell.rate for record in trials)
     return MethodResult(
         label,
@@ -230,14 +210,10 @@ def _method_result(label: str, records: Sequence[CellRecord], score: RowScore) -
         rate=rate,
         at_edge=rate is not None and len(tried) > 1 and rate in (tried[0], tried[-1]),
         costs=median_costs([r.costs for r in finals if r.status == "done"]),
-        gap=_mean([_gap(record, score) for record in finals]),
+        gap=fmean(gaps) if gaps else None,
         trials=tuple(trials),
         finals=tuple(finals),
     )
-
-
-def _by_rate(record: CellRecord) -> tuple[int, float]:
-    return record.cell.steps, record.cell.rate
 
 
 def _finals(records: Sequence[CellRecord]) -> list[CellRecord]:
@@ -263,11 +239,6 @@ def _tuned(records: Sequence[CellRecord], choice: tuple[int, float]) -> tuple[in
 
 def method_runs(result: MethodResult, score: RowScore, is_recorded: bool = False) -> RepeatedRuns:
     """Collect the predictions of a method's seeds; without a final run, its trials failed.
-
-    Args:
-        result: the records of the method.
-        score: the score to compare.
-        is_recorded: another program ran it.
 
     Raises:
         ConfigError: the test rows of the seeds differ.
@@ -331,8 +302,3 @@ def _gap(record: CellRecord, score: RowScore) -> float | None:
     if fitted is None or tested is None:
         return None
     return (tested - fitted) if score.lower_is_better else (fitted - tested)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None

@@ -141,13 +141,6 @@ def repeated_runs(
 
     A seed with a prediction or a loss that is no number, or too large for one, has failed.
 
-    Args:
-        method: its name in the study.
-        files: the predictions of each finished seed on the test rows.
-        score: the score to compare, of `row_score`.
-        failed: how many seeds failed or diverged.
-        deterministic: no seed can change the predictions.
-
     Raises:
         ConfigError: the test rows of the seeds differ.
     """
@@ -239,11 +232,7 @@ def _excess(differences: Numbers, freedom: Numbers) -> float:
 def _tails(own: Numbers, noise: Numbers, freedom: Numbers, steady: Flags) -> Numbers:
     """Return for each method the p-value of a variance as large as its own, if it were steady.
 
-    Args:
-        own: the variance of the seeds' scores of each method.
-        noise: what of it is due to the test rows.
-        freedom: its degrees of freedom.
-        steady: which methods it is compared with.
+    `noise` is what of it is due to the test rows.
     """
     from scipy.special import fdtrc
 
@@ -285,12 +274,8 @@ def uncertainty(
 
     The degrees of freedom are Satterthwaite's (1946), V^2 / sum of v^2 / freedom, as Hillis (2007,
     https://doi.org/10.1002/sim.2532) derives them for this model. Methods that share the pooled
-    spread share its error too, so they are one term.
-
-    Args:
-        row_variance: the variance over test rows.
-        rows: the number of test rows.
-        seeds: the spread of each method in the difference, and its number of seeds.
+    spread share its error too, so they are one term. `seeds` has the spread of each method in the
+    difference, and its number of seeds.
     """
     terms = [(max(row_variance, 0.0), rows - 1.0)]
     terms += [(s.variance / count, s.freedom) for s, count in seeds if not s.is_pooled]
@@ -311,7 +296,6 @@ class Estimate:
         points: the points in a score of 1, for printing.
         rows: the number of test rows.
         scores: the score of each finished seed.
-        failed: how many seeds failed or diverged.
         value: the mean over finished seeds.
         sd: the standard deviation over seeds; None for one seed.
         low: the lower end of the 95 % interval; None with fewer than 20 rows.
@@ -325,7 +309,6 @@ class Estimate:
     points: float
     rows: int
     scores: tuple[float, ...]
-    failed: int = 0
     value: float | None = None
     sd: float | None = None
     low: float | None = None
@@ -365,7 +348,7 @@ def check_study(study: Sequence[RepeatedRuns]) -> None:
 
 def _estimate(runs: RepeatedRuns, spread: SeedSpread | None) -> Estimate:
     score, scores = runs.score, tuple(map(float, runs.scores))
-    found = Estimate(runs.method, score.name, score.points, runs.rows, scores, runs.failed)
+    found = Estimate(runs.method, score.name, score.points, runs.rows, scores)
     if not scores:
         return found
     value = float(runs.scores.mean())
@@ -394,12 +377,7 @@ def _wilson(share: float, found: Uncertainty, variance: float, rows: int) -> tup
     Wilson's (1927) interval, with Student's t and with the number of independent rows that would
     have this variance, share * (1 - share) / variance (Korn & Graubard 1998, Survey Methodology
     24(2)). All right or all wrong, the variance is 0, and all rows are counted.
-
-    Args:
-        share: the score, scaled to [0, 1].
-        found: its degrees of freedom.
-        variance: its variance, scaled.
-        rows: the number of test rows.
+    Score and variance are scaled to [0, 1].
     """
     spread = share * (1 - share)
     if spread > 0 and variance <= 0:

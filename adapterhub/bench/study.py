@@ -159,12 +159,6 @@ def read_study(
 ) -> Study:
     """Read a study: a recipe with a section `bench`.
 
-    Args:
-        path: a YAML file, or None.
-        overrides: words such as `train.batch_size=16` or `bench.seeds=5`.
-        flags: options of the recipe.
-        bench: options of the study; those that are None are left out.
-
     Raises:
         ConfigError: unknown options, values of a wrong type, or options that the study decides.
     """
@@ -283,10 +277,6 @@ def keep_study(study: Study, output: Path) -> Study:
 
 def as_begun(study: Study, output: Path) -> Study:
     """Return a study with what was chosen when it was begun in a folder, if it is the same one.
-
-    Args:
-        study: the study as its user gave it.
-        output: the folder.
 
     Raises:
         ConfigError: the study in the folder is broken.

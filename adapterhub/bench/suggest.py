@@ -1,33 +1,50 @@
 """Which trained adapter is the best start for some data: each one's features are probed.
 
-A linear probe on the features with an adapter is compared with one on those of the bare backbone,
-on the same rows and folds, corrected for the number of adapters. That takes a forward pass of a
-sample for each adapter, and no training.
+The features of a text are the mean state of the last layer. A linear probe on those with an adapter
+is compared with one on those of the bare backbone, on the same rows and folds, corrected for the
+number of adapters. That takes a forward pass of a sample for each adapter, and no training.
+
+    ridge regression on standardized features, its penalty by leave-one-out within the training
+    folds; for classes, on one target of -1 and 1 each (scikit-learn's RidgeClassifierCV)
+
+It is closed-form, so it has no learning rate and no seed of its own (Alain & Bengio 2017,
+https://arxiv.org/abs/1610.01644, for probes). Rows of equal content are in one fold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.attach import detach
 from adapterhub.adapters.load import load_folder
-from adapterhub.bench.features import features_of
-from adapterhub.bench.linear_probe import Features, linear_probe
+from adapterhub.adapters.route import activate, adapters, disabled, route
 from adapterhub.bench.paired import PairedComparison, compare_with
 from adapterhub.bench.statistics import Estimate, RepeatedRuns, estimate_all, repeated_runs
 from adapterhub.data.split import content_of
-from adapterhub.errors import AdapterhubError, ConfigError
+from adapterhub.errors import AdapterhubError, ConfigError, DataError
 from adapterhub.files.foundation import Foundation
+from adapterhub.pages.predictions import PredictionFile
 from adapterhub.pages.row_scores import row_score
 from adapterhub.tasks import Encoded, Task
+from adapterhub.tasks._losses import model_inputs
 
 BARE = "bare backbone"
 AT_ONCE = 8  # adapters that are attached at once
+ROWS = 64  # in one forward pass
+FOLDS = 5
+REPEATS = 2  # divisions into folds: how much a score depends on the division
 _HEADS = ("classification", "regression")
+_PENALTIES = np.logspace(-1, 6, 15)
+Features = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -93,11 +110,6 @@ def suggest(
 ) -> Suggestion:
     """Probe the features of labelled rows with each adapter, and with the bare backbone.
 
-    Args:
-        model: the backbone, without adapters.
-        encoded: the rows, of a task that `check_probed` takes.
-        candidates: the adapters.
-
     Raises:
         ConfigError: the task is of another kind.
         DataError: too few rows.
@@ -144,3 +156,136 @@ def _runs(name: str, features: Features, encoded: Encoded) -> RepeatedRuns:
     labels = [float(e.label) if kind == "numbers" else str(e.label) for e in examples]
     files = linear_probe(features, labels, [content_of(each) for each in examples], kind)
     return repeated_runs(name, files, row_score(kind, "accuracy" if kind == "classes" else ""))
+
+
+def features_of(
+    model: PreTrainedModel, encoded: Encoded, names: Sequence[str | None]
+) -> dict[str | None, Features]:
+    """Return the features of all rows with each adapter, (rows, width).
+
+    The name of the bare backbone is None.
+    """
+    attached = adapters(model)
+    alone = [name for name in names if name is None or attached[name].replaces]
+    shared = [name for name in names if name not in alone]
+    found = _shared(model, encoded, shared) if shared else {}
+    return found | {name: _alone(model, encoded, name) for name in alone}
+
+
+def _shared(
+    model: PreTrainedModel, encoded: Encoded, names: Sequence[str | None]
+) -> dict[str | None, Features]:
+    """Compute several adapters in one pass, by a route: each text is in it once for each."""
+    parts: list[Features] = []
+    count, rows = len(names), max(ROWS // len(names), 1)
+    for batch in _batches(model, encoded, rows):
+        repeated = {key: value.repeat_interleave(count, 0) for key, value in batch.items()}
+        size = len(batch["input_ids"])
+        with route(model, [*names] * size):
+            states = _mean_state(model, repeated)
+        parts.append(states.reshape(size, count, -1))
+    every = np.concatenate(parts)
+    return {name: every[:, number] for number, name in enumerate(names)}
+
+
+def _alone(model: PreTrainedModel, encoded: Encoded, name: str | None) -> Features:
+    way: AbstractContextManager[Any] = nullcontext()
+    if name is not None:
+        activate(model, name)
+    elif adapters(model):
+        way = disabled(model)
+    with way:
+        return np.concatenate([_mean_state(model, b) for b in _batches(model, encoded, ROWS)])
+
+
+def _batches(model: PreTrainedModel, encoded: Encoded, rows: int) -> list[dict[str, torch.Tensor]]:
+    found = []
+    for start in range(0, len(encoded.rows), rows):
+        batch = encoded.batch(range(start, min(start + rows, len(encoded.rows))))
+        kept = {key: value for key, value in model_inputs(batch).items() if key != "labels"}
+        found.append({key: value.to(model.device) for key, value in kept.items()})
+    return found
+
+
+@torch.inference_mode()
+def _mean_state(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> Features:
+    """Return the mean over the tokens of each row, (rows, width)."""
+    outputs = model(**batch, output_hidden_states=True)
+    layers = getattr(outputs, "hidden_states", None) or outputs.encoder_hidden_states
+    mask = batch["attention_mask"][..., None].to(layers[-1].dtype)
+    states = layers[-1][:, -mask.shape[1] :]  # virtual tokens are in front
+    mean = (states * mask).sum(1) / mask.sum(1).clamp(min=1)
+    features: Features = mean.float().cpu().numpy()
+    return features
+
+
+def linear_probe(
+    features: Features, labels: Sequence[Any], groups: Sequence[Hashable], kind: str
+) -> list[PredictionFile]:
+    """Return the predictions of each row by probes that were fitted without it, per repeat.
+
+    Features are (rows, width); the kind is classes or numbers. Rows of one group are in one fold.
+
+    Raises:
+        DataError: too few rows, of all or of a class.
+    """
+    _check_enough(labels, groups, kind)
+    return [
+        PredictionFile(kind, "", repeat, "", "", (), rows)
+        for repeat in range(REPEATS)
+        for rows in [_predicted(features, labels, groups, kind, repeat)]
+    ]
+
+
+def _check_enough(labels: Sequence[Any], groups: Sequence[Hashable], kind: str) -> None:
+    few = len(set(groups)) < 2 * FOLDS
+    if kind == "classes":
+        counts = {label: labels.count(label) for label in dict.fromkeys(labels)}
+        rare = [f"{label}: {count}" for label, count in counts.items() if count < FOLDS]
+        few = few or len(counts) - len(rare) < 2
+    if few:
+        raise DataError(
+            f"{len(labels):,} rows are too few for {FOLDS} folds",
+            expected=f"{2 * FOLDS} different texts at least, and {FOLDS} of each of two classes",
+        )
+
+
+def _predicted(
+    features: Features,
+    labels: Sequence[Any],
+    groups: Sequence[Hashable],
+    kind: str,
+    repeat: int,
+) -> list[dict[str, Any]]:
+    from sklearn.linear_model import RidgeClassifierCV, RidgeCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    given = np.array(labels, dtype=object if kind == "classes" else float)
+    targets = given.astype(str) if kind == "classes" else given
+    found = np.empty(len(labels), dtype=object)
+    model = RidgeClassifierCV if kind == "classes" else RidgeCV
+    for train, held in _folds(targets, groups, kind, repeat):
+        fitted = make_pipeline(StandardScaler(), model(alphas=_PENALTIES))
+        fitted.fit(features[train], targets[train])
+        found[held] = fitted.predict(features[held])
+    return [
+        {"label": _plain(label), "prediction": _plain(guess)}
+        for label, guess in zip(targets, found, strict=True)
+    ]
+
+
+def _folds(
+    targets: NDArray[Any], groups: Sequence[Hashable], kind: str, repeat: int
+) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    from sklearn.model_selection import GroupKFold, StratifiedGroupKFold
+
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+    of_row = np.array([numbers[group] for group in groups])
+    splitter = StratifiedGroupKFold if kind == "classes" else GroupKFold
+    folds = splitter(FOLDS, shuffle=True, random_state=repeat)
+    yield from folds.split(np.zeros(len(targets)), targets, of_row)
+
+
+def _plain(value: Any) -> Any:
+    return float(value) if isinstance(value, float | np.floating) else str(value)

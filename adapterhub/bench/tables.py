@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from adapterhub.bench.records import Costs
 from adapterhub.bench.results import MethodResult, TaskResult
 from adapterhub.bench.wording import (
     p_text,
@@ -16,14 +15,14 @@ from adapterhub.bench.wording import (
 )
 from adapterhub.files.shown_table import ShownTable, TableCell
 
-Entry = Callable[[MethodResult], TableCell]
+Entry = Callable[[TaskResult, MethodResult], TableCell]
 NONE = "-"  # what was not measured, or does not exist
 
 
 def task_table(task: TaskResult) -> ShownTable:
     """Return the table of one task: a row for each method, without columns that are empty."""
     columns = [
-        ((title, meaning), [entry(result) for result in task.methods])
+        ((title, meaning), [entry(task, result) for result in task.methods])
         for title, meaning, entry in _columns(task)
     ]
     shown = [(head, cells) for head, cells in columns if any(c.text != NONE for c in cells)]
@@ -70,57 +69,51 @@ def failure_word(result: MethodResult) -> str:
 
 def _score_in(task: TaskResult, method: str) -> TableCell:
     found = [result for result in task.methods if result.method == method]
-    return _score(task)(found[0]) if found else TableCell("")
+    return _score(task, found[0]) if found else TableCell("")
 
 
 def _columns(task: TaskResult) -> Iterator[tuple[str, str, Entry]]:
     """Yield the title, the meaning and the entries of each column."""
     unit = "points" if task.score.points > 1 else task.score.name
-    yield score_title(task), "mean of the seeds on the test rows ± sd over seeds", _score(task)
-    yield "95 %", "interval of the mean, over test rows and seeds", _interval(task)
+    yield score_title(task), "mean of the seeds on the test rows ± sd over seeds", _score
+    yield "95 %", "interval of the mean, over test rows and seeds", _interval
     yield (
         f"against {task.baseline}",
         f"difference in {unit}; tied: these rows and seeds cannot tell the two apart",
-        lambda result: _against(task, result),
+        _against,
     )
     yield "seeds", "runs with the chosen rate, and those that failed", _seeds
-    yield "fit gap", f"{unit} that it is better on training rows than on test rows", _gap(task)
+    yield "fit gap", f"{unit} that it is better on training rows than on test rows", _gap
     yield (
         "rate",
         "learning rate, the best on the selection rows; edge: none beyond was tried",
         _rate,
     )
-    yield "trained", "parameters, with the task head", _cost(lambda c: c.all_trained, "{:,}".format)
-    yield "files", "of the adapter", _cost(lambda c: c.file_bytes, size_words)
+    yield "trained", "parameters, with the task head", _cost("all_trained", "{:,}".format)
+    yield "files", "of the adapter", _cost("file_bytes", size_words)
     yield (
         "training",
         "time of a run without evaluations, when and where it ran",
-        _cost(lambda c: c.train_seconds, time_words),
+        _cost("train_seconds", time_words),
     )
-    yield "peak memory", "of the process", _cost(lambda c: c.peak_memory, size_words)
+    yield "peak memory", "of the process", _cost("peak_memory", size_words)
 
 
-def _score(task: TaskResult) -> Entry:
-    def entry(result: MethodResult) -> TableCell:
-        found, points = result.estimate, task.score.points
-        if found.value is None:
-            return TableCell(failure_word(result))
-        spread = f" ± {points_text(found.sd, points)}" if found.sd is not None else ""
-        return TableCell(points_text(found.value, points) + spread, found.value)
-
-    return entry
+def _score(task: TaskResult, result: MethodResult) -> TableCell:
+    found, points = result.estimate, task.score.points
+    if found.value is None:
+        return TableCell(failure_word(result))
+    spread = f" ± {points_text(found.sd, points)}" if found.sd is not None else ""
+    return TableCell(points_text(found.value, points) + spread, found.value)
 
 
-def _interval(task: TaskResult) -> Entry:
-    def entry(result: MethodResult) -> TableCell:
-        found = result.estimate
-        if found.low is None or found.high is None:
-            return TableCell(NONE)
-        low, high = (points_text(end, task.score.points) for end in (found.low, found.high))
-        over = "" if found.covers_seeds else ", over rows only"
-        return TableCell(f"{low} to {high}{over}", found.low)
-
-    return entry
+def _interval(task: TaskResult, result: MethodResult) -> TableCell:
+    found = result.estimate
+    if found.low is None or found.high is None:
+        return TableCell(NONE)
+    low, high = (points_text(end, task.score.points) for end in (found.low, found.high))
+    over = "" if found.covers_seeds else ", over rows only"
+    return TableCell(f"{low} to {high}{over}", found.low)
 
 
 def _against(task: TaskResult, result: MethodResult) -> TableCell:
@@ -136,7 +129,7 @@ def _against(task: TaskResult, result: MethodResult) -> TableCell:
     return TableCell(f"{number}, {found.verdict} ({p_text(found.corrected)})", found.value)
 
 
-def _seeds(result: MethodResult) -> TableCell:
+def _seeds(task: TaskResult, result: MethodResult) -> TableCell:
     if not result.finals:
         return TableCell(NONE)
     failed = [record.status for record in result.finals if record.status != "done"]
@@ -146,24 +139,21 @@ def _seeds(result: MethodResult) -> TableCell:
     return TableCell(text, done)
 
 
-def _gap(task: TaskResult) -> Entry:
-    def entry(result: MethodResult) -> TableCell:
-        if result.gap is None:
-            return TableCell(NONE)
-        return TableCell(signed_text(result.gap, task.score.points), result.gap)
-
-    return entry
+def _gap(task: TaskResult, result: MethodResult) -> TableCell:
+    if result.gap is None:
+        return TableCell(NONE)
+    return TableCell(signed_text(result.gap, task.score.points), result.gap)
 
 
-def _rate(result: MethodResult) -> TableCell:
+def _rate(task: TaskResult, result: MethodResult) -> TableCell:
     return TableCell(f"{rate_words(result.rate)}{' edge' * result.at_edge}", result.rate)
 
 
-def _cost(number: Callable[[Costs], float], text: Callable[[float], str]) -> Entry:
+def _cost(name: str, text: Callable[[float], str]) -> Entry:
     """Return the entries of a column of costs; what is 0 was not measured."""
 
-    def entry(result: MethodResult) -> TableCell:
-        value = number(result.costs) if result.costs else 0
+    def entry(task: TaskResult, result: MethodResult) -> TableCell:
+        value = getattr(result.costs, name) if result.costs else 0
         return TableCell(text(value), value) if value else TableCell(NONE)
 
     return entry

@@ -45,11 +45,6 @@ def read_task_data(recipe: Recipe, test: str | None, select_rows: int) -> TaskDa
     Without test data a fifth of the training rows is held out, and without evaluation data a tenth
     of the rest, both in the same shares of each label, and equal texts together.
 
-    Args:
-        recipe: the recipe of the task.
-        test: the source of the test data.
-        select_rows: the most rows that select.
-
     Raises:
         ConfigError: the recipe has no evaluation.
         DataError: the data are missing or broken, do not fit the task, or are too few.

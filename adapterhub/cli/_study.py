@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from adapterhub.bench.baselines import Constant, constant_of, write_constants
+from adapterhub.bench.baselines import Constant, constant_of, read_constants, write_constants
 from adapterhub.bench.cells import Shard
-from adapterhub.bench.conduct import CellEngine, LocalEngine, cells_left, run_study
+from adapterhub.bench.conduct import CellEngine, LocalEngine, run_study
 from adapterhub.bench.plan import PlannedStudy, plan_study
 from adapterhub.bench.ray_engine import RayEngine
 from adapterhub.bench.records import CellRecord, RecordFolder
 from adapterhub.bench.report import failure_lines, write_study_reports
-from adapterhub.bench.results import TaskResult, read_results
+from adapterhub.bench.results import TaskResult, study_results
 from adapterhub.bench.study import (
     RECORDS,
     STUDY,
@@ -78,7 +78,7 @@ def bench_study(study: Study, *, quiet: bool, runs_on: RunsOn) -> None:
 
     with _engine(runs_on, planned, loader, work) as engine, showing(Display()):
         state = run_study(planned, folder, engine, done, runs_on.shard)
-    if left := cells_left(planned, folder):
+    if left := len(state.next()[0]):
         say(f"at least {left} runs are left to other shards; run them, then this one again")
         sys.exit(LEFT)
     write_constants(output, _constants(planned))
@@ -148,7 +148,7 @@ def _conclude(folder: Path, study: Study, records: Sequence[CellRecord]) -> None
 
 
 def _results(folder: Path, study: Study, records: Sequence[CellRecord]) -> tuple[TaskResult, ...]:
-    results = read_results(folder, study, records)
+    results = study_results(study, records, read_constants(folder))
     if not results:
         errors = [f"{r.cell.method}: {r.error}" for r in records if r.error]
         raise FileError(

@@ -57,14 +57,9 @@ def batch_order(
     The last batch is smaller if the number of examples is not a multiple of `batch_size`. The order
     depends on the arguments alone; global random states are neither read nor changed.
 
-    Args:
-        lengths: the length of each example, in tokens.
-        batch_size: examples per batch.
-        epoch: the epoch, counted from 0.
-        seed: the seed of the run.
-        grouped: sort shuffled runs of 50 batches by length before they are cut, which saves
-            padding; the full batches are then shuffled again, so that lengths do not follow an
-            order.
+    `lengths` are in tokens. `grouped` sorts shuffled runs of 50 batches by length before they are
+    cut, which saves padding; the full batches are then shuffled again, so that lengths do not
+    follow an order.
     """
     random = np.random.default_rng([seed, epoch])
     order = random.permutation(len(lengths))
@@ -82,11 +77,6 @@ def share(window: range, rank: int, world: int) -> list[int]:
 
     Each process gets the same number of batches; if they do not divide, the first ones are computed
     twice, and count once.
-
-    Args:
-        window: the batches of the step.
-        rank: the process.
-        world: the number of processes.
     """
     rounds = -(-len(window) // world)
     return [window[(rank + i * world) % len(window)] for i in range(rounds)]

@@ -8,7 +8,7 @@ A checkpoint is a folder: `tensors.safetensors`, `progress.json` and, in `last`,
 atomically (files/atomic.py): a kill leaves the old checkpoint or the new one.
 
 With sharded parameters, each process writes its part of the tensors and of the optimizer's state
-(shard_files.py) into the folder, which all processes must see; the first one writes the rest. Such
+(sharding.py) into the folder, which all processes must see; the first one writes the rest. Such
 a checkpoint is read by another number of processes too, and by one that has whole tensors.
 
 Any changed byte is detected. `progress.json` has size and sha256 of the other files, of the files
@@ -48,7 +48,6 @@ from adapterhub.files.atomic import (
     staging,
     sync_files,
 )
-from adapterhub.loop import shard_files
 from adapterhub.loop.processes import (
     everyone_s,
     from_main,
@@ -57,7 +56,8 @@ from adapterhub.loop.processes import (
     process_index,
     wait_for_everyone,
 )
-from adapterhub.loop.shard_files import (
+from adapterhub.loop.sharding import (
+    OF_TENSORS,
     described,
     has_shards,
     join_training,
@@ -126,7 +126,7 @@ def save(folder: Path, state: State) -> None:
 def _save_shards(folder: Path, state: State) -> None:
     """Write a checkpoint of sharded tensors: each process its part, the first one the rest."""
     training, kept = split_training(state.training)
-    tensors = {f"{shard_files.TENSORS}{name}": tensor for name, tensor in state.tensors.items()}
+    tensors = {f"{OF_TENSORS}{name}": tensor for name, tensor in state.tensors.items()}
     with staging(folder) if is_main() else nullcontext(folder) as own:
         staged = Path(from_main(str(own)))
         written = write_shards(staged, tensors | kept)
@@ -186,12 +186,16 @@ def restore(live: Mapping[str, torch.Tensor], state: State) -> None:
     Either may be sharded. If the checkpoint is, all processes must call this together.
 
     Raises:
-        FileError: names, shapes or dtypes differ, or a file is broken.
+        FileError: names, shapes or dtypes differ, or a file is broken; every tensor that differs is
+            listed, and nothing is copied.
     """
     if state.shards is None:
-        copy_tensors(live, state.tensors)
+        _check_tensors(live, state.tensors)
+        with torch.no_grad():
+            for name, tensor in live.items():
+                tensor.copy_(shared_like(tensor, state.tensors[name]))
         return
-    prefix = shard_files.TENSORS
+    prefix = OF_TENSORS
     saved = described(state.shards)
     _check_tensors(live, {n.removeprefix(prefix): saved[n] for n in saved if n.startswith(prefix)})
     try:
@@ -211,19 +215,6 @@ def restored_training(state: State, params: Sequence[torch.Tensor]) -> dict[str,
     if state.shards is None:
         return state.training
     return join_training(state.training, state.shards, params)
-
-
-def copy_tensors(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
-    """Copy `saved` into the `live` tensors, in place, on their device.
-
-    Raises:
-        FileError: names, shapes or dtypes differ; every such tensor is listed, and nothing is
-            copied.
-    """
-    _check_tensors(live, saved)
-    with torch.no_grad():
-        for name, tensor in live.items():
-            tensor.copy_(shared_like(tensor, saved[name]))
 
 
 def _check_tensors(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:

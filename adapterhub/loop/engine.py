@@ -28,7 +28,6 @@ from adapterhub.loop.optimizers import OPTIMIZERS
 from adapterhub.loop.processes import (
     any_process,
     everyone_s,
-    from_main,
     join_processes,
     process_count,
     readers,
@@ -144,10 +143,7 @@ class Engine:
     def _add_gradients(self, batch: Batch, share: float, *, last: bool) -> torch.Tensor:
         """Add the gradients of a batch, and return its part of the loss of the step.
 
-        Args:
-            batch: the batch, on the device of the run.
-            share: its share of the items over which the loss is a mean; 0 if it has none.
-            last: whether it is the last one of the step.
+        `share` is its share of the items over which the loss is a mean; 0 if it has none.
         """
         try:
             with nullcontext() if last or self.sharded else self._unsynchronized():
@@ -234,13 +230,6 @@ class Engine:
             hint=f"a lower train.learning_rate (the peak was {rate:g})"
             f"{', train.mixed_precision=no' * mixed}, or look for broken examples in the data",
         )
-
-    def agreed(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Return the metrics of the first process in every process.
-
-        Rounding differs between devices, but all processes must choose the same best checkpoint.
-        """
-        return from_main(metrics)
 
     def rates(self) -> dict[str, float]:
         """Return the learning rate of each group in the latest step."""

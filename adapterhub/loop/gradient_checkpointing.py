@@ -27,9 +27,7 @@ from adapterhub.errors import ConfigError
 class CheckpointedLayers:
     """The layers of one model that are recomputed, from `apply` until `undo`.
 
-    Args:
-        model: the model.
-        offload: whether their inputs are kept in the memory of the host.
+    With `offload`, their inputs are kept in the memory of the host.
 
     Raises:
         ConfigError: the model has no layer that transformers can checkpoint.
@@ -69,13 +67,7 @@ class CheckpointedLayers:
 def recompute(
     model: torch.nn.Module, enabled: bool, offload: bool = False
 ) -> Iterator[CheckpointedLayers | None]:
-    """Allow gradient checkpointing while the block runs, if `enabled`; `apply` turns it on.
-
-    Args:
-        model: the model.
-        enabled: whether layers are recomputed.
-        offload: whether their inputs are kept in the memory of the host.
-    """
+    """Allow gradient checkpointing while the block runs, if `enabled`; `apply` turns it on."""
     layers = CheckpointedLayers(model, offload) if enabled else None
     try:
         yield layers

@@ -27,14 +27,19 @@ from adapterhub.loop import checkpoint
 from adapterhub.loop.batching import BatchList, StatefulBatches
 from adapterhub.loop.engine import Engine
 from adapterhub.loop.gradient_checkpointing import CheckpointedLayers, recompute
-from adapterhub.loop.lengthening import check_length, comparable, total_steps
-from adapterhub.loop.processes import any_process, everyone_s
-from adapterhub.loop.progress import RunClock, RunProgress
+from adapterhub.loop.processes import any_process, everyone_s, from_main
+from adapterhub.loop.progress import (
+    RunClock,
+    RunProgress,
+    check_length,
+    comparable,
+    total_steps,
+)
 from adapterhub.loop.report import Evaluated, Reporter, TrainingLine
 from adapterhub.loop.speedups import Speedups
-from adapterhub.loop.stages import improvements
 from adapterhub.loop.stop_signals import Stopped, StopRequest, catch_stop_signals
-from adapterhub.recipe.options import PLACES, REPORTS, RunOptions
+from adapterhub.loop.trainee import improvements
+from adapterhub.recipe.options import PLACES, REPORTS
 from adapterhub.recipe.output_folder import how_to_resume
 from adapterhub.status import doing, showing
 
@@ -83,11 +88,6 @@ def train(session: TrainingSession) -> TrainingResult:
         session.reporter.close()
 
 
-def _fixed(options: RunOptions) -> dict[str, Any]:
-    """Return the options that a resume may not change: reports change no tensor."""
-    return {k: v for k, v in dataclasses.asdict(options).items() if k not in (*REPORTS, *PLACES)}
-
-
 class TrainingSession:
     """One session of a run: the state that is kept between steps.
 
@@ -132,12 +132,10 @@ class TrainingSession:
         self.batches, self.evaluate = batches, evaluate
         self.seed, self.resume = seed, resume
         self.checked, self.speedups = checked, speedups or Speedups()
-        self.run = {
-            **run,
-            "train": _fixed(self.options),
-            "seed": seed,
-            "processes": engine.world,
-        }
+        # What a resume may not change: reports change no tensor.
+        options = dataclasses.asdict(self.options).items()
+        fixed = {name: value for name, value in options if name not in (*REPORTS, *PLACES)}
+        self.run = {**run, "train": fixed, "seed": seed, "processes": engine.world}
         self.metric = self.options.best_metric or main_metric
         self.reporter = reporter if engine.accelerator.is_main_process else Reporter()
         self.last = checkpoint.folder_of(output, "last")
@@ -154,14 +152,28 @@ class TrainingSession:
             OutputError: there is a checkpoint, and the run is not resumed.
         """
         set_seed(self.seed, device_specific=self.engine.world > 1)
-        self.saved = self._load_saved(self.resume)
+        if not checkpoint.exists(self.last):
+            return
+        if not self.resume:
+            raise OutputError(
+                f"{self.last.parent} already contains a training run",
+                expected="a new output folder, or --resume",
+                hint="add --resume, or choose another output folder",
+            )
+        self.saved = saved = checkpoint.load_checkpoint(self.last)
+        checkpoint.check_same_run(comparable(saved.run), comparable(self.run))
+        self.reporter.check(saved.reports)
+        checkpoint.restore(self.trainee.tensors(), saved)
+        self.progress = RunProgress(**saved.progress)
+        if self.progress.best_step not in (None, self.progress.step):
+            self._load_best()
 
     def train(self, stop: StopRequest) -> None:
         """Train until the run is finished or requested to stop."""
         self.stop = stop
-        enabled, offload = self.options.gradient_checkpointing, self.options.offload_activations
-        model = self.trainee.model
-        with self.speedups, recompute(model, enabled, offload) as self.layers:
+        options, model = self.options, self.trainee.model
+        layers = recompute(model, options.gradient_checkpointing, options.offload_activations)
+        with self.speedups, layers as self.layers:
             epoch = self.batches(self.progress.epoch)
             self.stream = epoch if isinstance(epoch, StatefulBatches) else None
             self._begin(epoch, self.saved)
@@ -169,29 +181,6 @@ class TrainingSession:
                 self._train_epoch(epoch)
                 if not self.progress.finished:
                     epoch = self.batches(self.progress.epoch)
-
-    def _load_saved(self, resume: bool) -> checkpoint.State | None:
-        """Load tensors and progress of the last checkpoint, if there is one, and return it."""
-        if not checkpoint.exists(self.last):
-            return None
-        if not resume:
-            raise OutputError(
-                f"{self.last.parent} already contains a training run",
-                expected="a new output folder, or --resume",
-                hint="add --resume, or choose another output folder",
-            )
-        saved = checkpoint.load_checkpoint(self.last)
-        checkpoint.check_same_run(comparable(saved.run), comparable(self.run))
-        self.reporter.check(saved.reports)
-        checkpoint.restore(self.trainee.tensors(), saved)
-        self.progress = RunProgress(**saved.progress)
-        if not self._best_is_here():
-            self._load_best()
-        return saved
-
-    def _best_is_here(self) -> bool:
-        """Return whether the current tensors are the best ones, or there are none yet."""
-        return self.progress.best_step in (None, self.progress.step)
 
     def _load_best(self) -> checkpoint.State:
         """Load the best checkpoint.
@@ -216,7 +205,10 @@ class TrainingSession:
         steps = -(-len(epoch) // self.engine.per_step)
         self.total = total_steps(self.options, steps)
         if saved is not None:
-            self._check_length(saved.run["train"], steps)
+            progress, stale = self.progress, self._is_stale()
+            was = saved.run["train"]
+            check_length(was, self.options, steps, progress.step, stopped_early=stale)
+            progress.finished = progress.step >= self.total or stale
         self.engine.begin(self.total)
         if self.engine.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.engine.device)
@@ -235,12 +227,6 @@ class TrainingSession:
         self.clock = RunClock(self.progress, self.engine.device)
         if not self.progress.finished:
             self._speed_up()
-
-    def _check_length(self, saved: Mapping[str, Any], steps_per_epoch: int) -> None:
-        """Refuse a changed length that the steps done do not fit, and continue if it does."""
-        progress, stale = self.progress, self._is_stale()
-        check_length(saved, self.options, steps_per_epoch, progress.step, stopped_early=stale)
-        progress.finished = progress.step >= self.total or stale
 
     def _restored(self, saved: checkpoint.State) -> dict[str, Any]:
         """Restore the state of the optimizer; return the training state.
@@ -302,7 +288,9 @@ class TrainingSession:
         self.reporter.advance(progress.step)
         if progress.step % options.log_every == 0 or progress.finished:
             self._report(epoch)
-        due = progress.finished or _is_due(options.eval_every, progress.step, epoch_ended)
+        every = options.eval_every
+        due = progress.step % every == 0 if isinstance(every, int) else epoch_ended
+        due = due or progress.finished
         improved = due and self.evaluate is not None and self._evaluate(epoch, self.evaluate)
         save = due if options.save_every is None else progress.step % options.save_every == 0
         stopping = any_process(self.stop.requested)
@@ -339,7 +327,8 @@ class TrainingSession:
         """Evaluate; return whether this is the best evaluation so far."""
         self._read_losses()
         self.clock.add_training()
-        metrics = self.engine.agreed(self._metrics(evaluate))
+        # Rounding differs between devices, but all must choose the same best checkpoint.
+        metrics = from_main(self._metrics(evaluate))
         self.clock.add_other()
         progress = self.progress
         progress.history.append({"step": progress.step, "epoch": epoch, **metrics})
@@ -448,7 +437,3 @@ class TrainingSession:
 def _is_free_to_read(device: torch.device) -> bool:
     """Return whether reading a loss does not wait for the device."""
     return device.type == "cpu"
-
-
-def _is_due(eval_every: str | int, step: int, epoch_ended: bool) -> bool:
-    return step % eval_every == 0 if isinstance(eval_every, int) else epoch_ended

@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from adapterhub.errors import ConfigError
+from adapterhub.tasks._forward import Division, dividing
 
 if TYPE_CHECKING:
     import torch
@@ -40,8 +41,7 @@ def process_count() -> int:
 def readers(tensor_parallel: bool) -> tuple[int, int]:
     """Return the number and the count of the processes that read different examples.
 
-    Args:
-        tensor_parallel: whether the processes compute every example together.
+    With tensor parallelism, all processes compute every example together.
     """
     return (0, 1) if tensor_parallel else (process_index(), process_count())
 
@@ -112,6 +112,21 @@ def from_main(value: _T) -> _T:
 
     values: list[_T] = broadcast_object_list([value])
     return values[0]
+
+
+@contextmanager
+def divided_evaluation(*, sharded: bool = False, together: bool = False) -> Iterator[None]:
+    """Divide the batches inside over the processes of the run; all get the same results.
+
+    With `sharded`, each process holds a share of the parameters. Processes that compute each batch
+    `together` (tensor parallelism) divide nothing.
+    """
+    if process_count() == 1 or together:
+        yield
+        return
+    join_processes()
+    with dividing(Division(process_index(), process_count(), everyone_s, in_step=sharded)):
+        yield
 
 
 def restarted() -> bool:

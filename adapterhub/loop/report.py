@@ -12,10 +12,9 @@ import hashlib
 import json
 import math
 import os
-import socket
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +98,16 @@ class Reporter:
         """Close all files; called once, at the end."""
 
 
+def _for_each(name: str) -> Callable[..., None]:
+    """Return a method that calls the one of this name of each reporter."""
+
+    def forward(several: Several, *arguments: Any) -> None:
+        for reporter in several.reporters:
+            getattr(reporter, name)(*arguments)
+
+    return forward
+
+
 class Several(Reporter):
     """Forwards each report to several reporters."""
 
@@ -109,40 +118,13 @@ class Several(Reporter):
         """Return the display of the first reporter, which is that of the console."""
         return self.reporters[0].display() if self.reporters else Display()
 
-    def check(self, written: Mapping[str, FileDigest]) -> None:
-        """Check each reporter's files."""
-        for reporter in self.reporters:
-            reporter.check(written)
-
-    def start(self, total: int, done: int) -> None:
-        """Start each reporter."""
-        for reporter in self.reporters:
-            reporter.start(total, done)
-
-    def advance(self, step: int) -> None:
-        """Forward to each reporter."""
-        for reporter in self.reporters:
-            reporter.advance(step)
-
-    def trained(self, line: TrainingLine, timing: Timing) -> None:
-        """Forward to each reporter."""
-        for reporter in self.reporters:
-            reporter.trained(line, timing)
-
-    def evaluated(self, line: Evaluated, timing: Timing) -> None:
-        """Forward to each reporter."""
-        for reporter in self.reporters:
-            reporter.evaluated(line, timing)
-
-    def note(self, text: str) -> None:
-        """Forward to each reporter."""
-        for reporter in self.reporters:
-            reporter.note(text)
-
-    def flush(self) -> None:
-        """Flush each reporter."""
-        for reporter in self.reporters:
-            reporter.flush()
+    check = _for_each("check")
+    start = _for_each("start")
+    advance = _for_each("advance")
+    trained = _for_each("trained")
+    evaluated = _for_each("evaluated")
+    note = _for_each("note")
+    flush = _for_each("flush")
 
     def written(self) -> dict[str, FileDigest]:
         """Return the digests of all files."""
@@ -268,7 +250,7 @@ class _JsonLog:
     def write(self, record: Mapping[str, Any]) -> None:
         """Write one line."""
         assert self.file is not None
-        line = f"{json.dumps(_json_ready(record))}\n".encode()
+        line = f"{json.dumps(without_nan(record))}\n".encode()
         self.file.write(line)
         self.size += len(line)
         self.digest.update(line)
@@ -350,33 +332,22 @@ class JsonLines(Reporter):
 
 
 class TensorBoard(Reporter):
-    """TensorBoard scalars in `folder`; if TensorBoard is not installed, one note on the console.
-
-    The events are written here and not by `SummaryWriter`, whose thread prints a traceback if the
-    disk is full.
-    """
+    """TensorBoard scalars in `folder`; if TensorBoard is not installed, one note on the console."""
 
     def __init__(self, folder: Path, console: Reporter) -> None:
-        self.folder = folder
-        self.console = console
-        self.records: Any = None
+        self.folder, self.console = folder, console
+        self.writer: Any = None
 
     def start(self, total: int, done: int) -> None:
         """Open a new event file, or tell the user that TensorBoard is missing."""
         try:
-            from tensorboard.compat.proto.event_pb2 import SessionLog
-            from tensorboard.summary.writer.record_writer import RecordWriter
+            from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             self.console.note("TensorBoard is not installed: no events (pip install tensorboard)")
             return
-        host = socket.gethostname()
-        path = self.folder / f"events.out.tfevents.{time.time_ns()}.{host}.{os.getpid()}"
         with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.records = RecordWriter(open(path, "xb"))  # noqa: SIM115
-        self._add(file_version="brain.Event:2")
-        # TensorBoard drops what earlier files have from this step on.
-        self._add(step=done + 1, session_log=SessionLog(status=SessionLog.START))
+            # TensorBoard drops what earlier files have from the step `purge_step` on.
+            self.writer = SummaryWriter(self.folder, purge_step=done + 1)
 
     def trained(self, line: TrainingLine, timing: Timing) -> None:
         """Write loss, learning rates and speed."""
@@ -390,43 +361,28 @@ class TensorBoard(Reporter):
 
     def flush(self) -> None:
         """Write the events to disk."""
-        if self.records is not None:
+        if self.writer is not None:
             with writing(self.folder):
-                self.records.flush()
+                self.writer.flush()
 
     def close(self) -> None:
         """Close the event file."""
-        if self.records is not None:
+        if self.writer is not None:
             with writing(self.folder):
-                self.records.close()
+                self.writer.close()
 
     def _scalars(self, scalars: Mapping[str, float], step: int) -> None:
-        if self.records is None:
-            return
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        for name, value in scalars.items():
-            self._add(
-                step=step, summary=Summary(value=[Summary.Value(tag=name, simple_value=value)])
-            )
-
-    def _add(self, **fields: Any) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-
-        with writing(self.folder):
-            self.records.write(Event(wall_time=time.time(), **fields).SerializeToString())
+        if self.writer is not None:
+            with writing(self.folder):
+                for name, value in scalars.items():
+                    self.writer.add_scalar(name, value, step)
 
 
 def reporter_for(output: Path, options: TrainOptions, *, quiet: bool = False) -> Reporter:
     """Return the reporter of a run: terminal, JSON lines and, if enabled, TensorBoard.
 
     The terminal shows a bar, or plain lines if stderr is no terminal. Only the first of several
-    processes reports.
-
-    Args:
-        output: the output folder of the run.
-        options: the training options.
-        quiet: show notes, but no progress.
+    processes reports. With `quiet`, it shows notes, but no progress.
     """
     if not is_main():
         return Reporter()
@@ -470,20 +426,31 @@ def time_text(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _method_rates(rates: Mapping[str, float]) -> str:
+def _method_rates(rates: Mapping[str, float], digits: int = 1) -> str:
     """Write the learning rate of each method; of the head, if only that trains."""
     methods = rates_by_method(rates)
     distinct = sorted(set(methods.values())) or [rates.get(HEAD, 0.0)]
     if len(distinct) == 1:
-        return f"{distinct[0]:.1e}"
-    return ", ".join(f"{name} {rate:.1e}" for name, rate in methods.items())
+        return f"{distinct[0]:.{digits}e}"
+    return ", ".join(f"{name} {rate:.{digits}e}" for name, rate in methods.items())
+
+
+def _own_head_rate(rates: Mapping[str, float]) -> float | None:
+    """Return the learning rate of the head, if it differs from that of the methods."""
+    head, methods = rates.get(HEAD), set(rates_by_method(rates).values())
+    return head if methods - {head} else None
 
 
 def peak_text(peaks: Mapping[str, float]) -> str:
     """Write the peak learning rates of the parameter groups: "1.0e-03 (head 5.0e-03)"."""
-    head, methods = peaks.get(HEAD), rates_by_method(peaks)
-    differs = head is not None and set(methods.values()) not in ({head}, set())
-    return _method_rates(peaks) + (f" (head {head:.1e})" if differs else "")
+    head = _own_head_rate(peaks)
+    return _method_rates(peaks) + ("" if head is None else f" (head {head:.1e})")
+
+
+def rate_text(rates: Mapping[str, float]) -> str:
+    """Write the learning rates of the parameter groups: "1.00e-03  head 5.00e-03"."""
+    head = _own_head_rate(rates)
+    return _method_rates(rates, 2) + ("" if head is None else f"  {HEAD} {head:.2e}")
 
 
 def rates_by_method(rates: Mapping[str, float]) -> dict[str, float]:
@@ -499,27 +466,15 @@ def rates_by_method(rates: Mapping[str, float]) -> dict[str, float]:
     return methods
 
 
-def rate_text(rates: Mapping[str, float]) -> str:
-    """Write the learning rate of each method, and that of the head if it differs.
-
-    `rates` are those of the parameter groups.
-    """
-    methods = rates_by_method(rates)
-    head = rates.get(HEAD, 0.0)
-    distinct = sorted(set(methods.values())) or [head]
-    one = f"{distinct[0]:.2e}"
-    each = ", ".join(f"{name} {rate:.2e}" for name, rate in methods.items())
-    differs = head and distinct != [head]
-    return (one if len(distinct) == 1 else each) + (f"  {HEAD} {head:.2e}" if differs else "")
-
-
 def _eval_text(line: Evaluated) -> str:
     values = "  ".join(f"{name} {value:.4f}" for name, value in line.metrics.items())
     return f"step {line.step}  epoch {line.epoch:.2f}  {values}{'  best' * line.best}"
 
 
-def _json_ready(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """Replace NaN and infinity, which JSON lacks, by null."""
     if isinstance(value, Mapping):
-        return {key: _json_ready(item) for key, item in value.items()}
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

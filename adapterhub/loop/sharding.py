@@ -7,16 +7,34 @@ averaged over the processes and divided in the same way. The optimizer steps on 
 
 Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", section 3,
 https://arxiv.org/abs/2304.11277.
+
+Each process writes what it holds to files, and any number of processes reads them, sharded or not:
+
+    <folder>/shard-<process>-model-<n>-of-<N>.safetensors
+
+torch.distributed.checkpoint writes and reads them, with the place of each part in its whole tensor
+in the header of a file.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
@@ -26,6 +44,8 @@ from adapterhub.backbones.weights import is_sharded, local, shared_like
 from adapterhub.errors import ConfigError
 from adapterhub.loop.processes import join_processes, own_device, process_count
 from adapterhub.methods._site_module import SharedModule
+
+OF_TENSORS, OF_OPTIMIZER = "tensors/", "optimizer/"  # the first parts of names in files
 
 
 def shard(adapter: Adapter) -> None:
@@ -37,10 +57,7 @@ def shard(adapter: Adapter) -> None:
 
     Every process keeps a whole copy of what several layers share, which belongs to none of them;
     the gradients of the copies are averaged. What an adapter has replaced in the backbone cannot
-    come back, so its memory is released.
-
-    Args:
-        adapter: the adapter that trains; its copies of parameters may be empty (`empty_copies`).
+    come back, so its memory is released. Its copies of parameters may be empty (`empty_copies`).
 
     Raises:
         ConfigError: the backbone's checkpoint is quantized in a way that cannot be sharded.
@@ -117,8 +134,6 @@ def _average_gradients(parameter: nn.Parameter) -> None:
 
 def _averaged(gradient: Tensor) -> Tensor:
     """Return the mean of a gradient over the processes."""
-    import torch.distributed as dist
-
     total = gradient.clone()
     dist.all_reduce(total)
     return total / dist.get_world_size()
@@ -127,12 +142,7 @@ def _averaged(gradient: Tensor) -> Tensor:
 def share_state(
     state: Mapping[int, Mapping[str, Any]], params: Sequence[Tensor]
 ) -> dict[int, dict[str, Any]]:
-    """Divide the whole tensors of an optimizer's state as its parameters are.
-
-    Args:
-        state: for each parameter, by its number, what the optimizer keeps.
-        params: the parameters, in the order of their numbers.
-    """
+    """Divide the whole tensors of an optimizer's state, by number of parameter, as these are."""
     return {
         number: {
             name: shared_like(params[number], value) if isinstance(value, Tensor) else value
@@ -145,18 +155,16 @@ def share_state(
 def clip_gradients(params: Sequence[Tensor], limit: float) -> Tensor:
     """Scale the gradients to a norm of at most `limit`; return the norm that they had.
 
-        g := g min(1, limit / |g|)    |g|: over the gradients of all parameters, in all processes
+    g := g min(1, limit / |g|)    |g|: over the gradients of all parameters, in all processes
 
-    Args:
-        params: parameters, sharded or whole; those without a gradient are left out.
-        limit: the largest norm.
+    Parameters may be sharded or whole.
     """
     gradients = [p.grad for p in params if p.grad is not None]
     shards = [local(g) for g in gradients if _is_divided(g)]
     wholes = [local(g) for g in gradients if not _is_divided(g)]
     squared = torch.nn.utils.get_total_norm(shards).square()
     if shards:
-        torch.distributed.all_reduce(squared)
+        dist.all_reduce(squared)
     norm = (squared + torch.nn.utils.get_total_norm(wholes).square()).sqrt()
     factor = (limit / (norm + 1e-6)).clamp(max=1.0)
     for gradient in (*shards, *wholes):
@@ -173,3 +181,110 @@ def _is_divided(tensor: Tensor) -> bool:
 def is_finite(tensor: Tensor) -> bool:
     """Return whether all numbers are finite of what this process holds of a tensor."""
     return bool(local(tensor).isfinite().all())
+
+
+def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> list[Path]:
+    """Write tensors, of which this process may hold only a part; return the files that it wrote.
+
+    All processes must call this together, with the same names, for a folder that they share.
+
+    Raises:
+        OSError: a process cannot write its part.
+    """
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    try:
+        save(dict(tensors), storage_writer=writer)
+    except CheckpointException as error:
+        raise _first_os_error(error) from error
+    return sorted(folder.glob(f"shard-{dist.get_rank() + 1:05d}-*.safetensors"))
+
+
+def has_shards(folder: Path) -> bool:
+    """Return whether a folder has files of sharded tensors."""
+    return any(folder.glob("shard-*.safetensors"))
+
+
+def described(folder: Path) -> dict[str, Tensor]:
+    """Return tensors on the meta device with the shapes and dtypes of those in a folder."""
+    metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    return {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
+        for name, entry in metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+
+
+def read_shards(folder: Path, into: Mapping[str, Tensor]) -> None:
+    """Read tensors into those given, in place: whole ones, or the part that this process holds.
+
+    With several processes, all must call this together.
+
+    Raises:
+        ValueError: a tensor is missing, or a file cannot be read.
+    """
+    state: dict[str, Any] = dict(into)
+    reader = HuggingFaceStorageReader(str(folder))
+    try:
+        with warnings.catch_warnings():  # that there is one process, where there is one
+            warnings.simplefilter("ignore", UserWarning)
+            load(state, storage_reader=reader, no_dist=not dist.is_initialized())
+    except CheckpointException as error:
+        raise ValueError(str(error)) from error
+
+
+def split_training(
+    training: dict[str, Any] | None,
+) -> tuple[dict[str, Any] | None, dict[str, Tensor]]:
+    """Return a training state without the tensors that the optimizer keeps, and these by name."""
+    if training is None:
+        return None, {}
+    engine = training["engine"]
+    kept = engine["optimizer"]["state"]
+    tensors = {
+        f"{OF_OPTIMIZER}{number}/{name}": value
+        for number, values in kept.items()
+        for name, value in values.items()
+        if isinstance(value, Tensor)
+    }
+    rest = {
+        number: {name: v for name, v in values.items() if not isinstance(v, Tensor)}
+        for number, values in kept.items()
+    }
+    optimizer = {**engine["optimizer"], "state": rest}
+    return {**training, "engine": {**engine, "optimizer": optimizer}}, tensors
+
+
+def join_training(
+    training: dict[str, Any], folder: Path, params: Sequence[Tensor]
+) -> dict[str, Any]:
+    """Return a training state with the tensors that `split_training` took out of it.
+
+    What has the shape of its parameter is sharded as that is.
+    """
+    into = {
+        name: _place_for(tensor, params[int(name.split("/")[1])])
+        for name, tensor in described(folder).items()
+        if name.startswith(OF_OPTIMIZER)
+    }
+    read_shards(folder, into)
+    optimizer = training["engine"]["optimizer"]
+    state = {number: dict(values) for number, values in optimizer["state"].items()}
+    for name, tensor in into.items():
+        _, number, field = name.split("/")
+        state[int(number)][field] = tensor
+    engine = {**training["engine"], "optimizer": {**optimizer, "state": state}}
+    return {**training, "engine": engine}
+
+
+def _place_for(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """Return zeros to read a tensor of a parameter's state into."""
+    if tensor.shape == parameter.shape:
+        return torch.zeros_like(parameter.detach(), dtype=tensor.dtype)
+    return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+
+def _first_os_error(error: CheckpointException) -> OSError:
+    """Return why a process could not write; the first reason, if several could not."""
+    reasons = (pair[0] for pair in error.failures.values())
+    found = [reason for reason in reasons if isinstance(reason, OSError)]
+    return found[0] if found else OSError(str(error))

@@ -58,9 +58,6 @@ class Speedup(ABC):
     def patch(self, engine: Engine) -> Undo | None:
         """Change the model for the tensors that train now; return what undoes it.
 
-        Args:
-            engine: computes the losses of the run.
-
         Returns:
             What restores the model; None: nothing is changed for these tensors.
 
@@ -77,13 +74,13 @@ class Speedup(ABC):
         return ""
 
 
-class Speedups:
-    """The speedups of one run, each on top of those before it. Leaving undoes all.
+def first_reason(reasons: Mapping[str, bool]) -> str | None:
+    """Return the first reason that applies."""
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
-    Args:
-        speedups: what may be used.
-        note: gets a line for the user.
-    """
+
+class Speedups:
+    """The speedups of one run, each on top of those before it. Leaving undoes all."""
 
     def __init__(
         self, speedups: Iterable[Speedup] = (), note: Callable[[str], None] = lambda text: None
@@ -99,11 +96,7 @@ class Speedups:
         self._undo()
 
     def enter(self, engine: Engine) -> None:
-        """Use what changes no result. Called whenever other tensors train.
-
-        Args:
-            engine: computes the losses of the run.
-        """
+        """Use what changes no result. Called whenever other tensors train."""
         self._undo()
         for speedup in list(self.speedups):
             try:
@@ -212,12 +205,9 @@ def tolerance(model: nn.Module) -> float:
 
 
 def different_result(expected: Results, found: Results, within: float) -> str | None:
-    """Return what differs between two results; None if nothing does.
+    """Return what differs between two results; None if nothing does, as with equal infinities.
 
-    Args:
-        expected: tensors by what they are.
-        found: others. Equal infinities are no difference.
-        within: the tolerance, relative to the largest value of a tensor.
+    The tolerance `within` is relative to the largest value of a tensor.
     """
     compared = same(expected, found, within)
     for name, difference in compared.differences.items():

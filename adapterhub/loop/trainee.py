@@ -1,8 +1,14 @@
-"""What a run trains: the interface that the training loop needs, and an adapter behind it."""
+"""What a run trains: the interface that the training loop needs, and an adapter behind it.
+
+A stage depends only on the epoch, the evaluations and the share of the steps so far, so a resumed
+run continues in the stage where it stopped. A tensor whose stage has not begun has no gradient, and
+the optimizer does not change it, not even by weight decay.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -11,11 +17,11 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter, ParameterGroup
 from adapterhub.adapters.parts import HEAD
-from adapterhub.loop import stages
-from adapterhub.methods._base import Method
+from adapterhub.methods._base import Method, StageSchedule
 from adapterhub.recipe.options import TrainOptions
 
 HEAD_LEARNING_RATE = 5e-3
+_ROUNDING = 1e-9  # of a share such as 3 / 7 * 7
 
 
 class Trainee(Protocol):
@@ -95,7 +101,7 @@ class AdapterTrainee:
 
     def enter(self, epoch: int, improved: Sequence[bool], done: float) -> bool:
         """Enter the stage that each method's schedule prescribes."""
-        return stages.enter(self.adapter, epoch, improved, done)
+        return enter_stage(self.adapter, epoch, improved, done)
 
     def train_mode(self, dropout: bool) -> None:
         """Set the adapter to training mode, and the frozen backbone only if `dropout`."""
@@ -111,3 +117,106 @@ def _learning_rate(method: Method | None, options: TrainOptions) -> float:
     if method is None:
         return options.head_learning_rate or HEAD_LEARNING_RATE
     return options.learning_rate or method.learning_rate
+
+
+def enter_stage(adapter: Adapter, epoch: int, improved: Sequence[bool], done: float = 0.0) -> bool:
+    """Make the parameters of all stages that have begun require a gradient, and no others.
+
+    The one place where the schedules of methods become `requires_grad`. The arguments are those of
+    `Trainee.enter`. Returns whether this changed any parameter.
+    """
+    changed_any = False
+    current = {
+        id(method): _of_equal(last_stage + 1, done)
+        if (schedule := method.stage_schedule()) is not None and schedule.equal
+        else stage(schedule, epoch, improved)
+        for method, last_stage in _last_stages(adapter)
+    }
+    for changed in adapter.changed:
+        trains = changed.stage <= current.get(id(changed.method), 0)
+        changed_any |= changed.own.requires_grad != trains
+        changed.own.requires_grad_(trains)
+    return changed_any
+
+
+def epochs_needed(adapter: Adapter) -> int:
+    """Return after how many epochs all stages of an adapter's methods have begun, at the least."""
+    return max((needed for _, _, needed in _needs(adapter)), default=1)
+
+
+def _of_equal(count: int, done: float) -> int:
+    """Return the stage of `count` equal ones at a share of the run."""
+    return min(int(done * count + _ROUNDING), count - 1)
+
+
+def _last_stages(adapter: Adapter) -> Iterator[tuple[Method, int]]:
+    """Yield each method that trains backbone parameters, and the number of its last stage."""
+    for method in {id(c.method): c.method for c in adapter.changed if c.method}.values():
+        yield method, max(c.stage for c in adapter.changed if c.method is method)
+
+
+def _needs(adapter: Adapter) -> Iterator[tuple[Method, int, int]]:
+    """Yield (method, its last stage, the epochs until that has begun)."""
+    for method, last_stage in _last_stages(adapter):
+        schedule = method.stage_schedule()
+        by_epochs = schedule is not None and not schedule.equal
+        yield method, last_stage, last_stage * (schedule.epochs or 0) + 1 if by_epochs else 1  # type: ignore[union-attr]
+
+
+def unreached(adapter: Adapter, epochs: int) -> Iterator[str]:
+    """Yield a warning for each method whose last stage does not begin within `epochs`."""
+    for method, last_stage, needed in _needs(adapter):
+        if needed > epochs:
+            yield (
+                f"{method.name} has {last_stage + 1} stages, and the last begins after epoch "
+                f"{needed - 1} of {epochs}: the parameters of stages that are not reached stay "
+                f"frozen; {method.name}(every=equal) divides the steps among all stages"
+            )
+
+
+def waiting_for_plateaus(adapter: Adapter) -> list[str]:
+    """List the methods whose stages begin when evaluations no longer improve."""
+    methods = {c.method.name: c.method for c in adapter.changed if c.method}
+    schedules = {name: method.stage_schedule() for name, method in methods.items()}
+    return [name for name, each in schedules.items() if each and each.epochs is None]
+
+
+def unfreeze_all(adapter: Adapter) -> None:
+    """Make all parameters of an adapter require a gradient again, as after `attach`."""
+    for changed in adapter.changed:
+        changed.own.requires_grad_(True)
+
+
+def stage(stage_schedule: StageSchedule | None, epoch: int, improved: Sequence[bool]) -> int:
+    """Return the current stage, counted from 0; without a schedule there is one.
+
+    `improved` says for each evaluation so far whether it was the best until then.
+    """
+    if stage_schedule is None:
+        return 0
+    if stage_schedule.epochs is None:
+        return plateaus(improved, stage_schedule.patience)
+    return epoch // stage_schedule.epochs
+
+
+def plateaus(improved: Sequence[bool], patience: int) -> int:
+    """Count the plateaus: `patience` evaluations in a row without improvement are one."""
+    count = stale = 0
+    for better in improved:
+        stale = 0 if better else stale + 1
+        if stale == patience:
+            count, stale = count + 1, 0
+    return count
+
+
+def improvements(values: Sequence[float], lower: bool) -> list[bool]:
+    """Compute for each value whether it is the best so far; one that is not finite never is.
+
+    `lower`: lower values are better.
+    """
+    best, improved = math.inf, []
+    for value in values:
+        signed = value if lower else -value
+        improved.append(math.isfinite(signed) and signed < best)
+        best = signed if improved[-1] else best
+    return improved

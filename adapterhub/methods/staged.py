@@ -46,7 +46,7 @@ class StagedUnfreezing(Unfreezing):
     """The base class of methods with stages.
 
     Training with a recipe follows the stages. In your own loop all groups train from the start,
-    unless it calls `adapterhub.loop.stages.enter`.
+    unless it calls `adapterhub.loop.trainee.enter_stage`.
     """
 
     every: int | Literal["plateau", "equal"] = option(

@@ -41,14 +41,8 @@ def activation_bytes(
 ) -> int:
     """Predict the bytes that the backward pass keeps of a batch, without its logits.
 
-    The model is not changed.
-
-    Args:
-        adapter: the attached adapter.
-        rows: the batch size.
-        tokens: the tokens per row.
-        recomputed: with gradient checkpointing.
-        offloaded: and the inputs of all layers but one in the memory of the host.
+    The model is not changed. `recomputed`: with gradient checkpointing; `offloaded`: and with the
+    inputs of all layers but one in the memory of the host.
     """
     with _train_mode(adapter):
         total = _extrapolated(adapter, rows, tokens, recomputed=False)
@@ -59,25 +53,14 @@ def activation_bytes(
 
 
 def evaluation_bytes(adapter: Adapter, rows: int, tokens: int) -> int:
-    """Estimate what an evaluation of a batch takes at most, without its logits: one layer's.
-
-    Args:
-        adapter: the attached adapter.
-        rows: the batch size.
-        tokens: the tokens per row.
-    """
+    """Estimate what an evaluation of a batch takes at most, without its logits: one layer's."""
     with _train_mode(adapter):
         total = _extrapolated(adapter, rows, tokens, recomputed=False)
     return round(total / _layers(adapter))
 
 
 def logit_bytes(adapter: Adapter, tokens: int) -> int:
-    """Count the bytes of a language model's logits and their loss; 0 for other models.
-
-    Args:
-        adapter: the attached adapter.
-        tokens: the tokens that have their logits at a time.
-    """
+    """Count the bytes of a language model's logits and their loss; 0 for other models."""
     has_logits = adapter.model.get_output_embeddings() is not None
     vocabulary = adapter.model.config.get_text_config().vocab_size if has_logits else 0
     return round(LOGIT_BYTES * tokens * vocabulary)
@@ -117,14 +100,7 @@ def _polynomial(points: dict[int, int], at: int) -> float:
 
 
 def saved_bytes(adapter: Adapter, rows: int, tokens: int, recomputed: bool = False) -> int:
-    """Measure the bytes that autograd saves of a batch of random tokens.
-
-    Args:
-        adapter: the attached adapter.
-        rows: the batch size.
-        tokens: the tokens per row.
-        recomputed: with gradient checkpointing.
-    """
+    """Measure the bytes that autograd saves of a batch of random tokens."""
     model = adapter.model
     model_tensors = (*model.parameters(), *model.buffers())
     model_storages = {s.data_ptr() for tensor in model_tensors for s in _storages(tensor)}

@@ -57,14 +57,7 @@ class RecordedStates:
 
 
 class StateRecorder:
-    """Records what the layers of a stack return for rows that the model computes.
-
-    Args:
-        replay: the stack.
-        layers: the numbers of the layers whose output is recorded.
-        tokens: how many tokens are expected.
-        dtype: the dtype that the outputs are kept in.
-    """
+    """Records what the layers of a stack return for rows that the model computes."""
 
     def __init__(
         self,
@@ -80,12 +73,7 @@ class StateRecorder:
         self.tokens = 0
 
     def add(self, calls: Iterable[LayerCall], rows: StackRows) -> None:
-        """Add the rows of one call; rows that are there already are left out.
-
-        Args:
-            calls: the calls of the layers.
-            rows: the rows.
-        """
+        """Add the rows of one call; rows that are there already are left out."""
         outputs = {c.number: c for c in calls}  # of a shared layer, the last call
         states = torch.stack([self.replay.states(outputs[n]) for n in self.layers], 2)
         kept, before = torch.zeros_like(rows.mask), self.tokens
@@ -125,13 +113,7 @@ class KeptActivations:
         return self.states[key][1] if key in self.states else None
 
     def keep(self, key: Hashable, rows: Sequence[Row], recorded: RecordedStates) -> None:
-        """Keep outputs, in place of the oldest ones if there is no room for all.
-
-        Args:
-            key: what they depend on.
-            rows: the rows, which the key names by their address.
-            recorded: the outputs.
-        """
+        """Keep outputs, in place of the oldest ones if there is no room for all."""
         self.states[key] = rows, recorded
         while sum(each.states.nbytes for _, each in self.states.values()) > self.limit:
             del self.states[next(iter(self.states))]

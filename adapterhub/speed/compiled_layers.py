@@ -25,7 +25,7 @@ from transformers.cache_utils import Cache
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.loop.engine import Engine
 from adapterhub.loop.processes import process_count
-from adapterhub.loop.speedups import NotUsed, Speedup, Trial, Undo, in_one_line
+from adapterhub.loop.speedups import NotUsed, Speedup, Trial, Undo, first_reason, in_one_line
 from adapterhub.recipe.options import RunOptions
 
 BACKEND = "inductor"
@@ -40,31 +40,19 @@ def compiled_layers(
     trial: Callable[[], Trial],
     note: Callable[[str], None],
 ) -> CompiledLayers | None:
-    """Return the layers of a model to compile, if they are to be.
-
-    Args:
-        adapter: the adapter that trains.
-        options: the training options.
-        trial: returns what they are tried on.
-        note: gets a line for the user, if compiling has no effect, or fails later in the run.
-    """
+    """Return the layers of a model to compile, if they are to be."""
     if not options.compile:
         return None
-    if reason := _reason_against(adapter, options):
-        note(f"train.compile=true has no effect: {reason}")
-        return None
-    return CompiledLayers(adapter, trial(), note)
-
-
-def _reason_against(adapter: Adapter, options: RunOptions) -> str | None:
-    """Return why nothing is compiled; None if layers may be."""
     reasons = {
         "train.gradient_checkpointing=true computes layers again": options.gradient_checkpointing,
         "several processes train": process_count() > 1,
         "the head changes between steps": bool(adapter.heads),
         "the backbone has no layers": not any(adapter.anatomy.layers.values()),
     }
-    return next((reason for reason, applies in reasons.items() if applies), None)
+    if reason := first_reason(reasons):
+        note(f"train.compile=true has no effect: {reason}")
+        return None
+    return CompiledLayers(adapter, trial(), note)
 
 
 @contextmanager
@@ -93,13 +81,7 @@ def _settings(sizes: str) -> Iterator[None]:
 
 
 class CompiledLayers(Speedup):
-    """The layers of one model.
-
-    Args:
-        adapter: the adapter that trains.
-        trial: what they are tried on, and compiled for.
-        note: gets a line for the user, if a layer cannot be compiled later in the run.
-    """
+    """The layers of one model."""
 
     refusal = "layers are not compiled"
 

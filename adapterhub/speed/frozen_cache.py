@@ -43,6 +43,7 @@ from adapterhub.loop.speedups import (
     Speedup,
     Undo,
     different_result,
+    first_reason,
     tolerance,
 )
 from adapterhub.recipe.options import RunOptions
@@ -70,14 +71,10 @@ Run = Callable[[], Any]
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """What of a run is recorded.
+    """What of a run is recorded: its rows, unless the training rows are drawn of a stream.
 
-    Attributes:
-        train: the training rows.
-        evaluation: those of evaluation, if there are any.
-        streamed: whether the training rows are drawn of a stream.
-        seed: that of the run, which draws what the backbone lacks.
-        kept: what runs on the same backbone have recorded.
+    The seed of the run draws what the backbone lacks; `kept` is what runs on the same backbone have
+    recorded.
     """
 
     train: Encoded
@@ -90,14 +87,7 @@ class RecordedRun:
 def frozen_layers(
     adapter: Adapter, options: RunOptions, recorded: RecordedRun, note: Callable[[str], None]
 ) -> FrozenLayers | None:
-    """Return the frozen layers of a run, if they may be computed once.
-
-    Args:
-        adapter: the adapter that trains.
-        options: the training options.
-        recorded: the rows.
-        note: gets a line for the user, if the option has no effect.
-    """
+    """Return the frozen layers of a run, if they may be computed once."""
     if options.frozen_cache == "off":
         return None
     if reason := _reason_against(adapter, options, recorded):
@@ -126,7 +116,7 @@ def _reason_against(adapter: Adapter, options: RunOptions, recorded: RecordedRun
         "the backbone has no layers": not adapter.anatomy.stacks,
         "autograd does not see its reversible layers": is_reversible(adapter.anatomy),
     }
-    return next((reason for reason, applies in reasons.items() if applies), None)
+    return first_reason(reasons)
 
 
 @dataclass
@@ -165,11 +155,6 @@ class FrozenLayers(Speedup):
     """The frozen lower layers of one run, and what was recorded of them.
 
     Passes in which other adapters apply compute all layers: only those of this run are recorded.
-
-    Args:
-        adapter: the adapter that trains.
-        options: the training options.
-        recorded: the rows.
     """
 
     refusal = "frozen layers are computed at each step"
@@ -330,11 +315,8 @@ def find_plan(
 ) -> ReplayPlan | None:
     """Return which layers are replayed, and which outputs that needs; None if no layer is frozen.
 
-    Args:
-        model: the model, in the mode in which it trains.
-        replay: its stack.
-        run: runs it on a padded batch.
-        singles: run it on one row of the batch each.
+    `run` runs the model, in the mode in which it trains, on a padded batch, and `singles` on one
+    row of it each.
 
     Raises:
         NotUsed: layers are frozen, and replaying them changes the outputs.
@@ -362,11 +344,6 @@ class _Check:
 
     def changes_nothing(self, plan: ReplayPlan, trained: list[LayerCall], rows: StackRows) -> bool:
         """Return whether outputs are the same with a plan.
-
-        Args:
-            plan: the plan.
-            trained: the calls of the layers in training mode.
-            rows: the rows of the batch.
 
         Raises:
             NotUsed: no plan is possible.
@@ -400,10 +377,7 @@ def record_runs(
 ) -> RecordedStates | None:
     """Compute the frozen layers for the rows of some runs; None if none has rows of tokens.
 
-    Args:
-        recorder: records the stack of a model in evaluation mode.
-        runs: each runs the model on some rows; it is ended behind the frozen layers.
-        plan: which layers are frozen.
+    Each run of the model, in evaluation mode, is ended behind the frozen layers.
     """
     replay = recorder.replay
     for run in runs:

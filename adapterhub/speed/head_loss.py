@@ -51,12 +51,8 @@ _WRITES_TEXT = {"causal-lm", "image-text-to-text", "seq2seq", "masked-lm"}
 class HeadLoss(Speedup):
     """The loss of the batches of one run.
 
-    Args:
-        adapter: the adapter that trains.
-        head: the head of its model.
-        shifted: whether each token is predicted from those before it.
-        few: a row of few tokens, on which it is tried: the model keeps all of their logits.
-        saving: what it saves, in words.
+    It is tried on a row of few tokens: the model keeps all of their logits. With `shifted`, each
+    token is predicted from those before it; `saving` says in words what it saves.
     """
 
     def __init__(
@@ -92,13 +88,7 @@ def _is_frozen(head: nn.Linear) -> bool:
 
 
 def head_loss(states: Tensor, head: nn.Linear, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy of tokens.
-
-    Args:
-        states: h, (n, d).
-        head: W, (vocabulary, d), and b.
-        targets: y, (n,).
-    """
+    """Return the mean cross-entropy of tokens: h is (n, d), y is (n,)."""
     kind = states.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
@@ -146,13 +136,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def frozen_head(adapter: Adapter, task: Task, options: RunOptions) -> nn.Linear | None:
-    """Return the head of a language model, if its loss may be computed in chunks; else None.
-
-    Args:
-        adapter: the adapter that trains.
-        task: its only task.
-        options: the training options.
-    """
+    """Return the head of a language model, if its loss may be computed in chunks; else None."""
     known = task.head in _WRITES_TEXT
     head = plain_head(adapter.model) if known else None
     if head is None or not _is_frozen(head) or process_count() > 1 or options.shard:
@@ -163,14 +147,7 @@ def frozen_head(adapter: Adapter, task: Task, options: RunOptions) -> nn.Linear 
 def choose_head_loss(
     adapter: Adapter, task: Task, options: RunOptions, row: Callable[[], Batch]
 ) -> HeadLoss | None:
-    """Return the loss in chunks, where it spares much memory and the head returns the logits.
-
-    Args:
-        adapter: the adapter that trains.
-        task: its task, which has no loss of its own.
-        options: the training options.
-        row: returns a batch of one row of the training data.
-    """
+    """Return the loss in chunks, where it spares much memory and the head returns the logits."""
     head, tokens = frozen_head(adapter, task, options), options.batch_size * options.max_length
     at_once = logits_at_once(head, tokens)
     if head is None or at_once == tokens:

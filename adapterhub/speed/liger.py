@@ -19,7 +19,7 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.errors import ConfigError
 from adapterhub.loop.engine import Engine
 from adapterhub.loop.processes import process_count
-from adapterhub.loop.speedups import NotUsed, Speedup, Trial, Undo, in_one_line
+from adapterhub.loop.speedups import NotUsed, Speedup, Trial, Undo, first_reason, in_one_line
 from adapterhub.recipe.options import RunOptions, TrainOptions
 
 OFF = "train.liger=false"
@@ -29,9 +29,6 @@ _ABSENT = object()
 
 def check_installed(options: TrainOptions) -> None:
     """Check that Liger can be imported, if it is to be used.
-
-    Args:
-        options: the training options.
 
     Raises:
         ConfigError: it is not installed.
@@ -49,33 +46,21 @@ def liger_kernels(
     trial: Callable[[], Trial],
     note: Callable[[str], None],
 ) -> LigerKernels | None:
-    """Return Liger's kernels, if they are to be used.
-
-    Args:
-        adapter: the adapter that trains.
-        options: the training options.
-        trial: returns what they are tried on.
-        note: gets a line for the user, if they have no effect.
-    """
+    """Return Liger's kernels, if they are to be used."""
+    if not options.liger:
+        return None
     reasons = {
         "several processes train": process_count() > 1,
         "the head changes between steps": bool(adapter.heads),
     }
-    if not options.liger:
-        return None
-    if reason := next((reason for reason, applies in reasons.items() if applies), None):
+    if reason := first_reason(reasons):
         note(f"train.liger=true has no effect: {reason}")
         return None
     return LigerKernels(adapter, trial())
 
 
 class LigerKernels(Speedup):
-    """The kernels in one model. While they are there, others of its class may use them too.
-
-    Args:
-        adapter: the adapter that trains.
-        trial: what they are tried on.
-    """
+    """The kernels in one model. While they are there, others of its class may use them too."""
 
     refusal = "Liger's kernels are not used"
 

@@ -20,10 +20,9 @@ from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.backbones.trained_length import max_positions, trained_length
 from adapterhub.errors import ConfigError
-from adapterhub.loop.evaluation import divided_evaluation
-from adapterhub.loop.processes import process_count
+from adapterhub.loop.processes import divided_evaluation, process_count
 from adapterhub.loop.sharding import shard
-from adapterhub.loop.stages import epochs_needed, waiting_for_plateaus
+from adapterhub.loop.trainee import epochs_needed, waiting_for_plateaus
 from adapterhub.methods._site_module import EmbeddingModule
 from adapterhub.methods._spec import dump_methods
 from adapterhub.recipe.options import RunOptions, run_options

@@ -18,15 +18,14 @@ from adapterhub.data.examples import data_hash
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import AdapterhubError, ConfigError, OutputError
 from adapterhub.files.atomic import replace_file
-from adapterhub.loop import checkpoint, loop, stages
+from adapterhub.loop import checkpoint, loop
 from adapterhub.loop.batching import BatchList, LazyBatches, batch_order
 from adapterhub.loop.engine import Engine, model_loss
-from adapterhub.loop.evaluation import divided_evaluation
-from adapterhub.loop.processes import is_main, readers, wait_for_everyone
+from adapterhub.loop.processes import divided_evaluation, is_main, readers, wait_for_everyone
 from adapterhub.loop.report import Reporter, Several
 from adapterhub.loop.speedups import Speedups, Trial, with_and_without_padding
 from adapterhub.loop.stop_signals import Stopped, catch_stop_signals
-from adapterhub.loop.trainee import AdapterTrainee
+from adapterhub.loop.trainee import AdapterTrainee, unfreeze_all, unreached
 from adapterhub.methods._spec import dump_methods, parse_methods
 from adapterhub.recipe.mixing import dump_mixing, parse_mixing
 from adapterhub.recipe.options import steps_per_epoch
@@ -96,7 +95,7 @@ def run(
             try:
                 result = loop.train(training_session(prepared, reporter, resume, written, page))
             finally:
-                stages.unfreeze_all(prepared.adapter)
+                unfreeze_all(prepared.adapter)
             outcome = _save(prepared, result, page)
         if ended is not None:
             ended(prepared, outcome)
@@ -239,7 +238,7 @@ def training_session(
     recipe, data = prepared.recipe, prepared.data
     for note in prepared.notes:
         reporter.note(note)
-    for warning in stages.unreached(prepared.adapter, begun_epochs(prepared)):
+    for warning in unreached(prepared.adapter, begun_epochs(prepared)):
         reporter.note(warning)
 
     if slow := cpu_note(prepared.model):

@@ -18,8 +18,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from adapterhub.bench.baselines import read_constants
 from adapterhub.bench.records import RecordFolder
-from adapterhub.bench.results import TaskResult, read_results
+from adapterhub.bench.results import TaskResult, study_results
 from adapterhub.bench.study import RECORDS, STUDY, read_study
 from adapterhub.cli._study import train_commands
 from adapterhub.methods._spec import parse_methods
@@ -67,7 +68,7 @@ def winners(folder: Path, output: Path, epochs: int) -> Iterator[tuple[str, str,
         epochs: of each run.
     """
     study = read_study(folder / STUDY)
-    results = read_results(folder, study, RecordFolder(folder / RECORDS).all())
+    results = study_results(study, RecordFolder(folder / RECORDS).all(), read_constants(folder))
     commands = train_commands(study, results, output)
     for task in results:
         command = commands.get((task.task, task.rows))

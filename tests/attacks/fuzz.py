@@ -209,7 +209,7 @@ class Fuzzer:
         name = rng.choice(sorted(self.checkpoint))
         for other, data in self.checkpoint.items():
             (folder / other).write_bytes(mutate_bytes(rng, data) if other == name else data)
-        checkpoint.copy_tensors({"a": torch.ones(2)}, checkpoint.load_checkpoint(folder).tensors)
+        checkpoint.restore({"a": torch.ones(2)}, checkpoint.load_checkpoint(folder))
 
     def read_foreign_options(self, rng: random.Random) -> None:
         """Change a configuration of peft or adapters as JSON."""

@@ -13,10 +13,9 @@ import pytest
 from studies import planned
 
 from adapterhub.bench import plan as planning
-from adapterhub.bench.cells import Cell, Group
+from adapterhub.bench.cells import LEAST_STEPS, Cell, Group, next_cells, runs_left
 from adapterhub.bench.execute import EVALUATIONS, TaskContext
 from adapterhub.bench.plan import StepTime, _step_time, affordable
-from adapterhub.bench.search import LEAST_STEPS, next_cells, runs_left
 from adapterhub.bench.study import BenchOptions, Study, as_begun, keep_study
 from adapterhub.bench.task_data import TaskData
 from adapterhub.data.options import DataOptions
@@ -74,7 +73,8 @@ def test_a_budget_is_kept_within_a_quarter_or_refused(
     for minutes in (1, 2, 4, 8, 15, 30, 60, 600):
         seconds = 60.0 * minutes
         try:
-            found = affordable(groups, CONTEXTS, bench, seconds, SharedLoader(), Path())
+            own = replace(bench, budget=f"{minutes}m")
+            found, _ = affordable(groups, CONTEXTS, own, SharedLoader(), Path())
         except ConfigError as error:
             hint = str(error.hint)
         else:

@@ -25,7 +25,6 @@ def test_a_key_depends_on_what_decides_a_result_and_on_nothing_else() -> None:
 
 def test_a_cell_is_described_for_progress() -> None:
     assert CELL.describe() == "sst2: lora(rank=4), rate 1.0e-03, seed 1, 1,000 rows, final"
-    assert CELL.group == ("sst2", "lora(rank=4)", 1_000)
 
 
 def test_every_cell_is_in_one_shard() -> None:

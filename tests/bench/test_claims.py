@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 from studies import facts, planned
 
-from adapterhub.bench.cells import Shard
-from adapterhub.bench.conduct import Claims, cells_left, run_study, study_state
-from adapterhub.bench.search import next_cells
+from adapterhub.bench.cells import Shard, next_cells
+from adapterhub.bench.conduct import Claims, StudyState, run_study
 from adapterhub.bench.study import Study, keep_study
 from adapterhub.errors import OutputError
 
@@ -93,7 +92,7 @@ def test_shards_in_turns_run_every_cell_once(finished: Any, tmp_path: Path) -> N
         state = run_study(
             plan, folder, engine, lambda r, left, s=shard: ran.append((r.key, s.number)), shard
         )
-        if not cells_left(plan, folder):
+        if not state.next()[0]:
             break
     assert [facts(record) for record in state.records] == expected
     assert len({key for key, _ in ran}) == len(ran) == len(expected)
@@ -116,7 +115,7 @@ def test_two_processes_at_once_run_every_cell_once(finished: Any, tmp_path: Path
         run_study(plan, folder, engine, lambda record, left: ran.append(record.key))
         told = process.communicate(timeout=240)[1]
     assert process.returncode == 0, told
-    assert [facts(record) for record in study_state(plan, folder).records] == expected
+    assert [facts(record) for record in StudyState(plan, folder).records] == expected
     assert len(list(folder.all())) == len(expected)
     lines = [line for line in told.splitlines() if " left)" in line]
     assert len(lines) + len(ran) == len(expected), (told, ran)
@@ -135,7 +134,7 @@ def test_a_study_waits_for_the_cells_of_a_process_that_then_dies(
     assert other.take(plan.key(first))
     ended = run_study(plan, folder, engine, shard=Shard())
     assert first not in [record.cell for record in ended.records]
-    assert cells_left(plan, folder) == 1
+    assert len(ended.next()[0]) == 1
     looks: list[float] = []
 
     def dies(seconds: float) -> None:
@@ -143,6 +142,5 @@ def test_a_study_waits_for_the_cells_of_a_process_that_then_dies(
         other.release(plan.key(first))
 
     monkeypatch.setattr("adapterhub.bench.conduct.time.sleep", dies)
-    run_study(plan, folder, engine)
-    assert cells_left(plan, folder) == 0
+    assert run_study(plan, folder, engine).next()[0] == []
     assert len(looks) == 1

@@ -11,7 +11,7 @@ import pytest
 from studies import facts, planned
 
 from adapterhub.bench.cells import Cell
-from adapterhub.bench.conduct import run_study, study_state
+from adapterhub.bench.conduct import StudyState, run_study
 from adapterhub.bench.records import CellRecord
 from adapterhub.bench.results import study_results
 from adapterhub.bench.study import Study
@@ -72,7 +72,7 @@ def test_records_of_another_machine_are_taken_as_they_are(finished: Any, tmp_pat
 
     state = run_study(other, merged, Refusing())
     assert len(state.records) == len(list(folder.all()))
-    assert study_state(other, merged) == state
+    assert StudyState(other, merged).records == state.records
 
 
 def test_numbers_of_rows_are_compared_separately(study: Study, tmp_path: Path) -> None:
@@ -92,11 +92,11 @@ def test_records_of_other_programs_are_those_of_the_study_and_change_no_key(
     cell = replace(own.cell, method="theirs")
     other = replace(own, key="0" * 32, cell=cell)
     folder.write(other)
-    assert study_state(plan, folder).records == (own,), "nobody named it"
+    assert StudyState(plan, folder).records == (own,), "nobody named it"
     named, _, _ = planned(replace(study, bench=replace(bench, recorded=("theirs",))), tmp_path)
     assert [group.method for group in named.groups] == ["head"]
     assert named.key(own.cell) == own.key
-    assert study_state(named, folder).records == (own, other)
+    assert StudyState(named, folder).records == (own, other)
 
 
 def test_the_metric_that_selects_is_the_one_that_is_recorded(study: Study, tmp_path: Path) -> None:

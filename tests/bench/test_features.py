@@ -10,7 +10,7 @@ import tiny_models
 import torch
 
 import adapterhub as ah
-from adapterhub.bench.features import features_of
+from adapterhub.bench.suggest import features_of
 from adapterhub.methods import METHODS
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adapterhub.bench import linear_probe as probing
-from adapterhub.bench.linear_probe import FOLDS, REPEATS, linear_probe
+from adapterhub.bench import suggest as probing
+from adapterhub.bench.suggest import FOLDS, REPEATS, linear_probe
 from adapterhub.errors import DataError
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from pack import packed
 
 from adapterhub.bench.cells import Cell
 from adapterhub.bench.records import (
@@ -116,7 +117,7 @@ def test_a_pack_has_the_same_records_as_its_files(tmp_path: Path) -> None:
     for record in (RECORD, *others):
         folder.write(record)
     before = list(folder.all())
-    pack = folder.pack("mine")
+    pack = packed(tmp_path, "mine")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.jsonl.gz"]
     again = RecordFolder(tmp_path)
     assert list(again.all()) == before
@@ -125,13 +126,13 @@ def test_a_pack_has_the_same_records_as_its_files(tmp_path: Path) -> None:
     data = pack.read_bytes()
     later = replace(RECORD, key="4" * 32)
     again.write(later)
-    assert again.pack("all") == tmp_path / "all.jsonl.gz"
+    assert packed(tmp_path, "all") == tmp_path / "all.jsonl.gz"
     assert [path.name for path in tmp_path.iterdir()] == ["all.jsonl.gz"]
     assert list(RecordFolder(tmp_path).all()) == [*before, later]
     (tmp_path / "all.jsonl.gz").unlink()
     for record in before:
         again.write(record)
-    assert RecordFolder(tmp_path).pack("mine").read_bytes() == data
+    assert packed(tmp_path, "mine").read_bytes() == data
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapterhub.bench.cells import Cell, Group
-from adapterhub.bench.search import (
+from adapterhub.bench.cells import (
     KEPT,
     LEAST_STEPS,
     MOST_EXTENSIONS,
     SHARE,
     STEP,
+    Cell,
+    Group,
     RateChoice,
-    first_steps,
     next_cells,
     rate_grid,
 )
@@ -72,7 +72,7 @@ def test_the_best_rate_of_the_grid_is_found(decades: float, rates: int) -> None:
     below, above = rate_grid(GROUP.rate, rates)[0], rate_grid(GROUP.rate, rates)[-1]
     reach = STEP**MOST_EXTENSIONS
     outside = not below / reach / 1.2 < best < above * reach * 1.2
-    assert choices[GROUP].at_edge or not outside, "a best rate beyond all grids must be flagged"
+    assert chosen in (min(tried), max(tried)) or not outside, "the best rate is beyond all grids"
 
 
 def test_a_grid_that_grows_has_the_rates_of_a_larger_one() -> None:
@@ -81,9 +81,8 @@ def test_a_grid_that_grows_has_the_rates_of_a_larger_one() -> None:
     assert sorted(tried) == [1e-4, 3.16e-4, 1e-3, 3.16e-3, 1e-2, 3.16e-2, 1e-1]
 
 
-def test_a_best_rate_inside_the_grid_is_not_flagged_and_costs_the_planned_trials() -> None:
+def test_a_best_rate_inside_the_grid_costs_the_planned_trials() -> None:
     choices, cells = conduct([GROUP], peak_at(1e-3))
-    assert not choices[GROUP].at_edge
     steps = [cell.steps for cell in cells]
     assert steps == [GROUP.steps // SHARE] * 5 + [GROUP.steps] * (KEPT + 3)
     assert choices[GROUP].trials == tuple(cells[:7])
@@ -170,7 +169,7 @@ def test_rates_that_diverge_are_never_chosen_and_all_of_them_mean_none() -> None
 
 def test_short_runs_are_tried_as_a_whole() -> None:
     short = Group("data", "lora", 100, SHARE * LEAST_STEPS - SHARE, 1e-3)
-    assert first_steps(short) == short.steps
+    assert short.first_steps == short.steps
     _, cells = conduct([short], peak_at(1e-3))
     assert {cell.steps for cell in cells} == {short.steps}
     assert len(cells) == 5 + 3
@@ -178,5 +177,5 @@ def test_short_runs_are_tried_as_a_whole() -> None:
 
 def test_one_rate_is_the_default_without_trials() -> None:
     choices, cells = conduct([GROUP], peak_at(1e-5), rates=1)
-    assert choices[GROUP] == RateChoice(GROUP.rate, (), at_edge=False)
+    assert choices[GROUP] == RateChoice(GROUP.rate, ())
     assert len(cells) == 3

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from two_processes import evaluations, finished, in_two, launch, losses, run_all, same_adapters
 
 import adapterhub as ah
-from adapterhub.loop.shard_files import has_shards
+from adapterhub.loop.sharding import has_shards
 
 pytestmark = pytest.mark.apart
 # Site modules, a prefix, virtual tokens with parameters of the backbone, and a part that grows.

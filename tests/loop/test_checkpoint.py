@@ -197,15 +197,16 @@ def test_optimizer_state_cannot_hold_code(tmp_path: Path) -> None:
 def test_restore_copies_in_place() -> None:
     live = {"a": torch.nn.Parameter(torch.zeros(2))}
     pointer = live["a"].data_ptr()
-    checkpoint.copy_tensors(live, {"a": torch.ones(2)})
+    checkpoint.restore(live, checkpoint.State({"a": torch.ones(2)}, {}, {}))
     assert live["a"].tolist() == [1, 1]
     assert live["a"].data_ptr() == pointer
 
 
 def test_restore_lists_every_mismatch_and_changes_nothing() -> None:
     live = {"a": torch.zeros(2), "b": torch.zeros(2), "d": torch.zeros(1)}
+    saved = {"a": torch.ones(3), "c": torch.ones(1), "d": torch.ones(1)}
     with pytest.raises(FileError) as error:
-        checkpoint.copy_tensors(live, {"a": torch.ones(3), "c": torch.ones(1), "d": torch.ones(1)})
+        checkpoint.restore(live, checkpoint.State(saved, {}, {}))
     assert [line.split(":")[0] for line in error.value.offenders] == ["a", "b", "c"]
     assert live["d"].tolist() == [0]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from adapterhub.loop import evaluation
-from adapterhub.loop.evaluation import divided_evaluation
+from adapterhub.loop import processes
+from adapterhub.loop.processes import divided_evaluation
 from adapterhub.tasks._forward import in_step, results
 
 
@@ -19,8 +19,8 @@ def test_a_single_process_computes_all_batches() -> None:
 def test_a_process_of_several_computes_its_own(sharded, monkeypatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr(evaluation, "join_processes", lambda: None)
-    monkeypatch.setattr(evaluation, "everyone_s", lambda own: [["other's 0", "other's 2"], own])
+    monkeypatch.setattr(processes, "join_processes", lambda: None)
+    monkeypatch.setattr(processes, "everyone_s", lambda own: [["other's 0", "other's 2"], own])
     with divided_evaluation(sharded=sharded):
         assert in_step() == sharded
         assert results(range(3), str) == ["other's 0", "1", "other's 2"]

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
-from adapterhub.loop.shard_files import (
+from adapterhub.loop.sharding import (
     described,
     has_shards,
     join_training,

@@ -16,7 +16,7 @@ from selection import rotating
 import adapterhub as ah
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.errors import ConfigError
-from adapterhub.loop import checkpoint, stages
+from adapterhub.loop import checkpoint, trainee
 from adapterhub.loop.batching import LazyBatches, batch_order
 from adapterhub.loop.engine import Engine
 from adapterhub.loop.loop import TrainingResult, TrainingSession, train
@@ -156,9 +156,9 @@ def test_each_epoch_the_next_lower_layer_joins_and_no_other_byte_moves(
         assert any(name.startswith("head.") for name in expected)
         assert moved == expected, step
     assert all(t.requires_grad for t in adapter.tensors().values())
-    stages.enter(adapter, 0, [])
+    trainee.enter_stage(adapter, 0, [])
     assert not adapter.tensors()["encoder.0.attn.q.unfreeze.weight"].requires_grad
-    stages.unfreeze_all(adapter)
+    trainee.unfreeze_all(adapter)
     assert all(t.requires_grad for t in adapter.tensors().values())
 
 
@@ -187,7 +187,7 @@ def test_every_equal_stage_begins_if_there_are_as_many_steps() -> None:
     for steps in range(1, 40):
         begun = []
         for step in range(steps):
-            stages.enter(adapter, 0, [], step / steps)
+            trainee.enter_stage(adapter, 0, [], step / steps)
             trained = [name for name, t in adapter.tensors().items() if t.requires_grad]
             begun.append(max(map(depth, trained)))
         lengths = [begun.count(stage) for stage in range(4)]
@@ -271,9 +271,11 @@ def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_the_stage_of_each_epoch(stage_schedule: StageSchedule | None, expected: list[int]) -> None:
-    improved = stages.improvements([0.5, math.nan, 0.6, 0.6, 0.6], lower=False)
+    improved = trainee.improvements([0.5, math.nan, 0.6, 0.6, 0.6], lower=False)
     assert improved == [True, False, True, False, False]
-    assert [stages.stage(stage_schedule, epoch, improved[:epoch]) for epoch in range(6)] == expected
+    assert [
+        trainee.stage(stage_schedule, epoch, improved[:epoch]) for epoch in range(6)
+    ] == expected
 
 
 def test_the_layers_of_an_encoder_decoder_count_through() -> None:
@@ -356,7 +358,7 @@ def test_options_out_of_range_are_refused(method: str, offender: str) -> None:
 
 def test_a_run_too_short_for_all_stages_gets_a_warning() -> None:
     adapter = attached("unfreeze(every=2), lora")
-    assert list(stages.unreached(adapter, epochs=7)) == []
-    (warning,) = stages.unreached(adapter, epochs=6)
+    assert list(trainee.unreached(adapter, epochs=7)) == []
+    (warning,) = trainee.unreached(adapter, epochs=6)
     assert warning.startswith("unfreeze has 4 stages, and the last begins after epoch 6 of 6")
-    assert list(stages.unreached(attached("unfreeze(every=plateau)"), epochs=1)) == []
+    assert list(trainee.unreached(attached("unfreeze(every=plateau)"), epochs=1)) == []
