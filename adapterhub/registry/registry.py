@@ -36,7 +36,6 @@ from adapterhub.files.signature import (
     parse_signatures,
     read_signatures,
 )
-from adapterhub.registry.file_names import backbone_folder, folder_of_id, is_backbone_folder
 from adapterhub.registry.names_file import (
     MAX_NAMES_BYTES,
     NAMES_FILE,
@@ -55,7 +54,14 @@ from adapterhub.registry.published_files import (
     merged_signatures,
     parse_date,
 )
-from adapterhub.registry.reference import check_name, check_tags, is_name
+from adapterhub.registry.reference import (
+    backbone_folder,
+    check_name,
+    check_tags,
+    folder_of_id,
+    is_backbone_folder,
+    is_name,
+)
 from adapterhub.registry.secrets import published_texts, refuse_leaks
 from adapterhub.registry.store import (
     ConflictError,
