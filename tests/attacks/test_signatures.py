@@ -158,7 +158,7 @@ def test_files_leave_a_store_by_one_door():
     assert {path for path, _ in calls("fetch")} == {
         "registry/pull.py",
         "registry/lockfile.py",
-        "registry/publication.py",
+        "registry/publish.py",
     }
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from adapterhub import cli
 from adapterhub.cli._publishing import print_entry, publication_options
-from adapterhub.registry.publication import PublicationInfo
+from adapterhub.registry.publish import PublicationInfo
 from adapterhub.registry.store import Entry
 
 
