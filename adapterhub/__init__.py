@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from adapterhub.registry.pull import pull as pull
     from adapterhub.registry.search import search as search
     from adapterhub.registry.sign import sign as sign
-    from adapterhub.registry.verify import verify as verify
+    from adapterhub.registry.sign import verify as verify
     from adapterhub.training.trainer_callback import TrainerCallback as TrainerCallback
 
     Listing = PublicationInfo
@@ -107,7 +107,7 @@ _LAZY = {
     "search": "registry.search",
     "sign": "registry.sign",
     "tag": "registry.changes",
-    "verify": "registry.verify",
+    "verify": "registry.sign",
     "yank": "registry.changes",
     "merge": "merging.merge",
     "unmerge": "merging.merge",

@@ -37,10 +37,9 @@ from adapterhub.files.foundation import Foundation, all_below, copy_problems, wr
 from adapterhub.files.keys import PublicKey, key_problems
 from adapterhub.files.manifest import Sha256
 from adapterhub.files.native import check_adapter, read_manifest
-from adapterhub.registry.fetch import check_copy, fetch
 from adapterhub.registry.local import LocalRegistry, default_root
 from adapterhub.registry.published_files import copy_adapter, digest_of
-from adapterhub.registry.pull import Origins
+from adapterhub.registry.pull import Origins, check_copy, fetch
 from adapterhub.registry.reference import NAME_RULE, Reference, check_name, is_name, parse_reference
 from adapterhub.registry.store import Store, version_number
 from adapterhub.registry.stores import registry_at, store_of

@@ -35,9 +35,9 @@ from adapterhub.files.manifest import (
 from adapterhub.files.native import MANIFEST_FILE, adapter_folder, read_manifest
 from adapterhub.interchange.peft.files import CONFIG_FILE, write_peft
 from adapterhub.interchange.peft.files import TENSORS_FILE as PEFT_TENSORS
-from adapterhub.registry.fetch import fetch
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.published_files import name_to_publish
+from adapterhub.registry.pull import fetch
 from adapterhub.registry.reference import Reference, is_name, parse_reference
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.sign import put_signed

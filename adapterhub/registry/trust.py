@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from filelock import FileLock
 
+from adapterhub.config.options import to_dict
 from adapterhub.config.user_folders import user_folder
 from adapterhub.errors import ConfigError, FileError, SignatureError
 from adapterhub.files import schema
@@ -34,13 +36,6 @@ _SWITCH: Mapping[str, bool] = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("", "0", "false", "no", "off"), False),
 }
-_SCHEMA = schema.record(
-    {
-        "version": schema.integer(2, 2),
-        "require_signatures": schema.boolean,
-        "trusted": schema.sequence(key_problems, 0, _MOST_KEYS),
-    }
-)
 _required_here: ContextVar[bool] = ContextVar("required_here", default=False)
 
 
@@ -50,6 +45,15 @@ class Trust:
 
     keys: tuple[str, ...] = ()
     required: bool = False
+
+
+@dataclass(frozen=True)
+class _TrustFile:
+    """The contents of the file."""
+
+    require_signatures: bool
+    trusted: Annotated[tuple[Annotated[str, key_problems], ...], schema.items(0, _MOST_KEYS)]
+    version: Annotated[int, schema.integer(2, 2)] = 2
 
 
 def trust_path() -> Path:
@@ -73,14 +77,14 @@ def read_trust() -> Trust:
         data = read_file(path.resolve(), 1, _MAX_BYTES, None)  # one's own links are followed
     except UnreadableError as error:
         raise FileError(f"the trusted keys in {path} cannot be read: {error}") from None
-    tree, offenders = schema.parse_object(data, _MAX_BYTES)
-    if offenders := offenders or _SCHEMA("", tree):
+    file, offenders = schema.parse_record(_TrustFile, data, _MAX_BYTES)
+    if file is None:
         raise FileError(
             f"{path} is not a file of trusted keys",
             offenders=schema.shorten(offenders),
             hint="correct it, or delete it and trust the keys again: adapterhub trust KEY",
         )
-    return Trust(tuple(tree["trusted"]), tree["require_signatures"])
+    return Trust(file.trusted, file.require_signatures)
 
 
 def trust_key(key: PublicKey) -> None:
@@ -175,7 +179,7 @@ def _changing() -> Iterator[Trust]:
 
 
 def _write(trust: Trust) -> None:
-    tree = {"require_signatures": trust.required, "trusted": list(trust.keys), "version": 2}
+    tree = to_dict(_TrustFile(trust.required, trust.keys))
     replace_file(trust_path().resolve(), schema.canonical_json(tree))
 
 
