@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -77,6 +77,7 @@ from adapterhub.registry.store import (
     is_fingerprint,
     is_version_folder,
     version_number,
+    word_text,
 )
 
 _ATTEMPTS = 60  # to change a file while others do
@@ -91,11 +92,13 @@ class Contents:
 
     `entries` are the versions, oldest first. `broken` has the error of each other one by its
     number. If `names.json` cannot be read, `broken` has only its error, and there are no entries.
+    `words` has what a text search covers of a version (`word_text`), if it is more than the entry.
     """
 
     entries: list[Entry]
     broken: dict[str, FileError]
-    names: Names
+    names: Names = field(default_factory=Names)
+    words: dict[str, str] = field(default_factory=dict)
 
     def raise_broken(self, name: str, version: str | None) -> None:
         """Raise the error of the version that a reference means, if it cannot be read.
@@ -181,11 +184,16 @@ class Registry(Store):
 
     def search(self, query: Query) -> list[Entry]:
         """Return the versions that match a query, in its order; warn of those that are broken."""
-        found = self._read(_by_name(self.storage.files()))
+        found = self.everything()
         self._warn({f"{p}/{v}": line_of(e) for p, c in found.items() for v, e in c.broken.items()})
         available = [e for c in found.values() for e in c.entries if e.yanked is None]
         newest = {(entry.backbone, entry.name): entry for entry in available}
-        return filter_entries(available if query.all_versions else [*newest.values()], query)
+        shown = available if query.all_versions else newest.values()
+        return filter_entries(shown, query, lambda entry: _words_of(entry, found))
+
+    def everything(self) -> dict[str, Contents]:
+        """Read all names, by their paths."""
+        return self._read(_by_name(self.storage.files()))
 
     def has(self, name: str) -> bool:
         """Return whether there is a version of this name, readable or not."""
@@ -309,7 +317,7 @@ class Registry(Store):
         try:
             return self._read({path: self._files(path)})[path]
         except FileError as error:
-            return Contents([], {NAMES_FILE: error}, Names())
+            return Contents([], {NAMES_FILE: error})
 
     def _read(self, files: Mapping[str, Mapping[str, Mapping[str, str]]]) -> dict[str, Contents]:
         """Read the versions of names, given the tags of their files by name and version."""
@@ -317,7 +325,7 @@ class Registry(Store):
         found = {
             path: Contents([], {}, names)
             if isinstance(names, Names)
-            else Contents([], {NAMES_FILE: names}, Names())
+            else Contents([], {NAMES_FILE: names})
             for path, names in zip(files, known, strict=True)
         }
         wanted = [
@@ -526,6 +534,11 @@ class Registry(Store):
 def line_of(error: AdapterhubError) -> str:
     """Return a problem and its details as one line."""
     return "; ".join((error.problem, *error.offenders))
+
+
+def _words_of(entry: Entry, found: Mapping[str, Contents]) -> str:
+    words = found[f"{folder_of_id(entry.backbone)}/{entry.name}"].words
+    return words.get(entry.version) or word_text(entry.words)
 
 
 def _or_error(read: Callable[[], _Result]) -> _Result | FileError:

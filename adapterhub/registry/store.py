@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -380,44 +379,42 @@ def is_fingerprint(backbone: str) -> bool:
     return re.fullmatch(r"[a-z0-9]+-[0-9a-f]{64}", backbone) is not None
 
 
-def filter_entries(entries: Sequence[Entry], query: Query) -> list[Entry]:
-    """Filter and sort entries by a query, for stores without an index."""
-    matches = [entry for entry in entries if _matches(entry, query)]
-    field = sort_field(query.sort)
-    sortable = [entry for entry in matches if field in sort_keys(entry)]  # others lack the metric
-    return sorted(sortable, key=lambda entry: sort_keys(entry)[field])[: query.limit]
-
-
-def sort_keys(entry: Entry) -> dict[str, Any]:
-    """Return the value by which an entry is sorted, smallest first, for each field of a sort."""
-    newest = -_seconds(entry.published) if entry.published else 0.0
-    keys: dict[str, Any] = {"name": entry.name, "size": entry.size, "newest": newest}
-    return keys | {
-        sort_field(metric): value if metric in LOWER_IS_BETTER else -value
-        for metric, value in entry.metrics.items()
+def filter_entries(
+    entries: Iterable[Entry], query: Query, words_of: Callable[[Entry], str] | None = None
+) -> list[Entry]:
+    """Filter and sort entries by a query; `words_of` returns `word_text` of an entry."""
+    words_of = words_of or (lambda entry: word_text(entry.words))
+    prefixes = word_text([query.text]).split()
+    matches = [
+        entry
+        for entry in entries
+        if _matches(entry, query)
+        and (not prefixes or all(f" {prefix}" in words_of(entry) for prefix in prefixes))
+    ]
+    if query.sort not in SORTS:
+        matches = [entry for entry in matches if query.sort in entry.metrics]
+    keys: dict[str, Callable[[Entry], Any]] = {
+        "name": lambda entry: entry.name,
+        "size": lambda entry: entry.size,
+        "newest": lambda entry: entry.published or "",  # UTC: in the order of the texts
     }
+    key = keys.get(query.sort, lambda entry: entry.metrics[query.sort])
+    rising = query.sort in ("name", "size", *LOWER_IS_BETTER)
+    return sorted(matches, key=key, reverse=not rising)[: query.limit]
 
 
-def _seconds(published: str) -> float:
-    moment = datetime.strptime(published, DATE_FORMAT)
-    return moment.replace(tzinfo=timezone.utc).timestamp()
-
-
-def sort_field(sort: str) -> str:
-    """Return the field of `sort_keys` for a `Query.sort`."""
-    return sort if sort in SORTS else f"metric {sort}"
-
-
-def words_in(text: str) -> set[str]:
-    """Split a text into its words, case-folded and without accents."""
+def word_text(texts: Iterable[str]) -> str:
+    """Return the words of texts, each with a space in front, case-folded and without accents."""
+    text = " ".join(texts)
     if not text.isascii():
         parts = unicodedata.normalize("NFKD", text)
         text = "".join(c for c in parts if not unicodedata.combining(c))
-    return set(re.findall(r"[^\W_]+", text.casefold()))
+    words = dict.fromkeys(re.findall(r"[^\W_]+", text.casefold()))
+    return "".join(f" {word}" for word in words)
 
 
 def _matches(entry: Entry, query: Query) -> bool:
-    words = words_in(" ".join(entry.words))
+    """Return whether an entry has all that a query requires, except words."""
     return all(
         (
             entry.yanked is None,
@@ -426,6 +423,5 @@ def _matches(entry: Entry, query: Query) -> bool:
             query.method is None or query.method in entry.methods,
             set(query.tags) <= {*entry.tags, *entry.topics},
             query.metric is None or query.metric in entry.metrics,
-            all(any(w.startswith(prefix) for w in words) for prefix in words_in(query.text)),
         )
     )
