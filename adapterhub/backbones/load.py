@@ -16,15 +16,20 @@ from transformers import PreTrainedModel
 
 from adapterhub.anatomy.family_file import FamilySource, read_family
 from adapterhub.anatomy.own_family import use_family
-from adapterhub.backbones.causality import check_causal
 from adapterhub.backbones.find import PACKAGED, find_backbone, is_local_name, not_found
 from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.layer_timing import without_slow_bf16
 from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
-from adapterhub.backbones.picture_processor import PICTURES_WITH_TEXT, PictureTextProcessor
 from adapterhub.backbones.pooling import check_pooling, remember_pooling
-from adapterhub.backbones.processor import processor_options, remember_processor, tokenizer_of
+from adapterhub.backbones.probe import check_causal
+from adapterhub.backbones.processor import (
+    PICTURES_WITH_TEXT,
+    PictureTextProcessor,
+    processor_options,
+    remember_processor,
+    tokenizer_of,
+)
 from adapterhub.backbones.quantized import (
     IN_FP32,
     loading_options,
@@ -32,7 +37,7 @@ from adapterhub.backbones.quantized import (
     settle_decoded,
     stored_quantization,
 )
-from adapterhub.backbones.quantized_training import keep_4bit_layout
+from adapterhub.backbones.quantized_layers import keep_4bit_layout
 from adapterhub.backbones.task_models import (
     CAUSAL_LM,
     TASK_MODELS,

@@ -20,9 +20,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from adapterhub.anatomy.sites import Anatomy, FeatureSlice
-from adapterhub.backbones.layer_probe import computes_with, has_own_code
 from adapterhub.backbones.quantized import quantization_kind
-from adapterhub.backbones.quantized_weights import dequantized
+from adapterhub.backbones.quantized_layers import computes_with, dequantized, has_own_code
 from adapterhub.errors import SiteError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -20,7 +20,7 @@ from adapterhub.backbones.load import quiet_loading
 from adapterhub.backbones.probe import probe
 from adapterhub.backbones.processor import processor_of, remember_processor
 from adapterhub.backbones.quantized import quantization_of
-from adapterhub.backbones.quantized_training import keep_4bit_layout
+from adapterhub.backbones.quantized_layers import keep_4bit_layout
 from adapterhub.backbones.same import coarsest_dtype
 from adapterhub.backbones.task_models import TASK_MODELS, task_kind
 from adapterhub.backbones.weights import DTYPES

@@ -25,7 +25,7 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.pooling import POOLS
 from adapterhub.backbones.probe import evaluation_mode, probe_batch
-from adapterhub.backbones.quantized_training import keep_4bit_layout
+from adapterhub.backbones.quantized_layers import keep_4bit_layout
 from adapterhub.backbones.task_models import text_config
 from adapterhub.backbones.trained_length import trained_length, vector_length
 from adapterhub.errors import MergeError

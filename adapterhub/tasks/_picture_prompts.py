@@ -71,7 +71,7 @@ class PicturePrompts:
     """
 
     def __init__(self, processor: Any, template: str | None) -> None:
-        from adapterhub.backbones.picture_processor import image_placeholder, learns_suffix
+        from adapterhub.backbones.processor import image_placeholder, learns_suffix
 
         self.processor = processor
         self.tokenizer: Any = getattr(processor, "tokenizer", None)
@@ -230,7 +230,7 @@ class PicturePrompts:
             pictures: the decoded pictures of each.
             tensors: whether to return tensors, padded to the longest prompt; else lists.
         """
-        from adapterhub.backbones.picture_processor import picture_inputs
+        from adapterhub.backbones.processor import picture_inputs
 
         prompts = [text.prompt for text in texts]
         special = texts[0].special

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.backbones.quantized_weights import bytes_of, size_of
+from adapterhub.backbones.quantized_layers import bytes_of, size_of
 from adapterhub.backbones.weights import device_of
 from adapterhub.loop.optimizers import OPTIMIZERS
 from adapterhub.loop.progress import process_memory

@@ -11,7 +11,7 @@ from torch import nn
 
 import adapterhub as ah
 from adapterhub.backbones.quantized import QUANTIZATIONS
-from adapterhub.backbones.quantized_weights import (
+from adapterhub.backbones.quantized_layers import (
     bytes_of,
     can_requantize,
     dequantized,
