@@ -150,10 +150,8 @@ def identity_of_files(
 ) -> BackboneIdentity:
     """Compute the identity of the checkpoint in a folder.
 
-    Args:
-        folder: the folder.
-        vocabulary: the rows of the token embedding that count; all if None.
-        complete: read all values, once until the files change, rather than a sample.
+    All rows of the token embedding count without a vocabulary. A complete identity has all values,
+    which are read once until the files change, rather than a sample.
 
     Raises:
         BackboneError: there is no checkpoint, or it is broken.
@@ -174,13 +172,10 @@ def identity_of_model(
 ) -> BackboneIdentity:
     """Compute the identity of a model in memory.
 
-    Args:
-        model: the model.
-        named: its tensors by path, without those of adapters and of new heads.
-        origin: the folder they were loaded from, if known.
-        vocabulary: the rows of the token embedding that count; all if None.
-        complete: read all values where that is cheap, rather than a sample.
-        known: an identity whose parts hold for all files with the same sha256.
+    `named` has its tensors by path, without those of adapters and of new heads; `origin` is the
+    folder they were loaded from. All rows of the token embedding count without a vocabulary. A
+    complete identity has all values, where they are cheap to read; the parts of `known` hold for
+    files with the same sha256.
 
     Raises:
         BackboneError: the weights are quantized and do not match an origin, or the model has no
@@ -343,11 +338,8 @@ def _is_load_of(
 ) -> bool:
     """Return whether the values in memory are those in the files, possibly rounded.
 
-    Args:
-        loaded: the model in memory.
-        stored: the files.
-        complete: compare all values where that is cheap, rather than a sample.
-        codes: the names of tensors that hold codes in the files, and are not compared.
+    Complete: all values are compared where that is cheap, rather than a sample. The tensors named
+    in `codes` hold codes in the files, and are not compared.
     """
     found = _values_agree(loaded.table(sampled=True), stored.table(sampled=True), codes)
     if found and complete and loaded.is_small:
@@ -474,11 +466,6 @@ def config_differences(
     """List the fields that both configurations have, with different values.
 
     Versions of transformers add and rename fields, so one that only one side has is no difference.
-
-    Args:
-        recorded: the configuration with which an adapter was trained.
-        found: that of the model.
-        path: of the fields, for the messages.
     """
     problems = []
     for name in sorted(recorded.keys() & found.keys()):

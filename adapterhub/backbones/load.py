@@ -214,10 +214,7 @@ def _prepare_processor(
 ) -> None:
     """Give a tokenizer a padding token and new tokens, and record it for its model.
 
-    Args:
-        processor: a tokenizer, or a processor with or without one.
-        new_tokens: the tokens to add.
-        model: the model; None if it is not loaded.
+    A processor may have no tokenizer; a model that is not loaded is None.
 
     Raises:
         ConfigError: there are new tokens, and no tokenizer.
@@ -249,11 +246,7 @@ def load_processor(
 ) -> Any:
     """Load the tokenizer or processor of a backbone without the model.
 
-    Args:
-        backbone: a folder or a Hub id.
-        task: the kind of model, a key of TASK_MODELS.
-        revision: a branch, tag or commit on the Hub.
-        new_tokens: tokens to add to the tokenizer.
+    `new_tokens` are added to the tokenizer.
 
     Raises:
         BackboneError: the backbone was not found, or cannot be loaded.
@@ -275,13 +268,6 @@ def meta_model(
     family: FamilySource | None = None,
 ) -> PreTrainedModel:
     """Make a backbone from its configuration on the meta device: modules and sizes, no weights.
-
-    Args:
-        backbone: a folder or a Hub id.
-        task: the kind of model, a key of TASK_MODELS.
-        labels: the names of the classes.
-        revision: a branch, tag or commit on the Hub.
-        family: as for `load_backbone`.
 
     Raises:
         BackboneError: the backbone was not found, or does not fit `family`.

@@ -106,13 +106,7 @@ def _read_json(path: Path) -> Any:
 
 
 def remember_pooling(model: PreTrainedModel, chosen: str | None, folder: Path) -> None:
-    """Record the pooling for the heads of new adapters: the user's, or that of the training.
-
-    Args:
-        model: the model.
-        chosen: what the user chose, if anything.
-        folder: the files of the backbone.
-    """
+    """Record the pooling for the heads of new adapters: the user's, or that of the training."""
     setattr(model, _CHOSEN, chosen)
     setattr(model, _TRAINED, None if chosen else trained_pooling(folder))
 

@@ -47,12 +47,6 @@ def probe_batch(
     pixels of its own size, and no tokens; one that reads sound gets noise, as its processor hears
     it, and tokens only in its decoder.
 
-    Args:
-        model: the model that will read the batch.
-        seed: of the random ids.
-        rows: the number of rows.
-        tokens: the number of tokens in a row.
-
     Returns:
         Tensors of shape (rows, tokens), or (1, rows, tokens) if the rows are the choices of one
         question; or (rows, channels, height, width), or what the processor makes of sounds.
@@ -105,10 +99,6 @@ def _noise(model: PreTrainedModel, seed: int, rows: int) -> dict[str, Tensor]:
 
 def picture_batch(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
     """Make a batch of noise with a question, for a model that reads pictures with text.
-
-    Args:
-        model: the model, with its processor.
-        seed: of the noise.
 
     Returns:
         What the processor makes of the pictures and the texts; {} for other models.
@@ -163,10 +153,6 @@ _TOKENS = 4
 
 def check_causal(model: PreTrainedModel, backbone: str) -> None:
     """Refuse a causal language model that reads ahead.
-
-    Args:
-        model: the model.
-        backbone: where it was loaded from, for the error.
 
     Raises:
         BackboneError: the output at a token depends on later tokens.

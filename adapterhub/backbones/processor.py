@@ -97,9 +97,7 @@ def heard_seconds(processor: Any) -> float | None:
 def sound_inputs(processor: Any, sounds: Sequence[np.ndarray[Any, Any]]) -> dict[str, Tensor]:
     """Make model inputs of sounds, padded to the longest or to the size that the processor has.
 
-    Args:
-        processor: a feature extractor, or a processor that has one.
-        sounds: the samples of each sound, at its sampling rate: (samples,).
+    Each sound has its samples at the sampling rate of the processor: (samples,).
     """
     extractor, rate = _extractor(processor), sampling_rate(processor)
     least = round(_SHORTEST * rate)
@@ -201,12 +199,8 @@ def picture_inputs(
 ) -> dict[str, Any]:
     """Return what a processor makes of texts that have a placeholder for each picture.
 
-    Args:
-        processor: the processor.
-        pictures: the pictures of each text.
-        texts: the texts.
-        tensors: whether to return tensors, padded to the longest text; else lists.
-        special: whether the tokenizer adds its special tokens.
+    `pictures` has those of each text. The inputs are tensors, padded to the longest text, or lists.
+    `special` adds the special tokens of the tokenizer.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of numpy, in code of transformers

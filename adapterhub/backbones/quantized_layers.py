@@ -178,10 +178,7 @@ def has_own_code(layer: nn.Module) -> bool:
 def computes_with(layer: nn.Module, weight: Tensor, dtype: torch.dtype) -> bool:
     """Return whether a layer computes x Wᵀ + b, up to the rounding of activations to 8 bits.
 
-    Args:
-        layer: the layer.
-        weight: W, (d_out, d_in).
-        dtype: the dtype of inputs.
+    The weight is W, (d_out, d_in).
     """
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(_INPUTS, weight.shape[1], generator=generator).to(weight.device, dtype)
@@ -196,10 +193,7 @@ def computes_with(layer: nn.Module, weight: Tensor, dtype: torch.dtype) -> bool:
 def blocks_gradients(layer: nn.Module, width: int, like: Tensor) -> bool:
     """Return whether no gradient reaches the input of a layer: none, an error, or zeros.
 
-    Args:
-        layer: the layer.
-        width: the size of its inputs.
-        like: a tensor with the device and dtype of inputs.
+    Its inputs have `width` features, and the device and dtype of `like`.
     """
     with torch.enable_grad():
         x = torch.linspace(-1, 1, width, dtype=like.dtype, device=like.device)[None]
@@ -276,9 +270,7 @@ def keep_4bit_layout(model: nn.Module, patch: Patch) -> None:
 def prepare_quantized(model: nn.Module, patch: Patch) -> None:
     """Prepare quantized layers for training through them, those that are not.
 
-    Args:
-        model: the backbone.
-        patch: undoes it: removes hooks, and lets layers repack their weights.
+    The patch removes the hooks, and lets layers repack their weights.
     """
     for _, layer in own_modules(model):
         if row_scales(layer) is not None and _HOOK not in vars(layer):
@@ -293,11 +285,6 @@ def drop_saved_input(layer: nn.Module, args: tuple[Any, ...], output: Tensor) ->
 
     It is saved for a gradient of the codes, which is never computed, and in a place that gradient
     checkpointing does not cover.
-
-    Args:
-        layer: the int8 layer.
-        args: its inputs.
-        output: its output.
     """
     node: Any = getattr(output, "grad_fn", None)
     if node is None or torch.compiler.is_compiling():

@@ -48,13 +48,7 @@ def storage_problem(parameter: object) -> str:
 def storage_problems(
     parameters: Mapping[str, nn.Parameter], paths: Iterable[str], shown: int = 3
 ) -> list[str]:
-    """List the storage problems of parameters, one per line.
-
-    Args:
-        parameters: the parameters by path.
-        paths: the paths to check.
-        shown: the number of problems to list in full.
-    """
+    """List the storage problems of parameters, one per line; the first `shown` of them in full."""
     problems = [
         f"{path}: {problem}" for path in paths if (problem := storage_problem(parameters[path]))
     ]

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote, urlsplit
 
+from adapterhub.backbones.origins import COMMIT, SHA256
 from adapterhub.config.options import to_dict
 from adapterhub.config.user_folders import user_folder
 from adapterhub.errors import RegistryError, printable
@@ -49,8 +50,7 @@ MAX_YANKED_BYTES = 1 << 20
 MAX_FILE_BYTES = 64 << 30  # as the tensors of our own format
 MOST_RESULTS = 1_000
 YANKED_FILE = "yanked.json"
-_Commit = Annotated[str, schema.text("[0-9a-f]{40}", "a commit")]
-_COMMIT, _SHA256 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}")
+_Commit = Annotated[str, schema.text(COMMIT.pattern, "a commit")]
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,7 @@ class HubReader:
         return str(commit)
 
     def small_file(self, name: str, commit: str, file: str, limit: int) -> bytes | None:
-        """Return the contents of a file, or None if the commit has no such file.
-
-        Args:
-            name: the repository.
-            commit: the commit.
-            file: the name of the file.
-            limit: the largest accepted size in bytes.
-        """
+        """Return the contents of a file, or None if the commit has no such file."""
         try:
             return self.client.read(_resolve(name, commit, file), limit, self.subject(name))
         except MissingFileError:
@@ -117,10 +110,7 @@ class HubReader:
     ) -> tuple[str, bytes] | None:
         """Return the name and contents of the first of these files that the commit has.
 
-        Args:
-            name: the repository.
-            commit: the commit.
-            limits: the largest accepted size by name, in the order in which to try them.
+        `limits` has the largest accepted size by name, in the order in which to try them.
         """
         for file, limit in limits.items():
             if (data := self.small_file(name, commit, file, limit)) is not None:
@@ -195,7 +185,7 @@ class HubReader:
 
 def is_commit(value: object) -> bool:
     """Return whether a value is a full commit hash."""
-    return isinstance(value, str) and _COMMIT.fullmatch(value) is not None
+    return isinstance(value, str) and COMMIT.fullmatch(value) is not None
 
 
 def split_items(data: bytes) -> list[bytes]:
@@ -246,7 +236,7 @@ def _listed(item: Mapping[str, Any]) -> tuple[str, Expected] | None:
         return None
     if type(size) is not int or not 0 <= size <= MAX_FILE_BYTES:
         return None
-    if isinstance(sha256, str) and _SHA256.fullmatch(sha256):
+    if isinstance(sha256, str) and SHA256.fullmatch(sha256):
         return path, Expected(size, size, sha256=sha256)
     return (path, Expected(size, size, git_sha1=str(oid))) if is_commit(oid) else None
 

@@ -209,12 +209,7 @@ def prepared_folder(
 ) -> Iterator[Path]:
     """Provide a folder with the adapter as it is to be published, for the length of the context.
 
-    Args:
-        source: the adapter's folder; it is used as it is if nothing changes.
-        info: the publisher's metadata.
-        reference: the text that loads the adapter, for the card.
-        peft: whether peft can load the published repository, for the card.
-        on: where the adapters that it was trained on are published.
+    The source is used as it is if nothing changes. `reference` loads the adapter, for the card.
 
     Raises:
         FileError: `source` holds no valid adapter.
@@ -239,9 +234,7 @@ def prepared_folder(
 def peft_files(source: Path, backbone: str | None) -> tuple[dict[str, bytes], InPeft]:
     """Convert the adapter in `source` to peft's files.
 
-    Args:
-        source: the adapter's folder.
-        backbone: the folder or Hub id of the backbone, if not the one in the manifest.
+    `backbone` is its folder or Hub id, if not the one in the manifest.
 
     Returns:
         peft's files by name, empty if peft cannot express the adapter, and the reasons for the
@@ -269,11 +262,7 @@ def published_foundations(
 ) -> tuple[FoundationRef, ...]:
     """Return what a published manifest records of the adapters below one.
 
-    Args:
-        source: the folder of the adapter on top.
-        manifest: its manifest.
-        store: the store that it is to be published in.
-        target: the reference that it is to be published as.
+    It is to be published in `store` as `target`.
 
     Raises:
         RegistryError: an adapter below is not published there, or is yanked.

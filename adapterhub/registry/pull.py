@@ -102,16 +102,7 @@ def pull_verified(
     allow_pickle: bool = False,
     signed: bool = False,
 ) -> Fetched:
-    """Return what `pull` does, with the digest that was verified, to load exactly these bytes.
-
-    Args:
-        reference: see `pull`.
-        folder: see `pull`.
-        backbone: see `pull`.
-        registry: see `pull`.
-        allow_pickle: see `pull`.
-        signed: see `pull`.
-    """
+    """Return what `pull` does, with the digest that was verified, to load exactly these bytes."""
     parsed = read_reference(reference, registry, signed=signed)
     if parsed.kind == "folder":
         asked, source = parsed, fetch_folder(expanded(parsed.name), signed=signed)
@@ -160,10 +151,6 @@ class Origins:
 
     def bring(self, folder: Path, digest: str | None = None) -> tuple[Foundation, ...]:
         """Find the adapters that the one in a folder was trained on, and verify them.
-
-        Args:
-            folder: the files of the adapter on top.
-            digest: the sha256 of its manifest, if it was verified.
 
         Raises:
             RegistryError: one is missing or yanked, or its store cannot be reached.
@@ -227,11 +214,7 @@ def foundation_of(
 ) -> Foundation:
     """Return an adapter as one that others are trained on.
 
-    Args:
-        reference: where it was found, with its version.
-        folder: its verified files.
-        digest: the sha256 of its manifest.
-        on: what it was trained on itself.
+    It was found at `reference`, which has a version; `on` is what it was trained on itself.
     """
     if reference.kind == "folder":
         return Foundation(FoundationRef(read_manifest(folder, digest).name, digest), folder, on)
@@ -307,9 +290,7 @@ class Fetched:
 def fetch_folder(path: Path, *, signed: bool = False) -> Fetched:
     """Return the folder of an adapter on this machine: `path`, or its subfolder `adapter`.
 
-    Args:
-        path: the folder of an adapter, of a run, or of another library's adapter.
-        signed: require a signature, also if the configuration does not.
+    `signed` requires a signature, also if the configuration does not.
 
     Raises:
         FileError: there is no adapter, or its manifest or signatures cannot be read.
@@ -338,13 +319,8 @@ def fetch(
 ) -> Fetched:
     """Return the verified files of a published version, after all checks.
 
-    Args:
-        asked: the reference that was asked for.
-        store: the store that it points into.
-        entry: what the store resolved it to.
-        folder: a new folder for the files; by default the store's own copy is returned.
-        signed: require a signature, also if the configuration does not.
-        find_signers: look for signatures also if none is required.
+    They are in `folder`, which is new, or else the store's own copy. `signed` requires a signature
+    also if the configuration does not; `find_signers` looks for them also if none is required.
 
     Raises:
         RegistryError: the store cannot be reached.
@@ -369,11 +345,7 @@ def fetch(
 def check_copy(pinned: Reference, folder: Path, digest: str, *, find: bool) -> tuple[str, ...]:
     """Check the signatures of a project's copy of a published version; return its valid signers.
 
-    Args:
-        pinned: the reference that it was pulled by, with its version.
-        folder: the copy.
-        digest: the sha256 of its manifest.
-        find: look for signatures also if none is required.
+    `pinned` has its version; `find` looks for signatures also if none is required.
 
     Raises:
         SignatureError: a signature is required, and there is none by a trusted key.
@@ -391,13 +363,6 @@ def published_signatures(
     """Check the signatures of a published version, without requiring any.
 
     Those beside the manifest are checked first; if they are not enough, those added later.
-
-    Args:
-        asked: the reference that was asked for.
-        store: the store that it points into.
-        entry: what the store resolved it to.
-        path: the store's own copy.
-        trust: the trusted keys.
     """
     subject, beside = _subject(asked, entry), read_signatures(path)
     checked = checked_signatures(beside, subject, trust)

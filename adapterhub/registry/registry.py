@@ -103,9 +103,7 @@ class Contents:
     def raise_broken(self, name: str, version: str | None) -> None:
         """Raise the error of the version that a reference means, if it cannot be read.
 
-        Args:
-            name: the adapter's name, for the error message.
-            version: a version number or a tag; the newest version that is not yanked if None.
+        Without a number or tag, it means the newest version that is not yanked.
 
         Raises:
             FileError: that version, or what decides which one it is, cannot be read.

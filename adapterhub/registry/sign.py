@@ -105,12 +105,7 @@ def put_signed(
 ) -> Entry:
     """Publish a folder with the signatures that its source has, and with a new one.
 
-    Args:
-        store: the store to publish in.
-        folder: the adapter as it is to be published.
-        publication: how to publish it.
-        source: the folder that it was made from; its signatures are kept.
-        key: the private key or its file; None adds no signature.
+    `source` is the folder that it was made from. Without a key, no signature is added.
 
     Raises:
         SignatureError: without a key, and a signature in `source` is not for what is published.
@@ -255,10 +250,7 @@ def signatures_beside(
 ) -> list[CheckedSignature]:
     """Check the signatures in the folder of an adapter; its store is not asked for later ones.
 
-    Args:
-        reference: the adapter.
-        folder: its files, whose manifest was verified.
-        entry: its version; None for a folder.
+    Without an entry, the folder is compared by its digest only.
 
     Raises:
         FileError: the signature file is broken.

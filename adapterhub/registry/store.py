@@ -119,12 +119,9 @@ class Store(Protocol):
     def resolve(
         self, name: str, version: str | None = None, *, backbone: str | None = None
     ) -> Entry:
-        """Find the version that a name refers to.
+        """Find the version that a name refers to; without one, the newest that is not yanked.
 
-        Args:
-            name: the adapter's name.
-            version: a version number or a tag; the newest version that is not yanked if None.
-            backbone: a backbone's id or fingerprint, to choose between adapters of the same name.
+        The id or fingerprint of a backbone chooses between adapters of the same name.
 
         Raises:
             RegistryError: no such name or version, or the name exists for several backbones.
@@ -229,12 +226,9 @@ class Storage(Protocol):
         """
 
     def read(self, path: str, most: int, tag: str = "") -> Stored | None:
-        """Read a file; None if there is none.
+        """Read a file of at most `most` bytes; None if there is none.
 
-        Args:
-            path: the file.
-            most: the largest size that is read.
-            tag: the tag of the file in a list; a copy with this tag may be returned.
+        With the tag of the file in a list, a copy that has this tag may be returned.
 
         Raises:
             FileError: it is larger than `most` bytes, or not a regular file.
@@ -244,11 +238,7 @@ class Storage(Protocol):
     def create(self, path: str, source: Path, digest: str, date: bytes) -> None:
         """Create a version from the files of an adapter; an interruption leaves none.
 
-        Args:
-            path: the path of the version.
-            source: the adapter's folder.
-            digest: the sha256 of its manifest.
-            date: the contents of the date file.
+        `digest` is the sha256 of its manifest, `date` the contents of the date file.
 
         Raises:
             FileError: the folder does not hold this adapter.
@@ -271,10 +261,8 @@ class Storage(Protocol):
     def get(self, path: str, digest: str, folder: Path | None) -> Path:
         """Return a folder of this machine with the verified files of a version.
 
-        Args:
-            path: the path of the version.
-            digest: the sha256 of the manifest that was published.
-            folder: a new folder; None for the storage's own, or a copy that it keeps.
+        It is `folder`, which is new, or else the storage's own, or a copy that it keeps. `digest`
+        is the sha256 of the manifest that was published.
 
         Raises:
             FileError: the files are not what was published.
@@ -297,10 +285,7 @@ class Storage(Protocol):
 def choose_version(entries: Sequence[Entry], name: str, version: str | None) -> Entry:
     """Choose a version by its number or tag, or the newest one that is not yanked.
 
-    Args:
-        entries: all versions of the name, oldest first.
-        name: the adapter's name, for the error message.
-        version: a version number or a tag, or None for the newest.
+    `entries` are all versions of the name, oldest first.
 
     Raises:
         RegistryError: no such version, or all versions are yanked.
@@ -325,12 +310,8 @@ def choose_version(entries: Sequence[Entry], name: str, version: str | None) -> 
 def free_version(name: str, version: str | None, entries: Sequence[Entry], highest: int = 0) -> str:
     """Return the version to publish new bytes as: the requested one, or the next number.
 
-    Args:
-        name: the adapter's name, for the error message.
-        version: the requested version, or None.
-        entries: the existing versions of the name.
-        highest: the highest version ever published, if the store records it; the numbers below
-            that no entry has belong to deleted versions.
+    `highest` is the highest version ever published, if the store records it; the numbers below that
+    no entry has belong to deleted versions.
 
     Raises:
         ConfigError: `version` is not a version number.

@@ -149,9 +149,6 @@ def requiring_signatures() -> Iterator[None]:
 def current_trust(*, signed: bool = False) -> Trust:
     """Return the trusted keys, and whether a signature is required by anything.
 
-    Args:
-        signed: whether the caller requires one.
-
     Raises:
         FileError: the file of trusted keys cannot be read.
         ConfigError: `$ADAPTERHUB_REQUIRE_SIGNATURES` is neither on nor off.
@@ -224,14 +221,7 @@ class CheckedSignature:
 
 
 def signed_subject(asked: Reference, digest: str, name: str, version: str) -> SignedSubject:
-    """Describe a published version, for its signatures.
-
-    Args:
-        asked: the reference that was asked for.
-        digest: the sha256 of the manifest.
-        name: the adapter's name in its store.
-        version: the version in its store.
-    """
+    """Describe a published version, for its signatures."""
     number = version_number(version)
     comparable = f"v{number}" if number else "" if asked.version is None else None
     return SignedSubject(asked, digest, name, comparable)
@@ -241,11 +231,6 @@ def checked_signatures(
     signatures: Iterable[Signature], subject: SignedSubject, trust: Trust
 ) -> list[CheckedSignature]:
     """Check signatures, the ones that are enough first.
-
-    Args:
-        signatures: those found for the adapter.
-        subject: the adapter.
-        trust: the trusted keys.
 
     Raises:
         ConfigError: cryptography is not installed.
@@ -261,11 +246,6 @@ def check_enough(
     checked: Sequence[CheckedSignature], subject: SignedSubject, trust: Trust
 ) -> tuple[str, ...]:
     """Refuse an adapter whose signatures are not enough; return its valid signers.
-
-    Args:
-        checked: its signatures.
-        subject: the adapter.
-        trust: the trusted keys, and whether one must have signed.
 
     Raises:
         SignatureError: a signature by a trusted key is required, and there is none.
