@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from adapterhub.backbones.fingerprint import fingerprint
-from adapterhub.backbones.trained_length import max_positions
+from adapterhub.backbones.pooling import max_positions
 from adapterhub.bench.suggest import Candidate, Suggestion, check_probed, suggest
 from adapterhub.data.examples import sample
 from adapterhub.recipe.recipe import Recipe, read_draft

@@ -8,8 +8,8 @@ from typing import Any
 
 from adapterhub.adapters.activate import activate
 from adapterhub.adapters.load import load_folder
+from adapterhub.backbones.pooling import max_positions
 from adapterhub.backbones.task_models import TASK_MODELS
-from adapterhub.backbones.trained_length import max_positions
 from adapterhub.errors import MismatchError
 from adapterhub.files.heads import with_head
 from adapterhub.files.manifest import FAMILY, Manifest

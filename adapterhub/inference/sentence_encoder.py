@@ -23,11 +23,10 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from adapterhub.adapters.activate import activate
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.backbones.identity import ORIGIN
-from adapterhub.backbones.pooling import POOLS
+from adapterhub.backbones.pooling import POOLS, trained_length, vector_length
 from adapterhub.backbones.probe import evaluation_mode, probe_batch
 from adapterhub.backbones.quantized_layers import keep_4bit_layout
 from adapterhub.backbones.task_models import text_config
-from adapterhub.backbones.trained_length import trained_length, vector_length
 from adapterhub.errors import MergeError
 from adapterhub.patch import Patch
 from adapterhub.tasks import Task

@@ -33,10 +33,10 @@ from adapterhub.files.atomic import (
     replace_file,
 )
 from adapterhub.files.native import check_adapter, read_card
-from adapterhub.registry.names_file import NAMES_FILE
+from adapterhub.registry.names_file import NAMES_FILE, Contents
 from adapterhub.registry.published_files import check_digest, copy_adapter, manifest_bytes
 from adapterhub.registry.reference import is_backbone_folder, is_name
-from adapterhub.registry.registry import Contents, Registry, line_of
+from adapterhub.registry.registry import Registry, line_of
 from adapterhub.registry.store import (
     ConflictError,
     Entry,

@@ -1,4 +1,4 @@
-"""`names.json`: the tags and yanked versions of one name in a registry.
+"""What a registry has of one name, and `names.json`: its tags and yanked versions.
 
     {"highest": 2, "tags": {"best": "v1"}, "yanked": {"v2": "trained on the dev set"}}
 
@@ -15,7 +15,7 @@ from adapterhub.config.options import from_file, option
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files import schema
 from adapterhub.registry.reference import TAG, TAG_RULE
-from adapterhub.registry.store import MOST_VERSIONS
+from adapterhub.registry.store import MOST_VERSIONS, Entry, version_number
 
 NAMES_FILE = "names.json"
 # Room for 10,000 tags; a longer file is read by nobody and only delays every command.
@@ -39,6 +39,49 @@ class Names:
         tags = {tag: at for tag, at in self.tags.items() if at != version}
         yanked = {at: reason for at, reason in self.yanked.items() if at != version}
         return Names(tags, yanked, self.highest)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What can be read of one name.
+
+    `entries` are the versions, oldest first. `broken` has the error of each other one by its
+    number. If `names.json` cannot be read, `broken` has only its error, and there are no entries.
+    `words` has what a text search covers of a version (`word_text`), if it is more than the entry.
+    """
+
+    entries: list[Entry]
+    broken: dict[str, FileError]
+    names: Names = field(default_factory=Names)
+    words: dict[str, str] = field(default_factory=dict)
+
+    def raise_broken(self, name: str, version: str | None) -> None:
+        """Raise the error of the version that a reference means, if it cannot be read.
+
+        Without a number or tag, it means the newest version that is not yanked.
+
+        Raises:
+            FileError: that version, or what decides which one it is, cannot be read.
+        """
+        if NAMES_FILE in self.broken:
+            raise self.broken[NAMES_FILE]
+        number = version_number(version or "")
+        available = {*self.broken, *(entry.version for entry in self.entries)}
+        if version is None:
+            newest = max(
+                available - self.names.yanked.keys(),
+                key=lambda each: version_number(each) or 0,
+                default="",
+            )
+            if newest in self.broken:
+                problem = self.broken[newest]
+                raise FileError(
+                    f"the newest version, {name}@{newest}, cannot be read: {problem.problem}",
+                    hint=f"restore it, remove its folder, or name another version: {name}@v1",
+                    offenders=problem.offenders,
+                )
+        elif error := self.broken.get(f"v{number}" if number else self.names.tags.get(version, "")):
+            raise error
 
 
 def parse_names(data: bytes, source: str) -> Names:

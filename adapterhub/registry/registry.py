@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,6 +39,7 @@ from adapterhub.files.signature import (
 from adapterhub.registry.names_file import (
     MAX_NAMES_BYTES,
     NAMES_FILE,
+    Contents,
     Names,
     names_bytes,
     parse_names,
@@ -84,45 +85,6 @@ _ATTEMPTS = 60  # to change a file while others do
 _SHOWN = 5  # broken versions that a warning names
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True)
-class Contents:
-    """What can be read of one name.
-
-    `entries` are the versions, oldest first. `broken` has the error of each other one by its
-    number. If `names.json` cannot be read, `broken` has only its error, and there are no entries.
-    `words` has what a text search covers of a version (`word_text`), if it is more than the entry.
-    """
-
-    entries: list[Entry]
-    broken: dict[str, FileError]
-    names: Names = field(default_factory=Names)
-    words: dict[str, str] = field(default_factory=dict)
-
-    def raise_broken(self, name: str, version: str | None) -> None:
-        """Raise the error of the version that a reference means, if it cannot be read.
-
-        Without a number or tag, it means the newest version that is not yanked.
-
-        Raises:
-            FileError: that version, or what decides which one it is, cannot be read.
-        """
-        if NAMES_FILE in self.broken:
-            raise self.broken[NAMES_FILE]
-        number = version_number(version or "")
-        available = {*self.broken, *(entry.version for entry in self.entries)}
-        if version is None:
-            newest = max(available - self.names.yanked.keys(), key=_number, default="")
-            if newest in self.broken:
-                problem = self.broken[newest]
-                raise FileError(
-                    f"the newest version, {name}@{newest}, cannot be read: {problem.problem}",
-                    hint=f"restore it, remove its folder, or name another version: {name}@v1",
-                    offenders=problem.offenders,
-                )
-        elif error := self.broken.get(f"v{number}" if number else self.names.tags.get(version, "")):
-            raise error
 
 
 class Registry(Store):

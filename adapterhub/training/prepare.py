@@ -15,7 +15,7 @@ from adapterhub.adapters.attach import attach
 from adapterhub.adapters.attached import only_foundations
 from adapterhub.adapters.build import empty_copies
 from adapterhub.backbones.identity import ORIGIN
-from adapterhub.backbones.trained_length import max_positions, trained_length
+from adapterhub.backbones.pooling import max_positions, trained_length
 from adapterhub.errors import ConfigError
 from adapterhub.loop.evaluation import divided_evaluation
 from adapterhub.loop.sharding import shard

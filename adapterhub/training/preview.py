@@ -7,7 +7,7 @@ from typing import Any
 
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.load import load_processor, meta_model
-from adapterhub.backbones.trained_length import max_positions, trained_length
+from adapterhub.backbones.pooling import max_positions, trained_length
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.tasks import Encoded, Setting
 from adapterhub.tasks._lengths import encode_whole
