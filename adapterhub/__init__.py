@@ -63,17 +63,17 @@ if TYPE_CHECKING:
     from adapterhub.methods.staged import Staged as Staged
     from adapterhub.methods.unfreeze import Unfreeze as Unfreeze
     from adapterhub.methods.unipelt import UniPELT as UniPELT
-    from adapterhub.registry.delete import delete as delete
+    from adapterhub.registry.changes import delete as delete
+    from adapterhub.registry.changes import tag as tag
+    from adapterhub.registry.changes import yank as yank
     from adapterhub.registry.load import load as load
-    from adapterhub.registry.publication import PublicationInfo
+    from adapterhub.registry.publish import PublicationInfo
     from adapterhub.registry.publish import publish as publish
+    from adapterhub.registry.publish import push as push
     from adapterhub.registry.pull import pull as pull
-    from adapterhub.registry.push import push as push
     from adapterhub.registry.search import search as search
     from adapterhub.registry.sign import sign as sign
-    from adapterhub.registry.tag import tag as tag
-    from adapterhub.registry.verify import verify as verify
-    from adapterhub.registry.yank import yank as yank
+    from adapterhub.registry.sign import verify as verify
     from adapterhub.training.trainer_callback import TrainerCallback as TrainerCallback
 
     Listing = PublicationInfo
@@ -85,7 +85,7 @@ _LAZY = {
     "Family": "anatomy",
     "Stack": "anatomy",
     "Average": "hooks.composition",
-    "Listing": "registry.publication:PublicationInfo",
+    "Listing": "registry.publish:PublicationInfo",
     "Adapter": "adapters.adapter",
     "TrainerCallback": "training.trainer_callback",
     "activate": "adapters.route",
@@ -93,7 +93,7 @@ _LAZY = {
     "anatomy_of": "anatomy",
     "attach": "adapters.attach",
     "combine": "merging.combine",
-    "delete": "registry.delete",
+    "delete": "registry.changes",
     "detach": "adapters.attach",
     "disabled": "adapters.route",
     "embed": "inference.embed",
@@ -102,13 +102,13 @@ _LAZY = {
     "load_backbone": "backbones.load",
     "publish": "registry.publish",
     "pull": "registry.pull",
-    "push": "registry.push",
+    "push": "registry.publish",
     "register_family": "anatomy",
     "search": "registry.search",
     "sign": "registry.sign",
-    "tag": "registry.tag",
-    "verify": "registry.verify",
-    "yank": "registry.yank",
+    "tag": "registry.changes",
+    "verify": "registry.sign",
+    "yank": "registry.changes",
     "merge": "merging.merge",
     "unmerge": "merging.merge",
     "route": "adapters.route",

@@ -33,6 +33,10 @@ METHODS = ("lora", "pfeiffer", "houlsby", "prefix", "mam", "prompt")
 TASKS = ("classification", "regression", "tagging", "seq2seq", "causal-lm")
 WORDS = ("english", "german", "medical", "legal", "news", "reviews", "chat", "code", "tweets")
 TAGS = {"best": 0.3, "winner": 0.0005}
+IDENTITY = {
+    **{"config": {}, "files": [], "half": f"v2-{0:064x}", "parts": {}},
+    **{"rows": None, "tokens": None, "strength": "sample"},
+}
 QUERIES = {
     "all, by name": Query(),
     "one backbone": Query(backbone="acme/model-7"),
@@ -57,7 +61,9 @@ def make(root: Path, number: int) -> None:
     """Write the folders of `number` adapters."""
     seed = root.parent / "seed"
     base = Manifest(
-        name="x", methods=({"lora": {}},), backbone=BackboneRef("a/b", None, "bf16-0", "bert")
+        name="x",
+        methods=({"lora": {}},),
+        backbone=BackboneRef("a/b", None, "bf16-0", "bert", identity=IDENTITY),
     )
     write_adapter(seed, base, {"encoder.0.attn.q.lora.a": torch.ones(2, 4)})
     manifest_of_seed = from_json((seed / "adapter.json").read_bytes())
@@ -69,7 +75,9 @@ def make(root: Path, number: int) -> None:
         manifest = dataclasses.replace(
             manifest_of_seed,
             methods=({draw.choice(METHODS): {}},),
-            backbone=BackboneRef(f"acme/model-{model}", None, f"bf16-{model:064x}", "bert"),
+            backbone=dataclasses.replace(
+                base.backbone, id=f"acme/model-{model}", fingerprint=f"bf16-{model:064x}"
+            ),
             task=draw.choice(TASKS),
             metrics={"accuracy": draw.random()},
         )

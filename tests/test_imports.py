@@ -26,7 +26,7 @@ LIGHT_MODULES = (
     "adapterhub.registry.lockfile",
     "adapterhub.registry.search",
     "adapterhub.registry.tokens",
-    "adapterhub.registry.verify",
+    "adapterhub.registry.sign",
     "adapterhub.tasks",
     "adapterhub.training.preflight",
     "adapterhub.recipe.recipe",

@@ -24,7 +24,7 @@ from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.state import ModelState, bare, get_state
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.pooling import check_pooling, chosen_pooling
-from adapterhub.backbones.quantized_training import check_gradients
+from adapterhub.backbones.quantized_layers import check_gradients
 from adapterhub.backbones.token_embedding import checkpoint_vocabulary_size, token_embedding
 from adapterhub.backbones.tokenizer import (
     TokenizerSnapshot,

@@ -20,9 +20,9 @@ from adapterhub.backbones.find import is_local_name
 from adapterhub.backbones.fingerprint import (
     BackboneIdentity,
     ModelIdentities,
+    config_differences,
     identity_of_files,
 )
-from adapterhub.backbones.function_config import config_differences
 from adapterhub.backbones.identity import local_name, origin_of
 from adapterhub.backbones.processor import processor_identity
 from adapterhub.backbones.tokenizer import TokenizerSnapshot

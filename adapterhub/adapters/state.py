@@ -50,7 +50,7 @@ from adapterhub.backbones.fingerprint import (
     BackboneIdentity,
     ModelIdentities,
 )
-from adapterhub.backbones.quantized_training import prepare_quantized
+from adapterhub.backbones.quantized_layers import prepare_quantized
 from adapterhub.backbones.tokenizer import (
     TokenizerSnapshot,
     record_snapshot,

@@ -84,12 +84,8 @@ class CheckpointForm:
     ) -> list[TensorReader]:
         """Mark the tensors that have a row for each token, and leave out their later rows.
 
-        These are the embedding, and tensors of heads with as many rows.
-
-        Args:
-            readers: the tensors.
-            rows: the rows that count; all if None.
-            sizes: the numbers of rows that such tensors may have.
+        These are the embedding, and tensors of heads with as many rows, or as many as in `sizes`.
+        All rows count if `rows` is None.
         """
         here = (r.shape[0] for r in readers if r.name == self.embedding)
         tables = {*sizes, *here, self.rows}
@@ -183,10 +179,6 @@ def in_checkpoint_form(
     """Yield the tensors of a model as they would be saved, layer by layer: name and tensor.
 
     Fused tensors are split, which copies them: so only those of one layer are copied at a time.
-
-    Args:
-        named: the model's tensors by path, without those of adapters.
-        form: the names.
     """
     prefix = form.prefix_in_memory(named)
     named = {name.removeprefix(prefix): tensor for name, tensor in named.items()}

@@ -26,11 +26,7 @@ def remembered(
 ) -> Any:
     """Return what was computed from files before, or compute it now; it consists of plain JSON.
 
-    Args:
-        files: the files that the result depends on.
-        key: what else it depends on.
-        compute: computes it.
-        folder: the folder in the cache.
+    It depends on the files and on `key`; `folder` is the one in the cache.
     """
     facts = [key, *(_identity(file) for file in files)]
     results = KeyedFiles(user_folder("cache") / folder, "json", _MOST_BYTES)

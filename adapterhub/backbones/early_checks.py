@@ -70,11 +70,6 @@ def check_backbone_options(
 ) -> None:
     """Check what can be known of a backbone before it is loaded.
 
-    Args:
-        backbone: a folder or a Hub id.
-        dtype: the dtype to load it in.
-        quantize: the way to quantize it.
-
     Raises:
         BackboneError: it is neither a folder with a checkpoint nor a possible Hub id.
         ConfigError: the dtype or quantization is unknown, or its library is not installed.

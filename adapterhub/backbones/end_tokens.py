@@ -27,12 +27,7 @@ def set_end_tokens(model: PreTrainedModel, ends: EndTokens) -> None:
 
 
 def with_stops(ends: EndTokens, stops: Iterable[int]) -> list[int]:
-    """Return the tokens at which generation stops, and others, each once.
-
-    Args:
-        ends: those of a model.
-        stops: those of adapters.
-    """
+    """Return the tokens at which generation stops, and others, each once."""
     own = [ends] if isinstance(ends, int) else ends or ()
     return [*dict.fromkeys([*own, *stops])]
 
@@ -45,13 +40,7 @@ def text_stops(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 def ended(
     ids: list[int], tokenizer: PreTrainedTokenizerBase, limit: int | None = None
 ) -> list[int]:
-    """Return the tokens of a text with the token that ends texts, once.
-
-    Args:
-        ids: the tokens.
-        tokenizer: the tokenizer.
-        limit: the most tokens; the end is among them.
-    """
+    """Return the tokens of a text with the token that ends texts, once; `limit` includes it."""
     end = text_stops(tokenizer)
     while end and ids[-1:] == end:
         ids = ids[:-1]
@@ -61,9 +50,7 @@ def ended(
 def template_stops(tokenizer: PreTrainedTokenizerBase, template: str | None = None) -> list[int]:
     """Return the token that a chat template writes behind an answer, at which generation stops.
 
-    Args:
-        tokenizer: the tokenizer.
-        template: the template, if it is not the tokenizer's; messages are then lists of parts.
+    Messages for a template that is not the tokenizer's own are lists of parts.
 
     Returns:
         One special or added token; none if the template writes text there, or nothing.

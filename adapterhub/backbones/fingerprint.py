@@ -6,7 +6,8 @@
 The fingerprint is the name of the weights, fast to compute. An identity has more, and is compared
 when an adapter is loaded:
 
-    config   the fields of the configuration that change what the backbone computes
+    config   the fields of the configuration that change what the backbone computes: the same
+             weights compute another function with another activation, number of heads or rope
     parts    the digests of all values of the embedding, the body, the pooler and each head
     files    the sha256 of each weight file: if they are equal, no value needs to be read
     half     the fingerprint of an fp16 copy
@@ -24,8 +25,10 @@ in memory, or has been decoded from codes in the files, is not compared.
 from __future__ import annotations
 
 import hashlib
+import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,7 +46,6 @@ from adapterhub.backbones.checkpoint_form import (
 )
 from adapterhub.backbones.digest_cache import remembered
 from adapterhub.backbones.find import find_backbone
-from adapterhub.backbones.function_config import function_config
 from adapterhub.backbones.quantized import quantization_of, stored_quantization
 from adapterhub.backbones.tensor_digests import (
     Digests,
@@ -148,10 +150,8 @@ def identity_of_files(
 ) -> BackboneIdentity:
     """Compute the identity of the checkpoint in a folder.
 
-    Args:
-        folder: the folder.
-        vocabulary: the rows of the token embedding that count; all if None.
-        complete: read all values, once until the files change, rather than a sample.
+    All rows of the token embedding count without a vocabulary. A complete identity has all values,
+    which are read once until the files change, rather than a sample.
 
     Raises:
         BackboneError: there is no checkpoint, or it is broken.
@@ -172,13 +172,10 @@ def identity_of_model(
 ) -> BackboneIdentity:
     """Compute the identity of a model in memory.
 
-    Args:
-        model: the model.
-        named: its tensors by path, without those of adapters and of new heads.
-        origin: the folder they were loaded from, if known.
-        vocabulary: the rows of the token embedding that count; all if None.
-        complete: read all values where that is cheap, rather than a sample.
-        known: an identity whose parts hold for all files with the same sha256.
+    `named` has its tensors by path, without those of adapters and of new heads; `origin` is the
+    folder they were loaded from. All rows of the token embedding count without a vocabulary. A
+    complete identity has all values, where they are cheap to read; the parts of `known` hold for
+    files with the same sha256.
 
     Raises:
         BackboneError: the weights are quantized and do not match an origin, or the model has no
@@ -341,11 +338,8 @@ def _is_load_of(
 ) -> bool:
     """Return whether the values in memory are those in the files, possibly rounded.
 
-    Args:
-        loaded: the model in memory.
-        stored: the files.
-        complete: compare all values where that is cheap, rather than a sample.
-        codes: the names of tensors that hold codes in the files, and are not compared.
+    Complete: all values are compared where that is cheap, rather than a sample. The tensors named
+    in `codes` hold codes in the files, and are not compared.
     """
     found = _values_agree(loaded.table(sampled=True), stored.table(sampled=True), codes)
     if found and complete and loaded.is_small:
@@ -422,3 +416,62 @@ def _sha256(file: Path) -> str:
         while block := handle.read(1 << 22):
             digest.update(block)
         return digest.hexdigest()
+
+
+# They concern training, generation, the head or the outputs; or tensors of other shapes show them.
+_WITHOUT_EFFECT = re.compile(
+    r".*(dropout|pdrop|layerdrop).*|initializer_.*|init_std|.*_token_id|vocab_size|use_cache"
+    r"|is_decoder|add_cross_attention|tie_word_embeddings|output_.*|router_(aux_loss_coef|jitter_noise)"
+    r"|start_n_top|end_n_top|pretraining_tp|slow_but_exact|sparse_pred.*|deterministic_flash_attn"
+    r"|max_position_embeddings|n_positions|ctc_(loss_reduction|zero_infinity)"
+)
+_BASE = frozenset(field.name for field in fields(PreTrainedConfig))
+
+
+def function_config(config: PreTrainedConfig) -> dict[str, Any]:
+    """Return the fields of a configuration that change what the backbone computes."""
+    chosen: dict[str, Any] = {"model_type": config.model_type}
+    names = [f.name for f in fields(config) if f.name not in _BASE]
+    fields_of = vars(config)  # an option that differs between layers has no attribute to read
+    for name in names:
+        value = fields_of.get(name, getattr(type(config), name, None))
+        if isinstance(value, PreTrainedConfig):
+            chosen[name] = function_config(value)
+        elif not _WITHOUT_EFFECT.fullmatch(name) or _has_effect(name, config):
+            chosen[name] = _plain(value)
+    if layers := config.to_dict().get("per_layer_config"):
+        chosen["per_layer_config"] = _plain(layers)
+    return chosen
+
+
+def _has_effect(name: str, config: PreTrainedConfig) -> bool:
+    """Return whether a length changes the function: that of a dynamic rope does."""
+    rope = str(getattr(config, "rope_parameters", None))
+    return name == "max_position_embeddings" and "dynamic" in rope
+
+
+def _plain(value: Any) -> Any:
+    """Convert a value to JSON."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    is_number = isinstance(value, (int, float)) and math.isfinite(value)
+    return value if value is None or is_number or isinstance(value, str) else str(value)
+
+
+def config_differences(
+    recorded: Mapping[str, Any], found: Mapping[str, Any], path: str = ""
+) -> list[str]:
+    """List the fields that both configurations have, with different values.
+
+    Versions of transformers add and rename fields, so one that only one side has is no difference.
+    """
+    problems = []
+    for name in sorted(recorded.keys() & found.keys()):
+        before, now = recorded[name], found[name]
+        if isinstance(before, Mapping) and isinstance(now, Mapping):
+            problems += config_differences(before, now, f"{path}{name}.")
+        elif before != now:
+            problems.append(f"{path}{name}: {now!r}, trained with {before!r}")
+    return problems

@@ -23,22 +23,27 @@ from urllib.parse import urljoin, urlsplit
 from huggingface_hub import constants
 from huggingface_hub.utils import _http as hub_http
 
-from adapterhub.backbones.origins import ForbiddenAddressError, HubNetwork, url_origin
+from adapterhub.backbones.origins import (
+    COMMIT,
+    MIN_RATE,
+    SHA256,
+    ForbiddenAddressError,
+    HubNetwork,
+    redirect_target,
+    url_origin,
+)
 from adapterhub.errors import BackboneError
 
 MAX_ANSWER_BYTES = 64 << 20  # of the API: listings of repositories with 100,000 files
-GRACE_SECONDS = 60.0
-MIN_RATE = 4096  # bytes per second after that
+GRACE_SECONDS = 60.0  # before MIN_RATE applies
 HEADER_SECONDS = 300.0  # for all headers of an answer
 TIMEOUT_SECONDS = 300.0  # between two packets; a hub may take minutes to check a large commit
 _ETAG = re.compile(r'(W/)?"?[A-Za-z0-9_+=-]{8,128}"?')
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_HEX = re.compile(r"[0-9a-f]{64}")
 _HEADERS = {
     "etag": _ETAG,
     "x-linked-etag": _ETAG,
-    "x-repo-commit": _COMMIT,
-    "x-xet-hash": _HEX,
+    "x-repo-commit": COMMIT,
+    "x-xet-hash": SHA256,
     "x-linked-size": re.compile(r"\d{1,18}"),
 }
 # They would be printed, or let the client sleep for as long as the server likes.
@@ -193,7 +198,7 @@ def _lists_files(request: Any) -> bool:
 def _stays(response: Any) -> bool:
     """Return whether an answer redirects within its origin; its headers are then not used."""
     url, location = str(response.request.url), response.headers.get("location")
-    return location is not None and _same(urljoin(url, location), url)
+    return location is not None and _same(redirect_target(url, location), url)
 
 
 def _check_routes(response: Any, network: HubNetwork) -> None:
@@ -201,7 +206,7 @@ def _check_routes(response: Any, network: HubNetwork) -> None:
     url = str(response.request.url)
     try:
         if location := response.headers.get("location"):
-            network.check(urljoin(url, location))
+            network.check(redirect_target(url, location))
         links = {rel: urljoin(url, link.get("url", "")) for rel, link in response.links.items()}
         following = links.get("next")
         if following and not (_same(following, url) and _API.fullmatch(urlsplit(following).path)):
@@ -236,8 +241,8 @@ def _check_names(data: bytes) -> None:
             if not isinstance(name, str) or not all(map(_PART.fullmatch, name.split("/"))):
                 raise _refusal(f"an invalid file name {str(name)[:80]!a}")
         large = item.get("lfs")
-        hashes = [(item.get("sha"), _COMMIT), (item.get("xetHash"), _HEX)]
-        hashes += [(large.get("oid"), _HEX)] if isinstance(large, dict) else []
+        hashes = [(item.get("sha"), COMMIT), (item.get("xetHash"), SHA256)]
+        hashes += [(large.get("oid"), SHA256)] if isinstance(large, dict) else []
         for value, pattern in hashes:
             if value is not None and not pattern.fullmatch(str(value)):
                 raise _refusal(f"an invalid hash {str(value)[:80]!a}")

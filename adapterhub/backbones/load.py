@@ -15,15 +15,20 @@ from tokenizers import AddedToken
 from transformers import PreTrainedModel
 
 from adapterhub.anatomy.family_file import FamilySource, read_family, use_family
-from adapterhub.backbones.causality import check_causal
 from adapterhub.backbones.find import PACKAGED, find_backbone, is_local_name, not_found
 from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.layer_timing import without_slow_bf16
 from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
-from adapterhub.backbones.picture_processor import PICTURES_WITH_TEXT, PictureTextProcessor
 from adapterhub.backbones.pooling import check_pooling, remember_pooling
-from adapterhub.backbones.processor import processor_options, remember_processor, tokenizer_of
+from adapterhub.backbones.probe import check_causal
+from adapterhub.backbones.processor import (
+    PICTURES_WITH_TEXT,
+    PictureTextProcessor,
+    processor_options,
+    remember_processor,
+    tokenizer_of,
+)
 from adapterhub.backbones.quantized import (
     IN_FP32,
     loading_options,
@@ -31,7 +36,7 @@ from adapterhub.backbones.quantized import (
     settle_decoded,
     stored_quantization,
 )
-from adapterhub.backbones.quantized_training import keep_4bit_layout
+from adapterhub.backbones.quantized_layers import keep_4bit_layout
 from adapterhub.backbones.task_models import (
     CAUSAL_LM,
     TASK_MODELS,
@@ -208,10 +213,7 @@ def _prepare_processor(
 ) -> None:
     """Give a tokenizer a padding token and new tokens, and record it for its model.
 
-    Args:
-        processor: a tokenizer, or a processor with or without one.
-        new_tokens: the tokens to add.
-        model: the model; None if it is not loaded.
+    A processor may have no tokenizer; a model that is not loaded is None.
 
     Raises:
         ConfigError: there are new tokens, and no tokenizer.
@@ -243,11 +245,7 @@ def load_processor(
 ) -> Any:
     """Load the tokenizer or processor of a backbone without the model.
 
-    Args:
-        backbone: a folder or a Hub id.
-        task: the kind of model, a key of TASK_MODELS.
-        revision: a branch, tag or commit on the Hub.
-        new_tokens: tokens to add to the tokenizer.
+    `new_tokens` are added to the tokenizer.
 
     Raises:
         BackboneError: the backbone was not found, or cannot be loaded.
@@ -269,13 +267,6 @@ def meta_model(
     family: FamilySource | None = None,
 ) -> PreTrainedModel:
     """Make a backbone from its configuration on the meta device: modules and sizes, no weights.
-
-    Args:
-        backbone: a folder or a Hub id.
-        task: the kind of model, a key of TASK_MODELS.
-        labels: the names of the classes.
-        revision: a branch, tag or commit on the Hub.
-        family: as for `load_backbone`.
 
     Raises:
         BackboneError: the backbone was not found, or does not fit `family`.

@@ -18,8 +18,7 @@ def newly_initialized(model: PreTrainedModel) -> frozenset[str]:
 def initialize_again(model: PreTrainedModel) -> None:
     """Draw the newly initialized parameters anew, with the numbers that loading would draw.
 
-    Args:
-        model: as it was loaded, without adapters.
+    The model is without adapters.
     """
     new = newly_initialized(model)
     for name, tensor in model.state_dict(keep_vars=True).items():

@@ -1,4 +1,8 @@
-"""Origins of hubs: which server a token belongs to, and where the requests for a hub may go."""
+"""What holds for every client of a hub, huggingface_hub's (hub_guard.py) and our own.
+
+Which server a token belongs to, where the requests for a hub may go, how slow an answer may be, and
+the forms of commits and hashes.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,10 @@ import re
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, urljoin, urlsplit
 
+MIN_RATE = 4096  # bytes per second of an answer: half of what a telephone modem manages
+COMMIT, SHA256 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}")
 _PORTS = {"http": 80, "https": 443}
 _URL = re.compile(r"[\x21-\x7e]{1,8192}")  # signed URLs of object stores have up to 2 kB
 _HOST = re.compile(r"[A-Za-z0-9_.:-]{1,255}")
@@ -90,6 +96,18 @@ class HubNetwork:
     def _check_reach(self, reach: Reach) -> None:
         if reach > self.reach:
             raise ForbiddenAddressError("a redirect to an address of a private network")
+
+
+def redirect_target(url: str, location: str) -> str:
+    """Return the absolute URL of a redirect.
+
+    Raises:
+        ForbiddenAddressError: it is malformed.
+    """
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        raise ForbiddenAddressError("a malformed URL") from None
 
 
 def url_origin(url: str) -> str:

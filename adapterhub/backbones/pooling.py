@@ -1,7 +1,8 @@
-"""Pooling of token states into one vector for a task head, as the backbone was trained for it.
+"""How a backbone was trained to make one vector of a text: its pooling, and the length of texts.
 
-sentence-transformers trains a backbone together with a pooling, and lists both in `modules.json`.
-The pooler of such a checkpoint, a dense layer in front of the head, was not trained.
+sentence-transformers trains a backbone together with a pooling of the token states, and lists both
+in `modules.json`. The pooler of such a checkpoint, a dense layer in front of the head, was not
+trained.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from adapterhub.backbones.identity import ORIGIN
+from adapterhub.backbones.task_models import text_config
 from adapterhub.errors import unknown
 
 OWN = "model"  # the pooling of the transformers class
@@ -106,13 +109,7 @@ def _read_json(path: Path) -> Any:
 
 
 def remember_pooling(model: PreTrainedModel, chosen: str | None, folder: Path) -> None:
-    """Record the pooling for the heads of new adapters: the user's, or that of the training.
-
-    Args:
-        model: the model.
-        chosen: what the user chose, if anything.
-        folder: the files of the backbone.
-    """
+    """Record the pooling for the heads of new adapters: the user's, or that of the training."""
     setattr(model, _CHOSEN, chosen)
     setattr(model, _TRAINED, None if chosen else trained_pooling(folder))
 
@@ -125,3 +122,34 @@ def chosen_pooling(model: PreTrainedModel) -> str | None:
 def pooling_in_training(model: PreTrainedModel) -> str | None:
     """Return the pooling that the backbone was trained with, if it is recorded."""
     return getattr(model, _TRAINED, None)
+
+
+_CONFIG = "sentence_bert_config.json"
+
+
+def trained_length(folder: Path) -> int | None:
+    """Return the `max_seq_length` that sentence-transformers recorded, or None if there is none."""
+    config = _read_json(folder / _CONFIG)
+    recorded = config.get("max_seq_length") if isinstance(config, dict) else None
+    return recorded if isinstance(recorded, int) and recorded > 0 else None
+
+
+def max_positions(model: PreTrainedModel) -> int:
+    """Return the longest input that the model has positions for, in tokens."""
+    config = text_config(model)
+    if not hasattr(model.config, "max_position_embeddings") and config is not model.config:
+        return getattr(config, "max_position_embeddings", None) or 1 << 30
+    most: int = getattr(model.config, "max_position_embeddings", None) or 1 << 30
+    for name, module in model.named_modules():
+        # RoBERTa counts positions from the one behind its padding, in a table of as many rows.
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+            padding = module.padding_idx
+            most = min(most, module.num_embeddings - (0 if padding is None else padding + 1))
+    return most
+
+
+def vector_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the length at which texts are cut for their vectors, in tokens."""
+    origin = getattr(model, ORIGIN, None)
+    trained = trained_length(Path(origin)) if origin else None
+    return min(tokenizer.model_max_length, max_positions(model), trained or 1 << 30)

@@ -1,4 +1,12 @@
-"""A probe: run a small batch through a model, to compare its outputs before and after a change."""
+"""A probe: run a small batch through a model, to compare its outputs before and after a change.
+
+A probe also shows whether a language model predicts each token from the ones before it only. The
+class of a causal language model does not say so: BERT's attends to both sides unless its
+configuration is a decoder's, and XLNet's unless it gets a mask. Such a model reads the answer.
+
+Nor does its loss: the decoders of BART, Pegasus, Marian and others expect labels that the caller
+has shifted, and with the usual ones they compare the logits at a token with that token itself.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +18,21 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
-from adapterhub.backbones.picture_processor import image_placeholder, picture_inputs
 from adapterhub.backbones.processor import (
     SOUND_INPUTS,
+    image_placeholder,
+    picture_inputs,
     processor_of,
     sampling_rate,
     sound_inputs,
 )
+from adapterhub.backbones.same import same
 from adapterhub.backbones.task_models import task_kind
 from adapterhub.backbones.weights import device_of
+from adapterhub.errors import BackboneError
 
 ROWS, TOKENS = 4, 16
 _SIDE = 48  # pixels of the pictures of noise
@@ -34,12 +46,6 @@ def probe_batch(
     An encoder-decoder gets them as input of both stacks. A model that reads pictures gets random
     pixels of its own size, and no tokens; one that reads sound gets noise, as its processor hears
     it, and tokens only in its decoder.
-
-    Args:
-        model: the model that will read the batch.
-        seed: of the random ids.
-        rows: the number of rows.
-        tokens: the number of tokens in a row.
 
     Returns:
         Tensors of shape (rows, tokens), or (1, rows, tokens) if the rows are the choices of one
@@ -94,10 +100,6 @@ def _noise(model: PreTrainedModel, seed: int, rows: int) -> dict[str, Tensor]:
 def picture_batch(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
     """Make a batch of noise with a question, for a model that reads pictures with text.
 
-    Args:
-        model: the model, with its processor.
-        seed: of the noise.
-
     Returns:
         What the processor makes of the pictures and the texts; {} for other models.
     """
@@ -144,3 +146,52 @@ def probe(model: PreTrainedModel) -> dict[str, Tensor]:
         if isinstance(value, Tensor) and value.is_floating_point()
     }
     return {n: t for n, t in tensors.items() if n.endswith("logits")} or tensors
+
+
+_TOKENS = 4
+
+
+def check_causal(model: PreTrainedModel, backbone: str) -> None:
+    """Refuse a causal language model that reads ahead.
+
+    Raises:
+        BackboneError: the output at a token depends on later tokens.
+    """
+    if reads_ahead(model):
+        raise BackboneError(
+            f"{backbone!r} is no causal language model: its {type(model).__name__} attends to the "
+            "tokens that it should predict",
+            expected="a decoder, such as GPT-2 or Llama",
+            hint="--task masked-lm, or --task classification, with this backbone",
+        )
+
+
+def reads_ahead(model: PreTrainedModel) -> bool:
+    """Return whether logits change with a later token."""
+    device = device_of(model)
+    if device is None or device.type == "meta":
+        return False
+    batch = probe_batch(model, rows=1, tokens=_TOKENS + 1)
+    ids = batch["input_ids"][:, :_TOKENS].repeat(2, 1)
+    ids[1, -1] = ids[0, 0] if ids[0, 0] != ids[0, -1] else ids[0, 1]
+    with evaluation_mode(model), torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float()
+    first, second = ({"logits": each} for each in logits[:, :-1])
+    return not same(first, second, model.dtype)  # of BERT: 0.3 to 0.5
+
+
+def shifts_labels(model: PreTrainedModel) -> bool:
+    """Return whether the model's loss compares the logits at a token with the label after it.
+
+    Both losses of a probe are computed by hand, and the model's is nearer to one of them.
+    """
+    device = device_of(model)
+    if device is None or device.type == "meta":
+        return True
+    ids = probe_batch(model, rows=1, tokens=2 * _TOKENS)["input_ids"]
+    with evaluation_mode(model), torch.no_grad():
+        output = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids)
+    logits = output.logits.float()[0]
+    after = functional.cross_entropy(logits[:-1], ids[0, 1:])
+    same = functional.cross_entropy(logits, ids[0])
+    return bool((output.loss - after).abs() <= (output.loss - same).abs())

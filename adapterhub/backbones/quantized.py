@@ -32,7 +32,7 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
-from adapterhub.backbones.early_checks import DEQUANTIZE
+from adapterhub.backbones.early_checks import DEQUANTIZE, QUANTIZATION_LIBRARIES
 from adapterhub.backbones.layer_timing import without_slow_bf16
 from adapterhub.errors import ConfigError, unknown
 
@@ -44,15 +44,11 @@ class Scheme:
     """A way to quantize.
 
     Attributes:
-        library: the library that quantizes.
-        extra: the extra of adapterhub that installs the library.
         config: makes the transformers configuration from the dtype of the computation and the
             paths of the modules that are not quantized.
         shards: whether FSDP2 can divide the codes.
     """
 
-    library: str
-    extra: str
     config: Callable[[torch.dtype, list[str]], Any]
     shards: bool = False
 
@@ -85,11 +81,11 @@ def _float8_weights(dtype: torch.dtype, skipped: list[str]) -> Any:
 
 _TORCHAO = {"Int8WeightOnlyConfig": "int8-weight", "Float8WeightOnlyConfig": "fp8-weight"}
 QUANTIZATIONS = {
-    "nf4": Scheme("bitsandbytes", "quantized", partial(_four_bits, "nf4"), shards=True),
-    "fp4": Scheme("bitsandbytes", "quantized", partial(_four_bits, "fp4"), shards=True),
-    "int8": Scheme("bitsandbytes", "quantized", _eight_bits),
-    "int8-weight": Scheme("torchao", "torchao", _eight_bit_weights),
-    "fp8-weight": Scheme("torchao", "torchao", _float8_weights),
+    "nf4": Scheme(partial(_four_bits, "nf4"), shards=True),
+    "fp4": Scheme(partial(_four_bits, "fp4"), shards=True),
+    "int8": Scheme(_eight_bits),
+    "int8-weight": Scheme(_eight_bit_weights),
+    "fp8-weight": Scheme(_float8_weights),
 }
 
 
@@ -128,8 +124,8 @@ def remaining_quantization(quantize: str | None, folder: Path) -> str | None:
             expected="a checkpoint in fp32, bf16 or fp16",
             hint="load it as it is, without quantize",
         )
-    library = QUANTIZATIONS[quantize].library if quantize else stored
-    extras = {scheme.library: scheme.extra for scheme in QUANTIZATIONS.values()}
+    library = QUANTIZATION_LIBRARIES[quantize][0] if quantize else stored
+    extras = dict(QUANTIZATION_LIBRARIES.values())
     if library in extras and not importlib.util.find_spec(library):
         raise ConfigError(
             f"this quantized backbone needs {library}, which is not installed",
@@ -206,7 +202,7 @@ def cpu_note(model: PreTrainedModel) -> str:
     kind = quantization_of(model)
     if kind is None or model.device.type != "cpu":
         return ""
-    if kind not in QUANTIZATIONS or QUANTIZATIONS[kind].library != "bitsandbytes":
+    if QUANTIZATION_LIBRARIES.get(kind, ("", ""))[0] != "bitsandbytes":
         return ""
     return f"{kind} saves memory; on a CPU it can be several times slower than fp32"
 
@@ -221,13 +217,7 @@ def loading_options(
     """Return the options of `from_pretrained` that load a quantized backbone, or decode it.
 
     To find newly initialized parameters, the model is first made on the meta device, which reads no
-    weights.
-
-    Args:
-        auto: the transformers auto class.
-        folder: the checkpoint.
-        options: the other options, with `dtype`.
-        quantize: the quantization to apply, if any.
+    weights. The given options have `dtype`.
     """
     if quantize == DEQUANTIZE:
         return _decoding_options(folder, options)
@@ -270,11 +260,6 @@ def settle_decoded(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> 
     transformers decodes FP8 and MXFP4 where they have no kernels, as on a CPU: to the dtype of
     `from_pretrained`, while all other tensors keep that of the file. `save_pretrained` would encode
     the weights again, without a configuration that says so.
-
-    Args:
-        model: the model, decoded or not.
-        folder: its checkpoint.
-        dtype: the dtype.
     """
     stored, coded = stored_quantization(folder), quantization_of(model) is not None
     if stored is None or (coded and stored != "bitsandbytes"):

@@ -48,13 +48,10 @@ def same(
     found: Mapping[str, Tensor | None],
     precision: torch.dtype | float,
 ) -> SameNumbers:
-    """Compare tensors with the expected ones.
+    """Compare tensors with the expected ones, by name; None is a gradient that there is not.
 
-    Args:
-        expected: the expected tensors, by name; None for a gradient that there is not.
-        found: the tensors.
-        precision: the dtype that they were computed in, or the largest accepted difference relative
-            to the largest expected value.
+    `precision` is the dtype that they were computed in, or the largest accepted difference relative
+    to the largest expected value.
     """
     relative = tolerance_of(precision)
     sizes = {name: _size(value) for name, value in expected.items()}

@@ -19,9 +19,7 @@ from transformers import PreTrainedModel
 def stand_in(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     """Make a model of the same class and configuration, in fp32 on the CPU, with random weights.
 
-    Args:
-        model: the model, possibly without weights (`meta_model`).
-        seed: of the weights.
+    The model itself may have none (`meta_model`).
     """
     config = copy.deepcopy(model.config)
     if config.pad_token_id is None:

@@ -10,7 +10,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from adapterhub.backbones.picture_processor import PICTURES_WITH_TEXT
+from adapterhub.backbones.processor import PICTURES_WITH_TEXT
 from adapterhub.errors import ConfigError, unknown
 
 CAUSAL_LM = "causal-lm"

@@ -82,10 +82,6 @@ def digest_table(readers: Iterable[TensorReader], *, sampled: bool) -> dict[str,
 
     The sample of a table with a row for each token does not depend on their number.
 
-    Args:
-        readers: the tensors.
-        sampled: read a sample of each, not all values.
-
     Raises:
         RuntimeError: a tensor has other values than its shape says.
     """
@@ -182,14 +178,7 @@ def tensor_states(named: Mapping[str, Tensor]) -> list[Any] | None:
 def remembered_table(
     model: nn.Module, key: Hashable, states: list[Any] | None, compute: Callable[[], Table]
 ) -> Table:
-    """Return digests that were computed before, while the tensors had the same states.
-
-    Args:
-        model: whose tensors they are.
-        key: what else they depend on.
-        states: of the tensors, now.
-        compute: computes them.
-    """
+    """Return digests that were computed before, while the tensors had the same states."""
     if states is None:
         return compute()
     tables = _REMEMBERED.setdefault(model, {})

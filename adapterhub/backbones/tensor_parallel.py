@@ -99,11 +99,7 @@ class TensorParallel:
         return {path: (name, ALL_PARALLEL_STYLES[name]) for path, name in plan.items()}
 
     def boundary(self, path: str, width: int) -> Boundary:
-        """Return what a module takes and gives.
-
-        Args:
-            path: the path of the module.
-            width: the features that it gives in all processes.
+        """Return what a module takes and gives; `width` features in all processes.
 
         Raises:
             SiteError: the module is divided in a way that adapters do not know.
@@ -201,9 +197,6 @@ def planned_config(config: PreTrainedConfig) -> PreTrainedConfig | None:
 
 def loading_by_plan(folder: Path) -> dict[str, Any]:
     """Return the options of `from_pretrained` that divide a model over the processes of a run.
-
-    Args:
-        folder: a checkpoint.
 
     Raises:
         BackboneError: the architecture has no tensor parallel plan, or sizes that do not divide.

@@ -81,8 +81,7 @@ class TokenizerSnapshot:
     def identity(self, first_new: int | None = None) -> str:
         """Compute the identity of the tokenizer without new tokens, 64 hexadecimal digits.
 
-        Args:
-            first_new: the lowest id of an adapter's new tokens, if that is below `size`.
+        `first_new` is the lowest id of an adapter's new tokens, if that is below `size`.
         """
         size = self.size if first_new is None else min(self.size, first_new)
         special = {name: getattr(self.tokenizer, f"{name}_token", None) for name in _SPECIAL}
@@ -159,9 +158,6 @@ class TokenizerSnapshot:
         """Remove the tokens that adapters brought, up to the first one that is in use.
 
         A token behind them, the user's or an adapter's, would get another id: then they stay.
-
-        Args:
-            in_use: the tokens of the adapters that are attached to any model.
         """
         vocabulary = self.tokenizer.get_vocab()
         brought = {content for content in self.borrowed.tokens if content not in in_use}
@@ -175,9 +171,7 @@ class TokenizerSnapshot:
     def show(self, key: object, template: str | None) -> None:
         """Show the chat template that applies in a model, until another one does.
 
-        Args:
-            key: identifies the model.
-            template: that of an adapter; None: the user's own.
+        Without a template of an adapter, the user's own applies. `key` identifies the model.
         """
         if template == self.borrowed.templates.get(key):
             return  # one that the user has set since stays
@@ -248,10 +242,7 @@ def snapshot_of(
 ) -> TokenizerSnapshot:
     """Return the snapshot of a tokenizer for a model: the recorded one, or a new one.
 
-    Args:
-        model: the model.
-        tokenizer: its tokenizer.
-        size: the number of token ids that belong to the backbone.
+    `size` is the number of token ids that belong to the backbone.
 
     Raises:
         AttachError: `tokenizer` is not a transformers tokenizer.
@@ -271,10 +262,7 @@ def remember_tokenizer(
 ) -> TokenizerSnapshot:
     """Record the tokenizer that is used with a model.
 
-    Args:
-        model: the model.
-        tokenizer: its tokenizer.
-        size: the number of token ids that belong to the backbone.
+    `size` is the number of token ids that belong to the backbone.
 
     Raises:
         AttachError: `tokenizer` is not a transformers tokenizer.
@@ -325,10 +313,7 @@ def check_removable(tokenizer: PreTrainedTokenizerBase) -> None:
 def remove_added_tokens(tokenizer: PreTrainedTokenizerBase, contents: Collection[str]) -> None:
     """Remove the last added tokens of a tokenizer: it is as it was before they were added.
 
-    Args:
-        tokenizer: the tokenizer.
-        contents: the tokens; none of them is in the vocabulary of its model, and no other token
-            has a higher id.
+    None of them is in the vocabulary of its model, and no other token has a higher id.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:

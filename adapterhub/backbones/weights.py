@@ -20,9 +20,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from adapterhub.anatomy.sites import Anatomy, FeatureSlice
-from adapterhub.backbones.layer_probe import computes_with, has_own_code
 from adapterhub.backbones.quantized import quantization_kind
-from adapterhub.backbones.quantized_weights import dequantized
+from adapterhub.backbones.quantized_layers import computes_with, dequantized, has_own_code
 from adapterhub.errors import SiteError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -49,13 +48,7 @@ def storage_problem(parameter: object) -> str:
 def storage_problems(
     parameters: Mapping[str, nn.Parameter], paths: Iterable[str], shown: int = 3
 ) -> list[str]:
-    """List the storage problems of parameters, one per line.
-
-    Args:
-        parameters: the parameters by path.
-        paths: the paths to check.
-        shown: the number of problems to list in full.
-    """
+    """List the storage problems of parameters, one per line; the first `shown` of them in full."""
     problems = [
         f"{path}: {problem}" for path in paths if (problem := storage_problem(parameters[path]))
     ]

@@ -31,7 +31,7 @@ def command(
     Its number is not used again. Who has pinned or copied it keeps only their own copy. On a hub,
     use its web page.
     """
-    from adapterhub.registry.delete import deletable, delete
+    from adapterhub.registry.changes import deletable, delete
     from adapterhub.registry.stores import registry_at
 
     deletable(reference)

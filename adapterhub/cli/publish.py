@@ -40,8 +40,7 @@ def command(
     again returns the same version. A tag can move to another version. Description, licence,
     languages and topics are part of the version: changing the licence makes a new one.
     """
-    from adapterhub.registry.publication import PublicationInfo
-    from adapterhub.registry.publish import publish
+    from adapterhub.registry.publish import PublicationInfo, publish
 
     entry = publish(
         folder,

@@ -39,8 +39,7 @@ def command(
 
     The access token comes from HF_TOKEN or `hf auth login`.
     """
-    from adapterhub.registry.publication import PublicationInfo
-    from adapterhub.registry.push import push
+    from adapterhub.registry.publish import PublicationInfo, push
 
     entry = push(
         folder,

@@ -198,7 +198,7 @@ def _size_text(manifest: Manifest, entry: Entry | None) -> str:
 
 def _signed_text(parsed: Reference, folder: Path, entry: Entry | None) -> str:
     """Say who signed an adapter, by the signatures beside it."""
-    from adapterhub.registry.verify import signatures_beside
+    from adapterhub.registry.sign import signatures_beside
 
     if entry is not None and not entry.fingerprint:
         return "cannot be signed: another library's adapter"

@@ -71,7 +71,7 @@ def _probed(
 ) -> Suggestion:
     """Read the data, load the backbone, and probe each adapter on `rows` rows at most."""
     with doing("loading torch"):
-        from adapterhub.backbones.trained_length import max_positions
+        from adapterhub.backbones.pooling import max_positions
         from adapterhub.bench.suggest import check_probed, suggest
         from adapterhub.data.examples import sample
         from adapterhub.recipe.recipe import read_draft

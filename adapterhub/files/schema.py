@@ -12,12 +12,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from adapterhub.config.options import Check as Check
 from adapterhub.config.options import at as at
-from adapterhub.config.options import is_neutral
+from adapterhub.config.options import from_file, is_neutral
 from adapterhub.config.options import show as show
+
+T = TypeVar("T")
 
 MAX_DEPTH = 32
 _MAX_FREE_DEPTH = 16
@@ -66,6 +68,12 @@ def parse_object(data: bytes, max_bytes: int) -> tuple[dict[str, Any], list[str]
     except ValueError as error:
         return {}, [*offenders, f"not JSON in UTF-8: {error}"]
     return (tree, offenders) if isinstance(tree, dict) else ({}, ["not a JSON object"])
+
+
+def parse_record(cls: type[T], data: bytes, max_bytes: int) -> tuple[T | None, list[str]]:
+    """Build a dataclass from the JSON object in `data`; None with a line for each problem."""
+    tree, problems = parse_object(data, max_bytes)
+    return (None, problems) if problems else from_file(cls, tree)
 
 
 def json_depth(data: bytes) -> int:

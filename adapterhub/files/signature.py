@@ -23,25 +23,22 @@ import base64
 import hashlib
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from adapterhub.config.options import from_file
 from adapterhub.config.user_folders import expanded
 from adapterhub.errors import ConfigError, FileError, OutputError
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, explained, read_file
+from adapterhub.files.manifest import name_problems
+from adapterhub.files.native import SIGNATURE_FILE
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ed25519
-from collections.abc import Iterable
-from dataclasses import asdict
-from typing import Any
-
-from adapterhub.files.manifest import name_problems
-from adapterhub.files.native import SIGNATURE_FILE
 
 PASSPHRASE_VARIABLE = "ADAPTERHUB_KEY_PASSPHRASE"
 KEY_PATTERN = r"ed25519:[A-Za-z0-9_-]{43}"
@@ -301,6 +298,34 @@ class Signature:
         return self.signer.accepts(self.statement.message, base64_bytes(self.signature))
 
 
+def _check_name(path: str, value: object) -> list[str]:
+    return name_problems(value)
+
+
+@dataclass(frozen=True)
+class _Record:
+    """A signature as it is in a file."""
+
+    digest: Annotated[str, schema.text(r"[0-9a-f]{64}", "a sha256 in lower-case hexadecimal")]
+    key: Annotated[str, key_problems]
+    name: Annotated[str, _check_name]
+    # Of the last character, base64 decoders ignore four bits.
+    signature: Annotated[str, schema.text(r"[A-Za-z0-9_-]{85}[AQgw]", "64 bytes in base64")]
+    version: Annotated[str, schema.text(r"v[1-9][0-9]{0,8}", "a version, or null")] | None
+
+    def parsed(self) -> Signature:
+        statement = Statement(self.digest, self.name, self.version)
+        return Signature(statement, self.key, self.signature)
+
+
+@dataclass(frozen=True)
+class _SignatureFile:
+    """The contents of `adapter.sig`."""
+
+    signatures: Annotated[tuple[_Record, ...], schema.items(1, MAX_SIGNATURES)]
+    version: Annotated[int, schema.integer(1, 1)] = 1
+
+
 def sign_statement(statement: Statement, key: PrivateKey) -> Signature:
     """Sign a statement.
 
@@ -338,16 +363,17 @@ def parse_signatures(data: bytes, source: str = SIGNATURE_FILE) -> tuple[Signatu
         FileError: `data` is not the canonical bytes of a valid signature file.
     """
     tree, offenders = schema.parse_object(data, MAX_SIGNATURE_BYTES)
-    offenders = offenders or _SCHEMA("", tree)
+    file, problems = from_file(_SignatureFile, tree)
+    offenders = offenders or problems
     if not offenders and schema.canonical_json(tree) != data:
         offenders = ["the bytes are not canonical: the file was edited or damaged"]
-    if offenders:
+    if file is None or offenders:
         raise FileError(
             f"{source} is not a valid signature file",
             offenders=schema.shorten(offenders),
             hint="pull the adapter again; delete the file if nobody is to check who signed",
         )
-    return tuple(_signature(entry) for entry in tree["signatures"])
+    return tuple(each.parsed() for each in file.signatures)
 
 
 def read_signatures(folder: Path) -> tuple[Signature, ...]:
@@ -364,29 +390,3 @@ def read_signatures(folder: Path) -> tuple[Signature, ...]:
             return ()
         raise FileError(f"{path}: {error}", expected="a small regular file") from None
     return parse_signatures(data, str(path))
-
-
-def _signature(tree: dict[str, Any]) -> Signature:
-    statement = Statement(tree["digest"], tree["name"], tree["version"])
-    return Signature(statement, tree["key"], tree["signature"])
-
-
-_SCHEMA = schema.record(
-    {
-        "version": schema.integer(1, 1),
-        "signatures": schema.sequence(
-            schema.record(
-                {
-                    "digest": schema.text(r"[0-9a-f]{64}", "a sha256 in lower-case hexadecimal"),
-                    "key": key_problems,
-                    "name": lambda path, value: name_problems(value),
-                    # Of the last character, base64 decoders ignore four bits.
-                    "signature": schema.text(r"[A-Za-z0-9_-]{85}[AQgw]", "64 bytes in base64"),
-                    "version": schema.text(r"v[1-9][0-9]{0,8}", "a version, or null", null=True),
-                }
-            ),
-            1,
-            MAX_SIGNATURES,
-        ),
-    }
-)

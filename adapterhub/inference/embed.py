@@ -13,8 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.route import RouteRow, route
 from adapterhub.backbones.identity import ORIGIN
-from adapterhub.backbones.pooling import POOLS, trained_pooling
-from adapterhub.backbones.trained_length import vector_length
+from adapterhub.backbones.pooling import POOLS, trained_pooling, vector_length
 from adapterhub.errors import ConfigError, unknown
 
 if TYPE_CHECKING:

@@ -30,14 +30,13 @@ from adapterhub.adapters.route import activate
 from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.layer_timing import without_slow_bf16
 from adapterhub.backbones.load import quiet_loading
-from adapterhub.backbones.pooling import POOLS
+from adapterhub.backbones.pooling import POOLS, trained_length, vector_length
 from adapterhub.backbones.probe import evaluation_mode, probe, probe_batch
 from adapterhub.backbones.processor import processor_of, remember_processor
 from adapterhub.backbones.quantized import quantization_of
-from adapterhub.backbones.quantized_training import keep_4bit_layout
+from adapterhub.backbones.quantized_layers import keep_4bit_layout
 from adapterhub.backbones.same import coarsest_dtype
 from adapterhub.backbones.task_models import TASK_MODELS, task_kind, text_config
-from adapterhub.backbones.trained_length import trained_length, vector_length
 from adapterhub.backbones.weights import DTYPES
 from adapterhub.errors import MergeError, OutputError
 from adapterhub.files.atomic import check_place, explained, put_in_place

@@ -16,9 +16,9 @@ from adapterhub.backbones.early_checks import DEQUANTIZE
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.layer_timing import times_in_bf16, without_slow_bf16
 from adapterhub.backbones.load import load_backbone
+from adapterhub.backbones.pooling import max_positions
 from adapterhub.backbones.quantized import DECODED, stored_quantization
 from adapterhub.backbones.task_models import TASK_MODELS
-from adapterhub.backbones.trained_length import max_positions
 from adapterhub.errors import ConfigError, MergeError, MismatchError, warn_user
 from adapterhub.files.heads import with_head
 from adapterhub.files.manifest import FAMILY, Manifest

@@ -160,7 +160,7 @@ def read_tensor_file(
 
 
 def _load_pickle(data: bytes) -> dict[str, Tensor]:
-    from adapterhub.backbones.torch_file import load_torch_file  # imports torch
+    from adapterhub.backbones.checkpoint import load_torch_file  # imports torch
 
     try:
         return load_torch_file(io.BytesIO(data))

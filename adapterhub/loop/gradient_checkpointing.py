@@ -8,7 +8,7 @@ What is kept of a layer is its input, which may be moved to the memory of the ho
 backward pass needs it (`torch.autograd.graph.save_on_cpu`).
 
 Inputs that a layer keeps outside autograd's saved tensors are not freed by this: see bitsandbytes'
-int8 layers (`adapterhub.backbones.quantized_training.drop_saved_input`).
+int8 layers (`adapterhub.backbones.quantized_layers.drop_saved_input`).
 """
 
 from __future__ import annotations

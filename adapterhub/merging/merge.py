@@ -49,7 +49,7 @@ from adapterhub.backbones.end_tokens import with_stops
 from adapterhub.backbones.identity import ORIGIN, name_and_revision
 from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
 from adapterhub.backbones.probe import probe
-from adapterhub.backbones.quantized_weights import can_requantize, requantized
+from adapterhub.backbones.quantized_layers import can_requantize, requantized
 from adapterhub.backbones.same import SameNumbers, coarsest_dtype, same, tolerance_of
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.backbones.weights import is_offloaded, storage_problem

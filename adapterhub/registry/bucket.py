@@ -153,12 +153,7 @@ class Bucket(Storage):
             yield folder
 
     def download(self, path: str, target: Path, most: int) -> None:
-        """Write an object to a new file, in pieces; write none if there is no object.
-
-        Args:
-            path: the object.
-            target: the file.
-            most: the largest object that is downloaded.
+        """Write an object of at most `most` bytes to a new file; write none if there is no object.
 
         Raises:
             FileError: it is larger than `most` bytes.

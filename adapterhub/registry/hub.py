@@ -15,7 +15,7 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,11 @@ from adapterhub.files.signature import (
     read_signatures,
 )
 from adapterhub.files.tensor_file import TENSORS_FILE
-from adapterhub.registry.hub_cache import HubCache
 from adapterhub.registry.hub_client import Expected, HubClient, UnreachableError
 from adapterhub.registry.hub_reader import (
     MOST_RESULTS,
     YANKED_FILE,
+    HubCache,
     HubReader,
     Refs,
     is_commit,
@@ -85,23 +85,6 @@ MOST_VERSIONS = 100  # in a list: each needs a request; any version can be reque
 MOST_LOOKUPS = 100  # of repositories in a search whose cards do not suffice
 _LISTED = {MANIFEST_FILE: MAX_MANIFEST_BYTES, CONFIG_FILE: MAX_CONFIG_BYTES}
 MAX_SMALL_FILE_BYTES = 2 * MAX_CARD_BYTES  # a card gets metadata when it is pushed
-
-
-@dataclass(frozen=True)
-class _State:
-    """The refs of a repository, and its yanked versions with the reasons."""
-
-    refs: Refs
-    yanked: Mapping[str, str]
-
-    def versions(self) -> dict[str, tuple[str, ...]]:
-        """Return the tags of each version, oldest version first."""
-        by_commit: dict[str, list[str]] = {}
-        for tag, commit in sorted(self.refs.tags.items()):
-            if not version_number(tag):
-                by_commit.setdefault(commit, []).append(tag)
-        numbered = sorted(filter(version_number, self.refs.tags), key=_number)
-        return {v: tuple(by_commit.get(self.refs.tags[v], ())) for v in numbered}
 
 
 class HubStore:
@@ -168,18 +151,16 @@ class HubStore:
         name = publication.name
         self._writer.create(name, private=publication.visibility == "private")
         # Its head is the parent of the commit: a publication in between makes the commit fail.
-        state = self._online_state(name)
-        entries = self._entries(name, state)
+        refs = self._online_refs(name)
+        entries = self._entries(name, refs)
         digest = digest_of(folder)
         existing = next((entry.version for entry in entries if entry.digest == digest), None)
-        version = existing or free_version(name, publication.version, _stubs(name, state))
+        version = existing or free_version(name, publication.version, _stubs(name, refs))
         if existing is None:
             tensors = {TENSORS_FILE: folder / TENSORS_FILE}
-            commit = self._commit_version(
-                files, tensors, publication, version, state.refs.head, entries
-            )
+            commit = self._commit_version(files, tensors, publication, version, refs.head, entries)
         else:
-            commit = state.refs.tags[existing]
+            commit = refs.tags[existing]
         for tag in publication.tags:
             self._tag(name, tag, commit)
         return self._resolve(name, version)
@@ -210,74 +191,75 @@ class HubStore:
 
     def versions(self, name: str, *, backbone: str | None = None) -> Sequence[Entry]:
         """List the versions of a name, oldest first: the newest `MOST_VERSIONS` of them."""
-        entries = self._entries(name, self._state(name)) or [self._resolve(name, None)]
+        entries = self._entries(name, self._refs(name)) or [self._resolve(name, None)]
         _refuse_other_backbone(entries[-1], backbone)
         return entries
 
     def yank(self, entry: Entry, reason: str) -> None:
         """Exclude a version from searches, by a file in its repository."""
-        state = self._online_state(entry.name)
-        files = {YANKED_FILE: schema.canonical_json({**state.yanked, entry.version: reason})}
-        self._writer.commit(entry.name, files, f"Yank {entry.version}", state.refs.head)
+        refs = self._online_refs(entry.name)
+        files = {YANKED_FILE: schema.canonical_json({**refs.yanked, entry.version: reason})}
+        self._writer.commit(entry.name, files, f"Yank {entry.version}", refs.head)
 
     def signatures(self, entry: Entry) -> Sequence[Signature]:
         """List the signatures that were added to a version after its publication."""
-        return self._added_signatures(entry, self._state(entry.name))
+        return self._added_signatures(entry, self._refs(entry.name))
 
     def add_signatures(self, entry: Entry, signatures: Sequence[Signature]) -> None:
         """Add signatures to a version, by a file on `main`: a tag never moves."""
-        state = self._online_state(entry.name)
-        added = self._added_signatures(entry, state)
+        refs = self._online_refs(entry.name)
+        added = self._added_signatures(entry, refs)
         data = merged_signatures(added, signatures, entry.digest)
         files = {_signatures_file(entry): data}
-        self._writer.commit(entry.name, files, f"Sign {entry.version}", state.refs.head)
+        self._writer.commit(entry.name, files, f"Sign {entry.version}", refs.head)
 
-    def _added_signatures(self, entry: Entry, state: _State) -> Sequence[Signature]:
-        if not state.refs.head:
+    def _added_signatures(self, entry: Entry, refs: Refs) -> Sequence[Signature]:
+        if not refs.head:
             return ()
         file = _signatures_file(entry)
-        data = self._reader.small_file(entry.name, state.refs.head, file, MAX_SIGNATURE_BYTES)
+        data = self._reader.small_file(entry.name, refs.head, file, MAX_SIGNATURE_BYTES)
         return () if data is None else parse_signatures(data, f"{file} of {entry.reference}")
 
     def _resolve(self, name: str, version: str | None) -> Entry:
         if version is not None and is_commit(version):
             return self._entry(name, version, version)
-        state = self._state(name)
-        if stubs := _stubs(name, state):
+        refs = self._refs(name)
+        if stubs := _stubs(name, refs):
             stub = choose_version(stubs, name, version)
-            entry = self._entry(name, state.refs.tags[stub.version], stub.version)
+            entry = self._entry(name, refs.tags[stub.version], stub.version)
             return replace(entry, tags=stub.tags, yanked=stub.yanked)
         revision = version or "main"
-        commit = state.refs.branches.get(revision) or state.refs.tags.get(revision)
+        commit = refs.branches.get(revision) or refs.tags.get(revision)
         commit = commit or self._reader.commit_of(name, revision)
         return self._entry(name, commit, commit)
 
-    def _state(self, name: str) -> _State:
+    def _refs(self, name: str) -> Refs:
         """Return the refs and yanked versions of a repository; the last known ones if offline."""
         try:
-            return self._online_state(name)
+            return self._online_refs(name)
         except UnreachableError:
             known = self._cache.refs(name)
             if known is None:
                 raise
-            return _State(*known)
+            return known
 
-    def _online_state(self, name: str) -> _State:
+    def _online_refs(self, name: str) -> Refs:
         refs = self._reader.refs(name)
         numbered = any(map(version_number, refs.tags))
-        yanked = self._reader.yanked(name, refs.head) if numbered and refs.head else {}
-        self._cache.keep_refs(name, refs, yanked)
-        return _State(refs, yanked)
+        if numbered and refs.head:
+            refs = replace(refs, yanked=self._reader.yanked(name, refs.head))
+        self._cache.keep_refs(name, refs)
+        return refs
 
-    def _entries(self, name: str, state: _State) -> list[Entry]:
+    def _entries(self, name: str, refs: Refs) -> list[Entry]:
         """Return the entries of the newest numbered versions, oldest first."""
-        stubs = _stubs(name, state)
+        stubs = _stubs(name, refs)
         if len(stubs) > MOST_VERSIONS:
             older = len(stubs) - MOST_VERSIONS
             warn_user(f"{name}: {older} older versions are not listed", stacklevel=4)
         entries = []
         for stub in stubs[-MOST_VERSIONS:]:
-            entry = self._entry(name, state.refs.tags[stub.version], stub.version, in_list=True)
+            entry = self._entry(name, refs.tags[stub.version], stub.version, in_list=True)
             entries.append(replace(entry, tags=stub.tags, yanked=stub.yanked))
         return entries
 
@@ -353,7 +335,7 @@ class HubStore:
         if is_commit(entry.version):
             return entry.version
         key = (entry.name, entry.version)
-        commit = self._commits.get(key) or self._state(entry.name).refs.tags.get(entry.version)
+        commit = self._commits.get(key) or self._refs(entry.name).tags.get(entry.version)
         if commit is None:
             raise RegistryError(f"{entry.reference} has no such version")
         return commit
@@ -409,7 +391,7 @@ class HubStore:
         """Return the entries of a repository that a search may show."""
         try:
             if all_versions:
-                return [e for e in self._entries(name, self._state(name)) if e.yanked is None]
+                return [e for e in self._entries(name, self._refs(name)) if e.yanked is None]
             return [self._resolve(name, None)]
         except UnreachableError:
             raise
@@ -437,12 +419,12 @@ def _signatures_file(entry: Entry) -> str:
     return f"{SIGNATURES_FOLDER}/{entry.version}.sig"
 
 
-def _stubs(name: str, state: _State) -> list[Entry]:
+def _stubs(name: str, refs: Refs) -> list[Entry]:
     """Return entries of the numbered versions that need no request: numbers, tags and yanks."""
     empty = {"reference": "", "digest": "", "backbone": "", "fingerprint": "", "methods": ()}
     return [
-        Entry(**empty, name=name, version=v, task=None, tags=tags, yanked=state.yanked.get(v))  # type: ignore[arg-type]
-        for v, tags in state.versions().items()
+        Entry(**empty, name=name, version=v, task=None, tags=tags, yanked=refs.yanked.get(v))  # type: ignore[arg-type]
+        for v, tags in refs.versions().items()
     ]
 
 
@@ -451,10 +433,6 @@ def _require_commit(entry: Entry) -> None:
     is_own = entry.digest == foreign_digest(entry.name, entry.version)
     if not (is_own and is_commit(entry.version)):
         raise FileError(f"{entry.reference} is not pinned to a commit")
-
-
-def _number(version: str) -> int:
-    return version_number(version) or 0
 
 
 def _file_names(item: Mapping[str, Any]) -> set[str]:

@@ -29,16 +29,21 @@ from functools import cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode, urljoin
+from urllib.parse import urlencode
 
 import httpx2
 
 from adapterhub._version import __version__
-from adapterhub.backbones.origins import ForbiddenAddressError, HubNetwork, url_origin
+from adapterhub.backbones.origins import (
+    MIN_RATE,
+    ForbiddenAddressError,
+    HubNetwork,
+    redirect_target,
+    url_origin,
+)
 from adapterhub.errors import ConfigError, FileError, RegistryError
 
 GRACE_SECONDS = 30.0  # for the connection and the headers, and for a pause of the network
-MIN_RATE = 4096  # bytes per second after that: half of what a telephone modem manages
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 20.0  # between two packets
 MAX_REDIRECTS = 5  # the Hub needs one or two: a renamed repository, its object store
@@ -94,13 +99,7 @@ class HubClient:
         self._is_slow = False  # every further request of a command would take the same time
 
     def read(self, path: str, limit: int, subject: str, params: Params = ()) -> bytes:
-        """Return the body of an answer.
-
-        Args:
-            path: the path of the URL, quoted.
-            limit: the largest accepted size in bytes.
-            subject: what is requested, for error messages.
-            params: the query of the URL.
+        """Return the body of an answer, of at most `limit` bytes; `path` is quoted.
 
         Raises:
             UnreachableError: no connection, or offline.
@@ -130,12 +129,7 @@ class HubClient:
     ) -> None:
         """Download a file to a new path and verify it; an interrupted download is resumed.
 
-        Args:
-            path: the path of the URL, quoted.
-            target: the new file.
-            expected: what is known of the file.
-            subject: what is requested, for error messages.
-            progress: called with the number of bytes received since the last call.
+        `progress` is called with the number of bytes received since the last call.
 
         Raises:
             UnreachableError: no connection, or offline.
@@ -195,7 +189,7 @@ class HubClient:
                         answer.check()
                         yield answer
                         return
-                    url = _target(url, answer)
+                    url = redirect_target(url, answer.headers.get("location", ""))
             except ForbiddenAddressError as error:
                 raise RegistryError(f"{subject}: the hub answered with {error}") from None
         raise RegistryError(f"{subject}: the hub answered with more than {MAX_REDIRECTS} redirects")
@@ -345,15 +339,6 @@ class _Watchdog:
 @cache
 def _tls() -> ssl.SSLContext:
     return httpx2.create_ssl_context()  # reads all certificates: 20 ms
-
-
-def _target(url: str, answer: HubAnswer) -> str:
-    """Return the absolute URL of a redirect."""
-    location = answer.headers.get("location", "")
-    try:
-        return urljoin(url, location)
-    except ValueError:
-        raise ForbiddenAddressError("a malformed URL") from None
 
 
 def _refuse_offline(subject: str) -> None:

@@ -1,22 +1,46 @@
-"""What a hub says about its repositories, checked field by field before anything uses it.
+"""What a hub says about its repositories, checked field by field, and kept for offline use.
 
 Commits, hashes and the names of tags have closed forms; refs and files with other names are left
 out, since nothing here could request them. Files are always requested by commit.
+
+Each hub has a folder of its own in the user's cache: none can answer for another.
+
+    <cache>/hubs/<host>-<hash>/adapters/<digest>/      the verified files of a version
+    <cache>/hubs/<host>-<hash>/manifests/<hash>        manifests, by repository and commit
+    <cache>/hubs/<host>-<hash>/names/<hash>.json       refs and yanks as last seen, for offline use
+
+Paths consist of the hub's URL as the user wrote it, and of hashes. Adapters are verified before
+they enter; manifests and names are what the hub said last, and are read only offline and in lists.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import Annotated, Any
+from urllib.parse import quote, urlsplit
 
+from adapterhub.backbones.origins import COMMIT, SHA256
+from adapterhub.config.options import to_dict
+from adapterhub.config.user_folders import user_folder
 from adapterhub.errors import RegistryError, printable
 from adapterhub.files import schema
+from adapterhub.files.atomic import (
+    UnreadableError,
+    explained,
+    put_in_place,
+    read_file,
+    replace_file,
+    staging,
+)
 from adapterhub.registry.hub_client import Expected, HubClient, MissingFileError
+from adapterhub.registry.other_formats import MAX_CONFIG_BYTES
 from adapterhub.registry.reference import is_repository, is_version
+from adapterhub.registry.store import version_number
 
 MAX_REFS_BYTES = 8 << 20  # some 50,000 tags and branches
 MAX_INFO_BYTES = 8 << 20  # the names of some 100,000 files
@@ -26,16 +50,29 @@ MAX_YANKED_BYTES = 1 << 20
 MAX_FILE_BYTES = 64 << 30  # as the tensors of our own format
 MOST_RESULTS = 1_000
 YANKED_FILE = "yanked.json"
-_COMMIT, _SHA256 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}")
+_Commit = Annotated[str, schema.text(COMMIT.pattern, "a commit")]
 
 
 @dataclass(frozen=True)
 class Refs:
-    """The commits of a repository: of the head of `main`, of its branches and of its tags."""
+    """The commits of a repository: of the head of `main`, of its branches and of its tags.
 
-    head: str | None
-    branches: Mapping[str, str] = field(default_factory=dict)
-    tags: Mapping[str, str] = field(default_factory=dict)
+    `yanked` has the reason by yanked version.
+    """
+
+    head: _Commit | None
+    branches: Mapping[str, _Commit] = field(default_factory=dict)
+    tags: Mapping[str, _Commit] = field(default_factory=dict)
+    yanked: Mapping[str, str] = field(default_factory=dict)
+
+    def versions(self) -> dict[str, tuple[str, ...]]:
+        """Return the tags of each version, oldest version first."""
+        by_commit: dict[str, list[str]] = {}
+        for tag, commit in sorted(self.tags.items()):
+            if not version_number(tag):
+                by_commit.setdefault(commit, []).append(tag)
+        numbered = sorted(filter(version_number, self.tags), key=lambda v: version_number(v) or 0)
+        return {v: tuple(by_commit.get(self.tags[v], ())) for v in numbered}
 
 
 class HubReader:
@@ -62,14 +99,7 @@ class HubReader:
         return str(commit)
 
     def small_file(self, name: str, commit: str, file: str, limit: int) -> bytes | None:
-        """Return the contents of a file, or None if the commit has no such file.
-
-        Args:
-            name: the repository.
-            commit: the commit.
-            file: the name of the file.
-            limit: the largest accepted size in bytes.
-        """
+        """Return the contents of a file, or None if the commit has no such file."""
         try:
             return self.client.read(_resolve(name, commit, file), limit, self.subject(name))
         except MissingFileError:
@@ -80,10 +110,7 @@ class HubReader:
     ) -> tuple[str, bytes] | None:
         """Return the name and contents of the first of these files that the commit has.
 
-        Args:
-            name: the repository.
-            commit: the commit.
-            limits: the largest accepted size by name, in the order in which to try them.
+        `limits` has the largest accepted size by name, in the order in which to try them.
         """
         for file, limit in limits.items():
             if (data := self.small_file(name, commit, file, limit)) is not None:
@@ -158,7 +185,7 @@ class HubReader:
 
 def is_commit(value: object) -> bool:
     """Return whether a value is a full commit hash."""
-    return isinstance(value, str) and _COMMIT.fullmatch(value) is not None
+    return isinstance(value, str) and COMMIT.fullmatch(value) is not None
 
 
 def split_items(data: bytes) -> list[bytes]:
@@ -209,10 +236,80 @@ def _listed(item: Mapping[str, Any]) -> tuple[str, Expected] | None:
         return None
     if type(size) is not int or not 0 <= size <= MAX_FILE_BYTES:
         return None
-    if isinstance(sha256, str) and _SHA256.fullmatch(sha256):
+    if isinstance(sha256, str) and SHA256.fullmatch(sha256):
         return path, Expected(size, size, sha256=sha256)
     return (path, Expected(size, size, git_sha1=str(oid))) if is_commit(oid) else None
 
 
 def _resolve(name: str, commit: str, file: str) -> str:
     return f"/{name}/resolve/{commit}/{file}"
+
+
+class HubCache:
+    """The folder of one hub in the user's cache."""
+
+    def __init__(self, base: str) -> None:
+        host = re.sub(r"[^a-z0-9.]", "_", (urlsplit(base).hostname or "")[:60])
+        self.folder = user_folder("cache") / "hubs" / f"{host}-{_key(base)}"
+
+    def adapter(self, digest: str) -> Path:
+        """Return the folder of a version, whether it exists or not."""
+        assert re.fullmatch("[0-9a-f]{64}", digest), digest
+        return self.folder / "adapters" / digest
+
+    @contextlib.contextmanager
+    def adding(self, digest: str) -> Iterator[Path]:
+        """Yield an empty folder; it becomes the folder of a version if no error is raised.
+
+        Raises:
+            OutputError: the cache cannot be written.
+        """
+        folder = self.adapter(digest)
+        with explained(folder), staging(folder) as staged:
+            yield staged
+            try:
+                put_in_place(staged, folder, overwrite=False)
+            except OSError:
+                if not folder.exists():  # otherwise another process has added the same bytes
+                    raise
+
+    def manifest(self, name: str, commit: str, file: str) -> bytes | None:
+        """Return a manifest or configuration as it was when it was last requested."""
+        return _read(self._manifest(name, commit, file), MAX_CONFIG_BYTES)
+
+    def keep_manifest(self, name: str, commit: str, file: str, data: bytes) -> None:
+        """Remember the manifest or configuration of a commit."""
+        _write(self._manifest(name, commit, file), data)
+
+    def refs(self, name: str) -> Refs | None:
+        """Return the refs of a repository as last seen."""
+        data = _read(self._name(name), 2 * MAX_REFS_BYTES)
+        return schema.parse_record(Refs, data or b"", 2 * MAX_REFS_BYTES)[0]
+
+    def keep_refs(self, name: str, refs: Refs) -> None:
+        """Remember the refs of a repository."""
+        _write(self._name(name), schema.canonical_json(to_dict(refs)))
+
+    def _manifest(self, name: str, commit: str, file: str) -> Path:
+        return self.folder / "manifests" / _key(f"{name}@{commit}/{file}")
+
+    def _name(self, name: str) -> Path:
+        return self.folder / "names" / f"{_key(name)}.json"
+
+
+def _key(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _read(path: Path, limit: int) -> bytes | None:
+    try:
+        return read_file(path, 0, limit, None)
+    except UnreadableError:
+        return None
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file for later; a cache that cannot be written does not stop the work."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, data)

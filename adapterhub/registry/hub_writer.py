@@ -68,11 +68,7 @@ class HubWriter:
     ) -> str:
         """Commit files to `main`; return the commit.
 
-        Args:
-            name: the repository.
-            files: the contents, or the file that has them, by file name.
-            message: the message of the commit.
-            head: the commit that must still be the head.
+        `files` has contents, or the file that has them, by name. `head` must still be the head.
         """
         operations = [CommitOperationAdd(path, data) for path, data in sorted(files.items())]
         with self._guarded(name):
@@ -82,13 +78,7 @@ class HubWriter:
         return str(commit.oid)
 
     def create_tag(self, name: str, tag: str, commit: str) -> None:
-        """Create a tag; an existing one is not moved.
-
-        Args:
-            name: the repository.
-            tag: the new tag.
-            commit: its commit.
-        """
+        """Create a tag; an existing one is not moved."""
         with self._guarded(name):
             self._api.create_tag(name, tag=tag, revision=commit)
 
@@ -176,11 +166,6 @@ def entry_from_card(card: Any, name: str, prefix: str) -> Entry | None:
     """Read the entry in the metadata that `hub_card` wrote.
 
     A card is unverified: `Store.get` verifies the files when they are pulled.
-
-    Args:
-        card: the card's metadata, as huggingface_hub returns it.
-        name: the repository, `owner/name`.
-        prefix: the start of a reference to this hub, such as `hf:`.
 
     Returns:
         The entry, or None if the card has none or it cannot be read.

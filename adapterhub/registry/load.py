@@ -17,9 +17,8 @@ from adapterhub.adapters.state import find_state, new_state
 from adapterhub.errors import FileError, RegistryError
 from adapterhub.files.foundation import Foundation
 from adapterhub.files.native import read_manifest
-from adapterhub.registry.fetch import Fetched
 from adapterhub.registry.published_files import UNNAMED, digest_of
-from adapterhub.registry.pull import foundation_of, pull_verified
+from adapterhub.registry.pull import Fetched, foundation_of, pull_verified
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import Entry, version_number

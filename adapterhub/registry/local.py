@@ -3,23 +3,23 @@
 The folder may come from a stranger: links are not followed, and files are read with a size limit. A
 version appears and disappears by one rename; a file lock serializes the writers of a name.
 
-Searches use an index in the user's cache, which is updated from the folders when they changed; the
-folders alone are authoritative.
+Searches use an index in the user's cache: what was last read of each name, with a stamp of its
+folder, which is read again when that has changed. The folders alone are authoritative.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import secrets
 import shutil
-import sqlite3
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from filelock import FileLock
 
@@ -33,25 +33,22 @@ from adapterhub.files.atomic import (
     replace_file,
 )
 from adapterhub.files.native import check_adapter, read_card
-from adapterhub.registry.file_names import is_backbone_folder
-from adapterhub.registry.index import FORMAT, Index, IndexedFolder, open_index, remove_index
-from adapterhub.registry.names_file import NAMES_FILE
+from adapterhub.registry.names_file import NAMES_FILE, Contents
 from adapterhub.registry.published_files import check_digest, copy_adapter, manifest_bytes
-from adapterhub.registry.reference import is_name
+from adapterhub.registry.reference import is_backbone_folder, is_name
 from adapterhub.registry.registry import Registry, line_of
 from adapterhub.registry.store import (
     ConflictError,
     Entry,
-    Query,
     Storage,
     Stored,
     is_version_folder,
+    word_text,
 )
 
-Result = TypeVar("Result")
-
 _CARD_CHARACTERS = 4_096  # the start of a card that text searches cover
-_ATTEMPTS = 3  # to open the index, which other processes may replace at the same time
+_MOST_INDEX_BYTES = 1 << 30
+_INDEX_FORMAT = 6  # to be changed with the fields of an entry
 # Two changes of a file within one tick of its file system's clock may have the same time. The
 # longest tick is FAT's, 2 s. The contents of files that changed since then are compared instead.
 _TICK = 2_000_000_000
@@ -81,13 +78,17 @@ class LocalRegistry(Registry):
         self.folder = Folder(self.root, may_be_missing=root is None)
         super().__init__(self.folder)
 
-    def search(self, query: Query) -> list[Entry]:
-        """Return the versions that match a query, in its order; warn of those that are broken."""
+    def everything(self) -> dict[str, Contents]:
+        """Read all names: from the index, where a folder has not changed since."""
         if not self.exists():
-            return []
-        entries, broken = self._with_index(lambda index: (index.search(query), index.broken()))
-        self._warn(broken)
-        return entries
+            return {}
+        indexed, stamps = self._indexed(), self._stamps()
+        current = {path: seen for path, seen in indexed.items() if seen[0] == stamps.get(path)}
+        others = stamps.keys() - current.keys()
+        new = {path: (stamps[path], self._with_words(path)) for path in others}
+        if new or len(current) < len(indexed):
+            self._write_index(current | new)
+        return {path: contents for path, (_, contents) in sorted((current | new).items())}
 
     def verify(self) -> list[str]:
         """Read all versions, and list the problems of files, links and names."""
@@ -97,13 +98,9 @@ class LocalRegistry(Registry):
 
     def reindex(self) -> int:
         """Rebuild the index from the folders, and return the number of names."""
-
-        def rebuild(index: Index) -> int:
-            with index.writing():
-                index.clear()
-            return self._updated(index, Index.count)
-
-        return self._attempt(rebuild) if self.exists() else 0
+        with contextlib.suppress(OSError):  # no cache folder
+            self._index_path().unlink(missing_ok=True)
+        return len(self.everything())
 
     def gc(self) -> list[Path]:
         """Remove the staging folders of interrupted writers, and return their paths."""
@@ -113,56 +110,29 @@ class LocalRegistry(Registry):
 
     def _changed_since_indexed(self) -> list[str]:
         """List the versions whose manifest is not the one that the last search saw."""
-        if not self._index_path().is_file():
-            return []
-        indexed = self._attempt(Index.digests)
         changed = []
-        for name in self._all_paths():
-            for entry in self.contents(name).entries:
-                path = f"{name}/{entry.version}"
-                if indexed.get(path, entry.digest) != entry.digest:
+        for name, (_, seen) in self._indexed().items():
+            before = {entry.version: entry.digest for entry in seen.entries}
+            for entry in self.contents(name).entries if before else ():
+                if before.get(entry.version, entry.digest) != entry.digest:
+                    path = f"{name}/{entry.version}"
                     changed.append(f"{path}: changed after it was published, sha256 {entry.digest}")
         return changed
 
-    def _with_index(self, use: Callable[[Index], Result]) -> Result:
-        """Apply a function to the updated index."""
-        return self._attempt(lambda index: self._updated(index, use))
+    def _indexed(self) -> dict[str, tuple[str, Contents]]:
+        """Return the contents of names by path, each with its stamp; none of a damaged index."""
+        try:
+            records = json.loads(read_file(self._index_path(), 0, _MOST_INDEX_BYTES, None))
+            return {path: _of_record(**record) for path, record in records.items()}
+        except (UnreadableError, OSError, ValueError, LookupError, TypeError, AttributeError):
+            return {}
 
-    def _attempt(self, use: Callable[[Index], Result]) -> Result:
-        """Apply a function to the index; without a usable file, to a new one in memory.
-
-        Raises:
-            RegistryError: another process has not finished its update.
-        """
-        path = self._index_path()
-        for _ in range(_ATTEMPTS):
-            try:
-                with open_index(path) as index:
-                    return use(index)
-            except sqlite3.OperationalError as error:
-                if "locked" in str(error):
-                    raise RegistryError(
-                        f"another process is updating the search index of {self.root}",
-                        hint=f"try again when it has finished, or delete {path}",
-                    ) from error
-            except sqlite3.DatabaseError:  # corrupted
-                with contextlib.suppress(OSError):
-                    remove_index(path)
-            except OSError:  # no cache folder
-                break
-        with open_index(None) as index:
-            return use(index)
-
-    def _updated(self, index: Index, use: Callable[[Index], Result]) -> Result:
-        """Apply a function to the index in one transaction, after an update if it is needed."""
-        stamp = _stamp_of(self._stamps())
-        with index.reading():
-            if index.registry_stamp() == stamp:
-                return use(index)
-        with index.writing():
-            stamps = self._stamps()  # what another process published and indexed is in it
-            index.update(stamps, self._read_for_index, _stamp_of(stamps))
-            return use(index)
+    def _write_index(self, found: Mapping[str, tuple[str, Contents]]) -> None:
+        records = {path: _record(stamp, contents) for path, (stamp, contents) in found.items()}
+        with contextlib.suppress(OSError):  # a cache that cannot be written
+            path = self._index_path()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, json.dumps(records).encode())
 
     def _stamps(self) -> dict[str, str]:
         """Return the stamp of each name's folder by its path."""
@@ -200,26 +170,36 @@ class LocalRegistry(Registry):
         entries = repr(self.contents(path).entries)
         return f"{text} {hashlib.sha256(entries.encode()).hexdigest()}"
 
-    def _read_for_index(self, path: str) -> IndexedFolder:
+    def _with_words(self, path: str) -> Contents:
+        """Read a name, with the words of its versions and of the start of their cards."""
         contents = self.contents(path)
-        return IndexedFolder(
-            [(entry, self._search_text(path, entry)) for entry in contents.entries],
-            {file: line_of(error) for file, error in contents.broken.items()},
-        )
-
-    def _search_text(self, path: str, entry: Entry) -> str:
-        """Return the text that searches cover: the entry's words and the start of its card."""
-        card = read_card(self.root / path / entry.version)
-        return " ".join((*entry.words, card[:_CARD_CHARACTERS]))
+        for entry in contents.entries:
+            card = read_card(self.root / path / entry.version)[:_CARD_CHARACTERS]
+            contents.words[entry.version] = word_text((*entry.words, card))
+        return contents
 
     def _index_path(self) -> Path:
-        # Outside of the root, which may be in git or read-only. Each index format has its own file.
+        # Outside of the root, which may be in git or read-only.
         key = hashlib.sha256(os.fsencode(self.root.resolve())).hexdigest()[:24]
-        return user_folder("cache") / "registry" / f"{key}.{FORMAT}.sqlite"
+        return user_folder("cache") / "registry" / f"{key}.{_INDEX_FORMAT}.json"
 
 
-def _stamp_of(stamps: Mapping[str, str]) -> str:
-    return hashlib.sha256("\n".join(map(" ".join, stamps.items())).encode()).hexdigest()
+def _record(stamp: str, contents: Contents) -> dict[str, Any]:
+    """Return what the index has of a name."""
+    broken = {version: line_of(error) for version, error in contents.broken.items()}
+    entries = [vars(entry) for entry in contents.entries]
+    return {"stamp": stamp, "entries": entries, "broken": broken, "words": contents.words}
+
+
+def _of_record(
+    stamp: str, entries: list[dict[str, Any]], broken: dict[str, str], words: dict[str, str]
+) -> tuple[str, Contents]:
+    """Return the stamp and the contents of a name in the index."""
+    for fields in entries:
+        for name in ("methods", "tags", "language", "topics"):
+            fields[name] = tuple(fields[name])
+    errors = {version: FileError(line) for version, line in broken.items()}
+    return stamp, Contents([Entry(**fields) for fields in entries], errors, words=words)
 
 
 class Folder(Storage):

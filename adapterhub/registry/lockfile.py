@@ -37,10 +37,9 @@ from adapterhub.files.foundation import Foundation, all_below, copy_problems, wr
 from adapterhub.files.manifest import Sha256
 from adapterhub.files.native import check_adapter, read_manifest
 from adapterhub.files.signature import PublicKey, key_problems
-from adapterhub.registry.fetch import check_copy, fetch
 from adapterhub.registry.local import LocalRegistry, default_root
 from adapterhub.registry.published_files import copy_adapter, digest_of
-from adapterhub.registry.pull import Origins
+from adapterhub.registry.pull import Origins, check_copy, fetch
 from adapterhub.registry.reference import NAME_RULE, Reference, check_name, is_name, parse_reference
 from adapterhub.registry.store import Store, version_number
 from adapterhub.registry.stores import registry_at, store_of
@@ -206,12 +205,8 @@ def pin(
 ) -> tuple[str, Pin]:
     """Pull and verify the version that a reference currently resolves to, and pin it.
 
-    Args:
-        reference: the adapter, in a registry or on a hub.
-        registry: the folder of the local registry, if not the default one.
-        name: the adapter's name in the project, if not its own.
-        project: the folder of the lock file.
-        before: its pins so far; of several signers, the one that signed before is recorded.
+    `project` is the folder of the lock file, `before` its pins so far: of several signers, the one
+    that signed before is recorded. `name` is the adapter's name in the project, if not its own.
 
     Returns:
         The name in the project, and the pin.
@@ -261,10 +256,7 @@ def recorded_registry(
 ) -> str | None:
     """Return the folder that a lock file records of a local registry; None for one's own.
 
-    Args:
-        reference: the adapter's reference.
-        registry: the folder of the local registry, if not the default one.
-        project: the folder of the lock file.
+    `project` is the folder of the lock file.
     """
     if reference.kind != "local":
         return None
@@ -321,11 +313,8 @@ def sync(
 ) -> list[str]:
     """Restore every pinned adapter to `folder/NAME`; existing ones are verified.
 
-    Args:
-        pins: the pins by name.
-        folder: the project's folder of adapters.
-        registry: the folder of the local registry, if not the recorded or the default one.
-        project: the folder of the lock file.
+    `registry` is used in place of the recorded or the default one; `project` is the folder of the
+    lock file.
 
     Returns:
         The names of the adapters that were missing.

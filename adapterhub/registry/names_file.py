@@ -1,4 +1,4 @@
-"""`names.json`: the tags and yanked versions of one name in a registry.
+"""What a registry has of one name, and `names.json`: its tags and yanked versions.
 
     {"highest": 2, "tags": {"best": "v1"}, "yanked": {"v2": "trained on the dev set"}}
 
@@ -9,34 +9,30 @@ used again; files of earlier releases have no such field.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated
 
+from adapterhub.config.options import from_file, option
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files import schema
 from adapterhub.registry.reference import TAG, TAG_RULE
-from adapterhub.registry.store import MOST_VERSIONS
+from adapterhub.registry.store import MOST_VERSIONS, Entry, version_number
 
 NAMES_FILE = "names.json"
 # Room for 10,000 tags; a longer file is read by nobody and only delays every command.
 MAX_NAMES_BYTES = 1 << 20
-_version = schema.text(r"v[1-9][0-9]{0,8}", "a version: v1, v2, ...")
-_SCHEMA = schema.record(
-    {
-        "highest": schema.integer(0, MOST_VERSIONS),
-        "tags": schema.mapping(schema.text(TAG, f"a tag: {TAG_RULE}"), _version),
-        # The longest reason is as long as the longest description of an adapter.
-        "yanked": schema.mapping(_version, schema.text(r"(?s).{0,2000}", "a reason")),
-    }
-)
+_Tag = Annotated[str, schema.text(TAG, f"a tag: {TAG_RULE}")]
+_Version = Annotated[str, schema.text(r"v[1-9][0-9]{0,8}", "a version: v1, v2, ...")]
+# The longest reason is as long as the longest description of an adapter.
+_Reason = Annotated[str, schema.text(r"(?s).{0,2000}", "a reason")]
 
 
 @dataclass
 class Names:
     """The contents of `names.json`: version by tag, reason by yanked version, highest version."""
 
-    tags: dict[str, str] = field(default_factory=dict)
-    yanked: dict[str, str] = field(default_factory=dict)
-    highest: int = 0
+    tags: dict[_Tag, _Version] = field(default_factory=dict)
+    yanked: dict[_Version, _Reason] = field(default_factory=dict)
+    highest: Annotated[int, schema.integer(0, MOST_VERSIONS)] = option(0, omitted=True)
 
     def without(self, version: str) -> Names:
         """Return the names after a version is deleted."""
@@ -45,46 +41,75 @@ class Names:
         return Names(tags, yanked, self.highest)
 
 
-def parse_names(data: bytes, source: str) -> Names:
-    """Parse the contents of `names.json`.
+@dataclass(frozen=True)
+class Contents:
+    """What can be read of one name.
 
-    Args:
-        data: its bytes.
-        source: the name of the file, for the error message.
+    `entries` are the versions, oldest first. `broken` has the error of each other one by its
+    number. If `names.json` cannot be read, `broken` has only its error, and there are no entries.
+    `words` has what a text search covers of a version (`word_text`), if it is more than the entry.
+    """
+
+    entries: list[Entry]
+    broken: dict[str, FileError]
+    names: Names = field(default_factory=Names)
+    words: dict[str, str] = field(default_factory=dict)
+
+    def raise_broken(self, name: str, version: str | None) -> None:
+        """Raise the error of the version that a reference means, if it cannot be read.
+
+        Without a number or tag, it means the newest version that is not yanked.
+
+        Raises:
+            FileError: that version, or what decides which one it is, cannot be read.
+        """
+        if NAMES_FILE in self.broken:
+            raise self.broken[NAMES_FILE]
+        number = version_number(version or "")
+        available = {*self.broken, *(entry.version for entry in self.entries)}
+        if version is None:
+            newest = max(
+                available - self.names.yanked.keys(),
+                key=lambda each: version_number(each) or 0,
+                default="",
+            )
+            if newest in self.broken:
+                problem = self.broken[newest]
+                raise FileError(
+                    f"the newest version, {name}@{newest}, cannot be read: {problem.problem}",
+                    hint=f"restore it, remove its folder, or name another version: {name}@v1",
+                    offenders=problem.offenders,
+                )
+        elif error := self.broken.get(f"v{number}" if number else self.names.tags.get(version, "")):
+            raise error
+
+
+def parse_names(data: bytes, source: str) -> Names:
+    """Parse the contents of `names.json`; `source` names the file in errors.
 
     Raises:
         FileError: they are not valid.
     """
-    tree, problems = schema.parse_object(data, MAX_NAMES_BYTES)
-    tree = {"highest": 0, **tree}
-    if problems := problems or _SCHEMA("", tree):
-        raise _broken(source, problems)
-    return Names(tree["tags"], tree["yanked"], tree["highest"])
+    names, problems = schema.parse_record(Names, data, MAX_NAMES_BYTES)
+    if names is None:
+        raise FileError(
+            f"{source} cannot be read",
+            expected='{"tags": {TAG: VERSION}, "yanked": {VERSION: REASON}}',
+            hint="restore it, or delete it; tags and yanks are then lost, versions are not",
+            offenders=schema.shorten(problems),
+        )
+    return names
 
 
 def names_bytes(names: Names, name: str) -> bytes:
-    """Return the contents of `names.json`.
-
-    Args:
-        names: the tags and yanks.
-        name: the adapter's name, for the error message.
+    """Return the contents of `names.json` of the adapter `name`.
 
     Raises:
         ConfigError: a reader would refuse them.
     """
-    tree: dict[str, Any] = asdict(names)
-    problems = _SCHEMA("", tree)
-    if not problems and len(data := schema.canonical_json(tree)) > MAX_NAMES_BYTES:
+    _, problems = from_file(Names, names)
+    if not problems and len(data := schema.canonical_json(asdict(names))) > MAX_NAMES_BYTES:
         problems.append(f"{len(data)} bytes, more than {MAX_NAMES_BYTES}")
     if problems:
         raise ConfigError(f"invalid tags or yanks of {name}", offenders=schema.shorten(problems))
     return data
-
-
-def _broken(source: str, problems: list[str]) -> FileError:
-    return FileError(
-        f"{source} cannot be read",
-        expected='{"tags": {TAG: VERSION}, "yanked": {VERSION: REASON}}',
-        hint="restore it, or delete it; tags and yanks are then lost, versions are not",
-        offenders=schema.shorten(problems),
-    )

@@ -27,12 +27,6 @@ MAX_CONFIG_BYTES = 4 << 20
 def entry_of_foreign(data: bytes, *, reference: str, name: str, version: str) -> Entry:
     """Build the entry of another library's adapter from its configuration.
 
-    Args:
-        data: the contents of `adapter_config.json`.
-        reference: the text to type to get this version.
-        name: the adapter's name in its store.
-        version: the version, usually a commit.
-
     Raises:
         FileError: the configuration cannot be read.
     """
@@ -65,11 +59,6 @@ def files_to_copy(
 ) -> tuple[str, ...]:
     """Return which of the available files the importer reads.
 
-    Args:
-        available: the names of the adapter's files.
-        source: the adapter, for the error message.
-        allow_pickle: use pickles if there is no safetensors file.
-
     Raises:
         FileError: there is no safetensors file, and no pickle or `allow_pickle` is not set.
     """
@@ -86,11 +75,6 @@ def files_to_copy(
 
 def copy_foreign(source: Path, folder: Path, *, allow_pickle: bool = False) -> Path:
     """Copy the files of another library's adapter that the importer reads to a new folder.
-
-    Args:
-        source: the adapter's folder.
-        folder: the new folder.
-        allow_pickle: copy pickles if there is no safetensors file.
 
     Raises:
         FileError: there is no safetensors file, and no pickle or `allow_pickle` is not set.

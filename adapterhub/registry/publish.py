@@ -1,18 +1,82 @@
-"""`ah.publish`: add an adapter to a local registry."""
+"""`ah.publish` and `ah.push`: add an adapter to a registry of one's own, or to a hub.
+
+The publisher's metadata becomes part of the manifest, and so of the version: the same adapter under
+another licence is another version.
+
+An adapter is published after those that it was trained on: its manifest names versions of the same
+registry, or of the same owner on the same hub, so that the name of the adapter on top is enough to
+get all of them. One that was trained in a folder is recognized by its content: publication adds a
+licence, and so changes its digest.
+"""
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from adapterhub.config.user_folders import expanded
-from adapterhub.files.native import adapter_folder, read_manifest
+from adapterhub.errors import ConfigError, RegistryError
+from adapterhub.files import native
+from adapterhub.files.atomic import read_file
+from adapterhub.files.card import InPeft, card
+from adapterhub.files.foundation import copy_of
+from adapterhub.files.manifest import (
+    MAX_TENSOR_BYTES,
+    FoundationRef,
+    Manifest,
+    to_json,
+)
+from adapterhub.files.native import MANIFEST_FILE, adapter_folder, read_manifest
 from adapterhub.files.signature import PrivateKey
-from adapterhub.registry.publication import PublicationInfo, prepared_folder, published_foundations
+from adapterhub.interchange.peft.files import CONFIG_FILE, write_peft
+from adapterhub.interchange.peft.files import TENSORS_FILE as PEFT_TENSORS
+from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.published_files import name_to_publish
-from adapterhub.registry.reference import Reference
+from adapterhub.registry.pull import fetch
+from adapterhub.registry.reference import Reference, is_name, parse_reference
+from adapterhub.registry.registry import Registry
 from adapterhub.registry.sign import put_signed
-from adapterhub.registry.store import Entry, Publication
-from adapterhub.registry.stores import registry_at
+from adapterhub.registry.store import Entry, Publication, Query, Store
+from adapterhub.registry.stores import registry_at, store_of
+
+_MOST = 10_000  # versions for one backbone that are compared
+_NOT_REQUESTED = "it was published without peft's files"
+
+Note = Callable[[str], None]
+"""Receives one-line messages for the user that are not errors."""
+
+
+@dataclass(frozen=True)
+class PublicationInfo:
+    """Metadata that a publisher adds; fields that are None or empty keep the manifest's value.
+
+    Attributes:
+        description: one sentence for the card and the listing.
+        license: an identifier such as apache-2.0.
+        language: language codes such as en.
+        topics: search keywords.
+    """
+
+    description: str | None = None
+    license: str | None = None
+    language: tuple[str, ...] = ()
+    topics: tuple[str, ...] = ()
+
+    def apply(self, manifest: Manifest) -> Manifest:
+        """Return a copy of the manifest with this metadata."""
+        fields = {name: value for name, value in asdict(self).items() if value}
+        if "topics" in fields:
+            fields["tags"] = fields.pop("topics")
+        return replace(manifest, **fields)
+
+
+def silent(text: str) -> None:
+    """Ignore a message."""
 
 
 def publish(
@@ -57,3 +121,215 @@ def publish(
     publication = Publication(name, version, tuple(tags), allowed=tuple(allow_findings))
     with prepared_folder(source, listing or PublicationInfo(), name, on=on) as prepared:
         return put_signed(store, prepared, publication, source, sign)
+
+
+def push(
+    folder: str | Path,
+    reference: str,
+    *,
+    visibility: Literal["public", "private"] = "public",
+    tags: tuple[str, ...] = (),
+    listing: PublicationInfo | None = None,
+    peft: bool = True,
+    backbone: str | None = None,
+    allow_findings: tuple[str, ...] = (),
+    note: Note = silent,
+    sign: str | Path | PrivateKey | None = None,
+) -> Entry:
+    """Publish the adapter in a folder on a hub, as one commit.
+
+    The commit holds our files, a card and, if peft can express the adapter, peft's two files, which
+    make the repository loadable with plain peft. If it cannot, or if peft is installed and computes
+    other outputs, `note` and the card give the reason.
+
+    Args:
+        folder: the adapter's folder, or the folder of its training run.
+        reference: `hf:owner/name` or `https://host/owner/name`.
+        visibility: of the repository, if it does not exist yet.
+        tags: git tags to set on this version.
+        listing: description, licence, languages and topics; they become part of the manifest.
+        peft: whether to add peft's files.
+        backbone: the folder or Hub id of the backbone, whose configuration peft's files need; by
+            default the one recorded with the adapter.
+        allow_findings: codes, from the error, of texts that look private and are not.
+        note: receives messages for the user.
+        sign: the file of a private key, or the key: sign the version.
+
+    Raises:
+        ConfigError: the reference is not on a hub.
+        FileError: the folder holds no valid adapter, or its files contain private information.
+        BackboneError: `backbone` cannot be read.
+        OutputError: `listing` is invalid.
+        SignatureError: without `sign`, and the folder's signature is not for what is published.
+        RegistryError: the hub denies access or cannot be reached, or an adapter that this one was
+            trained on is not there.
+    """
+    parsed = _hub_reference(reference, folder)
+    source = adapter_folder(expanded(folder))
+    store = store_of(parsed)
+    on = published_foundations(source, read_manifest(source), store, parsed)
+    beside: dict[str, bytes] = {}
+    in_peft = InPeft(None, (_NOT_REQUESTED,))
+    if peft:
+        beside, in_peft = peft_files(source, backbone)
+        note(_peft_note(in_peft))
+    allowed = tuple(allow_findings)
+    publication = Publication(parsed.name, parsed.version, tuple(tags), visibility, beside, allowed)
+    target = str(replace(parsed, version=None))
+    with prepared_folder(source, listing or PublicationInfo(), target, in_peft, on) as prepared:
+        return put_signed(store, prepared, publication, source, sign)
+
+
+def _hub_reference(reference: str, folder: str | Path) -> Reference:
+    parsed = parse_reference(reference)
+    if parsed.kind not in ("hub", "server"):
+        raise ConfigError(
+            f"{reference!r} is not on a hub",
+            expected="hf:owner/name or https://host/owner/name",
+            hint=f"adapterhub publish {folder} for the local registry",
+        )
+    return parsed
+
+
+def _peft_note(in_peft: InPeft) -> str:
+    if not in_peft.problems:
+        compared = "" if find_spec("peft") else "; outputs not compared, peft is not installed"
+        return f"plain peft can load it: peft's two files are included{compared}"
+    more = f" (and {len(in_peft.problems) - 1} more)" if len(in_peft.problems) > 1 else ""
+    return f"plain peft cannot load it: {in_peft.problems[0]}{more}"
+
+
+@contextmanager
+def prepared_folder(
+    source: Path,
+    info: PublicationInfo,
+    reference: str,
+    peft: InPeft | None = None,
+    on: tuple[FoundationRef, ...] = (),
+) -> Iterator[Path]:
+    """Provide a folder with the adapter as it is to be published, for the length of the context.
+
+    The source is used as it is if nothing changes. `reference` loads the adapter, for the card.
+
+    Raises:
+        FileError: `source` holds no valid adapter.
+        OutputError: the metadata is invalid.
+    """
+    manifest = native.check_adapter(source)
+    published = replace(info.apply(manifest), on=on)
+    if published == manifest and peft is None:
+        yield source
+        return
+    text = card(published, native.read_card(source), reference=reference, peft=peft)
+    with tempfile.TemporaryDirectory() as path:
+        folder = Path(path)
+        files = {
+            native.MANIFEST_FILE: to_json(published),
+            native.CARD_FILE: native.card_bytes(text),
+        }
+        native.write_copy(folder, source, manifest, files)
+        yield folder
+
+
+def peft_files(source: Path, backbone: str | None) -> tuple[dict[str, bytes], InPeft]:
+    """Convert the adapter in `source` to peft's files.
+
+    `backbone` is its folder or Hub id, if not the one in the manifest.
+
+    Returns:
+        peft's files by name, empty if peft cannot express the adapter, and the reasons for the
+        card.
+
+    Raises:
+        FileError: `source` holds no valid adapter.
+        BackboneError: `backbone` cannot be read.
+    """
+    from adapterhub.adapters.export import in_peft  # imports torch and transformers
+
+    conversion = in_peft(source, backbone)
+    summary = InPeft(conversion.kind, conversion.problems)
+    if conversion.files is None:
+        return {}, summary
+    with tempfile.TemporaryDirectory() as path:
+        folder = Path(path) / "peft"
+        write_peft(folder, conversion.files)
+        names, most = (CONFIG_FILE, PEFT_TENSORS), MAX_TENSOR_BYTES
+        return {name: read_file(folder / name, 0, most, None) for name in names}, summary
+
+
+def published_foundations(
+    source: Path, manifest: Manifest, store: Store, target: Reference
+) -> tuple[FoundationRef, ...]:
+    """Return what a published manifest records of the adapters below one.
+
+    It is to be published in `store` as `target`.
+
+    Raises:
+        RegistryError: an adapter below is not published there, or is yanked.
+        FileError: the files of one cannot be read.
+    """
+    return tuple(_published_ref(source, manifest, ref, store, target) for ref in manifest.on)
+
+
+def _published_ref(
+    source: Path, manifest: Manifest, ref: FoundationRef, store: Store, target: Reference
+) -> FoundationRef:
+    copy, content = copy_of(source, ref), None
+    if (copy / MANIFEST_FILE).is_file():
+        content = _content(read_manifest(copy, ref.digest))
+    for entry in _candidates(manifest, ref, store, target):
+        if entry.yanked is not None or not entry.fingerprint:
+            continue
+        if entry.digest != ref.digest:
+            parsed = parse_reference(entry.reference)
+            if content is None or content != _content(
+                read_manifest(fetch(parsed, store, entry).folder, entry.digest)
+            ):
+                continue
+        return FoundationRef(entry.name, entry.digest, entry.version, entry.reference)
+    command = _command(ref, target)
+    raise RegistryError(
+        f"{manifest.name!r} was trained on {ref.name!r}, which is not published beside it",
+        offenders=[f"{ref}, sha256 {ref.digest[:12]}"],
+        expected="the adapters below it in the same registry, or of the same owner on the hub",
+        hint=f"{command.format(copy if content else 'FOLDER')} first, then this one",
+    )
+
+
+def _candidates(
+    manifest: Manifest, ref: FoundationRef, store: Store, target: Reference
+) -> Iterator[Entry]:
+    """Yield the versions that may be an adapter below, the newest first."""
+    if isinstance(store, Registry):
+        query = Query(all_versions=True, sort="newest", limit=_MOST)
+        is_new = isinstance(store, LocalRegistry) and not store.root.is_dir()
+        entries = [] if is_new else store.search(query)
+        yield from (entry for entry in entries if _may_be(entry, manifest))
+        return
+    recorded = parse_reference(ref.reference) if ref.reference else target
+    same_hub = (recorded.kind, recorded.host) == (target.kind, target.host)
+    names = [recorded.name] if same_hub and ref.reference else []
+    names.append(f"{target.name.partition('/')[0]}/{ref.name.rpartition('/')[2]}")
+    for name in dict.fromkeys(names):
+        try:
+            yield from reversed(store.versions(name))
+        except RegistryError:  # there is none of this name
+            continue
+
+
+def _may_be(entry: Entry, manifest: Manifest) -> bool:
+    backbone = manifest.backbone
+    return entry.fingerprint == backbone.fingerprint or entry.backbone == backbone.id
+
+
+def _content(manifest: Manifest) -> Manifest:
+    """Return a manifest without what publishing it may change."""
+    return replace(manifest, name="", on=(), description=None, license=None, language=(), tags=())
+
+
+def _command(ref: FoundationRef, target: Reference) -> str:
+    name = ref.name.rpartition("/")[2]
+    if target.kind == "local":
+        return f"adapterhub publish {{}} --name {name if is_name(name) else 'NAME'}"
+    owner = replace(target, name=f"{target.name.partition('/')[0]}/{name}", version=None)
+    return f"adapterhub push {{}} {owner}"

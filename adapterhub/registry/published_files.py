@@ -60,15 +60,6 @@ def entry_of(
 ) -> Entry:
     """Build the entry of an adapter from its manifest.
 
-    Args:
-        data: the contents of the manifest.
-        reference: the text to type to get this version.
-        name: the adapter's name in its store.
-        version: the version in its store.
-        tags: the tags of the version.
-        yanked: the reason, if the version was yanked.
-        published: when it was published, in UTC.
-
     Raises:
         FileError: the manifest cannot be read.
     """
@@ -125,12 +116,7 @@ def is_intact(folder: Path, digest: str) -> bool:
 
 
 def name_to_publish(folder: Path, manifest: Manifest) -> str:
-    """Return the name to publish an adapter by: its own, or that of its run if it was given none.
-
-    Args:
-        folder: the adapter's folder.
-        manifest: its manifest.
-    """
+    """Return an adapter's name to publish it by: its own, or that of its run if it has none."""
     path = folder.resolve()
     run = path.parent.name if path.name == "adapter" else path.name
     return run if manifest.name == UNNAMED and is_name(run) else manifest.name
@@ -149,12 +135,7 @@ def copy_adapter(source: Path, folder: Path, digest: str, *, date: bytes | None 
     """Copy the files of an adapter to a new folder atomically.
 
     The bytes that are written are those that were verified, so `source` may change at any time.
-
-    Args:
-        source: the adapter's folder.
-        folder: the new folder.
-        digest: the sha256 of the manifest that was published.
-        date: the contents of a date file, for a new version.
+    `digest` is the sha256 of the published manifest; `date` makes a date file, for a new version.
 
     Raises:
         OutputError: `folder` exists or cannot be written.
@@ -170,11 +151,6 @@ def copy_adapter(source: Path, folder: Path, digest: str, *, date: bytes | None 
 def merged_signatures(old: Sequence[Signature], new: Sequence[Signature], digest: str) -> bytes:
     """Return the contents of a signature file with new signatures, without those of other files.
 
-    Args:
-        old: the signatures so far.
-        new: the signatures to add.
-        digest: the sha256 of the manifest.
-
     Raises:
         OutputError: they are too many.
     """
@@ -183,11 +159,6 @@ def merged_signatures(old: Sequence[Signature], new: Sequence[Signature], digest
 
 def copy_files(source: Path, folder: Path, names: Sequence[str]) -> Path:
     """Copy the named files that exist to a new folder, atomically.
-
-    Args:
-        source: the folder to copy from.
-        folder: the new folder.
-        names: the names of the files to copy; missing ones are skipped.
 
     Raises:
         OutputError: `folder` exists or cannot be written.
@@ -223,11 +194,6 @@ def _small_files(source: Path, digest: str) -> dict[str, bytes]:
 
 def check_digest(folder: Path, manifest: bytes, digest: str) -> None:
     """Check that a manifest is the published one.
-
-    Args:
-        folder: the adapter's folder, for the error message.
-        manifest: the bytes of its manifest.
-        digest: the sha256 of the published manifest.
 
     Raises:
         FileError: it is another one.

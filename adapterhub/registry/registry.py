@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,10 +36,10 @@ from adapterhub.files.signature import (
     parse_signatures,
     read_signatures,
 )
-from adapterhub.registry.file_names import backbone_folder, folder_of_id, is_backbone_folder
 from adapterhub.registry.names_file import (
     MAX_NAMES_BYTES,
     NAMES_FILE,
+    Contents,
     Names,
     names_bytes,
     parse_names,
@@ -55,7 +55,14 @@ from adapterhub.registry.published_files import (
     merged_signatures,
     parse_date,
 )
-from adapterhub.registry.reference import check_name, check_tags, is_name
+from adapterhub.registry.reference import (
+    backbone_folder,
+    check_name,
+    check_tags,
+    folder_of_id,
+    is_backbone_folder,
+    is_name,
+)
 from adapterhub.registry.secrets import published_texts, refuse_leaks
 from adapterhub.registry.store import (
     ConflictError,
@@ -71,51 +78,13 @@ from adapterhub.registry.store import (
     is_fingerprint,
     is_version_folder,
     version_number,
+    word_text,
 )
 
 _ATTEMPTS = 60  # to change a file while others do
 _SHOWN = 5  # broken versions that a warning names
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True)
-class Contents:
-    """What can be read of one name.
-
-    `entries` are the versions, oldest first. `broken` has the error of each other one by its
-    number. If `names.json` cannot be read, `broken` has only its error, and there are no entries.
-    """
-
-    entries: list[Entry]
-    broken: dict[str, FileError]
-    names: Names
-
-    def raise_broken(self, name: str, version: str | None) -> None:
-        """Raise the error of the version that a reference means, if it cannot be read.
-
-        Args:
-            name: the adapter's name, for the error message.
-            version: a version number or a tag; the newest version that is not yanked if None.
-
-        Raises:
-            FileError: that version, or what decides which one it is, cannot be read.
-        """
-        if NAMES_FILE in self.broken:
-            raise self.broken[NAMES_FILE]
-        number = version_number(version or "")
-        available = {*self.broken, *(entry.version for entry in self.entries)}
-        if version is None:
-            newest = max(available - self.names.yanked.keys(), key=_number, default="")
-            if newest in self.broken:
-                problem = self.broken[newest]
-                raise FileError(
-                    f"the newest version, {name}@{newest}, cannot be read: {problem.problem}",
-                    hint=f"restore it, remove its folder, or name another version: {name}@v1",
-                    offenders=problem.offenders,
-                )
-        elif error := self.broken.get(f"v{number}" if number else self.names.tags.get(version, "")):
-            raise error
 
 
 class Registry(Store):
@@ -175,11 +144,16 @@ class Registry(Store):
 
     def search(self, query: Query) -> list[Entry]:
         """Return the versions that match a query, in its order; warn of those that are broken."""
-        found = self._read(_by_name(self.storage.files()))
+        found = self.everything()
         self._warn({f"{p}/{v}": line_of(e) for p, c in found.items() for v, e in c.broken.items()})
         available = [e for c in found.values() for e in c.entries if e.yanked is None]
         newest = {(entry.backbone, entry.name): entry for entry in available}
-        return filter_entries(available if query.all_versions else [*newest.values()], query)
+        shown = available if query.all_versions else newest.values()
+        return filter_entries(shown, query, lambda entry: _words_of(entry, found))
+
+    def everything(self) -> dict[str, Contents]:
+        """Read all names, by their paths."""
+        return self._read(_by_name(self.storage.files()))
 
     def has(self, name: str) -> bool:
         """Return whether there is a version of this name, readable or not."""
@@ -303,7 +277,7 @@ class Registry(Store):
         try:
             return self._read({path: self._files(path)})[path]
         except FileError as error:
-            return Contents([], {NAMES_FILE: error}, Names())
+            return Contents([], {NAMES_FILE: error})
 
     def _read(self, files: Mapping[str, Mapping[str, Mapping[str, str]]]) -> dict[str, Contents]:
         """Read the versions of names, given the tags of their files by name and version."""
@@ -311,7 +285,7 @@ class Registry(Store):
         found = {
             path: Contents([], {}, names)
             if isinstance(names, Names)
-            else Contents([], {NAMES_FILE: names}, Names())
+            else Contents([], {NAMES_FILE: names})
             for path, names in zip(files, known, strict=True)
         }
         wanted = [
@@ -520,6 +494,11 @@ class Registry(Store):
 def line_of(error: AdapterhubError) -> str:
     """Return a problem and its details as one line."""
     return "; ".join((error.problem, *error.offenders))
+
+
+def _words_of(entry: Entry, found: Mapping[str, Contents]) -> str:
+    words = found[f"{folder_of_id(entry.backbone)}/{entry.name}"].words
+    return words.get(entry.version) or word_text(entry.words)
 
 
 def _or_error(read: Callable[[], _Result]) -> _Result | FileError:

@@ -44,10 +44,6 @@ def why_empty(query: Query, registry: str | Path | None = None) -> list[str]:
 
     A filter that excludes everything is named, with the values that exist; if each alone matches
     something, the number of matches without it. Nothing is returned for an empty registry.
-
-    Args:
-        query: the query.
-        registry: the folder of the registry, if not the default one.
     """
     store = registry_at(registry)
     everything = Query(all_versions=query.all_versions, limit=_ALL)

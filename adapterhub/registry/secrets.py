@@ -170,9 +170,7 @@ class Finding:
 def refuse_leaks(files: Mapping[str, bytes], allowed: Collection[str] = ()) -> None:
     """Refuse to publish text that contains a path of this machine or a secret.
 
-    Args:
-        files: the files by name; of tensor files, the header is searched.
-        allowed: codes of findings that the user has read and accepts.
+    Of tensor files, the header is searched. `allowed` has codes of findings that the user accepts.
 
     Raises:
         FileError: a file does; the error lists each place, without the secret.
@@ -268,12 +266,7 @@ def _header(data: bytes) -> bytes:
 
 
 def _problems_in(text: str, key: str = "") -> Iterator[str]:
-    """Yield each kind of secret or path in one line of text.
-
-    Args:
-        text: the line, or one value of a document.
-        key: the name of the value in its document, if it has one.
-    """
+    """Yield each kind of secret or path in a line, or in the value named `key` of a document."""
     if key and _KEY_NAME.fullmatch(key) and not _PLACEHOLDER.fullmatch(text.strip()):
         yield f"a value named {key[:40]!r}"
     named = f'"{key}": "{text}"' if key and len(text) <= _MOST_NAMED else text

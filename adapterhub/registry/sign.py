@@ -1,4 +1,7 @@
-"""`ah.sign`: sign an adapter, in a folder, in a local registry or on publication."""
+"""`ah.sign` and `ah.verify`: sign an adapter, and check who signed one.
+
+A signature is made of an adapter in a folder, in a local registry, or on publication.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adapterhub.config.user_folders import expanded
-from adapterhub.errors import AdapterhubError, ConfigError, SignatureError
+from adapterhub.errors import AdapterhubError, ConfigError, FileError, SignatureError
 from adapterhub.files.atomic import explained, replace_file
 from adapterhub.files.native import (
     SIGNATURE_FILE,
@@ -33,9 +36,18 @@ from adapterhub.registry.published_files import (
     merged_signatures,
     name_to_publish,
 )
+from adapterhub.registry.pull import published_signatures
+from adapterhub.registry.reference import Reference
 from adapterhub.registry.store import Entry, Publication, Store, free_version, version_number
 from adapterhub.registry.stores import read_reference, store_of
-from adapterhub.registry.trust import same_name
+from adapterhub.registry.trust import (
+    CheckedSignature,
+    SignedSubject,
+    checked_signatures,
+    current_trust,
+    same_name,
+    signed_subject,
+)
 
 
 def sign(
@@ -94,12 +106,7 @@ def put_signed(
 ) -> Entry:
     """Publish a folder with the signatures that its source has, and with a new one.
 
-    Args:
-        store: the store to publish in.
-        folder: the adapter as it is to be published.
-        publication: how to publish it.
-        source: the folder that it was made from; its signatures are kept.
-        key: the private key or its file; None adds no signature.
+    `source` is the folder that it was made from. Without a key, no signature is added.
 
     Raises:
         SignatureError: without a key, and a signature in `source` is not for what is published.
@@ -185,3 +192,73 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The signatures of an adapter whose files are intact.
+
+    Attributes:
+        reference: the adapter.
+        digest: the sha256 of its manifest.
+        signatures: the signatures, each compared with it.
+    """
+
+    reference: str
+    digest: str
+    signatures: tuple[CheckedSignature, ...]
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether a trusted key signed it."""
+        return any(checked.is_valid and checked.is_trusted for checked in self.signatures)
+
+
+def verify(
+    reference: str | Path,
+    *,
+    backbone: str | None = None,
+    registry: str | Path | None = None,
+) -> Verification:
+    """Verify the files of an adapter, and check its signatures without requiring any.
+
+    Args:
+        reference: a folder, or an adapter in a registry or on a hub.
+        backbone: a backbone's id or fingerprint, to choose between adapters of the same name.
+        registry: the folder of the local registry, if not the default one.
+
+    Raises:
+        FileError: the files are damaged, or of another library.
+        RegistryError: not found, or the store cannot be reached.
+    """
+    parsed = read_reference(reference, registry)
+    if parsed.kind == "folder":
+        folder = adapter_folder(expanded(parsed.name))
+        digest = digest_of(folder)
+        check_tensor_file(folder, read_manifest(folder, digest))
+        checked = signatures_beside(parsed, folder)
+        return Verification(str(folder), digest, tuple(checked))
+    store = store_of(parsed, registry)
+    entry = store.resolve(parsed.name, parsed.version, backbone=backbone)
+    if not entry.fingerprint:
+        raise FileError(f"{entry.reference} is another library's adapter, which cannot be signed")
+    checked = published_signatures(parsed, store, entry, store.get(entry), current_trust())
+    return Verification(entry.reference, entry.digest, tuple(checked))
+
+
+def signatures_beside(
+    reference: Reference, folder: Path, entry: Entry | None = None
+) -> list[CheckedSignature]:
+    """Check the signatures in the folder of an adapter; its store is not asked for later ones.
+
+    Without an entry, the folder is compared by its digest only.
+
+    Raises:
+        FileError: the signature file is broken.
+        ConfigError: there are signatures, and cryptography is not installed.
+    """
+    if entry is None:
+        subject = SignedSubject(Reference("folder", str(folder)), digest_of(folder))
+    else:
+        subject = signed_subject(reference, entry.digest, entry.name, entry.version)
+    return checked_signatures(read_signatures(folder), subject, current_trust())

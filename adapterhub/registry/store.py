@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -120,12 +119,9 @@ class Store(Protocol):
     def resolve(
         self, name: str, version: str | None = None, *, backbone: str | None = None
     ) -> Entry:
-        """Find the version that a name refers to.
+        """Find the version that a name refers to; without one, the newest that is not yanked.
 
-        Args:
-            name: the adapter's name.
-            version: a version number or a tag; the newest version that is not yanked if None.
-            backbone: a backbone's id or fingerprint, to choose between adapters of the same name.
+        The id or fingerprint of a backbone chooses between adapters of the same name.
 
         Raises:
             RegistryError: no such name or version, or the name exists for several backbones.
@@ -230,12 +226,9 @@ class Storage(Protocol):
         """
 
     def read(self, path: str, most: int, tag: str = "") -> Stored | None:
-        """Read a file; None if there is none.
+        """Read a file of at most `most` bytes; None if there is none.
 
-        Args:
-            path: the file.
-            most: the largest size that is read.
-            tag: the tag of the file in a list; a copy with this tag may be returned.
+        With the tag of the file in a list, a copy that has this tag may be returned.
 
         Raises:
             FileError: it is larger than `most` bytes, or not a regular file.
@@ -245,11 +238,7 @@ class Storage(Protocol):
     def create(self, path: str, source: Path, digest: str, date: bytes) -> None:
         """Create a version from the files of an adapter; an interruption leaves none.
 
-        Args:
-            path: the path of the version.
-            source: the adapter's folder.
-            digest: the sha256 of its manifest.
-            date: the contents of the date file.
+        `digest` is the sha256 of its manifest, `date` the contents of the date file.
 
         Raises:
             FileError: the folder does not hold this adapter.
@@ -272,10 +261,8 @@ class Storage(Protocol):
     def get(self, path: str, digest: str, folder: Path | None) -> Path:
         """Return a folder of this machine with the verified files of a version.
 
-        Args:
-            path: the path of the version.
-            digest: the sha256 of the manifest that was published.
-            folder: a new folder; None for the storage's own, or a copy that it keeps.
+        It is `folder`, which is new, or else the storage's own, or a copy that it keeps. `digest`
+        is the sha256 of the manifest that was published.
 
         Raises:
             FileError: the files are not what was published.
@@ -298,10 +285,7 @@ class Storage(Protocol):
 def choose_version(entries: Sequence[Entry], name: str, version: str | None) -> Entry:
     """Choose a version by its number or tag, or the newest one that is not yanked.
 
-    Args:
-        entries: all versions of the name, oldest first.
-        name: the adapter's name, for the error message.
-        version: a version number or a tag, or None for the newest.
+    `entries` are all versions of the name, oldest first.
 
     Raises:
         RegistryError: no such version, or all versions are yanked.
@@ -326,12 +310,8 @@ def choose_version(entries: Sequence[Entry], name: str, version: str | None) -> 
 def free_version(name: str, version: str | None, entries: Sequence[Entry], highest: int = 0) -> str:
     """Return the version to publish new bytes as: the requested one, or the next number.
 
-    Args:
-        name: the adapter's name, for the error message.
-        version: the requested version, or None.
-        entries: the existing versions of the name.
-        highest: the highest version ever published, if the store records it; the numbers below
-            that no entry has belong to deleted versions.
+    `highest` is the highest version ever published, if the store records it; the numbers below that
+    no entry has belong to deleted versions.
 
     Raises:
         ConfigError: `version` is not a version number.
@@ -380,44 +360,42 @@ def is_fingerprint(backbone: str) -> bool:
     return re.fullmatch(r"[a-z0-9]+-[0-9a-f]{64}", backbone) is not None
 
 
-def filter_entries(entries: Sequence[Entry], query: Query) -> list[Entry]:
-    """Filter and sort entries by a query, for stores without an index."""
-    matches = [entry for entry in entries if _matches(entry, query)]
-    field = sort_field(query.sort)
-    sortable = [entry for entry in matches if field in sort_keys(entry)]  # others lack the metric
-    return sorted(sortable, key=lambda entry: sort_keys(entry)[field])[: query.limit]
-
-
-def sort_keys(entry: Entry) -> dict[str, Any]:
-    """Return the value by which an entry is sorted, smallest first, for each field of a sort."""
-    newest = -_seconds(entry.published) if entry.published else 0.0
-    keys: dict[str, Any] = {"name": entry.name, "size": entry.size, "newest": newest}
-    return keys | {
-        sort_field(metric): value if metric in LOWER_IS_BETTER else -value
-        for metric, value in entry.metrics.items()
+def filter_entries(
+    entries: Iterable[Entry], query: Query, words_of: Callable[[Entry], str] | None = None
+) -> list[Entry]:
+    """Filter and sort entries by a query; `words_of` returns `word_text` of an entry."""
+    words_of = words_of or (lambda entry: word_text(entry.words))
+    prefixes = word_text([query.text]).split()
+    matches = [
+        entry
+        for entry in entries
+        if _matches(entry, query)
+        and (not prefixes or all(f" {prefix}" in words_of(entry) for prefix in prefixes))
+    ]
+    if query.sort not in SORTS:
+        matches = [entry for entry in matches if query.sort in entry.metrics]
+    keys: dict[str, Callable[[Entry], Any]] = {
+        "name": lambda entry: entry.name,
+        "size": lambda entry: entry.size,
+        "newest": lambda entry: entry.published or "",  # UTC: in the order of the texts
     }
+    key = keys.get(query.sort, lambda entry: entry.metrics[query.sort])
+    rising = query.sort in ("name", "size", *LOWER_IS_BETTER)
+    return sorted(matches, key=key, reverse=not rising)[: query.limit]
 
 
-def _seconds(published: str) -> float:
-    moment = datetime.strptime(published, DATE_FORMAT)
-    return moment.replace(tzinfo=timezone.utc).timestamp()
-
-
-def sort_field(sort: str) -> str:
-    """Return the field of `sort_keys` for a `Query.sort`."""
-    return sort if sort in SORTS else f"metric {sort}"
-
-
-def words_in(text: str) -> set[str]:
-    """Split a text into its words, case-folded and without accents."""
+def word_text(texts: Iterable[str]) -> str:
+    """Return the words of texts, each with a space in front, case-folded and without accents."""
+    text = " ".join(texts)
     if not text.isascii():
         parts = unicodedata.normalize("NFKD", text)
         text = "".join(c for c in parts if not unicodedata.combining(c))
-    return set(re.findall(r"[^\W_]+", text.casefold()))
+    words = dict.fromkeys(re.findall(r"[^\W_]+", text.casefold()))
+    return "".join(f" {word}" for word in words)
 
 
 def _matches(entry: Entry, query: Query) -> bool:
-    words = words_in(" ".join(entry.words))
+    """Return whether an entry has all that a query requires, except words."""
     return all(
         (
             entry.yanked is None,
@@ -426,6 +404,5 @@ def _matches(entry: Entry, query: Query) -> bool:
             query.method is None or query.method in entry.methods,
             set(query.tags) <= {*entry.tags, *entry.topics},
             query.metric is None or query.metric in entry.metrics,
-            all(any(w.startswith(prefix) for w in words) for prefix in words_in(query.text)),
         )
     )

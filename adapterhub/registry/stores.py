@@ -33,10 +33,7 @@ def read_reference(
 ) -> Reference:
     """Parse a path or a reference; an existing folder may be written without a leading ./.
 
-    Args:
-        location: a path, the text of a reference, or a reference that was read before.
-        registry: the folder of the local registry, if not the default one.
-        signed: whether the caller requires a signature.
+    `signed` says that the caller requires a signature.
 
     Raises:
         ConfigError: a text that has none of the four forms.
@@ -74,9 +71,7 @@ def _is_folder(name: str, signed: bool) -> bool:
 def registry_at(location: str | Path | None) -> Registry:
     """Open a registry of one's own: a folder, or a bucket.
 
-    Args:
-        location: the folder or the URL; None for `$ADAPTERHUB_REGISTRY`, or else the folder in the
-            user's data.
+    None is `$ADAPTERHUB_REGISTRY`, or else the folder in the user's data.
 
     Raises:
         ConfigError: the library for buckets is missing, or the URL is not valid.
@@ -90,10 +85,7 @@ def store_of(
 ) -> Store:
     """Open the store that a reference points into.
 
-    Args:
-        reference: the adapter's reference.
-        registry: the folder of the local registry, if not the default one.
-        allow_pickle: accept other libraries' adapters as pickles.
+    `allow_pickle` accepts other libraries' adapters as pickles.
 
     Raises:
         ConfigError: the reference is a folder.

@@ -14,10 +14,14 @@ from __future__ import annotations
 import base64
 import os
 import re
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from adapterhub.backbones.origins import ForbiddenAddressError, Reach, reach_of, url_origin
+from adapterhub.config.options import to_dict
 from adapterhub.config.user_folders import user_folder
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files import schema
@@ -27,15 +31,16 @@ VARIABLE = "ADAPTERHUB_TOKENS"
 _TOKEN = re.compile(r"[\x21-\x7e]{8,4096}")
 _MAX_BYTES = 4 << 20
 _RUN = 8  # a text that repeats this many characters of a token in a row is not shown
-_ORIGIN = r"https?://[a-z0-9_.:\[\]-]{1,262}"
-_SCHEMA = schema.record(
-    {
-        "version": schema.integer(1, 1),
-        "tokens": schema.mapping(
-            schema.text(_ORIGIN, "an origin"), schema.text(_TOKEN.pattern, "a token")
-        ),
-    }
-)
+_Origin = Annotated[str, schema.text(r"https?://[a-z0-9_.:\[\]-]{1,262}", "an origin")]
+_Token = Annotated[str, schema.text(_TOKEN.pattern, "a token")]
+
+
+@dataclass(frozen=True)
+class _TokenFile:
+    """The contents of the file."""
+
+    tokens: dict[_Origin, _Token]
+    version: Annotated[int, schema.integer(1, 1)] = 1
 
 
 def token_for(url: str) -> str | None:
@@ -137,13 +142,13 @@ def _stored() -> dict[str, str]:
     path = _file()
     if not path.exists():
         return {}
-    try:
-        tree, problems = schema.parse_object(read_file(path, 0, _MAX_BYTES, None), _MAX_BYTES)
-    except UnreadableError as error:
-        tree, problems = {}, [str(error)]
-    if problems or _SCHEMA("", tree):  # the problems may quote a token
+    file = None
+    with suppress(UnreadableError):
+        data = read_file(path, 0, _MAX_BYTES, None)
+        file, _ = schema.parse_record(_TokenFile, data, _MAX_BYTES)  # problems may quote a token
+    if file is None:
         raise FileError(f"{path} is not a file of tokens", hint="delete it, and log in again")
-    return dict(tree["tokens"])
+    return file.tokens
 
 
 def _store(tokens: dict[str, str]) -> None:
@@ -156,7 +161,7 @@ def _store(tokens: dict[str, str]) -> None:
         descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with open(descriptor, "wb") as handle:
-                handle.write(schema.canonical_json({"version": 1, "tokens": tokens}))
+                handle.write(schema.canonical_json(to_dict(_TokenFile(tokens))))
                 handle.flush()
                 os.fsync(handle.fileno())
             os.replace(staged, path)

@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from filelock import FileLock
 
+from adapterhub.config.options import to_dict
 from adapterhub.config.user_folders import user_folder
 from adapterhub.errors import ConfigError, FileError, SignatureError
 from adapterhub.files import schema
@@ -33,13 +35,6 @@ _SWITCH: Mapping[str, bool] = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("", "0", "false", "no", "off"), False),
 }
-_SCHEMA = schema.record(
-    {
-        "version": schema.integer(2, 2),
-        "require_signatures": schema.boolean,
-        "trusted": schema.sequence(key_problems, 0, _MOST_KEYS),
-    }
-)
 _required_here: ContextVar[bool] = ContextVar("required_here", default=False)
 
 
@@ -49,6 +44,15 @@ class Trust:
 
     keys: tuple[str, ...] = ()
     required: bool = False
+
+
+@dataclass(frozen=True)
+class _TrustFile:
+    """The contents of the file."""
+
+    require_signatures: bool
+    trusted: Annotated[tuple[Annotated[str, key_problems], ...], schema.items(0, _MOST_KEYS)]
+    version: Annotated[int, schema.integer(2, 2)] = 2
 
 
 def trust_path() -> Path:
@@ -72,14 +76,14 @@ def read_trust() -> Trust:
         data = read_file(path.resolve(), 1, _MAX_BYTES, None)  # one's own links are followed
     except UnreadableError as error:
         raise FileError(f"the trusted keys in {path} cannot be read: {error}") from None
-    tree, offenders = schema.parse_object(data, _MAX_BYTES)
-    if offenders := offenders or _SCHEMA("", tree):
+    file, offenders = schema.parse_record(_TrustFile, data, _MAX_BYTES)
+    if file is None:
         raise FileError(
             f"{path} is not a file of trusted keys",
             offenders=schema.shorten(offenders),
             hint="correct it, or delete it and trust the keys again: adapterhub trust KEY",
         )
-    return Trust(tuple(tree["trusted"]), tree["require_signatures"])
+    return Trust(file.trusted, file.require_signatures)
 
 
 def trust_key(key: PublicKey) -> None:
@@ -144,9 +148,6 @@ def requiring_signatures() -> Iterator[None]:
 def current_trust(*, signed: bool = False) -> Trust:
     """Return the trusted keys, and whether a signature is required by anything.
 
-    Args:
-        signed: whether the caller requires one.
-
     Raises:
         FileError: the file of trusted keys cannot be read.
         ConfigError: `$ADAPTERHUB_REQUIRE_SIGNATURES` is neither on nor off.
@@ -174,7 +175,7 @@ def _changing() -> Iterator[Trust]:
 
 
 def _write(trust: Trust) -> None:
-    tree = {"require_signatures": trust.required, "trusted": list(trust.keys), "version": 2}
+    tree = to_dict(_TrustFile(trust.required, trust.keys))
     replace_file(trust_path().resolve(), schema.canonical_json(tree))
 
 
@@ -219,14 +220,7 @@ class CheckedSignature:
 
 
 def signed_subject(asked: Reference, digest: str, name: str, version: str) -> SignedSubject:
-    """Describe a published version, for its signatures.
-
-    Args:
-        asked: the reference that was asked for.
-        digest: the sha256 of the manifest.
-        name: the adapter's name in its store.
-        version: the version in its store.
-    """
+    """Describe a published version, for its signatures."""
     number = version_number(version)
     comparable = f"v{number}" if number else "" if asked.version is None else None
     return SignedSubject(asked, digest, name, comparable)
@@ -236,11 +230,6 @@ def checked_signatures(
     signatures: Iterable[Signature], subject: SignedSubject, trust: Trust
 ) -> list[CheckedSignature]:
     """Check signatures, the ones that are enough first.
-
-    Args:
-        signatures: those found for the adapter.
-        subject: the adapter.
-        trust: the trusted keys.
 
     Raises:
         ConfigError: cryptography is not installed.
@@ -256,11 +245,6 @@ def check_enough(
     checked: Sequence[CheckedSignature], subject: SignedSubject, trust: Trust
 ) -> tuple[str, ...]:
     """Refuse an adapter whose signatures are not enough; return its valid signers.
-
-    Args:
-        checked: its signatures.
-        subject: the adapter.
-        trust: the trusted keys, and whether one must have signed.
 
     Raises:
         SignatureError: a signature by a trusted key is required, and there is none.

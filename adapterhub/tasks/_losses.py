@@ -95,7 +95,7 @@ def corrected_loss(model: PreTrainedModel, kind: str) -> Loss | None:
 
     `kind` is the `head` of a task.
     """
-    from adapterhub.backbones.causality import shifts_labels  # imports torch
+    from adapterhub.backbones.probe import shifts_labels  # imports torch
 
     if kind != "causal-lm" or shifts_labels(model):
         return None

@@ -331,7 +331,7 @@ class PicturePrompts:
     """
 
     def __init__(self, processor: Any, template: str | None) -> None:
-        from adapterhub.backbones.picture_processor import image_placeholder, learns_suffix
+        from adapterhub.backbones.processor import image_placeholder, learns_suffix
 
         self.processor = processor
         self.tokenizer: Any = getattr(processor, "tokenizer", None)
@@ -484,7 +484,7 @@ class PicturePrompts:
 
         Tensors are padded to the longest prompt; else lists are returned.
         """
-        from adapterhub.backbones.picture_processor import picture_inputs
+        from adapterhub.backbones.processor import picture_inputs
 
         prompts = [text.prompt for text in texts]
         special = texts[0].special

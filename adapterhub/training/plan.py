@@ -17,8 +17,8 @@ import torch
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.load import load_processor, meta_model
-from adapterhub.backbones.quantized_weights import bytes_of, size_of
-from adapterhub.backbones.trained_length import max_positions, trained_length
+from adapterhub.backbones.pooling import max_positions, trained_length
+from adapterhub.backbones.quantized_layers import bytes_of, size_of
 from adapterhub.backbones.weights import device_of
 from adapterhub.loop.optimizers import OPTIMIZERS
 from adapterhub.loop.progress import process_memory

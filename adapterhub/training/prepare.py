@@ -17,8 +17,8 @@ from adapterhub.adapters.heads import add_heads, select_head
 from adapterhub.adapters.parts import NamedHead
 from adapterhub.adapters.route import only_foundations
 from adapterhub.backbones.identity import ORIGIN
+from adapterhub.backbones.pooling import max_positions, trained_length
 from adapterhub.backbones.task_models import TASK_MODELS
-from adapterhub.backbones.trained_length import max_positions, trained_length
 from adapterhub.errors import ConfigError
 from adapterhub.loop.processes import divided_evaluation, process_count
 from adapterhub.loop.sharding import shard

@@ -12,7 +12,7 @@ from typing import Any
 
 from adapterhub.adapters.adapter import STOPS
 from adapterhub.backbones.quantized import cpu_note
-from adapterhub.backbones.quantized_weights import size_of
+from adapterhub.backbones.quantized_layers import size_of
 from adapterhub.config.options import is_neutral, to_dict
 from adapterhub.data.examples import data_hash
 from adapterhub.data.options import DataOptions

@@ -11,7 +11,6 @@ import random
 import re
 import shutil
 import signal
-import sqlite3
 import stat as stat_module
 import sys
 import threading
@@ -28,7 +27,7 @@ from selection import rotate, rotating
 import adapterhub as ah
 from adapterhub.cli import group
 from adapterhub.errors import AdapterhubError, ConfigError, FileError, OutputError, RegistryError
-from adapterhub.registry import index, local, lockfile
+from adapterhub.registry import local, lockfile
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.lockfile import pin, read_lock, sync, with_pins, write_lock
 from adapterhub.registry.published_files import digest_of
@@ -589,36 +588,6 @@ def test_without_a_cache_searches_work(registry, tmp_path, monkeypatch):
     registry._index_path().mkdir(parents=True)
     assert listed(registry) == expected
     assert registry.verify() == []
-
-
-def test_a_locked_index_is_an_error_of_ours(registry, monkeypatch):
-    monkeypatch.setattr(index, "_WAIT", 0.05, raising=False)
-    listed(registry)
-    registry.put(registry.root.parent / "made-0", Publication("new"))
-    with contextlib.closing(sqlite3.connect(registry._index_path())) as db:
-        db.execute("BEGIN EXCLUSIVE")
-        for act in (lambda: registry.search(Query()), registry.reindex):
-            with pytest.raises(RegistryError, match="another process is updating"):
-                act()
-    assert "new@v1" in listed(registry)
-
-
-def test_an_index_removed_under_a_search(registry, monkeypatch):
-    """By a user who deletes the cache, or a process that found the index corrupted."""
-    real, removed = local.open_index, []
-
-    @contextlib.contextmanager
-    def open_then_remove(path):
-        with real(path) as opened:
-            if not removed:
-                removed.append(path)
-                index.remove_index(path)
-            yield opened
-
-    monkeypatch.setattr(local, "open_index", open_then_remove)
-    assert listed(registry) == ["polite@v1", "polite@v2", "sound@v1"]
-    assert removed
-    assert listed(registry) == ["polite@v1", "polite@v2", "sound@v1"]
 
 
 def test_the_highest_version_number_is_not_exceeded(registry, tmp_path):

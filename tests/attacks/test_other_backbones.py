@@ -21,7 +21,7 @@ from adapterhub.adapters.state import find_state, new_state
 from adapterhub.backbones import tensor_digests
 from adapterhub.backbones.checkpoint_form import named_tensors
 from adapterhub.backbones.find import find_backbone
-from adapterhub.backbones.function_config import function_config
+from adapterhub.backbones.fingerprint import function_config
 from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead
 

@@ -153,12 +153,12 @@ def calls(attribute):
 def test_files_leave_a_store_by_one_door():
     """`sign`, `verify` and the choice of a backbone in `load` only read them; nobody else does."""
     gets = {path for path, call in calls("get") if call.startswith("store.get(")}
-    readers = {"registry/load.py", "registry/sign.py", "registry/verify.py"}
-    assert gets == {"registry/fetch.py", *readers}
+    readers = {"registry/load.py", "registry/sign.py"}
+    assert gets == {"registry/pull.py", *readers}
     assert {path for path, _ in calls("fetch")} == {
         "registry/pull.py",
         "registry/lockfile.py",
-        "registry/publication.py",
+        "registry/publish.py",
     }
 
 

@@ -10,7 +10,7 @@ from selection import rotate
 from transformers import AutoModelForCausalLM
 
 import adapterhub as ah
-from adapterhub.backbones.causality import reads_ahead, shifts_labels
+from adapterhub.backbones.probe import reads_ahead, shifts_labels
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.errors import BackboneError
 from adapterhub.loop.engine import model_loss

@@ -8,7 +8,7 @@ import tiny_models
 import transformers
 from selection import rotate
 
-from adapterhub.backbones.function_config import config_differences, function_config
+from adapterhub.backbones.fingerprint import config_differences, function_config
 
 
 @rotate("architecture", tiny_models.ARCHITECTURES, 4)

@@ -11,14 +11,15 @@ import vision_language
 from PIL import Image
 
 from adapterhub.backbones.load import load_backbone, load_processor
-from adapterhub.backbones.picture_processor import (
+from adapterhub.backbones.processor import (
     PictureTextProcessor,
     for_pictures,
     image_placeholder,
     learns_suffix,
     picture_inputs,
+    processor_identity,
+    remember_processor,
 )
-from adapterhub.backbones.processor import processor_identity, remember_processor
 from adapterhub.errors import BackboneError, ConfigError
 
 TASK = "image-text-to-text"

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from adapterhub.backbones import quantized
+from adapterhub.backbones.early_checks import QUANTIZATION_LIBRARIES
 from adapterhub.backbones.quantized import (
     QUANTIZATIONS,
     loading_options,
@@ -81,10 +82,10 @@ def test_a_checkpoint_quantized_otherwise_is_refused(installed, tmp_path):
 @pytest.mark.parametrize("kind", QUANTIZATIONS)
 def test_a_library_that_is_not_installed_is_named(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(quantized.importlib.util, "find_spec", lambda name: None)
-    scheme = QUANTIZATIONS[kind]
-    with pytest.raises(ConfigError, match=f"needs {scheme.library}") as error:
+    library, extra = QUANTIZATION_LIBRARIES[kind]
+    with pytest.raises(ConfigError, match=f"needs {library}") as error:
         remaining_quantization(kind, tmp_path)
-    assert error.value.hint == f'pip install "adapterhub[{scheme.extra}]"'
+    assert error.value.hint == f'pip install "adapterhub[{extra}]"'
 
 
 def test_options_are_unchanged_without_quantization(tmp_path):

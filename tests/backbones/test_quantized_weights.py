@@ -10,8 +10,8 @@ from float8 import float8_layer
 from torch import nn
 
 import adapterhub as ah
-from adapterhub.backbones.quantized import QUANTIZATIONS
-from adapterhub.backbones.quantized_weights import (
+from adapterhub.backbones.early_checks import QUANTIZATION_LIBRARIES
+from adapterhub.backbones.quantized_layers import (
     bytes_of,
     can_requantize,
     dequantized,
@@ -20,7 +20,7 @@ from adapterhub.backbones.quantized_weights import (
     size_of,
 )
 
-KINDS = [kind for kind, scheme in QUANTIZATIONS.items() if find_spec(scheme.library)]
+KINDS = [kind for kind, (library, _) in QUANTIZATION_LIBRARIES.items() if find_spec(library)]
 
 
 def quantized_layer(kind, backbone):

@@ -6,7 +6,7 @@ import pytest
 import tiny_models
 
 import adapterhub as ah
-from adapterhub.backbones.picture_processor import PICTURES_WITH_TEXT
+from adapterhub.backbones.processor import PICTURES_WITH_TEXT
 from adapterhub.backbones.task_models import (
     TASK_MODELS,
     label_options,

@@ -7,7 +7,7 @@ import io
 import pytest
 import torch
 
-from adapterhub.backbones.torch_file import load_torch_file
+from adapterhub.backbones.checkpoint import load_torch_file
 
 
 @pytest.mark.parametrize("new", [True, False], ids=["zip", "before 1.6"])

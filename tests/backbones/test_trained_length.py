@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from adapterhub.backbones.find import find_backbone
-from adapterhub.backbones.trained_length import trained_length
+from adapterhub.backbones.pooling import trained_length
 
 
 def test_that_of_the_packaged_sentence_encoder():

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from adapterhub import cli
 from adapterhub.cli._format import print_published
 from adapterhub.cli._options import publication_options
-from adapterhub.registry.publication import PublicationInfo
+from adapterhub.registry.publish import PublicationInfo
 from adapterhub.registry.store import Entry
 
 

@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import adapterhub as ah
-from adapterhub.backbones import layer_timing, quantized
+from adapterhub.backbones import layer_timing
+from adapterhub.backbones.early_checks import QUANTIZATION_LIBRARIES
 from adapterhub.inference import open as opened
 from adapterhub.inference.open import open_adapter
 from adapterhub.recipe.recipe import read
@@ -23,7 +24,7 @@ from adapterhub.training import loading
 from adapterhub.training.plan import plan_of, weight_bytes
 from adapterhub.training.prepare import prepare
 
-KINDS = [k for k, scheme in quantized.QUANTIZATIONS.items() if find_spec(scheme.library)]
+KINDS = [kind for kind, (library, _) in QUANTIZATION_LIBRARIES.items() if find_spec(library)]
 pytest.importorskip("bitsandbytes", reason='pip install "adapterhub[quantized]"')
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from adapterhub.backbones.picture_processor import for_pictures
+from adapterhub.backbones.processor import for_pictures
 
 TEXT = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

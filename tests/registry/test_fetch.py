@@ -10,9 +10,9 @@ import signing
 
 from adapterhub.errors import RegistryError, SignatureError
 from adapterhub.files.signature import Statement, read_signatures, sign_statement
-from adapterhub.registry.fetch import check_copy, fetch, fetch_folder
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.published_files import digest_of
+from adapterhub.registry.pull import check_copy, fetch, fetch_folder
 from adapterhub.registry.reference import parse_reference
 from adapterhub.registry.store import Publication
 from adapterhub.registry.trust import trust_key

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from adapterhub.errors import OutputError
-from adapterhub.registry.hub_cache import HubCache
-from adapterhub.registry.hub_reader import Refs
+from adapterhub.registry.hub_reader import HubCache, Refs
 
 A = "a" * 40
 
@@ -45,12 +44,15 @@ def test_a_digest_is_no_path():
 
 
 def test_refs_and_manifests_are_remembered():
-    cache, refs = HubCache("https://h.org"), Refs(A, {"main": A}, {"v1": A, "a/b": A})
+    cache, refs = (
+        HubCache("https://h.org"),
+        Refs(A, {"main": A}, {"v1": A, "a/b": A}, {"v1": "wrong\n"}),
+    )
     assert cache.refs("a/b") is None
     assert cache.manifest("a/b", A, "adapter.json") is None
-    cache.keep_refs("a/b", refs, {"v1": "wrong\n"})
+    cache.keep_refs("a/b", refs)
     cache.keep_manifest("a/b", A, "adapter.json", b"{}")
-    assert cache.refs("a/b") == (refs, {"v1": "wrong\n"})
+    assert cache.refs("a/b") == refs
     assert cache.manifest("a/b", A, "adapter.json") == b"{}"
     assert cache.manifest("a/b", A, "adapter_config.json") is None
     assert HubCache("https://other.org").refs("a/b") is None
@@ -58,11 +60,11 @@ def test_refs_and_manifests_are_remembered():
 
 def test_a_damaged_or_read_only_cache_is_as_empty(monkeypatch, folder):
     cache = HubCache("https://h.org")
-    cache.keep_refs("a/b", Refs(A), {})
+    cache.keep_refs("a/b", Refs(A))
     (file,) = (cache.folder / "names").iterdir()
     for text in ("", "{", "[]", '{"head": "../x", "branches": {}, "tags": {}, "yanked": {}}'):
         file.write_text(text)
         assert cache.refs("a/b") is None
     (folder / "plain").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "plain"))
-    HubCache("https://h.org").keep_refs("a/b", Refs(A), {})
+    HubCache("https://h.org").keep_refs("a/b", Refs(A))

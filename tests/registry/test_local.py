@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
-import sqlite3
 import sys
 import time
 import warnings
@@ -16,7 +14,7 @@ import sample_adapters
 from selection import ALL
 
 from adapterhub.errors import ConfigError, FileError, RegistryError
-from adapterhub.registry.index import remove_index
+from adapterhub.registry import local
 from adapterhub.registry.local import LocalRegistry, default_root
 from adapterhub.registry.store import Publication, Query
 
@@ -78,7 +76,7 @@ def test_changes_made_by_other_programs_are_found(registry, tmp_path):
     assert names(registry) == ["b"]
 
 
-@pytest.mark.parametrize("damage", ["no database", "no full-text index", "truncated"])
+@pytest.mark.parametrize("damage", ["no JSON", "other fields", "a list", "truncated"])
 def test_a_corrupted_index_is_rebuilt(registry, tmp_path, damage):
     for number in range(40):
         put(registry, tmp_path, f"n{number:02}")
@@ -86,23 +84,36 @@ def test_a_corrupted_index_is_rebuilt(registry, tmp_path, damage):
     assert names(registry) == expected
     path = registry._index_path()
     data = path.read_bytes()
-    if damage == "no database":
-        path.write_bytes(b"x" * len(data))
-    elif damage == "truncated":
-        path.write_bytes(data[: len(data) // 2])
-    else:
-        with contextlib.closing(sqlite3.connect(path)) as db, db:
-            db.execute("DELETE FROM texts_data")
+    damaged = {
+        "no JSON": b"x" * len(data),
+        "other fields": data.replace(b'"fingerprint"', b'"print"', 1),
+        "a list": b"[]",
+        "truncated": data[: len(data) // 2],
+    }
+    path.write_bytes(damaged[damage])
     assert names(registry, text="polite") == expected
     assert names(registry) == expected
 
 
-def test_a_search_without_changes_writes_nothing(registry, tmp_path):
+def test_a_search_without_changes_writes_nothing(registry, tmp_path, monkeypatch):
     put(registry, tmp_path)
     assert names(registry) == ["polite"]
-    with contextlib.closing(sqlite3.connect(registry._index_path())) as db:
-        db.execute("BEGIN IMMEDIATE")  # another process is updating the index
-        assert names(registry) == ["polite"]
+    monkeypatch.setattr(local, "_TICK", 0)
+    assert names(registry) == ["polite"]  # indexed with the stamp of an old change
+    monkeypatch.setattr(local, "replace_file", None)
+    assert names(registry) == ["polite"]
+
+
+def test_words_and_the_start_of_cards_are_found(registry, tmp_path):
+    folder = sample_adapters.write(tmp_path / "made")
+    card = "# Grüße\n\n_tagged_ " + "x " * 3_000 + "unreachable"
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    registry.put(folder, Publication("polite", tags=("best",)))
+    for text in ("grusse", "GRÜ", "tagg", "polite best", "lora acme", "bert"):
+        assert names(registry, text=text) == ["polite"], text
+    for text in ("olite", "_tag_best", "unreachable", "polite nothing"):
+        expected = ["polite"] if text == "_tag_best" else []
+        assert names(registry, text=text) == expected, text
 
 
 def in_processes(act, *arguments):
@@ -122,7 +133,7 @@ def search_again_and_again(root, task):
         if task == "reindex" and number % 3 == 0:
             registry.reindex()
         if task == "delete the index":
-            remove_index(registry._index_path())
+            registry._index_path().unlink(missing_ok=True)
         entries = registry.search(Query("polite", limit=1000))
         assert len({entry.name for entry in entries}) == len(entries) > 0, entries
 

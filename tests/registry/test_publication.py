@@ -6,7 +6,7 @@ import sample_adapters
 
 from adapterhub.files.card import InPeft
 from adapterhub.files.native import read_adapter
-from adapterhub.registry.publication import PublicationInfo, prepared_folder
+from adapterhub.registry.publish import PublicationInfo, prepared_folder
 
 
 def test_empty_fields_keep_the_value_of_the_manifest(tmp_path):

@@ -14,7 +14,7 @@ import adapterhub as ah
 from adapterhub.errors import RegistryError
 from adapterhub.files.native import read_manifest
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.publication import PublicationInfo
+from adapterhub.registry.publish import PublicationInfo
 
 
 @pytest.fixture

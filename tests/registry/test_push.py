@@ -18,10 +18,12 @@ from adapterhub.adapters import export as exporting
 from adapterhub.errors import BackboneError, ConfigError
 from adapterhub.files.native import read_manifest
 from adapterhub.interchange.peft import exporter
-from adapterhub.registry.publication import PublicationInfo
+from adapterhub.registry.publish import PublicationInfo
 
 peft = pytest.importorskip("peft")
-pushing = importlib.import_module("adapterhub.registry.push")  # the package has a function `push`
+pushing = importlib.import_module(
+    "adapterhub.registry.publish"
+)  # the package has a function `push`
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),

@@ -11,8 +11,8 @@ import adapterhub as ah
 from adapterhub.errors import FileError
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.reference import Reference
+from adapterhub.registry.sign import signatures_beside
 from adapterhub.registry.trust import trust_key
-from adapterhub.registry.verify import signatures_beside
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ from selection import rotating
 
 import adapterhub as ah
 from adapterhub.backbones.load import load_backbone
-from adapterhub.backbones.picture_processor import PictureTextProcessor, picture_inputs
-from adapterhub.backbones.processor import remember_processor
+from adapterhub.backbones.processor import PictureTextProcessor, picture_inputs, remember_processor
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError, MismatchError
 from adapterhub.tasks import Setting, parse_task

@@ -19,6 +19,7 @@ from transformers import AutoModelForSequenceClassification, BitsAndBytesConfig
 
 import adapterhub as ah
 from adapterhub.backbones import quantized
+from adapterhub.backbones.early_checks import QUANTIZATION_LIBRARIES
 from adapterhub.backbones.probe import probe
 from adapterhub.backbones.weights import read_weight
 from adapterhub.errors import BackboneError, ConfigError, MergeError, SiteError
@@ -32,7 +33,7 @@ pytest.importorskip("bitsandbytes", reason='pip install "adapterhub[quantized]"'
 
 ARCHITECTURES = ("bert", "llama", "t5")
 # The quantizations whose library is installed.
-KINDS = [k for k, scheme in quantized.QUANTIZATIONS.items() if find_spec(scheme.library)]
+KINDS = [kind for kind, (library, _) in QUANTIZATION_LIBRARIES.items() if find_spec(library)]
 PRECISIONS = {
     "bf16": {"dtype": "bf16"},
     **{kind: {"quantize": kind} for kind in KINDS if kind != "fp4"},  # fp4 is nf4 with other codes

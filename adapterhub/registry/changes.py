@@ -1,0 +1,191 @@
+"""`ah.tag`, `ah.yank` and `ah.delete`: name a published version, withdraw it, or remove it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from adapterhub.errors import ConfigError, RegistryError, printable, unknown
+from adapterhub.registry.lockfile import LOCK_FILE, read_lock
+from adapterhub.registry.reference import Reference, parse_reference
+from adapterhub.registry.registry import Registry
+from adapterhub.registry.store import Entry, version_number
+from adapterhub.registry.stores import registry_at, store_of
+
+
+def tag(
+    reference: str,
+    tag: str | None = None,
+    *,
+    remove: bool = False,
+    registry: str | Path | None = None,
+    backbone: str | None = None,
+) -> dict[str, str]:
+    """Set a tag on a version in a local registry, remove it, or only list the tags.
+
+    A tag is on one version of a name; setting it again moves it.
+
+    Args:
+        reference: the version, such as `polite@v2`; of a name alone, the newest one.
+        tag: the tag; None changes nothing.
+        remove: remove the tag of this name.
+        registry: the folder of the local registry, if not the default one.
+        backbone: a backbone's id or fingerprint, to choose between adapters of the same name.
+
+    Returns:
+        The version by tag, of all tags of the name, afterwards.
+
+    Raises:
+        ConfigError: the tag is invalid, or none of the name, or the reference is not in a local
+            registry.
+        RegistryError: no such adapter or version.
+        OutputError: the registry cannot be written.
+    """
+    parsed = parse_reference(reference)
+    store = store_of(parsed, registry)
+    if tag is not None:
+        local = _writable(store, parsed, tag)
+        entry = local.resolve(parsed.name, parsed.version, backbone=backbone)
+        if remove:
+            _remove(local, entry, parsed.version, tag)
+        else:
+            local.tag(entry, tag)
+        backbone = entry.backbone
+    versions = store.versions(parsed.name, backbone=backbone)
+    return {name: entry.version for entry in versions for name in sorted(entry.tags)}
+
+
+def _writable(store: object, reference: Reference, tag: str) -> Registry:
+    """Return the local registry of a reference.
+
+    Raises:
+        ConfigError: it is on a hub.
+    """
+    if isinstance(store, Registry):
+        return store
+    name = reference.name
+    raise ConfigError(
+        f"{reference} is on a hub, whose tags are git tags",
+        hint=f"adapterhub push FOLDER {reference} --tag {tag}, or on the Hub: hf repos tag create"
+        f" {name} {tag} --revision {reference.version or 'v1'}",
+    )
+
+
+def _remove(store: Registry, entry: Entry, version: str | None, tag: str) -> None:
+    """Remove a tag; with a version, only from that one.
+
+    Raises:
+        ConfigError: there is no such tag.
+    """
+    versions = store.versions(entry.name, backbone=entry.backbone)
+    tags = {name: e.version for e in versions for name in e.tags}
+    if tag not in tags:
+        raise unknown(f"tag of {entry.name}", tag, tags, expected=", ".join(tags) or "no tag")
+    if version is not None and tags[tag] != entry.version:
+        raise ConfigError(f"{entry.name}@{tag} is {tags[tag]}, not {entry.version}")
+    store.untag(entry, tag)
+
+
+_MOST_REASON = 1000  # characters: it is shown on one line
+
+
+def yank(reference: str, reason: str, *, registry: str | Path | None = None) -> Entry:
+    """Exclude a version from searches and from references without a version.
+
+    Args:
+        reference: the version, such as `polite@v1`.
+        reason: shown to everyone who still requests this version.
+        registry: the folder of the local registry, if not the default one.
+
+    Returns:
+        The entry as it was before.
+
+    Raises:
+        ConfigError: the reference has no version, or the reason is not one line of text.
+        RegistryError: the version does not exist.
+    """
+    parsed = parse_reference(reference)
+    if parsed.version is None:
+        raise ConfigError(f"{reference!r} has no version", hint=f"{reference}@v1")
+    if not 0 < len(reason) <= _MOST_REASON or printable(reason) != reason or "\n" in reason:
+        raise ConfigError(
+            "invalid reason", expected=f"one line of at most {_MOST_REASON} printable characters"
+        )
+    store = store_of(parsed, registry)
+    entry = store.resolve(parsed.name, parsed.version)
+    store.yank(entry, reason)
+    return entry
+
+
+def delete(
+    reference: str,
+    *,
+    registry: str | Path | None = None,
+    backbone: str | None = None,
+    force: bool = False,
+) -> str:
+    """Delete one version of an adapter from a local registry, for good.
+
+    Its number is not used again, and its tags are removed.
+
+    Args:
+        reference: the version, such as `polite@v1`.
+        registry: the folder of the local registry, if not the default one.
+        backbone: a backbone's id or fingerprint, to choose between adapters of the same name.
+        force: delete it although the lock file of the working directory pins it.
+
+    Returns:
+        The reference of the version that was deleted.
+
+    Raises:
+        ConfigError: the reference is no version in a local registry.
+        RegistryError: there is no such version, or the lock file here pins it.
+        FileError: the lock file, or the tags of the name, cannot be read.
+        OutputError: the registry cannot be written.
+    """
+    parsed = deletable(reference)
+    store, version = registry_at(registry), f"v{version_number(str(parsed.version))}"
+    if not force:
+        _refuse_pinned(parsed.name, version, store)
+    store.delete(parsed.name, version, backbone=backbone)
+    return f"{parsed.name}@{version}"
+
+
+def deletable(reference: str) -> Reference:
+    """Parse the reference of a version in a local registry, which alone can be deleted.
+
+    Raises:
+        ConfigError: it is a folder, on a hub, or has no version number.
+    """
+    parsed = parse_reference(reference)
+    if parsed.kind == "folder":
+        raise ConfigError(f"{reference} is a folder, not a published version", hint="remove it")
+    if parsed.kind != "local":
+        raise ConfigError(
+            f"{reference} is on a hub, where adapterhub deletes nothing",
+            hint=f"adapterhub yank {reference} --reason REASON withdraws a version; the settings"
+            " of the repository on the hub delete it",
+        )
+    if parsed.version is None or version_number(parsed.version) is None:
+        raise ConfigError(
+            f"{reference!r} does not name one version by its number",
+            expected=f"{parsed.name}@v1, as a tag may move",
+            hint=f"adapterhub show {reference} lists the versions",
+        )
+    return parsed
+
+
+def _refuse_pinned(name: str, version: str, store: Registry) -> None:
+    """Refuse a version that the lock file of the working directory pins.
+
+    Raises:
+        RegistryError: it does.
+    """
+    here = Path(store.location).resolve()
+    for own_name, pinned in read_lock(Path(LOCK_FILE)).items():
+        same = Path(registry_at(pinned.registry).location).resolve() == here
+        if same and parse_reference(pinned.reference) == Reference("local", name, version):
+            raise RegistryError(
+                f"{name}@{version} is pinned as {own_name!r} by {LOCK_FILE} here",
+                expected="a version that no project uses",
+                hint="lock another version first, or --force (force=True) to delete it anyway",
+            )
