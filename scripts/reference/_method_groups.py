@@ -58,7 +58,8 @@ GROUPS = (
     ),
     Group(
         "Nothing inside may change",
-        "Vectors in front of the input, or of the keys and values: no weight and no layer changes.",
+        "Vectors in front of the input, or of the keys and values of each attention; the layers "
+        "compute as before.",
         ("prefix", "prompt", "p-tuning"),
         ("Prefix tuning with 0.1 %", "Above all with little data"),
     ),
