@@ -43,7 +43,7 @@ check: lint types fast
 fast: venv
 	ADAPTERHUB_MATRIX=smoke $(TEST_ENV) $(PYTEST) $(FAST) $(ARGS)
 
-# The documentation, in build/site: every warning is an error, and nothing is fetched. Two to three minutes.
+# The documentation, in build/site: every warning is an error, and nothing is fetched. A minute or two.
 docs: venv
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --clean
 
