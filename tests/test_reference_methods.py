@@ -14,7 +14,7 @@ import pytest
 import stand_ins
 import tiny_models
 import warm
-from reference import _backbones, _docstrings, _picture, methods, tasks
+from reference import _backbones, _docstrings, _method_groups, _picture, methods, tasks
 
 import adapterhub as ah
 from adapterhub.config.options import options_of, to_dict
@@ -48,6 +48,56 @@ def test_every_method_and_task_has_a_page(monkeypatch):
     expected = ["methods/index.md", *(f"methods/{name}.md" for name in sorted(METHODS))]
     assert list(methods.pages()) == expected
     assert list(tasks.pages()) == ["tasks/index.md", *(f"tasks/{n}.md" for n in sorted(TASKS))]
+
+
+def test_every_method_is_in_one_group_of_the_index_and_of_the_navigation():
+    """A new method says when to take it, in scripts/reference/_method_groups.py."""
+    grouped = [name for group in _method_groups.GROUPS for name in group.methods]
+    assert sorted(grouped) == sorted(METHODS)
+    below = [path for paths in methods.groups().values() for path in paths]
+    assert below == [f"methods/{name}.md" for name in grouped]
+
+
+def test_what_is_said_of_methods_is_quoted_from_the_studies():
+    claims = (ROOT / "benchmarks/studies/claims.md").read_text(encoding="utf-8")
+    for group in _method_groups.GROUPS:
+        quoted = _method_groups.claims(group).splitlines()
+        assert len(quoted) == len(group.claims)
+        for line in quoted:
+            claim, verdict, counts = re.fullmatch(r"- (.+) \[(.+)\]\(.+\): (.+)", line).groups()
+            assert f"## {claim}\n\n**{verdict}**: {counts}\n" in claims
+    found = {
+        (t.task, t.rows): t for study in ("glue", "low-data") for t in _method_groups.taken(study)
+    }
+    assert len(found) == 5 + 8
+    assert found["sst2", 7200].method in METHODS
+    table = _method_groups.taken_table()
+    assert all(f"| **{t.method}** | {t.why} |" in table for t in found.values())
+
+
+def test_verdicts_are_counted_from_the_reports(tmp_path, monkeypatch):
+    row = "| {} | 1 | 2 | {} | 3 |\n"
+    better, tied = "+1.4, better (p = 0.01)", "+0.1, tied (p = 1)"
+    for study in _method_groups.AGAINST_LORA:
+        (tmp_path / study).mkdir()
+        rows = (
+            row.format("lora", "baseline")
+            + row.format("ia3", tied)
+            + row.format("full(a=1)", better)
+        )
+        taken = "Take ia3: score 7, 3 s of training."
+        text = f"## cats: 1,200 training rows, 9 test rows\n\n{taken}\n\n{rows}"
+        (tmp_path / study / "report.md").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(_method_groups, "STUDIES", tmp_path)
+    assert _method_groups.verdict("lora") == "the baseline"
+    assert _method_groups.verdict("full") == "better on cats, a decoder, an encoder-decoder"
+    assert (
+        _method_groups.verdict("ia3") == "tied on 3; taken for cats, a decoder, an encoder-decoder"
+    )
+    assert _method_groups.verdict("mam") == "not studied"
+    assert list(_method_groups.taken("glue")) == [
+        ("glue", "cats", 1200, "ia3", "score 7, 3 s of training")
+    ]
 
 
 @every_method

@@ -1,7 +1,8 @@
 """Add the generated pages to the site: mkdocs calls these functions.
 
 Each module of this folder that mkdocs.yml names in `generated: NAME` has a function `pages()` that
-returns the pages' paths and texts, in the order of the navigation, and may have a function
+returns the pages' paths and texts, in the order of the navigation. It may have a function
+`groups()` that returns headings with the paths below each, for the navigation, and a function
 `assets()` that returns the paths of further files and where these are. Nothing is written to docs/.
 """
 
@@ -11,11 +12,13 @@ import importlib
 import logging
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
 _ROOT = Path(__file__).parents[2]
@@ -23,6 +26,8 @@ _FETCHED = re.compile(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"(https?:/
 _log = logging.getLogger("mkdocs.hooks.reference")  # its warnings are errors, as those of mkdocs
 _pages: dict[str, str] = {}
 _assets: dict[str, Path] = {}
+_rendered: list[str] = []
+_EVERY = 20  # pages between two lines of progress
 
 
 def on_config(config: MkDocsConfig) -> None:
@@ -42,14 +47,25 @@ def _with_generated(nav: Any) -> Any:
     entries: list[Any] = []
     for entry in nav:
         if isinstance(entry, dict) and "generated" in entry:
-            module = importlib.import_module(f"reference.{entry['generated']}")
-            new = module.pages()
-            _pages.update(new)
-            _assets.update(getattr(module, "assets", dict)())
-            entries += new
+            entries += _generated(entry["generated"])
         else:
             entries.append(_with_generated(entry))
     return entries
+
+
+def _generated(name: str) -> list[Any]:
+    """Generate the pages of a module, and return their part of the navigation."""
+    _log.info("generating %s", name)
+    start = time.monotonic()
+    module = importlib.import_module(f"reference.{name}")
+    new = module.pages()
+    _pages.update(new)
+    _assets.update(getattr(module, "assets", dict)())
+    _log.info("generated %s: pages %s, %.0f s", name, len(new), time.monotonic() - start)
+    groups = getattr(module, "groups", dict)()
+    grouped = {path for paths in groups.values() for path in paths}
+    alone = [path for path in new if path not in grouped]
+    return [*alone, *({heading: paths} for heading, paths in groups.items())]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -59,6 +75,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, source in _assets.items():
         files.append(File.generated(config, path, abs_src_path=str(source)))
     return files
+
+
+def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> None:
+    """Say how many pages there are: rendering them takes most of the time."""
+    _log.info("rendering %s pages", len(nav.pages))
+    _rendered.clear()
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> None:
+    """Say how far it is."""
+    _rendered.append(page.file.src_uri)
+    if len(_rendered) % _EVERY == 0:
+        _log.info("rendered %s pages, up to %s", len(_rendered), _rendered[-1])
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> None:

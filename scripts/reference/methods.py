@@ -19,7 +19,7 @@ from adapterhub.config.options import options_of
 from adapterhub.errors import AdapterhubError
 from adapterhub.methods import METHODS, Method, Placement, Unfrozen
 from adapterhub.methods._described import described_method
-from reference import _backbones, _picture
+from reference import _backbones, _method_groups, _picture
 from reference._backbones import BERT, NAMED, Fit, anatomy, fit, named
 from reference._docstrings import Docstring, linked, parsed
 from reference._tables import escaped, options_table, table
@@ -37,27 +37,64 @@ def pages() -> dict[str, str]:
     return {"methods/index.md": index()} | {f"methods/{n}.md": page(n) for n in sorted(METHODS)}
 
 
+def groups() -> dict[str, list[str]]:
+    """Return the pages below the headings of the index, for the navigation."""
+    return _method_groups.groups({name: f"methods/{name}.md" for name in METHODS})
+
+
 def index() -> str:
-    """Return the page that compares all methods."""
+    """Return the page that says when to take which method."""
+    sections = "\n".join(map(_section, _method_groups.GROUPS))
     return f"""# Methods
 
 `--method NAME` on the command line, `ah.attach(model, "NAME")` in Python. Several are composed:
-`--method "[prefix, lora]"`.
+`--method "[prefix, lora]"`. By when to take which; on little data, see first
+[what the studies took](#what-the-studies-took). Your own data decides: `adapterhub bench` tunes and
+compares them [on your rows](../guides/bench.md).
 
-{table(_COLUMNS, map(_row, sorted(METHODS)))}
-*Where* and *trained*: with the default options on {BERT}, without the task head, which trains with
-every method. *Merges*: it becomes a change of the backbone's weights, and costs nothing afterwards.
-*Loaded by*: other programs that load the exported adapter, with the backbones for which they do if
-not for all of {_listed(NAMED)}. Not every method fits every architecture: see
-[the support matrix](../reference/support.md).
-"""
+{sections}
+## How to read these tables
+
+- *Where, trained*: the places and the number of parameters, with the default options on {BERT},
+  without the task head, which trains with every method.
+- *Merges*: it becomes a change of the backbone's weights, and costs nothing afterwards.
+- *Loaded by*: other programs that load the exported adapter, with the backbones for which they do
+  if not for all of {_listed(NAMED)}.
+- *Against lora*: in the studies of [five tasks](../studies/glue.md),
+  [a decoder](../studies/miniature-causal.md) and
+  [an encoder-decoder](../studies/miniature-seq2seq.md). Tied: their rows and seeds cannot tell the
+  two apart. Taken: the cheapest that is near enough to the best.
+
+Not every method fits every architecture: see [the support matrix](../reference/support.md).
+
+## What the studies took
+
+The cheapest method that is near enough to the best one
+([what that means](../guides/bench.md#what-does-it-tell-me)), from few rows to many. Each study has
+one small backbone: this is where to begin, not where to end.
+
+{_method_groups.taken_table()}"""
+
+
+def _section(group: _method_groups.Group) -> str:
+    """Return a group of the index: when to take it, its methods, what was found."""
+    claims = _method_groups.claims(group)
+    if claims:
+        claims = f"What is said of them, and what was found:\n\n{claims}"
+    return f"""## {group.when}
+
+{group.text}
+
+{table(_COLUMNS, map(_row, group.methods))}
+{claims}"""
 
 
 def _row(name: str) -> tuple[str, ...]:
     method = METHODS[name].example()
     return (
-        f"[{name}]({name}.md)", escaped(method.summary), sites_text(place(name)),
-        f"{method.count(anatomy(named(BERT))):,}", _merges(name), _peers(name),
+        f"[{name}]({name}.md)<br>{escaped(method.summary)}",
+        f"{sites_text(place(name))}<br>{method.count(anatomy(named(BERT))):,}",
+        _merges(name), _peers(name), _method_groups.verdict(name),
     )  # fmt: skip
 
 
@@ -86,7 +123,7 @@ def _peers(name: str) -> str:
     return ", ".join(found) or "-"
 
 
-_COLUMNS = ("method", "what it is", "where", "trained", "merges", "loaded by")
+_COLUMNS = ("method", "where, trained", "merges", "loaded by", "against lora")
 _PEERS = {"peft": "peft", "vllm": "vLLM"}
 
 

@@ -7,6 +7,7 @@ the checks of claims, as soon as claims.md is (`benchmarks/studies/claims.py ...
 from __future__ import annotations
 
 import atexit
+import logging
 import re
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ _ROOT = Path(__file__).parents[2]
 STUDIES = _ROOT / "benchmarks" / "studies"
 REPORT = "report"  # .md and .html, as `adapterhub report` writes them
 CLAIMS = "claims.md"
+_log = logging.getLogger("mkdocs.hooks.studies")
 _TITLES = {
     "glue": "Every method on five tasks",
     "low-data": "Little data",
@@ -61,6 +63,7 @@ def _has_records(name: str) -> bool:
 
 def _drawn(name: str) -> Path:
     """Make the report of a study in a folder of its own, and return the page."""
+    _log.info("drawing the charts of %s", name)
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     shutil.copytree(STUDIES / name, folder / name)
