@@ -30,12 +30,14 @@ class Recommendation:
         method: the method to take; None if that cannot be told yet.
         best: the method with the best mean score of those that were tested.
         reasons: sentences that say why, with numbers, and what is not known.
+        unproven: the untrained baselines that the method was not shown to be better than.
         candidate: the method that would be taken, if the runs were not too short to tell.
     """
 
     method: str | None
     best: str | None
     reasons: tuple[str, ...]
+    unproven: tuple[str, ...] = ()
     candidate: str | None = None
 
 
@@ -96,7 +98,8 @@ def recommend(
         *_not_tested([found for found in estimates.values() if not found.covers_seeds]),
         *_resolution([pair for (first, _), pair in pairs.items() if first == best.method]),
     ]
-    return Recommendation(chosen.method, best.method, tuple(reasons))
+    beyond = tuple(pair.baseline for pair in unproven)
+    return Recommendation(chosen.method, best.method, tuple(reasons), beyond)
 
 
 def within_best(
