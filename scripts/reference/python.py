@@ -22,7 +22,7 @@ _ROOT = Path(__file__).parents[2]
 LAZY: dict[str, str] = adapterhub._LAZY | {
     "METHODS": "methods._base", "anatomy_of": "anatomy.build", "__version__": "_version",
     "AdapterhubError": "errors", "Family": "anatomy.family", "Stack": "anatomy.family",
-    "register_family": "anatomy.own_family",
+    "register_family": "anatomy.family_file",
 }  # fmt: skip
 METHOD_CLASSES = tuple(
     name
