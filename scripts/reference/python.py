@@ -134,7 +134,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "adapters.adapter.ParameterGroup", "anatomy.sites.Anatomy", "anatomy.sites.Site",
             "files.manifest.Manifest",
             "files.signature.Signature", "merging.merge.Merge", "registry.store.Entry",
-            "files.keys.PrivateKey", "registry.verify.Verification",
+            "files.signature.PrivateKey", "registry.sign.Verification",
             "registry.trust.CheckedSignature",
         ),
     ),
