@@ -47,7 +47,7 @@ from torch import Tensor, nn
 from transformers import StaticCache
 
 import adapterhub as ah
-from adapterhub.backbones.quantized import QUANTIZATIONS
+from adapterhub.backbones.early_checks import QUANTIZATION_LIBRARIES
 from adapterhub.backbones.weights import read_weight
 from adapterhub.methods import METHODS
 
@@ -329,7 +329,7 @@ def measure(options: argparse.Namespace, device: str) -> Iterator[list[dict[str,
             for name, limit, check in cell.checks():
                 results.append(run(f"{architecture}, {method}, {name}", limit, check))
         yield results
-    kinds = [kind for kind, scheme in QUANTIZATIONS.items() if find_spec(scheme.library)]
+    kinds = [kind for kind, (library, _) in QUANTIZATION_LIBRARIES.items() if find_spec(library)]
     with tempfile.TemporaryDirectory() as name:
         folder = save_llama(Path(name))
         yield [

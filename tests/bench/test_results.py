@@ -60,7 +60,7 @@ def test_a_method_whose_trials_all_diverged_is_a_row_with_its_failures(results):
     mam = results[0].find("mam")
     assert (mam.estimate.value, mam.rate, mam.costs) == (None, None, None)
     assert [record.error for record in mam.failures] == ["the loss is nan"] * 5
-    assert "mam" in results[0].advice.text
+    assert "mam" in " ".join(results[0].advice.reasons)
 
 
 def test_a_seed_that_failed_is_counted(made):
@@ -83,8 +83,8 @@ def test_head_alone_is_not_called_untrained(made):
     records = [replace(r, costs=replace(r.costs, trained=0)) for r in made_records(made, ACCURACY)
                if r.cell.method == "head"]  # fmt: skip
     (task,) = study_results(made, records, {})
-    assert "10 trained parameters" in task.advice.text
-    assert "not trained" not in task.advice.text
+    assert "10 trained parameters" in " ".join(task.advice.reasons)
+    assert "not trained" not in " ".join(task.advice.reasons)
 
 
 def test_several_numbers_of_rows_are_several_results(made):
@@ -131,7 +131,7 @@ def test_recorded_methods_are_compared_with_the_others_and_never_recommended(mad
     assert (theirs.comparison.verdict, theirs.comparison.comparisons) == ("better", 2)
     assert (theirs.rate, len(theirs.trials), theirs.costs.all_trained) == (1e-3, 5, 100_010)
     assert task.advice.method == "lora"
-    assert "Recorded by another program, and better: theirs (+" in task.advice.text
+    assert "Recorded by another program, and better: theirs (+" in " ".join(task.advice.reasons)
     (alone,) = study_results(made, records, {})
     assert [found.method for found in alone.methods] == ["head", "lora"]
     assert alone.advice.method == "lora"

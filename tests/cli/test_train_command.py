@@ -56,9 +56,9 @@ def test_after_short_runs_of_a_budget_nothing_is_recommended(study, tmp_path, ro
         assert "--lr 0.001" in line
         return
     assert (advice.method, advice.candidate, advice.best) == (None, BEST, BEST)
-    assert f"80 steps, where adapterhub train takes {usual}" in advice.text
-    assert "budget of about 38 min" in advice.text  # 4.7 times as many steps
-    assert not advice.text.startswith("Take")
+    assert f"80 steps, where adapterhub train takes {usual}" in " ".join(advice.reasons)
+    assert "budget of about 38 min" in " ".join(advice.reasons)  # 4.7 times as many steps
+    assert not advice.reasons[0].startswith("Take")
     assert "--lr" not in line
 
 
