@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -144,6 +144,8 @@ def choose_columns(
         DataError: the source cannot be read, or its columns are in doubt.
     """
     table = read_table(source, options, split)
+    named = {n: table.named(v) for n in wants if isinstance(v := getattr(options, n), str)}
+    options = replace(options, **named)  # type: ignore[arg-type]
     chooser = _Chooser(table, options, wants, split)
     chosen = chooser.choose([name for name in wants if labelled or name != "label"])
     resolved = replace(options, **chosen)  # type: ignore[arg-type]
@@ -216,6 +218,8 @@ class _Chooser:
                 best = [c for c in hits if plain_name(c) == tier[0]]
                 both = self._with_title(hits[0], free) if self.wants[name] == "text" else None
                 return best[0] if len(best) == 1 and tier is kind.names[0] else both
+        if self.wants[name] == "labels" and len(found := switches(map(self.profile, free))) > 1:
+            return ",".join(found)
         if any(plain_name(c) in tier for c in free for tier in kind.names) and name == "label":
             return None  # a column has the right name and the wrong cells: a doubt
         alike = [c for c in free if kind.unnamed(self.profile(c))]
@@ -306,6 +310,13 @@ class _Chooser:
             **self._likely(chosen, missing),
         }
         typed = " ".join(_typed(name, flags[name]) for name in self.wants if name in flags)
+        if self.table.columns == ("text",) and self.table.header is False and "label" in missing:
+            return DataError(
+                f"{self.table.source} has one text a line, and no labels",
+                offenders=first_few(self.table.samples()),
+                expected="a table with a column of labels, or a task that learns the texts",
+                hint="--task 'causal-lm(data=text)', or masked-lm for an encoder",
+            )
         if task := self._task_of_files():
             return DataError(
                 f"{self.table.source} has files that are not text",
@@ -355,12 +366,19 @@ class _Chooser:
             kind = _KINDS[self.wants[name]]
             rest = [p for p in profiles if p.name not in likely.values()]
             fitting = [p for p in rest if kind.unnamed(p)] or [p for p in rest if kind.named(p)]
+            if self.wants[name] == "class":  # nobody learns numbers of rows, or texts as classes
+                fitting = [p for p in fitting if not numbers_rows(p.name) and not p.is_text]
             if self.wants[name] in ("class", "number"):
                 fitting.sort(key=lambda p: (numbers_rows(p.name), p.distinct))
             elif self.wants[name] == "text":
                 fitting.sort(key=lambda p: -p.length)
             likely[name] = fitting[0].name if fitting else "COLUMN"
         return likely
+
+
+def switches(profiles: Iterable[ColumnProfile]) -> list[str]:
+    """List the columns of 1 and 0, or of true and false, that may be labels."""
+    return [p.name for p in profiles if p.is_switch and "," not in p.name]
 
 
 def _columns_in(chosen: Mapping[str, str | tuple[str, ...]]) -> set[str]:
@@ -469,6 +487,13 @@ class ColumnProfile:
     def is_number(self) -> bool:
         """Whether the cells are numbers that may be learned, not ones that number rows."""
         return self.numeric and self.distinct > 1 and not numbers_rows(self.name)
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether the cells are 1 and 0, or true and false, and do not number rows."""
+        states = {text.lower().removesuffix(".0") for text in self.texts}
+        known = states <= {"0", "1"} or states <= {"true", "false"}
+        return bool(states) and known and not numbers_rows(self.name)
 
     @property
     def is_list(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ class DataOptions:
         None,
         "names of the labels: 0=negative,1=positive, a mapping {0: negative}, or a list that "
         "fixes their order",
+    )
+    ignore_case: bool = option(
+        False, "labels that differ in nothing but letter case are one, in small letters"
     )
     choices: str | tuple[str, ...] = option(
         "choices", "the column with the list of choices, or a list of columns with one choice each"
@@ -110,7 +114,29 @@ class DataOptions:
         return self.train_target if split == "train" else self.eval_target
 
 
+_FRACTION = re.compile(r"-?\d+\.0+")
 _FORMS = "0=negative,1=positive, a mapping {0: negative, 1: positive}, or a list [no, yes]"
+
+
+SEPARATORS = (";", "|", ",")
+"""What separates several labels of a cell: the first that occurs."""
+
+
+def separator_of(cells: Iterable[str]) -> str | None:
+    """Return what joins several labels in the cells of a column, or None.
+
+    There are fewer labels than different cells, and most of them recur in others: "Hotels,
+    Restaurants" may be the name of one class.
+    """
+    counts = Counter(cells)
+    for mark in SEPARATORS:
+        parts: Counter[str] = Counter()
+        for cell in counts:
+            parts.update({part.strip() for part in cell.split(mark)} - {""})
+        if any(mark in cell.strip(mark) for cell in counts):
+            alone = [part for part, times in parts.items() if times == 1 and part not in counts]
+            return mark if len(alone) <= len(parts) // 4 and len(parts) <= len(counts) else None
+    return None
 
 
 def parse_labels(spec: object) -> dict[str, str]:
@@ -159,16 +185,23 @@ def _is_label(value: object) -> bool:
     return isinstance(value, (str, int, float))
 
 
-def name_labels(labels: Iterable[str], names: Mapping[str, str], source: str) -> list[str]:
-    """Return the name of each label; one that is a name already stays, and all without names.
+def name_labels(labels: Iterable[str], options: DataOptions, source: str) -> list[str]:
+    """Return the name of each label; a label that is a name already stays.
+
+    Classes that a program wrote as 0.0, 1.0 are 0, 1, as long as no name is given for "0.0".
 
     Raises:
         DataError: labels have no name; all of them are counted.
     """
+    names, labels = options.label_names, list(labels)
+    if labels and not names.keys() & set(labels) and all(map(_FRACTION.fullmatch, labels)):
+        labels = [label.partition(".")[0] for label in labels]
+    if options.ignore_case:
+        labels = [label.lower() for label in labels]
+        names = {value.lower(): name for value, name in names.items()}
     if not names:
-        return list(labels)
+        return labels
     table = {name: name for name in names.values()} | dict(names)
-    labels = list(labels)
     unnamed = Counter(label for label in labels if label not in table)
     if unnamed:
         given = ",".join(f"{value}={name}" for value, name in names.items())
@@ -179,6 +212,18 @@ def name_labels(labels: Iterable[str], names: Mapping[str, str], source: str) ->
             hint=f"--labels {given},{next(iter(unnamed))}=NAME",
         )
     return [table[label] for label in labels]
+
+
+def case_note(labels: Sequence[str]) -> list[str]:
+    """Say which labels differ in nothing but letter case, and what makes one of them."""
+    forms: dict[str, list[str]] = {}
+    for label in labels:
+        forms.setdefault(label.lower(), []).append(label)
+    alike = [" and ".join(map(repr, each)) for each in forms.values() if len(each) > 1]
+    if not alike:
+        return []
+    more = f" (and {len(alike) - 1} more)" if len(alike) > 1 else ""
+    return [f"{alike[0]}{more} are different labels; data.ignore_case=true makes them one"]
 
 
 def unnamed_note(labels: Sequence[str]) -> list[str]:

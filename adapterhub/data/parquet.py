@@ -10,11 +10,13 @@ limit.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+from adapterhub.data.table import names_of_classes
 from adapterhub.errors import DataError
 
 _LEAST_LIMIT = 64 << 20  # bytes: a small file may expand to this, as a gzip file may
@@ -35,6 +37,7 @@ class ParquetColumns:
     data: bytes
     metadata: Any
     names: tuple[str, ...]
+    classes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -47,7 +50,7 @@ class ParquetColumns:
         return max(_MOST_EXPANSION * len(self.data), _LEAST_LIMIT)
 
     def values(self, name: str) -> list[object]:
-        """Read the values of a column.
+        """Read the values of a column: names in place of the numbers of classes.
 
         Raises:
             ExpansionError: they would take more memory than the file's size explains.
@@ -59,9 +62,10 @@ class ParquetColumns:
         leaves = map(self.metadata.schema.column, range(self.metadata.num_columns))
         texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
         try:
-            return self._read(name, texts, _MOST_ROWS)
+            values = self._read(name, texts, _MOST_ROWS)
         except OSError:  # not dictionaries, but differences, each of which may be long
-            return self._read(name, [], min(_MOST_ROWS, self.limit // max(stated, 1)))
+            values = self._read(name, [], min(_MOST_ROWS, self.limit // max(stated, 1)))
+        return names_of_classes(self.classes.get(name), values)
 
     def _read(self, name: str, dictionaries: list[str], batch: int) -> list[object]:
         import pyarrow.parquet
@@ -97,7 +101,32 @@ def open_parquet(data: bytes) -> ParquetColumns:
     metadata = file.metadata
     if metadata.num_columns * metadata.num_row_groups > _MOST_CHUNKS:
         raise ExpansionError(f"{metadata.num_columns} columns in {metadata.num_row_groups} groups")
-    return ParquetColumns(data, metadata, tuple(file.schema_arrow.names))
+    names = tuple(file.schema_arrow.names)
+    return ParquetColumns(data, metadata, names, _classes(file.schema_arrow.metadata or {}))
+
+
+class _Classes(NamedTuple):
+    """The classes of a column: its `names`, or those of the items of its lists, its `feature`."""
+
+    names: Sequence[str] = ()
+    feature: _Classes | None = None
+
+
+def _classes(metadata: Mapping[bytes, bytes]) -> dict[str, _Classes]:
+    """Return the names of classes that the library datasets wrote into a file, by column."""
+    try:
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        return {name: _Classes(*_class_names(feature)) for name, feature in features.items()}
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def _class_names(feature: Mapping[str, Any]) -> tuple[Sequence[str], _Classes | None]:
+    names = feature.get("names") or ()
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError("a class has no name")
+    inner = feature.get("feature")
+    return names, _Classes(*_class_names(inner)) if isinstance(inner, Mapping) else None
 
 
 @contextmanager

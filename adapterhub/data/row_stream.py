@@ -20,14 +20,14 @@ import hashlib
 import io
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from adapterhub.data.options import DataOptions
-from adapterhub.data.table import Table, table_of_rows
+from adapterhub.data.table import Table, names_of_classes, table_of_rows
 from adapterhub.errors import DataError
 
 BUCKETS = ("s3", "gs", "az", "abfss")
@@ -72,22 +72,6 @@ class RowSource:
     def values(self, table: Any, column: str) -> list[object]:
         """Return the values of a column: names in place of the numbers of classes."""
         return names_of_classes(self.features.get(column), table.column(column).to_pylist())
-
-
-def names_of_classes(feature: Any, values: list[Any]) -> list[object]:
-    """Return the values of a column of `datasets`: names in place of the numbers of classes.
-
-    The number -1 marks a hidden label.
-    """
-    if names := getattr(feature, "names", None):
-        return [_name(names, value) for value in values]
-    if names := getattr(getattr(feature, "feature", None), "names", None):
-        return [[_name(names, each) for each in value or ()] for value in values]
-    return values
-
-
-def _name(names: Sequence[str], number: Any) -> str | None:
-    return None if number is None or number < 0 else names[number]
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from adapterhub.errors import DataError, did_you_mean
 
@@ -55,16 +56,23 @@ class Table:
             DataError: a column is missing, or its name is not unique.
         """
         self.check(names)
-        return [self.column(n) if n in self.columns else self._filled(n) for n in names]
+        named = map(self.named, names)
+        return [self.column(n) if n in self.columns else self._filled(n) for n in named]
+
+    def named(self, name: str) -> str:
+        """Return the column that a name means: letter case does not matter where one is meant."""
+        alike = {c for c in self.columns if c.casefold() == name.casefold()}
+        return name if name in alike or len(alike) != 1 else alike.pop()
 
     def uses(self, name: str) -> list[str]:
         """List the columns that a name or template reads."""
-        is_column = name in self.columns or not is_template(name)
-        return [name] if is_column else template_columns(name)
+        named = self.named(name)
+        is_column = named in self.columns or not is_template(name)
+        return [named] if is_column else list(map(self.named, template_columns(name)))
 
     def _filled(self, template: str) -> Iterable[object]:
         names = list(dict.fromkeys(template_columns(template)))
-        columns = (self.column(name) for name in names)
+        columns = (self.column(self.named(name)) for name in names)
         for cells in zip(*columns, strict=True):
             yield fill(template, dict(zip(names, cells, strict=True)))
 
@@ -123,6 +131,26 @@ class Table:
         more = f" and {rest} more" if rest else ""
         parts = [self.form, f"{len(self.lines):,} rows"]
         return f"{', '.join(filter(None, parts))}; columns: {', '.join(named)}{more}"
+
+
+def inner_columns(name: str, value: object) -> dict[str, tuple[str, ...]]:
+    """Return the columns in an object, `doc.text` for {"doc": {"text": ...}}, and where each is.
+
+    An object that is read as a whole has none: a file, or answers with their places.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    if isinstance(value, Mapping) and not {"bytes", "answer_start"} & value.keys():
+        for key, inner in value.items():
+            below = inner_columns(f"{name}.{key}", inner) or {f"{name}.{key}": ()}
+            found |= {column: (str(key), *path) for column, path in below.items()}
+    return found
+
+
+def inner_cell(value: object, path: Sequence[str]) -> object:
+    """Return what is at a place in an object; None if there is nothing."""
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def table_of_rows(
@@ -209,3 +237,22 @@ def cell_text(value: object, column: str) -> str:
             expected="texts or numbers",
         )
     return str(value)
+
+
+def names_of_classes(feature: Any, values: list[Any]) -> list[object]:
+    """Return the values of a column of `datasets`: names in place of the numbers of classes.
+
+    The number -1 marks a hidden label.
+    """
+    if names := getattr(feature, "names", None):
+        return [_name(names, value) for value in values]
+    if names := getattr(getattr(feature, "feature", None), "names", None):
+        return [[_name(names, each) for each in value or ()] for value in values]
+    return values
+
+
+def _name(names: Sequence[str], number: Any) -> Any:
+    """Return the name of a class; what is no number of one stays."""
+    if not isinstance(number, int) or number >= len(names):
+        return number
+    return None if number < 0 else names[number]

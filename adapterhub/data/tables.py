@@ -20,8 +20,9 @@ from adapterhub.data.delimited import encoding_notes, find_delimiter, read_delim
 from adapterhub.data.media_formats import MEDIA_SUFFIXES
 from adapterhub.data.options import PREDICT, DataOptions
 from adapterhub.data.parquet import ExpansionError, open_parquet
-from adapterhub.data.row_stream import names_of_classes, reading_hub
-from adapterhub.data.table import Table, blank_note
+from adapterhub.data.row_stream import reading_hub
+from adapterhub.data.spreadsheet import read_sheet
+from adapterhub.data.table import Table, blank_note, inner_cell, inner_columns, names_of_classes
 from adapterhub.data.table import first_few as first_few
 from adapterhub.errors import DataError
 
@@ -37,8 +38,10 @@ _SUFFIXES = {
     ".conll": "conll",
     ".bio": "conll",
     ".iob": "conll",
+    ".xlsx": "excel",
+    ".xlsm": "excel",
 }
-_SHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
+_SHEETS = (".xls", ".xlsb", ".ods", ".numbers")
 _BINARY = {b"PK\x03\x04": "a zip archive", b"\xd0\xcf\x11\xe0": "an Office file",
            b"%PDF": "a PDF file", b"\x80\x04": "a pickle", b"ARROW1": "an Arrow file",
            b"SQLite": "a database"}  # fmt: skip
@@ -93,7 +96,7 @@ def has_split(source: str, options: DataOptions, split: str) -> bool:
 
 
 def is_on_hub(source: str, options: DataOptions) -> bool:
-    """Return whether a source is a dataset on the Hub, not a file."""
+    """Return whether a source is a data set with splits: on the Hub, or saved in a folder."""
     return _format_of(source, options) == "hub"
 
 
@@ -111,6 +114,8 @@ def _read_format(name: str, source: str, options: DataOptions, split: str) -> Ta
         if described is not None:
             return _read_format(_format_of(described, options), described, options, split)
         return read_folder(source)
+    if name == "excel":
+        return _read_excel(source, options, split)
     decoded = file_text(source, options.encoding)
     name = _text_format(decoded.text, options) if name == "any text" else name
     if name in ("csv", "tsv", "text table"):
@@ -125,6 +130,13 @@ def _read_format(name: str, source: str, options: DataOptions, split: str) -> Ta
     return replace(table, form=form, notes=(*encoding_notes(decoded), *notes))
 
 
+def _read_excel(source: str, options: DataOptions, split: str) -> Table:
+    sheet = read_sheet(source)
+    form = replace(options, delimiter=",", quoted=True)
+    table = read_delimited(source, "csv", DecodedText(sheet.text, "UTF-8"), form, split)
+    return replace(table, form=sheet.described, unit="row")
+
+
 def _encoding(decoded: DecodedText) -> str:
     return "" if decoded.encoding == "UTF-8" else decoded.encoding
 
@@ -133,7 +145,7 @@ def _format_of(source: str, options: DataOptions) -> str:
     if options.format != "auto":
         return options.format
     if Path(source).is_dir():
-        return "folder"
+        return "hub" if _is_saved(source) else "folder"
     path = Path(source.lower().removesuffix(".gz"))
     if path.suffix in _SUFFIXES:
         return _SUFFIXES[path.suffix]
@@ -159,6 +171,7 @@ def _sniffed_format(source: str) -> str:
         raise DataError(
             f"{source} is {kind}, which cannot be read",
             expected=f"text or Parquet: a name ending in {', '.join(_SUFFIXES)}",
+            hint=f"unzip {source}, and give a file in it" if data.startswith(b"PK") else "",
         )
     return "any text"
 
@@ -200,7 +213,13 @@ def _read_plain(source: str, text: str, *, blank: bool) -> Table:
     texts = {number: line for number, line in lines if blank or line.strip()}
     values = list(texts.values())
     return Table(
-        source, "line", ("text",), list(texts), lambda name: values, form="one text a line"
+        source,
+        "line",
+        ("text",),
+        list(texts),
+        lambda name: values,
+        form="one text a line",
+        header=False,
     )
 
 
@@ -270,11 +289,41 @@ def _read_parquet(source: str) -> Table:
     return Table(source, "row", names, lines, column)
 
 
+def _is_saved(source: str) -> bool:
+    """Return whether a folder was written by `save_to_disk` of the library datasets."""
+    return any((Path(source) / name).is_file() for name in ("state.json", "dataset_dict.json"))
+
+
+def _load_saved(source: str, split: str) -> Any:
+    """Load a data set that was saved, or one of its splits.
+
+    Raises:
+        DataError: it has no such split, or is damaged.
+    """
+    import datasets
+
+    try:
+        saved = datasets.load_from_disk(source)
+    except Exception as error:  # the library raises what its parsers raise
+        raise DataError(f"{source} cannot be read as a saved data set: {error}") from error
+    splits = saved if isinstance(saved, dict) else {"train": saved}
+    if split not in splits:
+        raise DataError(
+            f"{source} has no split {split!r}",
+            expected=f"one of {', '.join(splits)}",
+            hint="data.train_split=NAME, data.eval_split=NAME",
+        )
+    return splits[split]
+
+
 def _read_hub(name: str, subset: str | None, split: str) -> Table:
     import datasets
 
-    with reading_hub(name, split, "loaded as a Hub dataset"):
-        data = datasets.load_dataset(name, subset, split=split)
+    if _is_saved(name):
+        data = _load_saved(name, split)
+    else:
+        with reading_hub(name, split, "loaded as a Hub dataset"):
+            data = datasets.load_dataset(name, subset, split=split)
     lines = range(1, data.num_rows + 1)
     return Table(name, "row", tuple(data.column_names), lines, lambda n: _hub_column(data, n))
 
@@ -305,16 +354,16 @@ def read_folder(source: str) -> Table:
         DataError: there is no picture and no sound.
     """
     root = Path(source)
-    names, others = [], 0
-    for path in _files(root, {root.resolve()}):
-        if path.suffix.lower() in MEDIA_SUFFIXES:
-            names.append(path.relative_to(root))
-        else:
-            others += 1
+    found = [path.relative_to(root) for path in _files(root, {root.resolve()})]
+    names = [path for path in found if path.suffix.lower() in MEDIA_SUFFIXES]
+    if not names and all(p.suffix.lower() == ".txt" and len(p.parts) > 1 for p in found) and found:
+        return _text_folder(source, found)
+    others = len(found) - len(names)
     if not names:
         raise DataError(
             f"the folder {source} has no pictures and no sound",
-            expected=f"files that end in {', '.join(MEDIA_SUFFIXES)}, in one folder for each class",
+            expected=f"files that end in .txt, {', '.join(MEDIA_SUFFIXES)}, in one folder for each "
+            "class",
         )
     columns: dict[str, list[object]] = {
         "file": [name.as_posix() for name in names],
@@ -334,6 +383,17 @@ def read_folder(source: str) -> Table:
     )
 
 
+def _text_folder(source: str, names: list[Path]) -> Table:
+    """Return the texts of a folder of classes, which have a file each."""
+    columns: dict[str, list[object]] = {
+        "text": [read_text(str(Path(source) / name)) for name in names],
+        "label": [name.parts[0] for name in names],
+    }
+    form = f"{len(set(columns['label'])):,} folders of texts"
+    places = [name.as_posix() for name in names]
+    return Table(source, "file", tuple(columns), places, columns.__getitem__, form=form)
+
+
 def _files(folder: Path, seen: set[Path]) -> Iterator[Path]:
     """Yield the files below a folder, sorted by name; a folder that links lead back to, once."""
     for path in sorted(folder.iterdir(), key=lambda each: each.name):
@@ -345,6 +405,7 @@ def _files(folder: Path, seen: set[Path]) -> Iterator[Path]:
             yield from _files(path, seen | {real})
 
 
+_LOOKED_AT = 100  # rows: what is inside their objects are columns, too
 _LISTS = ("data", "rows", "examples", "train", "items", "records")
 _LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 _EXPECTED = 'one object per line, such as {"text": "good", "label": "1"}, or a list of objects'
@@ -422,10 +483,19 @@ def _inner_list(whole: Mapping[str, Any]) -> list[Any] | None:
 
 def _rows_table(source: str, unit: str, rows: dict[int, dict[str, Any]], form: str = "") -> Table:
     columns = tuple(dict.fromkeys(key for row in rows.values() for key in row))
+    inner: dict[str, tuple[str, ...]] = {}
+    for row in list(rows.values())[:_LOOKED_AT]:
+        for name, value in row.items():
+            inner |= {column: (name, *path) for column, path in inner_columns(name, value).items()}
+    paths = {**inner, **{name: (name,) for name in columns}}
     return Table(
-        source, unit, columns, list(rows), lambda name: [row.get(name) for row in rows.values()],
+        source,
+        unit,
+        (*columns, *(name for name in inner if name not in columns)),
+        list(rows),
+        lambda name: [inner_cell(row, paths[name]) for row in rows.values()],
         form=form or "a JSON list",
-    )  # fmt: skip
+    )
 
 
 def _read_lines(source: str, text: str) -> Table:

@@ -81,7 +81,7 @@ class MediaClassification(HasClasses, MediaTask):
         files = read_media(source, options, split, self.columns, self.decode, labelled=labelled)
         if not labelled:
             return files
-        names = name_labels((str(f.label) for f in files), options.label_names, source)
+        names = name_labels((str(f.label) for f in files), options, source)
         return [f.with_label(name) for f, name in zip(files, names, strict=True)]
 
     # Rows

@@ -73,7 +73,7 @@ class OfTexts(Task):
         )
         if self.numbers or not labelled:
             return examples
-        names = name_labels((str(e.label) for e in examples), options.label_names, source)
+        names = name_labels((str(e.label) for e in examples), options, source)
         return [replace(e, label=name) for e, name in zip(examples, names, strict=True)]
 
     def example(self, fields: Sequence[str], options: DataOptions) -> Example:

@@ -21,7 +21,7 @@ from typing import Any
 from adapterhub.config.options import option
 from adapterhub.data.columns import WANTS, choose_columns
 from adapterhub.data.examples import read_rows, refuse, sorted_labels, text_problem
-from adapterhub.data.options import DataOptions, name_labels
+from adapterhub.data.options import SEPARATORS, DataOptions, name_labels
 from adapterhub.data.tables import first_few
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction
@@ -32,7 +32,6 @@ from adapterhub.tasks._rows import Row, Setting
 from adapterhub.tasks._show import tokens_line
 from adapterhub.tasks.classification import OfTexts
 
-SEPARATORS = (";", "|", ",")
 _YES, _NO = {"1", "1.0", "true", "yes"}, {"0", "0.0", "false", "no", ""}
 
 
@@ -129,7 +128,7 @@ class MultiLabel(OfTexts):
             return examples
         examples = self._split(examples)
         rows = [e.labels or () for e in examples]
-        named = iter(name_labels((x for row in rows for x in row), options.label_names, source))
+        named = iter(name_labels((x for row in rows for x in row), options, source))
         return [replace(e, labels=tuple(next(named) for _ in e.labels or ())) for e in examples]
 
     def outcome(self, example: Any, prediction: Prediction) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from adapterhub.data.docstrings import load_docstrings
 from adapterhub.data.examples import Streamed, sample
 from adapterhub.data.notes import notes_on
-from adapterhub.data.options import DataOptions, unnamed_note
+from adapterhub.data.options import DataOptions, case_note, unnamed_note
 from adapterhub.data.row_stream import is_many_files
 from adapterhub.data.split import hold_out, strata_of
 from adapterhub.data.tables import has_split, is_on_hub
@@ -89,7 +89,12 @@ def _table_data(recipe: Recipe) -> RunData:
     train, evaluation = _with_evaluation(reader, recipe, train)
     labels = _labels(reader.task, train, recipe.data.label_names)
     reader.task.check(labels, evaluation)
-    notes = (*reader.notes, *notes_on(train, evaluation, labels), *unnamed_note(labels))
+    notes = (
+        *reader.notes,
+        *notes_on(train, evaluation, labels),
+        *case_note(labels),
+        *unnamed_note(labels),
+    )
     return RunData(reader.task, labels, train, evaluation, reader.options, notes)
 
 

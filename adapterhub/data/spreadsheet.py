@@ -1,0 +1,66 @@
+"""The first sheet of an .xlsx file as CSV; a formula is the value that it had when it was saved."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+import warnings
+from typing import Any, NamedTuple
+from zipfile import BadZipFile
+
+from adapterhub.errors import DataError
+
+
+class Sheet(NamedTuple):
+    """A sheet: where it is among how many, and its cells as CSV, a line for each row."""
+
+    described: str
+    text: str
+
+
+def read_sheet(source: str) -> Sheet:
+    """Read the first sheet of a file that is not empty.
+
+    Raises:
+        DataError: openpyxl is not installed, the file is damaged, or all sheets are empty.
+    """
+    try:
+        import openpyxl
+    except ImportError as error:
+        raise DataError(
+            f"{source} is a spreadsheet, which needs openpyxl",
+            hint='pip install "adapterhub[excel]", or save the sheet as CSV (UTF-8)',
+        ) from error
+    try:
+        with warnings.catch_warnings():  # on styles and validation, which are not read
+            warnings.simplefilter("ignore")
+            book = openpyxl.load_workbook(source, read_only=True, data_only=True)
+            for sheet in book.worksheets:
+                written = io.StringIO(newline="")
+                csv.writer(written, lineterminator="\n").writerows(
+                    cells if any(cells := list(map(_text, row))) else []
+                    for row in sheet.iter_rows(values_only=True)
+                )
+                if written.getvalue().strip():
+                    more = f" of {len(book.worksheets)}" * (len(book.worksheets) > 1)
+                    return Sheet(f"sheet {sheet.title!r}{more}", written.getvalue())
+    except FileNotFoundError as error:
+        raise DataError(f"no file {source}") from error
+    except (BadZipFile, KeyError, ValueError, OSError, TypeError) as error:
+        raise DataError(
+            f"{source} is no .xlsx file: {error}",
+            hint="save the sheet as CSV (UTF-8), and give that file",
+        ) from error
+    raise DataError(f"{source} is empty")
+
+
+def _text(value: Any) -> str:
+    """Return what a cell shows: 3 for 3.0, a date without midnight."""
+    if value is None:
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if isinstance(value, datetime.datetime) and value.time() == datetime.time():
+        return str(value.date())
+    return str(value)

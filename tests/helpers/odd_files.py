@@ -1,0 +1,238 @@
+"""Data files as people have them: what `train FILE` is to read in each, or what it is to say."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+TOPICS = {
+    "billing": ("the invoice of {} names the wrong amount", "please refund the payment of {}"),
+    "access": ("the password of {} is not accepted", "the account of {} is locked since noon"),
+    "delivery": ("the parcel of {} has not arrived", "the courier left the box of {} outside"),
+}
+WHEN = ("March", "April", "May", "June", "July", "August", "today", "last week", "Tuesday", "2021")
+
+
+def tickets(names: Iterable[str] = TOPICS) -> list[tuple[str, str]]:
+    """Sixty different texts, each with its class, under other names of the classes."""
+    named = dict(zip(TOPICS, names, strict=False))
+    return [
+        (text.format(when), named[topic])
+        for when in WHEN
+        for topic, texts in TOPICS.items()
+        if topic in named
+        for text in texts
+    ]
+
+
+class OddFile(NamedTuple):
+    """A file, and what is right for it."""
+
+    name: str
+    write: Callable[[Path], None]
+    task: str = ""
+    columns: Mapping[str, Any] = MappingProxyType({})
+    labels: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+
+
+def lines(path: Path, rows: Iterable[Iterable[object]], sep: str = ",", **form: Any) -> None:
+    text = "\n".join(sep.join(map(str, row)) for row in rows) + "\n"
+    path.write_text(text, **{"encoding": "utf-8", **form})
+
+
+def jsonl(path: Path, rows: Iterable[Any]) -> None:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+
+
+def table(*header: str, sep: str = ",", names: Iterable[str] = TOPICS, **form: Any) -> Any:
+    return lambda path: lines(path, [header, *tickets(names)], sep, **form)
+
+
+def records(row: Callable[[str, str], Any]) -> Any:
+    return lambda path: jsonl(path, [row(*ticket) for ticket in tickets()])
+
+
+def one_json(content: Callable[[list[dict[str, str]]], Any]) -> Any:
+    rows = [{"text": text, "label": label} for text, label in tickets()]
+    return lambda path: path.write_text(json.dumps(content(rows)), encoding="utf-8")
+
+
+def _one_hot(path: Path) -> None:
+    rows = [(text, int(t == "billing"), int(t == "access"), int("box" in text or "2021" in text))
+            for text, t in tickets()]  # fmt: skip
+    lines(path, [("comment", "money", "login", "urgent"), *rows])
+
+
+def _joined(sep: str) -> Any:
+    rows = [(text, sep.join([topic, *["urgent"] * ("2021" in text)])) for text, topic in tickets()]
+    return lambda path: lines(path, [("text", "tags"), *rows], "\t")
+
+
+def _cased(path: Path) -> None:
+    rows = [(text, topic.title() if number % 7 == 0 else topic)
+            for number, (text, topic) in enumerate(tickets())]  # fmt: skip
+    lines(path, [("text", "label"), *rows])
+
+
+def _floats(path: Path) -> None:
+    lines(path, [("text", "label"), *((t, float(c == "billing")) for t, c in tickets())])
+
+
+def _numbered(path: Path) -> None:
+    rows = [(1000 + n, text, topic) for n, (text, topic) in enumerate(tickets())]
+    lines(path, [("ticket_id", "text", "label"), *rows])
+
+
+def _only_ids(path: Path) -> None:
+    lines(path, [("id", "note"), *((1000 + n, text) for n, (text, _) in enumerate(tickets()))])
+
+
+def _quoted_lines(path: Path) -> None:
+    rows = [f'"Hello,\nI say ""{text}"".\n",{topic}' for text, topic in tickets()]
+    path.write_text("text,label\n" + "\n".join(rows) + "\n", encoding="utf-8")
+
+
+def _marked(path: Path) -> None:
+    path.write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(
+        [b"text,label", *(f"{t},{c}".encode() for t, c in tickets())]))  # fmt: skip
+
+
+def _chat(text: str, topic: str) -> dict[str, Any]:
+    return {
+        "messages": [{"role": "user", "content": text}, {"role": "assistant", "content": topic}]
+    }
+
+
+def _share(text: str, topic: str) -> dict[str, Any]:
+    return {"conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": topic}]}
+
+
+def _tagged(text: str, topic: str) -> dict[str, Any]:
+    words = text.split()
+    return {"tokens": words, "ner_tags": ["B-TIME" if w in WHEN else "O" for w in words]}
+
+
+def _conll(path: Path) -> None:
+    sentences = ["\n".join(f"{w}\t{'B-TIME' if w in WHEN else 'O'}" for w in text.split())
+                 for text, _ in tickets()]  # fmt: skip
+    path.write_text("\n\n".join(sentences) + "\n", encoding="utf-8")
+
+
+def _squad(path: Path) -> None:
+    paragraphs = []
+    for number, (text, topic) in enumerate(tickets()):
+        answer = {"text": topic, "answer_start": 0}
+        asked = {"id": str(number), "question": "What is it about?", "answers": [answer]}
+        paragraphs.append({"context": f"{topic}: {text}", "qas": [asked]})
+    path.write_text(json.dumps({"data": [{"title": "x", "paragraphs": paragraphs}]}))
+
+
+def _excel(path: Path) -> None:
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    for row in [("Subject", "Category"), *tickets()]:
+        book.active.append(row)
+    book.save(path)
+
+
+def _features() -> Any:
+    import datasets
+
+    names = list(TOPICS)
+    rows = {"text": [t for t, _ in tickets()], "label": [names.index(c) for _, c in tickets()]}
+    kinds = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)}
+    return datasets.Dataset.from_dict(rows, features=datasets.Features(kinds))
+
+
+def _saved(path: Path) -> None:
+    _features().save_to_disk(str(path))
+
+
+def _parquet(path: Path) -> None:
+    _features().to_parquet(str(path))
+
+
+def _folders(path: Path) -> None:
+    for number, (text, topic) in enumerate(tickets()):
+        (path / topic).mkdir(parents=True, exist_ok=True)
+        (path / topic / f"{number}.txt").write_text(text, encoding="utf-8")
+
+
+def _zipped(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("a.csv", "text,label\n" + "\n".join(",".join(row) for row in tickets()))
+
+
+CLASSES = ("access", "billing", "delivery")
+TEXT = {"text": "text", "label": "label"}
+ODD_FILES = (
+    OddFile("plain.csv", table("text", "label"), "classification", TEXT, CLASSES),
+    OddFile("betreff.csv", table(["Betreff", "Beschreibung"][0], "Kategorie", sep=";",
+            names=("Prüfung", "Zugang", "Lieferung"), encoding="cp1252"), "classification",
+            {"text": "Betreff", "label": "Kategorie"}, ("Lieferung", "Prüfung", "Zugang")),
+    OddFile("noheader.tsv", lambda p: lines(p, ((c, t) for t, c in tickets()), "\t"),
+            "classification", {"text": "1", "label": "0"}, CLASSES),
+    OddFile("utf16.tsv", table("text", "label", sep="\t", encoding="utf-16"), "classification",
+            TEXT, CLASSES),
+    OddFile("marked.csv", _marked, "classification", TEXT, CLASSES),
+    OddFile("pipes.txt", table("text", "label", sep="|"), "classification", TEXT, CLASSES),
+    OddFile("quoted.csv", _quoted_lines, "classification", TEXT, CLASSES),
+    OddFile("upper.CSV", table("TEXT", "LABEL"), "classification",
+            {"text": "TEXT", "label": "LABEL"}, CLASSES),
+    OddFile("numbered.csv", _numbered, "classification", TEXT, CLASSES),
+    OddFile("rows.jsonl", records(lambda t, c: {"review": t, "sentiment": c}), "classification",
+            {"text": "review", "label": "sentiment"}, CLASSES),
+    OddFile("rows.json", one_json(lambda rows: rows), "classification", TEXT, CLASSES),
+    OddFile("within.json", one_json(lambda rows: {"version": 1, "data": rows}), "classification",
+            TEXT, CLASSES),
+    OddFile("nested.jsonl", records(lambda t, c: {"doc": {"content": {"text": t}, "kind": c}}),
+            "classification", {"text": "doc.content.text", "label": "doc.kind"}, CLASSES),
+    OddFile("numbers.csv", table("text", "label", names=("0", "1", "2")), "classification", TEXT,
+            ("0", "1", "2")),
+    OddFile("floats.csv", _floats, "classification", TEXT, ("0", "1")),
+    OddFile("norway.csv", table("text", "label", names=("NO", "yes")), "classification", TEXT,
+            ("NO", "yes")),
+    OddFile("cased.csv", _cased, "classification", TEXT, said=("Billing", "data.ignore_case")),
+    OddFile("book.xlsx", _excel, "classification", {"text": "Subject", "label": "Category"},
+            CLASSES),
+    OddFile("saved", _saved, "classification", TEXT, tuple(TOPICS)),
+    OddFile("named.parquet", _parquet, "classification", TEXT, tuple(TOPICS)),
+    OddFile("folders", _folders, "classification", {}, CLASSES),
+    OddFile("pairs.jsonl", records(lambda t, c: {"premise": t, "hypothesis": c + " is meant, it "
+            "seems to me", "label": c}), "classification",
+            {"text": "premise", "pair": "hypothesis", "label": "label"}, CLASSES),
+    OddFile("onehot.csv", _one_hot, "multi-label", {"text": "comment"},
+            ("login", "money", "urgent")),
+    OddFile("joined.tsv", _joined(";"), "multi-label", {"text": "text", "label": "tags"},
+            (*CLASSES, "urgent")),
+    OddFile("commas.tsv", _joined(","), "multi-label", {"text": "text", "label": "tags"},
+            (*CLASSES, "urgent")),
+    OddFile("chats.jsonl", records(_chat), "causal-lm"),
+    OddFile("share.jsonl", records(_share), "causal-lm"),
+    OddFile("completed.jsonl", records(lambda t, c: {"prompt": t, "completion": c}), "causal-lm"),
+    OddFile("alpaca.jsonl", records(lambda t, c: {"instruction": "Which kind of ticket?",
+            "input": t, "output": c}), "causal-lm"),
+    OddFile("better.jsonl", records(lambda t, c: {"prompt": t, "chosen": c + ", surely",
+            "rejected": "no idea"}), "preference"),
+    OddFile("tokens.jsonl", records(_tagged), "tagging",
+            {"text": "tokens", "label": "ner_tags"}, ("B-TIME", "O")),
+    OddFile("time.conll", _conll, "tagging", {}, ("B-TIME", "O")),
+    OddFile("squad.json", _squad, "question-answering",
+            {"text": "question", "pair": "context", "label": "answers"}),
+    OddFile("onlyids.csv", _only_ids, refused=("--label", "note")),
+    OddFile("oneclass.csv", lambda p: lines(p, [("text", "label"), *((t, "all")
+            for t, _ in tickets())]), refused=("one label",)),
+    OddFile("empty.csv", lambda p: p.write_text(""), refused=("empty",)),
+    OddFile("letters.csv", lambda p: p.write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0"),
+            refused=("letters.csv",)),
+    OddFile("packed.zip", _zipped, refused=("unzip",)),
+    OddFile("prose.txt", lambda p: p.write_text("\n".join(t for t, _ in tickets())),
+            refused=("--task causal-lm",)),
+)  # fmt: skip
