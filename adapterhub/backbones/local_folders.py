@@ -60,6 +60,17 @@ def recorded_folder(name: str) -> str | None:
     return folder if isinstance(folder, str) and os.path.isabs(folder) else None
 
 
+def remembered_folders() -> list[str]:
+    """List the recorded folders that exist, the newest first."""
+    files = state_folder().joinpath("backbones").glob("*.json")
+    found = []
+    for file in sorted(files, key=lambda each: each.stat().st_mtime_ns, reverse=True):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            name = json.loads(file.read_bytes()[:_MAX_BYTES])["name"]
+            found.append(recorded_folder(name))
+    return [folder for folder in dict.fromkeys(found) if folder and Path(folder).is_dir()]
+
+
 def _path(name: str) -> Path:
     key = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
     return state_folder() / "backbones" / f"{key}.json"

@@ -43,6 +43,7 @@ HEADINGS = {
         "options": "List the options of recipes, methods and tasks.",
         "methods": "List the methods, or show the options of one.",
         "tasks": "List the tasks, or show the options of one.",
+        "backbones": "List the backbones that are here, and some good ones.",
         "inspect": "Show the sites of a backbone and the methods that fit it.",
     },
     "Share": {
@@ -130,6 +131,7 @@ EXAMPLES = {
     ),
     "methods": ("adapterhub methods", "adapterhub methods lora"),
     "tasks": ("adapterhub tasks", "adapterhub tasks seq2seq"),
+    "backbones": ("adapterhub backbones",),
     "inspect": ("adapterhub inspect sentence-transformers/all-MiniLM-L6-v2",),
     "publish": (
         "adapterhub publish runs/sst2",
@@ -197,6 +199,7 @@ SEE_ALSO = {
     "options": "recipe, methods, tasks",
     "methods": "options METHOD; inspect, for what fits a backbone",
     "tasks": "options TASK; train --show 3, for what the model gets",
+    "backbones": "inspect, for the sites of one; tasks",
     "inspect": "methods; options METHOD",
     "publish": "list, show, tag; push, to a hub",
     "list": "show, pull",

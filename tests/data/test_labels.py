@@ -54,15 +54,15 @@ def test_bad_names_are_refused(spec, problem):
 
 
 def test_values_and_names_get_the_name():
-    assert name_labels(["0", "positive", "1"], NAMES, "x.csv") == [
+    assert name_labels(["0", "positive", "1"], DataOptions(labels=NAMES), "x.csv") == [
         "negative", "positive", "positive",
     ]  # fmt: skip
-    assert name_labels(["0", "x"], {}, "x.csv") == ["0", "x"]
+    assert name_labels(["0", "x"], DataOptions(), "x.csv") == ["0", "x"]
 
 
 def test_a_value_without_a_name_is_counted():
     with pytest.raises(DataError, match=r"x.csv has labels without a name") as error:
-        name_labels(["0", "2", "2"], NAMES, "x.csv")
+        name_labels(["0", "2", "2"], DataOptions(labels=NAMES), "x.csv")
     assert error.value.offenders == ("'2': 2 time(s)",)
     assert error.value.hint == "--labels 0=negative,1=positive,2=NAME"
 
