@@ -63,7 +63,7 @@ def test_the_command_lists_what_is_here_and_what_is_good(cache, adapterhub):
     _, shown, _ = adapterhub("backbones")
     assert "acme/chat" in shown and "2.0 kB" in shown
     assert all(each.id in shown for each in GOOD)
-    assert max(map(len, shown.splitlines())) <= 80
+    assert max(len(line.rstrip()) for line in shown.splitlines()) <= 80
     data = json.loads(adapterhub("backbones", "--json")[1])
     assert {
         "id": "acme/chat",
