@@ -200,6 +200,12 @@ def nearest(word: str, choices: Iterable[str]) -> list[str]:
     return [choice for spelling in near for choice in by_spelling[spelling]]
 
 
+def spelled_like(word: str, choices: Iterable[str]) -> str:
+    """Return the choice that a word is but for case, hyphens and underscores; else the word."""
+    same = [choice for choice in choices if _spelling(choice) == _spelling(word.strip())]
+    return same[0] if len(same) == 1 else word
+
+
 def _spelling(name: str) -> str:
     return name.casefold().replace("_", "-")
 

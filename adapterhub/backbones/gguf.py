@@ -29,8 +29,9 @@ def folder_of_gguf(file: Path) -> Path:
         BackboneError: the package gguf is not installed, or the file cannot be read.
     """
     found = file.stat()
-    key = hashlib.sha256(json.dumps([str(file.resolve()), found.st_size, found.st_mtime_ns]).encode())
-    folder = user_folder("cache") / "gguf" / key.hexdigest()[:16] / file.stem
+    key = json.dumps([str(file.resolve()), found.st_size, found.st_mtime_ns])
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    folder = user_folder("cache") / "gguf" / digest / file.stem
     if not (folder / "config.json").is_file():
         if importlib.util.find_spec("gguf") is None:
             raise BackboneError(

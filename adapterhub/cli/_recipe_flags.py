@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from adapterhub.config.options import options_of
-from adapterhub.config.yaml import merge_options, parse_overrides
+from adapterhub.config.yaml import load_yaml, merge_options, parse_overrides
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.recipe.options import TrainOptions
@@ -46,6 +49,7 @@ SECTIONS = {
 }
 FLAGS = {flag: path for flags in SECTIONS.values() for flag, (path, _) in flags.items()}
 PARAMETERS = {s: tuple(f.replace("-", "_") for f in flags) for s, flags in SECTIONS.items()}
+_LARGEST_RECIPE = 1 << 16  # bytes; data of this size may be a recipe, too
 _OPTIONS = {
     f"{group}{o.name}": o
     for group, cls in (("", Recipe), ("data.", DataOptions), ("train.", TrainOptions))
@@ -117,6 +121,7 @@ def _one_value_each(args: Sequence[str]) -> Iterator[str]:
     The values end at a flag, a KEY=VALUE or a recipe.
     """
     flag = None
+    args = [re.sub(r"^--data(?==|$)", "--train", arg) for arg in args]
     for number, arg in enumerate(args):
         if arg.startswith("-") or "=" in arg or arg.endswith((".yaml", ".yml")):
             flag = arg if arg.removeprefix("--") in MULTIPLE else None
@@ -125,19 +130,55 @@ def _one_value_each(args: Sequence[str]) -> Iterator[str]:
         yield arg
 
 
-def recipe_words(words: tuple[str, ...]) -> tuple[str | None, list[str]]:
+def recipe_words(words: tuple[str, ...], flags: dict[str, Any]) -> tuple[str | None, list[str]]:
     """Split the arguments into the recipe file, if there is one, and the overrides.
 
+    A file of data among them becomes the flag `train`.
+
     Raises:
-        ConfigError: more than one file.
+        ConfigError: more than one recipe, or more than one file of training data.
     """
-    files = [word for word in words if "=" not in word]
-    if len(files) > 1:
-        raise ConfigError(
-            f"more than one recipe: {', '.join(files)}",
-            expected="one file, and options as KEY=VALUE without spaces",
-        )
-    return (files[0] if files else None), [word for word in words if "=" in word]
+    overrides = [word for word in words if "=" in word and not Path(word).exists()]
+    files = [word for word in words if word not in overrides]
+    recipes = [word for word in files if is_recipe(word)]
+    data = [word for word in files if word not in recipes] + [flags["train"]] * bool(flags["train"])
+    for kind, each in (("recipe", recipes), ("file of training data", data)):
+        if len(each) > 1:
+            raise ConfigError(
+                f"more than one {kind}: {', '.join(each)}",
+                expected="one recipe, one file of training data, and options as KEY=VALUE",
+                hint=f"--eval {each[1]}" if each is data else "",
+            )
+    flags["train"] = data[0] if data else None
+    return (recipes[0] if recipes else None), overrides
+
+
+def is_recipe(file: str) -> bool:
+    """Return whether a file is a recipe or study, not data: by its suffix, or by its content."""
+    if file.lower().endswith((".yaml", ".yml")):
+        return True
+    path = Path(file)
+    if not path.is_file() or path.stat().st_size > _LARGEST_RECIPE:
+        return False
+    try:
+        keys = load_yaml(path).keys()
+    except ConfigError:
+        return False
+    return bool(keys & {"backbone", "method", "data", "train", "stages"})
+
+
+def new_output(
+    words: Sequence[str], train: str | None, *, above: str = "runs", resume: bool = False
+) -> str | None:
+    """Return a new folder for what is trained on some data, or the newest one to resume."""
+    stem = Path(str(train).rstrip("/").removesuffix(".gz")).stem.replace(":", "-")
+    if train is None or not stem or any(word.startswith("output=") for word in words):
+        return None
+    names = (f"{above}/{stem}{f'-{n}' * (n > 1)}" for n in itertools.count(1))
+    used = list(itertools.takewhile(lambda name: Path(name).exists(), names))
+    if resume and used:
+        return used[-1]
+    return f"{above}/{stem}{f'-{len(used) + 1}' * bool(used)}"
 
 
 def nested_flags(flags: dict[str, Any]) -> dict[str, Any]:

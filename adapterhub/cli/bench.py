@@ -9,7 +9,13 @@ from typing import Any
 import click
 
 from adapterhub.cli._options import check_engine, quiet_option
-from adapterhub.cli._recipe_flags import RecipeCommand, nested_flags, recipe_flags, recipe_words
+from adapterhub.cli._recipe_flags import (
+    RecipeCommand,
+    nested_flags,
+    new_output,
+    recipe_flags,
+    recipe_words,
+)
 from adapterhub.errors import ConfigError
 from adapterhub.status import Display, display_for_terminal, doing, showing
 
@@ -31,7 +37,7 @@ SECTIONS = {
 
 
 @click.command("bench", cls=RecipeCommand, sections=SECTIONS)
-@click.argument("words", nargs=-1, metavar="[STUDY.yaml] [KEY=VALUE]...")
+@click.argument("words", nargs=-1, metavar="[DATA | STUDY.yaml] [KEY=VALUE]...")
 @partial(recipe_flags, without=DECIDED)
 @click.option("--test", metavar="FILE", help="Test data, which select nothing.")
 @click.option("--methods", metavar="SPECS", help="Methods to compare: lora,mam,lora(rank=16).")
@@ -92,8 +98,10 @@ def command(
         "rates": rates,
         "rows": _numbers(rows),
     }
+    file, overrides = recipe_words(words, flags)
+    if file is None and not flags["output"]:
+        flags["output"] = new_output(overrides, flags["train"], above="studies", resume=True)
     output = flags["output"]
-    file, overrides = recipe_words(words)
     if file is None and output and (Path(output) / "study.yaml").is_file():
         file = str(Path(output) / "study.yaml")
     study = read_study(file, overrides, nested_flags(flags), bench)

@@ -31,7 +31,7 @@ def command(words: tuple[str, ...], save: str | None, **flags: Any) -> None:
     from adapterhub.recipe.recipe_text import commented_recipe
 
     specs, others = _split_names(words)
-    recipe = read_draft(*recipe_words(others), specs | nested_flags(flags))
+    recipe = read_draft(*recipe_words(others, flags), specs | nested_flags(flags))
     text = commented_recipe(recipe)
     if save is None:
         say_text(text.removesuffix("\n"))

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from adapterhub.cli._format import print_json, print_table, say, say_wrapped
 from adapterhub.cli._options import as_json_option, registry_option
-from adapterhub.cli._recipe_flags import FLAGS, RecipeCommand, nested_flags, recipe_flags
+from adapterhub.cli._recipe_flags import (
+    FLAGS,
+    RecipeCommand,
+    nested_flags,
+    recipe_flags,
+    recipe_words,
+)
 from adapterhub.errors import ConfigError
 from adapterhub.files.shown_table import ShownTable
 from adapterhub.status import display_for_terminal, doing, showing
@@ -31,7 +38,7 @@ _NOT_USED = tuple(flag for flag in FLAGS if flag not in _USED)
 
 
 @click.command("suggest", cls=RecipeCommand, sections=SECTIONS)
-@click.argument("adapters", nargs=-1, metavar="[ADAPTER]...")
+@click.argument("adapters", nargs=-1, metavar="[DATA] [ADAPTER]...")
 @partial(recipe_flags, without=_NOT_USED)
 @click.option(
     "--rows",
@@ -52,8 +59,11 @@ def command(
     linear probe and cross-validation, without any training. Without ADAPTER, all adapters of your
     registry for this backbone are compared.
     """
-    if missing := [f"--{flag} is missing" for flag in ("backbone", "train") if not flags[flag]]:
-        raise ConfigError("what to probe is incomplete", offenders=missing)
+    files = [word for word in adapters if Path(word).is_file()]
+    adapters = tuple(word for word in adapters if word not in files)
+    recipe_words(tuple(files), flags)
+    if not flags["train"]:
+        raise ConfigError("no data to probe", hint="adapterhub suggest FILE")
     with showing(display_for_terminal()):
         found = _probed(nested_flags(flags), adapters, rows, registry)
     if as_json:

@@ -24,7 +24,13 @@ from adapterhub.cli._format import (
     sparkline,
 )
 from adapterhub.cli._options import quiet_option
-from adapterhub.cli._recipe_flags import RecipeCommand, nested_flags, recipe_flags, recipe_words
+from adapterhub.cli._recipe_flags import (
+    RecipeCommand,
+    nested_flags,
+    new_output,
+    recipe_flags,
+    recipe_words,
+)
 from adapterhub.config.spec import call_text
 from adapterhub.errors import ConfigError, TrainingError, one_line
 from adapterhub.files.shown_table import ShownTable
@@ -51,7 +57,7 @@ def _print_schema(context: click.Context, option: click.Parameter, given: bool) 
 
 
 @click.command("train", cls=RecipeCommand)
-@click.argument("words", nargs=-1, metavar="[RECIPE.yaml] [KEY=VALUE]...")
+@click.argument("words", nargs=-1, metavar="[DATA | RECIPE.yaml] [KEY=VALUE]...")
 @recipe_flags
 @click.option(
     "--sweep",
@@ -89,7 +95,10 @@ def command(
     open_report: bool,
     **flags: Any,
 ) -> None:
-    """Train an adapter from a recipe or from flags.
+    """Train an adapter on a file of data, or as a recipe says.
+
+    `adapterhub train reviews.csv` is enough: task, columns, backbone and output folder are chosen
+    and told.
 
     KEY=VALUE sets any option of the recipe: train.schedule=cosine. `adapterhub options train`
     lists them, and `adapterhub recipe` writes them all to a file. KEY=VALUE overrides flags, and
@@ -97,7 +106,9 @@ def command(
     """
     if show:
         flags["output"] = flags["output"] or "."  # required of a recipe; nothing is written
-    file, overrides = recipe_words(words)
+    file, overrides = recipe_words(words, flags)
+    if file is None and not flags["output"]:
+        flags["output"] = new_output(overrides, flags["train"], resume=resume)
     if resume and file is None:
         file = _recipe_of(flags["output"])
     if staged := read_staged(file, overrides, nested_flags(flags)):

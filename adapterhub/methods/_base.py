@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
-from adapterhub.errors import ConfigError, unknown
+from adapterhub.errors import ConfigError, spelled_like, unknown
 from adapterhub.methods._other_names import unknown_method
 
 if TYPE_CHECKING:
@@ -248,6 +248,7 @@ def method_class(name: str) -> type[Method]:
     Raises:
         ConfigError: no such method; the error suggests the nearest and lists all.
     """
+    name = spelled_like(name, METHODS)
     if name not in METHODS:
         raise unknown_method(name, METHODS)
     return METHODS[name]

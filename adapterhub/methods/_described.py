@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from adapterhub.config.options import option, options_of, to_dict
-from adapterhub.errors import ConfigError
+from adapterhub.errors import ConfigError, spelled_like
 from adapterhub.methods._base import METHODS, Method, method_modules
 from adapterhub.methods._catalogue import CATALOGUE
 from adapterhub.methods._other_names import read_method_options, unknown_method
@@ -67,6 +67,7 @@ def described_method(name: str) -> DescribedMethod:
         ConfigError: no such method; the error suggests the nearest and lists all.
     """
     described = described_methods()
+    name = spelled_like(name, described)
     if name not in described:
         raise unknown_method(name, described)
     return described[name]
@@ -97,6 +98,7 @@ def spec_options(spec: Spec) -> list[tuple[str, dict[str, Any]]]:
             raise ConfigError(
                 f"options of {name} are {options!r}", expected="a mapping of option to value"
             )
+        name = spelled_like(name, described_methods())
         cls: type[Any] = described_method(name).options
         found.append((name, to_dict(read_method_options(cls, name, options))))
     return found

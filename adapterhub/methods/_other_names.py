@@ -59,7 +59,7 @@ _MEANT = {
     "seq-bn": "pfeiffer is this adapter",
     "double-seq-bn": "houlsby is this adapter",
     "par-bn": "parallel is this adapter",
-    "qlora": "lora on a quantized backbone: lora, with quantize=nf4",
+    "qlora": "QLoRA is --method lora --quantize nf4 (in Python: load_backbone(quantize='nf4'))",
     "peft": "peft is a library; its usual method is lora",
     "sft": "any method does supervised fine-tuning: lora, with task=causal-lm",
     "dpo": "trl's DPOTrainer trains with a model that lora is attached to: docs/guides/trainers.md",
@@ -111,4 +111,6 @@ def read_method_options(cls: type[T], name: str, options: Mapping[str, Any]) -> 
 def unknown_method(name: str, methods: Iterable[str]) -> ConfigError:
     """Build the error for an unknown method: what the name means, or the nearest."""
     meaning = METHOD_MEANINGS.get(name.lower().replace("_", "-"), "")
-    return unknown("method", name, sorted(methods), hint="adapterhub methods", meaning=meaning)
+    if meaning:
+        return ConfigError(f"unknown method {name!r}: {meaning}", hint="adapterhub methods")
+    return unknown("method", name, sorted(methods), hint="adapterhub methods")

@@ -126,6 +126,7 @@ ALIASES = {
     "early_stopping_patience": "train.patience",
     "torch_compile": "train.compile",
     "use_liger_kernel": "train.liger",
+    "data": "data.train",
     "train_file": "data.train",
     "validation_file": "data.eval",
     "text_column": "data.text",

@@ -13,9 +13,8 @@ from adapterhub.data import column_names as names
 from adapterhub.data.chat_formats import recognize_format
 from adapterhub.data.column_names import plain_name
 from adapterhub.data.columns import ColumnProfile, profile_of, switches
-from adapterhub.data.media_formats import SOUND_SUFFIXES
+from adapterhub.data.media_formats import PICTURE_SUFFIXES, SOUND_SUFFIXES
 from adapterhub.data.options import DataOptions, separator_of
-from adapterhub.data.pictures import SUFFIXES
 from adapterhub.data.table import Table
 
 DEFAULT = "classification"
@@ -76,7 +75,7 @@ def _files(profiles: Profiles) -> Iterator[tuple[str, str]]:
     for profile in (p for p in profiles.values() if p.is_files):
         paths = (v["path"] if isinstance(v, dict) else v for v in profile.values)
         ends = {Path(str(path)).suffix.lower() for path in paths}
-        if ends <= {*SUFFIXES}:
+        if ends <= {*PICTURE_SUFFIXES}:
             yield "image-classification", f"pictures in {profile.name!r}"
         if ends <= {*SOUND_SUFFIXES}:
             spoken = _named(profiles, names.TRANSCRIPTS)
