@@ -183,6 +183,11 @@ def unknown(
     )
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 label", "2 labels"."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Suggest the choices nearest to `word`: "; did you mean 'x'?", or "" if none is near."""
     near = nearest(word, choices)

@@ -28,7 +28,7 @@ from adapterhub.backbones.processor import processor_identity
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.backbones.weights import device_of
 from adapterhub.config.user_folders import expanded
-from adapterhub.errors import BackboneError, MismatchError
+from adapterhub.errors import BackboneError, MismatchError, counted
 from adapterhub.files.manifest import Manifest, TensorInfo
 from adapterhub.hooks.head import layered_head
 from adapterhub.hooks.new_tokens import first_id
@@ -282,7 +282,9 @@ def fit_head(manifest: Manifest, adapter: Adapter) -> None:
         if outputs != old and not any(resized):
             raise MismatchError(
                 f"the adapter {manifest.name!r} does not fit this model",
-                offenders=[f"{outputs} label(s), and no head with as many outputs in its file"],
+                offenders=[
+                    f"{counted(outputs, 'label')}, and no head with as many outputs in its file"
+                ],
                 expected="one output for each label",
             )
         _set_head_labels(adapter.head, manifest, saved.problem_type)

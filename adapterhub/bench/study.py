@@ -177,7 +177,8 @@ def read_study(
             check_spec(spec)  # type: ignore[arg-type]
     _ = study.baseline
     for each in study.tasks().values():
-        parse_task(each.task)
+        if each.task is not None:
+            parse_task(each.task)
     return study
 
 

@@ -249,7 +249,9 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Resolve a subcommand as click does, but suggest the nearest name for a mistyped one."""
         if args and not args[0].startswith("-") and args[0] not in {*COMMANDS, *ALIASES}:
-            raise click.UsageError(f"unknown command {args[0]!r}{did_you_mean(args[0], COMMANDS)}")
+            meant = "; type adapterhub --version" if args[0] == "version" else ""
+            meant = meant or did_you_mean(args[0], COMMANDS)
+            raise click.UsageError(f"unknown command {args[0]!r}{meant}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:

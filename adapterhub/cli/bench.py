@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from adapterhub.cli._format import say
 from adapterhub.cli._options import check_engine, quiet_option
 from adapterhub.cli._recipe_flags import (
     RecipeCommand,
@@ -18,6 +20,9 @@ from adapterhub.cli._recipe_flags import (
 )
 from adapterhub.errors import ConfigError
 from adapterhub.status import Display, display_for_terminal, doing, showing
+
+if TYPE_CHECKING:
+    from adapterhub.bench.study import Study
 
 # Flags of a recipe that a study chooses for each of its runs.
 DECIDED = ("method", "from", "lr", "epochs", "steps", "seed", "name")
@@ -110,10 +115,26 @@ def command(
     check_engine(engine, workers, ray_address)
     _check_shard(study, shard)
     with showing(Display() if quiet else display_for_terminal()):
+        study = _completed(study)
         with doing("loading torch"):
             from adapterhub.cli._study import RunsOn, bench_study
         runs_on = RunsOn(engine, workers, ray_address, part)
         bench_study(study, quiet=quiet, runs_on=runs_on)
+
+
+def _completed(study: Study) -> Study:
+    """Return a study with the task and backbone that it leaves open, and say which they are."""
+    from adapterhub.training.run_data import read_data
+
+    recipe, first = study.recipe, next(iter(study.tasks().values()))
+    if recipe.backbone and (recipe.task is not None or study.bench.tasks):
+        return study
+    data = read_data(replace(first, data=replace(first.data, eval=None)))
+    for note in data.chosen:
+        say(note, err=True)
+    chosen = data.completed(first)
+    task = recipe.task if study.bench.tasks else chosen.task
+    return replace(study, recipe=replace(recipe, backbone=chosen.backbone, task=task))
 
 
 def _numbers(text: str | None) -> tuple[int, ...] | None:
@@ -136,12 +157,12 @@ def _check_shard(study: Any, shard: str | None) -> None:
 
 def _check_complete(study: Any) -> None:
     recipe = study.recipe
-    missing = {"--backbone": recipe.backbone, "--output": recipe.output}
+    missing = {"--output": recipe.output}
     if not study.bench.tasks:
         missing["--train"] = recipe.data.train
     if names := [name for name, value in missing.items() if not value]:
         raise ConfigError(
             "the study is incomplete",
             offenders=[f"{name} is missing" for name in names],
-            hint="adapterhub bench --backbone ID --train FILE --output DIR",
+            hint="adapterhub bench FILE --output DIR",
         )

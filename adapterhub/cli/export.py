@@ -167,7 +167,9 @@ def _subject(
         place, _ = backbone_of_adapter(folder, manifest, backbone)
         return manifest.methods, place, training_record(manifest, task).kind, manifest.labels
     from adapterhub.recipe.recipe import read
+    from adapterhub.tasks._by_data import DEFAULT
 
     recipe = read(source)
     spec: Spec = recipe.method  # type: ignore[assignment]
-    return method or spec, backbone or recipe.backbone, task_and_kind(task or recipe.task)[1], ()
+    kind = task_and_kind(task or recipe.task or DEFAULT)[1]
+    return method or spec, backbone or recipe.backbone, kind, ()

@@ -71,7 +71,8 @@ def command(
         return
     _print(found)
     if found.best:
-        words = f"--backbone {flags['backbone']} --train {flags['train']}"
+        named = f"--backbone {flags['backbone']} " * bool(flags["backbone"])
+        words = f"{named}--train {flags['train']}"
         say("")
         say(f"adapterhub train --from {found.best} {words} --output DIR")
 
@@ -85,14 +86,15 @@ def _probed(
         from adapterhub.bench.suggest import check_probed, suggest
         from adapterhub.data.examples import sample
         from adapterhub.recipe.recipe import read_draft
-        from adapterhub.tasks import Setting, parse_task
+        from adapterhub.tasks import Setting
         from adapterhub.training.loading import BackboneLoader, KernelChoice
         from adapterhub.training.run_data import NO_EVALUATION, read_data
 
     recipe = read_draft(None, (), flags)
     recipe = replace(recipe, data=replace(recipe.data, eval=NO_EVALUATION))
-    check_probed(parse_task(recipe.task))
     data = read_data(recipe)
+    check_probed(data.task)
+    recipe = data.completed(recipe)
     data = replace(data, train=sample(data.train, rows, recipe.seed))
     candidates = _candidates(recipe, adapters, registry)
     loader = BackboneLoader()

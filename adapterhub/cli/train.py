@@ -201,7 +201,7 @@ def _print_plan(prepared: Any) -> None:
         "trainable": f"{plan.trainable:,} ({share}), {plan.head:,} in the head",
         "data": f"{len(data.train):,} training, {len(data.evaluation):,} evaluation examples",
         "labels": ", ".join(f"{name}: {n:,}" for name, n in plan.labels.items()) or "none",
-        "steps": f"{plan.steps:,} with batch size {recipe.train.batch_size}, {epochs:g} epoch(s)",
+        "steps": f"{plan.steps:,} with batch size {recipe.train.batch_size}, {epochs:g} epoch{'s' * (epochs != 1)}",
         "learning rate": f"{rate_text(plan.rates)}, {recipe.train.schedule}",
         "tokens": f"{plan.tokens:,} per epoch, {plan.longest} in the longest example",
         "truncated": f"{plan.truncated:,} training examples, by train.max_length="
@@ -329,7 +329,8 @@ def _print_stages(staged: StagedRecipe, rest: list[str]) -> None:
         start = ", ".join(staged.starts[name] or (recipe.from_ or "-", *recipe.on))
         method = f"that of {start}" if recipe.method is None else _spec_text(recipe.method)
         done = "" if name in rest else " (finished)"
-        task, source = parse_task(recipe.task).name, str(recipe.data.train)
+        task = "by the data" if recipe.task is None else parse_task(recipe.task).name
+        source = str(recipe.data.train)
         rows.append((f"{name}{done}", start, task, method, source, str(recipe.output)))
     print_table(ShownTable(("stage", "from", "task", "method", "data", "output"), rows))
 

@@ -17,7 +17,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar, Union
 
-from adapterhub.errors import AdapterhubError, ConfigError, did_you_mean
+from adapterhub.errors import AdapterhubError, ConfigError, counted, did_you_mean
 
 T = TypeVar("T")
 Check = Callable[[str, Any], list[str]]
@@ -92,6 +92,7 @@ class _Problems(list[str]):
 
     suggest: Callable[[str], str] | None = None
     of_file: bool = False
+    inner: AdapterhubError | None = None
 
 
 def from_dict(
@@ -116,8 +117,13 @@ def from_dict(
     problems.suggest = suggest
     obj = _read_dataclass(cls, data, where, problems)
     if problems:
-        suffix = f" of {where}" if where else ""
-        raise ConfigError(f"{len(problems)} invalid option(s){suffix}", offenders=problems)
+        if len(problems) == 1 and problems.inner is not None:
+            raise problems.inner  # it says all, in its own words
+        of = f" of {where}" if where else ""
+        are = "is" if len(problems) == 1 else "are"
+        raise ConfigError(
+            f"{counted(len(problems), 'option')}{of} {are} invalid", offenders=problems
+        )
     return typing.cast(T, obj)
 
 
@@ -357,6 +363,7 @@ def _read_dataclass(cls: Any, value: object, path: str, problems: _Problems) -> 
         return cls(**arguments)
     except AdapterhubError as error:
         problems.append(f"{path}: {error}" if path else str(error))
+        problems.inner = error
         return None
 
 

@@ -207,7 +207,7 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
                 problems.append(f"{word!r}: {error.problem}")
     if problems:
         raise ConfigError(
-            "invalid option(s) on the command line",
+            "options on the command line are invalid",
             offenders=problems,
             expected="option=value, with dots between nested names",
             hint="train.epochs=1",

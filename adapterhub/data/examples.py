@@ -22,7 +22,7 @@ from adapterhub.data.columns import WANTS, choose_columns
 from adapterhub.data.options import PREDICT, DataOptions
 from adapterhub.data.table import first_few
 from adapterhub.data.tables import read_table
-from adapterhub.errors import DataError
+from adapterhub.errors import DataError, counted
 
 E = TypeVar("E")
 
@@ -183,7 +183,7 @@ def check_labels(train_labels: Sequence[str], eval_labels: Iterable[str | float 
     """
     if len(train_labels) < 2:
         raise DataError(
-            f"the training data has {len(train_labels)} label(s)",
+            f"the training data has {counted(len(train_labels), 'label')}",
             offenders=[repr(label) for label in train_labels],
             expected="two or more classes",
             hint="check the option label, the name of the label column",
@@ -192,7 +192,9 @@ def check_labels(train_labels: Sequence[str], eval_labels: Iterable[str | float 
     if unseen:
         raise DataError(
             "the evaluation data has labels that the training data lacks",
-            offenders=[f"{label!r}: {unseen[label]} time(s)" for label in sorted(unseen, key=str)],
+            offenders=[
+                f"{label!r}: {counted(unseen[label], 'time')}" for label in sorted(unseen, key=str)
+            ],
             expected=f"one of {', '.join(first_few([repr(label) for label in train_labels]))}",
         )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from adapterhub.config.options import option
-from adapterhub.errors import ConfigError, DataError
+from adapterhub.errors import ConfigError, DataError, counted
 
 PREDICT = "predict"  # the split of data to predict on, where each line is to have a prediction
 
@@ -207,7 +207,7 @@ def name_labels(labels: Iterable[str], options: DataOptions, source: str) -> lis
         given = ",".join(f"{value}={name}" for value, name in names.items())
         raise DataError(
             f"{source} has labels without a name",
-            offenders=[f"{label!r}: {n:,} time(s)" for label, n in unnamed.most_common()],
+            offenders=[f"{label!r}: {counted(n, 'time')}" for label, n in unnamed.most_common()],
             expected=f"the labels of --labels {given}, or their names",
             hint=f"--labels {given},{next(iter(unnamed))}=NAME",
         )

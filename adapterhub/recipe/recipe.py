@@ -17,7 +17,7 @@ from adapterhub.recipe.mixing import TaskOptions, check_task_names, parse_mixing
 from adapterhub.recipe.options import TrainOptions
 
 SPECS = ("method", "task")
-REQUIRED = ("backbone", "data.train", "output")
+REQUIRED = ("data.train", "output")
 _REPLACED = (*SPECS, "mixing")  # specs, which a later layer replaces entirely
 DATA_SOURCES = ("train", "eval", "train_target", "eval_target")  # paths in `data`, of one machine
 
@@ -26,7 +26,7 @@ DATA_SOURCES = ("train", "eval", "train_target", "eval_target")  # paths in `dat
 class Recipe:
     """A training run. The same recipe, data and versions give the same adapter."""
 
-    backbone: str = option("", "a Hub id or a folder")
+    backbone: str = option("", "a Hub id or a folder (empty: one that is here, by the task)")
     revision: str | None = option(None, "branch, tag or commit of a Hub backbone")
     dtype: str | None = option(
         None,
@@ -57,7 +57,7 @@ class Recipe:
         False, "adapt only the layers that have the method's sites, if some lack them"
     )
     task: object = option(
-        "classification", "a task spec: tagging, seq2seq(metric=rouge), a mapping"
+        None, "a task spec: tagging, seq2seq(metric=rouge), a mapping (null: by the data)"
     )
     tasks: dict[str, TaskOptions] = option(
         {}, "several tasks with one adapter and a head each: {NAME: {task, weight, data}}"
@@ -231,7 +231,7 @@ def _complete(recipe: Recipe) -> Recipe:
         raise ConfigError(
             "the recipe is incomplete",
             offenders=[f"{name} is missing" for name in missing],
-            hint="adapterhub train --backbone ID --train FILE --eval FILE --output DIR",
+            hint="adapterhub train FILE --output DIR",
         )
     return recipe
 

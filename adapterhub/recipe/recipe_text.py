@@ -43,19 +43,26 @@ def commented_recipe(recipe: Recipe) -> str:
         ConfigError: an unknown method, task or option.
     """
     values = to_dict(recipe)
-    task = parse_task(recipe.task)
     help_texts = {option.name: option.help for option in options_of(Recipe)}
     lines = ["# adapterhub train FILE", ""]
     lines += commented_options(Recipe, {k: values[k] for k in values if k not in SPECS}, REQUIRED)
     lines += ["", *comment(help_texts["method"]), *below("method", _methods(recipe))]
     lines += ["", *comment(help_texts["task"])]
-    options = commented_options(type(task), to_dict(task))
-    lines += below("task", [*comment(f"{task.name}: {task.summary}"), *below(task.name, options)])
+    lines += _task(recipe.task)
     for group, (cls, text) in _GROUPS.items():
         required = [path.rpartition(".")[2] for path in REQUIRED if path.startswith(f"{group}.")]
         of_group = commented_options(cls, values[group], required)
         lines += ["", *comment(text), *below(group, of_group)]
     return SCHEMA_LINE + "".join(f"{line}\n" for line in lines)
+
+
+def _task(spec: object) -> list[str]:
+    """Return the lines of {name: options}."""
+    if spec is None:
+        return ["task: null"]
+    task = parse_task(spec)
+    options = below(task.name, commented_options(type(task), to_dict(task)))
+    return [*below("task", [*comment(f"{task.name}: {task.summary}"), *options])]
 
 
 def _methods(recipe: Recipe) -> Iterator[str]:

@@ -23,7 +23,7 @@ from adapterhub.data.columns import WANTS, choose_columns
 from adapterhub.data.examples import read_rows, refuse, sorted_labels, text_problem
 from adapterhub.data.options import SEPARATORS, DataOptions, name_labels
 from adapterhub.data.tables import first_few
-from adapterhub.errors import ConfigError, DataError
+from adapterhub.errors import ConfigError, DataError, counted
 from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction
 from adapterhub.tasks._forward import Passed
 from adapterhub.tasks._metrics import multi_label_metrics
@@ -157,7 +157,7 @@ class MultiLabel(OfTexts):
         """Refuse fewer than two labels, and evaluation labels that training lacks."""
         if len(labels) < 2:
             raise DataError(
-                f"the training data has {len(labels)} label(s)",
+                f"the training data has {counted(len(labels), 'label')}",
                 offenders=[repr(label) for label in labels],
                 expected="two or more labels",
                 hint="--task classification if each text has one label of two, such as yes and no",
@@ -166,7 +166,9 @@ class MultiLabel(OfTexts):
         if unseen:
             raise DataError(
                 "the evaluation data has labels that the training data lacks",
-                offenders=[f"{label!r}: {n} time(s)" for label, n in sorted(unseen.items())],
+                offenders=[
+                    f"{label!r}: {counted(n, 'time')}" for label, n in sorted(unseen.items())
+                ],
                 expected=f"some of {', '.join(first_few([repr(label) for label in labels]))}",
             )
 

@@ -119,8 +119,9 @@ class SharedLoader(BackboneLoader):
         Raises:
             ConfigError: an option of the recipe does not fit the data.
         """
-        options, task = to_dict(recipe), dump_task(parse_task(recipe.task))
-        key = str((task, options["data"], options["tasks"], recipe.seed))
+        options = to_dict(recipe)
+        task = None if recipe.task is None else dump_task(parse_task(recipe.task))
+        key = str((task, options["data"], options["tasks"], recipe.seed, bool(recipe.backbone)))
         if self.latest is None or self.latest[0] != key:
             self.latest = key, super().data(recipe)
         data = self.latest[1]

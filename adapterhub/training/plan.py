@@ -218,6 +218,7 @@ def preview_rows(recipe: Recipe, count: int) -> tuple[list[RowPreview], tuple[st
     if recipe.tasks:
         return _preview_tasks(recipe, count)
     data = read_data(recipe)
+    recipe = data.completed(recipe)
     names: dict[str, Any] = {"task": data.task.head, "labels": data.labels}
     names |= {"revision": recipe.revision, "family": recipe.family}
     positions = max_positions(meta_model(recipe.backbone, **names))
@@ -227,7 +228,7 @@ def preview_rows(recipe: Recipe, count: int) -> tuple[list[RowPreview], tuple[st
     folder, _ = find_backbone(recipe.backbone, recipe.revision)
     rows = fit_rows(data, setting, recipe.train.max_length, trained_length(folder))
     train = rows.train.head if isinstance(rows.train, StreamedRows) else rows.train
-    return _previews(train, count), (*data.notes, *rows.notes)
+    return _previews(train, count), (*data.chosen, *data.notes, *rows.notes)
 
 
 def _preview_tasks(recipe: Recipe, count: int) -> tuple[list[RowPreview], tuple[str, ...]]:

@@ -43,9 +43,11 @@ def check_recipe(recipe: Recipe, resume: bool, *, dry: bool = False) -> Recipe:
         check_output(Path(recipe.output), resume)
     if recipe.method is not None:
         check_spec(recipe.method)  # type: ignore[arg-type]
-    for spec in (recipe.task, *(own.task for own in recipe.tasks.values() if own.task)):
-        parse_task(spec)
-    check_backbone_options(recipe.backbone, recipe.dtype, recipe.quantize)
+    for spec in (recipe.task, *(own.task for own in recipe.tasks.values())):
+        if spec is not None:
+            parse_task(spec)
+    if recipe.backbone:
+        check_backbone_options(recipe.backbone, recipe.dtype, recipe.quantize)
     return recipe
 
 

@@ -101,10 +101,11 @@ def prepare(
     The data are read, and the kernels of the backbone chosen, unless they are given.
     """
     check_installed(recipe.train)
-    origins, methods = run_origins(recipe)
-    start = origins.start
     loader = loader or BackboneLoader()
     data = data or loader.data(recipe)
+    recipe = data.completed(recipe)
+    origins, methods = run_origins(recipe)
+    start = origins.start
     if data.parts:
         _check_one_model(data)
     first = next(iter(data.parts.values()), data)
@@ -130,7 +131,13 @@ def prepare(
         **_of_data(recipe, data),
         method=recipe.method if recipe.method is not None else list(dump_methods(methods)),
     )
-    notes = (*data.notes, *rows.notes, *filter(None, (kernels.note, started)), *origins.notes())
+    notes = (
+        *data.chosen,
+        *data.notes,
+        *rows.notes,
+        *filter(None, (kernels.note, started)),
+        *origins.notes(),
+    )
     rows = _with_shards(rows, adapter, options, started=start is not None)
     return PreparedRun(recipe, data, adapter, rows, notes, loaded.activations, origins)
 

@@ -90,7 +90,7 @@ def run(
     prepared = prepare(checked, data, _kernels_of(recipe) if resume else None, loader)
     try:
         reporter, page = _reports(prepared, reporter, resume)
-        written = partial(_write_recipe, recipe, prepared)
+        written = partial(_write_recipe, prepared.data.completed(recipe), prepared)
         with hold_output(Path(recipe.output), resume) if is_main() else nullcontext():
             try:
                 result = loop.train(training_session(prepared, reporter, resume, written, page))

@@ -7,18 +7,20 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+from adapterhub.backbones.installed import default_backbone
 from adapterhub.data.docstrings import load_docstrings
 from adapterhub.data.examples import Streamed, sample
 from adapterhub.data.notes import notes_on
 from adapterhub.data.options import DataOptions, case_note, unnamed_note
 from adapterhub.data.row_stream import is_many_files
 from adapterhub.data.split import hold_out, strata_of
-from adapterhub.data.tables import has_split, is_on_hub
+from adapterhub.data.tables import has_split, is_on_hub, read_table
 from adapterhub.data.text_stream import TextStream, open_stream
 from adapterhub.errors import ConfigError, unknown
 from adapterhub.loop.processes import readers
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.tasks import Task, parse_task
+from adapterhub.tasks._by_data import DEFAULT, task_by_data
 from adapterhub.training.stream import ExampleStream, open_examples
 from adapterhub.training.task_mixture import TaskMixture
 
@@ -35,7 +37,9 @@ class RunData:
     `task` and `options` are those of the recipe, with the form and the columns of the data where
     the recipe leaves them open; `notes` are for the user, a line each. Without evaluation,
     `evaluation` is empty. Of several tasks, `parts` has the data by name; the examples are those of
-    all, one task after the other, and `labels` those of the first.
+    all, one task after the other, and `labels` those of the first. `spec` is the task of the
+    recipe, or what was chosen in its place; `backbone`, what was chosen if it names none; `chosen`
+    has a line about each of them.
     """
 
     task: Task
@@ -45,6 +49,18 @@ class RunData:
     options: DataOptions
     notes: tuple[str, ...] = ()
     parts: Mapping[str, RunData] = field(default_factory=dict)
+    spec: object = None
+    backbone: str = ""
+    chosen: tuple[str, ...] = ()
+
+    def completed(self, recipe: Recipe) -> Recipe:
+        """Return the recipe of these data with the task and backbone that it leaves open."""
+        tasks = {
+            name: replace(own, task=self.parts[name].spec) if own.task is None else own
+            for name, own in recipe.tasks.items()
+        }
+        task = recipe.task if recipe.task is not None or tasks else self.spec
+        return replace(recipe, task=task, tasks=tasks, backbone=recipe.backbone or self.backbone)
 
     @property
     def streams(self) -> bool:
@@ -74,17 +90,27 @@ def read_data(recipe: Recipe) -> RunData:
     if recipe.tasks:
         data = _read_tasks(recipe)
     elif recipe.data.stream:
+        if recipe.task is None:  # what is beyond the first rows cannot be looked at
+            recipe = replace(recipe, task=DEFAULT)
         text = parse_task(recipe.task).streams and not is_many_files(str(recipe.data.train))
         data = (_streamed_text if text else _streamed_rows)(recipe)
     else:
         data = _table_data(recipe)
     check_options(recipe, data)
-    return data
+    return data if recipe.backbone else _with_backbone(data)
+
+
+def _with_backbone(data: RunData) -> RunData:
+    """Choose a backbone for the task of some data."""
+    first = next(iter(data.parts.values()), data)
+    backbone, place = default_backbone(first.task.head)
+    note = f"backbone: {backbone} ({place}); another one: --backbone ID (adapterhub backbones)"
+    return replace(data, backbone=backbone, chosen=(*data.chosen, note))
 
 
 def _table_data(recipe: Recipe) -> RunData:
     """Read the examples of a recipe into memory; without evaluation data, hold out some."""
-    reader = _Reader(parse_task(recipe.task), recipe.data)
+    reader = _Reader(recipe.task, recipe.data)
     train = sample(reader.read(recipe.data.train, "train"), recipe.data.rows, recipe.seed)
     train, evaluation = _with_evaluation(reader, recipe, train)
     labels = _labels(reader.task, train, recipe.data.label_names)
@@ -95,7 +121,8 @@ def _table_data(recipe: Recipe) -> RunData:
         *case_note(labels),
         *unnamed_note(labels),
     )
-    return RunData(reader.task, labels, train, evaluation, reader.options, notes)
+    data = RunData(reader.task, labels, train, evaluation, reader.options, notes)
+    return replace(data, spec=reader.spec, chosen=tuple(reader.chosen))
 
 
 def _streamed_text(recipe: Recipe) -> RunData:
@@ -116,7 +143,8 @@ def _streamed_text(recipe: Recipe) -> RunData:
     if held and options.eval_rows and options.eval_rows < len(held):
         held = held.drawn(options.eval_rows, recipe.seed)
         notes.append(f"evaluating on {len(held):,} texts, by data.eval_rows")
-    return RunData(parse_task(recipe.task), (), train, held or [], options, tuple(notes))
+    task = parse_task(recipe.task)
+    return RunData(task, (), train, held or [], options, tuple(notes), spec=recipe.task)
 
 
 def _streamed_rows(recipe: Recipe) -> RunData:
@@ -140,7 +168,7 @@ def _streamed_rows(recipe: Recipe) -> RunData:
     else:
         evaluation = _fewer(task.read(str(options.eval), options, "eval"), recipe, noted)
     task.check(labels, evaluation)
-    return RunData(task, labels, stream, evaluation, options, tuple(noted))
+    return RunData(task, labels, stream, evaluation, options, tuple(noted), spec=recipe.task)
 
 
 def _check_stream(recipe: Recipe) -> None:
@@ -176,7 +204,8 @@ def _read_tasks(recipe: Recipe) -> RunData:
             expected="a stream for a run with one task: the shares of tasks follow their rows",
             hint="one task, or data.stream=false",
         )
-    parts = {name: read_data(recipe.of_task(name)) for name in recipe.tasks}
+    of_tasks = {name: recipe.of_task(name) for name in recipe.tasks}
+    parts = {name: read_data(replace(own, backbone="?")) for name, own in of_tasks.items()}
     weights = {name: own.weight for name, own in recipe.tasks.items()}
     first = next(iter(parts.values()))
     return RunData(
@@ -187,6 +216,7 @@ def _read_tasks(recipe: Recipe) -> RunData:
         recipe.data,
         tuple(f"{name}: {note}" for name, part in parts.items() for note in part.notes),
         parts,
+        chosen=tuple(f"{name}: {note}" for name, part in parts.items() for note in part.chosen),
     )
 
 
@@ -244,18 +274,27 @@ def _check_metric(task: Task, metric: str | None, evaluation: Sequence[Any]) -> 
 class _Reader:
     """Reads the sources of a run one after the other, all with the columns of the first one."""
 
-    def __init__(self, task: Task, options: DataOptions) -> None:
-        self.task, self.options = task, options
+    def __init__(self, spec: object, options: DataOptions) -> None:
+        self.spec, self.options = spec, options
+        self.task = parse_task(DEFAULT if spec is None else spec)
         self.notes: list[str] = []
+        self.chosen: list[str] = []
 
     def read(self, source: str | None, split: str) -> list[Any]:
         if BUILTIN in (source, self.options.train):
+            self.spec = self.spec or DEFAULT
             # They have no columns; these are the usual names, for data to predict on.
             self.options = replace(
                 self.options, text=self.options.text_column, label=self.options.label_column
             )
             return load_docstrings()[("train", "eval").index(split)]
         assert source is not None
+        if self.spec is None:
+            table = read_table(source, self.options, split)
+            self.spec, reason = task_by_data(table, self.options)
+            self.task = parse_task(self.spec)
+            told = f"task: {self.spec}, for {reason}; another one: --task NAME (adapterhub tasks)"
+            self.chosen += [told] * bool(reason)
         self.task, choice = self.task.fitted(source, self.options, split)
         self.options = choice.options
         examples = self.task.read(source, choice.options, split)

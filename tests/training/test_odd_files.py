@@ -27,6 +27,7 @@ def test_a_bare_file_is_read_right_or_refused_with_what_to_do(odd: OddFile, tmp_
     assert not odd.labels or data.labels == odd.labels
     notes = "\n".join(data.notes)
     assert [word for word in odd.said if word not in notes] == []
-    if odd.task != "classification":
-        assert f"task: {odd.task}" in notes and "--task" in notes
+    told = "\n".join(data.chosen)
+    assert "--backbone ID" in told
+    assert (f"task: {odd.task}, for " in told) == (odd.task != "classification")
     assert len(data.train) + len(data.evaluation) > 30
