@@ -69,7 +69,9 @@ def recipe_flags(function: Any, without: Sequence[str] = ()) -> Any:
                 continue
             option = _OPTIONS[path]
             kind = {"int": int, "float": float}.get(option.type.partition(" ")[0], str)
-            help_text = f"{option.help[0].upper()}{option.help[1:]}."
+            # What YAML calls null is, on the command line, a flag that is left out.
+            said = re.sub(r" \((null|empty): (.*)\)$", r"; default: \2", option.help)
+            help_text = f"{said[0].upper()}{said[1:]}."
             function = click.option(
                 f"--{flag}", type=kind, metavar=metavar, help=help_text, multiple=flag in MULTIPLE
             )(function)

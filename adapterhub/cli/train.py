@@ -201,7 +201,8 @@ def _print_plan(prepared: Any) -> None:
         "trainable": f"{plan.trainable:,} ({share}), {plan.head:,} in the head",
         "data": f"{len(data.train):,} training, {len(data.evaluation):,} evaluation examples",
         "labels": ", ".join(f"{name}: {n:,}" for name, n in plan.labels.items()) or "none",
-        "steps": f"{plan.steps:,} with batch size {recipe.train.batch_size}, {epochs:g} epoch{'s' * (epochs != 1)}",
+        "steps": f"{plan.steps:,} with batch size {recipe.train.batch_size}, {epochs:g} epoch"
+        + "s" * (epochs != 1),
         "learning rate": f"{rate_text(plan.rates)}, {recipe.train.schedule}",
         "tokens": f"{plan.tokens:,} per epoch, {plan.longest} in the longest example",
         "truncated": f"{plan.truncated:,} training examples, by train.max_length="

@@ -4,7 +4,8 @@ One rule for recipes and methods: an option is written under its own name, at it
 
 - an alias (`lr`) is accepted at the place of its option and above it: `train.lr`, `lr`;
 - above its group, an option that only one group has is accepted: `epochs` is `train.epochs`;
-- a text in place of a group is an option of another group: `train=FILE` is `data.train=FILE`.
+- a text in place of a group is an option of another group: `train=FILE` is `data.train=FILE`, and
+  so is `data=FILE`.
 
 What is read is the normal form: each option under its own name, at its own place.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from adapterhub.config.options import hints_of, options_of
@@ -28,11 +29,13 @@ class OptionNames:
         cls: the dataclass; options that are dataclasses are its groups.
         aliases: other names that are accepted, with the path of the option: `train.epochs`.
         meanings: other names that are not, with what to type instead.
+        texts: the option that a text in place of a group is, if no other group has one of its name.
     """
 
     cls: Any
     aliases: Mapping[str, str]
     meanings: Mapping[str, str]
+    texts: Mapping[str, str] = field(default_factory=dict)
 
     def normal_form(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Return data with each option that is known under its own name, at its own place.
@@ -100,6 +103,8 @@ class OptionNames:
         is_option = name in (groups.get(above[0], ()) if above else _names(self.cls))
         if is_option and not (name in groups and not above and isinstance(value, str)):
             return path
+        if is_option and name in self.texts:
+            return tuple(self.texts[name].split("."))
         target = tuple(self.aliases[name].split(".")) if name in self.aliases else ()
         if target and target[: len(above)] == tuple(above):
             return target

@@ -119,11 +119,8 @@ def from_dict(
     if problems:
         if len(problems) == 1 and problems.inner is not None:
             raise problems.inner  # it says all, in its own words
-        of = f" of {where}" if where else ""
-        are = "is" if len(problems) == 1 else "are"
-        raise ConfigError(
-            f"{counted(len(problems), 'option')}{of} {are} invalid", offenders=problems
-        )
+        named = counted(len(problems), "option") + (f" of {where}" if where else "")
+        raise ConfigError(f"{named} {'are' if problems[1:] else 'is'} invalid", offenders=problems)
     return typing.cast(T, obj)
 
 
@@ -363,7 +360,13 @@ def _read_dataclass(cls: Any, value: object, path: str, problems: _Problems) -> 
         return cls(**arguments)
     except AdapterhubError as error:
         problems.append(f"{path}: {error}" if path else str(error))
-        problems.inner = error
+        place = f"{path}: " if path else ""
+        problems.inner = ConfigError(
+            f"{place}{error.problem}",
+            expected=error.expected,
+            hint=error.hint,
+            offenders=error.offenders,
+        )
         return None
 
 

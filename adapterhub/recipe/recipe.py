@@ -126,7 +126,6 @@ ALIASES = {
     "early_stopping_patience": "train.patience",
     "torch_compile": "train.compile",
     "use_liger_kernel": "train.liger",
-    "data": "data.train",
     "train_file": "data.train",
     "validation_file": "data.eval",
     "text_column": "data.text",
@@ -199,7 +198,7 @@ MEANINGS = {
     "trust_remote_code": "a backbone of transformers itself: no code of others is run",
 }
 
-NAMES = OptionNames(Recipe, ALIASES, MEANINGS)
+NAMES = OptionNames(Recipe, ALIASES, MEANINGS, texts={"data": "data.train"})
 
 
 def read(

@@ -90,8 +90,8 @@ def recipe_schema() -> dict[str, Any]:
     task = _spec_schema({name: (cls.summary, cls) for name, cls in TASKS.items()})
     task["anyOf"][-1]["maxProperties"] = 1
     method["anyOf"].append(several)
-    for name in ("method", "task"):
-        schema["properties"][name]["$ref"] = f"#/$defs/{name}"
+    schema["properties"]["method"]["$ref"] = "#/$defs/method"
+    schema["properties"]["task"]["anyOf"] = [{"$ref": "#/$defs/task"}, {"type": "null"}]
     stage = _stage_schema(schema["properties"])
     schema["properties"][STAGES] = {
         "type": "array",

@@ -51,7 +51,7 @@ def test_names_are_shown_and_values_are_read(trained, adapterhub, tmp_path):
     other = write_tsv(tmp_path / "other.tsv", rows(("0", "7")))
     code, _, err = adapterhub("eval", tmp_path / "run", "--data", other)
     assert code == 2
-    assert "'7': 24 time(s)" in err
+    assert "'7': 24 times" in err
     assert "--labels 0=bad film,1=good film,7=NAME" in err
 
 

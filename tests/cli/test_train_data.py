@@ -94,7 +94,7 @@ def test_the_form_of_new_data_can_be_given(learn, adapterhub, tmp_path):
     assert code == 0, err
     assert [row["text"] for row in json_lines(out)] == ["the film", "sch\u00f6n"]
     words = ("--label", "1", *words)
-    refused(adapterhub("eval", tmp_path / "run", "--data", file, *words), "'abc': 1 time(s)")
+    refused(adapterhub("eval", tmp_path / "run", "--data", file, *words), "'abc': 1 time")
     words = ("--delimiter", "||")
     refused(adapterhub("predict", tmp_path / "run", "--data", file, *words), "one character")
 

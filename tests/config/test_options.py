@@ -71,7 +71,7 @@ recipes = st.builds(
 def offenders(data: Mapping[str, object], where: str = "") -> str:
     with pytest.raises(ConfigError) as caught:
         from_dict(Recipe, data, where)
-    return "\n".join(caught.value.offenders)
+    return str(caught.value)
 
 
 @few

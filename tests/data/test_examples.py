@@ -180,7 +180,7 @@ def test_labels_unseen_in_training_are_counted() -> None:
     evaluation = ["no", "maybe", "maybe", "never"]
     with pytest.raises(DataError) as caught:
         check_labels(["no", "yes"], evaluation)
-    assert caught.value.offenders == ("'maybe': 2 time(s)", "'never': 1 time(s)")
+    assert caught.value.offenders == ("'maybe': 2 times", "'never': 1 time")
     check_labels(["no", "yes"], evaluation[:1])
 
 

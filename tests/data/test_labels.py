@@ -63,7 +63,7 @@ def test_values_and_names_get_the_name():
 def test_a_value_without_a_name_is_counted():
     with pytest.raises(DataError, match=r"x.csv has labels without a name") as error:
         name_labels(["0", "2", "2"], DataOptions(labels=NAMES), "x.csv")
-    assert error.value.offenders == ("'2': 2 time(s)",)
+    assert error.value.offenders == ("'2': 2 times",)
     assert error.value.hint == "--labels 0=negative,1=positive,2=NAME"
 
 

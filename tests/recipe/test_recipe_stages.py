@@ -29,7 +29,7 @@ def test_a_stage_overrides_what_is_around_it(tmp_path: Path) -> None:
     assert read is not None
     first, second = read.stages["first"], read.stages["second"]
     assert (first.task, first.method, first.from_) == ("masked-lm", {"lora": {"rank": 4}}, None)
-    assert (second.task, second.method, second.seed) == ("classification", "ia3", 3)
+    assert (second.task, second.method, second.seed) == (None, "ia3", 3)
     assert second.from_ == "./runs/x/first/adapter"
     for recipe in (first, second):
         assert (recipe.backbone, recipe.train.learning_rate) == ("b", 1)

@@ -78,7 +78,7 @@ def test_labels_are_checked():
     assert "--task classification" in error.value.hint
     with pytest.raises(DataError, match="training data lacks") as error:
         TASK.check(("x", "z"), examples)
-    assert error.value.offenders == ("'y': 1 time(s)",)
+    assert error.value.offenders == ("'y': 1 time",)
     with pytest.raises(ConfigError, match="threshold is 1"):
         parse_task("multi-label(threshold=1.0)")
 
