@@ -45,12 +45,12 @@ def check_location(backbone: str) -> None:
         BackboneError: it is a file, or there is no such folder and it is no Hub id.
     """
     folder = Path(backbone)
-    if folder.is_dir():
+    if folder.is_dir() or (folder.suffix.lower() == ".gguf" and folder.is_file()):
         return
     if folder.exists():
         raise BackboneError(
             f"the backbone {backbone} is a file",
-            expected="the folder of a transformers checkpoint, or a Hub id (owner/name)",
+            expected="the folder of a transformers checkpoint, a .gguf file, or a Hub id",
         )
     if not (is_hub_id(backbone) or is_local_name(backbone)):
         raise BackboneError(

