@@ -104,12 +104,16 @@ def folder_of_gguf(file: Path) -> Path:
 def _convert(file: Path, folder: Path) -> None:
     """Write the folder of a GGUF file; it appears when it is complete."""
     import torch
+    import transformers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     draft = folder.with_name(f"{secrets.token_hex(8)}.new")
     try:
+        # Newer releases of transformers keep the weights packed where they have a kernel.
+        packed = getattr(transformers, "GgufConfig", None)
+        decoded = {"quantization_config": packed(dequantize=True)} if packed else {}
         read = AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=torch.bfloat16
+            file.parent, gguf_file=file.name, dtype=torch.bfloat16, **decoded
         )
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         config = read.config
