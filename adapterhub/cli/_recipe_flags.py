@@ -156,10 +156,15 @@ def recipe_words(words: tuple[str, ...], flags: dict[str, Any]) -> tuple[str | N
 
 
 def is_recipe(file: str) -> bool:
-    """Return whether a file is a recipe or study, not data: by its suffix, or by its content."""
+    """Return whether a file is a recipe or study, not data: by its suffix, or by its content.
+
+    What is neither a file nor looks like a place of data is a name that was mistyped.
+    """
+    path = Path(file)
     if file.lower().endswith((".yaml", ".yml")):
         return True
-    path = Path(file)
+    if not path.exists():
+        return not path.suffix and not any(mark in file for mark in "/:")
     if not path.is_file() or path.stat().st_size > _LARGEST_RECIPE:
         return False
     try:

@@ -59,7 +59,7 @@ class RunData:
             name: replace(own, task=self.parts[name].spec) if own.task is None else own
             for name, own in recipe.tasks.items()
         }
-        task = recipe.task if recipe.task is not None or tasks else self.spec
+        task = (self.spec or DEFAULT) if recipe.task is None else recipe.task
         return replace(recipe, task=task, tasks=tasks, backbone=recipe.backbone or self.backbone)
 
     @property
