@@ -11,7 +11,6 @@ import numpy as np
 
 from adapterhub.bench.statistics import (
     FEWEST_ROWS,
-    LEVEL,
     RepeatedRuns,
     SeedSpread,
     check_study,
@@ -19,6 +18,7 @@ from adapterhub.bench.statistics import (
     seed_spreads,
     uncertainty,
 )
+from adapterhub.pages.score_errors import LEVEL
 
 _ROUNDING = 1e-12  # the relative difference of sums in another order
 

@@ -32,10 +32,10 @@ import numpy as np
 from adapterhub.errors import ConfigError
 from adapterhub.pages.predictions import PredictionFile
 from adapterhub.pages.row_scores import LARGEST, Numbers, RowScore
+from adapterhub.pages.score_errors import Uncertainty, influence_of_rows, score_interval
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
-LEVEL = 0.05
 FEWEST_ROWS = 20  # with fewer, neither a normal distribution nor a jackknife can be relied on
 _OWN_SPREAD = 0.10  # the level of the F test that lets a method keep its own spread
 _UNSTEADY = 1e-6  # the level at which its spread is not pooled with that of the others
@@ -87,15 +87,8 @@ class RepeatedRuns:
 
     @cached_property
     def influence(self) -> Numbers:
-        """The influence of each row on each seed's score, (seeds, rows), by the jackknife.
-
-        (n - 1) * (mean of all scores without one row - score without row k); for a mean, the row's
-        deviation from it (Efron 1982, The Jackknife, the Bootstrap and Other Resampling Plans,
-        chapter 3).
-        """
-        without = np.stack([self.score.summarize(c.sum(0) - c) for c in self.columns])
-        deviation: Numbers = without.mean(1, keepdims=True) - without
-        return (self.rows - 1) * deviation
+        """The influence of each row on each seed's score, (seeds, rows), by the jackknife."""
+        return np.stack([influence_of_rows(self.score, columns) for columns in self.columns])
 
     @cached_property
     def mean_influence(self) -> Numbers:
@@ -247,26 +240,6 @@ def _tails(own: Numbers, noise: Numbers, freedom: Numbers, steady: Flags) -> Num
     return tails
 
 
-@dataclass(frozen=True)
-class Uncertainty:
-    """The variance of an estimate, and its degrees of freedom."""
-
-    variance: float
-    freedom: float
-
-    @property
-    def error(self) -> float:
-        """The standard error."""
-        return float(np.sqrt(self.variance))
-
-    @property
-    def quantile(self) -> float:
-        """The quantile of Student's t for a 95 % interval."""
-        from scipy.special import stdtrit
-
-        return float(stdtrit(self.freedom, 1 - LEVEL / 2))
-
-
 def uncertainty(
     row_variance: float, rows: int, seeds: Sequence[tuple[SeedSpread, int]]
 ) -> Uncertainty:
@@ -362,28 +335,4 @@ def _interval(runs: RepeatedRuns, value: float, spread: SeedSpread | None) -> tu
     """Return the 95 % interval of a method's score."""
     over_rows = runs.shared_variance if spread else runs.row_variance
     found = uncertainty(over_rows, runs.rows, [(spread, runs.seeds)] if spread else [])
-    low, high = runs.score.low, runs.score.high
-    if np.isinf(high):
-        half = found.quantile * found.error
-        return max(value - half, low), value + half
-    width = high - low
-    ends = _wilson((value - low) / width, found, found.variance / width**2, runs.rows)
-    return low + width * ends[0], low + width * ends[1]
-
-
-def _wilson(share: float, found: Uncertainty, variance: float, rows: int) -> tuple[float, float]:
-    """Return an interval inside [0, 1], which is wider towards 1/2.
-
-    Wilson's (1927) interval, with Student's t and with the number of independent rows that would
-    have this variance, share * (1 - share) / variance (Korn & Graubard 1998, Survey Methodology
-    24(2)). All right or all wrong, the variance is 0, and all rows are counted.
-    Score and variance are scaled to [0, 1].
-    """
-    spread = share * (1 - share)
-    if spread > 0 and variance <= 0:
-        return share, share
-    count = spread / variance if spread > 0 else float(rows)
-    extra = found.quantile**2 / count
-    half = np.sqrt(extra * (spread + extra / 4))
-    ends = (share + extra / 2 - half) / (1 + extra), (share + extra / 2 + half) / (1 + extra)
-    return max(float(ends[0]), 0.0), min(float(ends[1]), 1.0)
+    return score_interval(runs.score, value, found, runs.rows)

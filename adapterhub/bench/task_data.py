@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from adapterhub.data.examples import data_hash, sample
-from adapterhub.data.notes import notes_on
+from adapterhub.data.notes import notes_on_test
 from adapterhub.data.split import hold_out, strata_of
 from adapterhub.errors import ConfigError
 from adapterhub.recipe.recipe import Recipe
@@ -46,13 +46,18 @@ def read_task_data(recipe: Recipe, test: str | None, select_rows: int) -> TaskDa
     of the rest, both in the same shares of each label, and equal texts together.
 
     Raises:
-        ConfigError: the recipe has no evaluation.
+        ConfigError: the recipe has no evaluation, or test data of a run.
         DataError: the data are missing or broken, do not fit the task, or are too few.
     """
     if recipe.data.eval == NO_EVALUATION:
         raise ConfigError(
             "--eval none: a study selects learning rates and checkpoints by an evaluation",
             hint="leave --eval out; rows are then held out for it",
+        )
+    if recipe.data.test is not None:
+        raise ConfigError(
+            f"data.test={recipe.data.test} in a study, which has test data of its own",
+            expected="--test FILE (bench.test), or none: a fifth of the training rows is held out",
         )
     if recipe.data.stream:
         raise ConfigError(
@@ -70,7 +75,7 @@ def read_task_data(recipe: Recipe, test: str | None, select_rows: int) -> TaskDa
         run = replace(whole, train=train)
     selected = sample(run.evaluation, most, SPLIT_SEED)
     run = replace(run, evaluation=selected)
-    notes = [*run.notes, *_overlap(run, tested)]
+    notes = [*run.notes, *notes_on_test(run.train, tested, run.labels)]
     sizes = f"{len(run.train):,} rows train, {len(selected):,} select, {len(tested):,} test"
     return TaskData(run, tested, (*dict.fromkeys(notes), sizes))
 
@@ -81,9 +86,3 @@ def _read(recipe: Recipe, source: str) -> RunData:
 
 def _split(examples: list[Any], share: float) -> tuple[list[Any], list[Any]]:
     return hold_out(examples, SPLIT_SEED, strata_of(examples), share)
-
-
-def _overlap(run: RunData, tested: list[Any]) -> list[str]:
-    """Return notes on test rows that are among the training rows."""
-    found = notes_on(run.train, tested, run.labels)
-    return [note.replace("evaluation", "test") for note in found if "evaluation" in note]

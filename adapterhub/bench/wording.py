@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from adapterhub.bench.paired import PairedComparison
-from adapterhub.bench.statistics import LEVEL
+from adapterhub.pages.score_errors import LEVEL
 
 
 def points_text(value: float, points: float) -> str:

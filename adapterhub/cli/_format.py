@@ -28,6 +28,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from adapterhub.errors import one_line, printable
+from adapterhub.files.scores import EN_DASH, ScoreError, score_text
 from adapterhub.files.shown_table import ShownTable
 
 if TYPE_CHECKING:
@@ -118,6 +119,12 @@ def _can_print(text: str) -> bool:
     except (UnicodeEncodeError, LookupError):
         return False
     return True
+
+
+def shown_score(value: float, error: ScoreError | None, digits: int = 4) -> str:
+    """Write a score with its error, in characters that the terminal has."""
+    text = score_text(f"{value:.{digits}f}", error)
+    return text if _can_print(text) else text.replace(EN_DASH, "-")
 
 
 def print_facts(facts: Mapping[str, str], width: int) -> None:

@@ -32,6 +32,7 @@ SECTIONS = {
     "Data": {
         "train": ("data.train", "FILE"),
         "eval": ("data.eval", "FILE"),
+        "test": ("data.test", "FILE|SHARE"),
         "text": ("data.text", "COLUMN"),
         "pair": ("data.pair", "COLUMN"),
         "label": ("data.label", "COLUMN"),

@@ -43,7 +43,7 @@ SECTIONS = {
 
 @click.command("bench", cls=RecipeCommand, sections=SECTIONS)
 @click.argument("words", nargs=-1, metavar="[DATA | STUDY.yaml] [KEY=VALUE]...")
-@partial(recipe_flags, without=DECIDED)
+@partial(recipe_flags, without=(*DECIDED, "test"))
 @click.option("--test", metavar="FILE", help="Test data, which select nothing.")
 @click.option("--methods", metavar="SPECS", help="Methods to compare: lora,mam,lora(rank=16).")
 @click.option("--baseline", metavar="SPEC", help="The method that others are compared with.")

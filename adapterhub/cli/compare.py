@@ -14,9 +14,11 @@ from adapterhub.cli._format import (
     print_table,
     say,
     seconds_text,
+    shown_score,
 )
 from adapterhub.cli._options import as_json_option
 from adapterhub.errors import ConfigError
+from adapterhub.files.scores import TEST
 from adapterhub.files.shown_table import ShownTable
 
 if TYPE_CHECKING:
@@ -96,14 +98,19 @@ def _table(summaries: list[RunSummary], main: str) -> ShownTable:
 
 def _score(run: RunSummary) -> str:
     value = run.metrics.get(run.main_metric)
-    return "-" if value is None else f"{run.main_metric} {value:.4f}"
+    if value is None:
+        return "-"
+    return f"{run.main_metric} {shown_score(value, run.errors.get(run.main_metric))}"
 
 
 def _facts(summaries: list[RunSummary], main: str) -> dict[str, list[str]]:
     """Return the numbers of the runs by name, one text for each run."""
-    metrics = list(dict.fromkeys([main, *(n for s in summaries for n in s.metrics)]))
+    every = {n: None for s in summaries for n in s.metrics}
+    metrics = list(dict.fromkeys([main, *([f"{TEST}{main}"] * (f"{TEST}{main}" in every)), *every]))
     shown: dict[str, Callable[[RunSummary], str]] = {
-        name: lambda s, n=name: _text(s.metrics.get(n), lambda v: f"{v:.4f}")  # type: ignore[misc]
+        name: lambda s, n=name: _text(  # type: ignore[misc]
+            s.metrics.get(n), lambda v: shown_score(v, s.errors.get(n))
+        )
         for name in metrics[: 1 + _MORE_METRICS]
     }
     shown |= {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from adapterhub.cli._format import print_facts, print_json, say
+from adapterhub.cli._format import print_facts, print_json, say, shown_score
 from adapterhub.cli._options import (
     as_json_option,
     backbone_place_option,
@@ -17,13 +17,14 @@ from adapterhub.cli._options import (
     require_signature_option,
     text_column_option,
 )
+from adapterhub.data.notes import classes_in, notes_on_scores
 from adapterhub.errors import ConfigError
 from adapterhub.status import doing, reading
 
 if TYPE_CHECKING:
     from adapterhub.data.options import DataOptions
     from adapterhub.inference.record import TrainingRecord
-    from adapterhub.tasks import Task
+    from adapterhub.tasks import Prediction, Task
 
 
 @click.command("eval")
@@ -88,12 +89,17 @@ def command(
         opened = open_adapter(reference, backbone, registry=registry, head=head, task=task)
     else:
         opened = open_backbone(str(backbone), prompted)
+    predicted: list[Prediction] = []
     with doing("evaluating"):
-        metrics = opened.evaluate(rows)
+        metrics = opened.evaluate(rows, record=predicted)
+        errors = opened.errors(metrics, rows, predicted)
+    for note in notes_on_scores(len(rows), classes_in(rows, opened.task.labels(rows))):
+        say(note, err=True)
     if as_json:
-        print_json({"examples": len(rows), **metrics})
+        intervals = {name: [e.low, e.high] for name, e in errors.items() if e.interval}
+        print_json({"examples": len(rows), **metrics, "intervals": intervals})
         return
-    scores = {name: f"{value:.4f}" for name, value in metrics.items()}
+    scores = {name: shown_score(value, errors.get(name)) for name, value in metrics.items()}
     print_facts({"examples": f"{len(rows):,}", **scores}, width=12)
 
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from adapterhub.cli._format import bytes_text, print_json, say, say_text
+from adapterhub.cli._format import bytes_text, print_json, say, say_text, shown_score
 from adapterhub.cli._options import backbone_option, registry_option, require_signature_option
 from adapterhub.cli.list import main_metric
 from adapterhub.errors import AdapterhubError, one_line
+from adapterhub.files.scores import ERRORS, recorded_errors
 
 if TYPE_CHECKING:
     from adapterhub.files.manifest import Manifest
@@ -165,7 +166,11 @@ def _scores_text(manifest: Manifest) -> str:
     """List the metrics, the main one of the task first."""
     main = "mean" if manifest.heads else main_metric(manifest.task)
     names = sorted(manifest.metrics, key=lambda name: (name != main, name))
-    return ", ".join(f"{name} {manifest.metrics[name]:.3f}" for name in names)
+    errors = recorded_errors(manifest.training.get(ERRORS))
+    return ", ".join(
+        f"{name} {shown_score(manifest.metrics[name], errors.get(name), digits=3)}"
+        for name in names
+    )
 
 
 def _training_text(manifest: Manifest) -> str:

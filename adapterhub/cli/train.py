@@ -21,6 +21,7 @@ from adapterhub.cli._format import (
     say,
     say_text,
     seconds_text,
+    shown_score,
     sparkline,
 )
 from adapterhub.cli._options import quiet_option
@@ -33,6 +34,7 @@ from adapterhub.cli._recipe_flags import (
 )
 from adapterhub.config.spec import call_text
 from adapterhub.errors import ConfigError, TrainingError, one_line
+from adapterhub.files.scores import TEST
 from adapterhub.files.shown_table import ShownTable
 from adapterhub.loop.processes import is_main, restarted
 from adapterhub.recipe.recipe import Recipe, read
@@ -199,7 +201,8 @@ def _print_plan(prepared: Any) -> None:
         "backbone": f"{recipe.backbone}, {plan.backbone:,} parameters",
         "method": ", ".join(method.name for method in prepared.adapter.methods),
         "trainable": f"{plan.trainable:,} ({share}), {plan.head:,} in the head",
-        "data": f"{len(data.train):,} training, {len(data.evaluation):,} evaluation examples",
+        "data": f"{len(data.train):,} training, {len(data.evaluation):,} evaluation examples"
+        + f", {len(data.test):,} test examples" * bool(data.test),
         "labels": ", ".join(f"{name}: {n:,}" for name, n in plan.labels.items()) or "none",
         "steps": f"{plan.steps:,} with batch size {recipe.train.batch_size}, {epochs:g} epoch"
         + "s" * (epochs != 1),
@@ -228,8 +231,11 @@ def _print_outcome(outcome: Any) -> None:
     speed = f"{result.examples_per_second:,.0f} examples/s"
     if result.tokens_per_second:
         speed += f", {result.tokens_per_second:,.0f} tokens/s"
+    shown = {
+        name: shown_score(value, outcome.errors.get(name))
+        for name, value in outcome.metrics.items()
+    }
     facts = {
-        **{name: f"{value:.4f}" for name, value in outcome.metrics.items()},
         "trained": f"{outcome.parameters:,} parameters, plus {outcome.head_parameters:,} in the "
         "head",
         "adapter": f"{outcome.folder}, {bytes_text(outcome.adapter_bytes)}",
@@ -238,7 +244,12 @@ def _print_outcome(outcome: Any) -> None:
     }
     if outcome.page:
         facts["report"] = str(outcome.page)
-    print_facts(facts | _curves(outcome.folder.parent, facts), width=12)
+    curves = _curves(outcome.folder.parent, shown)
+    print_facts({name: curves.pop(name, text) for name, text in shown.items()}, width=12)
+    for number, (name, value) in enumerate(outcome.tested.items()):
+        text = shown_score(value, outcome.errors.get(f"{TEST}{name}"))
+        say(f"{'' if number else 'test':12} {name} {text}")
+    print_facts(facts | curves, width=12)
     for number, line in enumerate(outcome.verdict):
         say(f"{'' if number else 'best':12} {line}")
 
@@ -352,7 +363,10 @@ def _print_trained_stages(staged: StagedRecipe, outcomes: dict[str, RunOutcome])
         if (outcome := outcomes.get(name)) is None:
             rows.append((name, "-", "-", "finished before"))
             continue
-        metrics = ", ".join(f"{key} {value:.4f}" for key, value in outcome.metrics.items())
+        named = outcome.metrics | {f"{TEST}{key}": each for key, each in outcome.tested.items()}
+        metrics = ", ".join(
+            f"{key} {shown_score(value, outcome.errors.get(key))}" for key, value in named.items()
+        )
         result = outcome.result
         rows.append((name, f"{result.steps:,}", seconds_text(result.seconds), metrics))
     print_table(ShownTable(("stage", "steps", "time", "metrics"), rows))
@@ -442,7 +456,8 @@ def _sweep_table(done: Mapping[str, RunOutcome]) -> ShownTable:
     rows = []
     for name, outcome in done.items():
         score = _score(outcome)
-        shown = "-" if score is None else f"{score:.4f}"
+        error = outcome.errors.get(outcome.result.metric)
+        shown = "-" if score is None else shown_score(score, error)
         sizes = f"{outcome.parameters:,}", bytes_text(outcome.adapter_bytes)
         rows.append((name, shown, *sizes, seconds_text(outcome.result.seconds)))
     return ShownTable(columns, rows, numbers=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Any
 
 from adapterhub.data.split import content_of
@@ -18,6 +18,7 @@ _MANY_LABELS = 100
 _MAJORITY = 0.9  # share of one label from which on accuracy says little
 _NAMED = 3  # labels or texts that a note names
 _SHOWN = 40  # characters
+ENOUGH_FOR_SCORES = 30  # rows: the interval of a share is wider than a third of all with fewer
 _ENOUGH = 20  # rows: fewer are a try, not data
 _NUMBER = re.compile(r"[-+]?\d+([.,]\d+)?")
 
@@ -38,6 +39,42 @@ def notes_on(
         *(_about_contents(train) if single and len(train) >= _ENOUGH else ()),
     ]
     return tuple(notes[:_MOST_NOTES])
+
+
+def notes_on_test(train: Sequence[Any], tested: Sequence[Any], labels: Sequence[str]) -> list[str]:
+    """Return what a user should know of test rows: that some are among the training rows."""
+    found = notes_on(train, tested, labels)
+    return [note.replace("evaluation", "test") for note in found if "evaluation" in note]
+
+
+def notes_on_scores(
+    rows: int, labels: Collection[object], what: str = "evaluation", more: str = ""
+) -> list[str]:
+    """Say why the scores of some rows say little: they are few, or all of one class.
+
+    Args:
+        rows: the number of rows.
+        labels: the classes that they have; empty if they have no classes.
+        what: what the rows are for.
+        more: what is typed for a file of more of them.
+    """
+    notes = []
+    if rows < ENOUGH_FOR_SCORES:
+        number = _count(rows, f"{what} row", f"{what} rows")
+        better = f"{more}, or more rows" if more else "evaluate on more"
+        notes.append(f"{number}: the scores say little; {better}")
+    if rows > 1 and len(set(labels)) == 1:
+        label = _quoted(str(next(iter(labels))))
+        notes.append(
+            f"all {rows:,} {what} rows are of one class, {label}: the scores say nothing of others"
+        )
+    return notes
+
+
+def classes_in(examples: Sequence[Any], labels: Sequence[str]) -> set[str]:
+    """Return which classes some examples have; none if each has no class, or several."""
+    found = [getattr(example, "label", None) for example in examples] if labels else []
+    return {label for label in found if isinstance(label, str)}
 
 
 def _about_labels(train: Sequence[Any]) -> Iterator[str]:

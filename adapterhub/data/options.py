@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from adapterhub.config.options import option
@@ -19,13 +20,18 @@ class DataOptions:
     """The data sources, their format and their columns.
 
     Raises:
-        ConfigError: the delimiter is not one character, or the buffer or the workers of a stream
-            are out of range.
+        ConfigError: the delimiter is not one character, the share of the test rows is not between 0
+            and 1, or the buffer or the workers of a stream are out of range.
     """
 
     train: str | None = option(None, "training data: a file, or a dataset id on the Hub")
     eval: str | None = option(
         None, "evaluation data: a file or dataset; none: no evaluation (null: hold rows out)"
+    )
+    test: str | float | None = option(
+        None,
+        "test data, which choose nothing: a file or dataset, or a share of the training rows, such "
+        "as 0.1, which is held out; evaluated once, after training (null: none)",
     )
     text: str | None = option(
         None, "the column with the text, or a template: {title}. {body} (null: guess)"
@@ -82,6 +88,7 @@ class DataOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", self.label_names or None)
+        object.__setattr__(self, "test", _file_or_share(self.test))
         if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
             raise ConfigError(
                 f"data.delimiter is {self.delimiter[:20]!r}",
@@ -93,6 +100,16 @@ class DataOptions:
                 f"data.buffer is {self.buffer}, data.workers is {self.workers}",
                 expected="a buffer of one row or more, and no or more workers",
             )
+
+    @property
+    def test_share(self) -> float | None:
+        """The share of the training rows that is held out to test on; None: a file, or no test."""
+        return self.test if isinstance(self.test, float) else None
+
+    @property
+    def test_file(self) -> str | None:
+        """The file or dataset to test on; None: a share, or no test."""
+        return self.test if isinstance(self.test, str) else None
 
     @property
     def text_column(self) -> str:
@@ -114,6 +131,26 @@ class DataOptions:
         return self.train_target if split == "train" else self.eval_target
 
 
+def _file_or_share(test: str | float | None) -> str | float | None:
+    """Read the option `test`: the name of a file, or a share, which a flag gives as text.
+
+    Raises:
+        ConfigError: a number that is no share.
+    """
+    if isinstance(test, str):
+        if Path(test).exists() or not _A_NUMBER.fullmatch(test):
+            return test or None
+        test = float(test)
+    if test is None or 0 < test < 1:
+        return test
+    raise ConfigError(
+        f"data.test is {test:g}",
+        expected="a file, or a share of the training rows between 0 and 1",
+        hint="--test 0.1, or --test FILE",
+    )
+
+
+_A_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 _FRACTION = re.compile(r"-?\d+\.0+")
 _FORMS = "0=negative,1=positive, a mapping {0: negative, 1: positive}, or a list [no, yes]"
 

@@ -60,18 +60,32 @@ def _labels_of(example: Any) -> list[Hashable]:
 
 
 def hold_out(
-    examples: Sequence[E], seed: int, strata: Sequence[Hashable], share: float = _SHARE
+    examples: Sequence[E],
+    seed: int,
+    strata: Sequence[Hashable],
+    share: float = _SHARE,
+    *,
+    rows: int | None = None,
+    flag: str = "--eval",
 ) -> tuple[list[E], list[E]]:
     """Split examples into training and evaluation, each in the original order.
 
-    A tenth is held out, of small data at least 20 rows or a fifth, and at most 10,000 rows. Every
-    stratum keeps a row for training.
+    A tenth is held out, of small data at least 20 rows or a fifth, and at most 10,000 rows; or
+    about so many `rows`. Every stratum keeps a row for training.
+
+    Args:
+        examples: what is divided.
+        seed: draws the rows.
+        strata: the group of each example, such as its label.
+        share: the share to hold out.
+        rows: the number of rows to hold out, in place of a share.
+        flag: what names a file of such rows, for the error.
 
     Raises:
         DataError: there are too few examples, or too few different ones.
     """
     total = len(examples)
-    wanted = min(max(round(share * total), min(_MIN_HELD_OUT, int(_LARGEST_SHARE * total))),
+    wanted = rows or min(max(round(share * total), min(_MIN_HELD_OUT, int(_LARGEST_SHARE * total))),
                  _MOST_HELD_OUT)  # fmt: skip
     held: set[int] = set()
     if total >= _MIN_TOTAL:
@@ -80,10 +94,12 @@ def hold_out(
         for stratum, quota in _quotas(groups, wanted, draw).items():
             held |= _drawn(groups[stratum], quota, draw)
     if not held:
+        what = {"--eval": "evaluation"}.get(flag, flag.lstrip("-"))
+        without = "--eval none to train without evaluation"
         raise DataError(
-            f"{total} rows are too few to hold some out for evaluation",
-            expected=f"at least {_MIN_TOTAL} rows that differ, or evaluation data",
-            hint="--eval FILE, or --eval none to train without evaluation",
+            f"{total} rows are too few to hold some out for {what}",
+            expected=f"at least {_MIN_TOTAL} rows that differ, or {what} data",
+            hint=f"{flag} FILE, or {without if flag == '--eval' else f'no {flag}'}",
         )
     sides = ([], [])  # type: tuple[list[E], list[E]]
     for index, example in enumerate(examples):

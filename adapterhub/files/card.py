@@ -21,6 +21,7 @@ from adapterhub.config.yaml import MAX_BYTES, dump_yaml, parse_mapping
 from adapterhub.errors import ConfigError
 from adapterhub.files.heads import heads_text, with_head
 from adapterhub.files.manifest import Manifest
+from adapterhub.files.scores import ERRORS, TEST, recorded_errors, score_text
 from adapterhub.files.shown_table import ShownTable, TableCell, code_block, literal
 
 _START, _END = "<!-- adapterhub -->", "<!-- /adapterhub -->"
@@ -186,11 +187,31 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _results(manifest: Manifest) -> Iterator[str]:
-    if manifest.metrics:
-        yield "## Results"
-        values = sorted(manifest.metrics.items())
-        rows = [(name, f"{value:.4f}") for name, value in values]
-        yield ShownTable(("metric", "evaluation data of the recipe"), rows).markdown()
+    errors = recorded_errors(manifest.training.get(ERRORS))
+    shown = {
+        name: score_text(f"{value:.4f}", errors.get(name))
+        for name, value in sorted(manifest.metrics.items())
+    }
+    tested = {
+        name.removeprefix(TEST): shown.pop(name) for name in [*shown] if _is_test(name, manifest)
+    }
+    if not shown and not tested:
+        return
+    yield "## Results"
+    titles = ["evaluation data of the recipe"] * bool(shown) + ["test data"] * bool(tested)
+    columns = [each for each in (shown, tested) if each]
+    names = dict.fromkeys(name for each in columns for name in each)
+    rows = [(name, *(each.get(name, "") for each in columns)) for name in names]
+    yield ShownTable(("metric", *titles), rows).markdown()
+    if any(error.interval for error in errors.values()):
+        yield "In brackets: the 95 % interval over the rows, and their number n."
+    if tested:
+        yield "The test data chose nothing, neither the epoch nor an option."
+
+
+def _is_test(name: str, manifest: Manifest) -> bool:
+    """Return whether a metric is of test rows, not of a task that is called test."""
+    return name.startswith(TEST) and TEST.rstrip("/") not in manifest.heads
 
 
 def _native(manifest: Manifest, reference: str, peft: InPeft | None) -> str:
@@ -245,6 +266,8 @@ def _training(manifest: Manifest) -> Iterator[str]:
     facts = [f"{name} {_fact(manifest.training, name)}" for name in ("seed", "steps")]
     if isinstance(data, dict):
         counts = f"{_fact(data, 'train')} training and {_fact(data, 'eval')} evaluation examples"
+        if "test" in data:
+            counts += f", {_fact(data, 'test')} test examples"
         facts += [counts, f"data sha256 {_fact(data, 'sha256', 12)}"]
     yield f"{'; '.join(facts)}; {literal(', '.join(' '.join(tool) for tool in tools))}."
     if len(text) <= _MOST_RECIPE:

@@ -12,6 +12,7 @@ from typing import Any
 
 from adapterhub.errors import ConfigError, did_you_mean
 from adapterhub.files.manifest import Manifest
+from adapterhub.files.scores import ERRORS, TEST
 
 _MOST_LABELS = 10  # of a head, in its description
 ONE_HEAD, SEVERAL_HEADS = "head.", "heads."
@@ -45,7 +46,7 @@ def with_head(manifest: Manifest, head: str | None) -> Manifest:
         heads={},
         tensors=tensors,
         training=_training_of(manifest.training, head),
-        metrics=_metrics_of(manifest.metrics, head),
+        metrics=_of_head(manifest.metrics, head),
     )
 
 
@@ -98,13 +99,21 @@ def _training_of(training: Mapping[str, Any], head: str) -> dict[str, Any]:
     recipe = training.get("recipe")
     tasks = recipe.get("tasks") if isinstance(recipe, Mapping) else None
     own = tasks.get(head) if isinstance(tasks, Mapping) else None
+    errors = training.get(ERRORS)
+    if isinstance(errors, Mapping):
+        training = {**training, ERRORS: _of_head(errors, head)}
     if not isinstance(recipe, Mapping) or not isinstance(own, Mapping):
         return dict(training)
     rest = {name: value for name, value in recipe.items() if name not in ("tasks", "mixing")}
     return {**training, "recipe": {**rest, "task": own.get("task"), "data": own.get("data") or {}}}
 
 
-def _metrics_of(metrics: Mapping[str, float], head: str) -> dict[str, float]:
-    """Return the metrics of one head under their usual names."""
-    prefix = f"{head}/"
-    return {n.removeprefix(prefix): value for n, value in metrics.items() if n.startswith(prefix)}
+def _of_head(metrics: Mapping[str, Any], head: str) -> dict[str, Any]:
+    """Return what belongs to the metrics of one head, under their usual names."""
+    found = {}
+    for name, value in metrics.items():
+        tested = TEST if name.startswith(TEST) and head != TEST.rstrip("/") else ""
+        own = name.removeprefix(tested)
+        if own.startswith(f"{head}/"):
+            found[tested + own.removeprefix(f"{head}/")] = value
+    return found

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from adapterhub.errors import one_line, printable
 
 # A table does not read these as lists or headings, so that numbers need no backslashes.
-_NUMBERS = re.compile(r"[a-zA-Z0-9 ±.,%()=<+/:-]*")
+_NUMBERS = re.compile(r"[a-zA-Z0-9 ±.,%()=<+/:\N{EN DASH}-]*")
 _MOST = 4000  # characters of one value: twice the longest description
 # Inline markup, HTML and entities; underscores inside a word are literal anyway (section 6.2).
 _INLINE = re.compile(r"[\\`*\[\]<>|~&]|(?<![^\W_])_|_(?![^\W_])")

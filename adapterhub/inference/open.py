@@ -24,7 +24,10 @@ from adapterhub.files.heads import with_head
 from adapterhub.files.manifest import FAMILY, Manifest
 from adapterhub.files.native import read_manifest
 from adapterhub.files.run_folder import backbone_of_adapter
+from adapterhub.files.scores import ScoreError
 from adapterhub.inference.record import TrainingRecord, training_record
+from adapterhub.pages.predictions import outcomes_of
+from adapterhub.pages.score_errors import EvaluatedRows, score_errors
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import pull_verified
 from adapterhub.status import doing
@@ -46,8 +49,18 @@ class Predictor:
         encoded = self.task.encode(examples, self.setting, labelled=False)
         return self.task.predict(self.model, encoded, batch_size)
 
-    def evaluate(self, examples: Sequence[Any], batch_size: int = 64) -> dict[str, float]:
+    def evaluate(
+        self,
+        examples: Sequence[Any],
+        batch_size: int = 64,
+        record: list[Prediction] | None = None,
+    ) -> dict[str, float]:
         """Compute the task's metrics on labelled examples.
+
+        Args:
+            examples: what is predicted.
+            batch_size: the rows that are computed together.
+            record: gets one prediction per example, for `errors`.
 
         Raises:
             DataError: the examples have labels that the adapter lacks.
@@ -63,7 +76,14 @@ class Predictor:
         if self.task.compares_with_reference:
             with only_foundations(self.model):
                 encoded = self.task.with_reference(self.model, encoded, batch_size)
-        return self.task.evaluate(self.model, encoded, batch_size)
+        return self.task.evaluate(self.model, encoded, batch_size, record)
+
+    def errors(
+        self, metrics: Mapping[str, float], examples: Sequence[Any], record: Sequence[Prediction]
+    ) -> dict[str, ScoreError]:
+        """Return how sure the metrics of an evaluation are, from the predictions that it kept."""
+        file = outcomes_of(self.task, examples, record, self.setting.labels, 0)
+        return score_errors(metrics, {"": EvaluatedRows(len(examples), file)})
 
 
 def open_adapter(

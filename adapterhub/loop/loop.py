@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,8 @@ class TrainingResult:
     `seconds` is the time of all work over all sessions of the run; `examples_per_second` and
     `tokens_per_second` count training alone; `peak_memory` is in bytes, of the GPU or, without one,
     of the process. `best` is empty if the metric was never finite or nothing was evaluated; the
-    tensors are then those of the last step. `metric` is the one that selected the best.
+    tensors are then those of the last step. `metric` is the one that selected the best; `errors`
+    records how sure its scores are.
     """
 
     best: dict[str, float]
@@ -65,6 +66,7 @@ class TrainingResult:
     stopped_early: bool
     tokens_per_second: float = 0.0
     metric: str = ""
+    errors: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 def train(session: TrainingSession) -> TrainingResult:
@@ -105,6 +107,7 @@ class TrainingSession:
         reporter: where progress is reported.
         checked: called when all checks have passed, before anything is written.
         speedups: faster ways to compute the same, chosen anew when other tensors train.
+        errors: returns how sure the scores of the latest evaluation are; called for the best ones.
     """
 
     stop: StopRequest
@@ -127,9 +130,10 @@ class TrainingSession:
         reporter: Reporter,
         checked: Callable[[], None] = lambda: None,
         speedups: Speedups | None = None,
+        errors: Callable[[Mapping[str, float]], dict[str, dict[str, float]]] = lambda metrics: {},
     ) -> None:
         self.engine, self.trainee, self.options = engine, engine.trainee, engine.options
-        self.batches, self.evaluate = batches, evaluate
+        self.batches, self.evaluate, self.errors = batches, evaluate, errors
         self.seed, self.resume = seed, resume
         self.checked, self.speedups = checked, speedups or Speedups()
         # What a resume may not change: reports change no tensor.
@@ -334,6 +338,7 @@ class TrainingSession:
         progress.history.append({"step": progress.step, "epoch": epoch, **metrics})
         best = self._improved()[-1]
         progress.best_step = progress.step if best else progress.best_step
+        progress.errors = self.errors(metrics) if best else progress.errors
         progress.stale = 0 if best else progress.stale + 1
         progress.finished |= self._is_stale()
         line = Evaluated(step=progress.step, epoch=epoch, metrics=metrics, best=best)
@@ -431,6 +436,7 @@ class TrainingSession:
             stopped_early=progress.step < self.total,
             tokens_per_second=progress.tokens / max(progress.train_seconds, 1e-9),
             metric=self.metric,
+            errors=progress.errors,
         )
 
 

@@ -35,7 +35,8 @@ _LENGTH = ("epochs", "max_steps", "warmup")  # options that determine only how l
 class RunProgress:
     """How far a run is. `batch` is the next micro-batch of `epoch`.
 
-    `losses` are those since the last report, `stale` counts the evaluations since the best one, and
+    `losses` are those since the last report, `errors` has those of the scores of the best
+    evaluation, `stale` counts the evaluations since the best one, and
     `history` has the metrics of each evaluation with "step" and "epoch". `peak_memory` is in bytes.
     """
 
@@ -52,6 +53,7 @@ class RunProgress:
     other_seconds: float = 0.0
     peak_memory: int = 0
     tokens: int = 0
+    errors: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def advance(self, next_batch: int, batches: int) -> bool:
         """Count one optimizer step; return whether the epoch, of so many `batches`, has ended."""

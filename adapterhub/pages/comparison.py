@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from adapterhub.errors import ConfigError
 from adapterhub.files.atomic import replace_file
+from adapterhub.files.scores import ScoreError, score_text
 from adapterhub.files.shown_table import ShownTable, TableCell
 from adapterhub.pages.figures import Points, overlay_chart
 from adapterhub.pages.page import framed_page, number_text, points_by_step
@@ -39,6 +40,7 @@ class RunSummary:
     memory: int | None
     rows: int | None
     evaluation_rows: int | None
+    errors: dict[str, ScoreError] = field(default_factory=dict)
 
 
 def summary(run: RunFiles, name: str) -> RunSummary:
@@ -57,6 +59,7 @@ def summary(run: RunFiles, name: str) -> RunSummary:
         memory=max((line["peak_memory"] for line in run.timings), default=None),
         rows=_whole(data.get("train")),
         evaluation_rows=_whole(data.get("eval")),
+        errors=run.errors,
     )
 
 
@@ -156,10 +159,10 @@ def _table(summaries: Sequence[RunSummary]) -> ShownTable:
 
 
 def _cells(found: RunSummary, metrics: Sequence[str]) -> list[TableCell]:
-    scores = [found.metrics.get(name) for name in metrics]
+    scores = [(found.metrics.get(name), found.errors.get(name)) for name in metrics]
     return [
         TableCell(found.method or "-"),
-        *(TableCell(number_text(score), score) for score in scores),
+        *(TableCell(score_text(number_text(v), error), v) for v, error in scores),
         _number(found.trained, "{:,}"),
         _number(found.size, "{:.2f}", 1e6),
         _number(found.seconds, "{:,.1f}"),

@@ -15,9 +15,11 @@ from typing import Any
 
 from markupsafe import Markup
 
+from adapterhub.data.notes import notes_on_scores
 from adapterhub.errors import printable
 from adapterhub.files.atomic import replace_file
 from adapterhub.files.heads import heads_text
+from adapterhub.files.scores import TEST
 from adapterhub.pages.figures import Points, line_chart
 from adapterhub.pages.run_files import Line, RunFiles, lower_is_better, read_run, submapping
 from adapterhub.pages.sections import Chart, Section, prediction_sections
@@ -59,6 +61,7 @@ def page_html(run: RunFiles, *, live: bool = False) -> str:
         subtitle=_subtitle(run),
         reload=RELOAD if live else 0,
         state=_state(run),
+        notes=_notes(run),
         tiles=[*_tiles(run)],
         sections=[*_curves(run), *_predicted(run), *_speed(run)],
         facts=_facts(run),
@@ -120,11 +123,13 @@ def _state(run: RunFiles) -> str:
 def _tiles(run: RunFiles) -> Iterator[Tile]:
     """Yield the main metric first, then the others, then what the run took."""
     main, metrics = run.main_metric, run.metrics
+    notes = {name: str(error) for name, error in run.errors.items()}
     if main in metrics:
-        yield Tile(main, number_text(metrics[main]), _best_note(run))
+        note = "; ".join(filter(None, (notes.get(main), _best_note(run))))
+        yield Tile(main, number_text(metrics[main]), note)
     for name, value in metrics.items():
         if name != main:
-            yield Tile(name, number_text(value))
+            yield Tile(name, number_text(value), notes.get(name, ""))
     if run.trained:
         total = run.record.get("backbone_parameters")
         share = f"{run.trained / total:.2%} of the backbone" if isinstance(total, int) else ""
@@ -136,6 +141,31 @@ def _tiles(run: RunFiles) -> Iterator[Tile]:
         yield Tile("peak memory", f"{peak / 1e9:.2f} GB")
     if run.size:
         yield Tile("adapter", f"{run.size / 1e6:.2f} MB")
+
+
+def _notes(run: RunFiles) -> list[str]:
+    """Say what the scores do not tell: they are of few rows, one class, or what chose the epoch."""
+    error = run.errors.get(run.main_metric)
+    if error is None:
+        return []
+    file = run.predictions
+    labels = {row["label"] for row in file.rows} if file and file.kind == "classes" else ()
+    notes = notes_on_scores(error.rows, labels)
+    if len(run.evaluations) > 1:
+        tested = any(name.startswith(TEST) for name in run.metrics)
+        notes.append(chosen_note(run.evaluations, error.rows, tested=tested))
+    if any(each.interval for each in run.errors.values()):
+        notes.append("Below a score: its 95 % interval over the rows, and their number n.")
+    return [f"{note[0].upper()}{note[1:].removesuffix('.')}." for note in notes]
+
+
+def chosen_note(evaluations: Sequence[Mapping[str, Any]], rows: int, *, tested: bool) -> str:
+    """Say that the rows of the scores chose the epoch, and what has rows that choose nothing."""
+    by_epoch = all(each["epoch"] == round(each["epoch"]) for each in evaluations)
+    same = f"the same {rows:,} rows chose the {'epoch' if by_epoch else 'step'}"
+    if tested:
+        return f"{same}; the test rows chose nothing"
+    return f"{same}; rows that choose nothing: --test FILE or --test 0.1"
 
 
 def _best_note(run: RunFiles) -> str:
@@ -168,7 +198,12 @@ def _curves(run: RunFiles) -> Iterator[Section]:
     ordered = sorted(metrics, key=lambda name: name != run.main_metric)
     for name in ordered if len(run.evaluations) > 1 else ():
         points = points_by_step(run.evaluations, lambda line, n=name: line["metrics"].get(n))
-        note = "lower is better" if lower_is_better(name) else ""
+        error = run.errors.get(name)
+        told = (
+            "lower is better" if lower_is_better(name) else "",
+            f"n = {error.rows:,}" if error else "",
+        )
+        note = ", ".join(filter(None, told))
         span = 0.1 * max((abs(v) for _, v in points if v is not None), default=0.0)
         title = f"Evaluation: {name}"
         svg = line_chart({name: points}, "step", best=best, span=span, log=True)
@@ -235,6 +270,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         "mixing": _specs(recipe.get("mixing")) if recipe.get("tasks") else None,
         "training examples": _count(data.get("train")),
         "evaluation examples": _count(data.get("eval")),
+        "test examples": _count(data.get("test")),
         "data": _short(data.get("sha256")),
         "steps": _count(run.record.get("steps")),
         "batch size": train.get("batch_size"),

@@ -51,13 +51,18 @@ class RowScore:
         return 100.0 if self.high == 1.0 else 1.0
 
 
+def row_scores(kind: str) -> dict[str, RowScore]:
+    """Return the scores of a kind of predictions, by name, the main one first."""
+    return {score.name: score for score in _SCORES[kind]}
+
+
 def row_score(kind: str, metric: str = "") -> RowScore:
     """Return a score of a kind of predictions, by its name, or the first one of the kind.
 
     Raises:
         ConfigError: the score is not computed from rows of this kind.
     """
-    scores = {score.name: score for score in _SCORES[kind]}
+    scores = row_scores(kind)
     if metric and metric not in scores:
         raise unknown("score", metric, scores)
     return scores[metric] if metric else _SCORES[kind][0]
@@ -76,6 +81,16 @@ def _mean(sums: Numbers) -> Numbers:
 
 def _f1(sums: Numbers) -> Numbers:
     return _ratio(2 * sums[..., 0], sums[..., 1] + sums[..., 2])
+
+
+def _recall(sums: Numbers) -> Numbers:
+    return _ratio(sums[..., 0], sums[..., 2])
+
+
+def _perplexity(sums: Numbers) -> Numbers:
+    with np.errstate(over="ignore"):
+        perplexity: Numbers = np.exp(_mean(sums))
+    return perplexity
 
 
 def _pearson(sums: Numbers) -> Numbers:
@@ -212,7 +227,11 @@ _SCORES: dict[str, tuple[RowScore, ...]] = {
         RowScore("pearson", _number_columns, _pearson, low=-1.0),
         RowScore("mse", _square_columns, _mean, high=np.inf),
     ),
-    "spans": (RowScore("f1", _each(_span_columns), _f1),),
+    "spans": (
+        RowScore("f1", _each(_span_columns), _f1),
+        RowScore("precision", _each(_span_columns), _mean),
+        RowScore("recall", _each(_span_columns), _recall),
+    ),
     "texts": (
         RowScore("mean score", _TEXT_SCORE, _mean),
         RowScore("f1", _TEXT_SCORE, _mean),
@@ -224,5 +243,8 @@ _SCORES: dict[str, tuple[RowScore, ...]] = {
             for name in ("rouge1", "rouge2", "rougeL", "rougeLsum")
         ),
     ),
-    "losses": (RowScore("loss", _loss_columns, _mean, high=np.inf),),
+    "losses": (
+        RowScore("loss", _loss_columns, _mean, high=np.inf),
+        RowScore("perplexity", _loss_columns, _perplexity, low=1.0, high=np.inf),
+    ),
 }

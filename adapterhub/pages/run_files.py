@@ -14,7 +14,9 @@ from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.atomic import UnreadableError, read_lines
 from adapterhub.files.manifest import LOWER_IS_BETTER, Manifest
 from adapterhub.files.native import find_adapter, read_manifest
+from adapterhub.files.scores import ERRORS, ScoreError, recorded_errors
 from adapterhub.pages.predictions import MOST_BYTES, PredictionFile, read_predictions
+from adapterhub.pages.score_errors import EvaluatedRows, score_errors
 
 Line = dict[str, Any]
 DEFAULT_NAME = "default"  # of an adapter that was given none
@@ -59,6 +61,15 @@ class RunFiles:
         if self.manifest:
             return dict(self.manifest.metrics)
         return dict(self.best["metrics"]) if self.best else {}
+
+    @cached_property
+    def errors(self) -> dict[str, ScoreError]:
+        """How sure each metric is: as recorded, else by the predictions of the best evaluation."""
+        recorded = recorded_errors(self.record.get(ERRORS))
+        if recorded or self.predictions is None:
+            return recorded
+        rows = EvaluatedRows(len(self.predictions.rows), self.predictions)
+        return score_errors(self.metrics, {"": rows})
 
     @property
     def best(self) -> Line | None:

@@ -19,7 +19,8 @@ from adapterhub.recipe.options import TrainOptions
 SPECS = ("method", "task")
 REQUIRED = ("data.train", "output")
 _REPLACED = (*SPECS, "mixing")  # specs, which a later layer replaces entirely
-DATA_SOURCES = ("train", "eval", "train_target", "eval_target")  # paths in `data`, of one machine
+# Paths in `data`, of one machine; a share of test rows is known by their number.
+DATA_SOURCES = ("train", "eval", "test", "train_target", "eval_target")
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,17 @@ class Recipe:
 
     def _check_tasks(self) -> None:
         check_task_names(list(self.tasks))
-        if given := [name for name in DATA_SOURCES if getattr(self.data, name) is not None]:
+        if "test" in self.tasks and any(own.data.test for own in self.tasks.values()):
+            raise ConfigError(
+                "a task called test beside data.test, whose metrics are called test/NAME",
+                expected="another name of the task",
+            )
+        if given := [
+            name
+            for name in DATA_SOURCES
+            if getattr(self.data, name) is not None
+            and not (name == "test" and self.data.test_share)
+        ]:
             raise ConfigError(
                 "data of one task beside `tasks`",
                 offenders=[f"data.{name}={getattr(self.data, name)}" for name in given],
@@ -128,6 +139,7 @@ ALIASES = {
     "use_liger_kernel": "train.liger",
     "train_file": "data.train",
     "validation_file": "data.eval",
+    "test_file": "data.test",
     "text_column": "data.text",
     "label_column": "data.label",
     "max_train_samples": "data.rows",
@@ -185,7 +197,6 @@ MEANINGS = {
     "load_in_4bit": "quantize=nf4",
     "load_in_8bit": "quantize=int8",
     "max_eval_samples": "data.eval with fewer rows",
-    "test_file": "data.eval=FILE",
     "validation": "data.eval=FILE",
     "dev": "data.eval=FILE",
     "dataset": "data.train=FILE",
@@ -280,7 +291,8 @@ def _share_data(data: dict[str, Any]) -> None:
     tasks, shared = data.get("tasks"), data.get("data")
     if not isinstance(tasks, Mapping) or not isinstance(shared, Mapping):
         return
-    usual = {name: value for name, value in shared.items() if name not in DATA_SOURCES}
+    own = {name for name in DATA_SOURCES if name != "test"}  # a share of each, or it is refused
+    usual = {name: value for name, value in shared.items() if name not in own}
     data["tasks"] = {
         name: {**task, "data": merge_options(usual, task.get("data") or {})}
         if isinstance(task, Mapping) and isinstance(task.get("data") or {}, Mapping)

@@ -31,6 +31,7 @@ class FittedRows:
         max_length: the longest input, in tokens.
         train: the training rows.
         evaluation: the evaluation rows; none without evaluation data.
+        test: the test rows; None without test data.
         lost: what truncation removes from the training rows.
         notes: the length and the truncation in words.
     """
@@ -40,6 +41,7 @@ class FittedRows:
     evaluation: Encoded
     lost: tuple[LostTokens, ...]
     notes: tuple[str, ...]
+    test: Encoded | None = None
 
 
 def fit_rows(
@@ -66,11 +68,11 @@ def _fitted(data: RunData, setting: Setting, chosen: int | None, trained: int | 
         return _streamed_rows(data, data.train, setting, chosen)
     if data.streams:
         return _windows(data, setting, chosen)
-    parts = {"training": data.train, "evaluation": data.evaluation}
+    parts = {"training": data.train, "evaluation": data.evaluation, "test": data.test}
     whole = {name: encode_whole(data.task, rows, setting) for name, rows in parts.items() if rows}
     if not data.task.limits(setting):
         return _unlimited(data, whole, setting, chosen)
-    longest = max(map(longest_row, whole.values()))
+    longest = max(longest_row(rows) for name, rows in whole.items() if name != "test")
     reads = limit_of(setting)
     most = min(reads, data.task.most_tokens)
     length = default_length(most if data.task.packs else longest, most)
@@ -87,6 +89,7 @@ def _fitted(data: RunData, setting: Setting, chosen: int | None, trained: int | 
         evaluation=encoded.get("evaluation", Encoded(data.task, limited, (), [], ())),
         lost=tuple(lost["training"]),
         notes=tuple(notes),
+        test=encoded.get("test"),
     )
 
 
@@ -98,7 +101,8 @@ def _unlimited(
     ignored = f"train.max_length={chosen} has no effect: {data.task.name} has no longest input"
     notes = (ignored,) * (chosen is not None)
     notes += _remarks(data, whole)
-    return FittedRows(LEAST, whole["training"], whole.get("evaluation", nothing), (), notes)
+    evaluation, test = whole.get("evaluation", nothing), whole.get("test")
+    return FittedRows(LEAST, whole["training"], evaluation, (), notes, test)
 
 
 def _remarks(data: RunData, whole: dict[str, Encoded]) -> tuple[str, ...]:
@@ -112,20 +116,26 @@ def _windows(data: RunData, setting: Setting, chosen: int | None) -> FittedRows:
     reads = limit_of(setting)
     length = min(chosen or data.task.most_tokens, reads)
     limited = replace(setting, max_length=length)
-    train, evaluation = (
+    train, evaluation, test = (
         data.task.encode_stream(texts, limited)
         if isinstance(texts, TextStream)
         else Encoded(data.task, limited, (), [], ())
-        for texts in (data.train, data.evaluation)
+        for texts in (data.train, data.evaluation, data.test)
     )
     rows, held = len(train.rows), len(evaluation.rows)
-    if isinstance(evaluation.rows, Windows):
-        shown = evaluation.rows.texts(setting.tokenizer)
-        evaluation = replace(evaluation, examples=shown, owners=range(held))
+    evaluation, test = (_with_texts(each, setting) for each in (evaluation, test))
     note = f"the text is packed into {rows:,} rows of {length:,} tokens"
     notes = (note + f", and {held:,} to evaluate on" * bool(held),)
     nothing = LostTokens("texts", "train.max_length", length, rows, 0, 0, 0, length)
-    return FittedRows(length, train, evaluation, (nothing,), notes)
+    return FittedRows(length, train, evaluation, (nothing,), notes, test if test.rows else None)
+
+
+def _with_texts(windows: Encoded, setting: Setting) -> Encoded:
+    """Return the windows of streamed text with their texts as examples."""
+    if not isinstance(windows.rows, Windows):
+        return windows
+    shown = windows.rows.texts(setting.tokenizer)
+    return replace(windows, examples=shown, owners=range(len(windows.rows)))
 
 
 def _streamed_rows(
@@ -140,9 +150,11 @@ def _streamed_rows(
     evaluation = Encoded(data.task, limited, (), [], ())
     if data.evaluation:
         evaluation = data.task.encode(data.evaluation, limited, labelled=True)
+    test = data.task.encode(data.test, limited, labelled=True) if data.test else None
     note = f"train.max_length is {length:,}: longer texts are cut when they are drawn"
     nothing = LostTokens("texts", "train.max_length", length, len(stream), 0, 0, 0, length)
-    return FittedRows(length, train, evaluation, (nothing,), (note,) * (chosen is None))
+    notes = (note,) * (chosen is None)
+    return FittedRows(length, train, evaluation, (nothing,), notes, test)
 
 
 def default_length(longest: int, most: int) -> int:
@@ -184,6 +196,7 @@ def mix_rows(rows: Mapping[str, FittedRows], mixture: Task, switch: TaskSwitch) 
     """Return the rows of several tasks as those of one run."""
     train = {name: each.train for name, each in rows.items()}
     evaluation = {name: each.evaluation for name, each in rows.items() if each.evaluation.rows}
+    test = {name: each.test for name, each in rows.items() if each.test}
     first = next(iter(rows.values()))
     return FittedRows(
         max_length=max(each.max_length for each in rows.values()),
@@ -191,6 +204,7 @@ def mix_rows(rows: Mapping[str, FittedRows], mixture: Task, switch: TaskSwitch) 
         evaluation=_mixed(evaluation, mixture, switch) if evaluation else first.evaluation,
         lost=(replace(first.lost[0], cut=sum(each.lost[0].cut for each in rows.values())),),
         notes=tuple(f"{name}: {note}" for name, each in rows.items() for note in each.notes),
+        test=_mixed(test, mixture, switch) if test else None,
     )
 
 

@@ -149,7 +149,7 @@ class SharedLoader(BackboneLoader):
         """Return rows that another run has encoded, or encode them: the seed changes none."""
         seedless = replace(setting, seed=0, processor=None)
         task = str(dump_task(data.task))
-        hashes = data_hash(data.train), data_hash(data.evaluation)
+        hashes = (data_hash(data.train), data_hash(data.evaluation), data_hash(data.test))
         key = (id(setting.processor), *hashes, task, str(seedless), chosen, trained)
         if key not in self.encoded:
             self.encoded[key] = super().rows(data, setting, chosen, trained)
@@ -157,7 +157,8 @@ class SharedLoader(BackboneLoader):
                 del self.encoded[oldest]
         rows = self.encoded[key]
         train, evaluation = (_reseeded(each, setting) for each in (rows.train, rows.evaluation))
-        return replace(rows, train=train, evaluation=evaluation)
+        test = _reseeded(rows.test, setting) if rows.test else None
+        return replace(rows, train=train, evaluation=evaluation, test=test)
 
     def release(self, model: PreTrainedModel) -> None:
         """Detach the adapter of a run that has ended: the backbone is as it was loaded."""

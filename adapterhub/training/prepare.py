@@ -134,6 +134,7 @@ def prepare(
     notes = (
         *data.chosen,
         *data.notes,
+        *data.notes_on_scores(),
         *rows.notes,
         *filter(None, (kernels.note, started)),
         *origins.notes(),
@@ -156,7 +157,7 @@ def _rows(
     trained = trained_length(Path(getattr(adapter.model, ORIGIN)))
 
     some = () if data.streams else data.train
-    with doing(f"encoding {len(some) + len(data.evaluation):,} examples"):
+    with doing(f"encoding {len(some) + len(data.evaluation) + len(data.test):,} examples"):
         if not data.parts:
             return loader.rows(data, setting, recipe.train.max_length, trained)
         rows = {
@@ -244,14 +245,16 @@ def _with_reference(
     task, model, size = rows.train.task, adapter.model, options.eval_batch_size
     if not task.compares_with_reference:
         return rows
-    parts = (rows.train, rows.evaluation)
+    parts = (rows.train, rows.evaluation, rows.test)
     off = nullcontext() if started else only_foundations(model)
     divided = divided_evaluation(sharded=sharded, together=options.tensor_parallel)
     with off, doing("computing the reference"), divided:
-        train, evaluation = (
-            task.with_reference(model, part, size) if part.rows else part for part in parts
+        train, evaluation, test = (
+            task.with_reference(model, part, size) if part and part.rows else part for part in parts
         )
-    return replace(rows, train=train, evaluation=evaluation)
+    assert train is not None
+    assert evaluation is not None
+    return replace(rows, train=train, evaluation=evaluation, test=test)
 
 
 def _for_model(data: RunData, model: PreTrainedModel) -> RunData:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from adapterhub.adapters.adapter import STOPS
 from adapterhub.backbones.quantized import cpu_note
@@ -18,15 +20,23 @@ from adapterhub.data.examples import data_hash
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import AdapterhubError, ConfigError, OutputError
 from adapterhub.files.atomic import replace_file
+from adapterhub.files.scores import ERRORS, TEST, ScoreError, recorded_errors
 from adapterhub.loop import checkpoint, loop
 from adapterhub.loop.batching import BatchList, LazyBatches, batch_order
 from adapterhub.loop.engine import Engine, model_loss
-from adapterhub.loop.processes import divided_evaluation, is_main, readers, wait_for_everyone
+from adapterhub.loop.processes import (
+    divided_evaluation,
+    from_main,
+    is_main,
+    readers,
+    wait_for_everyone,
+)
 from adapterhub.loop.report import Reporter, Several
 from adapterhub.loop.speedups import Speedups, Trial, with_and_without_padding
 from adapterhub.loop.stop_signals import Stopped, catch_stop_signals
 from adapterhub.loop.trainee import AdapterTrainee, unfreeze_all, unreached
 from adapterhub.methods._spec import dump_methods, parse_methods
+from adapterhub.pages.page import chosen_note
 from adapterhub.recipe.mixing import dump_mixing, parse_mixing
 from adapterhub.recipe.options import steps_per_epoch
 from adapterhub.recipe.output_folder import RECIPE, hold_output, writing
@@ -36,7 +46,8 @@ from adapterhub.speed.compiled_layers import compiled_layers
 from adapterhub.speed.frozen_cache import frozen_layers
 from adapterhub.speed.head_loss import choose_head_loss
 from adapterhub.speed.liger import liger_kernels
-from adapterhub.tasks import dump_task, parse_task
+from adapterhub.status import doing
+from adapterhub.tasks import Encoded, dump_task, parse_task
 from adapterhub.training.loading import BackboneLoader, KernelChoice, SharedLoader
 from adapterhub.training.preflight import check_recipe
 from adapterhub.training.prepare import PreparedRun, prepare
@@ -54,7 +65,11 @@ from adapterhub.training.task_mixture import MixedRows, mixed_order
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """The outcome of a run: the adapter's folder, metrics and sizes, a verdict and the report."""
+    """The outcome of a run: the adapter's folder, metrics and sizes, a verdict and the report.
+
+    `tested` has the metrics of the test rows, and `errors` how sure each metric is: there those of
+    `tested` are called "test/NAME".
+    """
 
     folder: Path
     metrics: dict[str, float]
@@ -64,6 +79,8 @@ class RunOutcome:
     adapter_bytes: int
     verdict: tuple[str, ...] = ()
     page: Path | None = None
+    tested: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, ScoreError] = field(default_factory=dict)
 
 
 def run(
@@ -89,11 +106,13 @@ def run(
     loader, checked = loader or BackboneLoader(), check_recipe(recipe, resume)
     prepared = prepare(checked, data, _kernels_of(recipe) if resume else None, loader)
     try:
-        reporter, page = _reports(prepared, reporter, resume)
+        latest = _latest(prepared)
+        reporter, page = _reports(prepared, reporter, resume, latest)
         written = partial(_write_recipe, prepared.data.completed(recipe), prepared)
         with hold_output(Path(recipe.output), resume) if is_main() else nullcontext():
             try:
-                result = loop.train(training_session(prepared, reporter, resume, written, page))
+                session = training_session(prepared, reporter, resume, written, page, latest)
+                result = loop.train(session)
             finally:
                 unfreeze_all(prepared.adapter)
             outcome = _save(prepared, result, page)
@@ -162,20 +181,24 @@ class _SaidOnce(Several):
             super().note(text)
 
 
+def _latest(prepared: PreparedRun) -> LatestPredictions | None:
+    """Return where the first process keeps the predictions of the latest evaluation."""
+    return LatestPredictions(prepared.data.task, prepared.rows.evaluation) if is_main() else None
+
+
 def _reports(
-    prepared: PreparedRun, reporter: Reporter, resume: bool
+    prepared: PreparedRun, reporter: Reporter, resume: bool, latest: LatestPredictions | None
 ) -> tuple[Reporter, RunPage | None]:
     """Return a reporter that trackers share, and the writer of the report, unless it is turned off.
 
     Both are of the first process.
     """
-    if not is_main():
+    if latest is None:
         return reporter, None
-    recipe, data = prepared.recipe, prepared.data
+    recipe = prepared.recipe
     reporter = Several([reporter, start_trackers(recipe, reporter, resume=resume)])
     if not recipe.train.report:
         return reporter, None
-    latest = LatestPredictions(data.task, prepared.rows.evaluation)
     return reporter, RunPage(Path(recipe.output), latest, reporter.note)
 
 
@@ -230,6 +253,7 @@ def training_session(
     resume: bool,
     checked: Callable[[], None] = lambda: None,
     page: RunPage | None = None,
+    latest: LatestPredictions | None = None,
 ) -> loop.TrainingSession:
     """Return the session of a prepared run; notes for the user are reported.
 
@@ -249,7 +273,7 @@ def training_session(
     return loop.TrainingSession(
         Engine(trainee, prepared.options, loss, items),
         lambda epoch: stream or epoch_batches(prepared, epoch),
-        _evaluation(prepared, page),
+        _evaluation(prepared, latest),
         output=Path(recipe.output),
         seed=recipe.seed,
         main_metric=data.task.main_metric,
@@ -258,7 +282,16 @@ def training_session(
         reporter=Several([reporter, page]) if page else reporter,
         checked=checked,
         speedups=_speedups(prepared, reporter.note),
+        errors=partial(_error_records, latest),
     )
+
+
+def _error_records(
+    latest: LatestPredictions | None, metrics: Mapping[str, float]
+) -> dict[str, dict[str, float]]:
+    """Return what is recorded of how sure the scores of the latest evaluation are."""
+    errors = latest.errors(metrics) if latest else {}
+    return {name: error.record() for name, error in errors.items()}
 
 
 def _speedups(prepared: PreparedRun, note: Callable[[str], None]) -> Speedups:
@@ -276,22 +309,34 @@ def _speedups(prepared: PreparedRun, note: Callable[[str], None]) -> Speedups:
 
 
 def _evaluation(
-    prepared: PreparedRun, page: RunPage | None
+    prepared: PreparedRun, latest: LatestPredictions | None
 ) -> Callable[[], dict[str, float]] | None:
     """Return what evaluates a run, and keeps its predictions for the report; None: no rows."""
-    evaluation, options = prepared.evaluation, prepared.options
-    if evaluation is None:
-        return None
+    evaluation = prepared.evaluation
+    return None if evaluation is None else partial(_evaluate, prepared, evaluation, latest)
 
-    def evaluate() -> dict[str, float]:
-        record = page.latest.predictions if page else None
-        if record is not None:
-            record.clear()
-        with divided_evaluation(sharded=bool(options.shard), together=options.tensor_parallel):
-            size = options.eval_batch_size
-            return prepared.data.task.evaluate(prepared.model, evaluation, size, record)
 
-    return evaluate
+def _evaluate(
+    prepared: PreparedRun, rows: Encoded, latest: LatestPredictions | None
+) -> dict[str, float]:
+    options, record = prepared.options, latest.predictions if latest else None
+    if record is not None:
+        record.clear()
+    with divided_evaluation(sharded=bool(options.shard), together=options.tensor_parallel):
+        size = options.eval_batch_size
+        return prepared.data.task.evaluate(prepared.model, rows, size, record)
+
+
+def _tested(prepared: PreparedRun) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """Evaluate the best tensors on the test rows; return the metrics, and their errors."""
+    rows = prepared.rows.test
+    if rows is None:
+        return {}, {}
+    latest = LatestPredictions(prepared.data.task, rows)
+    with torch.no_grad(), doing(f"testing on {len(prepared.data.test):,} rows"):
+        metrics = from_main(_evaluate(prepared, rows, latest))
+    metrics = {name: float(value) for name, value in metrics.items()}
+    return metrics, _error_records(latest, metrics)
 
 
 def _record(prepared: PreparedRun) -> dict[str, Any]:
@@ -354,8 +399,11 @@ def _data_hash(data: RunData) -> str:
 def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | None) -> RunOutcome:
     """Save the adapter and the report."""
     adapter, recipe, data = prepared.adapter, prepared.recipe, prepared.data
-    metrics = result.best or result.last
-    adapter.metadata.metrics = dict(metrics)
+    metrics, (tested, errors) = result.best or result.last, _tested(prepared)
+    counted = {name: {"n": len(data.evaluation)} for name in metrics}
+    errors = counted | result.errors | {f"{TEST}{name}": each for name, each in errors.items()}
+    named = {f"{TEST}{name}": value for name, value in tested.items()}
+    adapter.metadata.metrics = metrics | named
     # A method built from trained adapters records their names, not the folders they came from.
     method = {"method": list(dump_methods(adapter.methods)), "train": to_dict(recipe.train)}
     adapter.metadata.training = {
@@ -364,10 +412,12 @@ def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | No
             "sha256": _data_hash(data),
             "train": len(data.train),
             "eval": len(data.evaluation),
+            **({"test": len(data.test)} if tested else {}),
         },
         "kind": data.task.head,
         "seed": recipe.seed,
         "steps": result.steps,
+        **({ERRORS: errors} if errors else {}),
         **prepared.origins.record(),
         **_stops(prepared),
         "backbone_parameters": sum(map(size_of, adapter.anatomy.parameters().values())),
@@ -386,8 +436,20 @@ def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | No
         result.metric,
         stopped_early=result.stopped_early,
     )
+    if len(result.history) > 1:
+        said.append(chosen_note(result.history, len(data.evaluation), tested=bool(tested)))
     heads = total - adapter.count()
-    outcome = RunOutcome(folder, metrics, result, adapter.count(), heads, size, tuple(said))
+    outcome = RunOutcome(
+        folder,
+        metrics,
+        result,
+        adapter.count(),
+        heads,
+        size,
+        tuple(said),
+        tested=tested,
+        errors=recorded_errors(errors),
+    )
     if page is None:
         return outcome
     said += one_class(page.only_class)

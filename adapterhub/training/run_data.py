@@ -10,7 +10,7 @@ from typing import Any
 from adapterhub.backbones.installed import default_backbone
 from adapterhub.data.docstrings import load_docstrings
 from adapterhub.data.examples import Streamed, sample
-from adapterhub.data.notes import notes_on
+from adapterhub.data.notes import classes_in, notes_on, notes_on_scores, notes_on_test
 from adapterhub.data.options import DataOptions, case_note, unnamed_note
 from adapterhub.data.row_stream import is_many_files
 from adapterhub.data.split import hold_out, strata_of
@@ -36,10 +36,10 @@ class RunData:
 
     `task` and `options` are those of the recipe, with the form and the columns of the data where
     the recipe leaves them open; `notes` are for the user, a line each. Without evaluation,
-    `evaluation` is empty. Of several tasks, `parts` has the data by name; the examples are those of
-    all, one task after the other, and `labels` those of the first. `spec` is the task of the
-    recipe, or what was chosen in its place; `backbone`, what was chosen if it names none; `chosen`
-    has a line about each of them.
+    `evaluation` is empty; `test` are rows that choose nothing, or none. Of several tasks, `parts`
+    has the data by name; the examples are those of all, one task after the other, and `labels`
+    those of the first. `spec` is the task of the recipe, or what was chosen in its place;
+    `backbone`, what was chosen if it names none; `chosen` has a line about each of them.
     """
 
     task: Task
@@ -52,6 +52,7 @@ class RunData:
     spec: object = None
     backbone: str = ""
     chosen: tuple[str, ...] = ()
+    test: Sequence[Any] = ()
 
     def completed(self, recipe: Recipe) -> Recipe:
         """Return the recipe of these data with the task and backbone that it leaves open."""
@@ -71,6 +72,25 @@ class RunData:
     def batch_size(self) -> int | None:
         """The default of the batch size, where the number of rows does not tell it."""
         return STREAM_BATCH if isinstance(self.train, ExampleStream) else None
+
+    def notes_on_scores(self, source: str = "--{} FILE") -> tuple[str, ...]:
+        """Say where the rows that are scored are too few, or of one class.
+
+        `source` is what is typed for a file of such rows.
+        """
+        own = {name: f"tasks.{name}.data.{{}}=FILE" for name in self.parts}
+        if own:
+            parts = ((n, note) for n in own for note in self.parts[n].notes_on_scores(own[n]))
+            return tuple(f"{name}: {note}" for name, note in parts)
+        scored = (("evaluation", "eval", self.evaluation), ("test", "test", self.test))
+        return tuple(
+            note
+            for what, option, rows in scored
+            if len(rows) and not isinstance(rows, Streamed)
+            for note in notes_on_scores(
+                len(rows), classes_in(rows, self.labels), what, source.format(option)
+            )
+        )
 
     def some(self, most: int) -> Sequence[Any]:
         """Return about so many training examples: of all of them, or the first ones of a stream."""
@@ -112,21 +132,26 @@ def _table_data(recipe: Recipe) -> RunData:
     """Read the examples of a recipe into memory; without evaluation data, hold out some."""
     reader = _Reader(recipe.task, recipe.data)
     train = sample(reader.read(recipe.data.train, "train"), recipe.data.rows, recipe.seed)
+    total = len(train)
     train, evaluation = _with_evaluation(reader, recipe, train)
+    train, test = _with_test(reader, recipe, train, total)
     labels = _labels(reader.task, train, recipe.data.label_names)
     reader.task.check(labels, evaluation)
+    reader.task.check(labels, test)
     notes = (
         *reader.notes,
         *notes_on(train, evaluation, labels),
+        *notes_on_test(train, test, labels),
         *case_note(labels),
         *unnamed_note(labels),
     )
     data = RunData(reader.task, labels, train, evaluation, reader.options, notes)
-    return replace(data, spec=reader.spec, chosen=tuple(reader.chosen))
+    return replace(data, spec=reader.spec, chosen=tuple(reader.chosen), test=test)
 
 
 def _streamed_text(recipe: Recipe) -> RunData:
     """Open the raw text of a recipe as a stream; without evaluation data, hold out some of it."""
+    _check_stream_test(recipe)
     options, notes = recipe.data, []
     train = open_stream(str(options.train), options)
     if options.rows is not None and options.rows < len(train):
@@ -143,13 +168,15 @@ def _streamed_text(recipe: Recipe) -> RunData:
     if held and options.eval_rows and options.eval_rows < len(held):
         held = held.drawn(options.eval_rows, recipe.seed)
         notes.append(f"evaluating on {len(held):,} texts, by data.eval_rows")
-    task = parse_task(recipe.task)
-    return RunData(task, (), train, held or [], options, tuple(notes), spec=recipe.task)
+    test = open_stream(options.test_file, options) if options.test_file else ()
+    task, spec = parse_task(recipe.task), recipe.task
+    return RunData(task, (), train, held or [], options, tuple(notes), spec=spec, test=test)
 
 
 def _streamed_rows(recipe: Recipe) -> RunData:
     """Open the rows of a recipe as a stream, and read its evaluation data."""
     _check_stream(recipe)
+    _check_stream_test(recipe)
     options, train = recipe.data, recipe.train
     stream, notes = open_examples(str(options.train), options, parse_task(recipe.task))
     task, options = stream.task, stream.options
@@ -163,12 +190,38 @@ def _streamed_rows(recipe: Recipe) -> RunData:
     if options.eval == NO_EVALUATION:
         noted.append(_NOT_EVALUATED)
     elif is_many_files(str(options.eval)):
-        rows, _ = open_examples(str(options.eval), options, task, "eval")
-        evaluation = list(islice(replace(rows, task=task), options.eval_rows))
+        evaluation = _first_rows(str(options.eval), options, task, options.eval_rows)
     else:
         evaluation = _fewer(task.read(str(options.eval), options, "eval"), recipe, noted)
+    test: list[Any] = []
+    if options.test_file and is_many_files(options.test_file):
+        test = _first_rows(options.test_file, options, task, None)
+    elif options.test_file:
+        test = task.read(options.test_file, options, _test_split(options))
     task.check(labels, evaluation)
-    return RunData(task, labels, stream, evaluation, options, tuple(noted), spec=recipe.task)
+    task.check(labels, test)
+    notes, spec = tuple(noted), recipe.task
+    return RunData(task, labels, stream, evaluation, options, notes, spec=spec, test=test)
+
+
+def _first_rows(source: str, options: DataOptions, task: Task, most: int | None) -> list[Any]:
+    """Read the first rows of many files, or all of them."""
+    rows, _ = open_examples(source, options, task, "eval")
+    return list(islice(replace(rows, task=task), most))
+
+
+def _check_stream_test(recipe: Recipe) -> None:
+    """Refuse a share of a stream to test on.
+
+    Raises:
+        ConfigError: the recipe has one.
+    """
+    if recipe.data.test_share:
+        raise ConfigError(
+            f"data.test={recipe.data.test_share:g} with data.stream=true: a stream has no shares",
+            expected="test data of their own",
+            hint="--test FILE",
+        )
 
 
 def _check_stream(recipe: Recipe) -> None:
@@ -217,6 +270,7 @@ def _read_tasks(recipe: Recipe) -> RunData:
         tuple(f"{name}: {note}" for name, part in parts.items() for note in part.notes),
         parts,
         chosen=tuple(f"{name}: {note}" for name, part in parts.items() for note in part.chosen),
+        test=[example for part in parts.values() for example in part.test],
     )
 
 
@@ -243,14 +297,54 @@ def _with_evaluation(
         evaluation = []
         reader.notes.append(_NOT_EVALUATED)
     else:
-        strata = strata_of(train) if reader.task.labels(train) else [None] * len(train)
-        total = len(train)
+        strata, total = _strata(reader, train), len(train)
         train, evaluation = hold_out(train, recipe.seed, strata)
         by = ", in the same shares of each label" if any(strata) else ""
         reader.notes.append(
             f"no evaluation data: {len(evaluation):,} of {total:,} rows are held out{by}"
         )
     return train, _fewer(evaluation, recipe, reader.notes)
+
+
+def _with_test(
+    reader: _Reader, recipe: Recipe, train: list[Any], total: int
+) -> tuple[list[Any], list[Any]]:
+    """Return the examples to train on and those that only test: of a file, or a share of `total`.
+
+    They are held out after the evaluation rows, which are the same with and without them.
+
+    Raises:
+        ConfigError: a file of texts whose targets are in another file.
+        DataError: there are too few examples.
+    """
+    options = recipe.data
+    if options.test_share:
+        rows = max(round(options.test_share * total), 1)
+        flag = "--test"
+        train, test = hold_out(train, recipe.seed, _strata(reader, train), rows=rows, flag=flag)
+        reader.notes.append(f"{len(test):,} of {total:,} rows are held out to test, by data.test")
+        return train, test
+    if not options.test_file:
+        return train, []
+    if options.train_target:
+        raise ConfigError(
+            f"data.test={options.test_file} beside data.train_target: which file has its targets?",
+            expected="a share of the training rows, or one file with texts and targets",
+            hint="--test 0.1",
+        )
+    return train, reader.read(options.test_file, _test_split(reader.options))
+
+
+def _test_split(options: DataOptions) -> str:
+    """Return the split of test data that has splits: "test", if there is one."""
+    source = str(options.test_file)
+    has_test = is_on_hub(source, options) and has_split(source, options, "test")
+    return "test" if has_test else "eval"
+
+
+def _strata(reader: _Reader, train: list[Any]) -> list[Any]:
+    """Return the groups of examples of which rows are held out in the same shares."""
+    return strata_of(train) if reader.task.labels(train) else [None] * len(train)
 
 
 def _labels(task: Task, train: list[Any], names: Mapping[str, str]) -> tuple[str, ...]:

@@ -22,14 +22,17 @@ from typing import Any
 from adapterhub.config.options import to_dict
 from adapterhub.errors import ConfigError, one_line
 from adapterhub.files.atomic import replace_file
+from adapterhub.files.scores import ScoreError
 from adapterhub.loop.processes import own_device
 from adapterhub.loop.report import Evaluated, Reporter, Timing, TrainingLine
 from adapterhub.pages.page import write_page
 from adapterhub.pages.predictions import PREDICTIONS, PredictionFile, outcomes_of
+from adapterhub.pages.score_errors import EvaluatedRows, score_errors
 from adapterhub.recipe.options import RunOptions
 from adapterhub.recipe.output_folder import TRACKED
 from adapterhub.recipe.recipe import DATA_SOURCES, Recipe
 from adapterhub.tasks import Encoded, Prediction, Task
+from adapterhub.training.task_mixture import TaskRows
 
 _FIRST = 1.0  # seconds that the first page is expected to take, with the import of matplotlib
 _SHARE = 0.05  # of the run's time, which its pages may take
@@ -37,7 +40,7 @@ _SHARE = 0.05  # of the run's time, which its pages may take
 
 @dataclass
 class LatestPredictions:
-    """The predictions of the latest evaluation."""
+    """The predictions of the latest evaluation: of one task, or of several, one after the other."""
 
     task: Task
     data: Encoded
@@ -47,6 +50,19 @@ class LatestPredictions:
         """Return them as the predictions file of a step."""
         labels = self.data.setting.labels
         return outcomes_of(self.task, self.data.examples, self.predictions, labels, step)
+
+    def errors(self, metrics: Mapping[str, float]) -> dict[str, ScoreError]:
+        """Return the errors of the scores of the evaluation."""
+        parts, start = dict[str, EvaluatedRows](), 0
+        complete = len(self.predictions) == len(self.data.examples)
+        for part in self.data.parts:
+            end = start + len(part.examples)
+            own, labels = self.predictions[start:end], part.setting.labels
+            file = outcomes_of(part.task, part.examples, own, labels, 0) if complete else None
+            before = f"{part.name}/" if isinstance(part, TaskRows) else ""
+            parts[before] = EvaluatedRows(end - start, file)
+            start = end
+        return score_errors(metrics, parts)
 
 
 class RunPage(Reporter):

@@ -111,7 +111,7 @@ def _finished(output: Path) -> dict[str, Any]:
 def _record(staged: StagedRecipe, name: str) -> dict[str, Any]:
     """Return the record of a stage: its recipe, and the sizes of its data."""
     recipe = without_places(staged, name)
-    sources = (recipe.data.train, recipe.data.eval)
+    sources = (recipe.data.train, recipe.data.eval, recipe.data.test_file)
     files = [Path(source) for source in sources if source]
     sizes = [file.stat().st_size if file.is_file() else None for file in files]
     return {"recipe": to_dict(recipe), "bytes": sizes}

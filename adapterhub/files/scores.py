@@ -1,0 +1,74 @@
+"""A score with its error: the rows that it is of, and its 95 % interval, as recorded and written.
+
+accuracy     0.7333 (0.61-0.83, n = 60)     with an en dash, where it can be printed
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+EN_DASH = "\N{EN DASH}"
+ERRORS = "errors"  # in the training record of a manifest: {metric: {n, low, high}}
+TEST = "test/"  # before the names of metrics of rows that chose nothing
+_FEWEST_DIGITS, _MOST_DIGITS = 2, 4  # decimals of an interval
+
+
+@dataclass(frozen=True)
+class ScoreError:
+    """How sure a score is.
+
+    Attributes:
+        rows: the number of rows that it was computed from.
+        low: the lower end of its 95 % interval; None if it has none.
+        high: the upper end.
+    """
+
+    rows: int
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def interval(self) -> str:
+        """The interval in as many digits as it deserves; "" without one."""
+        if self.low is None or self.high is None:
+            return ""
+        width = self.high - self.low
+        wanted = 1 + math.floor(-math.log10(width)) if width > 0 else _MOST_DIGITS
+        digits = min(max(wanted, _FEWEST_DIGITS), _MOST_DIGITS)
+        to = " to " if self.low < 0 else EN_DASH
+        return f"{self.low:.{digits}f}{to}{self.high:.{digits}f}"
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (self.interval, f"n = {self.rows:,}")))
+
+    def record(self) -> dict[str, float]:
+        """Return what is recorded: {n, low, high}, in six digits, or n alone."""
+        if self.low is None or self.high is None:
+            return {"n": self.rows}
+        low, high = (float(f"{end:.6g}") for end in (self.low, self.high))
+        return {"n": self.rows, "low": low, "high": high}
+
+
+def score_text(value: str, error: ScoreError | None) -> str:
+    """Write a score with its error: "0.7333 (0.61-0.83, n = 60)"; alone if that is unknown."""
+    return f"{value} ({error})" if error else value
+
+
+def recorded_errors(records: object) -> dict[str, ScoreError]:
+    """Read the errors of scores, by metric; records of another form, by strangers, are left out."""
+    found = {}
+    for name, record in records.items() if isinstance(records, Mapping) else ():
+        rows, *ends = (_number(record, key) for key in ("n", "low", "high"))
+        if rows is not None and rows >= 0:
+            low, high = ends if None not in ends else (None, None)
+            found[str(name)] = ScoreError(int(rows), low, high)
+    return found
+
+
+def _number(record: Any, name: str) -> float | None:
+    value = record.get(name) if isinstance(record, Mapping) else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and math.isfinite(value) else None

@@ -1,0 +1,137 @@
+"""The error of one score over the rows that it is of: by the jackknife, and Wilson's interval.
+
+It is that of one run, on other rows of the same kind. `adapterhub bench` has the spread over seeds
+too (`bench/statistics.py`), and takes influence and interval from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from adapterhub.files.scores import ScoreError
+from adapterhub.pages.predictions import PredictionFile
+from adapterhub.pages.row_scores import LARGEST, Numbers, RowScore, row_scores
+
+LEVEL = 0.05
+_SAME = 1e-3  # by which a metric and the score of its rows may differ: texts are cut in the file
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """The variance of an estimate, and its degrees of freedom."""
+
+    variance: float
+    freedom: float
+
+    @property
+    def error(self) -> float:
+        """The standard error."""
+        return float(np.sqrt(self.variance))
+
+    @property
+    def quantile(self) -> float:
+        """The quantile of Student's t for a 95 % interval."""
+        from scipy.special import stdtrit
+
+        return float(stdtrit(self.freedom, 1 - LEVEL / 2))
+
+
+@dataclass(frozen=True)
+class EvaluatedRows:
+    """The rows of one task that were evaluated: how many, and what was predicted, if it is kept."""
+
+    count: int
+    predictions: PredictionFile | None = None
+
+
+def influence_of_rows(score: RowScore, columns: Numbers) -> Numbers:
+    """Return the influence of each row on a score, by the jackknife.
+
+    (n - 1) * (mean of all scores without one row - score without row k); for a mean, the row's
+    deviation from it (Efron 1982, The Jackknife, the Bootstrap and Other Resampling Plans,
+    chapter 3).
+    """
+    without = score.summarize(columns.sum(0) - columns)
+    influence: Numbers = (len(columns) - 1) * (without.mean() - without)
+    return influence
+
+
+def score_interval(
+    score: RowScore, value: float, found: Uncertainty, rows: int
+) -> tuple[float, float]:
+    """Return the 95 % interval of a score, inside its bounds."""
+    low, high = score.low, score.high
+    if np.isinf(high):
+        half = found.quantile * found.error
+        return max(value - half, low), value + half
+    width = high - low
+    ends = _wilson((value - low) / width, found, found.variance / width**2, rows)
+    return low + width * ends[0], low + width * ends[1]
+
+
+def _wilson(share: float, found: Uncertainty, variance: float, rows: int) -> tuple[float, float]:
+    """Return an interval inside [0, 1], which is wider towards 1/2.
+
+    Wilson's (1927) interval, with Student's t and with the number of independent rows that would
+    have this variance, share * (1 - share) / variance (Korn & Graubard 1998, Survey Methodology
+    24(2)). All right or all wrong, the variance is 0, and all rows are counted.
+    Score and variance are scaled to [0, 1].
+    """
+    spread = share * (1 - share)
+    if spread > 0 and variance <= 0:
+        return share, share
+    count = spread / variance if spread > 0 else float(rows)
+    extra = found.quantile**2 / count
+    half = np.sqrt(extra * (spread + extra / 4))
+    ends = (share + extra / 2 - half) / (1 + extra), (share + extra / 2 + half) / (1 + extra)
+    return max(float(ends[0]), 0.0), min(float(ends[1]), 1.0)
+
+
+def score_error(score: RowScore, columns: Numbers) -> ScoreError:
+    """Return the error of a score of one run.
+
+    There is no interval of one row, nor where no row changes a score between its bounds: the rows
+    then do not tell how much it varies.
+    """
+    rows = len(columns)
+    if rows < 2 or not np.abs(columns).max(initial=0.0) < LARGEST / rows:
+        return ScoreError(rows)
+    value = float(score.summarize(columns.sum(0)))
+    influence = influence_of_rows(score, columns)
+    variance = float(influence @ influence) / (rows * (rows - 1))
+    at_bound = value in (score.low, score.high) and np.isfinite(score.high)
+    if not np.isfinite(variance) or (variance <= 0 and not at_bound):
+        return ScoreError(rows)
+    low, high = score_interval(score, value, Uncertainty(variance, rows - 1.0), rows)
+    return ScoreError(rows, float(low), float(high))
+
+
+def score_errors(
+    metrics: Mapping[str, float], parts: Mapping[str, EvaluatedRows]
+) -> dict[str, ScoreError]:
+    """Return the error of each metric of an evaluation.
+
+    `parts` has the rows of each task by what precedes the names of its metrics: "" for one task
+    alone. A metric that is not a score of summed rows has their number, and no interval.
+    """
+    found = {}
+    for name, value in metrics.items():
+        before = next((b for b in parts if b and name.startswith(b)), "")
+        part = parts.get(before) or EvaluatedRows(sum(each.count for each in parts.values()))
+        found[name] = _error_of(name.removeprefix(before), value, part)
+    return found
+
+
+def _error_of(name: str, value: float, part: EvaluatedRows) -> ScoreError:
+    file = part.predictions
+    score = row_scores(file.kind).get(name) if file else None
+    if file is None or score is None:
+        return ScoreError(part.count)
+    columns = score.columns(file.rows)
+    own = float(score.summarize(columns.sum(0)))
+    if not abs(own - value) <= _SAME * max(1.0, abs(value)):
+        return ScoreError(part.count)
+    return score_error(score, columns)
