@@ -70,5 +70,6 @@ def recorded_errors(records: object) -> dict[str, ScoreError]:
 
 def _number(record: Any, name: str) -> float | None:
     value = record.get(name) if isinstance(record, Mapping) else None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and math.isfinite(value) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if math.isfinite(value) else None

@@ -400,7 +400,8 @@ def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | No
     """Save the adapter and the report."""
     adapter, recipe, data = prepared.adapter, prepared.recipe, prepared.data
     metrics, (tested, errors) = result.best or result.last, _tested(prepared)
-    counted = {name: {"n": len(data.evaluation)} for name in metrics}
+    scored = prepared.rows.evaluation.examples or data.evaluation
+    counted = {name: ScoreError(len(scored)).record() for name in metrics}
     errors = counted | result.errors | {f"{TEST}{name}": each for name, each in errors.items()}
     named = {f"{TEST}{name}": value for name, value in tested.items()}
     adapter.metadata.metrics = metrics | named
@@ -437,7 +438,7 @@ def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | No
         stopped_early=result.stopped_early,
     )
     if len(result.history) > 1:
-        said.append(chosen_note(result.history, len(data.evaluation), tested=bool(tested)))
+        said.append(chosen_note(result.history, len(scored), tested=bool(tested)))
     heads = total - adapter.count()
     outcome = RunOutcome(
         folder,
