@@ -15,8 +15,8 @@ import numpy as np
 from scipy import stats
 
 from adapterhub.bench.paired import PairedComparison, holm
-from adapterhub.bench.statistics import LEVEL
 from adapterhub.bench.wording import p_text
+from adapterhub.pages.score_errors import LEVEL
 
 Verdict = Literal["holds", "does not hold", "cannot be told"]
 HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot be told"
