@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from adapterhub.backbones.load import load_backbone as load_backbone
     from adapterhub.hooks.composition import Average as Average
     from adapterhub.inference.embed import embed as embed
+    from adapterhub.inference.open import open_adapter
     from adapterhub.merging.combine import combine as combine
     from adapterhub.merging.merge import merge as merge
     from adapterhub.merging.merge import unmerge as unmerge
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from adapterhub.training.trainer_callback import TrainerCallback as TrainerCallback
 
     Listing = PublicationInfo
+    open = open_adapter
 
 # Name -> module, or module:attribute if the attribute has another name. These modules need torch.
 # They are imported on first access, which keeps `import adapterhub` fast.
@@ -109,6 +111,7 @@ _LAZY = {
     "tag": "registry.changes",
     "verify": "registry.sign",
     "yank": "registry.changes",
+    "open": "inference.open:open_adapter",
     "merge": "merging.merge",
     "unmerge": "merging.merge",
     "route": "adapters.route",

@@ -37,6 +37,7 @@ class Table:
             does in this format.
         decimal_comma: whether numbers may have a comma, as in files with semicolons.
         notes: what else the user should know about how the source was read.
+        inner: the columns that are inside objects of others, such as doc.text.
     """
 
     source: str
@@ -48,6 +49,7 @@ class Table:
     header: bool | None = None
     decimal_comma: bool = False
     notes: tuple[str, ...] = ()
+    inner: tuple[str, ...] = ()
 
     def take(self, names: Sequence[str]) -> list[Iterable[object]]:
         """Read the columns of these names; a template such as "{title}. {body}" is filled in.

@@ -456,7 +456,7 @@ def _table_of(source: str, whole: Any) -> Table | None:
                 f"{source} is not a list of objects", offenders=first_few(wrong), expected=_EXPECTED
             )
         if not wrong:
-            return _rows_table(source, "item", dict(enumerate(rows, start=1)))
+            return table_of_objects(source, "item", dict(enumerate(rows, start=1)))
         return None
     lengths = {len(v) if isinstance(v, list | dict) else -1 for v in whole.values()}
     if len(lengths) != 1 or lengths <= {-1, 0}:
@@ -481,20 +481,25 @@ def _inner_list(whole: Mapping[str, Any]) -> list[Any] | None:
     return value if key.lower() in _LISTS or len(whole) == 1 else None
 
 
-def _rows_table(source: str, unit: str, rows: dict[int, dict[str, Any]], form: str = "") -> Table:
+def table_of_objects(
+    source: str, unit: str, rows: Mapping[int, Mapping[str, Any]], form: str = ""
+) -> Table:
+    """Return objects by their numbers as the rows of a table."""
     columns = tuple(dict.fromkeys(key for row in rows.values() for key in row))
     inner: dict[str, tuple[str, ...]] = {}
     for row in list(rows.values())[:_LOOKED_AT]:
         for name, value in row.items():
             inner |= {column: (name, *path) for column, path in inner_columns(name, value).items()}
     paths = {**inner, **{name: (name,) for name in columns}}
+    inside = tuple(name for name in inner if name not in columns)
     return Table(
         source,
         unit,
-        (*columns, *(name for name in inner if name not in columns)),
+        (*columns, *inside),
         list(rows),
         lambda name: [inner_cell(row, paths[name]) for row in rows.values()],
         form=form or "a JSON list",
+        inner=inside,
     )
 
 
@@ -518,5 +523,5 @@ def _read_lines(source: str, text: str) -> Table:
         raise DataError(
             f"{source} is not JSON lines", offenders=first_few(problems), expected=_EXPECTED
         )
-    table = _rows_table(source, "line", rows, "JSON lines")
+    table = table_of_objects(source, "line", rows, "JSON lines")
     return replace(table, notes=blank_note(blank))

@@ -31,6 +31,7 @@ def embed(
     pooling: str | None = None,
     normalize: bool = True,
     prefix: str = "",
+    max_length: int | None = None,
     batch_size: int = 64,
 ) -> NDArray[float32]:
     """Return one vector per text, (texts, d).
@@ -43,6 +44,7 @@ def embed(
         pooling: cls, mean, last or max; None: as the backbone was trained, else mean.
         normalize: whether the vectors have length 1.
         prefix: put before each text, such as "query: ".
+        max_length: where texts are cut, in tokens; None: as the backbone was trained.
         batch_size: texts per forward pass.
 
     Raises:
@@ -57,7 +59,7 @@ def embed(
         raise ConfigError(
             f"{len(adapters)} adapters for {len(texts)} texts", expected="one for each text"
         )
-    limit = vector_length(model, tokenizer)
+    limit = min(vector_length(model, tokenizer), max_length or 1 << 30)
     model.eval()
     order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
     vectors = torch.zeros(len(texts), model.config.hidden_size)

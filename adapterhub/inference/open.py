@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -19,12 +19,15 @@ from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.pooling import max_positions
 from adapterhub.backbones.quantized import DECODED, stored_quantization
 from adapterhub.backbones.task_models import TASK_MODELS
+from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, MergeError, MismatchError, warn_user
 from adapterhub.files.heads import with_head
 from adapterhub.files.manifest import FAMILY, Manifest
 from adapterhub.files.native import read_manifest
 from adapterhub.files.run_folder import backbone_of_adapter
 from adapterhub.files.scores import ScoreError
+from adapterhub.inference.embed import embed
+from adapterhub.inference.inputs import examples_of
 from adapterhub.inference.record import TrainingRecord, training_record
 from adapterhub.pages.predictions import outcomes_of
 from adapterhub.pages.score_errors import EvaluatedRows, score_errors
@@ -32,22 +35,175 @@ from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import pull_verified
 from adapterhub.status import doing
 from adapterhub.tasks import TASKS, Prediction, Setting, Task
+from adapterhub.tasks._language_models import check_writes
 from adapterhub.tasks._lengths import encode_whole, lost_tokens, truncate
+from adapterhub.tasks._writing import Writing, streamed
+from adapterhub.tasks.embedding import Embedding
 from adapterhub.training.loading import make_ready
+
+if TYPE_CHECKING:
+    from numpy import float32
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model, with or without an adapter, ready to predict."""
+    """A model, with or without an adapter, ready to predict.
+
+    Attributes:
+        model: the backbone, with the adapter.
+        task: what is predicted.
+        setting: the tokenizer, the longest input and the labels.
+        data: the columns of the training data, by which rows are read.
+    """
 
     model: PreTrainedModel
     task: Task
     setting: Setting
+    data: DataOptions = field(default_factory=DataOptions)
 
-    def predict(self, examples: Sequence[Any], batch_size: int = 64) -> list[Prediction]:
-        """Return one prediction per example."""
+    @property
+    def backbone(self) -> str:
+        """The name or the folder of the backbone."""
+        return str(self.model.name_or_path)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the backbone, with the adapter's new tokens."""
+        return self.setting.tokenizer
+
+    @property
+    def max_length(self) -> int:
+        """The longest input, in tokens; what is longer is cut."""
+        return self.setting.max_length
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels, in the order of the logits; () if the task has none."""
+        return self.setting.labels
+
+    def predict(self, inputs: Any, *, batch_size: int = 64) -> Any:
+        """Return the prediction of one input, or a list of one for each of several.
+
+        One input is a text, a file name for tasks on pictures or sounds, a tuple of texts (a pair,
+        or a question and its context), a row as a mapping with the columns of the training data, or
+        a list of messages for language models with a chat template. Several are a list of these, or
+        a table of pandas, polars, pyarrow or datasets.
+
+        Predictions have what the task predicts as attributes, such as `label`, `probability` and
+        `scores` of a class, or `text` of a generated text, and all of it in `as_dict()`.
+
+        Raises:
+            DataError: an input is of another form, or lacks a column or a text.
+        """
+        examples, single = examples_of(inputs, self.task, self.data)
+        predictions = self.predict_examples(examples, batch_size)
+        return predictions[0] if single else predictions
+
+    def predict_examples(self, examples: Sequence[Any], batch_size: int = 64) -> list[Prediction]:
+        """Return one prediction per example of the task."""
+        if not examples:
+            return []
         encoded = self.task.encode(examples, self.setting, labelled=False)
         return self.task.predict(self.model, encoded, batch_size)
+
+    def embed(
+        self, texts: str | Sequence[str], *, prefix: str | None = None, batch_size: int = 64
+    ) -> NDArray[float32]:
+        """Return the vector of a text, (d,), or of each of several, (texts, d).
+
+        Args:
+            texts: the text or texts.
+            prefix: put before each text; None: the prefix of queries that the task records.
+            batch_size: texts per forward pass.
+
+        Raises:
+            ConfigError: the adapter was trained for something else than vectors.
+        """
+        if not isinstance(self.task, Embedding):
+            raise ConfigError(
+                f"{self.task.name} has no vectors of texts",
+                expected="an adapter that was trained for the task embedding",
+                hint='ah.embed(model, tokenizer, texts) with load_backbone(..., task="features")',
+            )
+        vectors = embed(
+            self.model,
+            self.tokenizer,
+            [texts] if isinstance(texts, str) else list(texts),
+            pooling=self.task.pooling,
+            normalize=self.task.normalize,
+            prefix=self.task.query_prefix if prefix is None else prefix,
+            max_length=self.max_length,
+            batch_size=batch_size,
+        )
+        return vectors[0] if isinstance(texts, str) else vectors
+
+    def generate(
+        self,
+        prompt: Any,
+        *,
+        stream: bool = False,
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        beams: int | None = None,
+    ) -> Any:
+        """Return the text that the model writes; with `stream` an iterator of its pieces.
+
+        What is None is as the adapter records it; without `temperature` and `top_p` the most
+        probable tokens are taken. `torch.manual_seed` fixes what is sampled.
+
+        Args:
+            prompt: a text, a chat (a list of messages) or another input, as in `predict`; of a list
+                of several, the texts are a list.
+            stream: whether to return the pieces of the text as they are written.
+            max_new_tokens: the longest text, in tokens.
+            temperature: how random the text is; 0 takes the most probable tokens.
+            top_p: sample from the most probable tokens with this probability together.
+            beams: of the search; 1 is greedy.
+
+        Raises:
+            ConfigError: the task does not generate, an option is out of range, or a stream has
+                several prompts or beams.
+            DataError: the prompt is of another form.
+        """
+        how = Writing(max_new_tokens, temperature, top_p, beams)
+        writer = self.writing(how)
+        examples, single = examples_of(prompt, self.task, self.data)
+        if stream:
+            return writer.streamed(examples, how)
+        with how.sampling():
+            texts = [str(getattr(each, "text", each)) for each in writer.predict_examples(examples)]
+        return texts[0] if single else texts
+
+    def writing(self, how: Writing) -> Predictor:
+        """Return the same model with other options of generation.
+
+        Raises:
+            ConfigError: the task or the model does not generate.
+        """
+        check_writes(self.task)
+        if not self.model.can_generate():
+            raise ConfigError(
+                f"{self.model.name_or_path} does not generate: it writes one letter for each sound",
+                expected="an encoder-decoder, or a causal language model",
+            )
+        return replace(self, task=how.applied(self.task))
+
+    def streamed(self, examples: Sequence[Any], how: Writing) -> Iterator[str]:
+        """Return the pieces of the text for one example, as they are written.
+
+        Raises:
+            ConfigError: there are several examples or beams.
+        """
+        beams = getattr(self.task, "beams", 1)
+        if len(examples) != 1 or beams != 1:
+            raise ConfigError(
+                f"a stream of {len(examples)} prompts with {beams} beams",
+                expected="one prompt, and a search with beams=1",
+            )
+        prompt = not self.model.config.is_encoder_decoder
+        return streamed(lambda: self.predict_examples(examples), self.tokenizer, how, prompt=prompt)
 
     def evaluate(
         self,
@@ -94,11 +250,15 @@ def open_adapter(
     head: str | None = None,
     task: str | None = None,
 ) -> Predictor:
-    """Load an adapter on its backbone.
+    """Load an adapter on its backbone: one object that predicts.
 
-    `reference` is also the folder of an adapter or a run. `backbone` is where to load the backbone
-    from, if not from the id in the manifest; its fingerprint must match. `task` is for an adapter
-    that records none.
+    Args:
+        reference: a published adapter, such as polite@v2, or the folder of an adapter or a run.
+        backbone: where to load the backbone from, if not from the id in the manifest; its
+            fingerprint must match.
+        registry: the registry, if not the user's own.
+        head: which head, of an adapter with several.
+        task: the task, for an adapter that records none.
 
     Raises:
         ConfigError: the reference is malformed, several heads and none is named, no task, or one
@@ -124,7 +284,7 @@ def _predictor(
     model, positions = adapter.model, max_positions(adapter.model)
     limit = min(record.max_length, positions)
     setting = Setting(tokenizer, limit, adapter.labels, record.seed, positions)
-    return Predictor(model, record.task.for_model(model), setting)
+    return Predictor(model, record.task.for_model(model), setting, record.data)
 
 
 def open_backbone(backbone: str, task: Task, max_length: int = 128) -> Predictor:
@@ -251,7 +411,7 @@ class OpenedAdapters:
     def predict(self, name: str, examples: Sequence[Any], batch_size: int = 64) -> list[Prediction]:
         """Return one prediction per example."""
         activate(self.predictors[name].model, self.attached[name])
-        return self.predictors[name].predict(examples, batch_size)
+        return self.predictors[name].predict_examples(examples, batch_size)
 
 
 def open_several(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from adapterhub.data.chat_formats import Message
 from adapterhub.data.columns import WANTS, ColumnChoice, Wants, choose_columns
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
@@ -41,7 +42,15 @@ class Prediction(ABC):
 
     @abstractmethod
     def __str__(self) -> str:
-        """Return the text that `predict` prints, on one line."""
+        """Return the prediction as one line."""
+
+    def cells(self, every: bool = False) -> tuple[str, ...]:
+        """Return the columns that `predict` prints; `every`: the probabilities of all labels."""
+        return (str(self),)
+
+    def columns(self, every: bool = False) -> dict[str, Any]:
+        """Return what `predict --output` writes, by name; `every`: as in `cells`."""
+        return self.as_dict()
 
 
 @dataclass(frozen=True)
@@ -110,6 +119,8 @@ class Task(ABC):
     """The metrics for which smaller values are better."""
     has_labels: ClassVar[bool] = False
     """Whether examples have labels that the option `labels` of the data can name."""
+    has_scores: ClassVar[bool] = False
+    """Whether a prediction has the probability of each label."""
     decodes: ClassVar[bool] = False
     """Whether rows name files, of pictures or sound, which are decoded for each batch."""
     input_name: ClassVar[str] = "text"
@@ -206,6 +217,10 @@ class Task(ABC):
             DataError: there are too few texts.
         """
         return Example(fields[0])
+
+    def chat_example(self, messages: tuple[Message, ...]) -> Any:
+        """Build an unlabelled example from a chat; None: the task takes no chats."""
+        return None
 
     def fields(self, options: DataOptions) -> int:
         """Return the number of texts per example; 0 means two or more."""

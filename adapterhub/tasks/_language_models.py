@@ -30,6 +30,7 @@ from adapterhub.tasks._losses import model_inputs, next_token_loss
 from adapterhub.tasks._metrics import GENERATION_METRICS, answer_metrics, generation_metrics
 from adapterhub.tasks._rows import IGNORED, Row, Setting, in_order, pad
 from adapterhub.tasks._show import tokens_line
+from adapterhub.tasks._writing import chosen_search
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -79,6 +80,19 @@ class Generation:
         ends = {"eos_token_id": with_stops(end_tokens(model), stops)} if stops else {}
         padding = prompts.setting.tokenizer.pad_token_id
         return {"max_new_tokens": self.new_tokens, "pad_token_id": padding, **ends}
+
+
+def check_writes(task: Task) -> None:
+    """Refuse a task that generates no texts.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if not isinstance(task, Generation):
+        raise ConfigError(
+            f"{task.name} does not generate texts",
+            expected="an adapter for causal-lm, seq2seq or another task that writes texts",
+        )
 
 
 @dataclass(frozen=True)
@@ -174,14 +188,15 @@ def generate(
     side = "right" if model.config.is_encoder_decoder else "left"
     options = how.generation_options(model, prompts)
 
+    search = {"do_sample": False, "num_beams": how.beams, **chosen_search()}
+
     def compute(indices: list[int]) -> list[tuple[int, Generated]]:
         batch = how.prompt_batch([prompts.rows[i] for i in indices], prompts.setting, side)
         moved = on_device(batch, model, model.device)
         inputs = {k: v for k, v in moved.items() if k != "labels"}
         with without_gradients():
             ids = model.generate(  # type: ignore[operator]
-                **inputs, **options, num_beams=how.beams,
-                do_sample=False, use_cache=True, synced_gpus=in_step(),
+                **inputs, **options, **search, use_cache=True, synced_gpus=in_step(),
             )  # fmt: skip
         first = 0 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
         texts = prompts.setting.tokenizer.batch_decode(ids[:, first:], skip_special_tokens=True)

@@ -188,6 +188,11 @@ class CausalLM(Generation, LearnsTokens):
         """Build a prompt, or a chat with one user message."""
         return Chat((("user", fields[0]),)) if self.data == "chat" else Example(fields[0])
 
+    def chat_example(self, messages: tuple[Message, ...]) -> Chat | None:
+        """Build a chat, where the tokenizer's chat template writes prompts."""
+        chats = self.data == "chat" or (self.data == "pairs" and self.template is None)
+        return Chat(messages) if chats else None
+
     def shown(self, example: Any) -> list[str]:
         """Return the prompt or the last message."""
         return [example.messages[-1][1] if isinstance(example, Chat) else example.text]

@@ -10,7 +10,7 @@ A pair is one input: the model reads both texts together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -34,12 +34,26 @@ class Scored(Prediction):
     label: str
     scores: dict[str, float]
 
+    @property
+    def probability(self) -> float:
+        """The probability of the class."""
+        return self.scores[self.label]
+
     def as_dict(self) -> dict[str, Any]:
         """Return the class and the probability of every class."""
         return {"label": self.label, "scores": self.scores}
 
     def __str__(self) -> str:
-        return f"{self.label} {self.scores[self.label]:.3f}"
+        return " ".join(self.cells())
+
+    def cells(self, every: bool = False) -> tuple[str, ...]:
+        """Return the class and its probability."""
+        return self.label, f"{self.probability:.3f}", *score_cells(self.scores, every)
+
+    def columns(self, every: bool = False) -> dict[str, Any]:
+        """Return the class and its probability."""
+        found = {"label": self.label, "probability": self.probability}
+        return found | score_columns(self.scores, every)
 
 
 @dataclass(frozen=True)
@@ -54,6 +68,16 @@ class Number(Prediction):
 
     def __str__(self) -> str:
         return f"{self.value:.3f}"
+
+
+def score_cells(scores: Mapping[str, float], every: bool) -> tuple[str, ...]:
+    """Return `NAME 0.123` for each label, or nothing."""
+    return tuple(f"{name} {value:.3f}" for name, value in scores.items() if every)
+
+
+def score_columns(scores: Mapping[str, float], every: bool) -> dict[str, float]:
+    """Return a column with the probability of each label, or nothing."""
+    return {f"probability of {name}": value for name, value in scores.items() if every}
 
 
 class OfTexts(Task):
@@ -117,7 +141,7 @@ class OneClass(Task):
     outcomes = "classes"
     main_metric = "accuracy"
     measures = ("accuracy", "macro_f1", "matthews")
-    has_labels = True
+    has_labels = has_scores = True
 
     def metrics(
         self, examples: Sequence[Any], predictions: Sequence[Prediction]

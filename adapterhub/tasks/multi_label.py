@@ -30,7 +30,7 @@ from adapterhub.tasks._metrics import multi_label_metrics
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import Row, Setting
 from adapterhub.tasks._show import tokens_line
-from adapterhub.tasks.classification import OfTexts
+from adapterhub.tasks.classification import OfTexts, score_cells, score_columns
 
 _YES, _NO = {"1", "1.0", "true", "yes"}, {"0", "0.0", "false", "no", ""}
 
@@ -57,6 +57,21 @@ class Labels(Prediction):
 
     def __str__(self) -> str:
         return ", ".join(f"{label} {self.scores[label]:.3f}" for label in self.labels) or "-"
+
+    @property
+    def probabilities(self) -> tuple[float, ...]:
+        """The probabilities of the labels."""
+        return tuple(self.scores[label] for label in self.labels)
+
+    def cells(self, every: bool = False) -> tuple[str, ...]:
+        """Return the labels and their probabilities."""
+        shown = ", ".join(f"{value:.3f}" for value in self.probabilities)
+        return ", ".join(self.labels) or "-", shown or "-", *score_cells(self.scores, every)
+
+    def columns(self, every: bool = False) -> dict[str, Any]:
+        """Return the labels and their probabilities."""
+        found = {"labels": [*self.labels], "probabilities": [*self.probabilities]}
+        return found | score_columns(self.scores, every)
 
 
 @register_task
@@ -91,7 +106,7 @@ class MultiLabel(OfTexts):
     summary = "any number of labels per text or pair of texts"
     main_metric = "micro_f1"
     measures = ("micro_f1", "macro_f1", "exact_match")
-    has_labels = True
+    has_labels = has_scores = True
     columns = WANTS["labels"]
     outcomes = "sets"
 

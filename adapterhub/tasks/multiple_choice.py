@@ -56,8 +56,23 @@ class Choice(Prediction):
         """Return the index and text of the choice, and all probabilities."""
         return {"choice": self.index, "chosen": self.text, "scores": list(self.scores)}
 
+    @property
+    def probability(self) -> float:
+        """The probability of the choice."""
+        return self.scores[self.index]
+
     def __str__(self) -> str:
-        return f"{self.text} {self.scores[self.index]:.3f}"
+        return " ".join(self.cells())
+
+    def cells(self, every: bool = False) -> tuple[str, ...]:
+        """Return the choice and its probability."""
+        others = [f"{value:.3f}" for value in self.scores if every]
+        return self.text, f"{self.probability:.3f}", *others
+
+    def columns(self, every: bool = False) -> dict[str, Any]:
+        """Return the choice and its probability; rows may have other choices."""
+        found = {"choice": self.index, "chosen": self.text, "probability": self.probability}
+        return found | ({"probabilities": list(self.scores)} if every else {})
 
 
 @register_task
@@ -84,6 +99,7 @@ class MultipleChoice(Task):
     main_metric = "accuracy"
     measures = ("accuracy",)
     columns = WANTS["choices"]
+    has_scores = True
     outcomes = "choices"
 
     pooling: Pooling | None = option(None, POOLING_HELP)

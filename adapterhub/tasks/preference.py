@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from adapterhub.config.options import option
+from adapterhub.data.chat_formats import Message
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_pairs import Comparison
 from adapterhub.errors import ConfigError
@@ -98,6 +99,10 @@ class Preference(Generation, OfComparisons):
     def example(self, fields: Sequence[str], options: DataOptions) -> Comparison:
         """Build a prompt, or a chat with one user message."""
         return Comparison((("user", fields[0]),) if self.data == "chat" else fields[0])
+
+    def chat_example(self, messages: tuple[Message, ...]) -> Comparison | None:
+        """Build a chat, where the tokenizer's chat template writes prompts."""
+        return Comparison(messages) if self.language.chat_example(messages) else None
 
     # Rows
 

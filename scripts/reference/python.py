@@ -83,6 +83,12 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "bit what it was.",
         ("attach", "load", "detach", "adapters", "Adapter"),
     ),
+    "predict": (
+        "Open and predict",
+        "An adapter, its backbone, tokenizer, task and labels as one object: "
+        "[predicting](../../guides/predict.md).",
+        ("open", "inference.open.Predictor"),
+    ),
     "route": (
         "Activate, compose, route",
         "Several adapters may be attached to one model. These choose which of them apply: to all "

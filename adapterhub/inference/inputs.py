@@ -1,0 +1,161 @@
+"""What users predict on, texts, rows and chats, as the examples of a task."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from adapterhub.data.chat_formats import messages_of
+from adapterhub.data.columns import ColumnChoice
+from adapterhub.data.options import PREDICT, DataOptions
+from adapterhub.data.table import Table
+from adapterhub.data.tables import first_few, keep_table, read_table, table_of_objects
+from adapterhub.errors import DataError
+from adapterhub.tasks import Task
+
+_FORMS = (
+    "a text; a tuple of texts, such as a pair; a row, {column: value}; for language models a list "
+    "of messages; or a list or table of these"
+)
+_TYPED = re.compile(r'adapterhub predict ADAPTER (".*)')
+_TEXTS = ("", ".txt", ".csv", ".tsv", ".tab")
+_ROWS = "the rows"  # where errors are: they have no file
+_reading = threading.Lock()  # tables are found by their source, which is the same for all rows
+
+
+def read_inputs(task: Task, source: str, options: DataOptions) -> tuple[list[Any], ColumnChoice]:
+    """Read the examples of a file to predict on, a row each, and which columns they are of.
+
+    Raises:
+        DataError: the file cannot be read, or its columns are in doubt.
+    """
+    options = replace(options, skip_empty=False)
+    if (table := _nameless(task, source, options)) is not None:
+        rows = zip(*(map(str, table.column(name)) for name in table.columns), strict=True)
+        notes = (f"{table.shown_source}: {table.described()}", *table.notes)
+        examples = [task.example(texts_of(list(row), task, options), options) for row in rows]
+        return examples, ColumnChoice(options, table, notes)
+    fitted, choice = task.fitted(source, options, PREDICT, labelled=False)
+    return fitted.read(source, choice.options, PREDICT, labelled=False), choice
+
+
+def texts_of(cells: list[str], task: Task, options: DataOptions) -> list[str]:
+    """Return the texts of a line: of one cell, those that tabs separate, as many as are read."""
+    return cells[0].split("\t", task.fields(options) - 1) if len(cells) == 1 else cells
+
+
+def _nameless(task: Task, source: str, options: DataOptions) -> Table | None:
+    """Return the table of a file whose lines are texts, in their order; None: columns are chosen.
+
+    Such files have no names of columns, and no other columns than a prediction reads.
+    """
+    if Path(source).suffix.lower() not in _TEXTS or not Path(source).is_file():
+        return None
+    table = read_table(source, options, PREDICT)
+    count, most = len(table.columns), task.fields(options)
+    named = {options.text, options.pair} & {*table.columns}
+    is_plain = table.columns == ("text",)
+    lines = table.header is False and table.unit == "line" and (is_plain or not named)
+    return table if lines and count in (1, most or count) else None
+
+
+def examples_of(given: Any, task: Task, options: DataOptions) -> tuple[list[Any], bool]:
+    """Return examples, and whether what is given is one and no list of them.
+
+    Args:
+        given: what a user predicts on.
+        task: the task of the adapter.
+        options: those of the data that it was trained on.
+
+    Raises:
+        DataError: it is of another form, or rows lack the columns of the training data.
+    """
+    single = isinstance(given, str | os.PathLike | tuple | Mapping) or is_dataclass(given)
+    items = [given] if single else _items(given)
+    if not single and messages_of(items) is not None and _is_message(items[0]):
+        single, items = True, [items]
+    rows = [isinstance(item, Mapping) for item in items]
+    try:
+        if items and all(rows):
+            return _read_rows(items, task, options), single
+        if wrong := [f"item {n}: {type(items[n]).__name__}" for n, row in enumerate(rows) if row]:
+            raise DataError("rows and other inputs in one list", offenders=first_few(wrong))
+        return [_example(item, task, options) for item in items], single
+    except DataError as error:
+        raise _in_python(error, options) from error
+
+
+def _is_message(item: Mapping[str, Any]) -> bool:
+    """Return whether an object is a message and no row with such columns."""
+    return item.keys() >= {"role", "content"} or item.keys() >= {"from", "value"}
+
+
+def _items(given: Any) -> list[Any]:
+    """Return the items of a list, or the rows of a table: pandas, polars, pyarrow, datasets."""
+    for rows in ("to_pylist", "to_dicts"):
+        if hasattr(given, rows):
+            return list(getattr(given, rows)())
+    if hasattr(given, "columns") and hasattr(given, "to_dict"):
+        return list(given.to_dict("records"))
+    if hasattr(given, "column_names") and hasattr(given, "to_list"):
+        return list(given.to_list())  # of datasets: files are not decoded
+    if isinstance(given, Iterable) and not isinstance(given, bytes):
+        return list(given)
+    raise DataError(f"cannot predict on {type(given).__name__}", expected=_FORMS)
+
+
+def _read_rows(rows: Sequence[Mapping[Any, Any]], task: Task, options: DataOptions) -> list[Any]:
+    """Read rows as those of a table with the columns of the training data."""
+    plain = [{str(name): _cell(value) for name, value in row.items()} for row in rows]
+    table = table_of_objects(_ROWS, "row", dict(enumerate(plain)))
+    with _reading:
+        # A format keeps rows from being taken for a file of the name.
+        options = replace(options, format="jsonl", skip_empty=False)
+        keep_table(table, _ROWS, options, PREDICT)
+        return read_inputs(task, _ROWS, options)[0]
+
+
+def _cell(value: Any) -> Any:
+    return None if isinstance(value, float) and value != value else value  # pandas: no value
+
+
+def _example(item: Any, task: Task, options: DataOptions) -> Any:
+    if is_dataclass(item):  # an example of the task
+        return item
+    if isinstance(item, list) and (messages := messages_of(item)) is not None:
+        if (chat := task.chat_example(messages)) is not None:
+            return chat
+        raise DataError(
+            f"this adapter, for {task.name}, takes no chats",
+            expected="an adapter for a language model with a chat template",
+            hint='predict("a text")',
+        )
+    texts = [item] if isinstance(item, str | os.PathLike) else item
+    if not isinstance(texts, list | tuple) or not all(
+        isinstance(text, str | os.PathLike) for text in texts
+    ):
+        raise DataError(f"cannot predict on {type(item).__name__}", expected=_FORMS)
+    most = task.fields(options)
+    if not texts or (most and len(texts) > most):
+        raise DataError(
+            f"{len(texts)} texts for one prediction; this adapter reads {most or 'at least 1'}",
+            expected=_FORMS,
+        )
+    return task.example([os.fspath(text) for text in texts], options)
+
+
+def _in_python(error: DataError, options: DataOptions) -> DataError:
+    """Return an error whose hint is what to type in Python."""
+    hint = error.hint
+    if match := _TYPED.match(hint):
+        texts = re.findall(r'"[^"]*"', match[1])
+        hint = f"predict(({', '.join(texts)}))"
+    elif "--" in hint:
+        read = map(repr, filter(None, (options.text_column, options.pair)))
+        hint = f"rows with the columns of the training data: {', '.join(read)}"
+    return DataError(error.problem, expected=error.expected, hint=hint, offenders=error.offenders)
