@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from adapterhub.cli._format import print_json, say, say_text
+from adapterhub.cli._answers import HowToWrite, Shape, answers, print_pieces
+from adapterhub.cli._format import say
 from adapterhub.cli._options import (
     backbone_place_option,
     check_engine,
@@ -22,23 +24,29 @@ from adapterhub.cli._options import (
     task_option,
     text_column_option,
 )
-from adapterhub.errors import ConfigError, DataError, one_line
+from adapterhub.errors import ConfigError, DataError
 from adapterhub.status import counting, doing, reading
 
 if TYPE_CHECKING:
+    from adapterhub.data.table import Table
+    from adapterhub.inference.open import Predictor
     from adapterhub.inference.record import TrainingRecord
     from adapterhub.inference.table_job import TableOutput
+    from adapterhub.tasks import Task
 
 
 _TABLE_OPTIONS = ("source", "output", "route_column", "adapters", "into", "engine", "workers",
                   "ray_address")  # fmt: skip
+_WRITING_OPTIONS = ("max_new_tokens", "temperature", "top_p", "beams", "stream")
 _USUAL = {"into": "prediction", "engine": "local"}
 _table_options = several_options(
     click.option(
         "--input", "source", metavar="FILES", help="Parquet: a file, folder, pattern or URL."
     ),
     click.option(
-        "--output", metavar="PATH", help="With --input: a folder or URL, or one Parquet file."
+        "--output",
+        metavar="PATH",
+        help="Write a table: .csv, .tsv, .jsonl or .parquet; with --input also a folder or URL.",
     ),
     click.option(
         "--route-column", metavar="COLUMN", help="With --input: it names each row's adapter."
@@ -65,10 +73,19 @@ _table_options = several_options(
 )
 
 
+_writing_options = several_options(
+    click.option("--max-new-tokens", type=int, help="Generation: the longest text, in tokens."),
+    click.option("--temperature", type=float, help="Generation: how random it is; 0 is not."),
+    click.option("--top-p", type=float, help="Generation: sample from this share of the tokens."),
+    click.option("--beams", type=int, help="Generation: beams of the search; 1 is greedy."),
+    click.option("--stream", is_flag=True, default=None, help="Print a text while it is written."),
+)
+
+
 @click.command("predict")
 @click.argument("reference", metavar="ADAPTER", required=False)
-@click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@click.option("--data", help="File of texts, or - for standard input.")
+@click.argument("texts", nargs=-1, metavar="[TEXT | FILE]...")
+@click.option("--data", help="File of rows or texts, or - for standard input.")
 @text_column_option
 @click.option(
     "--pair",
@@ -76,6 +93,8 @@ _table_options = several_options(
     help="With TEXT: the second or a further text; with --data: its column.",
 )
 @data_form_options
+@click.option("--all", "every", is_flag=True, default=None, help="Show each label's probability.")
+@_writing_options
 @_table_options
 @task_option
 @head_option
@@ -96,11 +115,13 @@ def command(
     as_json: bool,
     **more: Any,
 ) -> None:
-    """Predict on each TEXT, each row of --data or --input, or each line of standard input.
+    """Predict on each TEXT, each row of a FILE or --input, or each line of standard input.
 
-    ADAPTER is a run folder, an adapter folder or a published name. On standard input, tabs
-    separate the texts of an example. --input takes Parquet files of any size; their rows and
-    predictions are written to --output. If it is stopped, the same command goes on.
+    ADAPTER is a run folder, an adapter folder or a published name. With --output, all columns of
+    the FILE and the predictions are written to a table. Without a text on a terminal, each line
+    that you type is answered at once; language models keep the conversation. On standard input,
+    tabs separate the texts of an example. --input takes Parquet files of any size; if it is
+    stopped, the same command goes on.
     """
     tables = {name: more.pop(name) for name in _TABLE_OPTIONS}
     if tables["source"] is not None:
@@ -110,53 +131,137 @@ def command(
     _refuse_without_input(tables)
     if reference is None:
         raise click.UsageError("Missing argument 'ADAPTER'.")
+    shape = Shape(as_json, bool(more.pop("every")), tables["output"])
+    shape.check()
     from adapterhub.backbones.early_checks import check_backbone_options
     from adapterhub.inference.record import read_training_record
 
     if backbone:
         check_backbone_options(backbone)
     record = read_training_record(reference, registry, head, task)
-    examples = _examples(record, texts, data, text, pair, more)
+    how = _writing(record.task, {name: more.pop(name) for name in _WRITING_OPTIONS}, shape)
+    if pair and record.task.fields(record.data) == 1:
+        raise DataError("--pair gives a second text, but the adapter was trained on single texts")
+    texts, data = _file_among(texts, data, record.task)
+    typed = not texts and data is None and sys.stdin.isatty()
+    shape.check_use(record.task, typed)
+    asked = None if typed else _asked(record, texts, data, text, pair, more)
     with doing("loading torch"):
         from adapterhub.inference.open import open_adapter
 
     opened = open_adapter(reference, backbone, registry=registry, head=head, task=task)
-    for example, prediction in zip(examples, opened.predict(examples), strict=True):
-        shown = record.task.shown(example)
-        if as_json:
-            print_json({record.task.input_name: shown[0], **prediction.as_dict()})
-        else:
-            # The whole text, however long: it is the user's own, or was asked for.
-            say_text("\t".join(one_line(t, sys.maxsize) for t in (str(prediction), *shown)))
+    if asked is None:
+        from adapterhub.cli._live import answer_lines
+
+        answer_lines(opened, pair, how, shape)
+    elif how is not None and how.stream:
+        for example in asked.examples:
+            print_pieces(opened.writing(how.options).streamed([example], how.options))
+    else:
+        _predict(opened, asked, how, shape)
 
 
-def _examples(
+@dataclass(frozen=True)
+class _Asked:
+    """The examples to predict on, and the table of their rows if they are of a file."""
+
+    examples: list[Any]
+    table: Table | None = None
+
+
+def _predict(opened: Predictor, asked: _Asked, how: HowToWrite | None, shape: Shape) -> None:
+    """Predict on all examples; print the predictions, or write them to a table."""
+    with doing("predicting"):
+        predictions = answers(opened, asked.examples, how)
+    if shape.output is None:
+        for example, prediction in zip(asked.examples, predictions, strict=True):
+            shape.show(opened.task, example, prediction)
+        return
+    from adapterhub.inference.table_file import input_columns, with_predictions, write_table_file
+
+    columns = input_columns(asked.table, opened.task, asked.examples)
+    write_table_file(Path(shape.output), with_predictions(columns, predictions, shape.every))
+    say(f"{len(predictions):,} rows: {shape.output}")
+
+
+def _writing(task: Task, given: dict[str, Any], shape: Shape) -> HowToWrite | None:
+    """Return how texts are written; None for a task that writes none.
+
+    Raises:
+        ConfigError: options of generation are given to it, or are out of range.
+    """
+    from adapterhub.tasks._language_models import Generation
+    from adapterhub.tasks._writing import Writing
+
+    stream = bool(given.pop("stream"))
+    options = Writing(**given)
+    if not isinstance(task, Generation):
+        flags = [*options.given, *["stream"] * stream]
+        if flags:
+            shown = ", ".join(f"--{name.replace('_', '-')}" for name in flags)
+            raise ConfigError(
+                f"{shown}: {task.name} does not generate texts",
+                expected="an adapter for causal-lm, seq2seq or another task that writes texts",
+            )
+        return None
+    if stream and (shape.as_json or shape.output):
+        raise ConfigError("--stream with --json or --output", hint="one of them")
+    if stream and options.applied(task).beams != 1:  # type: ignore[attr-defined]
+        raise ConfigError("--stream with several beams", hint="--beams 1")
+    return HowToWrite(options, stream)
+
+
+_TABLES = (".csv", ".tsv", ".txt", ".jsonl", ".json", ".parquet", ".xlsx")
+
+
+def _file_among(
+    texts: tuple[str, ...], data: str | None, task: Task
+) -> tuple[tuple[str, ...], str | None]:
+    """Return the texts and the file: a single text that names a file is that file.
+
+    Raises:
+        DataError: texts name tables, of which there are several or which are missing.
+    """
+    names = [text for text in texts if text.lower().endswith(_TABLES) and not text.count(" ")]
+    if len(texts) == 1 and data is None:
+        (path,) = map(Path, texts)
+        is_table = bool(names) or path.is_dir() if task.decodes else path.is_file()
+        if is_table and path.exists():
+            return (), texts[0]
+    if names and len(names) == len(texts):
+        found = Path(names[0]).exists()
+        raise DataError(
+            f"{len(names)} files" if found else f"there is no file {names[0]}",
+            expected="one file of rows, or texts",
+            hint="--input 'FOLDER/*.parquet' for several files; echo TEXT | adapterhub predict "
+            "ADAPTER for a text that looks like a file",
+        )
+    return texts, data
+
+
+def _asked(
     record: TrainingRecord,
     texts: tuple[str, ...],
     data: str | None,
     text: str | None,
     pair: tuple[str, ...],
     form: dict[str, Any],
-) -> list[Any]:
+) -> _Asked:
     """Return the examples of the command line, of a file or of standard input."""
-    from adapterhub.data.options import PREDICT
+    from adapterhub.inference.inputs import read_inputs
 
     task = record.task
-    if pair and task.fields(record.data) == 1:
-        raise DataError("--pair gives a second text, but the adapter was trained on single texts")
     if texts:
-        return [task.example([first, *pair], record.data) for first in texts]
+        return _Asked([task.example([first, *pair], record.data) for first in texts])
     if data in (None, "-"):
-        return _read_lines(record)
+        return _Asked(_read_lines(record))
     given = {name: value for name, value in form.items() if value is not None}
     given |= {"text": text or record.data.text, "pair": pair[0] if pair else record.data.pair}
-    options = replace(record.data, **given, skip_empty=False)
     with reading(str(data)):
-        _, choice = task.fitted(str(data), options, PREDICT, labelled=False)
-        examples = task.read(str(data), choice.options, PREDICT, labelled=False)
+        examples, choice = read_inputs(task, str(data), replace(record.data, **given))
     for note in choice.notes:
         say(note, err=True)
-    return examples
+    return _Asked(examples, choice.table)
 
 
 def _typed() -> str:
@@ -169,13 +274,15 @@ def _typed() -> str:
 
 def _read_lines(record: TrainingRecord) -> list[Any]:
     """Read the examples on standard input, one per line, texts separated by tabs."""
+    from adapterhub.inference.inputs import texts_of
+
     if sys.stdin.isatty():
         say("enter one text per line, then Ctrl-D:", err=True)
     lines = [line.rstrip("\n") for line in io.StringIO(_typed(), newline=None)]
     if not lines:
         raise DataError("nothing to predict on", hint='adapterhub predict ADAPTER "a text"')
-    tabs = record.task.fields(record.data) - 1
-    return [record.task.example(line.split("\t", tabs), record.data) for line in lines]
+    task, options = record.task, record.data
+    return [task.example(texts_of([line], task, options), options) for line in lines]
 
 
 def _refuse_beside_input(texts: Sequence[str], others: dict[str, Any]) -> None:
@@ -185,7 +292,8 @@ def _refuse_beside_input(texts: Sequence[str], others: dict[str, Any]) -> None:
         ConfigError: texts, or options of other kinds of data, are given.
     """
     found = [name for name, value in others.items() if value is not None]
-    given = [name if name.startswith("-") else f"--{name}" for name in found]
+    flags = (name.replace("every", "all").replace("_", "-") for name in found)
+    given = [name if name.startswith("-") else f"--{name}" for name in flags]
     if texts or given:
         raise ConfigError(
             f"--input with {', '.join([*given, *map(repr, texts)][:5])}",
@@ -200,7 +308,8 @@ def _refuse_without_input(tables: dict[str, Any]) -> None:
     Raises:
         ConfigError: some are given.
     """
-    given = [n for n, v in tables.items() if v not in (None, (), _USUAL.get(n))]
+    unused = (n for n, v in tables.items() if v not in (None, (), _USUAL.get(n)))
+    given = [name for name in unused if name != "output"]
     if given:
         flags = [f"--{n.replace('_', '-').replace('adapters', 'adapter')}" for n in given]
         raise ConfigError(f"{', '.join(flags)} without --input", hint="--input FILES.parquet")

@@ -113,7 +113,7 @@ def test_killed_and_started_again_it_gives_the_same_rows(
         (("--input", "x.parquet", "--output", "out"), ("no adapter is named", "--route-column")),
         (("ADAPTER", "a text", "--input", "x.parquet"), ("--input with", "--data")),
         (("ADAPTER", "--input", "x.parquet", "--json"), ("--input with --json",)),
-        (("ADAPTER", "--output", "out", "a text"), ("--output without --input",)),
+        (("ADAPTER", "--output", "out", "a text"), ("--output out is of", ".parquet")),
         (("ADAPTER", "--engine", "ray", "a text"), ("--engine without --input",)),
         (("ADAPTER", "--input", "x.parquet", "--output", "o", "--workers", "2"),
          ("--workers without Ray", "--engine ray")),

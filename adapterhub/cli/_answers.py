@@ -1,0 +1,97 @@
+"""How `adapterhub predict` prints predictions, and texts while they are written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from adapterhub.cli._format import print_json, say_text
+from adapterhub.errors import ConfigError, one_line, printable
+
+if TYPE_CHECKING:
+    from adapterhub.inference.open import Predictor
+    from adapterhub.tasks import Prediction, Task
+    from adapterhub.tasks._writing import Writing
+
+
+@dataclass(frozen=True)
+class HowToWrite:
+    """The options of generation, and whether texts are printed while they are written."""
+
+    options: Writing
+    stream: bool
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What predictions are printed as; `output` is the file they are written to instead.
+
+    `every`: with the probabilities of all labels.
+    """
+
+    as_json: bool
+    every: bool
+    output: str | None = None
+
+    def check(self) -> None:
+        """Refuse a file that cannot be written, and output of two kinds.
+
+        Raises:
+            ConfigError: the file is of an unknown format, or JSON is to be printed as well.
+            OutputError: the file is already there.
+        """
+        if self.output is None:
+            return
+        if self.as_json:
+            raise ConfigError("--json with --output", hint="--output FILE.jsonl")
+        from adapterhub.inference.table_file import check_table_file
+
+        check_table_file(Path(self.output))
+
+    def check_use(self, task: Task, typed: bool) -> None:
+        """Refuse what does not go with the task, or with lines that are `typed`.
+
+        Raises:
+            ConfigError: something does not.
+        """
+        if self.every and not task.has_scores:
+            raise ConfigError(f"--all: {task.name} has no probabilities of labels")
+        if self.output and typed:
+            raise ConfigError(
+                "--output without rows", hint="adapterhub predict ADAPTER FILE --output OUT.csv"
+            )
+
+    def show(
+        self, task: Task, example: Any, prediction: Prediction, *, alone: bool = False
+    ) -> None:
+        """Print a prediction, and what it is of unless it is `alone`."""
+        shown = task.shown(example)
+        if self.as_json:
+            print_json({task.input_name: shown[0], **prediction.as_dict()})
+            return
+        # The whole text, however long: it is the user's own, or was asked for.
+        cells = (*prediction.cells(self.every), *([] if alone else shown))
+        say_text("\t".join(one_line(cell, sys.maxsize) for cell in cells))
+
+
+def answers(opened: Predictor, examples: Sequence[Any], how: HowToWrite | None) -> list[Prediction]:
+    """Return a prediction for each example; `how` is given for tasks that generate."""
+    if how is None or not how.options.given:
+        return opened.predict_examples(examples)
+    with how.options.sampling():
+        return opened.writing(how.options).predict_examples(examples)
+
+
+def print_pieces(pieces: Iterable[str]) -> str:
+    """Print the pieces of a text as they come, and return the text."""
+    text = ""
+    for piece in pieces:
+        text += piece
+        click.echo(printable(piece), nl=False)
+    click.echo()
+    return text

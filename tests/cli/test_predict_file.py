@@ -1,0 +1,129 @@
+"""`adapterhub predict FILE`: all columns and the predictions as a table, in any format."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+from command_line import refused
+from fixtures import sentences
+
+READERS = {
+    ".csv": lambda path: pd.read_csv(path, keep_default_na=False),
+    ".tsv": lambda path: pd.read_csv(path, sep="\t", keep_default_na=False),
+    ".jsonl": lambda path: pd.read_json(path, lines=True, dtype=False),
+    ".parquet": pd.read_parquet,
+}
+TEXTS = ["the movie was good", 'a "bad",\tplot\nend', "", "the end"]
+ROWS = {"id": [1, 2, 3, 4], "TEXT": TEXTS, "label": ["x"] * 4, "list": [[1], [], [2, 3], ["a"]]}
+
+
+def written(path):
+    """Write the rows in the format of a file; lists are JSON text in CSV and TSV."""
+    frame = pd.DataFrame(ROWS)
+    if path.suffix == ".parquet":
+        pd.DataFrame({name: ROWS[name] for name in ("id", "TEXT", "label")}).to_parquet(path)
+    elif path.suffix == ".jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    else:
+        frame["list"] = frame["list"].map(json.dumps)
+        frame.to_csv(path, sep={".csv": ",", ".tsv": "\t"}[path.suffix], index=False)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("source", "into"),
+    [(".csv", ".tsv"), (".tsv", ".csv"), (".jsonl", ".jsonl"), (".parquet", ".parquet"),
+     (".jsonl", ".csv")],
+)  # fmt: skip
+def test_all_columns_and_the_prediction_in_order(adapterhub, trained, tmp_path, source, into):
+    file, output = written(tmp_path / f"rows{source}"), tmp_path / "new" / f"out{into}"
+    code, out, err = adapterhub("predict", trained, file, "--output", output, "--all")
+    assert code == 0, err
+    assert out == f"4 rows: {output}\n"
+    found = READERS[into](output)
+    assert list(found["TEXT"]) == TEXTS
+    assert list(map(str, found["id"])) == ["1", "2", "3", "4"]
+    added = ["predicted_label", "probability", "probability of neg", "probability of pos"]
+    assert list(found.columns) == [*READERS[source](file).columns, *added]
+    code, out, _ = adapterhub("predict", trained, "--data", file, "--json")
+    expected = [json.loads(line) for line in out.splitlines()]
+    assert list(found["predicted_label"]) == [row["label"] for row in expected]
+    assert list(found["probability of pos"]) == pytest.approx(
+        [row["scores"]["pos"] for row in expected]
+    )
+    if "list" in found and source == into == ".jsonl":
+        assert list(found["list"]) == ROWS["list"]
+    refused(adapterhub("predict", trained, file, "--output", output), "is already there")
+
+
+def test_two_columns_on_the_terminal(adapterhub, trained):
+    for more in ([], ["--all"]):
+        code, out, _ = adapterhub("predict", trained, "the end", "a\tplot", *more)
+        assert code == 0
+        cells = [line.split("\t") for line in out.splitlines()]
+        assert [row[-1] for row in cells] == ["the end", "a\\tplot"]
+        assert {row[0] for row in cells} <= {"neg", "pos"}
+        assert all(0 <= float(row[1]) <= 1 for row in cells)
+        assert [len(row) for row in cells] == [5 if more else 3] * 2
+
+
+def test_a_text_file_is_a_text_file(adapterhub, backbone, tmp_path):
+    """Single texts and pairs, for adapters that were trained on columns of other names."""
+    rows = sentences(32)
+    single = "".join(f"{text},{label}\n" for text, label in rows)
+    pairs = "".join(f"{text},a plot,{label}\n" for text, label in rows)
+    texts = [("the movie, was good",), ("bad",)], [("a film", "a plot"), ("the end", "an end")]
+    for name, header, content, typed in (
+        ("single", "Review,Mood\n", single, texts[0]), ("pairs", "text,Two,Mood\n", pairs, texts[1]),
+    ):  # fmt: skip
+        (tmp_path / "train.csv").write_text(header + content)
+        (tmp_path / "texts.txt").write_text("".join("\t".join(row) + "\n" for row in typed))
+        columns = header.strip().split(",")
+        options = [f"data.text={columns[0]}", f"data.label={columns[-1]}"]
+        options += [f"data.pair={columns[1]}"] * (name == "pairs")
+        code, _, err = adapterhub(
+            "train", "--backbone", backbone, "--train", tmp_path / "train.csv", "--output",
+            tmp_path / name, "train.max_steps=1", "train.report=false", "data.eval=none", *options,
+        )  # fmt: skip
+        assert code == 0, err
+        for words in (("--data", tmp_path / "texts.txt"), (tmp_path / "texts.txt",)):
+            code, out, err = adapterhub("predict", tmp_path / name, *words)
+            assert code == 0, err
+            assert [tuple(line.split("\t")[2:]) for line in out.splitlines()] == typed
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("missing.csv",), "there is no file missing.csv"),
+        (("dev.tsv", "train.tsv"), "2 files"),
+        (("a text", "--output", "out.xlsx"), "--output out.xlsx is of an unknown format"),
+        (("a text", "--output", "out.csv", "--json"), "--json with --output"),
+        (("a text", "--stream"), "--stream: classification does not generate"),
+        (
+            ("a text", "--beams", "2", "--temperature", "1"),
+            "--temperature, --beams: ",
+        ),
+        (("a text", "--top-p", "2"), "top_p is 2"),
+        (("--input", "x.parquet", "--all"), "--input with --all"),
+        (("--input", "x.parquet", "--max-new-tokens", "2"), "--input with --max-new-tokens"),
+    ],
+)
+def test_what_cannot_be_is_refused(adapterhub, trained, monkeypatch, tmp_path, words, expected):
+    (tmp_path / "dev.tsv").write_text("text\na\n")
+    monkeypatch.chdir(tmp_path)
+    refused(adapterhub("predict", trained, *words), expected)
+
+
+def test_probabilities_of_labels_need_labels(adapterhub, backbone, tmp_path):
+    rows = "".join(f"{text}\t{i / 7}\n" for i, (text, _) in enumerate(sentences(24)))
+    (tmp_path / "numbers.tsv").write_text(f"text\tlabel\n{rows}")
+    code, _, err = adapterhub(
+        "train", "--backbone", backbone, "--train", tmp_path / "numbers.tsv", "--task",
+        "regression", "--output", tmp_path / "run", "train.max_steps=1", "train.report=false",
+        "data.eval=none",
+    )  # fmt: skip
+    assert code == 0, err
+    refused(adapterhub("predict", tmp_path / "run", "a", "--all"), "--all: regression has no")

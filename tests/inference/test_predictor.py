@@ -1,0 +1,173 @@
+"""`ah.open`: every task, every form of input, the same predictions as the command line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from task_cases import CASES
+
+import adapterhub as ah
+from adapterhub.errors import ConfigError, DataError
+from adapterhub.loop.report import Reporter
+from adapterhub.recipe.recipe import read
+from adapterhub.training.run import run
+
+OPTIONS = ("max_steps=1", "batch_size=64", "tensorboard=false", "report=false")
+
+
+def close(found: Any, expected: Any) -> bool:
+    """Return whether nested values are equal, numbers up to the rounding of padded batches."""
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(close(found[k], expected[k]) for k in found)
+    if isinstance(expected, list | tuple):
+        return len(found) == len(expected) and all(map(close, found, expected))
+    return found == (pytest.approx(expected, abs=1e-4) if isinstance(expected, float) else expected)
+
+
+@pytest.fixture
+def trained(backbones, tmp_path, monkeypatch):
+    """Return a function that trains an adapter for one step; it returns data and folder."""
+
+    def train(task: str):
+        case = CASES[task]
+        data = case.data(tmp_path)
+        flags = {
+            "backbone": str(backbones(case.backbone)), "output": str(tmp_path / "run"),
+            "method": "lora(rank=2)", "task": case.task,
+            "data": {"train": str(data), "eval": "none"},
+        }  # fmt: skip
+        words = [f"train.{option}" for option in OPTIONS]
+        run(read(None, words, flags), Reporter())
+        monkeypatch.chdir(data if data.is_dir() else tmp_path)  # files are named relative to it
+        return data, tmp_path / "run"
+
+    return train
+
+
+@pytest.mark.parametrize("task", sorted(CASES))
+def test_every_way_in_gives_the_same_predictions(task, trained, adapterhub, tmp_path):
+    data, folder = trained(task)
+    first, *pairs = (word for word in CASES[task].asked(data) if word != "--pair")
+    model = ah.open(folder)
+    one = model.predict((first, *pairs) if pairs else first)
+    assert close([p.as_dict() for p in model.predict([(first, *pairs)])], [one.as_dict()])
+    code, out, err = adapterhub("predict", folder, *CASES[task].asked(data), "--json")
+    assert code == 0, err
+    assert close({model.task.input_name: json.loads(out)[model.task.input_name], **one.as_dict()},
+                 json.loads(out))  # fmt: skip
+    table = tmp_path / "out.jsonl"
+    code, _, err = adapterhub("predict", folder, data, "--output", table)
+    assert code == 0, err
+    rows = [json.loads(line) for line in table.read_text().splitlines()]
+    if task != "question-answering":  # SQuAD's JSON has no rows
+        for form in (rows, pd.DataFrame(rows), datasets.Dataset.from_list(rows)):
+            found = [p.columns() for p in model.predict(form)]
+            for row, columns in zip(rows, found, strict=True):
+                assert close([*row.values()][-len(columns) :], [*columns.values()])
+    if task == "embedding":
+        assert np.allclose(model.embed([first]), one.vectors, atol=1e-5)
+        assert model.embed(first).ndim == 1
+    else:
+        with pytest.raises(ConfigError, match="has no vectors"):
+            model.embed([first])
+    given = (first, *pairs)
+    if CASES[task].key == "generated" and task != "speech-recognition":  # by CTC, in the case
+        text = model.generate(given)
+        assert "".join(model.generate(given, stream=True)) == text == one.text
+        (short,) = model.generate([given], max_new_tokens=1)
+        assert text.startswith(short)
+        return
+    with pytest.raises(ConfigError, match="does not generate"):
+        model.generate(given)
+    code, _, err = adapterhub("predict", folder, *CASES[task].asked(data), "--top-p", "0.5")
+    assert code == 2
+    assert "does not generate" in err
+
+
+@pytest.fixture(scope="module")
+def classifier(two_adapters) -> Any:
+    return ah.open(two_adapters["mood"].reference)
+
+
+def test_a_class_has_a_label_and_probabilities(classifier):
+    assert classifier.labels == ("neg", "pos")
+    assert classifier.max_length == classifier.setting.max_length
+    found = classifier.predict("the movie was good")
+    assert found.probability == found.scores[found.label] == max(found.scores.values())
+    assert found.columns(every=True).keys() == {
+        "label", "probability", "probability of neg", "probability of pos"
+    }  # fmt: skip
+
+
+TEXTS = ["the movie was good", "the plot was very bad"]
+ROWS = [{"id": n, "Text": text} for n, text in enumerate(TEXTS)]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        TEXTS,
+        iter(TEXTS),
+        [(text,) for text in TEXTS],
+        np.array(TEXTS),
+        ROWS,
+        pd.DataFrame(ROWS),
+        pd.Series(TEXTS),
+        pa.Table.from_pylist(ROWS),
+        datasets.Dataset.from_list(ROWS),
+    ],
+    ids=lambda given: type(given).__module__ + "." + type(given).__name__,
+)
+def test_many_forms_of_texts_and_rows(classifier, given):
+    expected = [classifier.predict(text).label for text in TEXTS]
+    assert [prediction.label for prediction in classifier.predict(given)] == expected
+    assert classifier.predict(ROWS[0]).label == expected[0]
+    assert classifier.predict([]) == classifier.predict(pd.DataFrame()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (("one", "two"), "2 texts for one prediction; this adapter reads 1"),
+        (3, "cannot predict on int"),
+        ([["a", 1]], "cannot predict on list"),
+        ({"txt": "a"}, "rows with the columns of the training data: 'text'"),
+        ([{"text": "a"}, {"text": None}], "row 1: 'text' is missing"),
+        (pd.DataFrame({"text": ["a", float("nan")]}), "row 1: 'text' is missing"),
+        (["a", {"text": "b"}], "item 1: dict"),
+        ([{"role": "user", "content": "a"}], "takes no chats"),
+    ],
+)
+def test_other_inputs_are_refused(classifier, given, expected):
+    with pytest.raises(DataError) as error:
+        classifier.predict(given)
+    assert expected in str(error.value)
+
+
+def test_chats_and_options_of_generation(trained):
+    model = ah.open(trained("causal-lm")[1])
+    chat = [{"role": "user", "content": "the film was bad"}]
+    assert model.predict(chat).text == model.predict([chat, chat])[1].text
+    assert model.generate(chat) == model.generate("the film was bad")
+    assert "".join(model.generate(chat, stream=True)) == model.generate(chat)
+    torch.manual_seed(0)
+    sampled = {model.generate(chat, temperature=9.0, max_new_tokens=8) for _ in range(4)}
+    assert len(sampled) > 1
+    assert model.generate(chat, temperature=0) == model.generate(chat)
+    pieces = model.generate(chat, stream=True, max_new_tokens=30, temperature=5.0)
+    assert next(pieces)
+    pieces.close()  # ends the thread
+    wrong = {"max_new_tokens": 0, "temperature": -1.0, "top_p": 0.0, "beams": 0}
+    for name, value in wrong.items():
+        with pytest.raises(ConfigError, match=f"{name} is {value}"):
+            model.generate(chat, **{name: value})
+    for more, prompt in (({"beams": 2}, chat), ({}, [chat, chat])):
+        with pytest.raises(ConfigError, match="one prompt"):
+            model.generate(prompt, stream=True, **more)
