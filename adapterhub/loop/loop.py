@@ -115,6 +115,7 @@ class TrainingSession:
     stream: StatefulBatches | None
     clock: RunClock
     total: int
+    every: Mapping[str, int]
 
     def __init__(
         self,
@@ -208,6 +209,8 @@ class TrainingSession:
             raise TrainingError("there is nothing to train on: the epoch has no batches")
         steps = -(-len(epoch) // self.engine.per_step)
         self.total = total_steps(self.options, steps)
+        evaluations = self.options.eval_every if isinstance(self.options.eval_every, int) else steps
+        self.every = {"evaluation": evaluations, "save": self.options.save_every or evaluations}
         if saved is not None:
             progress, stale = self.progress, self._is_stale()
             was = saved.run["train"]
@@ -286,9 +289,10 @@ class TrainingSession:
     def _after_step(self, epoch_ended: bool, epoch: float) -> None:
         """Report, evaluate and save, as due. Saving is last: a resume repeats none of it."""
         progress, options = self.progress, self.options
-        if _is_free_to_read(self.engine.device):
+        if _is_free_to_read(self.engine.device) or self.clock.warming:
             self._read_losses()
         progress.finished = progress.step >= self.total
+        self.reporter.left(self.clock.seconds_left(self.total, self.every))
         self.reporter.advance(progress.step)
         if progress.step % options.log_every == 0 or progress.finished:
             self._report(epoch)
@@ -313,6 +317,7 @@ class TrainingSession:
 
     def _read_losses(self) -> None:
         self.progress.losses += self.engine.read(self.progress.step)
+        self.clock.mark()
 
     def _report(self, epoch: float) -> None:
         self._read_losses()
@@ -333,7 +338,7 @@ class TrainingSession:
         self.clock.add_training()
         # Rounding differs between devices, but all must choose the same best checkpoint.
         metrics = from_main(self._metrics(evaluate))
-        self.clock.add_other()
+        self.clock.add_other("evaluation")
         progress = self.progress
         progress.history.append({"step": progress.step, "epoch": epoch, **metrics})
         best = self._improved()[-1]
@@ -388,6 +393,7 @@ class TrainingSession:
         with self.engine.accelerator.autocast(), showing(self.reporter.display()):
             self.speedups.enter(self.engine)
         self.clock.add_other()
+        self.clock.restart_steps()
 
     def _train_mode(self) -> None:
         """Set the modules to the modes in which they train."""
@@ -409,7 +415,7 @@ class TrainingSession:
         progress, reports = dataclasses.asdict(self.progress), self.reporter.written()
         state = checkpoint.State(tensors, progress, self.run, training, reports)
         checkpoint.save(self.last, state)
-        self.clock.add_other()
+        self.clock.add_other("save")
 
     def _save_best(self) -> None:
         record = self.progress.evaluation(self.progress.best_step)

@@ -14,8 +14,10 @@ started like this.
 from __future__ import annotations
 
 import os
+import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +30,8 @@ from adapterhub.recipe.options import RunOptions
 from adapterhub.recipe.schedules import DEFAULT, schedule, warmup_steps
 
 BATCHES = "processes x train.gradient_accumulation"
+RECENT = 100  # measurements of steps that tell how long the next ones take
+ONE_OFF = 10  # times the median: such a step did work that is done once, such as compiling
 _LENGTH = ("epochs", "max_steps", "warmup")  # options that determine only how long a schedule is
 
 
@@ -79,22 +83,64 @@ class RunProgress:
 
 
 class RunClock:
-    """Adds the time of one session to the progress of a run. It runs from its creation on."""
+    """Adds the time of one session to the progress of a run. It runs from its creation on.
+
+    The time left follows from what repeats: steps, evaluations and saves, each times how many
+    remain. The first step, and the first after a choice of speedups, are not among them.
+    """
 
     def __init__(self, progress: RunProgress, device: torch.device) -> None:
         self.progress = progress
         self.device = device
+        self.steps: deque[tuple[int, float]] = deque(maxlen=RECENT)  # how many, in what time
+        self.repeated: dict[str, float] = {}  # the seconds of the latest evaluation, and save
         self.restart_speed()
+        self.restart_steps()
         self.lap_start = time.perf_counter()
+
+    def restart_steps(self) -> None:
+        """Leave the next step out of the time left: it does what is done once."""
+        self.warming = True
+        self.marked = self.progress.step, self.progress.train_seconds
+
+    def mark(self) -> None:
+        """Measure the steps since the last call; called when the device has done them."""
+        self.progress.train_seconds += self._lap()
+        (step, seconds), now = self.marked, (self.progress.step, self.progress.train_seconds)
+        if now[0] == step:
+            return
+        self.marked = now
+        if not self.warming:
+            self.steps.append((now[0] - step, now[1] - seconds))
+        self.warming = False
+
+    def seconds_left(self, total: int, every: Mapping[str, int]) -> float | None:
+        """Return the time left of a run of `total` steps; None before a step is measured.
+
+        `every` has the steps between two evaluations, and between two saves: the last step has
+        both, and those of this step are to come.
+        """
+        if not self.steps:
+            return None
+        usual = ONE_OFF * statistics.median(seconds / n for n, seconds in self.steps)
+        laps = [(n, seconds) for n, seconds in self.steps if seconds <= n * usual]
+        steps, seconds = map(sum, zip(*laps, strict=True))
+        done = self.progress.step - 1
+        to_come = {n: -(-total // period) - done // period for n, period in every.items()}
+        other = sum(self.repeated.get(name, 0.0) * count for name, count in to_come.items())
+        return (total - done - 1) * seconds / steps + other
 
     def add_training(self) -> None:
         """Count the time since the last call as training, and update the peak memory."""
         self.progress.train_seconds += self._lap()
         self.progress.peak_memory = max(self.progress.peak_memory, peak_memory(self.device))
 
-    def add_other(self) -> None:
-        """Count the time since the last call as other work: evaluating, saving."""
-        self.progress.other_seconds += self._lap()
+    def add_other(self, repeated: str = "") -> None:
+        """Count the time since the last call as other work; `repeated` names what will repeat."""
+        lap = self._lap()
+        self.progress.other_seconds += lap
+        if repeated:
+            self.repeated[repeated] = lap
 
     def timing(self) -> Timing:
         """Return the timing up to now, with the speed since the last `restart_speed`."""

@@ -13,7 +13,6 @@ import json
 import math
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,7 +20,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 from adapterhub.adapters.parts import HEAD
 from adapterhub.errors import FileError, one_line
@@ -75,6 +82,9 @@ class Reporter:
     def start(self, total: int, done: int) -> None:
         """Begin a run of `total` steps after step `done`, and drop reports of later steps."""
 
+    def left(self, seconds: float | None) -> None:
+        """Report the time left, None if it is not yet known; called before `advance`."""
+
     def advance(self, step: int) -> None:
         """Report that `step` is done; called after every step."""
 
@@ -120,6 +130,7 @@ class Several(Reporter):
 
     check = _for_each("check")
     start = _for_each("start")
+    left = _for_each("left")
     advance = _for_each("advance")
     trained = _for_each("trained")
     evaluated = _for_each("evaluated")
@@ -154,8 +165,8 @@ class PlainLines(Notes):
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         super().__init__(stream)
-        self.total = self.done = 0
-        self.began = time.monotonic()
+        self.total = 0
+        self.seconds_left: float | None = None
 
     def display(self) -> Display:
         """Return plain lines, without stages."""
@@ -163,22 +174,34 @@ class PlainLines(Notes):
 
     def start(self, total: int, done: int) -> None:
         """Print the step that a resumed run continues from."""
-        self.total, self.done, self.began = total, done, time.monotonic()
+        self.total = total
         if done:
             self.note(f"resumed after step {done} of {total}")
 
+    def left(self, seconds: float | None) -> None:
+        """Keep the time left for the next line."""
+        self.seconds_left = seconds
+
     def trained(self, line: TrainingLine, timing: Timing) -> None:
         """Print loss, learning rate, speed and the time that is left."""
-        rest = (time.monotonic() - self.began) * (self.total - line.step)
-        left = time_text(rest / max(line.step - self.done, 1))
+        seconds = self.seconds_left if line.step < self.total else None
+        left = "" if seconds is None else f" {time_text(seconds)} left"
         self.note(
             f"step {line.step}/{self.total}  epoch {line.epoch:.2f}  {_train_text(line)}  "
-            f"{_speed_text(timing)}" + f" {left} left" * (line.step < self.total)
+            f"{_speed_text(timing)}{left}"
         )
 
     def evaluated(self, line: Evaluated, timing: Timing) -> None:
         """Print the metrics."""
         self.note(_eval_text(line))
+
+
+class _TimeLeft(TimeRemainingColumn):
+    """The time left as the run reports it; of other work, as the bar shows it."""
+
+    def render(self, task: Task) -> Text:
+        left = task.fields.get("left")
+        return super().render(task) if left is None else Text(left, style="progress.remaining")
 
 
 class Bar(Reporter):
@@ -189,10 +212,10 @@ class Bar(Reporter):
             BarColumn(12),
             MofNCompleteColumn(),
             TextColumn("{task.description}", markup=False),
-            TimeRemainingColumn(),
+            _TimeLeft(),
             console=console or Console(stderr=True),
         )
-        self.task = self.progress.add_task("", total=None)
+        self.task = self.progress.add_task("", total=None, left="")
 
     def display(self) -> Display:
         """Return a bar that takes the place of that of the run."""
@@ -202,6 +225,11 @@ class Bar(Reporter):
         """Show the bar."""
         self.progress.update(self.task, total=total, completed=done)
         self.progress.start()
+
+    def left(self, seconds: float | None) -> None:
+        """Show the time left."""
+        left = "" if seconds is None else time_text(seconds)
+        self.progress.update(self.task, left=left)
 
     def advance(self, step: int) -> None:
         """Move the bar."""

@@ -7,17 +7,22 @@ only the others are encoded again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from adapterhub.errors import AdapterhubError
+from adapterhub.status import counting
 from adapterhub.tasks._base import Encoded, Task
-from adapterhub.tasks._rows import Setting
+from adapterhub.tasks._rows import Row, Setting
 
 if TYPE_CHECKING:
     from numpy import int64
     from numpy.typing import NDArray
 
     Counts = NDArray[int64]
+
+
+CHUNK = 1000  # examples that are encoded between two reports of how many are done
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,29 @@ class LostTokens:
 def encode_whole(task: Task, examples: Sequence[Any], setting: Setting) -> Encoded:
     """Encode labelled examples without truncation."""
     unlimited = setting.unlimited if task.limits(setting) else setting
-    return task.unlimited().encode(examples, unlimited, labelled=True)
+    return encode_in_chunks(task.unlimited(), examples, unlimited)
+
+
+def encode_in_chunks(task: Task, examples: Sequence[Any], setting: Setting) -> Encoded:
+    """Encode labelled examples as `task.encode` does, and report how many are done.
+
+    Packed rows, and what is refused, depend on all examples at once.
+    """
+    if task.packs or len(examples) <= CHUNK:
+        return task.encode(examples, setting, labelled=True)
+    rows: list[Row] = []
+    owners: list[int] = []
+    with counting(len(examples), "encoding") as done:
+        for start in range(0, len(examples), CHUNK):
+            chunk = examples[start : start + CHUNK]
+            try:
+                encoded = task.encode(chunk, setting, labelled=True)
+            except AdapterhubError:
+                return task.encode(examples, setting, labelled=True)
+            rows += encoded.rows
+            owners += (start + owner for owner in encoded.owners)
+            done(len(chunk))
+    return replace(encoded, examples=tuple(examples), rows=rows, owners=tuple(owners))
 
 
 def longest_row(whole: Encoded) -> int:
@@ -75,7 +102,7 @@ def truncate(whole: Encoded, task: Task, setting: Setting) -> Encoded:
     if not cut:
         return Encoded(task, setting, whole.examples, whole.rows, whole.owners)
     long = sorted(cut)
-    again = task.encode([whole.examples[i] for i in long], setting, labelled=True)
+    again = encode_in_chunks(task, [whole.examples[i] for i in long], setting)
     kept = [(owner, row) for owner, row in pairs if owner not in cut]
     kept += [(long[owner], row) for owner, row in zip(again.owners, again.rows, strict=True)]
     kept.sort(key=lambda pair: pair[0])  # stable: the windows of an example stay in order

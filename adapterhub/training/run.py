@@ -48,6 +48,7 @@ from adapterhub.speed.head_loss import choose_head_loss
 from adapterhub.speed.liger import liger_kernels
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, dump_task, parse_task
+from adapterhub.tasks._by_data import DEFAULT
 from adapterhub.training.loading import BackboneLoader, KernelChoice, SharedLoader
 from adapterhub.training.preflight import check_recipe
 from adapterhub.training.prepare import PreparedRun, prepare
@@ -363,7 +364,7 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
     """Return the part of the recipe that determines the adapter's bytes: no paths of a machine."""
     fields = to_dict(recipe) | {
         "method": list(dump_methods(parse_methods(recipe.method))),  # type: ignore[arg-type]
-        "task": dump_task(parse_task(recipe.task)),
+        "task": dump_task(parse_task(recipe.task or DEFAULT)),  # of several tasks, each has its own
     }
     # Older versions refuse options that they lack, also with a value that changes nothing.
     fields["data"] = _portable(fields["data"])

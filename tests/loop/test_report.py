@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from training_runs import fit, lines
+from training_runs import Data, fit, lines
 
 from adapterhub.errors import OutputError
 from adapterhub.files.atomic import FileDigest, file_digest
@@ -28,6 +29,7 @@ from adapterhub.loop.report import (
     time_text,
 )
 from adapterhub.recipe.options import RunOptions
+from adapterhub.status import counting, showing
 
 
 def test_a_pipe_gets_plain_lines(tmp_path: Path) -> None:
@@ -103,12 +105,11 @@ def test_the_shown_rate_is_that_of_the_method(
     assert peak_text(rates) == peak
 
 
-def test_a_line_fits_80_columns_and_tells_speed_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter((0.0, 0.0, 30.0, 99.0))
-    monkeypatch.setattr("adapterhub.loop.report.time.monotonic", lambda: next(now))
+def test_a_line_fits_80_columns_and_tells_speed_and_time() -> None:
     stream = io.StringIO()
     lines = PlainLines(stream)
     lines.start(400, 0)
+    lines.left(70.0)
     rates = {"lora": 8.7e-4, "head": 5e-3}
     timing = Timing(30.0, 56.3, 3, 4123.0)
     lines.trained(TrainingLine(step=120, epoch=0.4, loss=0.6956, learning_rate=rates), timing)
@@ -117,6 +118,73 @@ def test_a_line_fits_80_columns_and_tells_speed_and_time(monkeypatch: pytest.Mon
     assert first.endswith("loss 0.6956  lr 8.7e-04  56 ex/s 4.12k tok/s 1:10 left")
     assert last.endswith("56 ex/s 4.12k tok/s")
     assert len(first) <= 80
+
+
+class _Clock:
+    """Seconds that pass only where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class _TimesLeft(Reporter):
+    """Keeps the time left after each step."""
+
+    def __init__(self) -> None:
+        self.seen: list[float | None] = []
+
+    def left(self, seconds: float | None) -> None:
+        self.seen.append(seconds)
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+@pytest.mark.parametrize(("evaluation", "compiles"), [(0, ()), (30, ()), (0, (7,)), (30, (4, 9))])
+def test_the_time_left_is_that_of_what_repeats(
+    device: str,
+    evaluation: int,
+    compiles: tuple[int, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first step takes 100 times as long, and so do those that compile."""
+    clock, times, data = _Clock(), _TimesLeft(), Data()
+    monkeypatch.setattr("adapterhub.loop.progress.time.perf_counter", clock)
+    monkeypatch.setattr("adapterhub.loop.loop._is_free_to_read", lambda _: device == "cpu")
+    slow = {0, *(4 * step for step in compiles)}
+    data.event = lambda: clock.wait(100 if data.collated in slow else 1)
+
+    def evaluate() -> dict[str, float]:
+        clock.wait(evaluation)
+        return {"loss": 1.0}
+
+    options = RunOptions(max_steps=20, batch_size=2, gradient_accumulation=4, eval_every=8)
+    options = dataclasses.replace(options, log_every=2, tensorboard=False)
+    fit(tmp_path, options, data=data, evaluate=evaluate, reporter=times)
+    steps = [(20 - step) * 4 for step in range(1, 21)]
+    known = [(s, left) for s, left in zip(steps, times.seen, strict=True) if left is not None]
+    assert len(known) >= 18 - 4 * (device == "gpu")
+    for step, (rest, left) in enumerate(known, start=21 - len(known)):
+        to_come = 3 - (step - 1) // 8 if step > 8 else 0  # the first one tells how long they take
+        assert abs(left - rest - evaluation * to_come) <= 0.2 * rest + 1e-6, (step, left, rest)
+
+
+def test_the_bar_shows_the_time_left_of_the_run_and_of_other_work() -> None:
+    stream = io.StringIO()
+    bar = Bar(Console(file=stream, force_terminal=True, width=120))
+    bar.start(400, 0)
+    with showing(bar.display()), counting(4, "recording") as done:
+        bar.left(3723.0)
+        bar.advance(1)
+        done(1)
+    bar.close()
+    assert "1/400" in stream.getvalue()
+    assert "1:02:03" in stream.getvalue()
 
 
 @pytest.mark.parametrize(

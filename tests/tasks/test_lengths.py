@@ -9,6 +9,8 @@ from transformers import AutoTokenizer
 
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
+from adapterhub.errors import AdapterhubError
+from adapterhub.status import Display, showing
 from adapterhub.tasks import TASKS, Setting, parse_task
 from adapterhub.tasks._lengths import encode_whole, longest_row, lost_tokens, truncate
 from adapterhub.tasks.multiple_choice import Choices
@@ -41,6 +43,45 @@ def test_truncated_rows_are_those_of_encode(spec, limit, backbones, tmp_path):
     assert encoded.owners == expected.owners
     assert (encoded.task, encoded.setting) == (task, setting)
     assert tokenizer.model_max_length != 1 << 30
+
+
+class _Counted(Display):
+    """Keeps how many items are done."""
+
+    def __init__(self) -> None:
+        self.done: list[int] = []
+
+    def update(self, work: int, done: int) -> None:
+        self.done.append(done)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if not parse_task(spec).decodes])
+def test_encoding_is_counted_and_the_rows_stay_the_same(spec, backbones, tmp_path, monkeypatch):
+    task = parse_task(spec)
+    case = CASES[task.name]
+    tokenizer = AutoTokenizer.from_pretrained(backbones(case.backbone))
+    examples = task.read(str(case.data(tmp_path)), DataOptions(), "train")
+    setting = Setting(tokenizer, 9, task.labels(examples), positions=64)
+    expected = encode_whole(task, examples, setting)
+    monkeypatch.setattr("adapterhub.tasks._lengths.CHUNK", 5)
+    display = _Counted()
+    with showing(display):
+        encoded = encode_whole(task, examples, setting)
+    assert (encoded.rows, encoded.owners) == (expected.rows, expected.owners)
+    assert encoded.examples == expected.examples
+    assert truncate(encoded, task, setting).rows == truncate(expected, task, setting).rows
+    assert display.done[-1] == len(examples)
+    assert len(display.done) == -(-len(examples) // 5)
+
+
+def test_a_chunk_without_tokens_is_no_error_if_others_have_some(backbones, monkeypatch):
+    tokenizer = AutoTokenizer.from_pretrained(backbones(CASES["masked-lm"].backbone))
+    task, setting = parse_task("masked-lm"), Setting(tokenizer, 64, ())
+    monkeypatch.setattr("adapterhub.tasks._lengths.CHUNK", 2)
+    with pytest.raises(AdapterhubError, match="the texts contain no tokens"):
+        encode_whole(task, [Example("")] * 5, setting)
+    examples = [Example("")] * 4 + [Example("the movie was good")]
+    assert encode_whole(task, examples, setting).owners == (4,)
 
 
 TEXT = "the movie was very very very very good"
