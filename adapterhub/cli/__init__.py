@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import itertools
 import logging
 import os
 import re
@@ -224,6 +225,8 @@ SEE_ALSO = {
 }
 """Where a help text says to go on."""
 ALIASES = {"search": "list"}
+_FIRST = ("Train and use", "Look up")
+_ALL = "adapterhub.all_commands"
 
 
 class LazyGroup(click.Group):
@@ -264,12 +267,31 @@ class LazyGroup(click.Group):
             vars(error)["message"] = quoted  # final by its annotation
             raise
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does; `--all` holds for a `--help` before it, too."""
+        ctx.meta[_ALL] = "--all" in itertools.takewhile(lambda word: word.startswith("-"), args)
+        return super().parse_args(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the subcommands under their headings, without importing their modules."""
-        width = max(map(len, COMMANDS))
-        for title, names in HEADINGS.items():
+        """Write the subcommands under their headings, without importing their modules.
+
+        Those of most headings are only named, unless all are asked for.
+        """
+        described = [title for title in HEADINGS if ctx.meta.get(_ALL) or title in _FIRST]
+        width = max(len(name) for title in described for name in HEADINGS[title])
+        for title in described:
             with formatter.section(title):
-                formatter.write_dl([(name.ljust(width), COMMANDS[name]) for name in names])
+                lines = HEADINGS[title].items()
+                formatter.write_dl([(name.ljust(width), said) for name, said in lines])
+        if more := [title for title in HEADINGS if title not in described]:
+            with formatter.section("More; adapterhub --help --all says what they do"):
+                formatter.write_dl([(title, ", ".join(HEADINGS[title])) for title in more])
+
+
+def _print_all(ctx: click.Context, _: click.Parameter, is_given: bool) -> None:
+    if is_given and not ctx.resilient_parsing:
+        click.echo(ctx.get_help())
+        ctx.exit()
 
 
 @click.group(
@@ -279,6 +301,14 @@ class LazyGroup(click.Group):
     "`adapterhub quickstart`.",
 )
 @click.version_option(__version__, prog_name="adapterhub")
+@click.option(
+    "--all",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_all,
+    help="Show all commands, each with what it does, and exit.",
+)
 def group() -> None:
     """Parameter-efficient fine-tuning of transformers: train, use, share and merge adapters."""
 

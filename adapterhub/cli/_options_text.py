@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from adapterhub.cli._format import say_text
-from adapterhub.config.described import WIDTH, values_text
+from adapterhub.config.described import WIDTH, help_in_words, values_in_words
 from adapterhub.config.options import OptionDoc, options_of
 from adapterhub.methods._described import DescribedMethod
 from adapterhub.tasks import Task
@@ -42,7 +42,7 @@ def method_options(name: str, method: DescribedMethod) -> tuple[str, Sequence[Op
 
 def _lines(option: OptionDoc, column: int, required: bool) -> Iterator[str]:
     """Yield the lines of an option: its name and help text, then its values and default."""
-    texts = [option.help, values_text(option, required)]
+    texts = [help_in_words(option)[0], values_in_words(option, required)]
     lines = [line for text in texts for line in textwrap.wrap(text, WIDTH - column)]
     for number, line in enumerate(lines):
         yield f"{'' if number else f'  {option.name}':{column}}{line}"

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from adapterhub.config.described import help_in_words
 from adapterhub.config.options import options_of
 from adapterhub.config.yaml import load_yaml, merge_options, parse_overrides
 from adapterhub.data.options import DataOptions
@@ -70,9 +71,10 @@ def recipe_flags(function: Any, without: Sequence[str] = ()) -> Any:
                 continue
             option = _OPTIONS[path]
             kind = {"int": int, "float": float}.get(option.type.partition(" ")[0], str)
-            # What YAML calls null is, on the command line, a flag that is left out.
-            said = re.sub(r" \((null|empty): (.*)\)$", r"; default: \2", option.help)
-            help_text = f"{said[0].upper()}{said[1:]}."
+            said, left_out = help_in_words(option)
+            left_out = left_out and str(option.default or left_out)
+            default = f"; default: {left_out}" if left_out else ""
+            help_text = f"{said[0].upper()}{said[1:]}{default}."
             function = click.option(
                 f"--{flag}", type=kind, metavar=metavar, help=help_text, multiple=flag in MULTIPLE
             )(function)

@@ -10,6 +10,7 @@ from adapterhub.cli._format import print_json, print_table
 from adapterhub.cli._options import as_json_option
 from adapterhub.cli._options_text import method_options, print_options
 from adapterhub.config.options import options_of
+from adapterhub.errors import spelled_like
 from adapterhub.files.shown_table import ShownTable
 from adapterhub.methods._described import DescribedMethod, described_method, described_methods
 
@@ -19,7 +20,9 @@ from adapterhub.methods._described import DescribedMethod, described_method, des
 @as_json_option
 def command(name: str | None, as_json: bool) -> None:
     """List the methods with their papers, or show the options of one."""
-    chosen = {name: described_method(name)} if name else dict(sorted(described_methods().items()))
+    methods = dict(sorted(described_methods().items()))
+    name = name and spelled_like(name, methods)
+    chosen = {name: described_method(name)} if name else methods
     if as_json:
         print_json({key: _facts(method) for key, method in chosen.items()}, indent=2)
     elif name:

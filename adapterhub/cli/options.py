@@ -13,7 +13,7 @@ from adapterhub.cli._options import as_json_option
 from adapterhub.cli._options_text import method_options, print_options, task_options
 from adapterhub.config.options import OptionDoc, options_of
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import ConfigError, unknown
+from adapterhub.errors import ConfigError, spelled_like, unknown
 from adapterhub.recipe.options import TrainOptions
 from adapterhub.recipe.recipe import NAMES, REQUIRED, Recipe
 
@@ -52,8 +52,8 @@ def _section(name: str) -> tuple[str, Sequence[OptionDoc]]:
     Raises:
         ConfigError: it is no group, method, task or option.
     """
-    if name in _GROUPS:
-        return name, _group(name)
+    if (own := spelled_like(name, _GROUPS)) in _GROUPS:
+        return own, _group(own)
     if path := NAMES.own_name(name):
         every = [option for group in _GROUPS for option in _group(group)]
         return path, [option for option in every if option.name == path]
@@ -63,11 +63,11 @@ def _section(name: str) -> tuple[str, Sequence[OptionDoc]]:
     from adapterhub.tasks._registry import resolve_alias
 
     methods = described_methods()
-    if method := methods.get(name):
-        return method_options(name, method)
+    if method := methods.get(own := spelled_like(name, methods)):
+        return method_options(own, method)
     if task := TASKS.get(resolve_alias(name)[0]):
         return task_options(task)
-    if meaning := NAMES.meanings.get(name):
+    if meaning := NAMES.meanings.get(name.lower().replace("-", "_")):
         raise ConfigError(f"{name} is not an option", hint=meaning)
     raise unknown(
         "option",
@@ -75,7 +75,7 @@ def _section(name: str) -> tuple[str, Sequence[OptionDoc]]:
         [*_GROUPS, *methods, *TASKS, *(o.name for group in _GROUPS for o in _group(group))],
         expected="recipe, data, train, a method, a task or an option of a recipe",
         hint="adapterhub options, adapterhub methods or adapterhub tasks",
-        meaning=METHOD_MEANINGS.get(name, ""),
+        meaning=METHOD_MEANINGS.get(name.lower().replace("_", "-"), ""),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import click
 
 from adapterhub.cli._format import say, say_text
 from adapterhub.cli._recipe_flags import RecipeCommand, nested_flags, recipe_flags, recipe_words
-from adapterhub.errors import ConfigError, OutputError
+from adapterhub.errors import ConfigError, OutputError, nearest, spelled_like, unknown
 from adapterhub.recipe.recipe import read_draft
 
 
@@ -43,11 +44,12 @@ def _split_names(words: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...
     """Split the arguments into the method and task that they name, and the others.
 
     Raises:
-        ConfigError: two methods or two tasks.
+        ConfigError: two methods or two tasks, or a word that is nearly the name of one.
     """
     from adapterhub.methods._described import described_methods
     from adapterhub.tasks import TASKS
 
+    words = tuple(spelled_like(word, (*described_methods(), *TASKS)) for word in words)
     specs = {
         option: [word for word in words if word in names]
         for option, names in (("method", described_methods()), ("task", TASKS))
@@ -59,6 +61,11 @@ def _split_names(words: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...
             expected="one of each",
             hint="--method '[prefix, lora]', which composes them",
         )
+    known = (*described_methods(), *TASKS)
+    for word in words:
+        is_name = re.fullmatch(r"[\w-]+", word) and word not in known and not Path(word).exists()
+        if is_name and nearest(word, known):  # else it may be a dataset of the Hub
+            raise unknown("method or task", word, known, hint="adapterhub methods, tasks")
     named = {option: found[0] for option, found in specs.items() if found}
     return named, tuple(word for word in words if word not in named.values())
 

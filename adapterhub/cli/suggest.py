@@ -59,7 +59,9 @@ def command(
     linear probe and cross-validation, without any training. Without ADAPTER, all adapters of your
     registry for this backbone are compared.
     """
-    files = [word for word in adapters if Path(word).is_file()]
+    from adapterhub.data.tables import is_data_name
+
+    files = [word for word in adapters if Path(word).is_file() or is_data_name(word)]
     adapters = tuple(word for word in adapters if word not in files)
     recipe_words(tuple(files), flags)
     if not flags["train"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import textwrap
 import types
 import typing
@@ -46,6 +47,40 @@ def values_text(option: OptionDoc, required: bool = False) -> str:
     if required or option.default is dataclasses.MISSING:
         return f"{option.type}, required"
     return f"{option.type}, default {inline_yaml(to_dict({'default': option.default})['default'])}"
+
+
+_WORDS = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
+_OPEN = re.compile(r" \((?:null|empty): (.*)\)$", re.DOTALL)  # what an option is if it is left out
+
+
+def help_in_words(option: OptionDoc) -> tuple[str, str]:
+    """Split a help text into what the option is, and what holds where it is left out, or ""."""
+    left_out = _OPEN.search(option.help)
+    return _OPEN.sub("", option.help), left_out[1] if left_out else ""
+
+
+def values_in_words(option: OptionDoc, required: bool = False) -> str:
+    """Describe the values and the default for a command line, without the words of YAML."""
+    members = [part for part in option.type.split(" | ") if part != "null"]
+    *others, last = map(_in_words, members)
+    values = f"{', '.join(others)} or {last}" if others else last
+    if required or option.default is dataclasses.MISSING:
+        return f"{values}; required" if values else "required"
+    default = to_dict({"default": option.default})["default"]
+    said = (
+        help_in_words(option)[1] or "none"
+        if default in (None, "", [], {})
+        else inline_yaml(default)
+    )
+    return "; ".join(filter(None, [values, f"default: {said}"]))
+
+
+def _in_words(kind: str) -> str:
+    if kind.startswith("list of "):
+        return f"[{_in_words(kind.removeprefix('list of ')) or 'value'}, ...]"
+    if kind.startswith("mapping of "):
+        return f"{{name: {_in_words(kind.removeprefix('mapping of ')) or 'value'}, ...}}"
+    return "" if kind == "anything" or kind.startswith("mapping") else _WORDS.get(kind, kind)
 
 
 def below(name: str, lines: Iterable[str]) -> Iterator[str]:

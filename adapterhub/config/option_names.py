@@ -2,6 +2,7 @@
 
 One rule for recipes and methods: an option is written under its own name, at its own place. Also:
 
+- a name may differ in case, and have hyphens in place of underscores: `Learning-Rate`;
 - an alias (`lr`) is accepted at the place of its option and above it: `train.lr`, `lr`;
 - above its group, an option that only one group has is accepted: `epochs` is `train.epochs`;
 - a text in place of a group is an option of another group: `train=FILE` is `data.train=FILE`, and
@@ -13,12 +14,12 @@ What is read is the normal form: each option under its own name, at its own plac
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from adapterhub.config.options import hints_of, options_of
-from adapterhub.errors import ConfigError, did_you_mean, nearest
+from adapterhub.errors import ConfigError, did_you_mean, nearest, spelled_like
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class OptionNames:
         self, path: tuple[str, ...], value: object, groups: Mapping[str, list[str]]
     ) -> tuple[str, ...]:
         """Return the path of the option that is written at a path."""
-        *above, name = path
+        *above, name = path = self._respelled(path, groups)
         is_option = name in (groups.get(above[0], ()) if above else _names(self.cls))
         if is_option and not (name in groups and not above and isinstance(value, str)):
             return path
@@ -111,13 +112,27 @@ class OptionNames:
         having = [] if above else [group for group, options in groups.items() if name in options]
         return (having[0], name) if len(having) == 1 else path
 
+    def _respelled(self, path: tuple[str, ...], groups: Mapping[str, list[str]]) -> tuple[str, ...]:
+        """Return a path with the group and the option as they are written, but for case."""
+        *above, name = path
+        places = [_respelled(group, groups) for group in above]
+        options = [o for group in (places[:1] or groups) for o in groups.get(group, ())]
+        own = [] if places else _names(self.cls)
+        known = dict.fromkeys([*own, *options, *self.aliases])
+        return (*places, _respelled(name, own if name in own else known))
+
+
+def _respelled(name: object, known: Iterable[str]) -> Any:
+    """Return the known name that is spelled like `name`; a key of YAML need not be a text."""
+    return spelled_like(name, known) if isinstance(name, str) else name
+
 
 def _leaves(
     data: Mapping[str, Any], groups: Mapping[str, list[str]]
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the path and value of each option; a group that is empty or no mapping is one."""
     for key, value in data.items():
-        if key in groups and isinstance(value, Mapping) and value:
+        if _respelled(key, groups) in groups and isinstance(value, Mapping) and value:
             for name, inner in value.items():
                 yield (key, name), inner
         else:

@@ -17,7 +17,7 @@ from adapterhub.errors import ConfigError
 
 MAX_CHARACTERS = 4000  # Python's parser needs memory proportional to the nesting depth
 _CALL = re.compile(r"\s*([A-Za-z_][\w-]*)\s*(?:\((.*)\))?\s*", re.DOTALL)
-_ARGUMENT = re.compile(r"\s*([A-Za-z_]\w*)\s*=(.*)", re.DOTALL)
+_ARGUMENT = re.compile(r"\s*([A-Za-z_][\w-]*)\s*=(.*)", re.DOTALL)
 _BARE = re.compile(r"[\w.*-]+(?: [\w.*-]+)*")  # attn.q, top 4, 0..3, int8-weight
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 

@@ -42,8 +42,7 @@ class DataOptions:
     )
     labels: object = option(
         None,
-        "names of the labels: 0=negative,1=positive, a mapping {0: negative}, or a list that "
-        "fixes their order",
+        "label names: 0=no,1=yes, {0: no}, or a list in their order",
     )
     ignore_case: bool = option(
         False, "labels that differ in nothing but letter case are one, in small letters"

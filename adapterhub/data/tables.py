@@ -24,7 +24,7 @@ from adapterhub.data.row_stream import reading_hub
 from adapterhub.data.spreadsheet import read_sheet
 from adapterhub.data.table import Table, blank_note, inner_cell, inner_columns, names_of_classes
 from adapterhub.data.table import first_few as first_few
-from adapterhub.errors import DataError
+from adapterhub.errors import DataError, nearest
 
 _SUFFIXES = {
     ".csv": "csv",
@@ -60,6 +60,14 @@ def read_table(source: str, options: DataOptions, split: str) -> Table:
     Raises:
         DataError: the source is missing, empty or malformed.
     """
+    if "://" in source:
+        raise DataError(
+            f"{source!r} is a URL, which is not loaded into memory",
+            expected="a file, or a dataset id on the Hub",
+            hint=f"curl -LO {source}, and give the file"
+            if source.startswith("http")
+            else "data.stream=true",
+        )
     key = _key(source, options, split)
     table = _open_tables.get(key)
     if table is None:
@@ -68,6 +76,11 @@ def read_table(source: str, options: DataOptions, split: str) -> Table:
             raise DataError(f"{source} has columns but no rows")
         _open_tables[key] = table
     return table
+
+
+def is_data_name(name: str) -> bool:
+    """Return whether a name ends as those of files of data do."""
+    return Path(name.lower().removesuffix(".gz")).suffix in _SUFFIXES
 
 
 def _key(source: str, options: DataOptions, split: str) -> object:
@@ -151,6 +164,8 @@ def _format_of(source: str, options: DataOptions) -> str:
         return _SUFFIXES[path.suffix]
     if not Path(source).exists():
         # Not a valid Hub id, so a missing file: reading it raises the right error.
+        if path.suffix and nearest(source, (each.name for each in Path().glob("*.*"))):
+            return "csv"
         return "hub" if _HUB_ID.fullmatch(source) and path.suffix not in _SHEETS else "csv"
     if path.suffix in _SHEETS:
         raise DataError(

@@ -94,7 +94,7 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'sites': (tuple[str, ...], ('embed',), 'stack to adapt; of two, the encoder'),
         'counts_padding': (bool, False, 'padding of the text counts as text, as in peft'),
         'encoder': (Literal['mlp', 'lstm'], 'mlp', 'network that computes the prompt'),
-        'middle': (int | None, None, 'hidden width of the network; null: embedding width'),
+        'middle': (int | None, None, 'hidden width of the network (null: embedding width)'),
     }),
     'parallel': ('bottleneck', 'bottleneck adapters parallel to feed-forward', 'He et al. 2022, https://arxiv.org/abs/2110.04366', 0.001, None, {
         'size': (int, 64, 'bottleneck width'),

@@ -86,7 +86,7 @@ class PTuning(Prompt):
     learning_rate = 1e-3
 
     encoder: Encoder = option("mlp", "network that computes the prompt")
-    middle: int | None = option(None, "hidden width of the network; null: embedding width")
+    middle: int | None = option(None, "hidden width of the network (null: embedding width)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

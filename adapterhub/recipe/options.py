@@ -37,9 +37,7 @@ class TrainOptions:
         "passes over the training data (null: by the number of rows: docs/guides/defaults.md)",
     )
     max_steps: int | None = option(None, "exact number of optimizer steps, instead of epochs")
-    batch_size: int | None = option(
-        None, "examples in one forward pass (null: 8 to 32, by the number of rows)"
-    )
+    batch_size: int | None = option(None, "examples in a forward pass (null: 8 to 32, by the rows)")
     eval_batch_size: int = option(64, "most examples in one forward pass when evaluating")
     gradient_accumulation: int = option(1, "forward passes per optimizer step")
     optimizer: Literal["adamw", "adamw-8bit", "paged-adamw-8bit"] = option(

@@ -27,7 +27,7 @@ DATA_SOURCES = ("train", "eval", "test", "train_target", "eval_target")
 class Recipe:
     """A training run. The same recipe, data and versions give the same adapter."""
 
-    backbone: str = option("", "a Hub id or a folder (empty: one that is here, by the task)")
+    backbone: str = option("", "a Hub id or folder (empty: one that is here, by the task)")
     revision: str | None = option(None, "branch, tag or commit of a Hub backbone")
     dtype: str | None = option(
         None,
@@ -44,7 +44,7 @@ class Recipe:
     new_tokens: tuple[str, ...] = option((), "tokens to add to the backbone's tokenizer")
     method: object = option(
         "lora",
-        "a spec: lora(rank=16), a list (null: that of `from`)",
+        "a spec: lora(rank=16), or a list of them (null: that of `from`)",
     )
     from_: str | None = option(
         None,
@@ -57,9 +57,7 @@ class Recipe:
     partial: bool = option(
         False, "adapt only the layers that have the method's sites, if some lack them"
     )
-    task: object = option(
-        None, "a task spec: tagging, seq2seq(metric=rouge), a mapping (null: by the data)"
-    )
+    task: object = option(None, "a spec: seq2seq(metric=rouge) (null: by the data)")
     tasks: dict[str, TaskOptions] = option(
         {}, "several tasks with one adapter and a head each: {NAME: {task, weight, data}}"
     )

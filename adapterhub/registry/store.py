@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from adapterhub.errors import ConfigError, RegistryError
+from adapterhub.errors import ConfigError, RegistryError, spelled_like
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.files.signature import Signature
 
@@ -400,8 +400,8 @@ def _matches(entry: Entry, query: Query) -> bool:
         (
             entry.yanked is None,
             query.backbone in (None, entry.backbone, entry.fingerprint),
-            query.task in (None, entry.task),
-            query.method is None or query.method in entry.methods,
+            query.task is None or spelled_like(query.task, [entry.task or ""]) == entry.task,
+            query.method is None or spelled_like(query.method, entry.methods) in entry.methods,
             set(query.tags) <= {*entry.tags, *entry.topics},
             query.metric is None or query.metric in entry.metrics,
         )

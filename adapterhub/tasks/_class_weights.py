@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 ClassWeights = Literal["balanced"] | dict[str, float] | None
 
 WEIGHTS_HELP = (
-    "weight of each class in the loss: balanced, or {name: weight} with 1 for the others; null "
-    "weights all labels alike"
+    "weight of each class in the loss: balanced, or {name: weight} with 1 for the others "
+    "(null: all labels alike)"
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from adapterhub.config.option_names import OptionNames
 from adapterhub.config.options import from_dict, is_neutral, to_dict
 from adapterhub.config.spec import parse_calls, spec_error
 from adapterhub.errors import unknown
@@ -58,7 +59,8 @@ def parse_task(spec: object) -> Task:
         raise spec_error(spec, "task", SPEC_EXAMPLES)
     ((name, options),) = pairs
     cls, (_, implied) = task_class(name), resolve_alias(name)
-    return from_dict(cls, {**implied, **(options or {})}, where=cls.name)
+    given = OptionNames(cls, {}, {}).normal_form(options or {})
+    return from_dict(cls, {**implied, **given}, where=cls.name)
 
 
 def _is_named_options(pair: object) -> bool:

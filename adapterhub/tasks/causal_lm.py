@@ -68,8 +68,8 @@ Tokens = list[tuple[int, bool]]
 """Token ids, and whether each is a label."""
 AUTO, PLAIN = "auto", "{text}\n"
 TEMPLATE_HELP = (
-    "prompt of a pair; null: by the tokenizer's chat template; auto: by it, or '{text}\\n' if the "
-    "tokenizer has none"
+    "prompt of a pair; auto: by the tokenizer's chat template, or '{text}\\n' if it has none "
+    "(null: by the chat template)"
 )
 
 
@@ -108,7 +108,7 @@ class CausalLM(Generation, LearnsTokens):
     pack: bool = option(False, "pack several examples into one row of max_length tokens")
     generate: bool = option(False, "generate in evaluation and report exact_match")
     answer: str | None = option(
-        None, "regular expression whose group must match; null compares whole responses"
+        None, "regular expression whose group must match (null: none, whole responses)"
     )
 
     name = "causal-lm"

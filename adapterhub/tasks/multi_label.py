@@ -98,7 +98,7 @@ class MultiLabel(OfTexts):
 
     threshold: float = option(0.5, "lowest probability at which a label is predicted")
     separator: str | None = option(
-        None, "what separates the labels of a cell; null takes the first of ; | , that occurs"
+        None, "what separates the labels of a cell (null: the first of ; | , that occurs)"
     )
     pooling: Pooling | None = option(None, POOLING_HELP)
 

@@ -53,7 +53,7 @@ def test_save_writes_the_schema_beside_the_recipe(adapterhub, tmp_path):
     [
         (["lora", "prefix"], ["method: lora, prefix", "composes"]),
         (["seq2seq", "tagging"], ["task: seq2seq, tagging"]),
-        (["lroa"], ["no such file: 'lroa'"]),
+        (["lroa"], ["method or task 'lroa'; did you mean 'lora'"]),
         (["--method", "lroa"], ["did you mean 'lora'"]),
         (["train.epohcs=3"], ["train.epohcs", "epochs"]),
     ],
