@@ -19,7 +19,7 @@ from typing import Any
 from adapterhub.data import column_names as names
 from adapterhub.data.column_names import numbers_rows, plain_name
 from adapterhub.data.media_formats import PICTURE_SUFFIXES, SOUND_SUFFIXES
-from adapterhub.data.options import DataOptions
+from adapterhub.data.options import DataOptions, separator_of
 from adapterhub.data.table import Table, first_few, is_template
 from adapterhub.data.tables import BIO_TAG, keep_table, read_table
 from adapterhub.errors import DataError
@@ -81,7 +81,7 @@ _KINDS = {
     "class": _Kind(names.CLASSES, lambda p: p.could_be_class, lambda p: p.is_class, "the label"),
     "labels": _Kind((("labels", "tags", "topics"), *names.CLASSES),
                     lambda p: bool(p.texts) or p.is_list,
-                    _never, "the labels"),
+                    lambda p: p.is_joined, "the labels"),
     "number": _Kind(names.NUMBERS, lambda p: p.numeric, lambda p: p.is_number, "the number"),
     "prompt": _Kind(names.PROMPTS, lambda p: p.is_string, lambda p: p.is_text, "the text"),
     "target": _Kind(names.TARGETS, lambda p: p.is_string, _never, "the target text"),
@@ -210,16 +210,18 @@ class _Chooser:
         usual = _USUAL.get(name, "")
         if usual in free and self.wants[name] not in {*FILES, *_BY_NAME}:
             return None if self._is_no_class(str(usual)) and self.wants[name] == "class" else usual
+        flags = switches(map(self.profile, free)) if self.wants[name] == "labels" else []
         for tier in kind.names:
             hits = [c for c in free if plain_name(c) in tier and kind.named(self.profile(c))]
+            hits = [c for c in hits if len(flags) < 2 or c not in flags]
             if len(hits) == 1:
                 return self._with_title(hits[0], free) if self.wants[name] == "text" else hits[0]
             if hits:
                 best = [c for c in hits if plain_name(c) == tier[0]]
                 both = self._with_title(hits[0], free) if self.wants[name] == "text" else None
                 return best[0] if len(best) == 1 and tier is kind.names[0] else both
-        if self.wants[name] == "labels" and len(found := switches(map(self.profile, free))) > 1:
-            return ",".join(found)
+        if len(flags) > 1:
+            return ",".join(flags)
         if any(plain_name(c) in tier for c in free for tier in kind.names) and name == "label":
             return None  # a column has the right name and the wrong cells: a doubt
         alike = [c for c in free if kind.unnamed(self.profile(c))]
@@ -377,7 +379,7 @@ class _Chooser:
 
 
 def switches(profiles: Iterable[ColumnProfile]) -> list[str]:
-    """List the columns of 1 and 0, or of true and false, that may be labels."""
+    """List the columns of 1 and 0, of true and false or of yes and no, that may be labels."""
     return [p.name for p in profiles if p.is_switch and "," not in p.name]
 
 
@@ -490,10 +492,17 @@ class ColumnProfile:
 
     @property
     def is_switch(self) -> bool:
-        """Whether the cells are 1 and 0, or true and false, and do not number rows."""
+        """Whether the cells are 1 and 0, true and false or yes and no, and do not number rows."""
         states = {text.lower().removesuffix(".0") for text in self.texts}
-        known = states <= {"0", "1"} or states <= {"true", "false"}
+        known = any(states <= pair for pair in ({"0", "1"}, {"true", "false"}, {"yes", "no"}))
         return bool(states) and known and not numbers_rows(self.name)
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether the cells are several labels each, by their look: parts that recur in others."""
+        if not self.could_be_class or self.is_text or numbers_rows(self.name):
+            return False
+        return separator_of(self.texts) is not None
 
     @property
     def is_list(self) -> bool:

@@ -251,15 +251,17 @@ def name_labels(labels: Iterable[str], options: DataOptions, source: str) -> lis
 
 
 def case_note(labels: Sequence[str]) -> list[str]:
-    """Say which labels differ in nothing but letter case, and what makes one of them."""
+    """Say which labels differ in nothing but letter case or spaces, and what makes one of them."""
     forms: dict[str, list[str]] = {}
     for label in labels:
-        forms.setdefault(label.lower(), []).append(label)
+        forms.setdefault("".join(label.lower().split()), []).append(label)
     alike = [" and ".join(map(repr, each)) for each in forms.values() if len(each) > 1]
     if not alike:
         return []
     more = f" (and {len(alike) - 1} more)" if len(alike) > 1 else ""
-    return [f"{alike[0]}{more} are different labels; data.ignore_case=true makes them one"]
+    spaces = any(len({x.lower() for x in each}) > 1 for each in forms.values())
+    one = "correct the file" if spaces else "data.ignore_case=true makes them one"
+    return [f"{alike[0]}{more} are different labels; {one}"]
 
 
 def unnamed_note(labels: Sequence[str]) -> list[str]:

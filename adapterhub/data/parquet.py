@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from adapterhub.data.table import names_of_classes
+from adapterhub.data.table import inner_cell, inner_columns, names_of_classes
 from adapterhub.errors import DataError
 
 _LEAST_LIMIT = 64 << 20  # bytes: a small file may expand to this, as a gzip file may
@@ -38,6 +38,7 @@ class ParquetColumns:
     metadata: Any
     names: tuple[str, ...]
     classes: Mapping[str, Any] = field(default_factory=dict)
+    inner: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -50,7 +51,7 @@ class ParquetColumns:
         return max(_MOST_EXPANSION * len(self.data), _LEAST_LIMIT)
 
     def values(self, name: str) -> list[object]:
-        """Read the values of a column: names in place of the numbers of classes.
+        """Read the values of a column or of a field in it, `doc.text`: of classes, their names.
 
         Raises:
             ExpansionError: they would take more memory than the file's size explains.
@@ -65,6 +66,8 @@ class ParquetColumns:
             values = self._read(name, texts, _MOST_ROWS)
         except OSError:  # not dictionaries, but differences, each of which may be long
             values = self._read(name, [], min(_MOST_ROWS, self.limit // max(stated, 1)))
+        if name in self.inner:
+            return [inner_cell(value, self.inner[name]) for value in values]
         return names_of_classes(self.classes.get(name), values)
 
     def _read(self, name: str, dictionaries: list[str], batch: int) -> list[object]:
@@ -102,7 +105,22 @@ def open_parquet(data: bytes) -> ParquetColumns:
     if metadata.num_columns * metadata.num_row_groups > _MOST_CHUNKS:
         raise ExpansionError(f"{metadata.num_columns} columns in {metadata.num_row_groups} groups")
     names = tuple(file.schema_arrow.names)
-    return ParquetColumns(data, metadata, names, _classes(file.schema_arrow.metadata or {}))
+    kinds = {each.name: _empty_struct(each.type) for each in file.schema_arrow}
+    found = {
+        n: path for name, kind in kinds.items() for n, path in inner_columns(name, kind).items()
+    }
+    inner = {name: path for name, path in found.items() if name not in names}
+    classes = _classes(file.schema_arrow.metadata or {})
+    return ParquetColumns(data, metadata, (*names, *inner), classes, inner)
+
+
+def _empty_struct(kind: Any) -> Any:
+    """Return the fields of a struct, and of structs in it, as an object without values."""
+    import pyarrow
+
+    if not pyarrow.types.is_struct(kind):
+        return None
+    return {each.name: _empty_struct(each.type) for each in kind}
 
 
 class _Classes(NamedTuple):

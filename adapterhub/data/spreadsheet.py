@@ -1,4 +1,4 @@
-"""The first sheet of an .xlsx file as CSV; a formula is the value that it had when it was saved."""
+"""The first table in an .xlsx file as CSV; a formula is the value that it had when it was saved."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Sheet(NamedTuple):
 
 
 def read_sheet(source: str) -> Sheet:
-    """Read the first sheet of a file that is not empty.
+    """Read the first sheet of a file with a table: two rows of two cells; else one that has any.
 
     Raises:
         DataError: openpyxl is not installed, the file is damaged, or all sheets are empty.
@@ -36,15 +36,21 @@ def read_sheet(source: str) -> Sheet:
         with warnings.catch_warnings():  # on styles and validation, which are not read
             warnings.simplefilter("ignore")
             book = openpyxl.load_workbook(source, read_only=True, data_only=True)
+            others: list[Sheet] = []
             for sheet in book.worksheets:
-                written = io.StringIO(newline="")
-                csv.writer(written, lineterminator="\n").writerows(
-                    cells if any(cells := list(map(_text, row))) else []
-                    for row in sheet.iter_rows(values_only=True)
-                )
-                if written.getvalue().strip():
-                    more = f" of {len(book.worksheets)}" * (len(book.worksheets) > 1)
-                    return Sheet(f"sheet {sheet.title!r}{more}", written.getvalue())
+                written, wide = io.StringIO(newline=""), 0
+                writer = csv.writer(written, lineterminator="\n")
+                for row in sheet.iter_rows(values_only=True):
+                    cells = list(map(_text, row))
+                    writer.writerow(cells if any(cells) else [])
+                    wide += sum(map(bool, cells)) > 1
+                more = f" of {len(book.worksheets)}" * (len(book.worksheets) > 1)
+                found = Sheet(f"sheet {sheet.title!r}{more}", written.getvalue())
+                if wide > 1:
+                    return found
+                others += [found] * bool(found.text.strip())
+            if others:
+                return others[0]
     except FileNotFoundError as error:
         raise DataError(f"no file {source}") from error
     except (BadZipFile, KeyError, ValueError, OSError, TypeError) as error:

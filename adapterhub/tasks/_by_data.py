@@ -62,9 +62,13 @@ def _tasks(table: Table, profiles: Profiles, options: DataOptions) -> Iterator[t
     yield from _files(profiles)
     usual = plain_name(options.label or "label")
     several = [] if usual in profiles else switches(profiles.values())
-    if len(several) > 1:
-        yield "multi-label", f"columns of 1 and 0: {', '.join(several)}"
+    if len(several) > 1:  # `toxic` is one of them, not the label
+        profiles = {name: p for name, p in profiles.items() if p.name not in several}
     label = _named(profiles, ((usual,), ("tags", "topics"), *names.CLASSES))
+    if len(several) > 1 and (label is None or not (label.is_words or label.could_be_class)):
+        yield "multi-label", f"columns of 1 and 0: {', '.join(several)}"
+    joined = [p for p in profiles.values() if p.is_joined]
+    label = label or (joined[0] if len(joined) == 1 else None)
     if label and label.is_words:
         yield "multi-label", f"lists of labels in {label.name!r}"
     if label and (mark := separator_of(label.texts)):

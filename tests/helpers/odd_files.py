@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
@@ -67,6 +68,55 @@ def _one_hot(path: Path) -> None:
     rows = [(text, int(t == "billing"), int(t == "access"), int("box" in text or "2021" in text))
             for text, t in tickets()]  # fmt: skip
     lines(path, [("comment", "money", "login", "urgent"), *rows])
+
+
+def _hot(*names: str, states: tuple[str, str] = ("0", "1"), sep: str = ",", **others: str) -> Any:
+    """Three columns of two states, one with empty cells; `others` have one value each."""
+    rows = [
+        (text, *others.values(), states[t == "billing"], states["box" in text],
+         states["2021" in text] if number % 5 else "")
+        for number, (text, t) in enumerate(tickets())
+    ]  # fmt: skip
+    return lambda path: lines(path, [("comment", *others, *names), *rows], sep)
+
+
+def _genres(sep: str) -> Any:
+    rows = [(text, sep.join([topic, *["drama"] * (n % 3 == 0), *["war"] * (n % 4 == 0)]))
+            for n, (text, topic) in enumerate(tickets())]  # fmt: skip
+    return lambda path: lines(path, [("plot", "genre"), *rows], "\t")
+
+
+def _beside(path: Path) -> None:
+    rows = [(t, c, n % 2, int(n % 3 == 0)) for n, (t, c) in enumerate(tickets())]
+    lines(path, [("text", "category", "is_reply", "verified"), *rows])
+
+
+def _spaced(path: Path) -> None:
+    rows = [(t, c.replace("ll", " " * (2 + n % 4) + "l")) for n, (t, c) in enumerate(tickets())]
+    lines(path, [("text", "label"), *rows])
+
+
+def _struct(path: Path) -> None:
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    docs = [{"id": n, "content": {"text": text}} for n, (text, _) in enumerate(tickets())]
+    kinds = [topic for _, topic in tickets()]
+    write_table(pyarrow.table({"doc": docs, "kind": kinds}), path)
+
+
+def _sheets(path: Path) -> None:
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    book.active.append(["These are the tickets"])
+    sheet = book.create_sheet("Data")
+    sheet.append(["Date", "Text", "Class"])
+    for number, row in enumerate(tickets()):
+        sheet.append([datetime.datetime(2024, 1, 1 + number % 28), *row])
+        if number % 10 == 3:
+            sheet.append([])
+    book.save(path)
 
 
 def _joined(sep: str) -> Any:
@@ -210,6 +260,26 @@ ODD_FILES = (
             {"text": "premise", "pair": "hypothesis", "label": "label"}, CLASSES),
     OddFile("onehot.csv", _one_hot, "multi-label", {"text": "comment"},
             ("login", "money", "urgent")),
+    OddFile("toxic.csv", _hot("toxic", "insult", "threat"), "multi-label",
+            {"text": "comment", "label": "toxic,insult,threat"}, ("insult", "threat", "toxic")),
+    OddFile("spam.csv", _hot("Spam", "Hate", "Y", states=("no", "Yes"), sep=";", id="7", lang="en"),
+            "multi-label", {"label": "Spam,Hate,Y"}, ("Hate", "Spam", "Y")),
+    OddFile("truth.csv", _hot("rude", "sentiment", "topic", states=("False", "True")),
+            "multi-label", {"label": "rude,sentiment,topic"}, ("rude", "sentiment", "topic")),
+    OddFile("beside.csv", _beside, "classification", {"text": "text", "label": "category"},
+            CLASSES),
+    OddFile("genre.tsv", _genres("|"), "multi-label", {"text": "plot", "label": "genre"},
+            (*CLASSES, "drama", "war")),
+    OddFile("genres.tsv", _genres(", "), "multi-label", {"text": "plot", "label": "genre"},
+            (*CLASSES, "drama", "war")),
+    OddFile("hotels.tsv", table("text", "category", sep="\t", names=("Hotels, Restaurants",
+            "Banks, Insurance", "Transport")), "classification",
+            {"text": "text", "label": "category"},
+            ("Banks, Insurance", "Hotels, Restaurants", "Transport")),
+    OddFile("spaced.csv", _spaced, "classification", TEXT, said=("are different labels; correct",)),
+    OddFile("struct.parquet", _struct, "classification",
+            {"text": "doc.content.text", "label": "kind"}, CLASSES),
+    OddFile("sheets.xlsx", _sheets, "classification", {"text": "Text", "label": "Class"}, CLASSES),
     OddFile("joined.tsv", _joined(";"), "multi-label", {"text": "text", "label": "tags"},
             (*CLASSES, "urgent")),
     OddFile("commas.tsv", _joined(","), "multi-label", {"text": "text", "label": "tags"},
