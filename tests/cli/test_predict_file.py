@@ -76,7 +76,8 @@ def test_a_text_file_is_a_text_file(adapterhub, backbone, tmp_path):
     pairs = "".join(f"{text},a plot,{label}\n" for text, label in rows)
     texts = [("the movie, was good",), ("bad",)], [("a film", "a plot"), ("the end", "an end")]
     for name, header, content, typed in (
-        ("single", "Review,Mood\n", single, texts[0]), ("pairs", "text,Two,Mood\n", pairs, texts[1]),
+        ("single", "Review,Mood\n", single, texts[0]),
+        ("pairs", "text,Two,Mood\n", pairs, texts[1]),
     ):  # fmt: skip
         (tmp_path / "train.csv").write_text(header + content)
         (tmp_path / "texts.txt").write_text("".join("\t".join(row) + "\n" for row in typed))
