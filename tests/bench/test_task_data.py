@@ -69,3 +69,9 @@ def test_no_evaluation_is_refused(recipe: Recipe) -> None:
     without = replace(recipe, data=replace(recipe.data, eval="none"))
     with pytest.raises(ConfigError, match="selects"):
         read_task_data(without, None, 1_000)
+
+
+def test_test_rows_of_a_run_are_refused(recipe: Recipe) -> None:
+    """Those of a study are an option of its own."""
+    with pytest.raises(ConfigError, match=r"data\.test=0\.1 in a study"):
+        read_task_data(replace(recipe, data=replace(recipe.data, test=0.1)), None, 10)
