@@ -33,7 +33,7 @@ HEADINGS = {
         "report": "Write the page of a run: curves, scores, mistakes.",
         "compare": "Compare runs, and say whether a difference is chance.",
         "eval": "Evaluate an adapter, or an untrained backbone.",
-        "predict": "Predict on arguments, a file or standard input.",
+        "predict": "Predict on texts, a file, or lines that you type.",
     },
     "Change adapters": {
         "merge": "Merge an adapter into its backbone and write a checkpoint.",
@@ -109,7 +109,9 @@ EXAMPLES = {
     ),
     "predict": (
         'adapterhub predict runs/sst2 "a gorgeous, witty movie"',
-        "adapterhub predict sst2@best --data reviews.txt --json",
+        "adapterhub predict sst2@best reviews.txt --json",
+        "adapterhub predict sst2 reviews.csv --output predicted.csv",
+        "adapterhub predict sst2             # asks for lines, and answers each",
         "adapterhub predict sst2 --input 'reviews/*.parquet' --output predicted",
     ),
     "merge": ("adapterhub merge runs/sst2 --output merged",),

@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from adapterhub.cli._format import bytes_text, say, say_text, seconds_text
+from adapterhub.cli._answers import Shape
+from adapterhub.cli._format import bytes_text, say_text, seconds_text
 from adapterhub.cli._options import quiet_option
 
 TEXTS = (
@@ -47,7 +48,10 @@ def command(output: str, quiet: bool) -> None:
     command_line = f'adapterhub predict {lora.folder} "your own text"'
     say_text(f"\nTry it: {command_line}")
     if sys.stdin.isatty():
-        _predict_typed(lora.folder)
+        from adapterhub.cli._live import answer_lines
+        from adapterhub.inference.open import open_adapter
+
+        answer_lines(open_adapter(lora.folder), (), None, Shape(as_json=False, every=False))
 
 
 def _unused(output: str) -> str:
@@ -88,13 +92,3 @@ def _compare(outcomes: dict[str, Any]) -> None:
     }
     for name, show in rows.items():
         say_text(f"{name:22}" + "".join(f"{show(o):>14}" for o in outcomes.values()))
-
-
-def _predict_typed(folder: Path) -> None:
-    from adapterhub.data.examples import Example
-    from adapterhub.inference.open import open_adapter
-
-    opened = open_adapter(folder)
-    while text := click.prompt("text (empty to quit)", default="", show_default=False):
-        (prediction,) = opened.predict([Example(text)])
-        say(str(prediction))
