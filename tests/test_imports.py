@@ -47,6 +47,7 @@ LIGHT_COMMANDS = {
     "recipe lora tagging": 0,
     "tasks": 0,
     "tasks causal-lm": 0,
+    "backbones": 0,
     "list": 0,
     "list --json": 0,
     "show nothing": 2,

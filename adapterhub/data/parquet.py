@@ -105,13 +105,24 @@ def open_parquet(data: bytes) -> ParquetColumns:
     if metadata.num_columns * metadata.num_row_groups > _MOST_CHUNKS:
         raise ExpansionError(f"{metadata.num_columns} columns in {metadata.num_row_groups} groups")
     names = tuple(file.schema_arrow.names)
-    kinds = {each.name: _empty_struct(each.type) for each in file.schema_arrow}
-    found = {
-        n: path for name, kind in kinds.items() for n, path in inner_columns(name, kind).items()
-    }
-    inner = {name: path for name, path in found.items() if name not in names}
+    inner = {name: path[1:] for name, path in columns_in_structs(file.schema_arrow).items()}
     classes = _classes(file.schema_arrow.metadata or {})
     return ParquetColumns(data, metadata, (*names, *inner), classes, inner)
+
+
+def columns_in_structs(schema: Any) -> dict[str, tuple[str, ...]]:
+    """Return the columns in the structs of a schema, `doc.text`, and where each is."""
+    inner: dict[str, tuple[str, ...]] = {}
+    for each in schema:
+        found = inner_columns(each.name, _empty_struct(each.type))
+        inner |= {name: (each.name, *path) for name, path in found.items()}
+    return {name: path for name, path in inner.items() if name not in schema.names}
+
+
+def values_of(rows: Any, name: str) -> list[object]:
+    """Return the values of a column of an Arrow table, or of one in its structs."""
+    column, *path = columns_in_structs(rows.schema).get(name, (name,))
+    return [inner_cell(value, path) for value in rows.column(column).to_pylist()]
 
 
 def _empty_struct(kind: Any) -> Any:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from adapterhub.data.options import DataOptions
+from adapterhub.data.parquet import columns_in_structs, values_of
 from adapterhub.data.table import Table, names_of_classes, table_of_rows
 from adapterhub.errors import DataError
 
@@ -71,7 +72,7 @@ class RowSource:
 
     def values(self, table: Any, column: str) -> list[object]:
         """Return the values of a column: names in place of the numbers of classes."""
-        return names_of_classes(self.features.get(column), table.column(column).to_pylist())
+        return names_of_classes(self.features.get(column), values_of(table, column))
 
 
 @contextmanager
@@ -493,4 +494,5 @@ def _table(source: RowSource, parts: list[tuple[Any, list[str]]]) -> Table:
         return [value for table, _ in parts for value in source.values(table, name)]
 
     places = [place for _, names in parts for place in names]
-    return table_of_rows(source.location, source.columns, places, column)
+    inner = columns_in_structs(parts[0][0].schema) if parts else ()
+    return table_of_rows(source.location, (*source.columns, *inner), places, column)

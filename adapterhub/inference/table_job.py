@@ -26,7 +26,7 @@ from typing import Any
 
 from adapterhub._version import __version__
 from adapterhub.data.options import PREDICT, DataOptions
-from adapterhub.data.parquet import opened_parquet
+from adapterhub.data.parquet import columns_in_structs, opened_parquet, values_of
 from adapterhub.data.row_stream import files_digest, list_files, reach_bucket
 from adapterhub.data.table import Table, table_of_rows
 from adapterhub.data.tables import keep_table
@@ -226,8 +226,8 @@ def _slices(part: TablePart) -> Iterator[tuple[Any, int]]:
 
 
 def _table(rows: Any, places: Sequence[str], file: str) -> Table:
-    names = rows.column_names
-    return table_of_rows(file, names, places, lambda name: rows.column(name).to_pylist())
+    names = (*rows.column_names, *columns_in_structs(rows.schema))
+    return table_of_rows(file, names, places, lambda name: values_of(rows, name))
 
 
 def _check_route(job: TableJob, parts: Sequence[TablePart], schema: Any) -> None:
