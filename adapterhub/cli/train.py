@@ -99,12 +99,9 @@ def command(
 ) -> None:
     """Train an adapter on a file of data, or as a recipe says.
 
-    `adapterhub train reviews.csv` is enough: task, columns, backbone and output folder are chosen
-    and told.
-
-    KEY=VALUE sets any option of the recipe: train.schedule=cosine. `adapterhub options train`
-    lists them, and `adapterhub recipe` writes them all to a file. KEY=VALUE overrides flags, and
-    flags override the recipe.
+    `adapterhub train reviews.csv` is enough: what it leaves open is chosen, and told. KEY=VALUE
+    sets any option of the recipe: train.schedule=cosine. `adapterhub options train` lists them, and
+    `adapterhub recipe` writes them all to a file. KEY=VALUE overrides flags, flags the recipe.
     """
     if show:
         flags["output"] = flags["output"] or "."  # required of a recipe; nothing is written
@@ -127,6 +124,11 @@ def command(
     if show:
         print_rows(recipe, show)
         return
+    _train(recipe, resume=resume, dry_run=dry_run, quiet=quiet, open_report=open_report)
+
+
+def _train(recipe: Recipe, *, resume: bool, dry_run: bool, quiet: bool, open_report: bool) -> None:
+    """Train one run, or print what it would be."""
     from adapterhub.training.preflight import check_run
 
     with showing(_display(quiet)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -16,6 +15,8 @@ from adapterhub.backbones import gguf as our_gguf
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.installed import default_backbone
 from adapterhub.errors import BackboneError
+
+gguf = pytest.importorskip("gguf")
 
 WORDS = ["<unk>", "<s>", "</s>", *(chr(97 + n) for n in range(26)), "▁"]
 WIDTH, MIDDLE, HEADS = 64, 96, 4

@@ -44,7 +44,8 @@ ONE_ADAPTER = {
     "push", "list", "sign", "verify", "tag", "yank", "delete", "registry", "report", "compare",
 }  # fmt: skip
 NO_ADAPTER = {
-    "quickstart", "recipe", "options", "methods", "tasks", "inspect", "login", "logout",
+    "quickstart", "recipe", "options", "methods", "tasks", "backbones", "inspect", "login",
+    "logout",
     "key", "trust", "import",
 }  # fmt: skip
 

@@ -71,6 +71,7 @@ def test_an_empty_registry_has_nothing_to_compare(adapterhub, words):
 
 
 def test_wrong_lines_say_what_to_type(adapterhub, words, tmp_path):
-    refused(adapterhub("suggest", "--train", "x.tsv"), "--backbone is missing")
+    refused(adapterhub("suggest", "--train", "x.tsv"), "no such file: 'x.tsv'")
+    refused(adapterhub("suggest"), "adapterhub suggest FILE")
     refused(adapterhub("suggest", *words, "--task", "tagging"), "tagging")
     refused(adapterhub("suggest", "nobody", *words), "nobody")

@@ -41,10 +41,9 @@ def test_an_invalid_option(train, tmp_path, words, expected):
 def test_flags_are_all_listed_when_missing(adapterhub):
     refused(
         adapterhub("train"),
-        "backbone is missing",
         "data.train is missing",
         "output is missing",
-        "--backbone",
+        "adapterhub train FILE",
     )
 
 
@@ -118,7 +117,7 @@ def test_a_resume_of_another_run(train, trained):
 
 @pytest.mark.parametrize("words", [(), ("--label", "label")])
 @pytest.mark.parametrize(("ending", "task"), [("png", "image"), ("JPG", "image"), ("wav", "audio")])
-def test_a_folder_of_files_names_the_task(words, ending, task, adapterhub, backbone, tmp_path):
+def test_a_folder_of_files_has_a_task(words, ending, task, adapterhub, backbone, tmp_path):
     for name in ("cat/1", "cat/2", "dog/1", "dog/2"):
         path = tmp_path / "files" / f"{name}.{ending}"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +126,8 @@ def test_a_folder_of_files_names_the_task(words, ending, task, adapterhub, backb
                tmp_path / "run", *words)  # fmt: skip
     code, _, err = adapterhub(*command)
     assert code == 2
-    assert f"--task {task}-classification" in err
+    said = {"image": "is no picture", "audio": "is no sound"}
+    assert (f"--task {task}-classification" if words else said[task]) in err
 
 
 @pytest.mark.parametrize("command", ["import", "verify", "publish", "show", "diff"])
