@@ -88,12 +88,14 @@ def _probed(
         from adapterhub.bench.suggest import check_probed, suggest
         from adapterhub.data.examples import sample
         from adapterhub.recipe.recipe import read_draft
-        from adapterhub.tasks import Setting
+        from adapterhub.tasks import Setting, parse_task
         from adapterhub.training.loading import BackboneLoader, KernelChoice
         from adapterhub.training.run_data import NO_EVALUATION, read_data
 
     recipe = read_draft(None, (), flags)
     recipe = replace(recipe, data=replace(recipe.data, eval=NO_EVALUATION))
+    if recipe.task is not None:
+        check_probed(parse_task(recipe.task))
     data = read_data(recipe)
     check_probed(data.task)
     recipe = data.completed(recipe)

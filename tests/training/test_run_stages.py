@@ -132,7 +132,7 @@ def test_a_finished_stage_that_changed_is_refused(recipe, finished, adapterhub, 
 def test_the_dry_run_lists_all_stages_and_writes_nothing(recipe, adapterhub, tmp_path):
     code, out, err = adapterhub("train", recipe, "--dry-run")
     assert code == 0, err
-    for word in ("domain", "masked-lm", "task", "classification", "lora(rank=2)"):
+    for word in ("domain", "masked-lm", "task", "by the data", "lora(rank=2)"):
         assert word in out
     assert not (tmp_path / "run").exists()
 
