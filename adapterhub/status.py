@@ -88,6 +88,24 @@ def paused() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Suppress the reports and progress bars of transformers while it loads or saves."""
+    import transformers
+
+    # A new task head is always missing from the checkpoint; a report of it would only alarm.
+    verbosity = transformers.logging.get_verbosity()
+    bars = transformers.logging.is_progress_bar_enabled()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+        if bars:
+            transformers.logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
 def counting(total: int, text: str) -> Iterator[Callable[[int], None]]:
     """Report work on `total` items; the function that it yields is called with each number done.
 

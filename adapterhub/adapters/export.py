@@ -24,7 +24,7 @@ from adapterhub.adapters.attach import attach
 from adapterhub.adapters.load import adopted_family, load_folder
 from adapterhub.adapters.route import activate
 from adapterhub.anatomy.build import anatomy_of
-from adapterhub.backbones.load import load_backbone, meta_model, quiet_loading
+from adapterhub.backbones.load import load_backbone, meta_model
 from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
 from adapterhub.backbones.probe import probe_batch
 from adapterhub.backbones.same import same
@@ -45,6 +45,7 @@ from adapterhub.interchange.peft.exporter import (
 )
 from adapterhub.interchange.peft.files import PeftFiles, write_peft
 from adapterhub.methods._spec import Spec, parse_methods
+from adapterhub.status import quiet_loading
 
 TARGETS = ("peft", "vllm")
 _TOKENS, _PADDING = 11, 4

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from adapterhub.config.user_folders import user_folder
 from adapterhub.errors import BackboneError
-from adapterhub.status import doing
+from adapterhub.status import doing, quiet_loading
 
 
 class PackagedGguf(NamedTuple):
@@ -96,7 +96,7 @@ def folder_of_gguf(file: Path) -> Path:
                 f"{file} needs the package gguf to be read",
                 hint='pip install "adapterhub[gguf]"',
             )
-        with doing(f"decoding {file.name}"):
+        with doing(f"decoding {file.name}"), quiet_loading():
             _convert(file, folder)
     return folder
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +51,7 @@ from adapterhub.backbones.tokenizer import remember_tokenizer
 from adapterhub.backbones.weights import DTYPES
 from adapterhub.errors import BackboneError, ConfigError, unknown
 from adapterhub.patch import Patch
+from adapterhub.status import quiet_loading
 
 _BROKEN = (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, EOFError,
            ImportError, pickle.UnpicklingError, SafetensorError)  # fmt: skip
@@ -289,19 +289,3 @@ def meta_model(
     model.config._name_or_path = model.name_or_path = name
     _use(family, model)
     return model.eval()  # type: ignore[no-any-return]
-
-
-@contextmanager
-def quiet_loading() -> Iterator[None]:
-    """Suppress the reports and progress bars of transformers while it loads or saves."""
-    # A new task head is always missing from the checkpoint; a report of it would only alarm.
-    verbosity = transformers.logging.get_verbosity()
-    bars = transformers.logging.is_progress_bar_enabled()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(verbosity)
-        if bars:
-            transformers.logging.enable_progress_bar()

@@ -29,7 +29,6 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.route import activate
 from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.layer_timing import without_slow_bf16
-from adapterhub.backbones.load import quiet_loading
 from adapterhub.backbones.pooling import POOLS, trained_length, vector_length
 from adapterhub.backbones.probe import evaluation_mode, probe, probe_batch
 from adapterhub.backbones.processor import processor_of, remember_processor
@@ -46,6 +45,7 @@ from adapterhub.merging.merge import (
     merge,
 )
 from adapterhub.patch import Patch
+from adapterhub.status import quiet_loading
 from adapterhub.tasks import Task
 from adapterhub.tasks.embedding import Embedding
 

@@ -195,7 +195,7 @@ class SpeechRecognition(Generation, SoundTask):
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
         """Return the most probable letters, or the text that the decoder writes."""
-        from adapterhub.backbones.load import quiet_loading
+        from adapterhub.status import quiet_loading
 
         if not model.config.is_encoder_decoder:
             return list(self._spelled(model, data, batch_size))

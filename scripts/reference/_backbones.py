@@ -20,7 +20,6 @@ import adapterhub as ah
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.load import quiet_loading
 from adapterhub.backbones.quantized import QUANTIZATIONS
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.errors import AdapterhubError
@@ -29,6 +28,7 @@ from adapterhub.merging.merge import blockers
 from adapterhub.methods import METHODS, Method
 from adapterhub.methods._base import PlanStep
 from adapterhub.methods._skip_init import skip_init
+from adapterhub.status import quiet_loading
 
 SUPPORT = Path(__file__).parents[2] / "docs/reference/support.md"
 BERT, QWEN, T5 = "bert-base-uncased", "Qwen3-0.6B", "t5-small"

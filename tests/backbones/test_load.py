@@ -9,8 +9,9 @@ import torch
 import transformers
 
 import adapterhub as ah
-from adapterhub.backbones.load import meta_model, quiet_loading
+from adapterhub.backbones.load import meta_model
 from adapterhub.errors import BackboneError, ConfigError
+from adapterhub.status import quiet_loading
 
 
 def test_the_model_is_ready_for_inference(backbone):

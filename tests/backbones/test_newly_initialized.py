@@ -14,13 +14,13 @@ from selection import rotate
 from transformers import PreTrainedModel
 
 import adapterhub as ah
-from adapterhub.backbones.load import quiet_loading
 from adapterhub.backbones.newly_initialized import (
     NEWLY_INITIALIZED,
     initialize_again,
     newly_initialized,
 )
 from adapterhub.backbones.task_models import task_model
+from adapterhub.status import quiet_loading
 
 
 def test_a_new_head_is_newly_initialized(backbone):

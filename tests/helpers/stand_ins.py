@@ -24,6 +24,7 @@ from adapterhub.backbones.find import PACKAGED, PackagedBackbone
 # Name: architecture and task.
 MODELS = {
     "Qwen/Qwen3-0.6B": ("qwen3", "causal-lm"),
+    "HuggingFaceTB/SmolLM2-135M-Instruct": ("llama", "causal-lm"),
     "meta-llama/Llama-3.2-1B": ("llama", "causal-lm"),
     "google-t5/t5-small": ("t5", "seq2seq"),
     "google-bert/bert-base-uncased": ("bert", "features"),
