@@ -51,6 +51,7 @@ SECTIONS = {
 }
 FLAGS = {flag: path for flags in SECTIONS.values() for flag, (path, _) in flags.items()}
 PARAMETERS = {s: tuple(f.replace("-", "_") for f in flags) for s, flags in SECTIONS.items()}
+_OUTPUTS = ("output", "output_dir")
 _LARGEST_RECIPE = 1 << 16  # bytes; data of this size may be a recipe, too
 _OPTIONS = {
     f"{group}{o.name}": o
@@ -146,7 +147,8 @@ def recipe_words(words: tuple[str, ...], flags: dict[str, Any]) -> tuple[str | N
     overrides = [word for word in words if "=" in word and not Path(word).exists()]
     files = [word for word in words if word not in overrides]
     recipes = [word for word in files if is_recipe(word)]
-    data = [word for word in files if word not in recipes] + [flags["train"]] * bool(flags["train"])
+    named = [flags["train"]] if flags["train"] else []
+    data = list(dict.fromkeys([word for word in files if word not in recipes] + named))
     for kind, each in (("recipe", recipes), ("file of training data", data)):
         if len(each) > 1:
             raise ConfigError(
@@ -178,11 +180,24 @@ def is_recipe(file: str) -> bool:
 
 
 def new_output(
-    words: Sequence[str], train: str | None, *, above: str = "runs", resume: bool = False
+    file: str | None,
+    words: Sequence[str],
+    train: str | None,
+    *,
+    above: str = "runs",
+    resume: bool = False,
 ) -> str | None:
-    """Return a new folder for what is trained on some data, or the newest one to resume."""
-    stem = Path(str(train).rstrip("/").removesuffix(".gz")).stem.replace(":", "-")
-    if train is None or not stem or any(word.startswith("output=") for word in words):
+    """Return a new folder for what is trained on some data, or the newest one to resume.
+
+    None if a recipe or an override names one, or if there is nothing to call it by.
+    """
+    typed = {name.strip(): value for name, _, value in (word.partition("=") for word in words)}
+    recipe = load_yaml(file) if file else {}
+    data = recipe.get("data")
+    written = data.get("train") if isinstance(data, Mapping) else data
+    source = typed.get("data.train") or typed.get("data") or train or written or file
+    stem = Path(str(source or "").rstrip("/").removesuffix(".gz")).stem.replace(":", "-")
+    if not stem or any(name in recipe or name in typed for name in _OUTPUTS):
         return None
     names = (f"{above}/{stem}{f'-{n}' * (n > 1)}" for n in itertools.count(1))
     used = list(itertools.takewhile(lambda name: Path(name).exists(), names))

@@ -104,8 +104,8 @@ def command(
         "rows": _numbers(rows),
     }
     file, overrides = recipe_words(words, flags)
-    if file is None and not flags["output"]:
-        flags["output"] = new_output(overrides, flags["train"], above="studies", resume=True)
+    if not flags["output"]:
+        flags["output"] = new_output(file, overrides, flags["train"], above="studies", resume=True)
     output = flags["output"]
     if file is None and output and (Path(output) / "study.yaml").is_file():
         file = str(Path(output) / "study.yaml")

@@ -106,8 +106,8 @@ def command(
     if show:
         flags["output"] = flags["output"] or "."  # required of a recipe; nothing is written
     file, overrides = recipe_words(words, flags)
-    if file is None and not flags["output"]:
-        flags["output"] = new_output(overrides, flags["train"], resume=resume)
+    if not flags["output"]:
+        flags["output"] = new_output(file, overrides, flags["train"], resume=resume)
     if resume and file is None:
         file = _recipe_of(flags["output"])
     if staged := read_staged(file, overrides, nested_flags(flags)):

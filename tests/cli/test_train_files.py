@@ -1,0 +1,72 @@
+"""What is given bare: a file of data, a recipe by its content, both, or something mistyped."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from command_line import refused
+
+from adapterhub.recipe.recipe import read
+
+RECIPE = {"method": "lora(rank=2)", "seed": 3, "train": {"max_steps": 2, "batch_size": 8}}
+STEPS = ("--steps", "2", "--batch-size", "8")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, backbone, data, adapterhub):
+    """A folder with data and recipes; the function trains there with the tiny backbone."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine.csv", "mine.txt"):
+        (tmp_path / name).write_text(data[0].read_text())
+    for name in ("r.yaml", "r.txt", "r.json"):
+        (tmp_path / name).write_text(json.dumps(RECIPE))
+    (tmp_path / "whole.yaml").write_text(json.dumps(RECIPE | {"data": "mine.csv"}))
+    return lambda *words: adapterhub("train", *words, "--backbone", backbone, "--quiet")
+
+
+@pytest.mark.parametrize(
+    ("words", "output"),
+    [
+        (("mine.csv", *STEPS), "runs/mine"),
+        (("mine.txt", *STEPS), "runs/mine"),
+        (("--data", "mine.csv", *STEPS), "runs/mine"),
+        (("data=mine.csv", *STEPS), "runs/mine"),
+        (("data.train=mine.csv", *STEPS), "runs/mine"),
+        (("mine.csv", "--data=mine.csv", *STEPS), "runs/mine"),
+        (("r.yaml", "mine.csv"), "runs/mine"),
+        (("mine.csv", "r.txt"), "runs/mine"),
+        (("r.json", "mine.csv", "--output", "out"), "out"),
+        (("r.json", "mine.csv", "output=out"), "out"),
+        (("whole.yaml",), "runs/mine"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_data_and_recipes_are_told_apart_by_content(words, output, here, tmp_path):
+    code, _, err = here(*words)
+    assert code == 0, err
+    recipe = read(tmp_path / output / "recipe.yaml")
+    assert (recipe.train.max_steps, recipe.task) == (2, "classification")
+    assert recipe.seed == (3 if any(word.startswith(("r.", "whole")) for word in words) else 0)
+
+
+def test_each_run_has_a_folder_of_its_own_and_the_newest_is_resumed(here, tmp_path):
+    for _ in range(2):
+        assert here("mine.csv", *STEPS)[0] == 0
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"mine", "mine-2"}
+    assert here("mine.csv", "--resume", "--steps", "2", "--batch-size", "8")[0] == 0
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"mine", "mine-2"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("mine.cvs",), "did you mean 'mine.csv'"),
+        (("r.yaml", "r.json"), "more than one recipe"),
+        (("mine.csv", "mine.txt"), "--eval mine.txt"),
+        (("mine.csv", "--train", "mine.txt"), "more than one file of training data"),
+        (("lroa",), "no such file: 'lroa'"),
+    ],
+)
+def test_what_cannot_be_meant_says_what_to_type(words, said, here):
+    refused(here(*words), said)
