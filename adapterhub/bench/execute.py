@@ -37,6 +37,7 @@ from adapterhub.pages.predictions import outcomes_of
 from adapterhub.recipe.output_folder import RECIPE
 from adapterhub.recipe.recipe import DATA_SOURCES, Recipe
 from adapterhub.tasks import Prediction
+from adapterhub.tasks._by_data import DEFAULT
 from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.prepare import PreparedRun
 from adapterhub.training.run import RunOutcome, run
@@ -75,7 +76,7 @@ class TaskContext:
 
     def _deciding(self) -> dict[str, Any]:
         """Return of the recipe what results depend on, without the method."""
-        recipe = {k: v for k, v in to_dict(self.recipe).items() if k not in _NOT_DECIDING}
+        recipe = {k: v for k, v in _options(self.recipe).items() if k not in _NOT_DECIDING}
         recipe["data"] = {k: v for k, v in recipe["data"].items() if k not in DATA_SOURCES}
         found: dict[str, Any] = _without_neutral(recipe)
         return found
@@ -207,9 +208,15 @@ def _test(
     return {name: float(value) for name, value in metrics.items()}, rows
 
 
+def _options(recipe: Recipe) -> dict[str, Any]:
+    """Return the options of a recipe; a task that it left open was the default in all records."""
+    options = to_dict(recipe)
+    return options | {"task": options["task"] or DEFAULT}
+
+
 def _origin(context: TaskContext) -> dict[str, Any]:
     """Return where results of a task come from: recipe, data, backbone, device and versions."""
-    recipe = {k: v for k, v in to_dict(context.recipe).items() if k not in ("output", "data")}
+    recipe = {k: v for k, v in _options(context.recipe).items() if k not in ("output", "data")}
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
     return {

@@ -16,6 +16,7 @@ from adapterhub.methods._described import check_spec
 from adapterhub.recipe.output_folder import writing
 from adapterhub.recipe.recipe import Recipe, read_draft
 from adapterhub.tasks import parse_task
+from adapterhub.tasks._by_data import DEFAULT
 
 METHODS_COMPARED = ("head", "bitfit", "lora", "pfeiffer", "mam", "full")
 USUAL_BASELINE = "lora"
@@ -307,5 +308,5 @@ def _with_recorded(begun: Study, study: Study) -> Study:
 
 def _identity(study: Study, output: Path) -> str:
     """Return what a study in a folder runs: it may have been moved there from elsewhere."""
-    recipe = replace(study.recipe, output=str(output))
+    recipe = replace(study.recipe, output=str(output), task=study.recipe.task or DEFAULT)
     return Study(recipe, replace(study.bench, recorded=())).to_yaml()

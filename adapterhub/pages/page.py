@@ -165,7 +165,7 @@ def chosen_note(evaluations: Sequence[Mapping[str, Any]], rows: int, *, tested: 
     same = f"the same {rows:,} rows chose the {'epoch' if by_epoch else 'step'}"
     if tested:
         return f"{same}; the test rows chose nothing"
-    return f"{same}; rows that choose nothing: --test FILE or --test 0.1"
+    return f"{same}; --test 0.1 holds others out"
 
 
 def _best_note(run: RunFiles) -> str:

@@ -327,6 +327,7 @@ LINES: dict[str, list[str]] = {
     "methods": ["REASON"],
     "tasks": ["REASON"],
     "inspect": ["evil"],
+    "backbones": [""],
     "quickstart": ["REASON"],
     "key": ["new REASON", "show data.tsv"],
     "sign": ["./run --key bad.yaml", "./run --key data.tsv --name REASON"],
@@ -480,9 +481,11 @@ def test_all_output_goes_through_one_module() -> None:
     assert sorted(set(found)) == [
         "cli/__init__.py: click.echo",  # the message of an AdapterhubError
         "cli/__init__.py: sys.stderr.write",  # a traceback
+        "cli/_answers.py: click.echo",  # pieces of a streamed text, made printable
         "cli/_format.py: Console",
         "cli/_format.py: Table",  # a copy of one with fewer columns
         "cli/_format.py: click.echo",
+        "cli/_live.py: click.echo",  # the prompt
         "errors.py: warnings.warn",
         "loop/report.py: Console",
         "loop/report.py: print",

@@ -32,6 +32,7 @@ from adapterhub.bench.results import study_results
 from adapterhub.bench.study import Study, keep_study, read_study
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import parse_task
+from adapterhub.tasks._by_data import DEFAULT
 
 WORKER = Path(script.__file__).with_name("peer_worker.py")
 HERE = ("peft", "transformers")  # adapters needs another transformers
@@ -272,7 +273,7 @@ def refused(study: Study, tmp_path: Path, word: str) -> None:
     ours, _, _ = planned(study_of(study), tmp_path)
     (context,) = ours.contexts.values()
     recipe = study_of(study, word).recipe
-    run = replace(context.data.run, task=parse_task(recipe.task))
+    run = replace(context.data.run, task=parse_task(recipe.task or DEFAULT))
     changed = replace(context, recipe=recipe, data=replace(context.data, run=run))
     plan = plan_peers(replace(ours, contexts={"train": changed}), LORA,
                       {"peft": SimpleNamespace()})  # type: ignore[dict-item]  # fmt: skip

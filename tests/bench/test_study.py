@@ -41,7 +41,7 @@ def test_tasks_differ_in_what_they_name_and_share_the_rest() -> None:
     study = read_study(None, ["train.batch_size=8"], {"backbone": "b"}, {"tasks": tasks})
     recipes = study.tasks()
     assert [recipe.data.train for recipe in recipes.values()] == ["sst2.tsv", "stsb.tsv"]
-    assert [recipe.task for recipe in recipes.values()] == ["classification", "regression"]
+    assert [recipe.task for recipe in recipes.values()] == [None, "regression"]
     assert {recipe.train.batch_size for recipe in recipes.values()} == {8}
     assert study.tests() == {"sst2": "sst2-test.tsv"}
 
