@@ -12,7 +12,9 @@ import hashlib
 import json
 import math
 import os
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -360,22 +362,33 @@ class JsonLines(Reporter):
 
 
 class TensorBoard(Reporter):
-    """TensorBoard scalars in `folder`; if TensorBoard is not installed, one note on the console."""
+    """TensorBoard scalars in `folder`; if TensorBoard is not installed, one note on the console.
+
+    The events are written here and not by `SummaryWriter`, whose thread prints a traceback if the
+    disk is full.
+    """
 
     def __init__(self, folder: Path, console: Reporter) -> None:
-        self.folder, self.console = folder, console
-        self.writer: Any = None
+        self.folder = folder
+        self.console = console
+        self.records: Any = None
 
     def start(self, total: int, done: int) -> None:
         """Open a new event file, or tell the user that TensorBoard is missing."""
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.compat.proto.event_pb2 import SessionLog
+            from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError:
             self.console.note("TensorBoard is not installed: no events (pip install tensorboard)")
             return
+        host = socket.gethostname()
+        path = self.folder / f"events.out.tfevents.{time.time_ns()}.{host}.{os.getpid()}"
         with writing(self.folder):
-            # TensorBoard drops what earlier files have from the step `purge_step` on.
-            self.writer = SummaryWriter(self.folder, purge_step=done + 1)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.records = RecordWriter(open(path, "xb"))  # noqa: SIM115
+        self._add(file_version="brain.Event:2")
+        # TensorBoard drops what earlier files have from this step on.
+        self._add(step=done + 1, session_log=SessionLog(status=SessionLog.START))
 
     def trained(self, line: TrainingLine, timing: Timing) -> None:
         """Write loss, learning rates and speed."""
@@ -389,21 +402,31 @@ class TensorBoard(Reporter):
 
     def flush(self) -> None:
         """Write the events to disk."""
-        if self.writer is not None:
+        if self.records is not None:
             with writing(self.folder):
-                self.writer.flush()
+                self.records.flush()
 
     def close(self) -> None:
         """Close the event file."""
-        if self.writer is not None:
+        if self.records is not None:
             with writing(self.folder):
-                self.writer.close()
+                self.records.close()
 
     def _scalars(self, scalars: Mapping[str, float], step: int) -> None:
-        if self.writer is not None:
-            with writing(self.folder):
-                for name, value in scalars.items():
-                    self.writer.add_scalar(name, value, step)
+        if self.records is None:
+            return
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        for name, value in scalars.items():
+            self._add(
+                step=step, summary=Summary(value=[Summary.Value(tag=name, simple_value=value)])
+            )
+
+    def _add(self, **fields: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        with writing(self.folder):
+            self.records.write(Event(wall_time=time.time(), **fields).SerializeToString())
 
 
 def reporter_for(output: Path, options: TrainOptions, *, quiet: bool = False) -> Reporter:
