@@ -50,7 +50,7 @@ def anchors(page: str) -> Counter[str]:
 
 def commands() -> dict[str, click.Command]:
     """Every command by its words, with those of groups."""
-    context, found = click.Context(group), {}
+    context, found = click.Context(group, **group.context_settings), {}
     for name in COMMANDS:
         command = found[name] = group.get_command(context, name)
         found |= {f"{name} {n}": c for n, c in getattr(command, "commands", {}).items()}

@@ -34,7 +34,7 @@ def _page() -> Iterator[str]:
     for heading, names in HEADINGS.items():
         yield f"**{heading}**\n"
         yield "".join(f"- [`{name}`](#{name}): {prose(COMMANDS[name])}\n" for name in names)
-    context = click.Context(group, info_name="adapterhub")
+    context = click.Context(group, info_name="adapterhub", **group.context_settings)
     for heading, names in HEADINGS.items():
         yield f"## {heading}\n"
         for name in names:

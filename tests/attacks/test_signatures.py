@@ -132,7 +132,9 @@ OTHERS = {"sign", "verify", "yank", "push", "tag", "delete"}
 def test_every_command_that_takes_an_adapter_is_attacked():
     taking = set()
     for name in cli.COMMANDS:
-        command = cli.group.get_command(click.Context(cli.group), name)
+        command = cli.group.get_command(
+            click.Context(cli.group, **cli.group.context_settings), name
+        )
         arguments = {p.name for p in command.params if isinstance(p, click.Argument)}
         if arguments & {"reference", "references", "source"}:
             taking.add(name)

@@ -84,7 +84,7 @@ def check_examples(name):
         command = cli.group.get_command(None, called)
         while isinstance(command, click.Group):
             command = command.commands[words.pop(0)]
-        command.make_parser(click.Context(command)).parse_args(words)
+        command.make_parser(click.Context(command, **command.context_settings)).parse_args(words)
 
 
 def test_each_help_text_says_where_to_go_on(subtests):

@@ -32,7 +32,7 @@ FOLDERS_ONLY = {"publish", "push", "import"}
 
 def commands():
     """Yield each command with the names of its arguments and options."""
-    context = click.Context(cli.group)
+    context = click.Context(cli.group, **cli.group.context_settings)
     for name in cli.COMMANDS:
         command = cli.group.get_command(context, name)
         arguments = {p.name for p in command.params if isinstance(p, click.Argument)}

@@ -33,7 +33,7 @@ def pages(command: click.Command, words: tuple[str, ...]) -> list[tuple[str, ...
 
 
 def all_pages() -> list[tuple[str, ...]]:
-    context = click.Context(group)
+    context = click.Context(group, **group.context_settings)
     found: list[tuple[str, ...]] = [("--help",), ("--help", "--all"), ("options",)]
     for name in COMMANDS:
         command = group.get_command(context, name)
