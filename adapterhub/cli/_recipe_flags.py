@@ -51,6 +51,9 @@ SECTIONS = {
 }
 FLAGS = {flag: path for flags in SECTIONS.values() for flag, (path, _) in flags.items()}
 PARAMETERS = {s: tuple(f.replace("-", "_") for f in flags) for s, flags in SECTIONS.items()}
+_STUDIES = ("stages", "bench")
+_OF_RECIPES = {"backbone", "method", "task", "tasks", "data", "train", "from", "output", *_STUDIES}
+_LISTS = {"method", "new_tokens", "on", "stages"}
 _OUTPUTS = ("output", "output_dir")
 _LARGEST_RECIPE = 1 << 16  # bytes; data of this size may be a recipe, too
 _OPTIONS = {
@@ -173,10 +176,13 @@ def is_recipe(file: str) -> bool:
     if not path.is_file() or path.stat().st_size > _LARGEST_RECIPE:
         return False
     try:
-        keys = load_yaml(path).keys()
+        options = load_yaml(path)
     except ConfigError:
         return False
-    return bool(keys & {"backbone", "method", "data", "train", "stages"})
+    # Data may be an object, too: of columns, or with a list of rows, {"data": [...]}.
+    known = all(name in _STUDIES or NAMES.own_name(name) for name in options)
+    lists = {name for name, value in options.items() if isinstance(value, list)}
+    return known and bool(options.keys() & _OF_RECIPES) and lists <= _LISTS
 
 
 def new_output(

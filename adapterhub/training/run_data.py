@@ -107,6 +107,11 @@ def read_data(recipe: Recipe) -> RunData:
             stream, or is missing for one.
         DataError: the data is missing or broken, or does not fit the task.
     """
+    data = _read(recipe)
+    return data if recipe.backbone else _with_backbone(data)
+
+
+def _read(recipe: Recipe) -> RunData:
     if recipe.tasks:
         data = _read_tasks(recipe)
     elif recipe.data.stream:
@@ -117,7 +122,7 @@ def read_data(recipe: Recipe) -> RunData:
     else:
         data = _table_data(recipe)
     check_options(recipe, data)
-    return data if recipe.backbone else _with_backbone(data)
+    return data
 
 
 def _with_backbone(data: RunData) -> RunData:
@@ -257,8 +262,7 @@ def _read_tasks(recipe: Recipe) -> RunData:
             expected="a stream for a run with one task: the shares of tasks follow their rows",
             hint="one task, or data.stream=false",
         )
-    of_tasks = {name: recipe.of_task(name) for name in recipe.tasks}
-    parts = {name: read_data(replace(own, backbone="?")) for name, own in of_tasks.items()}
+    parts = {name: _read(recipe.of_task(name)) for name in recipe.tasks}
     weights = {name: own.weight for name, own in recipe.tasks.items()}
     first = next(iter(parts.values()))
     return RunData(

@@ -21,6 +21,13 @@ def here(tmp_path, monkeypatch, backbone, data, adapterhub):
         (tmp_path / name).write_text(data[0].read_text())
     for name in ("r.yaml", "r.txt", "r.json"):
         (tmp_path / name).write_text(json.dumps(RECIPE))
+    rows = [dict(zip(("text", "label"), line.split("\t"), strict=True))
+            for line in data[0].read_text().splitlines()[1:]]  # fmt: skip
+    (tmp_path / "data.json").write_text(json.dumps({"data": rows}))
+    (tmp_path / "train.json").write_text(json.dumps({"train": rows}))
+    (tmp_path / "columns.json").write_text(
+        json.dumps({name: [row[name] for row in rows] for name in ("text", "label")})
+    )
     (tmp_path / "whole.yaml").write_text(json.dumps(RECIPE | {"data": "mine.csv"}))
     return lambda *words: adapterhub("train", *words, "--backbone", backbone, "--quiet")
 
@@ -39,6 +46,9 @@ def here(tmp_path, monkeypatch, backbone, data, adapterhub):
         (("r.json", "mine.csv", "--output", "out"), "out"),
         (("r.json", "mine.csv", "output=out"), "out"),
         (("whole.yaml",), "runs/mine"),
+        (("data.json", *STEPS), "runs/data"),
+        (("train.json", *STEPS), "runs/train"),
+        (("columns.json", *STEPS), "runs/columns"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
