@@ -17,8 +17,11 @@ from adapterhub.data.split import hold_out, strata_of
 from adapterhub.data.tables import has_split, is_on_hub, read_table
 from adapterhub.data.text_stream import TextStream, open_stream
 from adapterhub.errors import ConfigError, unknown
+from adapterhub.files.native import read_manifest
+from adapterhub.files.run_folder import backbone_of_adapter
 from adapterhub.loop.processes import readers
 from adapterhub.recipe.recipe import Recipe
+from adapterhub.registry.pull import pull
 from adapterhub.tasks import Task, parse_task
 from adapterhub.tasks._by_data import DEFAULT, task_by_data
 from adapterhub.training.stream import ExampleStream, open_examples
@@ -108,7 +111,7 @@ def read_data(recipe: Recipe) -> RunData:
         DataError: the data is missing or broken, or does not fit the task.
     """
     data = _read(recipe)
-    return data if recipe.backbone else _with_backbone(data)
+    return data if recipe.backbone else _with_backbone(recipe, data)
 
 
 def _read(recipe: Recipe) -> RunData:
@@ -125,10 +128,14 @@ def _read(recipe: Recipe) -> RunData:
     return data
 
 
-def _with_backbone(data: RunData) -> RunData:
-    """Choose a backbone for the task of some data."""
-    first = next(iter(data.parts.values()), data)
-    backbone, place = default_backbone(first.task.head)
+def _with_backbone(recipe: Recipe, data: RunData) -> RunData:
+    """Choose a backbone: that of the adapter to start from or to be on top of, or by the task."""
+    if trained := [name for name in (recipe.from_, *recipe.on) if name]:
+        folder = pull(trained[0])
+        backbone, place = backbone_of_adapter(folder, read_manifest(folder))[0], trained[0]
+    else:
+        first = next(iter(data.parts.values()), data)
+        backbone, place = default_backbone(first.task.head)
     note = f"backbone: {backbone} ({place}); another one: --backbone ID (adapterhub backbones)"
     return replace(data, backbone=backbone, chosen=(*data.chosen, note))
 
