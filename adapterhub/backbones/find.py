@@ -8,7 +8,6 @@ configuration or tokenizer would change the outputs as much as changed weights.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from adapterhub.backbones.early_checks import is_hub_id as is_hub_id
 from adapterhub.backbones.early_checks import is_local_name as is_local_name
 from adapterhub.backbones.gguf import PACKAGED_GGUF, find_gguf, is_gguf
 from adapterhub.backbones.hub_guard import guarded_hub
-from adapterhub.backbones.local_folders import recorded_folder
+from adapterhub.backbones.local_folders import package_folder, recorded_folder
 from adapterhub.errors import BackboneError
 from adapterhub.status import paused
 
@@ -188,10 +187,10 @@ def _download(backbone: str, revision: str | None) -> str:
 
 
 def _packaged_folder(backbone: str, packaged: PackagedBackbone) -> Path:
-    spec = importlib.util.find_spec(packaged.package)
-    if spec is None or spec.origin is None:
+    place = package_folder(packaged.package)
+    if place is None:
         raise not_found(backbone, "the Hub is unreachable, and the package is not installed")
-    folder = Path(spec.origin).parent / packaged.folder
+    folder = place / packaged.folder
     if problems := list(_package_problems(folder, packaged.files)):
         raise BackboneError(
             f"the package {packaged.package} does not contain the files of {backbone}",

@@ -16,6 +16,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+from adapterhub.backbones.local_folders import package_folder
 from adapterhub.config.user_folders import user_folder
 from adapterhub.errors import BackboneError
 from adapterhub.status import doing, quiet_loading
@@ -56,8 +57,8 @@ def is_gguf(backbone: str) -> bool:
 def packaged_file(name: str) -> Path | None:
     """Return the file of a packaged model, or None if its package is not installed."""
     packaged = PACKAGED_GGUF[name]
-    spec = importlib.util.find_spec(packaged.package)
-    file = Path(spec.origin).parent / packaged.file if spec and spec.origin else None
+    place = package_folder(packaged.package)
+    file = place / packaged.file if place else None
     return file if file is not None and file.is_file() else None
 
 

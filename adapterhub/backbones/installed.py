@@ -5,7 +5,6 @@ Only names and configurations are read, so that a command can choose before it i
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from huggingface_hub import constants
 
 from adapterhub.backbones.find import PACKAGED
 from adapterhub.backbones.gguf import PACKAGED_GGUF, packaged_file
-from adapterhub.backbones.local_folders import remembered_folders
+from adapterhub.backbones.local_folders import package_folder, remembered_folders
 
 ENCODER, LANGUAGE_MODEL, SEQ2SEQ = "encoder", "language model", "text to text"
 PICTURES, PICTURES_WITH_TEXT, SOUND, SPEECH = "pictures", "pictures with text", "sound", "speech"
@@ -113,11 +112,8 @@ def default_backbone(task: str) -> tuple[str, str]:
 
 def _packaged() -> Iterator[FoundBackbone]:
     for name, packaged in PACKAGED.items():
-        spec = importlib.util.find_spec(packaged.package)
-        if spec is not None and spec.origin is not None:
-            folder = Path(spec.origin).parent / packaged.folder
-            yield from _found(name, folder, "installed")
-
+        if (place := package_folder(packaged.package)) is not None:
+            yield from _found(name, place / packaged.folder, "installed")
     for name in PACKAGED_GGUF:
         if (file := packaged_file(name)) is not None:
             yield FoundBackbone(name, LANGUAGE_MODEL, file.stat().st_size, "installed")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import secrets
@@ -58,6 +59,12 @@ def recorded_folder(name: str) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return folder if isinstance(folder, str) and os.path.isabs(folder) else None
+
+
+def package_folder(package: str) -> Path | None:
+    """Return the folder of an installed package, which is not imported; None if it is missing."""
+    spec = importlib.util.find_spec(package)
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 
 def remembered_folders() -> list[str]:
