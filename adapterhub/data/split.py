@@ -17,7 +17,7 @@ from adapterhub.errors import DataError
 
 E = TypeVar("E")
 
-_LABELS = frozenset({"label", "tags", "answers"})
+_LABELS = frozenset({"label", "labels", "tags", "answers"})
 _SHARE = 0.1
 _MIN_TOTAL, _MIN_HELD_OUT, _MOST_HELD_OUT = 10, 20, 10_000
 _LARGEST_SHARE = 0.2  # of a small data set
@@ -53,7 +53,7 @@ def _labels_of(example: Any) -> list[Hashable]:
     tags = getattr(example, "tags", None)
     if tags is not None:
         return sorted({tag.partition("-")[2] for tag in tags if "-" in tag})
-    label = getattr(example, "label", None)
+    label = getattr(example, "labels", getattr(example, "label", None))
     if isinstance(label, list | tuple | set | frozenset):
         return list(label)
     return [label] if isinstance(label, str) else []

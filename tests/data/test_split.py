@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from task_cases import CASES
 
 from adapterhub.data.examples import Example
+from adapterhub.data.options import DataOptions
 from adapterhub.data.split import content_of, hold_out, strata_of
 from adapterhub.errors import DataError
+from adapterhub.tasks import parse_task
+from adapterhub.tasks.multi_label import LabelledText
 
 
 def examples(counts: dict[str, int]) -> list[Example]:
@@ -83,3 +88,25 @@ def test_the_rarest_tag_is_the_stratum_of_a_sentence() -> None:
     rows = [Tagged("a", ("O", "B-x", "I-x")), Tagged("b", ("B-x", "B-y")), Tagged("c", ("O",))]
     assert strata_of(rows) == ["x", "y", None]
     assert content_of(rows[0]) == ("a",)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_the_labels_of_every_task_divide_its_rows(name: str, tmp_path: Path) -> None:
+    """Whatever the examples of a task call them: no label is in the held-out rows alone."""
+    task = parse_task(CASES[name].task)
+    source = str(CASES[name].data(tmp_path))
+    task, choice = task.fitted(source, DataOptions(), "train")
+    rows = task.read(source, choice.options, "train")
+    if not task.labels(rows):
+        return
+    assert len(set(strata_of(rows))) > 1
+    train, evaluation = hold_out(rows, 0, strata_of(rows))
+    assert set(task.labels(evaluation)) <= set(task.labels(train))
+
+
+def test_a_label_of_one_row_stays_in_training() -> None:
+    common = [LabelledText(f"text {i}", labels=("a", "b")[: i % 3]) for i in range(60)]
+    for seed in range(20):
+        rows = [*common, LabelledText("rare", labels=("a", "c"))]
+        train, _ = hold_out(rows, seed, strata_of(rows))
+        assert rows[-1] in train
