@@ -33,7 +33,7 @@ RECIPE: dict[str, Any] = {
 
 CHAT_RECIPE: dict[str, Any] = {
     "task": "causal-lm(generate=true, new_tokens=40)",
-    "train": {"tensorboard": False, "epochs": 3, "batch_size": 8},
+    "train": {"tensorboard": False, "epochs": 3, "batch_size": 8, "max_length": 256},
 }
 TICKET = "Hello, the dishwasher that I ordered is still not here, and I need it today!"
 SHOWN = 3  # held-out tickets with both answers

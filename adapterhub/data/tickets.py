@@ -37,8 +37,8 @@ _TO_LEARN = _Words(
      "backpack", "printer", "toaster", "office chair", "camera", "sleeping bag", "drill"),
     {
         "billing": ("I was charged twice for the {}.", "The invoice of my {} has the wrong amount.",
-                    "You have not refunded the {} that I sent back.", "Why does the {} cost more on "
-                    "my bill than in the shop?", "Please send me the receipt of the {}.",
+                    "You have not refunded the {} that I sent back.", "The {} was cheaper in the "
+                    "shop than on my bill.", "Please send me the receipt of the {}.",
                     "My voucher was not counted for the {}.", "The bill has a wrong tax number."),
         "delivery": ("The {} has not arrived.", "The courier left my {} in the rain.",
                      "Where is the parcel with the {}?", "Please send the {} to my new address.",

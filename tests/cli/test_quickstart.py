@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import errno
 import importlib
+import json
 import signal
 
 import pytest
+import stand_ins
+
+from adapterhub.data import tickets
 
 quickstart = importlib.import_module("adapterhub.cli.quickstart")
 
@@ -73,3 +77,43 @@ def test_what_stops_it_is_continued_by_a_command_that_exists(
     command = f"adapterhub train --resume --output {tmp_path / 'runs' / 'head'}"
     assert command in err
     assert (tmp_path / "runs" / "head" / "recipe.yaml").is_file()  # which that command reads
+
+
+def test_a_chat_is_taught_and_both_answers_are_shown(small, adapterhub, tmp_path, monkeypatch):
+    """On a language model of bytes with random weights: the score is low, and all steps are run."""
+    folder = tmp_path / "language-model"
+    folder.mkdir()
+    for name, content in stand_ins.files("Qwen/Qwen3-0.6B").items():
+        (folder / name).write_bytes(content)
+    recipe = {
+        "backbone": str(folder), "task": "causal-lm(generate=true, new_tokens=4)",
+        "train": {"tensorboard": False, "report": False, "max_steps": 2, "batch_size": 2,
+                  "max_length": 400},
+    }  # fmt: skip
+    monkeypatch.setattr(quickstart, "CHAT_RECIPE", recipe)
+    monkeypatch.setattr(tickets, "HELD_OUT", 5)
+    code, out, err = adapterhub("quickstart", "--chat", "--output", tmp_path / "runs", "--quiet")
+    assert code == 0, err
+    scores = [line for line in out.splitlines() if "exact match" in line]
+    assert [line.split("exact match")[1].split(" (")[0].strip() for line in scores] == ["0.000"] * 2
+    assert all(line.endswith("n = 5)") for line in scores)
+    assert out.count("\nbefore") == out.count("\nafter") == quickstart.SHOWN
+    ((*_, command, adapter, text),) = small
+    assert (command, adapter) == ("predict", str(tmp_path / "runs/lora/adapter"))
+    assert text == quickstart.TICKET
+
+
+def test_tickets_are_told_apart_by_sentences_and_products():
+    """What is asked was not learned: no ticket, and no sentence of one, is on both sides."""
+    train, held_out = tickets.load_tickets()
+    assert (len(train), len(held_out)) == (tickets.TRAIN, tickets.HELD_OUT)
+
+    def sentences(chats):
+        return {part for chat in chats for part in chat["messages"][0]["content"].split(". ")[:1]}
+
+    assert not sentences(train) & sentences(held_out)
+    for chat in (*train, *held_out):
+        fields = json.loads(chat["messages"][-1]["content"])
+        assert list(fields) == ["team", "product", "urgency"]
+        assert fields["product"] is None or fields["product"] in chat["messages"][0]["content"]
+    assert tickets.instructed(train[0])["messages"][1:] == train[0]["messages"]
