@@ -1,0 +1,261 @@
+"""What trained weights show that random ones cannot: SmolLM2 and Flan-T5.
+
+    make real-models
+    python benchmarks/real_models.py CLAIM --texts gsm8k/test.jsonl [--pairs multi30k/]
+    python benchmarks/real_models.py CLAIM --table
+
+Claims, each with its record in benchmarks/results/:
+
+    quantization   the perplexity of texts that no run sees, in four precisions
+    methods        60 steps on tickets with the default options of each method: exact match on
+                   held-out tickets, and what is forgotten: KL(backbone || adapted) per token
+    rates          loss on held-out rows after 30 steps at five learning rates around the default
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import importlib.util
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import records
+import torch
+
+import adapterhub as ah
+from adapterhub.data.tickets import load_tickets
+from adapterhub.loop.report import Reporter
+from adapterhub.recipe.recipe import read
+from adapterhub.training.run import run
+
+ROOT = Path(__file__).parents[1]
+PRECISIONS = {"fp32": {"dtype": "fp32"}, "bf16": {"dtype": "bf16"},
+              "int8": {"quantize": "int8"}, "nf4": {"quantize": "nf4"}}  # fmt: skip
+METHODS = ("lora", "lora(sites=['attn.*', 'ffn.*'])", "dora", "pfeiffer", "mam", "ia3", "prefix",
+           "prompt", "full")  # fmt: skip
+SWEPT = ("lora", "pfeiffer", "prefix", "prompt", "ia3", "full")
+FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)
+TEXTS, STEPS, QUICK_STEPS = 100, 60, 30
+
+
+def main() -> None:
+    """Measure a claim and write its record, or print its table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("claim", choices=sorted(CLAIMS))
+    parser.add_argument("--texts", type=Path, help="GSM8K's test.jsonl")
+    parser.add_argument("--pairs", type=Path, help="the folder of Multi30k")
+    parser.add_argument("--table", action="store_true")
+    options = parser.parse_args()
+    measure, table = CLAIMS[options.claim]
+    name = f"real-models-{options.claim}"
+    if options.table:
+        print(table((records.read(name) or {})["rows"]))
+        return
+    rows = []
+    for row in measure(options):
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        records.write(name, {"rows": rows, "threads": torch.get_num_threads()})
+
+
+def folder_of(name: str) -> str:
+    """Return the folder of a real model.
+
+    Raises:
+        SystemExit: it was not made.
+    """
+    spec = importlib.util.spec_from_file_location("real_models", ROOT / "scripts/real_models.py")
+    assert spec
+    assert spec.loader
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    if (folder := script.folder_of(name)) is None:
+        raise SystemExit(f"{name} is not in build/models: make real-models")
+    return str(folder)
+
+
+def texts(options: argparse.Namespace) -> list[str]:
+    """Return questions with their answers."""
+    lines = options.texts.read_text(encoding="utf-8").splitlines()[:TEXTS]
+    return [f"{row['question']}\n{row['answer']}" for row in map(json.loads, lines)]
+
+
+# Quantization
+
+
+def quantization(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield the loss of the texts in each precision."""
+    for name, how in PRECISIONS.items():
+        model, tokenizer = ah.load_backbone(folder_of("smollm2"), task="causal-lm", **how)
+        total = count = 0.0
+        for text in texts(options):
+            ids = tokenizer(text, return_tensors="pt")["input_ids"]
+            with torch.no_grad():
+                loss = model(input_ids=ids, labels=ids).loss.item()
+            total, count = total + loss * (ids.shape[1] - 1), count + ids.shape[1] - 1
+        size = sum(p.numel() * p.element_size() for p in model.parameters())
+        yield {"precision": name, "loss": total / count, "bytes": size}
+
+
+def quantization_table(rows: list[dict[str, Any]]) -> str:
+    """Return the table of the precisions."""
+    first = rows[0]["loss"]
+    lines = ["| weights | perplexity | rise | size, MB |", "|---|---|---|---|"]
+    for row in rows:
+        perplexity, rise = (
+            float(torch.tensor(x).exp()) for x in (row["loss"], row["loss"] - first)
+        )
+        size = row["bytes"] / 1e6
+        lines.append(f"| {row['precision']} | {perplexity:.2f} | {rise - 1:.1%} | {size:,.0f} |")
+    return "\n".join(lines)
+
+
+# Methods
+
+
+def methods(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield what each method learned of the tickets, and how far it went from the backbone."""
+    asked = texts(options)[:40]
+    for method in METHODS:
+        with tempfile.TemporaryDirectory() as folder:
+            start = time.perf_counter()
+            outcome = on_tickets(method, Path(folder), STEPS, generate=True)
+            seconds = time.perf_counter() - start
+            opened = ah.open(outcome.folder)
+            yield {
+                "method": method, "exact_match": outcome.metrics["exact_match"],
+                "loss": outcome.metrics["loss"], "trained": outcome.parameters,
+                "kl": divergence(opened, asked), "seconds": round(seconds, 1),
+            }  # fmt: skip
+
+
+def on_tickets(
+    method: str, folder: Path, steps: int, *, generate: bool = False, rate: float | None = None
+) -> Any:
+    """Train SmolLM2 on tickets."""
+    files = {"train": folder / "train.jsonl", "eval": folder / "eval.jsonl"}
+    for file, chats in zip(files.values(), load_tickets(), strict=True):
+        file.write_text("".join(json.dumps(chat) + "\n" for chat in chats), encoding="utf-8")
+    task = "causal-lm(generate=true, new_tokens=40)" if generate else "causal-lm"
+    return train("smollm2", method, task, files, folder / "run", steps, rate)
+
+
+def train(
+    model: str, method: str, task: str, files: dict[str, Path], output: Path, steps: int,
+    rate: float | None,
+) -> Any:  # fmt: skip
+    """Train so many steps of 8 rows, in fp32; evaluate at the end."""
+    settings = {
+        "max_steps": steps, "batch_size": 8, "eval_every": 1_000_000, "learning_rate": rate,
+        "tensorboard": False, "report": False,
+    }  # fmt: skip
+    flags = {
+        "backbone": folder_of(model), "method": method, "task": task, "output": str(output),
+        "dtype": "fp32", "data": {name: str(file) for name, file in files.items()},
+        "train": {name: value for name, value in settings.items() if value is not None},
+    }  # fmt: skip
+    return run(read(flags=flags), Reporter())
+
+
+def divergence(opened: Any, asked: list[str]) -> float:
+    """Return the mean over the tokens of texts of KL(backbone || adapted), in nats."""
+    total = count = 0.0
+    for text in asked:
+        inputs = opened.tokenizer(text, return_tensors="pt")
+        with torch.no_grad():
+            after = opened.model(**inputs).logits.log_softmax(-1)
+            with ah.disabled(opened.model):
+                before = opened.model(**inputs).logits.log_softmax(-1)
+        tokens = (before.exp() * (before - after[:, -before.shape[1] :])).sum(-1)
+        total, count = total + tokens.sum().item(), count + tokens.numel()
+    return total / count
+
+
+def methods_table(rows: list[dict[str, Any]]) -> str:
+    """Return the table of the methods."""
+    lines = ["| method | trained | exact match | loss | forgotten, nats a token | time, s |",
+             "|---|---|---|---|---|---|"]  # fmt: skip
+    lines += [
+        f"| `{row['method']}` | {row['trained']:,} | {row['exact_match']:.2f} | {row['loss']:.3f} "
+        f"| {row['kl']:.4f} | {row['seconds']:.0f} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+# Learning rates
+
+
+def rates(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield the loss on held-out rows of each method at five rates, on both models."""
+    from adapterhub.methods import METHODS as known
+
+    for model in ("smollm2", "flan-t5-small")[: 2 if options.pairs else 1]:
+        for method in SWEPT:
+            for factor in FACTORS:
+                rate = known[method]().learning_rate * factor
+                with tempfile.TemporaryDirectory() as folder:
+                    if model == "smollm2":
+                        outcome = on_tickets(method, Path(folder), QUICK_STEPS, rate=rate)
+                    else:
+                        outcome = on_pairs(options.pairs, method, Path(folder), rate)
+                    loss = outcome.metrics["loss"]
+                yield {
+                    "model": model,
+                    "method": method,
+                    "rate": rate,
+                    "factor": factor,
+                    "loss": loss,
+                }
+
+
+def on_pairs(source: Path, method: str, folder: Path, rate: float) -> Any:
+    """Train Flan-T5 on translations."""
+    files = {}
+    for name, split, count in (("train", "train", 8 * QUICK_STEPS), ("eval", "val", 100)):
+        sides = []
+        for language in ("en", "de"):
+            with gzip.open(source / f"{split}.{language}.gz", "rt", encoding="utf-8") as file:
+                sides.append(file.read().splitlines()[:count])
+        rows = [json.dumps({"text": a, "label": b}) + "\n" for a, b in zip(*sides, strict=True)]
+        files[name] = folder / f"{name}.jsonl"
+        files[name].write_text("".join(rows), encoding="utf-8")
+    task = "seq2seq(template='translate English to German: {text}')"
+    return train("flan-t5-small", method, task, files, folder / "run", QUICK_STEPS, rate)
+
+
+def rates_table(rows: list[dict[str, Any]]) -> str:
+    """Return the table of the rates: a line for each model and method."""
+    head = ["model", "method", "default", *(f"x {factor:g}" for factor in FACTORS)]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    cells: dict[tuple[str, str], dict[float, dict[str, Any]]] = {}
+    for row in rows:
+        cells.setdefault((row["model"], row["method"]), {})[row["factor"]] = row
+    for (model, method), found in cells.items():
+        best = min(row["loss"] for row in found.values())
+        shown = [
+            f"**{row['loss']:.3f}**" if row["loss"] == best else f"{row['loss']:.3f}"
+            for row in found.values()
+        ]
+        rate = found[1.0]["rate"] if 1.0 in found else float("nan")
+        lines.append(f"| {model} | `{method}` | {rate:g} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+Measure = Callable[[argparse.Namespace], Iterator[dict[str, Any]]]
+CLAIMS: dict[str, tuple[Measure, Callable[[list[dict[str, Any]]], str]]] = {
+    "quantization": (quantization, quantization_table),
+    "methods": (methods, methods_table),
+    "rates": (rates, rates_table),
+}
+
+
+if __name__ == "__main__":
+    main()
