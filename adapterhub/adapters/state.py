@@ -66,6 +66,7 @@ from adapterhub.hooks.forward_pass import (
     current_entry,
     set_entry,
 )
+from adapterhub.hooks.head import keep_states_whole
 from adapterhub.hooks.reversible import require_input_gradients
 from adapterhub.interrupts import deferred_interrupts
 from adapterhub.patch import Patch
@@ -316,6 +317,7 @@ class ModelState:
         patch.push(partial(record_snapshot, model, tokenizer_snapshot(model)))
         replace_methods(self, patch)
         require_input_gradients(self.anatomy, patch)
+        keep_states_whole(model, patch)
         self.passes.watch(self._entrances(), patch)
         for parameter in self.parameters:
             patch.set(parameter, "requires_grad", False)

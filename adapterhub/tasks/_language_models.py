@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from adapterhub.backbones.end_tokens import end_tokens, text_stops, with_stops
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
+from adapterhub.hooks.head import whole_states
 from adapterhub.tasks._base import Encoded, Generated, Prediction, Task
 from adapterhub.tasks._forward import (
     Passed,
@@ -315,7 +316,8 @@ def plain_head(model: PreTrainedModel) -> nn.Linear | None:
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear or head.weight.is_meta:
         return None
-    hooked = head._forward_hooks or head._forward_pre_hooks or "forward" in vars(head)
+    before = [hook for hook in head._forward_pre_hooks.values() if hook is not whole_states]
+    hooked = head._forward_hooks or before or "forward" in vars(head)
     return None if hooked or head._modules else head
 
 

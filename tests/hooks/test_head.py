@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
+import inspect
 
 import pytest
+import tiny_models
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import adapterhub as ah
 from adapterhub.hooks.composition import Average, BatchPlan
 from adapterhub.hooks.forward_pass import AppliedModules
 from adapterhub.hooks.head import (
     add_variant_slot,
     drop_variant_slots,
+    whole_states,
     with_parameters,
     without_variant_slots,
 )
@@ -107,3 +112,46 @@ def test_other_parameters_in_fp32_compute_in_the_dtype_of_the_module():
     assert output.dtype == torch.bfloat16
     torch.testing.assert_close(output, nn.functional.linear(x, weight.bfloat16(), host.bias))
     assert weight.dtype == torch.float32
+
+
+class Expansions(TorchDispatchMode):
+    """Notes the shapes that weights are expanded to: a copy for each row of a batch."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.sizes, self.found = (weight.numel(), tuple(weight.T.shape)), []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and tuple(result.shape[1:]) == self.sizes[1]:
+            self.found.append((str(function), tuple(result.shape)))
+        return result
+
+
+@pytest.mark.parametrize("architecture", sorted(tiny_models.DECODERS))
+def test_a_frozen_head_is_not_copied_for_each_row(architecture):
+    """In front of a view of the last position, as of `generate` and its `logits_to_keep`."""
+    model = tiny_models.model(architecture, "causal-lm")
+    batch = tiny_models.batch()
+    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        pytest.skip("computes all logits")
+    with torch.no_grad():
+        before = model(**batch, logits_to_keep=1).logits
+    ah.attach(model, "lora")
+    with Expansions(model.get_output_embeddings().weight) as seen, torch.no_grad():
+        after = model(**batch, logits_to_keep=1).logits
+    assert seen.found == []
+    assert after.shape == before.shape
+    assert torch.allclose(after, before, atol=1e-6)
+
+
+def test_what_the_test_looks_for_is_what_torch_does():
+    """Without the hook: else the test above could not fail."""
+    head = nn.Linear(4, 9, bias=False).requires_grad_(False)
+    states = torch.randn(3, 5, 4)
+    with Expansions(head.weight) as seen, torch.no_grad():
+        head(states[:, -1:, :])
+    assert seen.found
+    with Expansions(head.weight) as seen, torch.no_grad():
+        head(*whole_states(head, (states[:, -1:, :],)))
+    assert seen.found == []
