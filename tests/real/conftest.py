@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from pathlib import Path
 
 import pytest
-
-_SCRIPT = Path(__file__).parents[2] / "scripts/real_models.py"
+import real_models
 
 
 def real_model(name: str) -> str:
     """Return the folder of a model, or skip with the reason."""
     if "ADAPTERHUB_REAL" not in os.environ:
         pytest.skip("on trained weights: make real-test")
-    spec = importlib.util.spec_from_file_location("real_models", _SCRIPT)
-    assert spec
-    assert spec.loader
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    if (folder := script.folder_of(name)) is None:
+    if (folder := real_models.folder_of(name)) is None:
         pytest.skip(f"{name} is not in build/models: make real-models")
     return str(folder)
 

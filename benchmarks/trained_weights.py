@@ -1,8 +1,8 @@
 """What trained weights show that random ones cannot: SmolLM2 and Flan-T5.
 
     make real-models
-    python benchmarks/real_models.py CLAIM --texts gsm8k/test.jsonl [--pairs multi30k/]
-    python benchmarks/real_models.py CLAIM --table
+    python benchmarks/trained_weights.py CLAIM --texts gsm8k/test.jsonl [--pairs multi30k/]
+    python benchmarks/trained_weights.py CLAIM --table
 
 Claims, each with its record in benchmarks/results/:
 
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     measure, table = CLAIMS[options.claim]
-    name = f"real-models-{options.claim}"
+    name = f"trained-weights-{options.claim}"
     if options.table:
         print(table((records.read(name) or {})["rows"]))
         return
