@@ -53,16 +53,21 @@ def main() -> None:
     parser.add_argument("--pairs", type=Path, help="the folder of Multi30k")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
-    measure, table = CLAIMS[options.claim]
-    name = f"trained-weights-{options.claim}"
     if options.table:
-        print(table((records.read(name) or {})["rows"]))
+        print(table(options.claim))
         return
+    name, (measure, _) = f"trained-weights-{options.claim}", CLAIMS[options.claim]
     rows = []
     for row in measure(options):
         rows.append(row)
         print(json.dumps(row), flush=True)
         records.write(name, {"rows": rows, "threads": torch.get_num_threads()})
+
+
+def table(claim: str) -> str:
+    """Return the Markdown table of a claim's record."""
+    record = records.read(f"trained-weights-{claim}") or {"rows": []}
+    return CLAIMS[claim][1](record["rows"])
 
 
 def folder_of(name: str) -> str:

@@ -2,8 +2,9 @@
 
     python scripts/tables.py
 
-A table is between `<!-- NAME: python benchmarks/SCRIPT.py --table -->` and `<!-- /NAME -->`. That
-of the defaults names `adapterhub/recipe/options.py` instead.
+A table is between `<!-- NAME: python benchmarks/SCRIPT.py --table -->` and `<!-- /NAME -->`; a
+script with several has the name of one in front of `--table`. That of the defaults names
+`adapterhub/recipe/options.py` instead.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from adapterhub.recipe.options import TABLE
 ROOT = Path(__file__).parents[1]
 _BLOCK = re.compile(
     r"(<!-- ([\w-]+): "
-    r"(?:python benchmarks/([\w/]+)\.py --table|adapterhub/recipe/options\.py) -->\n)"
+    r"(?:python benchmarks/([\w/]+)\.py( \w+)? --table|adapterhub/recipe/options\.py) -->\n)"
     r".*?(<!-- /\2 -->)",
     re.DOTALL,
 )
@@ -33,16 +34,17 @@ def pages() -> list[Path]:
 
 def written(page: str) -> str:
     """Return the text of a page with its tables as they are now."""
-    return _BLOCK.sub(lambda m: f"{m[1]}{_table(m[3])}\n{m[4]}", page)
+    return _BLOCK.sub(lambda m: f"{m[1]}{_table(m[3], m[4])}\n{m[5]}", page)
 
 
-def _table(script: str | None) -> str:
-    """Return the table of a benchmark; None is that of the defaults."""
+def _table(script: str | None, name: str | None) -> str:
+    """Return a table of a benchmark; without a script, that of the defaults."""
     if script is None:
         return defaults()
     if (folder := str(ROOT / "benchmarks")) not in sys.path:
         sys.path.insert(0, folder)
-    table: str = importlib.import_module(script.replace("/", ".")).table()
+    names = [name.strip()] if name else []
+    table: str = importlib.import_module(script.replace("/", ".")).table(*names)
     return table
 
 

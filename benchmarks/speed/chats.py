@@ -1,0 +1,110 @@
+"""Train a LoRA on chats end to end: `adapterhub train` against trl's SFTTrainer with peft.
+
+    make real-models; make trl
+    python benchmarks/speed/chats.py GSM8K --trl .venv-trl/bin/python [--seeds 0] [--output FILE]
+
+GSM8K is the folder of its files: 400 questions with answers to train on, 100 to evaluate on. Each
+contestant is a new process for each seed, in turns, on SmolLM2-135M-Instruct: rank 16 on all
+projections, batches of 8, one epoch, the same tokens, rate, warm-up and schedule, the loss of the
+answers alone. Wall time includes imports, tokenization, training, the loss of the held-out rows and
+saving. trl runs in fp32 and with the backbone in bf16; adapterhub chooses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from training import machine, peak
+
+ROWS = {"train": 400, "test": 100}
+RANK, BATCH, RATE, LENGTH = 16, 8, 2e-4, 512
+OURS, CONTESTANTS = "adapterhub", ("adapterhub", "trl bf16", "trl fp32")
+ROOT = Path(__file__).parents[2]
+
+
+def main() -> None:
+    """Measure and write the record."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("gsm8k", type=Path)
+    parser.add_argument("--trl", required=True, help="the interpreter of an environment with trl")
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--only", default=",".join(CONTESTANTS), help="contestants, by commas")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    model = ROOT / "build/models/smollm2"
+    if not model.is_dir():
+        raise SystemExit("SmolLM2 is not in build/models: make real-models")
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in options.only.split(",")}
+    with tempfile.TemporaryDirectory() as folder:
+        for split, count in ROWS.items():
+            write_chats(options.gsm8k / f"{split}.jsonl", count, Path(folder) / f"{split}.jsonl")
+        for seed in options.seeds.split(","):
+            for name, results in runs.items():
+                results.append(run(name, int(seed), model, Path(folder), options.trl))
+                print(seed, name, results[-1], file=sys.stderr, flush=True)
+    text = json.dumps({"runs": runs, "machine": machine()}, indent=1)
+    print(text)
+    if options.output:
+        options.output.write_text(text + "\n", encoding="utf-8")
+
+
+def write_chats(source: Path, count: int, target: Path) -> None:
+    """Write questions and answers as chats."""
+    lines = source.read_text(encoding="utf-8").splitlines()[:count]
+    chats = []
+    for row in map(json.loads, lines):
+        turns = [("user", row["question"]), ("assistant", row["answer"])]
+        chats.append({"messages": [{"role": role, "content": text} for role, text in turns]})
+    target.write_text("".join(json.dumps(chat) + "\n" for chat in chats), encoding="utf-8")
+
+
+def run(name: str, seed: int, model: Path, folder: Path, trl: str) -> dict[str, Any]:
+    """Run a contestant; return its seconds, peak memory and held-out loss."""
+    output = folder / f"{name.replace(' ', '-')}-{seed}"
+    job = {
+        "model": str(model), "train": str(folder / "train.jsonl"), "output": str(output),
+        "test": str(folder / "test.jsonl"), "seed": seed, "rank": RANK, "batch": BATCH,
+        "rate": RATE, "length": LENGTH, "dtype": name.partition(" ")[2],
+    }  # fmt: skip
+    peer = [trl, str(Path(__file__).with_name("chats_trl.py")), json.dumps(job)]
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        ours(job) if name == OURS else peer, env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - start
+    if status:
+        raise SystemExit(f"{name} failed")
+    if name == OURS:
+        manifest = json.loads((output / "adapter/adapter.json").read_text(encoding="utf-8"))
+        loss = manifest["metrics"]["loss"]
+    else:
+        loss = json.loads((output / "loss.json").read_text(encoding="utf-8"))
+    return {"seconds": round(seconds, 1), "peak_memory": peak(usage), "loss": round(loss, 4)}
+
+
+def ours(job: dict[str, Any]) -> list[str]:
+    """Return our command."""
+    return [
+        *(sys.executable, "-m", "adapterhub", "train", "--backbone", job["model"], "--quiet"),
+        *("--method", f"lora(rank={job['rank']}, alpha={2 * job['rank']}, "
+          "sites=['attn.*', 'ffn.*'])", "--train", job["train"], "--eval", job["test"]),
+        *("--output", job["output"], f"seed={job['seed']}", "train.epochs=1"),
+        *(f"train.batch_size={job['batch']}", f"train.learning_rate={job['rate']}"),
+        *(f"train.max_length={job['length']}", "train.warmup=0.06"),
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

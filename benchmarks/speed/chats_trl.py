@@ -1,0 +1,82 @@
+"""The peer of `chats.py`: trl's SFTTrainer with peft. Its job is an argument, as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import SFTConfig, SFTTrainer
+
+
+def chats(file: str) -> list[dict[str, Any]]:
+    """Return chats as prompts and completions, so that the answers alone are learned."""
+    rows = map(json.loads, Path(file).read_text(encoding="utf-8").splitlines())
+    return [{"prompt": r["messages"][:-1], "completion": r["messages"][-1:]} for r in rows]
+
+
+def held_out_loss(model: Any, tokenizer: Any, rows: list[dict[str, Any]], batch: int) -> float:
+    """Return the mean loss per token of the answers, in batches of similar length."""
+    encoded = []
+    for row in rows:
+        prompt = tokenizer.apply_chat_template(
+            row["prompt"], add_generation_prompt=True, tokenize=False
+        )
+        whole = tokenizer.apply_chat_template(row["prompt"] + row["completion"], tokenize=False)
+        ids = tokenizer(whole)["input_ids"]
+        encoded.append((ids, len(tokenizer(prompt)["input_ids"])))
+    encoded.sort(key=lambda each: len(each[0]))
+    total = count = 0.0
+    for start in range(0, len(encoded), batch):
+        part = encoded[start : start + batch]
+        width = max(len(ids) for ids, _ in part)
+        padded = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in part])
+        mask = torch.tensor([[1] * len(i) + [0] * (width - len(i)) for i, _ in part])
+        learned = torch.tensor(
+            [[0] * p + [1] * (len(i) - p) + [0] * (width - len(i)) for i, p in part]
+        ).bool()[:, 1:]
+        with torch.no_grad():
+            logits = model(input_ids=padded, attention_mask=mask).logits[:, :-1][learned].float()
+        total += torch.nn.functional.cross_entropy(
+            logits, padded[:, 1:][learned], reduction="sum"
+        ).item()
+        count += int(learned.sum())
+    return total / count
+
+
+def main() -> None:
+    """Train, evaluate and save."""
+    job = json.loads(sys.argv[1])
+    dtype = torch.bfloat16 if job["dtype"] == "bf16" else torch.float32
+    tokenizer = AutoTokenizer.from_pretrained(job["model"])
+    model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=dtype)
+    trainer = SFTTrainer(
+        model=model,
+        processing_class=tokenizer,
+        train_dataset=Dataset.from_list(chats(job["train"])),
+        peft_config=LoraConfig(
+            r=job["rank"], lora_alpha=2 * job["rank"], target_modules="all-linear",
+            task_type="CAUSAL_LM",
+        ),
+        args=SFTConfig(
+            output_dir=job["output"], num_train_epochs=1, per_device_train_batch_size=job["batch"],
+            learning_rate=job["rate"], lr_scheduler_type="linear", warmup_ratio=0.06,
+            max_length=job["length"], seed=job["seed"], report_to=[], save_strategy="no",
+            logging_steps=10, use_cpu=True, bf16=job["dtype"] == "bf16",
+            gradient_checkpointing=False, dataloader_pin_memory=False, disable_tqdm=True,
+        ),
+    )  # fmt: skip
+    trainer.train()
+    trainer.model.eval()
+    loss = held_out_loss(trainer.model, tokenizer, chats(job["test"]), 64)
+    trainer.save_model(job["output"])
+    Path(job["output"], "loss.json").write_text(json.dumps(loss), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
