@@ -185,11 +185,11 @@ def divergence(opened: Any, asked: list[str]) -> float:
 
 def methods_table(rows: list[dict[str, Any]]) -> str:
     """Return the table of the methods."""
-    lines = ["| method | trained | exact match | loss | forgotten, nats a token | time, s |",
-             "|---|---|---|---|---|---|"]  # fmt: skip
+    lines = ["| method | trained | exact match | loss | forgotten, nats a token |",
+             "|---|---|---|---|---|"]  # fmt: skip
     lines += [
         f"| `{row['method']}` | {row['trained']:,} | {row['exact_match']:.2f} | {row['loss']:.3f} "
-        f"| {row['kl']:.4f} | {row['seconds']:.0f} |"
+        f"| {row['kl']:.4f} |"
         for row in rows
     ]
     return "\n".join(lines)

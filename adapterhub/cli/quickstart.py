@@ -35,7 +35,7 @@ CHAT_RECIPE: dict[str, Any] = {
     "task": "causal-lm(generate=true, new_tokens=40)",
     "train": {"tensorboard": False, "epochs": 3, "batch_size": 8, "max_length": 256},
 }
-TICKET = "Hello, the dishwasher that I ordered is still not here, and I need it today!"
+TICKET = "Hello, the kettle that I ordered is still not here, and I need it today!"
 SHOWN = 3  # held-out tickets with both answers
 
 
@@ -106,7 +106,7 @@ def _teach_tickets(output: Path, quiet: bool) -> None:
     told, learned = "the backbone, which is told the form", "with the adapter, which is not"
     for name, (score, _) in {told: before, learned: after}.items():
         say_text(f"{name:38}exact match {score}")
-    for number in range(SHOWN):
+    for number in range(0, len(held_out), len(held_out) // SHOWN)[:SHOWN]:
         say_text(f"\nticket  {held_out[number]['messages'][0]['content']}")
         say_text(f"before  {before[1][number]}\nafter   {after[1][number]}")
     share = lora.adapter_bytes / _weight_bytes(backbone)
