@@ -32,6 +32,7 @@ RECIPE: dict[str, Any] = {
 
 
 CHAT_RECIPE: dict[str, Any] = {
+    "method": "lora(sites=['attn.*', 'ffn.*'])",
     "task": "causal-lm(generate=true, new_tokens=40)",
     "train": {"tensorboard": False, "epochs": 3, "batch_size": 8, "max_length": 256},
 }
@@ -94,7 +95,11 @@ def _teach_tickets(output: Path, quiet: bool) -> None:
     say_text(f"1. LoRA on {len(train)} tickets with their fields: {paths['train']}")
     lora = _train(
         CHAT_RECIPE
-        | {"backbone": backbone, "method": "lora(sites=['attn.*'])", "output": str(output / "lora")}
+        | {
+            "backbone": backbone,
+            "method": "lora(sites=['attn.*', 'ffn.*'])",
+            "output": str(output / "lora"),
+        }
         | {"data": {"train": str(paths["train"]), "eval": str(paths["held-out"])}},
         quiet,
     )

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from adapterhub.anatomy.sites import CHILD
@@ -277,13 +278,13 @@ def activation_between(head: Mapping[str, nn.Module]) -> str | None:
     return next((module.activation for module in layered), None)
 
 
-def keep_states_whole(model: nn.Module, patch: Patch) -> None:
+def keep_states_whole(model: PreTrainedModel, patch: Patch) -> None:
     """Give the frozen head of a language model whole tensors, not views of the last position.
 
     In front of a frozen weight torch multiplies such a view, (batch, 1, d), row by row, and on a
     CPU copies the weight for each: batch * vocabulary * d numbers, 350 times as slow in bf16.
     """
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    head = model.get_output_embeddings()
     if isinstance(head, nn.Linear):
         patch.hook(head.register_forward_pre_hook(whole_states))
 

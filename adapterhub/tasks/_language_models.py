@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from adapterhub.backbones.end_tokens import end_tokens, text_stops, with_stops
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
-from adapterhub.hooks.head import whole_states
 from adapterhub.tasks._base import Encoded, Generated, Prediction, Task
 from adapterhub.tasks._forward import (
     Passed,
@@ -312,6 +311,8 @@ def plain_head(model: PreTrainedModel) -> nn.Linear | None:
     It has no hooks and is not quantized: no adapter, and no offloading, is in between.
     """
     from torch import nn
+
+    from adapterhub.hooks.head import whole_states  # imports torch
 
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear or head.weight.is_meta:

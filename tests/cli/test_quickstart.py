@@ -86,7 +86,8 @@ def test_a_chat_is_taught_and_both_answers_are_shown(small, adapterhub, tmp_path
     for name, content in stand_ins.files("Qwen/Qwen3-0.6B").items():
         (folder / name).write_bytes(content)
     recipe = {
-        "backbone": str(folder), "task": "causal-lm(generate=true, new_tokens=4)",
+        "backbone": str(folder), "method": "lora",
+        "task": "causal-lm(generate=true, new_tokens=4)",
         "train": {"tensorboard": False, "report": False, "max_steps": 2, "batch_size": 2,
                   "max_length": 400},
     }  # fmt: skip
