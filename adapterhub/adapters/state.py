@@ -50,6 +50,7 @@ from adapterhub.backbones.fingerprint import (
     BackboneIdentity,
     ModelIdentities,
 )
+from adapterhub.backbones.frozen_head import keep_states_whole
 from adapterhub.backbones.quantized_layers import prepare_quantized
 from adapterhub.backbones.tokenizer import (
     TokenizerSnapshot,
@@ -66,7 +67,6 @@ from adapterhub.hooks.forward_pass import (
     current_entry,
     set_entry,
 )
-from adapterhub.hooks.head import keep_states_whole
 from adapterhub.hooks.reversible import require_input_gradients
 from adapterhub.interrupts import deferred_interrupts
 from adapterhub.patch import Patch

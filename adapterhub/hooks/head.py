@@ -25,7 +25,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from adapterhub.anatomy.sites import CHILD
@@ -35,7 +34,6 @@ from adapterhub.hooks.precision import hold_in_fp32
 from adapterhub.hooks.row_stacks import hooked
 from adapterhub.hooks.slot import Slot, drop_slot
 from adapterhub.methods._ops import padded
-from adapterhub.patch import Patch
 
 LARGEST_HEADS = 1 << 22  # numbers in all heads that are computed in one product; 16 MiB of fp32
 NO_ACTIVATION = "linear"  # of a head with one layer
@@ -276,20 +274,3 @@ def activation_between(head: Mapping[str, nn.Module]) -> str | None:
     """Return the activation of a head of own layers; None for the head of the model's class."""
     layered = (module for module in head.values() if isinstance(module, LayeredHead))
     return next((module.activation for module in layered), None)
-
-
-def keep_states_whole(model: PreTrainedModel, patch: Patch) -> None:
-    """Give the frozen head of a language model whole tensors, not views of the last position.
-
-    In front of a frozen weight torch multiplies such a view, (batch, 1, d), row by row, and on a
-    CPU copies the weight for each: batch * vocabulary * d numbers, 350 times as slow in bf16.
-    """
-    head = model.get_output_embeddings()
-    if isinstance(head, nn.Linear):
-        patch.hook(head.register_forward_pre_hook(whole_states))
-
-
-def whole_states(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Pass states that are contiguous: a forward pre-hook."""
-    whole = bool(args) and isinstance(args[0], Tensor) and not args[0].is_contiguous()
-    return (args[0].contiguous(), *args[1:]) if whole else None

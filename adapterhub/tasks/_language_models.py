@@ -312,7 +312,7 @@ def plain_head(model: PreTrainedModel) -> nn.Linear | None:
     """
     from torch import nn
 
-    from adapterhub.hooks.head import whole_states  # imports torch
+    from adapterhub.backbones.frozen_head import whole_states  # imports torch
 
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear or head.weight.is_meta:
