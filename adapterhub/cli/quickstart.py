@@ -49,7 +49,7 @@ def command(chat: bool, output: str, quiet: bool) -> None:
     CPU cores.
 
     With --chat, the LoRA teaches a language model to answer tickets of a shop by one line of JSON;
-    the baseline is the same model, which is told the form. Takes about three minutes.
+    the baseline is the same model, which is told the form. Takes about four minutes.
     """
     output = _unused(output)
     if chat:

@@ -86,9 +86,8 @@ def test_the_loss_of_the_bare_model_is_that_of_transformers(smollm2, tickets):
             asked, add_generation_prompt=True, tokenize=False
         )
         start = len(opened.tokenizer(prompt)["input_ids"])
-        ids = torch.tensor(
-            [opened.tokenizer(f"{prompt}{answer['content']}<|im_end|>")["input_ids"]]
-        )
+        whole = f"{prompt}{answer['content']}<|im_end|>\n"
+        ids = opened.tokenizer(whole, return_tensors="pt")["input_ids"]
         labels = ids.clone()
         labels[:, :start] = -100
         with torch.no_grad():
