@@ -14,7 +14,8 @@ def keep_states_whole(model: PreTrainedModel, patch: Patch) -> None:
     """Give the frozen head of a language model whole tensors, not views of the last position.
 
     In front of a frozen weight torch multiplies such a view, (batch, 1, d), row by row, and on a
-    CPU copies the weight for each: batch * vocabulary * d numbers, in bf16 hundreds of times slower.
+    CPU copies the weight for each: batch * vocabulary * d numbers, in bf16 in hundreds of times
+    the time.
     """
     head = model.get_output_embeddings()
     if isinstance(head, nn.Linear):
