@@ -65,7 +65,7 @@ def main() -> None:
         ),
         args=SFTConfig(
             output_dir=job["output"], num_train_epochs=1, per_device_train_batch_size=job["batch"],
-            learning_rate=job["rate"], lr_scheduler_type="linear", warmup_ratio=0.06,
+            learning_rate=job["rate"], lr_scheduler_type="linear", warmup_steps=0.06,
             max_length=job["length"], seed=job["seed"], report_to=[], save_strategy="no",
             logging_steps=10, use_cpu=True, bf16=job["dtype"] == "bf16",
             gradient_checkpointing=False, dataloader_pin_memory=False, disable_tqdm=True,
