@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol
+
+P = ParamSpec("P")
 
 
 class Removable(Protocol):
@@ -29,10 +31,17 @@ class Patch:
         """Note how a change is undone; no lambda, which could not be copied with the model."""
         self.undoing.append(undo)
 
-    def hook(self, *handles: Removable) -> None:
-        """Note hooks, and others that are undone by `remove`."""
-        for handle in handles:
-            self.push(handle.remove)
+    def hook(self, register: Callable[P, Removable], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Register a hook, or something else that is undone by `remove`.
+
+        Args:
+            register: returns what `remove` undoes, as `module.register_forward_hook` does.
+            *args: its arguments.
+            **kwargs: likewise.
+        """
+        handles: list[Removable] = []
+        self.push(partial(_remove_all, handles))
+        handles.append(register(*args, **kwargs))
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute, also one that the owner keeps elsewhere or under another name.
@@ -84,6 +93,11 @@ class Patch:
 
     def __exit__(self, *error: object) -> None:
         self.undo()
+
+
+def _remove_all(handles: list[Removable]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def _put_back(entries: dict[str, Any], name: str, before: Any) -> None:

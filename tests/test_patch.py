@@ -29,7 +29,7 @@ def changed(model, patch):
     patch.set(model.weight, "requires_grad", False)
     patch.override(model, "forward", torch.relu)
     patch.override(model, "forward", torch.sin)
-    patch.hook(model.register_forward_hook(print))
+    patch.hook(model.register_forward_hook, print)
 
 
 def test_everything_is_as_before():

@@ -67,11 +67,9 @@ class ForwardPasses:
         """Begin and end a pass with the calls of these modules: the model and its stacks."""
         patch.push(self._recompute_anywhere)
         for module in modules:
-            patch.hook(
-                Mark(module, _PASSES, self),
-                module.register_forward_pre_hook(begin_pass, prepend=True, with_kwargs=True),
-                module.register_forward_hook(end_pass, always_call=True),
-            )
+            patch.hook(Mark, module, _PASSES, self)
+            patch.hook(module.register_forward_pre_hook, begin_pass, prepend=True, with_kwargs=True)
+            patch.hook(module.register_forward_hook, end_pass, always_call=True)
 
     def _recompute_anywhere(self) -> None:
         """Undo `_recompute_in_context`."""

@@ -224,9 +224,7 @@ class ModelState:
                 applied.enter_context(applying(self.scope, entry))
             yield
         finally:
-            with deferred_interrupts(), STRUCTURE_LOCK:
-                applied.close()
-                self._close(activation)
+            self._close(activation, applied)
 
     def _open(self, activation: RouteActivation) -> None:
         """Open a route, of which `_close` may find any part done."""
@@ -239,12 +237,14 @@ class ModelState:
         self._settle()
         activation.prepare()
 
-    def _close(self, activation: RouteActivation) -> None:
-        activation.close()
-        self.routes = [each for each in self.routes if each is not activation]
-        if not self.routes:
-            self.passes.restore_labels()
-        self._settle()
+    def _close(self, activation: RouteActivation, applied: ExitStack) -> None:
+        with deferred_interrupts(), STRUCTURE_LOCK:
+            applied.close()
+            activation.close()
+            self.routes = [each for each in self.routes if each is not activation]
+            if not self.routes:
+                self.passes.restore_labels()
+            self._settle()
 
     def add(self, adapter: Adapter) -> None:
         """Attach a finished adapter, freeze the backbone, and make the adapter the active one.

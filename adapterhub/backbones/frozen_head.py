@@ -19,7 +19,7 @@ def keep_states_whole(model: PreTrainedModel, patch: Patch) -> None:
     """
     head = model.get_output_embeddings()
     if isinstance(head, nn.Linear):
-        patch.hook(head.register_forward_pre_hook(whole_states))
+        patch.hook(head.register_forward_pre_hook, whole_states)
 
 
 def whole_states(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:

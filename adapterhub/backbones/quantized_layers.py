@@ -275,9 +275,8 @@ def prepare_quantized(model: nn.Module, patch: Patch) -> None:
     """
     for _, layer in own_modules(model):
         if row_scales(layer) is not None and _HOOK not in vars(layer):
-            handle = layer.register_forward_hook(drop_saved_input, prepend=True)
-            patch.hook(handle)
-            patch.set(layer, _HOOK, handle)
+            patch.set(layer, _HOOK, True)
+            patch.hook(layer.register_forward_hook, drop_saved_input, prepend=True)
     keep_4bit_layout(model, patch)
 
 

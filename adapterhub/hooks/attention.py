@@ -75,7 +75,7 @@ def keyvalue_slot(
     positions = isinstance(module, PrefixModule) and module.positions
     if positions and site.bias and slot.bias is None:
         slot.bias = RelativeBias(model.get_submodule(site.bias))
-        slot.patch.hook(host.register_forward_pre_hook(note_past, with_kwargs=True))
+        slot.patch.hook(host.register_forward_pre_hook, note_past, with_kwargs=True)
     return slot
 
 

@@ -337,8 +337,8 @@ def watch_products(host: nn.Module, slot: KeyValueSlot, batch_dim: int) -> None:
     `batch_dim` is the dimension of the batch in the module's input.
     """
     slot.batch_dim = batch_dim
-    slot.patch.hook(host.register_forward_pre_hook(_begin, with_kwargs=True))
-    slot.patch.hook(host.register_forward_hook(_end, always_call=True))
+    slot.patch.hook(host.register_forward_pre_hook, _begin, with_kwargs=True)
+    slot.patch.hook(host.register_forward_hook, _end, always_call=True)
 
 
 def _begin(host: nn.Module, args: Arguments, kwargs: dict[str, Any]) -> None:

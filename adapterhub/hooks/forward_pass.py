@@ -73,9 +73,9 @@ def set_entry(scope: ModelScope, entry: ContextEntry | None) -> None:
 def applying(scope: ModelScope, entry: ContextEntry) -> Iterator[None]:
     """Apply modules to a model inside, in this context and in compiled models of this thread."""
     before, applied = current_entry(scope), (scope, entry)
-    set_entry(scope, entry)
-    _set_opened((*_opened(), applied))
     try:
+        set_entry(scope, entry)
+        _set_opened((*_opened(), applied))
         yield
     finally:
         # The routes of coroutines, which share a thread, end in any order.

@@ -156,7 +156,7 @@ def add_variant_slot(model: nn.Module, path: str, user: object) -> VariantSlot:
     if not isinstance(slot, VariantSlot):
         slot = VariantSlot(path)
         host.add_module(CHILD, slot)
-        slot.patch.hook(host.register_forward_hook(call_variants, with_kwargs=True))
+        slot.patch.hook(host.register_forward_hook, call_variants, with_kwargs=True)
     if not any(each is user for each in slot.users):
         slot.users.append(user)
     return slot

@@ -65,10 +65,12 @@ def mix_slot(anatomy: Anatomy, site: Site) -> MixSlot:
     if name := anatomy.family.query_stream:
         query_stream = list(inspect.signature(last.forward).parameters).index(name), name
     slot = MixSlot(depth, anatomy.family.batch_dim, query_stream)
-    slot.patch.hook(*[Mark(layer, _MIX, (slot, n)) for n, layer in enumerate(layers, start=1)])
-    slot.patch.hook(layers[0].register_forward_pre_hook(keep_input, with_kwargs=True))
-    slot.patch.hook(*[layer.register_forward_hook(keep_output) for layer in layers[:-1]])
-    slot.patch.hook(last.register_forward_hook(mix_outputs))
+    for n, layer in enumerate(layers, start=1):
+        slot.patch.hook(Mark, layer, _MIX, (slot, n))
+    slot.patch.hook(layers[0].register_forward_pre_hook, keep_input, with_kwargs=True)
+    for layer in layers[:-1]:
+        slot.patch.hook(layer.register_forward_hook, keep_output)
+    slot.patch.hook(last.register_forward_hook, mix_outputs)
     last.add_module(CHILD, slot)
     return slot
 

@@ -148,10 +148,10 @@ class NewTokenRows:
                 slot = RowSlot()
                 host.add_module(CHILD, slot)
                 if scores:
-                    slot.patch.hook(host.register_forward_hook(score_rows))
+                    slot.patch.hook(host.register_forward_hook, score_rows)
                 else:
-                    slot.patch.hook(host.register_forward_pre_hook(mask_new_ids))
-                    slot.patch.hook(host.register_forward_hook(put_rows))
+                    slot.patch.hook(host.register_forward_pre_hook, mask_new_ids)
+                    slot.patch.hook(host.register_forward_hook, put_rows)
             size = rows.rows.shape[1]
             slot.add(self.key, Site(path, TOKENS, None, TOKENS, "embed", path, size, size), rows)
 

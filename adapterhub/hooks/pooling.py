@@ -143,11 +143,9 @@ class HeadPooling:
         if not isinstance(slot, PoolingSlot):
             slot = PoolingSlot(tuple(inspect.signature(self.model.forward).parameters))
             self.model.add_module(CHILD, slot)
-            slot.patch.hook(
-                self.model.register_forward_pre_hook(_keep_mask, with_kwargs=True),
-                Mark(self.base, _POOLING, slot),
-                self.base.register_forward_hook(_pool_output),
-            )
+            slot.patch.hook(self.model.register_forward_pre_hook, _keep_mask, with_kwargs=True)
+            slot.patch.hook(Mark, self.base, _POOLING, slot)
+            slot.patch.hook(self.base.register_forward_hook, _pool_output)
         slot.add(self.key, Site(_SITE, "head", None, "pooling", "mix", "", 0, 0), Pool(self.how))
 
     def eject(self) -> None:

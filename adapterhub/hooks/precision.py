@@ -54,10 +54,8 @@ def hold_in_fp32(module: nn.Module, name: str, dtype: torch.dtype) -> None:
     if masters is None:
         masters = Masters()
         masters.patch.override(module, _MASTERS, masters)
-        masters.patch.hook(
-            module.register_forward_pre_hook(lower, prepend=True),
-            module.register_forward_hook(put_back, prepend=True, always_call=True),
-        )
+        masters.patch.hook(module.register_forward_pre_hook, lower, prepend=True)
+        masters.patch.hook(module.register_forward_hook, put_back, prepend=True, always_call=True)
     masters.named[name] = (module.get_parameter(name), dtype)
 
 

@@ -214,8 +214,8 @@ def _join_stream(model: nn.Module, slot: OutputSlot, stream: Stream) -> None:
     slot.norms = [None if path is None else model.get_submodule(path) for path in norms]
     if stream.input_host is not None:
         module = model.get_submodule(stream.input_host)
-        slot.patch.hook(Mark(module, _STREAM, slot))
-        slot.patch.hook(module.register_forward_pre_hook(capture_residual, prepend=True))
+        slot.patch.hook(Mark, module, _STREAM, slot)
+        slot.patch.hook(module.register_forward_pre_hook, capture_residual, prepend=True)
 
 
 def output_slot(model: nn.Module, site: Site, module: SiteModule, batch_dim: int = 0) -> OutputSlot:
@@ -235,16 +235,16 @@ def output_slot(model: nn.Module, site: Site, module: SiteModule, batch_dim: int
             slot.boundary = parallel.boundary(site.host, site.d_out)
         host.add_module(CHILD, slot)
         if is_projection(host):
-            slot.patch.hook(host.register_forward_hook(call_slot))
+            slot.patch.hook(host.register_forward_hook, call_slot)
         else:
-            slot.patch.hook(host.register_forward_hook(call_slot_of_block, with_kwargs=True))
+            slot.patch.hook(host.register_forward_hook, call_slot_of_block, with_kwargs=True)
     if isinstance(module, InputModule) and site.part is not None:
         if site.part not in slot.parts_with_input:
             read_weight(host)  # that each forward pass reads the part of
             slot.parts_with_input.append(site.part)
     elif isinstance(module, InputModule) and not slot.takes_input:
         slot.takes_input = True
-        slot.patch.hook(host.register_forward_pre_hook(call_slot_before))
+        slot.patch.hook(host.register_forward_pre_hook, call_slot_before)
     read_sublayer_input(model, slot, site.input_host)
     reads_stream = isinstance(module, OutputModule) and module.source in STREAM
     if site.stream and reads_stream and not slot.norms:

@@ -299,8 +299,6 @@ def replayable(anatomy: Anatomy, stack: str) -> Iterator[StackReplay]:
     with Patch() as patch:
         patch.push(replay.unwrap)
         replay.wrap()
-        patch.hook(
-            replay.root.register_forward_pre_hook(replay.begin, with_kwargs=True),
-            replay.root.register_forward_hook(replay.end, always_call=True),
-        )
+        patch.hook(replay.root.register_forward_pre_hook, replay.begin, with_kwargs=True)
+        patch.hook(replay.root.register_forward_hook, replay.end, always_call=True)
         yield replay

@@ -21,7 +21,7 @@ from adapterhub.patch import Patch
 def require_input_gradients(anatomy: Anatomy, patch: Patch) -> None:
     """Let the inputs of reversible layers require gradients wherever something in them trains."""
     for stack, _ in _reversible(anatomy):
-        patch.hook(stack.register_forward_pre_hook(_require_gradient, with_kwargs=True))
+        patch.hook(stack.register_forward_pre_hook, _require_gradient, with_kwargs=True)
 
 
 def keep_training(anatomy: Anatomy) -> None:

@@ -180,9 +180,9 @@ def read_sublayer_input(model: nn.Module, slot: Slot, path: str | None) -> None:
         return
     slot.input_host = path
     module = model.get_submodule(path)
-    slot.patch.hook(Mark(module, _SUBLAYER_MARK, slot))
+    slot.patch.hook(Mark, module, _SUBLAYER_MARK, slot)
     # First of all pre-hooks: others may change the input.
-    slot.patch.hook(module.register_forward_pre_hook(capture_input, prepend=True))
+    slot.patch.hook(module.register_forward_pre_hook, capture_input, prepend=True)
 
 
 def drop_slot(model: nn.Module, host_path: str) -> None:

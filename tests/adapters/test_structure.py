@@ -50,7 +50,7 @@ def test_a_removed_hook_is_itself_again():
     model = nn.Linear(2, 2)
     calls, patch = [], Patch()
     for n in (2, 1):
-        patch.hook(model.register_forward_hook(lambda *_, n=n: calls.append(n), prepend=True))
+        patch.hook(model.register_forward_hook, lambda *_, n=n: calls.append(n), prepend=True)
     structure = ModelStructure(model, [patch], [])
     patch.undoing.pop()()
     structure.restore()

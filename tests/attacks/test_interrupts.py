@@ -280,7 +280,7 @@ class Trial:
             at = f"{line}, {type(error).__name__}"
             try:
                 problems += [f"{at}: {found}" for found in self.problems(world)]
-            except (AdapterhubError, RuntimeError) as other:
+            except Exception as other:
                 problems.append(f"{at}: {type(other).__name__}: {other}")
         assert not problems, "\n".join([f"{len(problems)} of {fired}", *problems[:40]])
         assert len(self.lines.runs) > 40

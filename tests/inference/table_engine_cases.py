@@ -1,8 +1,10 @@
-"""Jobs on Parquet files, here and on a real local Ray of two nodes: the same rows, none lost."""
+"""Jobs on Parquet files, here and on a real local Ray of two nodes: the same rows, none lost.
+
+`tests/test_on_ray.py` runs them.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 from collections.abc import Iterator
@@ -25,14 +27,10 @@ from adapterhub.inference.table_job import (
 )
 from adapterhub.ray_cluster import import_ray
 
-pytestmark = pytest.mark.apart
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """Start two nodes with a CPU each; return their address."""
-    if importlib.util.find_spec("ray") is None:
-        pytest.skip("Ray is not installed")
     ray = import_ray()
     from ray.cluster_utils import Cluster
 

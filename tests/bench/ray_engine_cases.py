@@ -1,8 +1,7 @@
-"""Cells on a real local Ray of two nodes: the same records as in one process."""
+"""Cells on a real local Ray of two nodes: the same records as in one process (test_on_ray.py)."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import time
@@ -24,14 +23,11 @@ from adapterhub.errors import BackboneError, ConfigError, TrainingError
 from adapterhub.ray_cluster import import_ray
 
 CELLS = [Cell("a", "lora", 10, 5, 1e-3, seed, "final") for seed in range(4)]
-pytestmark = pytest.mark.apart
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """Start two nodes with a CPU each; return their address."""
-    if importlib.util.find_spec("ray") is None:
-        pytest.skip("Ray is not installed")
     ray = import_ray()
     from ray.cluster_utils import Cluster
 
@@ -184,8 +180,6 @@ def test_a_worker_compares_release_and_weights(
 
 
 def test_an_address_without_a_cluster_is_refused(tmp_path: Path) -> None:
-    if importlib.util.find_spec("ray") is None:
-        pytest.skip("Ray is not installed")
     engine = RayEngine({}, tmp_path, address="127.0.0.1:1")
     with pytest.raises(ConfigError, match=r"no Ray cluster at 127\.0\.0\.1:1"), engine:
         pass
