@@ -403,15 +403,20 @@ class Adapter:
         """Write the adapter in the format of another library.
 
         Args:
-            folder: where to write.
-            format: the library: peft.
-            overwrite: replace the folder if it exists.
+            folder: where to write; of gguf, the file.
+            format: peft, or gguf for llama.cpp.
+            overwrite: replace what is there.
 
         Raises:
             MismatchError: that library cannot represent the adapter; every reason is listed.
-            OutputError: the folder exists (unless `overwrite`), or cannot be written.
+            OutputError: there is something (unless `overwrite`), or it cannot be written.
         """
         check_format(format)
+        if format == "gguf":
+            from adapterhub.interchange.gguf_lora import write_gguf
+
+            write_gguf(Path(folder), self.export_source(), self.name, overwrite=overwrite)
+            return
         names = [method.name for method in self.methods]
         card = export_card(self.name, names, self.labels, self.problem_type)
         write_peft(Path(folder), to_peft(self.export_source()), card=card, overwrite=overwrite)

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 @click.command("export")
 @click.argument("source", metavar="[ADAPTER | RECIPE.yaml]", required=False)
-@click.option("--to", "form", default="peft", show_default=True, help="Target format: peft.")
-@click.option("--output", help="Folder for the exported adapter.")
+@click.option(
+    "--to", "form", default="peft", show_default=True, help="Target format: peft, or gguf."
+)
+@click.option("--output", help="Folder for the exported adapter; of gguf, the file.")
 @click.option("--overwrite", is_flag=True, help="Replace the export in the output folder.")
 @click.option("--check", "target", help="Only check whether peft or vllm can load it.")
 @click.option("--method", help="Method spec to check, without ADAPTER.")

@@ -61,10 +61,10 @@ def check_format(name: str) -> None:
     """Refuse an unknown export format.
 
     Raises:
-        ConfigError: the format is not "peft".
+        ConfigError: the format is neither "peft" nor "gguf".
     """
-    if name != "peft":
-        raise ConfigError(f"adapters cannot be exported to {name!r}", expected="peft")
+    if name not in ("peft", "gguf"):
+        raise ConfigError(f"adapters cannot be exported to {name!r}", expected="peft or gguf")
 
 
 def to_peft(source: ExportSource) -> PeftFiles:
@@ -258,26 +258,15 @@ def export_low_rank(source: ExportSource) -> CheckpointPart:
     Several of our updates on one module (q and v of a fused projection, or the initial factors that
     PiSSA subtracts) are stacked: B A + B' A' = [B B'] [A; A'].
     """
-    by_host: dict[str, list[ExportedModule]] = {}
-    for part in source.parts:
-        if type(part.module) in LOW_RANK_MODULES and part.site.kind == "linear":
-            by_host.setdefault(part.site.host, []).append(part)
-    parts = [part for group in by_host.values() for part in group]
+    updates, problems = low_rank_updates(source)
+    parts = [part for part in source.parts if _is_low_rank(part)]
     decomposed = {isinstance(part.module, DoRALayer) for part in parts}
-    problems = []
     if len(decomposed) > 1:
         problems.append("peft uses DoRA for all updates of a checkpoint, or for none")
-    updates: dict[str, ModuleUpdate] = {}
-    for host, group in by_host.items():
-        pieces = [(p.site, p.module) for p in group if isinstance(p.module, LoRALayer)]
-        update = joined_update(source.modules[host], pieces)
-        if update is None:
-            problems.append(f"{host}: two DoRA updates of one weight cannot be joined")
-        else:
-            updates[host] = update
+    hosts = dict.fromkeys(part.site.host for part in parts)
     rooted = all(isinstance(part.method, RsLoRA) for part in parts)
     return CheckpointPart(
-        config=target_options(source, by_host)
+        config=target_options(source, hosts)
         | pattern_options(updates, rooted)
         | {
             "use_dora": True in decomposed,
@@ -292,9 +281,28 @@ def export_low_rank(source: ExportSource) -> CheckpointPart:
             for host, update in updates.items()
             for name, tensor in update.tensors.items()
         },
-        targets=sorted(by_host),
+        targets=sorted(hosts),
         problems=problems,
     )
+
+
+def low_rank_updates(source: ExportSource) -> tuple[dict[str, ModuleUpdate], list[str]]:
+    """Return the joined update of each module by its path, and what cannot be joined."""
+    by_host: dict[str, list[tuple[Site, LoRALayer]]] = {}
+    for part in source.parts:
+        if _is_low_rank(part) and isinstance(part.module, LoRALayer):
+            by_host.setdefault(part.site.host, []).append((part.site, part.module))
+    updates, problems = {}, []
+    for host, pieces in by_host.items():
+        if (update := joined_update(source.modules[host], pieces)) is None:
+            problems.append(f"{host}: two DoRA updates of one weight cannot be joined")
+        else:
+            updates[host] = update
+    return updates, problems
+
+
+def _is_low_rank(part: ExportedModule) -> bool:
+    return type(part.module) in LOW_RANK_MODULES and part.site.kind == "linear"
 
 
 def joined_update(host: nn.Module, pieces: Sequence[tuple[Site, LoRALayer]]) -> ModuleUpdate | None:
