@@ -18,6 +18,9 @@ A page is run from top to bottom, all in one folder:
 
 A page with the line `<!-- in a copy of the repository -->` is run in one: `make` runs there with
 this environment, and blocks may write and extend source files.
+
+A page with the line `<!-- on trained weights -->` finds the models of `make real-models` as
+`build/models`, and as `data` the folder of data sets that ADAPTERHUB_DATA names.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ from pathlib import Path
 SHOWN = {"text", "json", "toml", "yaml", "ini"}
 NOT_RUN = ("pip install", "make ", "git clone", "cd ")  # the reader's machine is set up by these
 IN_COPY = "<!-- in a copy of the repository -->"
+ON_TRAINED_WEIGHTS = "<!-- on trained weights -->"
 _ROOT = Path(__file__).parents[1]
 _AT_THE_END = ", at the end"
 _NOT_COPIED = (".*", "build", "dist", "runs", "out", "shared", "*.egg-info", "__pycache__")
@@ -127,6 +131,9 @@ def run_page(page: str, text: str, folder: Path, quick: bool = False) -> list[Do
     done: list[Done] = []
     if IN_COPY in text:
         folder = copy_of_repository(folder)
+    if ON_TRAINED_WEIGHTS in text:
+        (folder / "build").symlink_to(_ROOT / "build")
+        (folder / "data").symlink_to(Path(os.environ.get("ADAPTERHUB_DATA", "data")).resolve())
     with _in_folder(folder, quick):
         for block in blocks(text):
             start = time.perf_counter()

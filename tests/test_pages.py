@@ -28,6 +28,8 @@ def text(page: str) -> str:
 def is_run(page: str) -> bool:
     if pages.IN_COPY in text(page):
         return False  # by tests/test_guides.py
+    if pages.ON_TRAINED_WEIGHTS in text(page):
+        return False  # by tests/real/test_trained_pages.py
     return any(block.kind not in pages.SHOWN for block in pages.blocks(text(page)))
 
 

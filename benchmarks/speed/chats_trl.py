@@ -20,35 +20,6 @@ def chats(file: str) -> list[dict[str, Any]]:
     return [{"prompt": r["messages"][:-1], "completion": r["messages"][-1:]} for r in rows]
 
 
-def held_out_loss(model: Any, tokenizer: Any, rows: list[dict[str, Any]], batch: int) -> float:
-    """Return the mean loss per token of the answers, in batches of similar length."""
-    encoded = []
-    for row in rows:
-        prompt = tokenizer.apply_chat_template(
-            row["prompt"], add_generation_prompt=True, tokenize=False
-        )
-        whole = tokenizer.apply_chat_template(row["prompt"] + row["completion"], tokenize=False)
-        ids = tokenizer(whole)["input_ids"]
-        encoded.append((ids, len(tokenizer(prompt)["input_ids"])))
-    encoded.sort(key=lambda each: len(each[0]))
-    total = count = 0.0
-    for start in range(0, len(encoded), batch):
-        part = encoded[start : start + batch]
-        width = max(len(ids) for ids, _ in part)
-        padded = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in part])
-        mask = torch.tensor([[1] * len(i) + [0] * (width - len(i)) for i, _ in part])
-        learned = torch.tensor(
-            [[0] * p + [1] * (len(i) - p) + [0] * (width - len(i)) for i, p in part]
-        ).bool()[:, 1:]
-        with torch.no_grad():
-            logits = model(input_ids=padded, attention_mask=mask).logits[:, :-1][learned].float()
-        total += torch.nn.functional.cross_entropy(
-            logits, padded[:, 1:][learned], reduction="sum"
-        ).item()
-        count += int(learned.sum())
-    return total / count
-
-
 def main() -> None:
     """Train, evaluate and save."""
     job = json.loads(sys.argv[1])
@@ -59,6 +30,7 @@ def main() -> None:
         model=model,
         processing_class=tokenizer,
         train_dataset=Dataset.from_list(chats(job["train"])),
+        eval_dataset=Dataset.from_list(chats(job["test"])),
         peft_config=LoraConfig(
             r=job["rank"], lora_alpha=2 * job["rank"], target_modules="all-linear",
             task_type="CAUSAL_LM",
@@ -72,10 +44,8 @@ def main() -> None:
         ),
     )  # fmt: skip
     trainer.train()
-    trainer.model.eval()
-    loss = held_out_loss(trainer.model, tokenizer, chats(job["test"]), 64)
+    trainer.evaluate()
     trainer.save_model(job["output"])
-    Path(job["output"], "loss.json").write_text(json.dumps(loss), encoding="utf-8")
 
 
 if __name__ == "__main__":
