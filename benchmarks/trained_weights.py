@@ -44,7 +44,7 @@ PRECISIONS = {"fp32": {"dtype": "fp32"}, "bf16": {"dtype": "bf16"},
               "nf4": {"quantize": "nf4"}}  # fmt: skip
 METHODS = ("lora", "lora(sites=['attn.*', 'ffn.*'])", "dora", "pfeiffer", "mam", "ia3", "prefix",
            "prompt", "full")  # fmt: skip
-SWEPT = ("lora", "pfeiffer", "prefix", "prompt", "ia3", "full")
+SWEPT = ("prefix", "lora", "prompt", "pfeiffer", "ia3", "full")
 FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)
 TEXTS, MERGED_ROWS, STEPS, QUICK_STEPS = 100, 50, 60, 30
 
@@ -282,17 +282,15 @@ def on_pairs(source: Path, method: str, folder: Path, rate: float) -> Any:
 
 def rates_table(rows: list[dict[str, Any]]) -> str:
     """Return the table of the rates: a line for each model and method."""
-    head = ["model", "method", "default", *(f"x {factor:g}" for factor in FACTORS)]
+    head = ["model", "method", "rate", *(f"x {factor:g}" for factor in FACTORS)]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     cells: dict[tuple[str, str], dict[float, dict[str, Any]]] = {}
     for row in rows:
         cells.setdefault((row["model"], row["method"]), {})[row["factor"]] = row
     for (model, method), found in cells.items():
         best = min(row["loss"] for row in found.values())
-        shown = [
-            f"**{row['loss']:.3f}**" if row["loss"] == best else f"{row['loss']:.3f}"
-            for row in found.values()
-        ]
+        losses = [found[factor]["loss"] if factor in found else None for factor in FACTORS]
+        shown = [f"**{x:.3f}**" if x == best else f"{x:.3f}" if x else "" for x in losses]
         rate = found[1.0]["rate"] if 1.0 in found else float("nan")
         lines.append(f"| {model} | `{method}` | {rate:g} | {' | '.join(shown)} |")
     return "\n".join(lines)

@@ -175,7 +175,9 @@ class Prefix(Method):
     paper = "Li & Liang 2021, https://arxiv.org/abs/2101.00190"
     summary = "learned keys and values in front of every attention"
     start = "paper"
-    learning_rate = 1e-2
+    # Trained models have keys and values of sizes around 1; AdamW takes as many steps to get there
+    # as fit the rate (docs/results.md, "Learning rates").
+    learning_rate = 1e-1
 
     length: int = option(30, "prefix length in tokens")
     reparametrize: bool = option(False, "compute the prefix by a network during training")
@@ -243,8 +245,8 @@ class Prefix(Method):
         return shared + sum(sum(site.d_kv) * (self.middle + 1) for site in sites)
 
     def rate(self, name: str) -> float:
-        """Return a tenth for a reparametrized prefix."""
-        return 0.1 if self.reparametrize else 1.0
+        """Return a hundredth for the network of a reparametrized prefix."""
+        return 0.01 if self.reparametrize else 1.0
 
     def inference_form(self) -> Prefix:
         """Return plain prefix tuning."""

@@ -127,7 +127,7 @@ def test_a_reparametrized_prefix_has_a_lower_learning_rate():
         )
         return group["lr"]
 
-    assert rate("prefix(reparametrize=true, middle=4)") == pytest.approx(0.1 * rate("prefix"))
+    assert rate("prefix(reparametrize=true, middle=4)") == pytest.approx(0.01 * rate("prefix"))
 
 
 @pytest.mark.parametrize("option", ["length", "middle"])
