@@ -124,7 +124,7 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'experts': (Literal['each', 'shared'], 'each', 'updates of routed experts: one for each, or one shared by all of a layer'),
         'iterations': (int, 8, 'power iterations of the randomized SVD; 0: exact SVD'),
     }),
-    'prefix': ('prefix', 'learned keys and values in front of every attention', 'Li & Liang 2021, https://arxiv.org/abs/2101.00190', 0.1, None, {
+    'prefix': ('prefix', 'learned keys and values in front of every attention', 'Li & Liang 2021, https://arxiv.org/abs/2101.00190', 0.03, None, {
         'length': (int, 30, 'prefix length in tokens'),
         'reparametrize': (bool, False, 'compute the prefix by a network during training'),
         'middle': (int, 512, 'hidden width of that network'),

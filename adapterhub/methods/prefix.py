@@ -177,7 +177,7 @@ class Prefix(Method):
     start = "paper"
     # Trained models have keys and values of sizes around 1; AdamW takes as many steps to get there
     # as fit the rate (docs/results.md, "Learning rates").
-    learning_rate = 1e-1
+    learning_rate = 3e-2
 
     length: int = option(30, "prefix length in tokens")
     reparametrize: bool = option(False, "compute the prefix by a network during training")
@@ -245,8 +245,8 @@ class Prefix(Method):
         return shared + sum(sum(site.d_kv) * (self.middle + 1) for site in sites)
 
     def rate(self, name: str) -> float:
-        """Return a hundredth for the network of a reparametrized prefix."""
-        return 0.01 if self.reparametrize else 1.0
+        """Return a thirtieth for the network of a reparametrized prefix."""
+        return 1 / 30 if self.reparametrize else 1.0
 
     def inference_form(self) -> Prefix:
         """Return plain prefix tuning."""

@@ -69,7 +69,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(train, tmp_path):
         "memory, activations",
         "neg: 32, pos: 32",
         "with batch size 3, ",
-        "prefix 1.00e-02, scaled-parallel 3.00e-04  head 4.00e-03, cosine",
+        "prefix 3.00e-02, scaled-parallel 3.00e-04  head 4.00e-03, cosine",
         "64 training examples, by train.max_length=4",
     ):
         assert expected in out

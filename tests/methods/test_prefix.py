@@ -127,7 +127,7 @@ def test_a_reparametrized_prefix_has_a_lower_learning_rate():
         )
         return group["lr"]
 
-    assert rate("prefix(reparametrize=true, middle=4)") == pytest.approx(0.01 * rate("prefix"))
+    assert rate("prefix(reparametrize=true, middle=4)") == pytest.approx(rate("prefix") / 30)
 
 
 @pytest.mark.parametrize("option", ["length", "middle"])
