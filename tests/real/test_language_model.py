@@ -191,7 +191,8 @@ def test_a_merged_model_answers_as_its_adapter(learned, tickets):
 @pytest.mark.parametrize("quantize", ["nf4", "int8"])
 def test_a_quantized_backbone_still_answers(quantize, smollm2):
     pytest.importorskip("bitsandbytes")
-    model, tokenizer = ah.load_backbone(smollm2, task="causal-lm", quantize=quantize)
+    # In bf16 two tokens may have the same logit, and which one is written is chance.
+    model, tokenizer = ah.load_backbone(smollm2, task="causal-lm", quantize=quantize, dtype="fp32")
     adapter = ah.attach(model, "lora")
     (inputs,) = prompts(tokenizer, QUESTIONS[:1])
     ids = written(model, inputs)
