@@ -29,7 +29,7 @@ from adapterhub.files.schema import shorten
 from adapterhub.interchange.peft.export_types import ExportSource
 from adapterhub.interchange.peft.exporter import ModuleUpdate, low_rank_updates, try_peft
 
-ARCHITECTURES = {"llama": "LLAMA"}  # by model_type: those whose rows were compared with llama.cpp
+ARCHITECTURES = {"llama": "LLAMA"}  # by model_type: those whose order of rows is known here
 _ROTATED = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
 
 
@@ -70,13 +70,13 @@ def write_gguf(file: Path, source: ExportSource, name: str, *, overwrite: bool =
 def _problems(source: ExportSource, config: PreTrainedConfig) -> list[str]:
     files, problems = try_peft(source)
     if config.model_type not in ARCHITECTURES:
-        problems.append(f"the rows of a {config.model_type} were not compared with llama.cpp")
+        problems.append(f"the order of the rows of a {config.model_type} is not known")
     if files.kind != "LORA":
         return [*problems, f"{files.kind}: llama.cpp computes only LORA"]
     if files.config.get("use_dora"):
         problems.append("use_dora: llama.cpp does not compute DoRA")
-    others = [n for n in files.tensors if not n.endswith((".lora_A.weight", ".lora_B.weight"))]
-    others = [n for n in others if not n.endswith("lora_magnitude_vector")]
+    known = (".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector")  # the last: use_dora
+    others = [name for name in files.tensors if not name.endswith(known)]
     return problems + [f"{n}: llama.cpp reads only the factors of a LoRA" for n in others]
 
 

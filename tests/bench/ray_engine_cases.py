@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ray_nodes import two_nodes
 from studies import facts, planned
 
 from adapterhub._version import __version__
@@ -20,25 +21,14 @@ from adapterhub.bench.ray_engine import BenchWorker, RayEngine
 from adapterhub.bench.records import CellRecord
 from adapterhub.bench.study import Study
 from adapterhub.errors import BackboneError, ConfigError, TrainingError
-from adapterhub.ray_cluster import import_ray
 
 CELLS = [Cell("a", "lora", 10, 5, 1e-3, seed, "final") for seed in range(4)]
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
-    """Start two nodes with a CPU each; return their address."""
-    ray = import_ray()
-    from ray.cluster_utils import Cluster
-
-    nodes = Cluster()
-    try:
-        nodes.add_node(num_cpus=1, include_dashboard=False)
-        nodes.add_node(num_cpus=1)
-        yield nodes.address
-    finally:
-        ray.shutdown()
-        nodes.shutdown()
+    with two_nodes() as address:
+        yield address
 
 
 def light_worker(folder: Path) -> type:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from predicted_tables import routed, write_table
+from ray_nodes import two_nodes
 
 from adapterhub.errors import DataError, TrainingError
 from adapterhub.inference import table_job
@@ -25,23 +26,12 @@ from adapterhub.inference.table_job import (
     predict_here,
     predict_on_ray,
 )
-from adapterhub.ray_cluster import import_ray
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
-    """Start two nodes with a CPU each; return their address."""
-    ray = import_ray()
-    from ray.cluster_utils import Cluster
-
-    nodes = Cluster()
-    try:
-        nodes.add_node(num_cpus=1, include_dashboard=False)
-        nodes.add_node(num_cpus=1)
-        yield nodes.address
-    finally:
-        ray.shutdown()
-        nodes.shutdown()
+    with two_nodes() as address:
+        yield address
 
 
 @pytest.fixture
