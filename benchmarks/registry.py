@@ -70,7 +70,7 @@ QUERIES = {
 
 def make(root: Path, number: int, backbones: int = 50) -> None:
     """Write the folders of `number` adapters."""
-    seed = root.parent / "seed"
+    seed = root.parent / f"seed-of-{root.name}"
     base = Manifest(
         name="x",
         methods=({"lora": {}},),

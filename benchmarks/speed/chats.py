@@ -2,6 +2,7 @@
 
     make real-models; make trl
     python benchmarks/speed/chats.py GSM8K --trl .venv-trl/bin/python [--seeds 0] [--output FILE]
+    python benchmarks/speed/chats.py --table
 
 GSM8K is the folder of its files: 400 questions with answers to train on, 100 to evaluate on. Each
 contestant is a new process for each seed, in turns, on SmolLM2-135M-Instruct: rank 16 on all
@@ -29,6 +30,7 @@ ROWS = {"train": 400, "test": 100}
 RANK, BATCH, RATE, LENGTH = 16, 8, 2e-4, 512
 OURS, CONTESTANTS = "adapterhub", ("adapterhub", "trl bf16", "trl fp32")
 ROOT = Path(__file__).parents[2]
+RECORD = ROOT / "benchmarks/results/speed/chats.json"
 
 
 def main() -> None:
@@ -36,12 +38,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("gsm8k", type=Path)
-    parser.add_argument("--trl", required=True, help="the interpreter of an environment with trl")
+    parser.add_argument("gsm8k", type=Path, nargs="?")
+    parser.add_argument("--trl", help="the interpreter of an environment with trl")
+    parser.add_argument("--table", action="store_true", help="print that of the record")
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--only", default=",".join(CONTESTANTS), help="contestants, by commas")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    if options.table:
+        print(table(json.loads(RECORD.read_text(encoding="utf-8"))["runs"]))
+        return
+    if options.gsm8k is None or options.trl is None:
+        parser.error("GSM8K and --trl are needed")
     model = ROOT / "build/models/smollm2"
     if not model.is_dir():
         raise SystemExit("SmolLM2 is not in build/models: make real-models")
@@ -57,6 +65,19 @@ def main() -> None:
     print(text)
     if options.output:
         options.output.write_text(text + "\n", encoding="utf-8")
+
+
+def table(runs: dict[str, list[dict[str, Any]]]) -> str:
+    """Return the Markdown table of the runs."""
+    ours = runs[OURS][0]
+    lines = ["| | seconds | peak memory | held-out loss | seconds, adapterhub is 1 |",
+             "|---|---|---|---|---|"]  # fmt: skip
+    for name, results in runs.items():
+        for one in results:
+            times = one["seconds"] / ours["seconds"]
+            lines.append(f"| {name} | {one['seconds']:.0f} | {one['peak_memory'] / 1e9:.1f} GB "
+                         f"| {one['loss']:.3f} | {times:.2f} |")  # fmt: skip
+    return "\n".join(lines)
 
 
 def write_chats(source: Path, count: int, target: Path) -> None:

@@ -179,6 +179,28 @@ def test_beams_write_the_same_with_and_without_a_cache(opened):
     assert found[0] == found[1]
 
 
+def test_packed_chats_are_read_as_if_alone(opened, tickets):
+    """The loss of several chats in one row is that of a row for each."""
+    from adapterhub.tasks import Setting, parse_task
+    from adapterhub.training.loading import make_ready
+
+    make_ready(opened.model)
+    examples = opened.task.read(str(tickets[1]), opened.data, "eval")[:8]
+    losses = {}
+    for pack in (False, True):
+        task = parse_task({"causal-lm": {"data": "chat", "pack": pack}})
+        encoded = task.encode(examples, Setting(opened.tokenizer, 512), labelled=True)
+        assert (len(encoded.rows) < len(examples)) == pack
+        total = count = 0.0
+        for number, row in enumerate(encoded.rows):
+            learned = sum(label != -100 for label in row["labels"][1:])
+            with torch.no_grad():
+                total += opened.model(**encoded.batch([number])).loss.item() * learned
+            count += learned
+        losses[pack] = total / count
+    assert losses[True] == pytest.approx(losses[False], rel=1e-4)
+
+
 def test_a_merged_model_answers_as_its_adapter(learned, tickets):
     opened = ah.open(learned.folder)
     examples = opened.task.read(str(tickets[1]), opened.data, "eval")[:50]
