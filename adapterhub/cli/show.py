@@ -76,7 +76,7 @@ def command(
         "about": manifest.description or "",
         "task": "" if manifest.heads else _task_text(manifest),
         "heads": heads_text(manifest),
-        "method": _methods_text(manifest),
+        "method": methods_text(manifest),
         "starts from": started_from(manifest),
         "on top of": chain_text(fetched.on),
         "built from": "; ".join(built_from(manifest)),
@@ -131,7 +131,7 @@ def _task_text(manifest: Manifest) -> str:
     return f"{manifest.task or 'none recorded'}{names}"
 
 
-def _methods_text(manifest: Manifest) -> str:
+def methods_text(manifest: Manifest) -> str:
     """Write the methods as one types them, without options that have no effect or the default."""
     from adapterhub.config.options import is_neutral, options_of, to_dict
     from adapterhub.methods._described import described_methods
