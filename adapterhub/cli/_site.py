@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from adapterhub.recipe.recipe import Recipe
 
 _LEFT_OUT = ("method", "name", "backbone", "on", "from", "output")
 _SPEC_CUT = "..."
+_FLAG_OF = {path: flag for flag, path in FLAGS.items() if flag not in MULTIPLE}
 
 
 def study_boards(folder: Path) -> list[StudyBoard]:
@@ -84,16 +86,20 @@ def command_of(manifest: Manifest) -> str | None:
     if not isinstance(record, dict) or record.get("tasks") or manifest.on or _SPEC_CUT in method:
         return None
     words = ["--backbone", manifest.backbone.location, "--method", method, "--train", "FILE"]
-    usual, more = to_dict(Recipe()), []
-    flags = {path: flag for flag, path in FLAGS.items() if flag not in MULTIPLE}
-    for path, value in differing_options(record, usual):
+    more = []
+    for path, value in differing_options(record, _usual()):
         if path.partition(".")[0] in _LEFT_OUT or value is None:
             continue
-        if path in flags:
-            words += [f"--{flags[path]}", _typed(value)]
+        if path in _FLAG_OF:
+            words += [f"--{_FLAG_OF[path]}", _typed(value)]
         else:
             more.append(f"{path}={_typed(value)}")
     return shlex.join(["adapterhub", "train", *words, *more])
+
+
+@cache
+def _usual() -> dict[str, Any]:
+    return to_dict(Recipe())
 
 
 def _typed(value: Any) -> str:

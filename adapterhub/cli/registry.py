@@ -94,8 +94,8 @@ def write_pages(
     site = write_site(registry_at(registry), Path(output), options)
     problems = f"; {site.problems:,} versions cannot be read" if site.problems else ""
     print_result(
-        f"{site.page}: {site.adapters:,} adapters for {site.backbones:,} backbones, "
-        f"{site.pages:,} pages{problems}",
+        f"{site.page}: {site.adapters:,} adapter{'s' * (site.adapters != 1)} for "
+        f"{site.backbones:,} backbone{'s' * (site.backbones != 1)}, {site.pages:,} pages{problems}",
         {**vars(site), "page": str(site.page)},
         as_json=as_json,
     )

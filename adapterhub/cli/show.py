@@ -232,12 +232,12 @@ def _uses(reference: str, registry: str | None, head: str | None, typed: str) ->
 
 def _print_own_text(card: str, name: str, reference: str) -> None:
     """Print the beginning of what the author added to the generated card."""
-    from adapterhub.files.card import own_text
+    from adapterhub.files.card import own_text, without_comments
 
     width = _line_width() - 2
     lines = [
         line
-        for paragraph in _paragraphs(_without_comments(own_text(card)[:_MOST_CHARACTERS]))
+        for paragraph in _paragraphs(without_comments(own_text(card)[:_MOST_CHARACTERS]))
         for line in textwrap.wrap(one_line(paragraph), width, break_on_hyphens=False)
     ]
     if lines and lines[0].casefold() == f"# {name}".casefold():
@@ -258,21 +258,12 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _print_card(card: str) -> None:
-    from adapterhub.files.card import split_card
+    from adapterhub.files.card import split_card, without_comments
 
     _, text = split_card(card)
-    _print_indented(_without_comments(text).strip().split("\n"))
+    _print_indented(without_comments(text).strip().split("\n"))
 
 
 def _print_indented(lines: Sequence[str]) -> None:
     # So that no line of a stranger's card passes for one of this program.
     say_text("\n".join(f"  {line}" for line in lines))
-
-
-def _without_comments(text: str) -> str:
-    """Remove HTML comments, in one pass: a hostile card may open very many."""
-    first, *parts = text.split("<!--")
-    for part in parts:
-        comment, end, rest = part.partition("-->")
-        first += rest.lstrip("\n") if end else f"<!--{comment}"
-    return first

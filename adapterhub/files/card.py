@@ -66,7 +66,16 @@ def card(
 
 def own_text(text: str) -> str:
     """Return what the author wrote around the generated block of a card."""
-    return "\n".join(part.strip() for part in _around_block(split_card(text)[1])).strip()
+    return "\n".join(part.strip() for part in _around_block(_split_front(text)[1])).strip()
+
+
+def without_comments(text: str) -> str:
+    """Remove HTML comments, in one pass: a hostile card may open very many."""
+    first, *parts = text.split("<!--")
+    for part in parts:
+        comment, end, rest = part.partition("-->")
+        first += rest.lstrip("\n") if end else f"<!--{comment}"
+    return first
 
 
 def _around_block(text: str) -> tuple[str, str]:
@@ -106,15 +115,20 @@ def model_kind(manifest: Manifest) -> str | None:
 
 def split_card(old: str) -> tuple[dict[str, Any], str]:
     """Split a card into its metadata ({} if unreadable) and its text."""
+    metadata, body = _split_front(old)
+    try:
+        return (parse_mapping(metadata, "the card") if 0 < len(metadata) <= MAX_BYTES else {}), body
+    except ConfigError:
+        return {}, body
+
+
+def _split_front(old: str) -> tuple[str, str]:
+    """Split a card into its front matter, "" if it has none, and its text."""
     text = old.replace("\r\n", "\n")
     front_matter = re.match(r"---\n(.*?\n)?---[ \t]*(?:\n|$)", text, re.DOTALL)
     if not front_matter:
-        return {}, text
-    metadata, body = front_matter[1] or "", text[front_matter.end() :]
-    try:
-        return (parse_mapping(metadata, "the card") if len(metadata) <= MAX_BYTES else {}), body
-    except ConfigError:
-        return {}, body
+        return "", text
+    return front_matter[1] or "", text[front_matter.end() :]
 
 
 def _name(manifest: Manifest, reference: str) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from adapterhub.errors import ConfigError, printable
+from adapterhub.files.card import without_comments
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
@@ -35,7 +36,8 @@ def card_html(text: str) -> Markup:
     import nh3
 
     reader = _reader()
-    shown = printable(text if len(text) <= _MOST else f"{text[:_MOST]}\n\n...")
+    cut = text if len(text) <= _MOST else f"{text[:_MOST]}\n\n..."
+    shown = printable(without_comments(cut))
     tokens = reader.parse(shown)
     _place_headings(tokens)
     for token in tokens:

@@ -103,6 +103,7 @@
     const asked = new URLSearchParams(location.search);
     for (const [name, values] of Object.entries(data.values)) {
       const select = form.elements[name];
+      if (!select) continue;  // no adapter has a value
       const known = new Set([...select.options].map((option) => option.value));
       for (const i of values) {
         if (!known.has(strings[i])) select.append(new Option(strings[i]));

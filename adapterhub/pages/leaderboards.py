@@ -18,9 +18,11 @@ from adapterhub.pages.figures import FIRST, MUTED, SECOND, svg_chart
 from adapterhub.pages.sections import Chart
 
 MOST_RANKED = 100  # rows of a table
-_MOST_NAMED = 7  # points of a chart that have their names
-_SIZE = (6.4, 3.4)
-_MARGINS = {"left": 0.1, "bottom": 0.15, "right": 0.97}
+_FEWEST_POINTS = 3  # of a chart
+_MOST_NAMED = 5  # points of a chart that have their names
+_ENDS = ("parameters", "low", "high")
+_SIZE = (4.8, 2.9)
+_MARGINS = {"left": 0.13, "bottom": 0.17, "right": 0.96}
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Leaderboard:
         is_ranked: whether the scores are of the same rows.
         lower_is_better: whether a smaller score is better.
         most: how many of them a table shows.
+        is_drawn: whether there is a chart of them.
     """
 
     title: str
@@ -75,6 +78,7 @@ class Leaderboard:
     is_ranked: bool = True
     lower_is_better: bool = False
     most: int = MOST_RANKED
+    is_drawn: bool = True
 
     def rooted(self, root: str) -> Leaderboard:
         """Return it for a page from which `root` leads to the root of the site."""
@@ -88,8 +92,8 @@ class Leaderboard:
 
     @property
     def chart(self) -> Chart | None:
-        """Score against trained parameters; None for fewer than two points."""
-        return _chart(self) if self.is_ranked else None
+        """Score against trained parameters; None for very few points."""
+        return _chart(self) if self.is_ranked and self.is_drawn else None
 
 
 def best_first(scores: Iterable[RankedScore], *, lower: bool) -> tuple[RankedScore, ...]:
@@ -144,27 +148,35 @@ def _count(value: int | None) -> TableCell:
 
 def _chart(board: Leaderboard) -> Chart | None:
     sized = {i: score for i, score in enumerate(board.scores) if score.parameters}
-    if len({(s.parameters, s.value) for s in sized.values()}) < 2:
+    if len({(s.parameters, s.value) for s in sized.values()}) < _FEWEST_POINTS:
         return None
     front = [place for place in pareto_front(board) if place in sized]
 
     def draw(axes: Any) -> None:
-        for place, score in sized.items():
-            colour = SECOND if place in front else FIRST
-            if score.low is not None and score.high is not None:
-                axes.plot([score.parameters] * 2, [score.low, score.high], color=MUTED, lw=0.8)
-            axes.plot([score.parameters], [score.value], "o", color=colour, markersize=5)
+        from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+        sizes = [score.parameters or 1 for score in sized.values()]
+        bars = [s for s in sized.values() if s.low is not None and s.high is not None]
+        places, low, high = ([getattr(s, name) for s in bars] for name in _ENDS)
+        axes.vlines(places, low, high, color=MUTED, linewidth=0.8)
+        axes.plot(sizes, [s.value for s in sized.values()], "o", color=FIRST, markersize=5)
         steps = [sized[place] for place in front]
-        axes.plot([s.parameters for s in steps], [s.value for s in steps], color=SECOND, lw=1.2)
+        xs, ys = [s.parameters for s in steps], [s.value for s in steps]
+        axes.plot(xs, ys, "o-", color=SECOND, markersize=5, linewidth=1.2)
         axes.set_xscale("log")
+        axes.set_xlim(min(sizes) / 2, max(sizes) * 2)
+        powers = range(math.ceil(math.log10(min(sizes) / 2)), 1 + int(math.log10(max(sizes) * 2)))
+        axes.xaxis.set_major_locator(FixedLocator([10.0**power for power in powers]))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.set(xlabel="trained parameters", ylabel=one_line(board.metric, 30))
         _fit(axes, [score.value for score in sized.values()])
-        for number, score in enumerate(_thinned(steps)):
-            below = (number % 2 == 1) != board.lower_is_better
+        for score in _apart(steps):
             axes.annotate(
                 one_line(score.name, 20),
                 (score.parameters, score.value),
-                xytext=(0, -13 if below else 7),
+                xytext=(0, -14 if board.lower_is_better else 7),
                 textcoords="offset points",
                 ha="center",
                 fontsize=8.5,
@@ -174,7 +186,7 @@ def _chart(board: Leaderboard) -> Chart | None:
     title = f"{board.metric} against trained parameters"
     svg = svg_chart(draw, _SIZE, _MARGINS)
     told = escape(f"{title}: {board.title}; the table has the numbers")
-    note = "orange: nothing with as few parameters is as good"
+    note = "orange: none with as few parameters is as good"
     return Chart(
         title, Markup(svg.replace('role="img"', f'role="img" aria-label="{told}"', 1)), note
     )
@@ -191,6 +203,12 @@ def _fit(axes: Any, values: Sequence[float]) -> None:
     axes.set_ylim(ends[0] - margin, ends[1] + margin)
 
 
-def _thinned(scores: Sequence[RankedScore]) -> list[RankedScore]:
-    count = min(len(scores), _MOST_NAMED)
-    return [scores[i * (len(scores) - 1) // max(count - 1, 1)] for i in range(count)]
+def _apart(scores: Sequence[RankedScore]) -> list[RankedScore]:
+    """Choose scores whose names do not cover each other: the best one first."""
+    sizes = [math.log(score.parameters or 1) for score in scores]
+    gap = (max(sizes) - min(sizes)) / _MOST_NAMED if sizes else 0.0
+    chosen: list[int] = []
+    for i in reversed(range(len(scores))):
+        if all(abs(sizes[i] - sizes[j]) >= gap for j in chosen):
+            chosen.append(i)
+    return [scores[i] for i in chosen]

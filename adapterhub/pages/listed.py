@@ -22,6 +22,7 @@ from adapterhub.pages.run_files import lower_is_better
 from adapterhub.registry.reference import folder_of_id, unportable
 from adapterhub.registry.store import Entry
 
+_TITLES = ("adapter", "backbone", "task", "method", "score", "trained", "size", "published", "tags")
 _MOST_TEXT = 160  # characters of a description that a search covers
 
 
@@ -79,8 +80,7 @@ def newest_first(versions: Iterable[ListedVersion]) -> list[ListedVersion]:
 
 def listing(versions: Sequence[ListedVersion], root: str) -> ShownTable:
     """Return a table of versions; `root` leads from the page to the root of the site."""
-    titles = ("adapter", "backbone", "task", "method", "score", "trained", "size", "published")
-    return ShownTable((*titles, "tags"), [_cells(each, root) for each in versions])
+    return ShownTable(_TITLES, [_cells(each, root) for each in versions])
 
 
 def _cells(each: ListedVersion, root: str) -> list[TableCell]:

@@ -41,10 +41,11 @@ class PublishedVersion:
 
     Attributes:
         entry: what the registry lists of it.
-        manifest: its manifest.
+        manifest: its manifest without the shapes of the tensors, of which the entry has the sum.
         card: its card, as it was written.
         signatures: its signatures, compared with it.
         unchecked: why they could not be compared; "" if they were.
+        manifest_size: the bytes of its manifest.
     """
 
     entry: Entry
@@ -52,6 +53,7 @@ class PublishedVersion:
     card: str = ""
     signatures: tuple[CheckedSignature, ...] = ()
     unchecked: str = ""
+    manifest_size: int = 0
 
     @property
     def evaluation(self) -> str | None:
@@ -136,11 +138,13 @@ def _version(registry: Registry, path: str, entry: Entry) -> PublishedVersion:
     # These very bytes were checked as a manifest when the registry listed them.
     fields = json.loads(stored.data)
     del fields["sha256"]
+    fields["tensors"] = {}
     manifest, offenders = from_file(Manifest, fields)
     if manifest is None:
         raise FileError(f"{path}/{MANIFEST_FILE} is not a manifest", offenders=offenders)
     signatures, unchecked = _signatures(registry, entry)
-    return PublishedVersion(entry, manifest, _card(registry, path), signatures, unchecked)
+    card, size = _card(registry, path), len(stored.data)
+    return PublishedVersion(entry, manifest, card, signatures, unchecked, size)
 
 
 def _card(registry: Registry, path: str) -> str:

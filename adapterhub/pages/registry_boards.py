@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from adapterhub.pages.leaderboards import (
     MOST_RANKED,
@@ -18,6 +19,7 @@ from adapterhub.pages.run_files import lower_is_better
 
 UNKNOWN_ROWS = "evaluated on unknown rows"
 _MOST_BOARDS = 20  # of a page
+_MOST_CHARTS = 3  # of a page: those of the largest boards
 _MOST_ROWS = 240  # of a page, in all its tables
 _FEWEST_ROWS = 5  # of a table
 
@@ -42,7 +44,8 @@ def _boards(groups: dict[tuple[str, str], list[ListedVersion]]) -> list[Leaderbo
     """Return the boards of a page: the ranked ones, the largest first, then unknown rows."""
     ordered = sorted(groups, key=lambda at: (not at[1], -len(groups[at]), at))[:_MOST_BOARDS]
     most = min(max(_MOST_ROWS // len(ordered), _FEWEST_ROWS), MOST_RANKED)
-    return [_board(*at, groups[at], most) for at in ordered]
+    boards = [_board(*at, groups[at], most) for at in ordered]
+    return [replace(board, is_drawn=i < _MOST_CHARTS) for i, board in enumerate(boards)]
 
 
 def _board(

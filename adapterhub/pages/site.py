@@ -316,7 +316,7 @@ class _Site:
             if version.score and entry.yanked is None:
                 yield "leaderboard", _board_path(*at)
         if places[at] > 1 and entry.yanked is None:
-            yield f"compare with {min(places[at], MOST_COMPARED) - 1:,} others", _compare_path(*at)
+            yield "compare", f"{_compare_path(*at)}#{entry.name}"
         for dataset in datasets_of(entry) if entry.yanked is None else ():
             yield f"data set {dataset}", f"datasets/{file_part(dataset)}/index.html"
 
@@ -397,7 +397,7 @@ class _Site:
             numbers = [(str(i), "" if i == number else other) for i, other in enumerate(files, 1)]
             first = number == 1
             parts = [ListPart("The best on the same rows", best)] if best.rows and first else []
-            parts.append(ListPart("The newest first", listing(chunk, place.root), is_sortable=True))
+            parts.append(_newest(chunk, place.root, is_short=path.startswith("backbones/")))
             gone = [n for n in self.withdrawn if backbone_path(n.current.entry.backbone) == path]
             if gone and first:
                 parts.append(ListPart("Withdrawn", _withdrawn(gone, place.root)))
@@ -463,6 +463,15 @@ def _leaders(boards: Sequence[tuple[Leaderboard, Place]], root: str) -> ShownTab
         if board.is_ranked and board.scores
     ]
     return ShownTable(("rows", "task", "best", "score"), rows[:_MOST_LINKS])
+
+
+def _newest(versions: Sequence[ListedVersion], root: str, *, is_short: bool) -> ListPart:
+    """Return the rows of a list; all of one backbone if it is short."""
+    table = listing(versions, root)
+    if is_short:
+        table = table.without("backbone")
+    kind = "listing short" if is_short else "listing"
+    return ListPart("The newest first", table, is_sortable=True, kind=kind)
 
 
 def _withdrawn(names: Sequence[PublishedName], root: str) -> ShownTable:

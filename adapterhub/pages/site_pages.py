@@ -63,12 +63,13 @@ class SitePlace:
 
 @dataclass(frozen=True)
 class ListPart:
-    """A table of a page, with its title and a sentence."""
+    """A table of a page, with its title, a sentence, and the class that aligns its columns."""
 
     title: str
     table: ShownTable
     note: str = ""
     is_sortable: bool = False
+    kind: str = "left"
 
 
 @dataclass(frozen=True)
@@ -113,14 +114,14 @@ def front_page(
         place,
         "Adapters",
         title,
-        f"adapters for {len(counts):,} backbone{'s' * (len(counts) != 1)}",
+        f"{count} for {len(counts):,} backbone{'s' * (len(counts) != 1)}",
         scripts=("filter.js",),
         rows_script=rows,
         chosen=dict(chosen or {}),
         fields=[each for each in fields if each["choices"]],
         sorts=SORTS_SHOWN,
         most=_MOST_SHOWN,
-        count=count + (f", the newest {len(shown)}" if len(shown) < total else ""),
+        count=f"The newest {len(shown)}:" if len(shown) < total else "",
         table=listing(shown, place.root),
         backbones=backbone_table(place, counts, _MOST_BACKBONES),
         boards=list(boards),
@@ -207,23 +208,20 @@ def compare_page(
         r"(name|metrics|description|parameters|bytes|training\.data\.eval_sha256)$"
     )
     fields = differing_fields([version.manifest for version in versions])
-    rows = [
-        *([name, *values] for name, values in facts.items()),
-        *(
-            [_typed(path), *map(_value_text, values)]
-            for path, values in fields.items()
-            if not skipped.match(path)
-        ),
-    ]
+    kept = {path: values for path, values in fields.items() if not skipped.match(path)}
+    rows = [[name, *values] for name, values in facts.items()]
+    # What few of them have comes last: their columns may not be shown.
+    for path in sorted(kept, key=lambda path: kept[path].count(None)):
+        rows.append([_typed(path), *map(_value_text, kept[path])])
     return _page(
         "site_compare.html",
         place,
         "",
         title,
         subtitle,
-        scripts=(),
+        scripts=("columns.js",),
         table=ShownTable(("", *(entry.name for entry in entries)), rows),
-        note="The facts, and each field that is not the same in all of them. Choose the columns.",
+        note="Facts, and each field that is not the same in all. Choose two to six columns.",
     )
 
 
@@ -239,7 +237,7 @@ def adapter_page(place: SitePlace, name: PublishedName, about: AdapterLinks) -> 
         "",
         entry.name,
         " · ".join(filter(None, (entry.version, entry.backbone, entry.task, *entry.methods))),
-        scripts=("copy.js",),
+        scripts=("copy.js", "columns.js"),
         version=entry.version,
         yanked=entry.yanked,
         description=manifest.description,
@@ -317,12 +315,12 @@ def _provenance(version: PublishedVersion) -> list[tuple[str, str]]:
         "on top of": "; ".join(f"{ref}, sha256 {ref.digest[:12]}" for ref in manifest.on),
         "built from": "; ".join(built_from(manifest)),
         "labels": ", ".join(manifest.labels),
-        "training rows": data.get("train"),
-        "evaluation rows": data.get("eval"),
+        "training rows": _count(data.get("train")),
+        "evaluation rows": _count(data.get("eval")),
         "data": data.get("sha256") and f"sha256 {data['sha256']}",
         "evaluated on": version.evaluation and f"sha256 {version.evaluation}",
         "seed": training.get("seed"),
-        "steps": training.get("steps"),
+        "steps": _count(training.get("steps")),
         "versions": ", ".join(f"{name} {number}" for name, number in manifest.versions.items()),
         "licence": manifest.license or "not stated by the publisher",
         "language": ", ".join(manifest.language),
@@ -334,8 +332,12 @@ def _provenance(version: PublishedVersion) -> list[tuple[str, str]]:
 def _files(version: PublishedVersion) -> ShownTable:
     entry, manifest = version.entry, version.manifest
     rows = [
-        (MANIFEST_FILE, size_text(entry.size - manifest.nbytes), entry.digest),
-        (TENSORS_FILE, size_text(manifest.nbytes), manifest.files.get(TENSORS_FILE, "-")),
+        (MANIFEST_FILE, size_text(version.manifest_size), entry.digest),
+        (
+            TENSORS_FILE,
+            size_text(entry.size - version.manifest_size),
+            manifest.files.get(TENSORS_FILE, "-"),
+        ),
     ]
     if version.card:
         size = len(version.card.encode("utf-8", "replace"))
@@ -406,7 +408,14 @@ def _value_text(value: Any) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:.6g}"
-    return _cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if re.fullmatch(r"([a-z0-9]+-)?[0-9a-f]{64}", text):  # a digest or fingerprint
+        return text[:-52]
+    return _cut(text)
+
+
+def _count(value: Any) -> str | None:
+    return f"{value:,}" if isinstance(value, int) else None
 
 
 def _cut(text: str) -> str:
