@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from adapterhub.errors import OutputError
@@ -291,11 +292,19 @@ class _Site:
     def _all(self) -> Iterable[Contents]:
         return self.contents.values()
 
+    @cached_property
+    def _has_datasets(self) -> bool:
+        return any(datasets_of(entry) for found in self._all() for entry in found.entries)
+
+    @cached_property
+    def _has_broken(self) -> bool:
+        return any(found.broken for found in self._all())
+
     def _place(self, path: str) -> SitePlace:
         pages = [("Adapters", _FRONT), ("Leaderboards", _BOARDS)]
-        if any(datasets_of(entry) for contents in self._all() for entry in contents.entries):
+        if self._has_datasets:
             pages.append(("Datasets", _DATASETS))
-        if self.broken or any(contents.broken for contents in self._all()):
+        if self.broken or self._has_broken:
             pages.append(("Problems", _PROBLEMS))
         return SitePlace("../" * path.count("/"), pages, self.options.address)
 
