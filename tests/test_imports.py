@@ -86,7 +86,7 @@ ADAPTER_COMMANDS = {
     "sync": 0,
     "diff demo {adapter}": 0,
     "registry verify": 0,
-    "registry reindex": 0,
+    "registry index": 0,
     "yank demo@v1 --reason old": 0,
     "delete demo@v1 --yes --force": 0,
     "report {run}": 0,

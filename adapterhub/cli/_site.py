@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ def command_of(manifest: Manifest) -> str | None:
     The record has no paths of data, so FILE stands for them.
     """
     record = manifest.training.get("recipe")
-    method = methods_text(manifest)
+    method = _method(json.dumps(manifest.methods))
     if not isinstance(record, dict) or record.get("tasks") or manifest.on or _SPEC_CUT in method:
         return None
     words = ["--backbone", manifest.backbone.location, "--method", method, "--train", "FILE"]
@@ -95,6 +95,12 @@ def command_of(manifest: Manifest) -> str | None:
         else:
             more.append(f"{path}={_typed(value)}")
     return shlex.join(["adapterhub", "train", *words, *more])
+
+
+@lru_cache(1024)
+def _method(methods: str) -> str:
+    """Return the methods of a manifest as one types them; thousands of adapters share a few."""
+    return methods_text(json.loads(methods))
 
 
 @cache

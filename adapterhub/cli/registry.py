@@ -1,4 +1,4 @@
-"""`adapterhub registry verify|reindex|gc|site`."""
+"""`adapterhub registry verify|index|gc|site`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.group("registry")
 def command() -> None:
-    """Verify, re-index or clean a local registry, or write pages of it."""
+    """Verify, index, copy or clean a registry, or write pages of it."""
 
 
 @command.command("verify")
@@ -40,13 +40,15 @@ def verify_registry(registry: str | None, as_json: bool) -> None:
 @command.command()
 @registry_option
 @as_json_option
-def reindex(registry: str | None, as_json: bool) -> None:
-    """Rebuild the search index from the folders."""
-    store = _folder(registry)
-    names = store.reindex()
+def index(registry: str | None, as_json: bool) -> None:
+    """Write index.json anew, which searches read, from the folders."""
+    from adapterhub.registry.stores import registry_at
+
+    store = registry_at(registry)
+    names = store.index()
     print_result(
-        f"{store.root}: {names:,} name{'s' * (names != 1)} indexed",
-        {"registry": str(store.root), "names": names},
+        f"{store.location}: {names:,} name{'s' * (names != 1)} indexed",
+        {"registry": store.location, "names": names},
         as_json=as_json,
     )
 
@@ -105,7 +107,7 @@ def _folder(location: str | None) -> LocalRegistry:
     """Open a registry that is a folder.
 
     Raises:
-        ConfigError: it is a bucket, which has no index and no files of interrupted writers.
+        ConfigError: it is elsewhere, where no files of interrupted writers are.
     """
     from adapterhub.registry.local import LocalRegistry
     from adapterhub.registry.stores import registry_at
@@ -114,7 +116,7 @@ def _folder(location: str | None) -> LocalRegistry:
     if isinstance(store, LocalRegistry):
         return store
     raise ConfigError(
-        f"{store.location} is a bucket, which has no index and no staging files",
+        f"{store.location} is no folder, and has no staging files",
         expected="a registry in a folder",
         hint="adapterhub registry verify checks a bucket; its lifecycle rules delete old uploads",
     )

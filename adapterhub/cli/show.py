@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,7 @@ def command(
         "about": manifest.description or "",
         "task": "" if manifest.heads else _task_text(manifest),
         "heads": heads_text(manifest),
-        "method": methods_text(manifest),
+        "method": methods_text(manifest.methods),
         "starts from": started_from(manifest),
         "on top of": chain_text(fetched.on),
         "built from": "; ".join(built_from(manifest)),
@@ -131,14 +131,14 @@ def _task_text(manifest: Manifest) -> str:
     return f"{manifest.task or 'none recorded'}{names}"
 
 
-def methods_text(manifest: Manifest) -> str:
+def methods_text(methods: Iterable[Mapping[str, Any]]) -> str:
     """Write the methods as one types them, without options that have no effect or the default."""
     from adapterhub.config.options import is_neutral, options_of, to_dict
     from adapterhub.methods._described import described_methods
 
     known = described_methods()
     texts = []
-    for name, options in (pair for spec in manifest.methods for pair in spec.items()):
+    for name, options in (pair for spec in methods for pair in spec.items()):
         own = options_of(known[name].options) if name in known else ()
         usual = to_dict({option.name: option.default for option in own})
         said = {k: v for k, v in options.items() if not is_neutral(v) and v != usual.get(k)}

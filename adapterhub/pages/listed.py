@@ -34,21 +34,19 @@ class ListedVersion:
         entry: what the registry lists.
         score: its main score.
         signers: the ids of the keys that validly signed it.
-        evaluation: the digest of the rows of its scores; None where it is not recorded.
         is_current: whether it is the newest one of its name that is not yanked.
     """
 
     entry: Entry
     score: MainScore | None
     signers: tuple[str, ...]
-    evaluation: str | None
     is_current: bool
 
 
 def listed_versions(name: PublishedName) -> list[ListedVersion]:
     """Return the versions of a name that a search finds, the newest first."""
     return [
-        ListedVersion(v.entry, v.score, v.signers, v.evaluation, v is name.current)
+        ListedVersion(v.entry, v.score, v.signers, v is name.current)
         for v in reversed(name.versions)
         if v.entry.yanked is None
     ]

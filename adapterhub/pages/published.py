@@ -41,7 +41,7 @@ class PublishedVersion:
 
     Attributes:
         entry: what the registry lists of it.
-        manifest: its manifest without the shapes of the tensors, of which the entry has the sum.
+        manifest: its manifest without the shapes of tensors, which are long.
         card: its card, as it was written.
         signatures: its signatures, compared with it.
         unchecked: why they could not be compared; "" if they were.
@@ -54,13 +54,6 @@ class PublishedVersion:
     signatures: tuple[CheckedSignature, ...] = ()
     unchecked: str = ""
     manifest_size: int = 0
-
-    @property
-    def evaluation(self) -> str | None:
-        """The digest of the rows that its scores are of; None where it is not recorded."""
-        data = self.manifest.training.get("data")
-        digest = data.get("eval_sha256") if isinstance(data, dict) else None
-        return digest if isinstance(digest, str) else None
 
     @property
     def signers(self) -> tuple[str, ...]:
@@ -135,7 +128,7 @@ def _version(registry: Registry, path: str, entry: Entry) -> PublishedVersion:
     stored = registry.storage.read(f"{path}/{MANIFEST_FILE}", MAX_MANIFEST_BYTES)
     if stored is None or hashlib.sha256(stored.data).hexdigest() != entry.digest:
         raise FileError(f"{path}/{MANIFEST_FILE} has changed while it was read")
-    # These very bytes were checked as a manifest when the registry listed them.
+    # The digest says that these are the bytes that were listed: they need no further check.
     fields = json.loads(stored.data)
     del fields["sha256"]
     fields["tensors"] = {}

@@ -35,7 +35,7 @@ def registry_boards(
     for each in versions:
         if each.score is not None:
             at = each.entry.backbone, each.entry.task or ""
-            rows = each.score.metric, each.evaluation or ""
+            rows = each.score.metric, each.entry.evaluation or ""
             groups.setdefault(at, defaultdict(list))[rows].append(each)
     return {at: _boards(found) for at, found in sorted(groups.items())}
 

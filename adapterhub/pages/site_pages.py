@@ -201,7 +201,7 @@ def compare_page(
         "score": [_score_words(version) for version in versions],
         "trained": [f"{entry.parameters:,}" for entry in entries],
         "size": [size_text(entry.size) for entry in entries],
-        "evaluated on": [(version.evaluation or "unknown rows")[:12] for version in versions],
+        "evaluated on": [(version.entry.evaluation or "unknown rows")[:12] for version in versions],
         "signed by": [", ".join(version.signers) or "-" for version in versions],
     }
     skipped = re.compile(
@@ -318,7 +318,7 @@ def _provenance(version: PublishedVersion) -> list[tuple[str, str]]:
         "training rows": _count(data.get("train")),
         "evaluation rows": _count(data.get("eval")),
         "data": data.get("sha256") and f"sha256 {data['sha256']}",
-        "evaluated on": version.evaluation and f"sha256 {version.evaluation}",
+        "evaluated on": version.entry.evaluation and f"sha256 {version.entry.evaluation}",
         "seed": training.get("seed"),
         "steps": _count(training.get("steps")),
         "versions": ", ".join(f"{name} {number}" for name, number in manifest.versions.items()),

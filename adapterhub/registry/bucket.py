@@ -1,7 +1,7 @@
 """A registry's files as objects of a bucket (S3, Google Cloud Storage, Azure), through obstore.
 
 Nothing is locked: a file is replaced on the condition that nobody else has since it was read. The
-manifest of a version is uploaded last. Manifests and adapters are kept in the user's cache.
+manifest of a version is uploaded last.
 
 Credentials, endpoint and region come from the environment, as the cloud's own tools read them:
 AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME...
@@ -9,10 +9,8 @@ AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORA
 
 from __future__ import annotations
 
-import hashlib
 import re
 import secrets
-import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
@@ -20,21 +18,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from adapterhub.config.user_folders import user_folder
-from adapterhub.errors import ConfigError, FileError, OutputError, RegistryError
-from adapterhub.files.atomic import UnreadableError, read_file, replace_file, write_files
-from adapterhub.files.manifest import MAX_HEADER_BYTES, MAX_MANIFEST_BYTES, from_json
-from adapterhub.files.native import (
-    CARD_FILE,
-    MANIFEST_FILE,
-    MAX_CARD_BYTES,
-    SIGNATURE_FILE,
-    check_adapter,
-)
-from adapterhub.files.signature import MAX_SIGNATURE_BYTES
-from adapterhub.files.tensor_file import TENSORS_FILE
-from adapterhub.registry.published_files import DATE_FILE, check_digest, copy_adapter, is_intact
-from adapterhub.registry.store import ConflictError, Storage, Stored
+from adapterhub.errors import ConfigError, FileError, RegistryError
+from adapterhub.files.atomic import write_files
+from adapterhub.files.native import MANIFEST_FILE
+from adapterhub.registry.published_files import DATE_FILE, copy_adapter
+from adapterhub.registry.remote import RemoteStorage
+from adapterhub.registry.store import ConflictError, Stored
 
 SCHEMES = ("s3", "gs", "az", "abfss")
 _PIECE = 4 << 20  # bytes of a download that are in memory at a time
@@ -47,16 +36,13 @@ def is_bucket(location: object) -> bool:
     return bool(found) and scheme in SCHEMES
 
 
-class Bucket(Storage):
+class Bucket(RemoteStorage):
     """The objects below a prefix.
 
     Args:
         url: s3://bucket/prefix, gs://bucket/prefix or az://container/prefix.
         objects: a store of obstore, in place of that of the URL.
     """
-
-    is_atomic = False
-    readers = 16
 
     def __init__(self, url: str, objects: Any = None) -> None:
         self.location = url.rstrip("/")
@@ -81,23 +67,17 @@ class Bucket(Storage):
             found = ((meta["path"], str(meta["e_tag"])) for some in chunks for meta in some)
             return dict(sorted(found))
 
-    def read(self, path: str, most: int, tag: str = "") -> Stored | None:
-        """Read a file; None if there is none."""
-        key = hashlib.sha256("\n".join((self.location, path, tag)).encode()).hexdigest()
-        cached = bucket_cache() / "files" / key
-        if tag:
-            with suppress(UnreadableError):
-                return Stored(read_file(cached, 0, most, None), tag)
+    def fetch(self, path: str, most: int, known: str = "") -> Stored | None:
+        """Fetch an object; without its bytes if it still has the tag `known`."""
+        from obstore.exceptions import NotModifiedError
+
         with self._reached():
-            found = self._get(path, most)
-            if found is None:
-                return None
-            stored = Stored(bytes(found.bytes()), str(found.meta["e_tag"]))
-        if tag == stored.tag:
-            with suppress(OSError):  # a cache that cannot be written
-                cached.parent.mkdir(parents=True, exist_ok=True)
-                replace_file(cached, stored.data)
-        return stored
+            try:
+                unless = {"options": {"if_none_match": known}} if known else {}
+                found = self._get(path, most, **unless)
+            except NotModifiedError:
+                return Stored(b"", known)
+            return found and Stored(bytes(found.bytes()), str(found.meta["e_tag"]))
 
     def create(self, path: str, source: Path, digest: str, date: bytes) -> None:
         """Upload the files of an adapter, the manifest last."""
@@ -106,26 +86,6 @@ class Bucket(Storage):
             self.write(f"{path}/{DATE_FILE}", date)
             for file in sorted(copy.iterdir(), key=lambda file: file.name == MANIFEST_FILE):
                 self.write(f"{path}/{file.name}", file)
-
-    def get(self, path: str, digest: str, folder: Path | None) -> Path:
-        """Return a folder with the verified files of a version."""
-        cached = bucket_cache() / "adapters" / digest
-        if folder is None and is_intact(cached, digest):
-            return cached
-        if folder is None:
-            shutil.rmtree(cached, ignore_errors=True)  # a damaged copy
-        with self._downloaded(path, digest) as staged:
-            try:
-                return copy_adapter(staged, folder or cached, digest)
-            except OutputError:
-                if folder is None and is_intact(cached, digest):  # another process did it
-                    return cached
-                raise
-
-    def check(self, path: str, digest: str) -> None:
-        """Read all files of a version."""
-        with self._downloaded(path, digest) as staged:
-            check_adapter(staged)
 
     def writing(self, path: str) -> AbstractContextManager[None]:
         """Exclude nobody: conditions of writes do."""
@@ -137,35 +97,15 @@ class Bucket(Storage):
         for file in sorted(self.files(f"{path}/"), key=lambda file: file != manifest):
             self.delete(file)
 
-    @contextmanager
-    def _downloaded(self, path: str, digest: str) -> Iterator[Path]:
-        """Yield a folder with the files of a version, none of them larger than a valid one."""
-        with TemporaryDirectory(prefix="adapterhub-") as staged:
-            folder = Path(staged)
-            manifest = self.read(f"{path}/{MANIFEST_FILE}", MAX_MANIFEST_BYTES)
-            data = manifest.data if manifest else b""
-            check_digest(Path(self.location) / path, data, digest)
-            (folder / MANIFEST_FILE).write_bytes(data)
-            most = 8 + MAX_HEADER_BYTES + from_json(data, path).nbytes
-            limits = {CARD_FILE: MAX_CARD_BYTES, SIGNATURE_FILE: MAX_SIGNATURE_BYTES}
-            for name, limit in (limits | {TENSORS_FILE: most}).items():
-                self.download(f"{path}/{name}", folder / name, limit)
-            yield folder
-
-    def download(self, path: str, target: Path, most: int) -> None:
-        """Write an object of at most `most` bytes to a new file; write none if there is no object.
-
-        Raises:
-            FileError: it is larger than `most` bytes.
-            RegistryError: the bucket cannot be read.
-        """
+    def download(self, path: str, target: Path, most: int, sha256: str | None) -> None:
+        """Write an object to a new file; the digest is checked by whoever reads all files."""
         with self._reached():
             if (found := self._get(path, most)) is not None:
                 write_files(target.parent, {target.name: map(bytes, found.stream(_PIECE))})
 
-    def _get(self, path: str, most: int) -> Any:
+    def _get(self, path: str, most: int, **options: Any) -> Any:
         try:
-            found = self._objects.get(path)
+            found = self._objects.get(path, **options)
         except FileNotFoundError:
             return None
         if (size := found.meta["size"]) > most:
@@ -294,8 +234,3 @@ def _open(url: str) -> Any:
 def _first_line(error: Exception) -> str:
     """Return the start of an error of obstore, which goes on with its source for developers."""
     return re.sub(r"\s+", " ", str(error).partition("\n\nDebug")[0])[:400]
-
-
-def bucket_cache() -> Path:
-    """Return the folder of this user's copies of files in buckets."""
-    return user_folder("cache") / "bucket"

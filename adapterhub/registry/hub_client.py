@@ -52,6 +52,8 @@ _PROGRESS_BYTES = 1 << 20  # an attempt that received as much does not count
 _BUSY = (429, 500, 502, 503, 504)
 Params = tuple[tuple[str, str], ...]
 _REDIRECTS = (301, 302, 303, 307, 308)
+_ABSENT = (403, 404, 410)  # 403: of an S3 bucket's website, if its files may not be listed
+_TAG = r'(W/)?"[\x21\x23-\x7e]{1,200}"'
 
 
 class UnreachableError(RegistryError):
@@ -60,6 +62,22 @@ class UnreachableError(RegistryError):
 
 class MissingFileError(RegistryError):
     """The repository and the revision exist, the file does not."""
+
+
+class AbsentError(RegistryError):
+    """The server says that there is no such file, or not for this client."""
+
+
+@dataclass(frozen=True)
+class Body:
+    """The bytes of an answer, and the tag that the server gave them, if any.
+
+    `is_known` says that the bytes were not sent, as they are those that the client has.
+    """
+
+    data: bytes
+    tag: str = ""
+    is_known: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,15 +96,17 @@ class Expected:
 class HubClient:
     """Read-only HTTP client of one hub.
 
-    `base` is the hub's URL, `token` the one that belongs to it.
+    `base` is the hub's URL, `token` the one that belongs to it. With `plain`, it is that of any web
+    server: a file that it does not give is an `AbsentError`.
 
     Raises:
         ConfigError: `base` is not an http or https URL.
     """
 
-    def __init__(self, base: str, token: str | None = None) -> None:
+    def __init__(self, base: str, token: str | None = None, *, plain: bool = False) -> None:
         self.base = base.rstrip("/")
         self.token = token
+        self._is_plain = plain
         try:
             self._network = HubNetwork(self.base)
         except ForbiddenAddressError as error:
@@ -106,18 +126,33 @@ class HubClient:
             MissingFileError: no such file in an existing revision.
             RegistryError: refused, or the answer is too large, too slow or malformed.
         """
+        query = f"?{urlencode(params)}" if params else ""
+        return self.reread(f"{path}{query}", limit, subject).data
+
+    def reread(self, path: str, limit: int, subject: str, known: str = "") -> Body:
+        """Return the body of an answer, unless the server still has the one with the tag `known`.
+
+        Raises:
+            UnreachableError: no connection, or offline.
+            MissingFileError: no such file in an existing revision.
+            AbsentError: no such file on a plain server.
+            RegistryError: refused, or the answer is too large, too slow or malformed.
+        """
         data = bytearray()
+        found = Body(b"")
 
         def receive(answer: HubAnswer) -> None:
+            nonlocal found
             data.clear()
-            for chunk in answer.chunks(limit):
-                data.extend(chunk)
+            if answer.status != 304:
+                for chunk in answer.chunks(limit):
+                    data.extend(chunk)
+            found = Body(bytes(data), answer.tag, answer.status == 304)
 
-        query = f"?{urlencode(params)}" if params else ""
-        self._attempt(f"{self.base}{path}{query}", subject, receive)
+        self._attempt(f"{self.base}{path}", subject, receive, known=known)
         if self.token and self.token.encode() in data:  # parts of it may be printed
-            raise RegistryError(f"{subject}: the hub's answer repeats your token")
-        return bytes(data)
+            raise RegistryError(f"{subject}: the server's answer repeats your token")
+        return found
 
     def download(
         self,
@@ -158,13 +193,14 @@ class HubClient:
         subject: str,
         receive: Callable[[HubAnswer], None],
         position: Callable[[], int] = lambda: 0,
+        known: str = "",
     ) -> None:
         """Request a URL until it was received, with pauses after cuts and overloads."""
         waits, began = iter(_WAITS), time.monotonic()
         while True:
             start = position()
             try:
-                with self._answer(url, start, subject, began) as answer:
+                with self._answer(url, start, subject, began, known) as answer:
                     receive(answer)
                 return
             except _InterruptedError as error:
@@ -176,7 +212,9 @@ class HubClient:
                 time.sleep(pause)
 
     @contextmanager
-    def _answer(self, url: str, start: int, subject: str, began: float) -> Iterator[HubAnswer]:
+    def _answer(
+        self, url: str, start: int, subject: str, began: float, known: str
+    ) -> Iterator[HubAnswer]:
         """Send a request and follow its redirects, all in the time of one connection."""
         token = self.token
         for _ in range(MAX_REDIRECTS + 1):
@@ -184,19 +222,23 @@ class HubClient:
                 self._network.check(url)
                 if url_origin(url) != self._network.origin:
                     token = None  # for good: the way back would be the other server's decision
-                with self._send(url, token, start, subject, began) as answer:
+                with self._send(url, token, start, subject, began, known) as answer:
                     if answer.status not in _REDIRECTS:
+                        if self._is_plain and answer.status in _ABSENT:
+                            raise AbsentError(f"{subject}: the server answered {answer.status}")
                         answer.check()
                         yield answer
                         return
                     url = redirect_target(url, answer.headers.get("location", ""))
             except ForbiddenAddressError as error:
-                raise RegistryError(f"{subject}: the hub answered with {error}") from None
-        raise RegistryError(f"{subject}: the hub answered with more than {MAX_REDIRECTS} redirects")
+                raise RegistryError(f"{subject}: the server answered with {error}") from None
+        raise RegistryError(
+            f"{subject}: the server answered with more than {MAX_REDIRECTS} redirects"
+        )
 
     @contextmanager
     def _send(
-        self, url: str, token: str | None, start: int, subject: str, began: float
+        self, url: str, token: str | None, start: int, subject: str, began: float, known: str
     ) -> Iterator[HubAnswer]:
         _refuse_offline(subject)
         if self._is_slow:
@@ -206,6 +248,7 @@ class HubClient:
             "user-agent": f"adapterhub/{__version__}",
             **({"authorization": f"Bearer {token}"} if token else {}),
             **({"range": f"bytes={start}-"} if start else {}),
+            **({"if-none-match": known} if known else {}),
         }
         watchdog = _Watchdog(self._network.trace(url), began)
         try:
@@ -215,7 +258,7 @@ class HubClient:
                     "GET", url, headers=headers, extensions={"trace": watchdog.trace}
                 ) as response,
             ):
-                yield HubAnswer(response, start, watchdog, subject, bool(token), self.base)
+                yield HubAnswer(response, start, watchdog, subject, bool(token), self.base, known)
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
             self._is_slow = watchdog.expired
             raise _error(error, watchdog, subject) from None
@@ -249,6 +292,7 @@ class HubAnswer:
         subject: str,
         authorized: bool,
         base: str,
+        known: str = "",
     ) -> None:
         self.status = response.status_code
         self.headers = response.headers
@@ -256,16 +300,24 @@ class HubAnswer:
         self.start = start if is_part else 0
         self._response, self._watchdog = response, watchdog
         self._subject, self._authorized, self._base = subject, authorized, base
+        self._known = known
+
+    @property
+    def tag(self) -> str:
+        """The tag that changes with the body; "" if the server gives none, or a malformed one."""
+        return self._text("etag", _TAG) or ""
 
     def check(self) -> None:
         """Raise the error of an answer without the requested body."""
         if self.status in _BUSY:
-            raise _InterruptedError(f"the hub answered {self.status}")
+            raise _InterruptedError(f"the server answered {self.status}")
+        if self.status == 304 and self._known:
+            return
         if self.status != (206 if self.start else 200):
             code = self._text("x-error-code", "[A-Za-z]{1,40}") or ""
             raise _refusal(self.status, code, self._subject, self._base, self._authorized)
         if self.headers.get("content-encoding", "identity") != "identity":
-            raise RegistryError(f"{self._subject}: the hub sent a compressed answer")
+            raise RegistryError(f"{self._subject}: the server sent a compressed answer")
 
     def chunks(self, limit: int) -> Iterator[bytes]:
         """Yield the body, of at most `limit` bytes."""
@@ -281,7 +333,7 @@ class HubAnswer:
                 yield chunk
         if received > limit:
             raise RegistryError(
-                f"{self._subject}: the hub sent more than the {limit} bytes that it may have"
+                f"{self._subject}: the server sent more than the {limit} bytes that it may have"
             )
 
     def _text(self, header: str, pattern: str) -> str | None:
@@ -357,12 +409,12 @@ def _error(error: Exception, watchdog: _Watchdog, subject: str) -> Exception:
         return _InterruptedError(f"the connection broke off ({type(error).__name__})")
     if isinstance(error, httpx2.RemoteProtocolError):
         return _InterruptedError("the answer is incomplete or is not HTTP")
-    return RegistryError(f"{subject}: the hub cannot be used ({type(error).__name__})")
+    return RegistryError(f"{subject}: the server cannot be used ({type(error).__name__})")
 
 
 def _too_slow(subject: str) -> UnreachableError:
     return UnreachableError(
-        f"{subject}: the hub is too slow",
+        f"{subject}: the server is too slow",
         expected=f"{MIN_RATE} bytes per second after {GRACE_SECONDS:.0f} s",
         hint="try again on a faster connection",
     )
@@ -392,7 +444,7 @@ def _refusal(status: int, code: str, subject: str, base: str, authorized: bool) 
     if status == 403:
         given = "your token lacks the permission" if authorized else "it needs a token"
         return RegistryError(f"{subject}: {given}", hint=login_hint(base))
-    return RegistryError(f"{subject}: the hub answered {status}")
+    return RegistryError(f"{subject}: the server answered {status}")
 
 
 def login_hint(base: str) -> str:

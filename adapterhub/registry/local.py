@@ -3,8 +3,9 @@
 The folder may come from a stranger: links are not followed, and files are read with a size limit. A
 version appears and disappears by one rename; a file lock serializes the writers of a name.
 
-Searches use an index in the user's cache: what was last read of each name, with a stamp of its
-folder, which is read again when that has changed. The folders alone are authoritative.
+A search reads no index.json: that of a folder which git, rsync or a hand has changed may be old. It
+uses what the user's cache has of each name, with a stamp of its folder, which is read again when
+that has changed.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from adapterhub.files.atomic import (
     replace_file,
 )
 from adapterhub.files.native import check_adapter, read_card
+from adapterhub.registry.index_file import MAX_INDEX_BYTES, entry_of_row, row_of
 from adapterhub.registry.names_file import NAMES_FILE, Contents
 from adapterhub.registry.published_files import check_digest, copy_adapter, manifest_bytes
 from adapterhub.registry.reference import is_backbone_folder, is_name
 from adapterhub.registry.registry import Registry, line_of
 from adapterhub.registry.store import (
     ConflictError,
-    Entry,
     Storage,
     Stored,
     is_version_folder,
@@ -47,8 +48,8 @@ from adapterhub.registry.store import (
 )
 
 _CARD_CHARACTERS = 4_096  # the start of a card that text searches cover
-_MOST_INDEX_BYTES = 1 << 30
-_INDEX_FORMAT = 6  # to be changed with the fields of an entry
+_MOST_CACHE_BYTES = 1 << 30
+_CACHE_FORMAT = 7  # to be changed with the fields of an entry
 # Two changes of a file within one tick of its file system's clock may have the same time. The
 # longest tick is FAT's, 2 s. The contents of files that changed since then are compared instead.
 _TICK = 2_000_000_000
@@ -57,7 +58,6 @@ _CHANGED = "st_mtime_ns" if os.name == "nt" else "st_ctime_ns"
 _LOCK = ".lock"
 _LEFT = (".adapterhub-", ".names.json.")  # by interrupted writers
 _IGNORED = b".lock\n.adapterhub-*\n.*.new\n"
-_MOST_REPLACED = 1 << 20  # bytes of a file that is replaced
 
 
 def default_root() -> Path:
@@ -78,29 +78,29 @@ class LocalRegistry(Registry):
         self.folder = Folder(self.root, may_be_missing=root is None)
         super().__init__(self.folder)
 
-    def everything(self) -> dict[str, Contents]:
-        """Read all names: from the index, where a folder has not changed since."""
+    def everything(self, backbone: str | None = None) -> dict[str, Contents]:
+        """Read all names: from the cache, where a folder has not changed since."""
         if not self.exists():
             return {}
-        indexed, stamps = self._indexed(), self._stamps()
-        current = {path: seen for path, seen in indexed.items() if seen[0] == stamps.get(path)}
+        cached, stamps = self._cached(), self._stamps()
+        current = {path: seen for path, seen in cached.items() if seen[0] == stamps.get(path)}
         others = stamps.keys() - current.keys()
         new = {path: (stamps[path], self._with_words(path)) for path in others}
-        if new or len(current) < len(indexed):
-            self._write_index(current | new)
+        if new or len(current) < len(cached):
+            self._write_cache(current | new)
         return {path: contents for path, (_, contents) in sorted((current | new).items())}
 
     def verify(self) -> list[str]:
         """Read all versions, and list the problems of files, links and names."""
         if not self.exists():
             return []
-        return [*self.folder.links(), *super().verify(), *self._changed_since_indexed()]
+        return [*self.folder.links(), *super().verify(), *self._changed_since_cached()]
 
-    def reindex(self) -> int:
-        """Rebuild the index from the folders, and return the number of names."""
+    def index(self) -> int:
+        """Rebuild the index and the cache from the folders, and return the number of names."""
         with contextlib.suppress(OSError):  # no cache folder
-            self._index_path().unlink(missing_ok=True)
-        return len(self.everything())
+            self._cache_path().unlink(missing_ok=True)
+        return super().index() if self.exists() else 0
 
     def gc(self) -> list[Path]:
         """Remove the staging folders of interrupted writers, and return their paths."""
@@ -108,10 +108,10 @@ class LocalRegistry(Registry):
             return []
         return [left for path in self._all_paths() for left in self.folder.clean(path)]
 
-    def _changed_since_indexed(self) -> list[str]:
+    def _changed_since_cached(self) -> list[str]:
         """List the versions whose manifest is not the one that the last search saw."""
         changed = []
-        for name, (_, seen) in self._indexed().items():
+        for name, (_, seen) in self._cached().items():
             before = {entry.version: entry.digest for entry in seen.entries}
             for entry in self.contents(name).entries if before else ():
                 if before.get(entry.version, entry.digest) != entry.digest:
@@ -119,18 +119,18 @@ class LocalRegistry(Registry):
                     changed.append(f"{path}: changed after it was published, sha256 {entry.digest}")
         return changed
 
-    def _indexed(self) -> dict[str, tuple[str, Contents]]:
-        """Return the contents of names by path, each with its stamp; none of a damaged index."""
+    def _cached(self) -> dict[str, tuple[str, Contents]]:
+        """Return the contents of names by path, each with its stamp; none of a damaged cache."""
         try:
-            records = json.loads(read_file(self._index_path(), 0, _MOST_INDEX_BYTES, None))
-            return {path: _of_record(**record) for path, record in records.items()}
+            records = json.loads(read_file(self._cache_path(), 0, _MOST_CACHE_BYTES, None))
+            return {path: _of_record(path, **record) for path, record in records.items()}
         except (UnreadableError, OSError, ValueError, LookupError, TypeError, AttributeError):
             return {}
 
-    def _write_index(self, found: Mapping[str, tuple[str, Contents]]) -> None:
+    def _write_cache(self, found: Mapping[str, tuple[str, Contents]]) -> None:
         records = {path: _record(stamp, contents) for path, (stamp, contents) in found.items()}
         with contextlib.suppress(OSError):  # a cache that cannot be written
-            path = self._index_path()
+            path = self._cache_path()
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, json.dumps(records).encode())
 
@@ -150,7 +150,7 @@ class LocalRegistry(Registry):
 
         It has the inode, size and times of the folder and of `names.json`; these change with each
         entry of the folder and each replacement of the file. They do not distinguish changes within
-        one tick of the clock: while they are that new, the text has a digest of what an index
+        one tick of the clock: while they are that new, the text has a digest of what a search
         reads, too.
         """
         fields: list[int] = []
@@ -178,28 +178,27 @@ class LocalRegistry(Registry):
             contents.words[entry.version] = word_text((*entry.words, card))
         return contents
 
-    def _index_path(self) -> Path:
+    def _cache_path(self) -> Path:
         # Outside of the root, which may be in git or read-only.
         key = hashlib.sha256(os.fsencode(self.root.resolve())).hexdigest()[:24]
-        return user_folder("cache") / "registry" / f"{key}.{_INDEX_FORMAT}.json"
+        return user_folder("cache") / "registry" / f"{key}.{_CACHE_FORMAT}.json"
 
 
 def _record(stamp: str, contents: Contents) -> dict[str, Any]:
-    """Return what the index has of a name."""
+    """Return what the cache has of a name."""
     broken = {version: line_of(error) for version, error in contents.broken.items()}
-    entries = [vars(entry) for entry in contents.entries]
-    return {"stamp": stamp, "entries": entries, "broken": broken, "words": contents.words}
+    rows = {entry.version: row_of(entry) for entry in contents.entries}
+    return {"stamp": stamp, "rows": rows, "broken": broken, "words": contents.words}
 
 
 def _of_record(
-    stamp: str, entries: list[dict[str, Any]], broken: dict[str, str], words: dict[str, str]
+    path: str, stamp: str, rows: dict[str, Any], broken: dict[str, str], words: dict[str, str]
 ) -> tuple[str, Contents]:
-    """Return the stamp and the contents of a name in the index."""
-    for fields in entries:
-        for name in ("methods", "tags", "language", "topics"):
-            fields[name] = tuple(fields[name])
+    """Return the stamp and the contents of the name at a path."""
+    name = path.rpartition("/")[2]
+    entries = [entry_of_row(name, version, row) for version, row in rows.items()]
     errors = {version: FileError(line) for version, line in broken.items()}
-    return stamp, Contents([Entry(**fields) for fields in entries], errors, words=words)
+    return stamp, Contents(entries, errors, words=words)
 
 
 class Folder(Storage):
@@ -239,8 +238,9 @@ class Folder(Storage):
 
     def files(self, prefix: str = "") -> dict[str, str]:
         """Return the files below a prefix."""
-        if not prefix:
-            names = (path for backbone in self.folders() for path in self.folders(backbone))
+        if prefix.count("/") < 2:
+            backbones = [prefix[:-1]] if prefix else self.folders()
+            names = (path for backbone in backbones for path in self.folders(backbone))
             return {file: tag for path in names for file, tag in self.files(f"{path}/").items()}
         folder = self.root / prefix
         self._check_folders(folder)
@@ -263,6 +263,10 @@ class Folder(Storage):
         except UnreadableError as error:
             raise FileError(f"{file}: {error}", expected="a regular file as published") from None
 
+    def reread(self, path: str, most: int) -> Stored | None:
+        """Read a file; None if there is none."""
+        return self.read(path, most)
+
     def create(self, path: str, source: Path, digest: str, date: bytes) -> None:
         """Create a version from the files of an adapter."""
         ignored = self.root / ".gitignore"
@@ -272,7 +276,7 @@ class Folder(Storage):
 
     def replace(self, path: str, data: bytes, old: Stored | None) -> None:
         """Replace a file if it is still the one that was read."""
-        if self.read(path, _MOST_REPLACED) != old:
+        if self.read(path, MAX_INDEX_BYTES) != old:
             raise ConflictError(path)
         replace_file(self.root / path, data)
 
@@ -302,12 +306,13 @@ class Folder(Storage):
 
     @contextlib.contextmanager
     def writing(self, path: str) -> Iterator[None]:
-        """Hold the lock that serializes the writers of a name."""
+        """Hold the lock that serializes the writers of a name, or of an index."""
         folder = self.root / path
         with explained(folder):
             self._check_folders(folder)
             for each in (folder.parent, folder):
-                _refuse_other_case(each)
+                if self.root in each.parents:
+                    _refuse_other_case(each)
             folder.mkdir(parents=True, exist_ok=True)
             lock = folder / _LOCK
             # filelock may truncate the file, and older releases follow a link.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
@@ -57,6 +58,7 @@ def entry_of(
     tags: tuple[str, ...] = (),
     yanked: str | None = None,
     published: str | None = None,
+    signers: tuple[str, ...] = (),
 ) -> Entry:
     """Build the entry of an adapter from its manifest.
 
@@ -64,6 +66,8 @@ def entry_of(
         FileError: the manifest cannot be read.
     """
     manifest = from_json(data, f"{MANIFEST_FILE} of {reference}")
+    rows = manifest.training.get("data")
+    digests = rows if isinstance(rows, dict) else {}
     return Entry(
         reference=reference,
         name=name,
@@ -83,7 +87,16 @@ def entry_of(
         language=manifest.language,
         topics=manifest.tags,
         published=published,
+        signers=signers,
+        data=_sha256(digests.get("sha256")),
+        evaluation=_sha256(digests.get("eval_sha256")),
+        test=_sha256(digests.get("test_sha256")),
     )
+
+
+def _sha256(value: object) -> str | None:
+    """Return a digest of the record of a training run, which any program may have written."""
+    return value if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) else None
 
 
 def date_now() -> bytes:
@@ -192,7 +205,7 @@ def _small_files(source: Path, digest: str) -> dict[str, bytes]:
     return files
 
 
-def check_digest(folder: Path, manifest: bytes, digest: str) -> None:
+def check_digest(folder: Path | str, manifest: bytes, digest: str) -> None:
     """Check that a manifest is the published one.
 
     Raises:

@@ -31,9 +31,10 @@ _VERSION = r"[A-Za-z0-9][A-Za-z0-9_./-]{0,199}"
 _LOOKS_LIKE_FOLDER = re.compile(r"\.{1,2}([/\\]|$)|[/~\\]|[A-Za-z]:[/\\]")
 _REMOTE = re.compile(r"hf:|[A-Za-z][A-Za-z0-9+.-]*://")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+INDEX_FILE = "index.json"  # reserved: neither a backbone's folder nor an adapter is called so
 NAME_RULE = (
     "1 to 96 letters, digits and . _ -, starting with a letter or digit, not ending with a dot,"
-    " and not a name that Windows reserves, such as con or nul.txt"
+    f" and not {INDEX_FILE}, nor a name that Windows reserves, such as con or nul.txt"
 )
 TAG = r"(?!v?[0-9]+$)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 TAG_RULE = (
@@ -60,6 +61,11 @@ class Reference:
         return f"{start}{self.name}" + (f"@{self.version}" if self.version else "")
 
 
+def is_loopback(hostname: str | None) -> bool:
+    """Return whether a host is this machine, with which http is as good as https."""
+    return hostname in _LOOPBACK
+
+
 def is_remote(text: str) -> bool:
     """Return whether a text has the start of a hub's reference, whatever follows."""
     return _REMOTE.match(text) is not None
@@ -84,7 +90,8 @@ def parse_reference(text: str) -> Reference:
 
 def is_name(text: str) -> bool:
     """Return whether a text is a valid adapter name in a local registry."""
-    return ".." not in text and re.fullmatch(_NAME, text) is not None and not unportable(text)
+    is_word = ".." not in text and re.fullmatch(_NAME, text) is not None
+    return is_word and not unportable(text) and not _is_reserved(text)
 
 
 def is_repository(name: str) -> bool:
@@ -135,7 +142,7 @@ def _parse_server(text: str) -> Reference:
         _ = parts.port  # raises ValueError unless it is a number
     except ValueError as error:
         raise _error(text, f"is not a valid URL: {error}") from None
-    secure = parts.scheme == "https" or (parts.scheme == "http" and hostname in _LOOPBACK)
+    secure = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(hostname))
     if not hostname or not secure or not hostname.isascii():  # other spellings look like others
         raise _error(text, "is not an https URL", "https://host/owner/name[@revision]")
     if parts.username is not None or parts.query or parts.fragment:
@@ -204,6 +211,8 @@ def backbone_folder(backbone: str) -> str:
     elif is_local != bool(_LOCAL_BACKBONE.fullmatch(folder)):
         other = folder.replace("--", "/", 1) if is_local else folder
         problem = f"they would share the folder {folder!r} with those of {other!r}"
+    if _is_reserved(folder):
+        problem = f"the name {INDEX_FILE} is that of a registry's index"
     if problem:
         raise RegistryError(
             f"adapters of the backbone {backbone!r} cannot be published: {problem}",
@@ -221,4 +230,9 @@ def folder_of_id(backbone: str) -> str:
 
 def is_backbone_folder(name: str) -> bool:
     """Return whether a folder's name can be that of a backbone."""
-    return ".." not in name and _FOLDER.fullmatch(name) is not None
+    return ".." not in name and _FOLDER.fullmatch(name) is not None and not _is_reserved(name)
+
+
+def _is_reserved(name: str) -> bool:
+    """Return whether a name would be that of an index on some file system."""
+    return name.casefold() == INDEX_FILE

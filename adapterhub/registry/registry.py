@@ -3,10 +3,15 @@
     BACKBONE/NAME/v1/             an adapter's files as saved; they never change, but for signatures
     BACKBONE/NAME/v1/.published   when it was published, in UTC
     BACKBONE/NAME/names.json      tags, yanked versions and the highest version; see names_file.py
+    BACKBONE/index.json           what is in the folders, for searches; see index_file.py
 
 A publisher takes the next number by replacing names.json on the condition that nobody else has
 since it was read, so two of them never share a version; then it writes the files. An interruption
 leaves a number that is not used again. A version that cannot be read is no obstacle to the others.
+
+At last the publisher writes all rows of the name in the index. If one died in between, searches do
+not show its version until the next writer of the name, or `adapterhub registry index`, adds it; by
+its name it is found at once.
 """
 
 from __future__ import annotations
@@ -35,6 +40,16 @@ from adapterhub.files.signature import (
     Signature,
     parse_signatures,
     read_signatures,
+)
+from adapterhub.registry.index_file import (
+    INDEX_FILE,
+    MAX_INDEX_BYTES,
+    index_bytes,
+    index_with,
+    parse_backbones,
+    parse_index,
+    root_bytes,
+    row_of,
 )
 from adapterhub.registry.names_file import (
     MAX_NAMES_BYTES,
@@ -144,16 +159,38 @@ class Registry(Store):
 
     def search(self, query: Query) -> list[Entry]:
         """Return the versions that match a query, in its order; warn of those that are broken."""
-        found = self.everything()
+        found = self.everything(query.backbone)
         self._warn({f"{p}/{v}": line_of(e) for p, c in found.items() for v, e in c.broken.items()})
         available = [e for c in found.values() for e in c.entries if e.yanked is None]
         newest = {(entry.backbone, entry.name): entry for entry in available}
         shown = available if query.all_versions else newest.values()
         return filter_entries(shown, query, lambda entry: _words_of(entry, found))
 
-    def everything(self) -> dict[str, Contents]:
-        """Read all names, by their paths."""
-        return self._read(_by_name(self.storage.files()))
+    def everything(self, backbone: str | None = None) -> dict[str, Contents]:
+        """Read all names, or at least those of a backbone, by their paths.
+
+        They are read from the index; if there is none, or a damaged one, from the folders.
+        """
+        try:
+            indexed = self._indexed(backbone)
+        except FileError as error:
+            warn_user(f"{line_of(error)}; the folders are read, which takes longer", stacklevel=3)
+            indexed = None
+        return self._read(_by_name(self.storage.files())) if indexed is None else indexed
+
+    def index(self) -> int:
+        """Write the index anew, from the folders, and return the number of names.
+
+        Raises:
+            OutputError: the registry cannot be written.
+            RegistryError: the same, for a bucket.
+        """
+        found = self._read(_by_name(self.storage.files()))
+        backbones = {path.partition("/")[0] for path in found}
+        for backbone in sorted(backbones | {*self._indexed_backbones()}):
+            self._write_index(backbone, None)
+        self._write_root(lambda known: backbones)
+        return len(found)
 
     def has(self, name: str) -> bool:
         """Return whether there is a version of this name, readable or not."""
@@ -179,6 +216,7 @@ class Registry(Store):
                 self.storage.create(f"{path}/{version}", folder, digest, date_now())
             tags = dict.fromkeys(publication.tags, version)
             names = self._change(path, lambda names: replace(names, tags=names.tags | tags))
+            self._add_to_index(path)
             return self._entry(path, version, self._files(path).get(version, {}), names)
 
     def yank(self, entry: Entry, reason: str) -> None:
@@ -237,6 +275,7 @@ class Registry(Store):
             self._change(path, lambda names: names)  # records the highest number so far
             self.storage.remove(f"{path}/{number}")
             self._change(path, lambda names: names.without(number))
+            self._add_to_index(path)
 
     def signatures(self, entry: Entry) -> Sequence[Signature]:
         """List the signatures of a version: those in a bucket may be newer than a cached copy's.
@@ -270,6 +309,24 @@ class Registry(Store):
             except FileError as error:
                 lines = [line_of(error)]
             problems += [f"{path}/{line}" for line in lines]
+        return problems + self._index_problems()
+
+    def _index_problems(self) -> list[str]:
+        """Compare the index, if there is one, with the folders."""
+        hint = "adapterhub registry index writes it anew"
+        try:
+            if (indexed := self._indexed(None)) is None:
+                return []
+            listed = {*self._indexed_backbones()}
+        except FileError as error:
+            return [line_of(error)]
+        found = self._read(_by_name(self.storage.files()))
+        missing = sorted({path.partition("/")[0] for path in found} - listed)
+        problems = [f"{INDEX_FILE}: {backbone} is missing; {hint}" for backbone in missing]
+        for path in sorted(indexed.keys() | found.keys()):
+            backbone, _, name = path.partition("/")
+            if backbone in listed and not _agree(indexed.get(path), found.get(path)):
+                problems.append(f"{backbone}/{INDEX_FILE}: {name} has changed since; {hint}")
         return problems
 
     def contents(self, path: str) -> Contents:
@@ -282,11 +339,19 @@ class Registry(Store):
     def _read(self, files: Mapping[str, Mapping[str, Mapping[str, str]]]) -> dict[str, Contents]:
         """Read the versions of names, given the tags of their files by name and version."""
         known = self._map(lambda path: _or_error(lambda: self._names(path)[0]), files)
+        return self._read_versions(files, dict(zip(files, known, strict=True)))
+
+    def _read_versions(
+        self,
+        files: Mapping[str, Mapping[str, Mapping[str, str]]],
+        known: Mapping[str, Names | FileError],
+    ) -> dict[str, Contents]:
+        """Read the versions of names, given what their `names.json` has."""
         found = {
             path: Contents([], {}, names)
             if isinstance(names, Names)
             else Contents([], {NAMES_FILE: names})
-            for path, names in zip(files, known, strict=True)
+            for path, names in known.items()
         }
         wanted = [
             (path, version, own)
@@ -327,6 +392,7 @@ class Registry(Store):
             tags=tuple(sorted(tag for tag, at in names.tags.items() if at == version)),
             yanked=names.yanked.get(version),
             published=self._date(folder, files.get(DATE_FILE)),
+            signers=self._signers(folder, files.get(SIGNATURE_FILE)),
         )
         if folder_of_id(entry.backbone) != backbone:
             raise FileError(
@@ -343,6 +409,15 @@ class Registry(Store):
             with suppress(FileError):
                 stored = self.storage.read(f"{folder}/{DATE_FILE}", MAX_DATE_BYTES, tag)
         return parse_date(stored.data) if stored else None
+
+    def _signers(self, folder: str, tag: str | None) -> tuple[str, ...]:
+        """Read the ids of the keys that signed a version; none of a damaged file."""
+        if tag is not None:
+            with suppress(FileError):
+                stored = self.storage.read(f"{folder}/{SIGNATURE_FILE}", MAX_SIGNATURE_BYTES, tag)
+                signatures = parse_signatures(stored.data, folder) if stored else ()
+                return tuple(sorted({signature.signer.id for signature in signatures}))
+        return ()
 
     def _names(self, path: str) -> tuple[Names, Stored | None]:
         file = f"{path}/{NAMES_FILE}"
@@ -379,6 +454,86 @@ class Registry(Store):
         self._retry(attempt, f"{path}/{NAMES_FILE}")
         return changed
 
+    def _indexed(self, backbone: str | None) -> dict[str, Contents] | None:
+        """Read the index, or that of one backbone; None if there is none.
+
+        Raises:
+            FileError: a part of it is missing or damaged.
+        """
+        if backbone is None or is_fingerprint(backbone):
+            folders = self._indexed_backbones()
+        else:
+            folders = [folder_of_id(backbone)] if is_backbone_folder(folder_of_id(backbone)) else []
+        found: dict[str, Contents] = {}
+        for folder, index in zip(folders, self._map(self._index_of, folders), strict=True):
+            if index is None and folder in self._indexed_backbones():
+                raise FileError(f"{self.location}/{folder}/{INDEX_FILE}: missing")
+            found |= {f"{folder}/{name}": contents for name, contents in (index or {}).items()}
+        is_indexed = found or self.storage.reread(INDEX_FILE, MAX_INDEX_BYTES) is not None
+        return found if is_indexed else None
+
+    def _index_of(self, backbone: str) -> dict[str, Contents] | None:
+        """Read the index of a backbone's folder."""
+        path = f"{backbone}/{INDEX_FILE}"
+        stored = self.storage.reread(path, MAX_INDEX_BYTES)
+        if stored is None:
+            return None
+        return parse_index(stored.data, f"{self.location}/{path}", backbone)
+
+    def _indexed_backbones(self) -> list[str]:
+        """Read the index of the root."""
+        stored = self.storage.reread(INDEX_FILE, MAX_INDEX_BYTES)
+        return parse_backbones(stored.data, f"{self.location}/{INDEX_FILE}") if stored else []
+
+    def _add_to_index(self, path: str) -> None:
+        """Write all rows of a name; a version is published even if that fails, with a warning."""
+        backbone, _, name = path.partition("/")
+        try:
+            self._write_index(backbone, name)
+            self._write_root(lambda known: {*known, backbone})
+        except AdapterhubError as error:
+            warn_user(
+                f"{path} is changed, but not in {self.location}'s index: {line_of(error)}; "
+                "adapterhub registry index writes it anew",
+                stacklevel=4,
+            )
+
+    def _write_index(self, backbone: str, name: str | None) -> None:
+        """Write the rows of a name, or of all names of a backbone, as the folders are now."""
+        path = f"{backbone}/{INDEX_FILE}"
+
+        def attempt() -> None:
+            stored = self.storage.read(path, MAX_INDEX_BYTES)
+            data = b""
+            if stored and name is not None:
+                with suppress(FileError):  # a damaged index is written anew
+                    contents = self.contents(f"{backbone}/{name}")
+                    data = index_with(stored.data, path, backbone, name, contents)
+            if not data:
+                found = self._read(_by_name(self.storage.files(f"{backbone}/")))
+                data = index_bytes(backbone, {p.partition("/")[2]: c for p, c in found.items()})
+            if stored is None or stored.data != data:
+                self.storage.replace(path, data, stored)
+
+        with self.storage.writing(backbone):
+            self._retry(attempt, path)
+
+    def _write_root(self, update: Callable[[Iterable[str]], Iterable[str]]) -> None:
+        """Change the list of the backbones."""
+
+        def attempt() -> None:
+            stored = self.storage.read(INDEX_FILE, MAX_INDEX_BYTES)
+            known: list[str] = []
+            if stored:
+                with suppress(FileError):
+                    known = parse_backbones(stored.data, INDEX_FILE)
+            data = root_bytes(update(known))
+            if stored is None or stored.data != data:
+                self.storage.replace(INDEX_FILE, data, stored)
+
+        with self.storage.writing(""):
+            self._retry(attempt, INDEX_FILE)
+
     def _retry(self, attempt: Callable[[], None], file: str) -> None:
         """Repeat what another writer of a file was in the way of."""
         for number in range(_ATTEMPTS):
@@ -395,6 +550,7 @@ class Registry(Store):
         path = _path_of(entry)
         with self.storage.writing(path):
             yield path
+            self._add_to_index(path)
 
     def _signatures(self, entry: Entry) -> tuple[tuple[Signature, ...], Stored | None]:
         path = _signature_path(entry)
@@ -410,9 +566,12 @@ class Registry(Store):
         """List the versions of a name, readable or not."""
         return list(self._files(path))
 
-    def _paths(self, name: str) -> list[str]:
-        """Return where a name may have versions: a path for each backbone."""
-        folders = self.storage.folders() if is_name(name) else []
+    def _paths(self, name: str, backbone: str | None = None) -> list[str]:
+        """Return where a name may have versions: a path for each backbone, or for this one."""
+        if not is_name(name):
+            return []
+        known = backbone is not None and not is_fingerprint(backbone)
+        folders = [folder_of_id(str(backbone))] if known else self.storage.folders()
         return [f"{folder}/{name}" for folder in folders if is_backbone_folder(folder)]
 
     def _all_paths(self) -> list[str]:
@@ -422,17 +581,15 @@ class Registry(Store):
 
     def _named(self, name: str, backbone: str | None) -> list[str]:
         """Return the paths of a name for a backbone, readable or not."""
-        paths = self._paths(name)
-        if backbone is None:
+        paths = self._paths(name, backbone)
+        if backbone is None or not is_fingerprint(backbone):
             return paths
-        if not is_fingerprint(backbone):
-            return [path for path in paths if path.partition("/")[0] == folder_of_id(backbone)]
         found = {path: self.contents(path).entries for path in paths}
         return [path for path in paths if any(e.fingerprint == backbone for e in found[path])]
 
     def _matching(self, name: str, backbone: str | None) -> dict[str, Contents]:
         """Read the paths of a name that have versions for a backbone, readable or not."""
-        found = {path: self.contents(path) for path in self._paths(name)}
+        found = self._contents(self._paths(name, backbone))
         field = "fingerprint" if is_fingerprint(backbone or "") else "backbone"
         matching = {}
         for path, contents in found.items():
@@ -444,17 +601,27 @@ class Registry(Store):
             for contents in found.values():
                 if not contents.entries:  # it may be for this backbone
                     contents.raise_broken(name, None)
+            with suppress(RegistryError):  # a web server without an index
+                found |= self._contents(set(self._paths(name)) - found.keys())
             others = [entry for contents in found.values() for entry in contents.entries]
             raise self._not_found(name, backbone, others)
         return matching
 
+    def _contents(self, paths: Iterable[str]) -> dict[str, Contents]:
+        """Read names, at the same time where that is faster."""
+        ordered = sorted(paths)
+        return dict(zip(ordered, self._map(self.contents, ordered), strict=True))
+
     def _not_found(self, name: str, backbone: str | None, others: Sequence[Entry]) -> RegistryError:
         if others:
             detail = f" for {backbone}"
-        elif any(self.storage.files(f"{path}/") for path in self._paths(name)):
+        elif any(self.storage.files(f"{path}/") for path in self._paths(name, backbone)):
             detail = ": all its versions were deleted"
         else:
-            detail = did_you_mean(name, {path.rpartition("/")[2] for path in self._all_paths()})
+            detail = f" for {backbone}" if backbone else ""
+            with suppress(RegistryError):  # a web server without an index
+                known = {path.rpartition("/")[2] for path in self._all_paths()}
+                detail += did_you_mean(name, known)
         folders = [] if others else nearby_adapters(name)
         here = [f"the folder {folder} has an adapter" for folder in folders]
         hint = "adapterhub list"
@@ -499,6 +666,15 @@ def line_of(error: AdapterhubError) -> str:
 def _words_of(entry: Entry, found: Mapping[str, Contents]) -> str:
     words = found[f"{folder_of_id(entry.backbone)}/{entry.name}"].words
     return words.get(entry.version) or word_text(entry.words)
+
+
+def _agree(indexed: Contents | None, found: Contents | None) -> bool:
+    """Return whether the index has what the folders have; neither has a name without versions."""
+    first, second = indexed or Contents([], {}), found or Contents([], {})
+    same = [*map(row_of, first.entries)] == [*map(row_of, second.entries)]
+    return same and first.broken.keys() == {
+        version for version in second.broken if is_version_folder(version)
+    }
 
 
 def _or_error(read: Callable[[], _Result]) -> _Result | FileError:

@@ -47,6 +47,10 @@ class Entry:
         language: language codes such as en.
         topics: search keywords; unlike tags they never change.
         published: a time in UTC; None where it is not recorded.
+        signers: the ids of the keys that signed it, unchecked.
+        data: the sha256 of the rows that it was trained and evaluated on.
+        evaluation: the sha256 of the rows of its scores; older adapters do not have it.
+        test: that of the rows of the scores that begin with `test_`.
     """
 
     reference: str
@@ -67,6 +71,10 @@ class Entry:
     language: tuple[str, ...] = ()
     topics: tuple[str, ...] = ()
     published: str | None = None
+    signers: tuple[str, ...] = field(default=(), compare=False)  # added without changing it
+    data: str | None = None
+    evaluation: str | None = None
+    test: str | None = None
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -218,7 +226,9 @@ class Storage(Protocol):
         """List the paths of the folders directly below a prefix, sorted; hidden ones excepted."""
 
     def files(self, prefix: str = "") -> dict[str, str]:
-        """Return the tags of the files below a prefix, `BACKBONE/NAME/` or "", by path, sorted.
+        """Return the tags of the files below a prefix by path, sorted.
+
+        The prefix is "", `BACKBONE/` or `BACKBONE/NAME/`.
 
         Raises:
             FileError: a link is in the way.
@@ -229,6 +239,14 @@ class Storage(Protocol):
         """Read a file of at most `most` bytes; None if there is none.
 
         With the tag of the file in a list, a copy that has this tag may be returned.
+
+        Raises:
+            FileError: it is larger than `most` bytes, or not a regular file.
+            RegistryError: the storage cannot be read.
+        """
+
+    def reread(self, path: str, most: int) -> Stored | None:
+        """Read a file as `read` does; a copy that was kept of it is used while it is the same.
 
         Raises:
             FileError: it is larger than `most` bytes, or not a regular file.

@@ -69,7 +69,7 @@ def _is_folder(name: str, signed: bool) -> bool:
 
 
 def registry_at(location: str | Path | None) -> Registry:
-    """Open a registry of one's own: a folder, or a bucket.
+    """Open a registry of one's own: a folder, a bucket, or a web server's folder.
 
     None is `$ADAPTERHUB_REGISTRY`, or else the folder in the user's data.
 
@@ -77,7 +77,13 @@ def registry_at(location: str | Path | None) -> Registry:
         ConfigError: the library for buckets is missing, or the URL is not valid.
     """
     named = location if location is not None else os.environ.get("ADAPTERHUB_REGISTRY")
-    return Registry(Bucket(str(named))) if is_bucket(named) else LocalRegistry(location)
+    if is_bucket(named):
+        return Registry(Bucket(str(named)))
+    if str(named).startswith(("https://", "http://")):
+        from adapterhub.registry.website import WebsiteRegistry  # httpx2 is slow to import
+
+        return WebsiteRegistry(str(named))
+    return LocalRegistry(location)
 
 
 def store_of(

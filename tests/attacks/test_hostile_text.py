@@ -307,7 +307,7 @@ LINES: dict[str, list[str]] = {
     "registry": [
         "verify --registry registry",
         "verify --registry broken",
-        "reindex --registry registry",
+        "index --registry registry",
         "gc --registry registry",
     ],
     "merge": ["./run --output merged", "broken/*/polite/v1 --output none"],

@@ -49,7 +49,7 @@ def test_an_unknown_command_names_the_nearest(adapterhub):
     refused(adapterhub("trian"), "'train'")
 
 
-VERBS = ("verify", "reindex", "gc")
+VERBS = ("verify", "index", "gc")
 COMMAND_LINES = [
     (),
     *((name,) for name in cli.COMMANDS),

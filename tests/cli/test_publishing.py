@@ -41,7 +41,7 @@ def test_publish_list_show_pull_lock_yank_and_verify(typed, tmp_path):
     assert "yanked polite@v2: wrong" in typed("yank polite@v2 --reason wrong")
     assert "polite@v1" in typed("list")
     assert "intact" in typed("registry verify")
-    assert "1 name indexed" in typed("registry reindex")
+    assert "1 name indexed" in typed("registry index")
     assert "0 leftovers removed" in typed("registry gc")
 
 
@@ -57,7 +57,7 @@ def test_every_registry_command_prints_json(typed, tmp_path):
         "lock polite --name ours": ("ours", None),
         "sync": ("restored", ["ours"]),
         "registry verify": ("problems", []),
-        "registry reindex": ("names", 1),
+        "registry index": ("names", 1),
         "registry gc": ("removed", []),
         "yank polite@v1 --reason wrong": ("yanked", "wrong"),
     }

@@ -1,4 +1,4 @@
-"""`adapterhub registry verify`, `reindex` and `gc`."""
+"""`adapterhub registry verify`, `index` and `gc`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def test_a_damaged_version_is_found(typed, tmp_path):
 def test_the_index_is_rebuilt_and_leftovers_are_counted(typed, tmp_path):
     sample_adapters.write(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
     typed("publish run --name polite --tag best")
-    assert "1 name indexed" in typed("registry reindex")
+    assert "1 name indexed" in typed("registry index")
     assert "0 leftovers removed" in typed("registry gc")
 
 
 MISTYPED = (
     "registry verify",
     "registry gc",
-    "registry reindex",
+    "registry index",
     "list",
     "show polite",
     "pull polite",
@@ -58,7 +58,7 @@ def test_a_registry_that_does_not_exist_is_an_error(typed, tmp_path, command):
 def test_the_default_registry_may_be_missing(typed, tmp_path, monkeypatch):
     monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "none-yet"))
     assert "intact" in typed("registry verify")
-    assert "0 names" in typed("registry reindex")
+    assert "0 names" in typed("registry index")
     assert "0 leftovers" in typed("registry gc")
     assert "no adapter in the registry" in typed("list")
     with pytest.raises(RegistryError, match="has no adapter 'polite'"):

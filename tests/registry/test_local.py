@@ -60,7 +60,7 @@ def test_a_missing_index_is_rebuilt_from_the_folders(registry, tmp_path):
     assert names(registry) == ["a", "b"]
     shutil.rmtree(tmp_path / "cache")
     assert names(registry) == ["a", "b"]
-    assert registry.reindex() == 2
+    assert registry.index() == 2
     assert names(registry) == ["a", "b"]
 
 
@@ -82,7 +82,7 @@ def test_a_corrupted_index_is_rebuilt(registry, tmp_path, damage):
         put(registry, tmp_path, f"n{number:02}")
     expected = [f"n{number:02}" for number in range(40)]
     assert names(registry) == expected
-    path = registry._index_path()
+    path = registry._cache_path()
     data = path.read_bytes()
     damaged = {
         "no JSON": b"x" * len(data),
@@ -130,10 +130,10 @@ def in_processes(act, *arguments):
 def search_again_and_again(root, task):
     registry = LocalRegistry(root)
     for number in range(30 if ALL else 12):
-        if task == "reindex" and number % 3 == 0:
-            registry.reindex()
+        if task == "index" and number % 3 == 0:
+            registry.index()
         if task == "delete the index":
-            registry._index_path().unlink(missing_ok=True)
+            registry._cache_path().unlink(missing_ok=True)
         entries = registry.search(Query("polite", limit=1000))
         assert len({entry.name for entry in entries}) == len(entries) > 0, entries
 
@@ -142,7 +142,7 @@ def search_again_and_again(root, task):
 def test_searches_during_publications_and_new_indexes(registry, tmp_path):
     """No process sees an error or an old state, whatever the others do with the index."""
     put(registry, tmp_path, "n")
-    tasks = [(registry.root, task) for task in ("search", "reindex", "delete the index")]
+    tasks = [(registry.root, task) for task in ("search", "index", "delete the index")]
     searchers = in_processes(search_again_and_again, *tasks)
     folder = sample_adapters.write(tmp_path / "new", 1)
     number = 0
