@@ -1,4 +1,4 @@
-"""Registries of many adapters, written without publishing each: the files of one, under many names."""
+"""Registries of many adapters: the files of one under many names, without publishing each."""
 
 from __future__ import annotations
 
