@@ -148,7 +148,7 @@ class _Site:
     options: SiteOptions
     contents: Mapping[str, Contents]
     listed: list[ListedVersion] = field(default_factory=list)
-    withdrawn: list[PublishedName] = field(default_factory=list)
+    withdrawn: dict[str, list[PublishedName]] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
     compared: dict[Place, list[PublishedVersion]] = field(default_factory=dict)
     boards: dict[Place, list[Leaderboard]] = field(default_factory=dict)
@@ -179,7 +179,7 @@ class _Site:
             if rows:
                 self._compare(current)
             else:
-                self.withdrawn.append(name)
+                self.withdrawn.setdefault(backbone_path(current.entry.backbone), []).append(name)
 
     def write_leaderboards(self) -> None:
         """Write a page for each backbone and task, one for each task of a study, and a list."""
@@ -212,29 +212,29 @@ class _Site:
 
     def write_backbones(self) -> None:
         """Write the pages of each backbone."""
+        links = self._links_of_backbones()
+        boards: dict[str, list[tuple[Leaderboard, Place]]] = defaultdict(list)
+        for at, found in self.boards.items():
+            boards[at[0]] += ((board, at) for board in found)
         for backbone, versions in _grouped(self.listed, lambda v: [v.entry.backbone]).items():
             current = newest_first(each for each in versions if each.is_current)
-            boards = {at: found for at, found in self.boards.items() if at[0] == backbone}
-            links = [
-                *(
-                    (f"study {s.study}: {s.task}", s.path)
-                    for s in self.options.studies
-                    if s.backbone == backbone
-                ),
-                *(
-                    (f"leaderboard: {task or 'no task'}", _board_path(*at))
-                    for at in boards
-                    for task in at[1:]
-                ),
-                *(
-                    (f"compare: {at[1] or 'no task'}", _compare_path(*at))
-                    for at, found in self.compared.items()
-                    if at[0] == backbone and len(found) > 1
-                ),
-            ]
             subtitle = f"{len(current):,} adapter{'s' * (len(current) != 1)}"
-            leaders = [(board, at) for at, found in boards.items() for board in found]
-            self._write_list(backbone_path(backbone), backbone, subtitle, current, links, leaders)
+            path = backbone_path(backbone)
+            self._write_list(path, backbone, subtitle, current, links[backbone], boards[backbone])
+
+    def _links_of_backbones(self) -> dict[str, list[tuple[str, str]]]:
+        """Return the studies, leaderboards and comparisons of each backbone."""
+        links: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        for study in self.options.studies:
+            links[study.backbone].append((f"study {study.study}: {study.task}", study.path))
+        for backbone, task in self.boards:
+            title = f"leaderboard: {task or 'no task'}"
+            links[backbone].append((title, _board_path(backbone, task)))
+        for (backbone, task), found in self.compared.items():
+            if len(found) > 1:
+                title = f"compare: {task or 'no task'}"
+                links[backbone].append((title, _compare_path(backbone, task)))
+        return links
 
     def write_datasets(self) -> None:
         """Write the pages of each data set, and a list of them."""
@@ -294,7 +294,7 @@ class _Site:
 
     @cached_property
     def _has_datasets(self) -> bool:
-        return any(datasets_of(entry) for found in self._all() for entry in found.entries)
+        return any(datasets_of(each[-1]) for each in map(_available, self._all()) if each)
 
     @cached_property
     def _has_broken(self) -> bool:
@@ -407,7 +407,7 @@ class _Site:
             first = number == 1
             parts = [ListPart("The best on the same rows", best)] if best.rows and first else []
             parts.append(_newest(chunk, place.root, is_short=path.startswith("backbones/")))
-            gone = [n for n in self.withdrawn if backbone_path(n.current.entry.backbone) == path]
+            gone = self.withdrawn.get(path, [])
             if gone and first:
                 parts.append(ListPart("Withdrawn", _withdrawn(gone, place.root)))
             page = list_page(

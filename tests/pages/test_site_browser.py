@@ -1,6 +1,6 @@
 """The pages of a registry in chromium: sizes, colours, no scripts, the keyboard, axe-core.
 
-AXE=path/to/axe.min.js    or node_modules/axe-core here: npm install --no-save axe-core
+AXE=path/to/axe.min.js    or npm install --no-save --prefix build axe-core
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MISSING = [
 ]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 ROOT = Path(__file__).parents[2]
-AXE = Path(os.environ.get("AXE", ROOT / "node_modules/axe-core/axe.min.js"))
+AXE = Path(os.environ.get("AXE", ROOT / "build/node_modules/axe-core/axe.min.js"))
 PAGES = (
     "index.html",
     "leaderboards.html",
@@ -224,7 +224,7 @@ def test_ten_thousand_rows_are_filtered_in_a_fifth_of_a_second(site, driver, tmp
     assert first < 0.5, first  # it also collects the words of each row
 
 
-@pytest.mark.skipif(not AXE.is_file(), reason="no axe-core: npm install axe-core")
+@pytest.mark.skipif(not AXE.is_file(), reason="no axe-core: npm install --no-save --prefix build axe-core")
 def test_axe_has_no_findings(site, driver):
     source = AXE.read_text(encoding="utf-8")
     for scheme in ("light", "dark"):
