@@ -1,16 +1,20 @@
-"""Measure search times in a local registry with many adapters.
+"""Measure search times in a registry with many adapters.
 
     python benchmarks/registry.py [--adapters 100000]
     python benchmarks/registry.py --table
+    python benchmarks/registry.py --website [--adapters 10000]
+    python benchmarks/registry.py --website --table
 
-The adapter folders are real: 50 backbones, with methods, tasks, metrics, tags and cards. The record
-is written to benchmarks/results/registry.json.
+The adapter folders are real: 50 backbones, with methods, tasks, metrics, tags and cards. With
+`--website`, a web server sends the registry, and waits 50 ms before each answer; and 1,000 versions
+are copied, twice. The records are benchmarks/results/registry.json and registry-website.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import os
 import platform
@@ -18,7 +22,12 @@ import random
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import records
@@ -26,8 +35,10 @@ import torch
 
 from adapterhub.files.manifest import BackboneRef, Manifest, from_json, to_json
 from adapterhub.files.native import write_adapter
+from adapterhub.registry.copying import copy_registry
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Query
+from adapterhub.registry.website import WebsiteRegistry
 
 METHODS = ("lora", "pfeiffer", "houlsby", "prefix", "mam", "prompt")
 TASKS = ("classification", "regression", "tagging", "seq2seq", "causal-lm")
@@ -57,7 +68,7 @@ QUERIES = {
 }
 
 
-def make(root: Path, number: int) -> None:
+def make(root: Path, number: int, backbones: int = 50) -> None:
     """Write the folders of `number` adapters."""
     seed = root.parent / "seed"
     base = Manifest(
@@ -69,7 +80,7 @@ def make(root: Path, number: int) -> None:
     manifest_of_seed = from_json((seed / "adapter.json").read_bytes())
     draw = random.Random(0)
     for count in range(number):
-        model, words = draw.randrange(50), draw.sample(WORDS, 2)
+        model, words = draw.randrange(backbones), draw.sample(WORDS, 2)
         folder = root / f"acme--model-{model}" / f"{words[0]}-{count}" / "v1"
         folder.mkdir(parents=True)
         manifest = dataclasses.replace(
@@ -103,6 +114,86 @@ def timed(registry: LocalRegistry, query: Query) -> tuple[float, float, int]:
     return wall, processor, len(entries)
 
 
+LATENCY = 0.05  # seconds before each answer
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Sends files and their tags, late."""
+
+    protocol_version = "HTTP/1.1"
+    requests = 0
+
+    def do_GET(self) -> None:
+        time.sleep(LATENCY)
+        Handler.requests += 1
+        path = Path(self.translate_path(self.path))
+        data = path.read_bytes() if path.is_file() else b""
+        tag = f'"{hashlib.sha256(data).hexdigest()}"'
+        same = self.headers["if-none-match"] == tag
+        self.send_response(304 if same else 200 if path.is_file() else 404)
+        self.send_header("etag", tag)
+        self.send_header("content-length", str(0 if same else len(data)))
+        self.end_headers()
+        self.wfile.write(b"" if same else data)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve a folder; yield the address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def website(folder: Path, number: int) -> Iterator[dict[str, Any]]:
+    """Yield the times of searches over http, and of copies."""
+    for backbones, query in ((1, Query()), (50, Query()), (50, Query(backbone="acme/model-7"))):
+        root = folder / f"of-{backbones}"
+        if not root.exists():
+            make(root, number, backbones)
+            LocalRegistry(root).index()
+        shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+        with served(root) as url:
+            for state in ("cold", "warm"):
+                times = []
+                for _ in range(1 if state == "cold" else 5):
+                    Handler.requests, start = 0, time.perf_counter()
+                    WebsiteRegistry(url).search(query)
+                    times.append(time.perf_counter() - start)
+                what = "one backbone" if query.backbone else "all"
+                yield {
+                    "adapters": number,
+                    "backbones": backbones,
+                    "search": f"search of {what}, {state}",
+                    "seconds": sorted(times)[len(times) // 2],
+                    "requests": Handler.requests,
+                }
+    make(folder / "thousand", 1_000)
+    for state in ("first", "second"):
+        start = time.perf_counter()
+        report = copy_registry(str(folder / "thousand"), str(folder / "copy"))
+        yield {
+            "adapters": 1_000,
+            "backbones": 50,
+            "search": f"copy to a folder, {state}",
+            "seconds": time.perf_counter() - start,
+            "copied": len(report.copied),
+        }
+
+
+def website_table() -> str:
+    """Return the Markdown table of the record of `--website`."""
+    rows = [
+        (f"{row['adapters']:,}", row["backbones"], row["search"], f"{row['seconds']:.2f} s")
+        for row in (records.read("registry-website") or {"rows": []})["rows"]
+    ]
+    return records.markdown(("adapters", "backbones", "what", "time"), rows)
+
+
 def table() -> str:
     """Return the Markdown table of the record."""
     times = (records.read("registry") or {"query_cpu_ms": {}})["query_cpu_ms"]
@@ -115,21 +206,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--adapters", type=int, default=100_000)
+    parser.add_argument("--adapters", type=int)
+    parser.add_argument("--website", action="store_true")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     if options.table:
-        print(table())
+        print(website_table() if options.website else table())
         return
+    if options.website:
+        rows = []
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
+            for row in website(Path(folder), options.adapters or 10_000):
+                rows.append(row)
+                print(row, flush=True)
+            records.write("registry-website", {"rows": rows})
+        return
+    number = options.adapters or 100_000
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
         registry = LocalRegistry(Path(folder) / "registry")
-        make(registry.root, options.adapters)
+        make(registry.root, number)
         start = time.perf_counter()
-        registry.reindex()
-        record: dict[str, Any] = {"adapters": options.adapters}
-        record["reindex_seconds"] = round(time.perf_counter() - start, 1)
-        print(f"{'index of all folders':24} {record['reindex_seconds']:7.1f} s", flush=True)
+        registry.index()
+        record: dict[str, Any] = {"adapters": number}
+        record["index_seconds"] = round(time.perf_counter() - start, 1)
+        print(f"{'index of all folders':24} {record['index_seconds']:7.1f} s", flush=True)
         record |= {"query_ms": {}, "query_cpu_ms": {}, "load": os.getloadavg()[0]}
         for name, query in QUERIES.items():
             wall, processor, count = timed(registry, query)

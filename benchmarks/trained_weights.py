@@ -12,7 +12,9 @@ Claims, each with its record in benchmarks/results/:
     methods        60 steps on tickets with the default options of each method: exact match on
                    held-out tickets, and what is forgotten: KL(backbone || adapted) per token
     rates          loss on held-out rows after 30 steps at five learning rates around the default of
-                   then; SmolLM2 is in bf16. What the record has is not measured again.
+                   then; SmolLM2 is in bf16
+
+What the record of the last two has is not measured again.
 """
 
 from __future__ import annotations
@@ -71,8 +73,13 @@ def main() -> None:
 
 def table(claim: str) -> str:
     """Return the Markdown table of a claim's record."""
+    return CLAIMS[claim][1](recorded(claim))
+
+
+def recorded(claim: str) -> list[dict[str, Any]]:
+    """Return the rows that were measured of a claim."""
     record = records.read(f"trained-weights-{claim}") or {"rows": []}
-    return CLAIMS[claim][1](record["rows"])
+    return list(record["rows"])
 
 
 def folder_of(name: str) -> str:
@@ -164,8 +171,11 @@ def merges_table(rows: list[dict[str, Any]]) -> str:
 
 def methods(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield what each method learned of the tickets, and how far it went from the backbone."""
-    asked = texts(options)[:40]
+    asked, measured = texts(options)[:40], recorded("methods")
     for method in METHODS:
+        if rows := [row for row in measured if row["method"] == method]:
+            yield from rows
+            continue
         with tempfile.TemporaryDirectory() as folder:
             outcome = on_tickets(method, Path(folder), STEPS, generate=True)
             opened = ah.open(outcome.folder)
@@ -240,9 +250,8 @@ def rates(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the loss on held-out rows of each method at five rates, on both models."""
     from adapterhub.methods import METHODS as known
 
-    measured = records.read("trained-weights-rates") or {"rows": []}
-    yield from measured["rows"]
-    done = {(row["model"], row["method"], row["factor"]) for row in measured["rows"]}
+    yield from (measured := recorded("rates"))
+    done = {(row["model"], row["method"], row["factor"]) for row in measured}
     for model in ("smollm2", "flan-t5-small")[: 2 if options.pairs else 1]:
         for method in SWEPT:
             for factor in FACTORS:

@@ -39,7 +39,8 @@ as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one
 quiet_option = click.option("--quiet", is_flag=True, help="Print no progress.")
 # Which adapter.
 registry_option = click.option(
-    "--registry", help="Registry folder (default: $ADAPTERHUB_REGISTRY, or your own registry)."
+    "--registry",
+    help="Folder, bucket or https URL (default: $ADAPTERHUB_REGISTRY, or your own registry).",
 )
 backbone_option = click.option("--backbone", help="Only for this backbone: its id or fingerprint.")
 head_option = click.option("--head", metavar="NAME", help="Which head, of an adapter with several.")
@@ -70,6 +71,13 @@ data_form_options = several_options(
     ),
     click.option("--quoted/--no-quoted", default=None, help="Whether quotes enclose fields."),
 )
+allow_option = click.option(
+    "--allow-finding",
+    "allow_findings",
+    multiple=True,
+    metavar="CODE",
+    help="Publish a text that looks private and is not.",
+)
 # What is said of an adapter that is published or pushed, and who signs it.
 publication_options = several_options(
     click.option("--description", help="One sentence for the card and the listing."),
@@ -77,13 +85,7 @@ publication_options = several_options(
     click.option("--language", multiple=True, help="A language of the data: en, de."),
     click.option("--topic", "topics", multiple=True, help="A subject: german, medical."),
     click.option("--sign", "key", metavar="KEY", help="Sign it with this private key."),
-    click.option(
-        "--allow-finding",
-        "allow_findings",
-        multiple=True,
-        metavar="CODE",
-        help="Publish a text that looks private and is not.",
-    ),
+    allow_option,
 )
 
 

@@ -1,15 +1,16 @@
-"""`adapterhub registry verify|index|gc|site`."""
+"""`adapterhub registry verify|index|copy|gc|site`."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from adapterhub.cli._format import print_json, print_result, say
-from adapterhub.cli._options import as_json_option, registry_option
-from adapterhub.errors import ConfigError, FileError
+from adapterhub.cli._options import allow_option, as_json_option, registry_option
+from adapterhub.errors import ConfigError, FileError, RegistryError
 
 if TYPE_CHECKING:
     from adapterhub.registry.local import LocalRegistry
@@ -51,6 +52,36 @@ def index(registry: str | None, as_json: bool) -> None:
         {"registry": store.location, "names": names},
         as_json=as_json,
     )
+
+
+@command.command("copy")
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+@allow_option
+@as_json_option
+def copy_versions(source: str, target: str, allow_findings: tuple[str, ...], as_json: bool) -> None:
+    """Copy all versions FROM a registry TO another; what is there already stays as it is.
+
+    Each is a folder, a bucket (s3://bucket/prefix), or an owner on a hub (hf:OWNER or
+    https://HOST/OWNER); FROM may also be a registry on a web server. Numbers, tags, yanks and
+    signatures are copied, too, and nothing is removed.
+    """
+    from adapterhub.registry.copying import copy_registry
+
+    report = copy_registry(
+        source, target, allow_findings=allow_findings, note=partial(say, err=True)
+    )
+    if as_json:
+        print_json(vars(report))
+    if report.refused:
+        raise RegistryError(
+            f"{len(report.refused)} versions of {source} were not copied",
+            offenders=[f"{reference}: {why}" for reference, why in report.refused.items()],
+        )
+    if not as_json:
+        changed = f", {len(report.changed)} tagged, signed or yanked" if report.changed else ""
+        say(f"{target}: {len(report.copied):,} versions copied{changed}, "
+            f"{report.unchanged:,} were there")  # fmt: skip
 
 
 @command.command()

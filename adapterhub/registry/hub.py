@@ -32,6 +32,7 @@ from adapterhub.files.native import (
     CARD_FILE,
     MANIFEST_FILE,
     MAX_CARD_BYTES,
+    SIGNATURE_FILE,
     check_adapter,
 )
 from adapterhub.files.signature import (
@@ -39,6 +40,7 @@ from adapterhub.files.signature import (
     Signature,
     parse_signatures,
     read_signatures,
+    signatures_to_json,
 )
 from adapterhub.files.tensor_file import TENSORS_FILE
 from adapterhub.registry.hub_client import Expected, HubClient, UnreachableError
@@ -173,7 +175,7 @@ class HubStore:
             filters.append(f"base_model:adapter:{backbone}")
         entries: list[Entry] = []
         lookups = []
-        for item in self._reader.search(filters):
+        for item in self._reader.search(filters, query.owner):
             entry = entry_from_card(item.get("cardData"), item["id"], self.prefix)
             if entry is None or query.all_versions or YANKED_FILE in _file_names(item):
                 lookups.append(item["id"])
@@ -313,6 +315,11 @@ class HubStore:
             )
             for file in set(PUBLISHED) - {MANIFEST_FILE, TENSORS_FILE}:
                 optional = self._reader.small_file(name, commit, file, MAX_SMALL_FILE_BYTES)
+                if file == SIGNATURE_FILE and optional is not None:
+                    # The commits after a signed version have its file, too.
+                    signed = parse_signatures(optional, f"{file} of {entry.reference}")
+                    own = [each for each in signed if each.statement.digest == entry.digest]
+                    optional = signatures_to_json(own) if own else None
                 if optional is not None:
                     (staged / file).write_bytes(optional)
             check_adapter(staged)

@@ -134,18 +134,21 @@ class HubReader:
             raise self._malformed(name, [f"{YANKED_FILE}: the reasons are not texts"])
         return {version: printable(reason) for version, reason in tree.items()}
 
-    def search(self, filters: Collection[str]) -> list[dict[str, Any]]:
-        """Return what the hub lists of the repositories with all of these tags.
+    def search(self, filters: Collection[str], owner: str = "") -> list[dict[str, Any]]:
+        """Return what the hub lists of the repositories with all of these tags, or of one owner.
 
         A malformed item is left out: anyone can publish one, and it must not disturb the others.
         """
         options = (("full", "true"), ("cardData", "true"), ("limit", str(MOST_RESULTS)))
-        params = (*(("filter", tag) for tag in filters), *options)
+        author = (("author", owner),) if owner else ()
+        params = (*(("filter", tag) for tag in filters), *author, *options)
         data = self.client.read("/api/models", MAX_SEARCH_BYTES, self.subject(""), params)
         items = []
         for item in self._items(data, "")[:MOST_RESULTS]:
             tree, problems = schema.parse_object(item, len(item))
-            if not problems and isinstance(tree.get("id"), str) and is_repository(tree["id"]):
+            if problems or not isinstance(tree.get("id"), str) or not is_repository(tree["id"]):
+                continue
+            if owner in ("", tree["id"].partition("/")[0]):
                 items.append(tree)
         return items
 

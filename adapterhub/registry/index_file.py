@@ -54,15 +54,14 @@ def index_bytes(backbone: str, found: Mapping[str, Contents]) -> bytes:
     return _dump(backbone, {name: _rows(contents) for name, contents in found.items()})
 
 
-def index_with(data: bytes, source: str, backbone: str, name: str, contents: Contents) -> bytes:
-    """Return an index with the rows of one name written anew, or without a name that has none.
+def index_with(data: bytes, source: str, backbone: str, new: Mapping[str, Contents]) -> bytes:
+    """Return an index with the rows of some names written anew; one without versions has none.
 
     Raises:
         FileError: `data` is not the index of this backbone.
     """
-    adapters = _adapters(data, source, backbone)
-    rows = _rows(contents)
-    return _dump(backbone, adapters | {name: rows} if rows else _without(adapters, name))
+    adapters = _adapters(data, source, backbone) | {name: _rows(each) for name, each in new.items()}
+    return _dump(backbone, {name: rows for name, rows in adapters.items() if rows})
 
 
 def parse_index(data: bytes, source: str, backbone: str) -> dict[str, Contents]:
@@ -149,10 +148,6 @@ def _rows(contents: Contents) -> dict[str, Any]:
     broken: dict[str, Any] = {version: {_BROKEN: True} for version in contents.broken}
     rows = {entry.version: row_of(entry) for entry in contents.entries}
     return {version: row for version, row in (broken | rows).items() if is_version_folder(version)}
-
-
-def _without(adapters: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {other: rows for other, rows in adapters.items() if other != name}
 
 
 def _is_folder(value: object) -> bool:

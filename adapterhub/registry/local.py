@@ -279,6 +279,8 @@ class Folder(Storage):
         if self.read(path, MAX_INDEX_BYTES) != old:
             raise ConflictError(path)
         replace_file(self.root / path, data)
+        if path.count("/") > 2:  # a signature: searches notice changes of the name's folder
+            os.utime(self.root / path.rpartition("/")[0] / "..")
 
     def remove(self, path: str) -> None:
         """Remove a version by one rename."""

@@ -101,7 +101,12 @@ def _sha256(value: object) -> str | None:
 
 def date_now() -> bytes:
     """Return the contents of a version's date file: this second, in UTC."""
-    return f"{datetime.now(timezone.utc).strftime(DATE_FORMAT)}\n".encode()
+    return date_bytes(datetime.now(timezone.utc).strftime(DATE_FORMAT))
+
+
+def date_bytes(date: str) -> bytes:
+    """Return the contents of a version's date file."""
+    return f"{date}\n".encode()
 
 
 def parse_date(data: bytes) -> str | None:

@@ -64,6 +64,7 @@ from adapterhub.registry.published_files import (
     DATE_FILE,
     MAX_DATE_BYTES,
     PUBLISHED,
+    date_bytes,
     date_now,
     digest_of,
     entry_of,
@@ -111,6 +112,7 @@ class Registry(Store):
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
+        self._not_indexed: set[str] | None = None
 
     @property
     def location(self) -> str:
@@ -187,7 +189,10 @@ class Registry(Store):
         """
         found = self._read(_by_name(self.storage.files()))
         backbones = {path.partition("/")[0] for path in found}
-        for backbone in sorted(backbones | {*self._indexed_backbones()}):
+        listed: list[str] = []
+        with suppress(FileError):
+            listed = self._indexed_backbones()
+        for backbone in sorted(backbones | {*listed}):
             self._write_index(backbone, None)
         self._write_root(lambda known: backbones)
         return len(found)
@@ -213,7 +218,9 @@ class Registry(Store):
             version = next((entry.version for entry in entries if entry.digest == digest), None)
             if version is None:
                 version = self._take_number(path, publication, entries)
-                self.storage.create(f"{path}/{version}", folder, digest, date_now())
+                date = publication.published
+                written = date_bytes(date) if date else date_now()
+                self.storage.create(f"{path}/{version}", folder, digest, written)
             tags = dict.fromkeys(publication.tags, version)
             names = self._change(path, lambda names: replace(names, tags=names.tags | tags))
             self._add_to_index(path)
@@ -362,11 +369,16 @@ class Registry(Store):
         entries = self._map(
             lambda at: _or_error(lambda: self._entry(*at, found[at[0]].names)), wanted
         )
+        broken = []
         for (path, version, _), read in zip(wanted, entries, strict=True):
             if isinstance(read, Entry):
                 found[path].entries.append(read)
-            elif version in self._numbers(path):  # otherwise it was deleted meanwhile
-                found[path].broken[version] = read
+            else:
+                broken.append((path, version, read))
+        numbers = {path: self._numbers(path) for path in {path for path, *_ in broken}}
+        for path, version, error in broken:
+            if version in numbers[path]:  # otherwise it was deleted meanwhile
+                found[path].broken[version] = error
         return found
 
     def _map(self, function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
@@ -485,38 +497,58 @@ class Registry(Store):
         stored = self.storage.reread(INDEX_FILE, MAX_INDEX_BYTES)
         return parse_backbones(stored.data, f"{self.location}/{INDEX_FILE}") if stored else []
 
-    def _add_to_index(self, path: str) -> None:
-        """Write all rows of a name; a version is published even if that fails, with a warning."""
-        backbone, _, name = path.partition("/")
+    @contextmanager
+    def indexing_at_the_end(self) -> Iterator[None]:
+        """Write the index once, after many changes."""
+        self._not_indexed = set()
         try:
-            self._write_index(backbone, name)
+            yield
+        finally:
+            paths, self._not_indexed = self._not_indexed, None
+            for backbone in sorted({path.partition("/")[0] for path in paths}):
+                own = {path for path in paths if path.startswith(f"{backbone}/")}
+                self._add_to_index(*sorted(own))
+
+    def _add_to_index(self, *paths: str) -> None:
+        """Write all rows of names of a backbone.
+
+        A version is published even if that fails, with a warning.
+        """
+        if self._not_indexed is not None:
+            self._not_indexed.update(paths)
+            return
+        try:
+            backbone = paths[0].partition("/")[0]
+            self._write_index(backbone, paths)
             self._write_root(lambda known: {*known, backbone})
         except AdapterhubError as error:
+            shown = paths[0] if len(paths) == 1 else f"{len(paths)} adapters"
             warn_user(
-                f"{path} is changed, but not in {self.location}'s index: {line_of(error)}; "
+                f"{shown} in {self.location}: published, but not in the index: {line_of(error)}; "
                 "adapterhub registry index writes it anew",
                 stacklevel=4,
             )
 
-    def _write_index(self, backbone: str, name: str | None) -> None:
-        """Write the rows of a name, or of all names of a backbone, as the folders are now."""
-        path = f"{backbone}/{INDEX_FILE}"
+    def _write_index(self, backbone: str, paths: Sequence[str] | None) -> None:
+        """Write the rows of these names, or of all of a backbone, as the folders are now."""
+        file = f"{backbone}/{INDEX_FILE}"
 
         def attempt() -> None:
-            stored = self.storage.read(path, MAX_INDEX_BYTES)
+            stored = self.storage.read(file, MAX_INDEX_BYTES)
             data = b""
-            if stored and name is not None:
+            if stored and paths is not None:
                 with suppress(FileError):  # a damaged index is written anew
-                    contents = self.contents(f"{backbone}/{name}")
-                    data = index_with(stored.data, path, backbone, name, contents)
+                    parse_index(stored.data, file, backbone)
+                    changed = self._contents(paths)
+                    data = index_with(stored.data, file, backbone, _by_own_name(changed))
             if not data:
                 found = self._read(_by_name(self.storage.files(f"{backbone}/")))
-                data = index_bytes(backbone, {p.partition("/")[2]: c for p, c in found.items()})
+                data = index_bytes(backbone, _by_own_name(found))
             if stored is None or stored.data != data:
-                self.storage.replace(path, data, stored)
+                self.storage.replace(file, data, stored)
 
         with self.storage.writing(backbone):
-            self._retry(attempt, path)
+            self._retry(attempt, file)
 
     def _write_root(self, update: Callable[[Iterable[str]], Iterable[str]]) -> None:
         """Change the list of the backbones."""
@@ -666,6 +698,11 @@ def line_of(error: AdapterhubError) -> str:
 def _words_of(entry: Entry, found: Mapping[str, Contents]) -> str:
     words = found[f"{folder_of_id(entry.backbone)}/{entry.name}"].words
     return words.get(entry.version) or word_text(entry.words)
+
+
+def _by_own_name(found: Mapping[str, Contents]) -> dict[str, Contents]:
+    """Return the contents of names of one backbone by the names alone."""
+    return {path.partition("/")[2]: contents for path, contents in found.items()}
 
 
 def _agree(indexed: Contents | None, found: Contents | None) -> bool:

@@ -91,6 +91,7 @@ class Query:
     backbone, methods, tags, topics, description or card. `tags` are tags or topics. Unless
     `all_versions` is set, only the newest version of each name is returned; yanked versions never
     are. `sort` is a metric (best first), `newest` (first), `size` (smallest first) or `name`.
+    `owner` is that of repositories on a hub.
     """
 
     text: str = ""
@@ -102,6 +103,7 @@ class Query:
     sort: str = "name"
     all_versions: bool = False
     limit: int = 50
+    owner: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,8 @@ class Publication:
 
     `beside` maps file names to the contents of other libraries' files; a hub stores them next to
     ours, in the same repository. `allowed` has the codes of findings, such as a text that looks
-    like a password, that the publisher has read and accepts.
+    like a password, that the publisher has read and accepts. `published` is the date of a copy,
+    where a store keeps dates; otherwise it is now.
     """
 
     name: str
@@ -119,6 +122,7 @@ class Publication:
     visibility: Literal["public", "private"] = "public"
     beside: Mapping[str, bytes] = field(default_factory=dict)
     allowed: tuple[str, ...] = ()
+    published: str | None = None
 
 
 class Store(Protocol):

@@ -79,6 +79,14 @@ class WebsiteRegistry(Registry):
                     problems.append(f"{path}/{entry.version}: {line_of(error)}")
         return problems
 
+    def index(self) -> NoReturn:
+        """Refuse: it is only read."""
+        self.files.refuse()
+
+    def delete(self, name: str, version: str, *, backbone: str | None = None) -> NoReturn:
+        """Refuse: it is only read."""
+        self.files.refuse()
+
     def has(self, name: str) -> bool:
         """Return whether there is a version of this name."""
         return any(_versions(contents) for contents in self._map(self.contents, self._paths(name)))
@@ -156,15 +164,15 @@ class Website(RemoteStorage):
 
     def create(self, path: str, source: Path, digest: str, date: bytes) -> NoReturn:
         """Refuse: it is only read."""
-        self._refuse()
+        self.refuse()
 
     def replace(self, path: str, data: bytes, old: Stored | None) -> NoReturn:
         """Refuse: it is only read."""
-        self._refuse()
+        self.refuse()
 
     def remove(self, path: str) -> NoReturn:
         """Refuse: it is only read."""
-        self._refuse()
+        self.refuse()
 
     def writing(self, path: str) -> AbstractContextManager[None]:
         """Refuse: it is only read.
@@ -172,7 +180,19 @@ class Website(RemoteStorage):
         Raises:
             RegistryError: always.
         """
-        self._refuse()
+        self.refuse()
+
+    def refuse(self) -> NoReturn:
+        """Refuse to write.
+
+        Raises:
+            RegistryError: always.
+        """
+        raise RegistryError(
+            f"{self.location} is read over https, where nothing is published",
+            expected="the folder or the bucket that the web server sends",
+            hint="--registry FOLDER or --registry s3://bucket/prefix; adapterhub push for a hub",
+        )
 
     def _backbones(self) -> list[str] | None:
         stored = self.reread(INDEX_FILE, MAX_INDEX_BYTES)
@@ -184,13 +204,6 @@ class Website(RemoteStorage):
             expected="the URL of the folder of a registry, with its index",
             hint="adapterhub registry index on the side of its publisher; or a name with "
             "--backbone ID",
-        )
-
-    def _refuse(self) -> NoReturn:
-        raise RegistryError(
-            f"{self.location} is read over https, where nothing is published",
-            expected="the folder or the bucket that the web server sends",
-            hint="--registry FOLDER or --registry s3://bucket/prefix; adapterhub push for a hub",
         )
 
     def _subject(self, path: str) -> str:

@@ -24,7 +24,7 @@ class MemoryStorage(Storage):
         self.root = root
         self.stored: dict[str, bytes] = {}
         self.read_only = False
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # of names and indexes
 
     def exists(self) -> bool:
         return True
@@ -39,6 +39,9 @@ class MemoryStorage(Storage):
 
     def read(self, path: str, most: int, tag: str = "") -> Stored | None:
         return Stored(self.stored[path]) if path in self.stored else None
+
+    def reread(self, path: str, most: int) -> Stored | None:
+        return self.read(path, most)
 
     def create(self, path: str, source: Path, digest: str, date: bytes) -> None:
         self._refuse_writers()

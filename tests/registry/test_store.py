@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -12,7 +13,9 @@ import hub_server
 import pytest
 import sample_adapters
 import signing
+import web_servers
 from memory_storage import MemoryStorage
+from selection import ALL
 
 from adapterhub.errors import AdapterhubError, FileError, OutputError, RegistryError
 from adapterhub.files.native import read_adapter
@@ -29,6 +32,7 @@ from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import Publication, Query
+from adapterhub.registry.website import WebsiteRegistry
 
 
 class OwnersHub(HubStore):
@@ -67,15 +71,66 @@ def on_server(folder):
     yield Registry(Bucket(f"{os.environ['ADAPTERHUB_TEST_S3']}/{secrets.token_hex(8)}"))
 
 
+class Published(WebsiteRegistry):
+    """A folder that a web server sends: it is written as a folder, and read over http."""
+
+    def __init__(self, url, folder):
+        super().__init__(url)
+        self.written = LocalRegistry(folder)
+
+    @property
+    def root(self):
+        return self.written.root
+
+    def put(self, folder, publication):
+        return self.written.put(folder, publication)
+
+    def yank(self, entry, reason):
+        self.written.yank(entry, reason)
+
+    def add_signatures(self, entry, signatures):
+        self.written.add_signatures(entry, signatures)
+
+
+@contextmanager
+def on_web_server(folder):
+    """Python's own server, which sends no tags and no errors of its own."""
+    folder.mkdir()
+    with web_servers.python(folder) as address:
+        yield Published(address, folder)
+
+
+@contextmanager
+def on_nginx(folder):
+    if shutil.which("nginx") is None:
+        pytest.skip("nginx is not installed")
+    folder.mkdir()
+    with web_servers.nginx(folder) as address:
+        yield Published(address, folder)
+
+
+@contextmanager
+def on_moto(folder):
+    """S3 over HTTP, as moto imitates it."""
+    pytest.importorskip("moto")
+    with web_servers.moto() as options:
+        from obstore.store import S3Store
+
+        store = S3Store("bucket", prefix=secrets.token_hex(8), **options)
+        yield Registry(Bucket("s3://bucket/p", store))
+
+
 STORES = {
     "bucket": in_bucket,
     "memory": lambda folder: nullcontext(Registry(MemoryStorage(folder))),
     "local": lambda folder: folder.mkdir() or nullcontext(LocalRegistry(folder)),
     "hub": on_hub,
+    "https": on_web_server,
+    **({"nginx": on_nginx, "s3": on_moto} if ALL else {}),
 }
 
 if "ADAPTERHUB_TEST_S3" in os.environ:
-    STORES["s3"] = on_server
+    STORES["server"] = on_server
 
 
 @pytest.fixture(params=sorted(STORES))
@@ -323,7 +378,7 @@ def test_a_refused_writer_leaves_nothing(store, publish):
     with pytest.raises(AdapterhubError):
         publish()
     allow()
-    assert store.search(Query()) == []
+    assert getattr(store, "written", store).search(Query()) == []  # a website needs an index
     assert publish().version == "v1"
 
 

@@ -1,0 +1,178 @@
+"""`adapterhub registry copy`: put the versions of one registry or owner into another, as they are.
+
+A copy has the bytes, number, tags, yank and signatures of its original, and in a registry of one's
+own the date. What is there already, by its digest, is left as it is, so an interrupted copy goes on
+where it was. Nothing is removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+from adapterhub.errors import AdapterhubError, ConfigError, RegistryError
+from adapterhub.registry.reference import NAME_RULE, is_name, parse_reference
+from adapterhub.registry.registry import Registry, line_of
+from adapterhub.registry.store import Entry, Publication, Query, Store
+from adapterhub.registry.stores import registry_at, store_of
+
+_AT_ONCE = 8  # names that are copied at the same time
+_ALL = 1_000_000
+_Key = tuple[str, str]  # backbone and name, without the owner
+
+
+@dataclass
+class CopyReport:
+    """What was copied, by reference; what was there; and why other versions were not copied."""
+
+    copied: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    unchanged: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A registry of one's own, or the repositories of one owner on a hub."""
+
+    store: Store
+    owner: str = ""
+
+    def names(self) -> dict[_Key, Sequence[Entry]]:
+        """Return all versions of each name, oldest first, also those that were yanked."""
+        if isinstance(self.store, Registry):
+            found: dict[_Key, list[Entry]] = {}
+            for contents in self.store.everything().values():
+                for entry in contents.entries:
+                    found.setdefault((entry.backbone, entry.name), []).append(entry)
+            return {key: found[key] for key in sorted(found)}
+        entries = self.store.search(Query(limit=_ALL, owner=self.owner))
+        names = sorted({entry.name for entry in entries if entry.fingerprint})
+        versions = [self.store.versions(name) for name in names]
+        return {(own[-1].backbone, own[-1].name.partition("/")[2]): own for own in versions}
+
+    def signers(self, entry: Entry) -> set[str]:
+        """Return the ids of the keys that signed a version, also after it was published."""
+        if isinstance(self.store, Registry):
+            return {*entry.signers}
+        return {signature.signer.id for signature in self.store.signatures(entry)}
+
+    def full_name(self, name: str) -> str:
+        """Return the name of an adapter in the store."""
+        return f"{self.owner}/{name}" if self.owner else name
+
+
+def copy_registry(
+    source: str,
+    target: str,
+    *,
+    allow_findings: Iterable[str] = (),
+    note: Callable[[str], None] = lambda line: None,
+) -> CopyReport:
+    """Copy all versions of a registry, or of an owner on a hub, to another.
+
+    Args:
+        source: a folder, a bucket's URL, the URL of a registry on a web server, or `hf:OWNER` or
+            `https://host/OWNER` for the repositories of an owner on a hub.
+        target: the same, without web servers; a new repository on a hub is private.
+        allow_findings: codes, from the report, of texts that look private and are not.
+        note: receives a line for each version that is copied.
+
+    Returns:
+        What was copied, and what was not.
+
+    Raises:
+        ConfigError: `source` or `target` is not a place, or both are the same.
+        RegistryError: one of them cannot be reached.
+    """
+    origin, destination = place(source, reading=True), place(target)
+    if source.rstrip("/") == target.rstrip("/"):
+        raise ConfigError(f"{source} would be copied to itself")
+    there, report = destination.names() if _may_list(destination) else {}, CopyReport()
+
+    def copy(key: _Key, entries: Sequence[Entry]) -> None:
+        known = {entry.digest: entry for entry in there.get(key, ())}
+        for entry in entries:
+            try:
+                done = _copy(origin, destination, entry, key[1], known, tuple(allow_findings))
+            except AdapterhubError as error:
+                report.refused[entry.reference] = line_of(error)
+                continue
+            if done is None:
+                report.unchanged += 1
+                continue
+            (report.changed if entry.digest in known else report.copied).append(entry.reference)
+            note(f"{entry.reference}: {done}")
+
+    store = destination.store
+    indexing = store.indexing_at_the_end() if isinstance(store, Registry) else nullcontext()
+    with indexing, ThreadPoolExecutor(_AT_ONCE) as pool:
+        for each in [pool.submit(copy, *item) for item in origin.names().items()]:
+            each.result()
+    return report
+
+
+def place(text: str, *, reading: bool = False) -> Place:
+    """Open what a text names: a registry of one's own, or an owner on a hub.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if text.startswith(("https://", "http://")):
+        if reading:
+            site = registry_at(text)
+            if site.exists():
+                return Place(site)
+        owner = text.rstrip("/").rpartition("/")[2]
+    elif text.startswith("hf:"):
+        owner = text.removeprefix("hf:").strip("/")
+    else:
+        return Place(registry_at(text))
+    if not is_name(owner):
+        raise ConfigError(f"{text!r} names no owner of repositories on a hub", expected=NAME_RULE)
+    return Place(store_of(parse_reference(f"{text.rstrip('/')}/name")), owner)
+
+
+def _may_list(destination: Place) -> bool:
+    """Return whether there is anything at a place; a new folder is made by the first version."""
+    store = destination.store
+    if not isinstance(store, Registry):
+        return True
+    try:
+        return store.exists()
+    except RegistryError:
+        return False
+
+
+def _copy(
+    origin: Place,
+    destination: Place,
+    entry: Entry,
+    name: str,
+    known: dict[str, Entry],
+    allowed: tuple[str, ...],
+) -> str | None:
+    """Copy one version, or what changed of it since; return what was done, None if nothing."""
+    copy, store = known.get(entry.digest), destination.store
+    tags = tuple(tag for tag in entry.tags if copy is None or tag not in copy.tags)
+    done = []
+    if copy is None or tags:
+        version = None if copy else entry.version
+        publication = Publication(
+            destination.full_name(name), version, tags, "private",
+            allowed=allowed, published=entry.published,
+        )  # fmt: skip
+        new = store.put(origin.store.get(entry), publication)
+        done.append(f"tagged {', '.join(tags)}" if copy else "copied")
+        if copy is None and (added := origin.store.signatures(entry)):
+            store.add_signatures(new, added)
+        copy = copy or new
+    if entry.digest in known and origin.signers(entry) - destination.signers(copy):
+        store.add_signatures(copy, origin.store.signatures(entry))
+        done.append("signed")
+    if entry.yanked is not None and copy.yanked is None:
+        store.yank(copy, entry.yanked)
+        done.append("yanked")
+    return ", ".join(done) or None

@@ -1,0 +1,186 @@
+"""`registry copy`: from each kind of place to each other, and again."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import contextmanager
+
+import hub_server
+import pytest
+import sample_adapters
+import signing
+import web_servers
+
+from adapterhub.errors import ConfigError
+from adapterhub.files.signature import Statement, sign_statement
+from adapterhub.registry import copying, stores
+from adapterhub.registry.bucket import Bucket
+from adapterhub.registry.copying import copy_registry, place
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.registry import Registry
+from adapterhub.registry.store import Publication
+
+DATE = "2026-01-02T03:04:05Z"
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """A registry with tags, a yank, a deleted number, a signature and dates."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    registry = LocalRegistry(tmp_path / "source")
+    for seed in range(3):
+        made = sample_adapters.write(tmp_path / f"made-{seed}", seed)
+        tags = ("best",) if seed == 2 else ()
+        registry.put(made, Publication("polite", tags=tags, published=DATE))
+    registry.put(sample_adapters.write(tmp_path / "rude", 7), Publication("rude"))
+    registry.delete("polite", "v1")
+    second = registry.resolve("polite", "v2")
+    registry.yank(second, "trained on the dev set")
+    key = signing.new_key()
+    registry.add_signatures(second, [sign_statement(Statement(second.digest, "polite"), key)])
+    return registry
+
+
+@contextmanager
+def bucket(tmp_path, monkeypatch):
+    obstore = pytest.importorskip("obstore.store")
+    objects = obstore.MemoryStore()
+    monkeypatch.setattr(stores, "Bucket", lambda url: Bucket(url, objects))
+    yield "s3://bucket/p"
+
+
+@contextmanager
+def hub(tmp_path, monkeypatch):
+    with hub_server.serving() as (_, address):
+        yield f"{address}/acme"
+
+
+@contextmanager
+def folder(tmp_path, monkeypatch):
+    yield str(tmp_path / "target")
+
+
+TARGETS = {"folder": folder, "bucket": bucket, "hub": hub}
+
+
+def seen(text):
+    """Return what a place has, by name and version."""
+    found = {}
+    opened = place(text, reading=True)
+    for (backbone, name), entries in opened.names().items():
+        for entry in entries:
+            signed = {s.key for s in opened.store.signatures(entry)}
+            found[backbone, name, entry.version] = (
+                entry.digest, {*entry.tags}, entry.yanked, signed,
+            )  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_copy_has_all_and_the_second_copies_nothing(source, tmp_path, monkeypatch, target):
+    with TARGETS[target](tmp_path, monkeypatch) as location:
+        report = copy_registry(str(source.root), location)
+        assert (sorted(report.copied), report.refused) == (
+            ["polite@v2", "polite@v3", "rude@v1"],
+            {},
+        )
+        expected = seen(str(source.root))
+        assert seen(location) == expected
+        if target != "hub":
+            store = place(location).store
+            assert store.resolve("polite", "v3").published == DATE
+            assert store.verify() == []
+        monkeypatch.setattr(type(place(location).store), "put", None)
+        again = copy_registry(str(source.root), location)
+        assert (again.copied, again.changed, again.unchanged) == ([], [], 3)
+
+
+@pytest.mark.parametrize("kind", ["website", "hub", "bucket"])
+def test_and_back_to_a_folder(source, tmp_path, monkeypatch, kind):
+    if kind == "website":
+        with web_servers.python(source.root) as url:
+            copy_registry(url, str(tmp_path / "back"))
+    else:
+        with TARGETS[kind](tmp_path, monkeypatch) as location:
+            copy_registry(str(source.root), location)
+            copy_registry(location, str(tmp_path / "back"))
+    assert seen(str(tmp_path / "back")) == seen(str(source.root))
+
+
+def test_later_tags_yanks_and_signatures_follow(source, tmp_path):
+    target = str(tmp_path / "target")
+    copy_registry(str(source.root), target)
+    third = source.resolve("polite", "v3")
+    source.tag(third, "good")
+    source.add_signatures(
+        third, [sign_statement(Statement(third.digest, "polite"), signing.new_key())]
+    )
+    source.yank(source.resolve("rude"), "rude")
+    report = copy_registry(str(source.root), target)
+    assert (sorted(report.changed), report.copied) == (["polite@v3", "rude@v1"], [])
+    assert seen(target) == seen(str(source.root))
+
+
+def test_an_interrupted_copy_goes_on(source, tmp_path, monkeypatch):
+    target, put, calls = tmp_path / "target", LocalRegistry.put, []
+
+    def interrupted(self, *args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return put(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalRegistry, "put", interrupted)
+        patch.setattr(copying, "_AT_ONCE", 1)
+        with pytest.raises(KeyboardInterrupt):
+            copy_registry(str(source.root), str(target))
+    assert 0 < len(seen(str(target))) < 3
+    report = copy_registry(str(source.root), str(target))
+    assert report.unchanged + len(report.copied) == 3
+    assert seen(str(target)) == seen(str(source.root))
+    assert LocalRegistry(target).verify() == []
+
+
+def test_what_cannot_be_copied_does_not_stop_the_others(source, tmp_path):
+    target = LocalRegistry(tmp_path / "target")
+    target.put(sample_adapters.write(tmp_path / "other", 9), Publication("rude"))
+    report = copy_registry(str(source.root), str(target.root))
+    assert list(report.refused) == ["rude@v1"]
+    assert "already published with other bytes" in report.refused["rude@v1"]
+    assert sorted(report.copied) == ["polite@v2", "polite@v3"]
+
+
+def test_a_damaged_version_is_not_copied(source, tmp_path):
+    file = source.root / "acme--bert-small/rude/v1/adapter.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    report = copy_registry(str(source.root), str(tmp_path / "target"))
+    assert list(report.refused) == ["rude@v1"]
+    assert not LocalRegistry(tmp_path / "target").has("rude")
+
+
+@pytest.mark.parametrize("target", ["hf:", "hf:a/b/../c", "https://example.org/"])
+def test_places_that_are_none(source, target):
+    with pytest.raises(ConfigError):
+        copy_registry(str(source.root), target)
+
+
+def test_a_registry_is_not_copied_to_itself(source):
+    with pytest.raises(ConfigError, match="copied to itself"):
+        copy_registry(str(source.root), f"{source.root}/")
+
+
+def test_the_index_is_written_once(source, tmp_path, monkeypatch):
+    for seed in range(20, 30):
+        source.put(sample_adapters.write(tmp_path / f"m{seed}", seed), Publication(f"n{seed}"))
+    written, write = [], Registry._write_index
+    monkeypatch.setattr(
+        Registry, "_write_index", lambda self, *args: written.append(args) or write(self, *args)
+    )
+    copy_registry(str(source.root), str(tmp_path / "target"))
+    assert len(written) == 1
+    shutil.rmtree(tmp_path / "cache")

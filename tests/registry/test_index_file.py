@@ -1,0 +1,292 @@
+"""`index.json`: what it has, how it follows changes, and what is no index."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import sample_adapters
+import signing
+from hypothesis import given
+from hypothesis import strategies as st
+from memory_storage import MemoryStorage
+
+from adapterhub.errors import ConfigError, FileError
+from adapterhub.files.signature import Statement, sign_statement
+from adapterhub.registry import index_file
+from adapterhub.registry.index_file import (
+    entry_of_row,
+    index_bytes,
+    parse_backbones,
+    parse_index,
+    root_bytes,
+    row_of,
+)
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.reference import check_name, is_backbone_folder
+from adapterhub.registry.registry import Registry
+from adapterhub.registry.store import ConflictError, Entry, Publication, Query
+
+BACKBONE = "acme--bert-small"
+FILE = f"{BACKBONE}/index.json"
+
+
+@pytest.fixture
+def registry(tmp_path, monkeypatch):
+    """A registry whose searches read the index."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return Registry(MemoryStorage(tmp_path / "copies"))
+
+
+@pytest.fixture
+def publish(registry, tmp_path):
+    def publish(name="polite", seed=0, **options):
+        folder = tmp_path / f"made-{name}-{seed}"
+        if not folder.exists():
+            sample_adapters.write(folder, seed, **options)
+        return registry.put(folder, Publication(name))
+
+    return publish
+
+
+def found(registry, **query):
+    return [f"{e.name}@{e.version}" for e in registry.search(Query(all_versions=True, **query))]
+
+
+def rows(registry):
+    return json.loads(registry.storage.stored[FILE])["adapters"]
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+entries = st.builds(
+    Entry,
+    reference=st.just("a@v1"), name=st.just("a"), version=st.just("v1"), digest=texts,
+    backbone=st.just("acme/bert"), fingerprint=texts, methods=st.tuples(texts),
+    task=st.none() | texts, metrics=st.dictionaries(texts, st.floats(-1e9, 1e9), max_size=3),
+    tags=st.tuples() | st.tuples(texts), size=st.integers(0, 2**40), parameters=st.integers(0, 9),
+    yanked=st.none() | texts, description=st.none() | texts, language=st.just(("de",)),
+    published=st.none() | texts, signers=st.tuples() | st.tuples(texts), data=st.none() | texts,
+)  # fmt: skip
+
+
+@given(entries)
+def test_an_entry_survives(entry):
+    row = json.loads(json.dumps(row_of(entry)))
+    assert row_of(entry_of_row("a", "v1", row)) == row_of(entry)
+    assert entry_of_row("a", "v1", row) == entry
+
+
+def test_each_field_of_an_entry_is_in_the_index():
+    """A field of another kind would be left out in silence."""
+    kinds = {str(field.type) for field in index_file._FIELDS.values()}
+    assert kinds <= index_file._KINDS.keys()
+
+
+def test_the_index_follows_every_change(registry, publish):
+    first, second = publish(accuracy=0.5), publish(seed=1)
+    publish("rude")
+    assert rows(registry).keys() == {"polite", "rude"}
+    assert parse_backbones(registry.storage.stored["index.json"], "") == [BACKBONE]
+    registry.tag(first, "best")
+    assert rows(registry)["polite"]["v1"]["tags"] == ["best"]
+    registry.untag(first, "best")
+    assert "tags" not in rows(registry)["polite"]["v1"]
+    registry.yank(second, "trained on the dev set")
+    assert rows(registry)["polite"]["v2"]["yanked"] == "trained on the dev set"
+    key = signing.new_key()
+    statement = Statement(first.digest, "polite", "v1")
+    registry.add_signatures(first, [sign_statement(statement, key)])
+    assert rows(registry)["polite"]["v1"]["signers"] == [key.public.id]
+    registry.delete("polite", "v1")
+    assert rows(registry)["polite"].keys() == {"v2"}
+    registry.delete("polite", "v2")
+    assert rows(registry).keys() == {"rude"}
+    assert registry.verify() == []
+    before = dict(registry.storage.stored)
+    assert registry.index() == 1
+    assert {k: v for k, v in registry.storage.stored.items() if v != before[k]} == {}
+
+
+def test_a_search_reads_the_index_alone(registry, publish, monkeypatch):
+    publish(accuracy=0.5)
+    publish("other", seed=1, backbone="other/gpt", fingerprint=f"bf16-{'1' * 64}")
+    read, asked = registry.storage.read, []
+    monkeypatch.setattr(registry.storage, "files", None)
+    monkeypatch.setattr(registry.storage, "folders", None)
+    monkeypatch.setattr(
+        registry.storage, "read", lambda path, most: asked.append(path) or read(path, most)
+    )
+    assert found(registry) == ["other@v1", "polite@v1"]
+    assert set(asked) == {"index.json", FILE, "other--gpt/index.json"}
+    asked.clear()
+    assert found(registry, backbone="acme/bert-small") == ["polite@v1"]
+    assert set(asked) == {FILE}
+    assert found(registry, backbone="nobody/nothing") == []
+    assert found(registry, backbone="../..") == []
+
+
+def test_a_publisher_who_died_before_the_index_is_healed_by_the_next(
+    registry, publish, monkeypatch
+):
+    publish()
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "_add_to_index", die)
+        with pytest.raises(KeyboardInterrupt):
+            publish(seed=1)
+    assert found(registry) == ["polite@v1"]
+    assert registry.resolve("polite").version == "v2"  # by its name it is found at once
+    (problem,) = registry.verify()
+    assert problem.startswith(f"{FILE}: polite has changed since")
+    publish(seed=2)
+    assert found(registry) == ["polite@v1", "polite@v2", "polite@v3"]
+    assert registry.verify() == []
+
+
+def test_publishers_at_once_lose_no_row(registry, publish, monkeypatch):
+    registry.storage.is_atomic = False  # without a lock, as a bucket
+    replace_, conflicts = registry.storage.replace, []
+
+    def slow(path, data, old):
+        try:
+            return replace_(path, data, old)
+        except ConflictError:
+            conflicts.append(path)
+            raise
+
+    monkeypatch.setattr(registry.storage, "replace", slow)
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda n: publish(f"n{n}", seed=n), range(12)))
+    assert len(found(registry)) == 12
+    assert registry.verify() == []
+
+
+DAMAGED = {
+    "half": lambda data: data[: len(data) // 2],
+    "a login page": lambda data: b"<!doctype html><title>Log in</title>",
+    "a list": lambda data: b"[]",
+    "another version": lambda data: data.replace(b'"index":1', b'"index":2'),
+    "of another backbone": lambda data: data.replace(b'"backbone":"acme--', b'"backbone":"evil--'),
+    "no digest": lambda data: data.replace(b'"digest"', b'"digits"'),
+    "a name of another kind": lambda data: data.replace(b'"polite"', b'"../up"'),
+    "a version of another kind": lambda data: data.replace(b'"v1"', b'"../v1"'),
+    "a score that is none": lambda data: data.replace(b'"accuracy":0.5', b'"accuracy":NaN'),
+    "half a character": lambda data: data.replace(b'"lora"', b'"\\ud800"'),
+    "a number for a text": lambda data: data.replace(b'"methods":["lora"]', b'"methods":[1]'),
+    "a deep tree": lambda data: b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_index_is_said_and_the_folders_are_read(registry, publish, damage):
+    publish(accuracy=0.5)
+    stored = registry.storage.stored
+    before = stored[FILE]
+    stored[FILE] = DAMAGED[damage](before)
+    assert stored[FILE] != before
+    with pytest.warns(UserWarning, match="is not the index of a registry.*the folders are read"):
+        assert found(registry) == ["polite@v1"]
+    (problem,) = registry.verify()
+    assert "adapterhub registry index" in problem or "is not the index" in problem
+    publish("rude")  # the next writer heals it
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert found(registry) == ["polite@v1", "rude@v1"]
+    assert registry.verify() == []
+
+
+@pytest.mark.parametrize("file", ["index.json", FILE])
+def test_a_part_that_is_missing(registry, publish, file):
+    publish()
+    del registry.storage.stored[file]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert found(registry) == ["polite@v1"]
+    assert registry.index() == 1
+    assert registry.verify() == []
+
+
+def test_an_index_older_than_the_folders_is_found(tmp_path, monkeypatch):
+    """A folder that a hand changed: its search reads the folders, and verify says so."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    registry = LocalRegistry(tmp_path / "registry")
+    registry.put(sample_adapters.write(tmp_path / "made"), Publication("polite"))
+    sample_adapters.write(registry.root / BACKBONE / "polite" / "v2", 1)
+    assert found(registry) == ["polite@v1", "polite@v2"]
+    (problem,) = registry.verify()
+    assert problem.startswith(f"{FILE}: polite has changed since")
+    assert registry.index() == 1
+    assert registry.verify() == []
+
+
+def test_a_broken_version_is_in_the_index_as_such(registry, publish):
+    publish()
+    publish(seed=1)
+    registry.storage.stored[f"{BACKBONE}/polite/v2/adapter.json"] = b"{}"
+    registry.index()
+    assert rows(registry)["polite"]["v2"] == {"broken": True}  # why has a path of a machine
+    with pytest.warns(UserWarning, match="polite/v2: it could not be read"):
+        assert found(registry) == ["polite@v1"]
+
+
+def test_an_index_that_cannot_be_written_does_not_stop_a_publication(
+    registry, publish, monkeypatch
+):
+    publish()
+    replace_ = registry.storage.replace
+
+    def refuse(path, data, old):
+        if path.endswith("index.json"):
+            raise FileError("this storage has no room")
+        replace_(path, data, old)
+
+    monkeypatch.setattr(registry.storage, "replace", refuse)
+    with pytest.warns(UserWarning, match="published, but not in the index.*has no room"):
+        assert publish(seed=1).version == "v2"
+    assert registry.resolve("polite").version == "v2"
+
+
+def test_a_million_rows_are_a_sentence(monkeypatch):
+    monkeypatch.setattr(index_file, "MAX_INDEX_BYTES", 100)
+    with pytest.raises(FileError, match="it has more than 100 bytes"):
+        parse_index(b" " * 101, "index.json", BACKBONE)
+
+
+@pytest.mark.parametrize("name", ["index.json", "INDEX.json"])
+def test_its_name_is_reserved(registry, publish, name):
+    assert not is_backbone_folder(name)
+    with pytest.raises(ConfigError, match="invalid adapter name"):
+        check_name(name)
+    with pytest.raises(ConfigError):
+        publish(name)
+
+
+@pytest.mark.parametrize("backbones", [b'["a/b"]', b'["index.json"]', b'"a"', b"[1]", b'["..a"]'])
+def test_a_root_that_names_no_folders(backbones):
+    data = root_bytes(["a--b"])
+    assert parse_backbones(data, "index.json") == ["a--b"]
+    with pytest.raises(FileError, match="does not list folders"):
+        parse_backbones(data.replace(b'["a--b"]', backbones), "index.json")
+
+
+def test_a_later_field_is_left_out_and_kept(registry, publish):
+    publish()
+    stored = registry.storage.stored
+    stored[FILE] = stored[FILE].replace(b'"digest"', b'"downloads":7,"digest"')
+    assert found(registry) == ["polite@v1"]
+    publish("rude")
+    assert b'"downloads":7' in stored[FILE]
+
+
+def test_the_size_of_a_row(registry, publish):
+    """676 bytes were measured of an index with empty fields."""
+    entry = publish(accuracy=0.5)
+    data = index_bytes(BACKBONE, {"polite": registry.contents(f"{BACKBONE}/polite")})
+    assert len(data) < 600
+    assert parse_index(data, "", BACKBONE)["polite"].entries == [replace(entry)]

@@ -1,0 +1,235 @@
+"""A registry over https: from any server that sends files, and from those that do not."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import sample_adapters
+import web_servers
+
+from adapterhub.errors import AdapterhubError, ConfigError, FileError, RegistryError
+from adapterhub.registry import hub_client
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.store import Publication, Query
+from adapterhub.registry.stores import registry_at
+from adapterhub.registry.website import WebsiteRegistry
+
+BACKBONE = "acme--bert-small"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A registry in a folder, with two versions of a name and one of another."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub_client, "_WAITS", (0.0,))
+    registry = LocalRegistry(tmp_path / "registry")
+    for seed, name in enumerate(("polite", "polite", "rude")):
+        made = sample_adapters.write(tmp_path / f"made-{seed}", seed)
+        registry.put(made, Publication(name, tags=("best",) if seed == 0 else ()))
+    return registry
+
+
+def names(registry, **query):
+    return [f"{e.name}@{e.version}" for e in registry.search(Query(**query))]
+
+
+def test_the_url_is_a_registry(folder, monkeypatch):
+    with web_servers.python(folder.root) as url:
+        assert isinstance(registry_at(url), WebsiteRegistry)
+        monkeypatch.setenv("ADAPTERHUB_REGISTRY", f"{url}/")
+        assert names(registry_at(None)) == ["polite@v2", "rude@v1"]
+        assert registry_at(None).verify() == []
+
+
+@pytest.mark.parametrize(
+    "url", ["http://example.org/r", "https://me:secret@example.org", "https://", "https://a/b?c=d"]
+)
+def test_other_urls_are_refused(url):
+    with pytest.raises(ConfigError, match="is not the URL of a registry") as error:
+        registry_at(url)
+    assert "secret" not in str(error.value)
+
+
+def test_nothing_is_published(folder, tmp_path):
+    with web_servers.python(folder.root) as url:
+        registry = registry_at(url)
+        entry = registry.resolve("polite")
+        made = tmp_path / "made-0"
+        for change in (
+            lambda: registry.put(made, Publication("polite")),
+            lambda: registry.yank(entry, "why"),
+            lambda: registry.tag(entry, "good"),
+            lambda: registry.delete("polite", "v1"),
+            lambda: registry.index(),
+        ):
+            with pytest.raises(RegistryError, match=r"read over https|cannot be listed"):
+                change()
+
+
+def test_a_search_is_one_request_for_each_index_and_then_none_of_the_bytes(folder):
+    with (
+        web_servers.nginx(folder.root) if shutil.which("nginx") else pytest.skip("no nginx") as url
+    ):
+        registry = registry_at(url)
+        sent = []
+        reread = registry.storage._client.reread
+
+        def counted(path, limit, subject, known=""):
+            body = reread(path, limit, subject, known)
+            sent.append((path, len(body.data), body.is_known))
+            return body
+
+        registry.storage._client.reread = counted
+        assert names(registry) == ["polite@v2", "rude@v1"]
+        assert {path for path, _, _ in sent} == {"/index.json", f"/{BACKBONE}/index.json"}
+        sent.clear()
+        assert names(registry) == ["polite@v2", "rude@v1"]
+        assert all(known and size == 0 for _, size, known in sent)
+
+
+def test_a_newer_version_than_the_index_is_found_by_its_name(folder, tmp_path):
+    with web_servers.python(folder.root) as url:
+        index = folder.root / BACKBONE / "index.json"
+        old = index.read_bytes()
+        folder.put(sample_adapters.write(tmp_path / "new", 9), Publication("polite"))
+        folder.yank(folder.resolve("polite", "v1"), "bad")
+        index.write_bytes(old)  # as if its publisher had died
+        registry = registry_at(url)
+        assert names(registry) == ["polite@v2", "rude@v1"]
+        assert registry.resolve("polite").version == "v3"
+        assert registry.resolve("polite", "v1").yanked == "bad"
+        assert registry.resolve("polite", "best").version == "v1"
+
+
+def test_without_an_index_a_name_is_found_if_the_backbone_is_known(folder):
+    for file in folder.root.rglob("index.json"):
+        file.unlink()
+    with web_servers.python(folder.root) as url:
+        registry = registry_at(url)
+        for fails in (lambda: names(registry), lambda: registry.resolve("polite")):
+            with pytest.raises(RegistryError, match=r"has no index\.json, so what it has"):
+                fails()
+        entry = registry.resolve("polite", backbone="acme/bert-small")
+        assert entry.version == "v2"
+        registry.get(entry)
+        with pytest.raises(RegistryError, match="has no adapter 'nothing' for acme/bert-small"):
+            registry.resolve("nothing", backbone="acme/bert-small")
+        with pytest.raises(RegistryError, match="has no adapter 'polite' for other/gpt"):
+            registry.resolve("polite", backbone="other/gpt")
+
+
+def answering(status, headers=(), body=b"", only=""):
+    """Return an answer to requests whose path ends so."""
+
+    def answer(handler):
+        if not handler.path.endswith(only):
+            return False
+        handler.send_response(status)
+        for name, value in dict(headers).items():
+            handler.send_header(name, value)
+        handler.send_header("content-length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+        return True
+
+    return answer
+
+
+LOGIN = b"<!doctype html><title>Log in</title><p>hunter2</p>"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_login_page_is_one_sentence(folder):
+    with web_servers.python(folder.root, answering(200, body=LOGIN)) as url:
+        registry = registry_at(url)
+        for act in (
+            lambda: names(registry),
+            lambda: registry.resolve("polite"),
+            lambda: registry.resolve("polite", backbone="acme/bert-small"),
+        ):
+            with pytest.raises(AdapterhubError) as error:
+                act()
+            assert "hunter2" not in str(error.value)
+            assert (
+                "cannot be read" in str(error.value)
+                or "not the index" in str(error.value)
+                or ("cannot be listed" in str(error.value))
+            )
+
+
+def test_a_login_page_in_place_of_a_file_is_not_the_adapter(folder, tmp_path):
+    with web_servers.python(folder.root, answering(200, body=LOGIN, only=".safetensors")) as url:
+        registry = registry_at(url)
+        entry = registry.resolve("polite")
+        with pytest.raises(FileError):
+            registry.get(entry, tmp_path / "mine")
+        assert not (tmp_path / "mine").exists()
+
+
+def test_a_compressed_answer_is_one_sentence(folder):
+    answer = answering(200, {"content-encoding": "gzip"}, b"\x1f\x8b")
+    with (
+        web_servers.python(folder.root, answer) as url,
+        pytest.raises(RegistryError, match="compressed"),
+    ):
+        names(registry_at(url))
+
+
+def test_no_token_follows_a_redirect_to_another_host(folder, monkeypatch):
+    with web_servers.python(folder.root) as other:
+        port = other.rpartition(":")[2]
+
+        def answer(handler):
+            handler.send_response(302)
+            handler.send_header("location", f"http://localhost:{port}{handler.path}")
+            handler.end_headers()
+            return True
+
+        with web_servers.python(folder.root, answer) as url:
+            monkeypatch.setenv("ADAPTERHUB_TOKENS", f"{url}=secret-token-1234")
+            registry = registry_at(url)
+            entry = registry.resolve("polite")
+            registry.get(entry)
+            sent = [{k.lower(): v for k, v in headers.items()} for _, headers in url.requests]
+            assert all(h["authorization"] == "Bearer secret-token-1234" for h in sent)
+            assert other.requests
+            assert not any("authorization" in {k.lower() for k in h} for _, h in other.requests)
+
+
+def test_a_server_that_goes_away_in_the_middle_is_tried_again(folder, tmp_path):
+    cuts = []
+
+    def answer(handler):
+        if handler.path.endswith(".safetensors") and not cuts:
+            cuts.append(1)
+            handler.send_response(200)
+            handler.send_header("content-length", "1000")
+            handler.end_headers()
+            handler.wfile.write(b"x" * 10)
+            handler.wfile.flush()
+            handler.connection.close()
+            return True
+        return False
+
+    with web_servers.python(folder.root, answer) as url:
+        registry = registry_at(url)
+        registry.get(registry.resolve("polite"), tmp_path / "mine")
+        assert cuts
+
+
+def test_a_server_that_is_gone(folder):
+    with web_servers.python(folder.root) as url:
+        pass
+    with pytest.raises(RegistryError, match="cannot be reached"):
+        names(registry_at(url))
+
+
+def test_a_name_with_a_million_versions_ends(folder):
+    file = folder.root / BACKBONE / "polite" / "names.json"
+    file.write_bytes(file.read_bytes().replace(b'"highest": 2', b'"highest": 999999999'))
+    assert b"999999999" in file.read_bytes()
+    with web_servers.python(folder.root) as url:
+        assert registry_at(url).resolve("polite").version == "v2"
+        assert len(url.requests) < 1_100
