@@ -15,10 +15,10 @@ from urllib.parse import unquote
 
 import pytest
 from many_adapters import REFERENCE, numbered, write_adapters
+from signing import new_key
 
 from adapterhub.errors import ConfigError, OutputError
 from adapterhub.files.manifest import FoundationRef, from_json, to_json
-from adapterhub.files.signature import PrivateKey
 from adapterhub.pages import card_html as card_module
 from adapterhub.pages.card_html import card_html
 from adapterhub.pages.leaderboards import (
@@ -89,7 +89,7 @@ def write_team(folder: Path) -> Path:
     (folder / BACKBONE / "several/names.json").write_text(json.dumps(names))
     names = {"highest": 1, "tags": {}, "yanked": {"v1": HOSTILE}}
     (folder / BACKBONE / "gone/names.json").write_text(json.dumps(names))
-    sign("several@v2", PrivateKey(bytes(range(32))), registry=folder)
+    sign("several@v2", new_key(), registry=folder)
     return folder
 
 
