@@ -46,7 +46,7 @@ def card_html(text: str) -> Markup:
     return Markup(nh3.clean(html, tags=_TAGS, attributes={}, link_rel=None))
 
 
-def check_installed() -> None:
+def check_card_libraries() -> None:
     """Refuse to begin without the libraries that cards need.
 
     Raises:

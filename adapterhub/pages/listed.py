@@ -64,7 +64,7 @@ FIELDS: dict[str, tuple[str, Callable[[ListedVersion], Iterable[str]]]] = {
 """What a search filters by: the name in the form, its title, and the values of a version."""
 
 
-def values_of(field: str, versions: Iterable[ListedVersion]) -> list[str]:
+def field_values(field: str, versions: Iterable[ListedVersion]) -> list[str]:
     """Return the values that a field has, the most frequent first."""
     read = FIELDS[field][1]
     counts = Counter(value for each in versions for value in read(each))
@@ -134,7 +134,7 @@ def rows_script(versions: Sequence[ListedVersion]) -> str:
         return -1 if not text else at(text)
 
     rows = [_row(each, at, number) for each in versions]
-    values = {field: [at(value) for value in values_of(field, versions)] for field in FIELDS}
+    values = {field: [at(value) for value in field_values(field, versions)] for field in FIELDS}
     data = {"strings": [*places], "rows": rows, "values": values}
     # ASCII only, and no < that a reader of HTML might take for the end of a script.
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

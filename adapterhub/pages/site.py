@@ -25,7 +25,7 @@ from adapterhub.files.atomic import explained, put_in_place, staging
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.schema import shorten
 from adapterhub.files.shown_table import ShownTable, TableCell
-from adapterhub.pages.card_html import check_installed
+from adapterhub.pages.card_html import check_card_libraries
 from adapterhub.pages.leaderboards import Leaderboard
 from adapterhub.pages.listed import (
     ListedVersion,
@@ -127,7 +127,7 @@ def write_site(registry: Registry, output: Path, options: SiteOptions) -> Writte
         RegistryError: the registry cannot be read.
         OutputError: the folder has other files, or cannot be written.
     """
-    check_installed()
+    check_card_libraries()
     with _new_site(output) as folder:
         site = _Site(folder, options, registry.everything() if registry.exists() else {})
         site.write_adapters(registry)

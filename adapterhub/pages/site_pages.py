@@ -20,10 +20,10 @@ from adapterhub.pages.leaderboards import Leaderboard
 from adapterhub.pages.listed import (
     FIELDS,
     ListedVersion,
+    field_values,
     listing,
     score_words,
     size_text,
-    values_of,
 )
 from adapterhub.pages.loading import citation, ways_to_load
 from adapterhub.pages.page import Tile, framed_page, number_text
@@ -104,7 +104,7 @@ def front_page(
     current = [each for each in versions if each.is_current]
     shown = (current if rows else versions)[:_MOST_SHOWN]
     fields = [
-        {"name": name, "title": head, "choices": values_of(name, versions)[:_MOST_VALUES]}
+        {"name": name, "title": head, "choices": field_values(name, versions)[:_MOST_VALUES]}
         for name, (head, _) in FIELDS.items()
     ]
     total = len(current if rows else versions)
