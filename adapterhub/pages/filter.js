@@ -3,7 +3,9 @@
   const body = document.querySelector("#found tbody");
   const more = document.querySelector("#more");
   const count = document.querySelector("#count");
-  const most = Number(form.dataset.most);
+  // Not form.dataset: that is the field of this name.
+  const most = Number(form.getAttribute("data-most"));
+  const address = form.getAttribute("data-rows");
   const [NAME, VERSION, BACKBONE, TASK, METHODS, METRIC, SCORE, PARAMETERS, SIZE, DATE, TAGS,
     DATASETS, LANGUAGES, SIGNERS, TEXT, LOWER, CURRENT] = Array(17).keys();
   const places = { backbone: BACKBONE, task: TASK, method: METHODS, language: LANGUAGES,
@@ -124,9 +126,9 @@
     });
     if ([...asked].length) show();
   };
-  if (form.dataset.rows) {
+  if (address) {
     const script = document.createElement("script");
-    script.src = form.dataset.rows;
+    script.src = address;
     document.head.append(script);
   }
 }

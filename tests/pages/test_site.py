@@ -261,7 +261,7 @@ def test_rows_have_each_version_with_its_own_score_and_date(site):
         ("v1", 0.99, "2026-02-01"),
     ]
     strings = rows_of(site)["strings"]
-    assert [strings[tag] for tag in rows[1][10]][0] == "best"
+    assert strings[rows[1][10][0]] == "best"
     assert len(rows[0][13]) == 1  # the key that signed it
 
 

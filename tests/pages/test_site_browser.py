@@ -202,7 +202,7 @@ def test_ten_thousand_rows_are_filtered_in_a_fifth_of_a_second(site, driver, tmp
             name=file.parts[-3],
             version="v1",
             published="2026-01-01T00:00:00Z",
-        )  # fmt: skip
+        )
         for file in files
     ]
     assert from_json(files[0].read_bytes()).tags

@@ -28,7 +28,7 @@ def finals():
     """The test scores and parameters of the final runs, by task and method."""
     found = defaultdict(list)
     for path in sorted((GLUE / "records").glob("*.jsonl.gz")):
-        for line in gzip.open(path, "rt", encoding="utf-8"):
+        for line in gzip.decompress(path.read_bytes()).splitlines():
             record = json.loads(line)
             cell = record["cell"]
             if cell["stage"] == "final" and record["status"] == "done":
