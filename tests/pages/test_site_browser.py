@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from many_adapters import write_adapters
-from test_site import BACKBONE, write_team
+from team_registry import BACKBONE, write_team
 
 from adapterhub.pages.leaderboards import Leaderboard, RankedScore, best_first
 from adapterhub.pages.listed import file_part

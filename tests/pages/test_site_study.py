@@ -48,7 +48,8 @@ def test_the_numbers_of_a_leaderboard_are_those_of_the_records(boards, finals, t
             continue
         score = scores[method]
         mean = 100 * fmean(record["tested"][TASKS[task]] for record in records)
-        assert score.value == pytest.approx(mean, abs=0.01)
+        # As shown: the records keep five digits of each row, from which the score is computed.
+        assert score.value == pytest.approx(mean, abs=0.05)
         assert score.text.startswith(f"{score.value:.1f} ±")
         assert score.low < score.value < score.high
         assert score.interval == f"{score.low:.1f} to {score.high:.1f}"
