@@ -28,6 +28,7 @@ from adapterhub.pages.listed import (
 from adapterhub.pages.loading import citation, ways_to_load
 from adapterhub.pages.page import Tile, framed_page, number_text
 from adapterhub.pages.published import PublishedName, PublishedVersion
+from adapterhub.pages.run_files import submapping
 from adapterhub.registry.trust import CheckedSignature
 
 SORTS_SHOWN = ("newest", "score", "size", "name")
@@ -220,7 +221,7 @@ def compare_page(
         title,
         subtitle,
         scripts=("columns.js",),
-        table=ShownTable(("", *(entry.name for entry in entries)), rows),
+        table=ShownTable(("field", *(entry.name for entry in entries)), rows),
         note="Facts, and each field that is not the same in all. Choose two to six columns.",
     )
 
@@ -304,7 +305,7 @@ def _tiles(version: PublishedVersion) -> list[Tile]:
 def _provenance(version: PublishedVersion) -> list[tuple[str, str]]:
     manifest, entry = version.manifest, version.entry
     training, backbone = manifest.training, manifest.backbone
-    data = training.get("data") if isinstance(training.get("data"), dict) else {}
+    data = submapping(training, "data")
     revision = f" at {backbone.revision}" if backbone.revision else ""
     facts: dict[str, Any] = {
         "backbone": f"{backbone.id}{revision}",
