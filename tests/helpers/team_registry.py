@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from many_adapters import REFERENCE, numbered, write_adapters
+from copied_adapters import REFERENCE, numbered, write_adapters
 from signing import new_key
 
 from adapterhub.files.manifest import FoundationRef, from_json, to_json

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from many_adapters import write_adapters
+from copied_adapters import write_adapters
 from team_registry import BACKBONE, CARD, digest, write_team
 
 from adapterhub.errors import ConfigError, OutputError

@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from many_adapters import write_adapters
+from copied_adapters import write_adapters
 from team_registry import BACKBONE, write_team
 
 from adapterhub.pages.leaderboards import Leaderboard, RankedScore, best_first
