@@ -279,7 +279,7 @@ def peft_lines(
 
     `kind` is the task of the model that it is loaded on.
     """
-    auto = auto_class(manifest, kind)
+    auto = backbone_auto_class(manifest, kind)
     outputs = len(manifest.labels) or 1
     heads = f", num_labels={outputs}" if manifest.head and auto.endswith("Classification") else ""
     if manifest.head and manifest.head.problem_type == _MULTI_LABEL:
@@ -293,7 +293,7 @@ def peft_lines(
     )
 
 
-def auto_class(manifest: Manifest, kind: str | None) -> str:
+def backbone_auto_class(manifest: Manifest, kind: str | None) -> str:
     """Name the class of transformers that loads an adapter's backbone for a kind of model."""
     from adapterhub.backbones.task_models import TASK_MODELS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 
-from adapterhub.files.card import auto_class, loading_lines, model_kind, peft_lines
+from adapterhub.files.card import backbone_auto_class, loading_lines, model_kind, peft_lines
 from adapterhub.files.heads import with_head
 from adapterhub.files.manifest import Manifest
 from adapterhub.pages.published import PublishedVersion
@@ -57,7 +57,7 @@ def _in_peft(version: PublishedVersion, registry: str | None) -> Way:
 def _in_vllm(version: PublishedVersion, registry: str | None) -> Way:
     entry, manifest = version.entry, version.manifest
     refused = _not_in_peft(manifest)
-    if not refused and auto_class(manifest, _kind(manifest)) != _FOR_TEXT:
+    if not refused and backbone_auto_class(manifest, _kind(manifest)) != _FOR_TEXT:
         refused = "vLLM serves adapters of decoders that write text"
     if refused:
         return Way("vLLM", "", f"vLLM cannot serve it: {refused}.")
