@@ -123,7 +123,7 @@ def report_study(folder: Path, output: Path | None = None) -> Path:
     """
     study = read_study(folder / STUDY)
     records = tuple(RecordFolder(folder / RECORDS).all())
-    results = _results(folder, study, records)
+    results = results_of(folder, study, records)
     commands = train_commands(study, results, folder)
     page, _ = write_study_reports(folder, study, results, commands)
     if output is None:
@@ -139,7 +139,7 @@ def _conclude(folder: Path, study: Study, records: Sequence[CellRecord]) -> None
         FileError: no run has a score.
         OSError: a file cannot be written.
     """
-    results = _results(folder, study, records)
+    results = results_of(folder, study, records)
     commands = train_commands(study, results, folder)
     for task in results:
         _print_task(task, results, commands.get((task.task, task.rows)))
@@ -147,7 +147,12 @@ def _conclude(folder: Path, study: Study, records: Sequence[CellRecord]) -> None
         say(f"{'report':12} {path}")
 
 
-def _results(folder: Path, study: Study, records: Sequence[CellRecord]) -> tuple[TaskResult, ...]:
+def results_of(folder: Path, study: Study, records: Sequence[CellRecord]) -> tuple[TaskResult, ...]:
+    """Collect the results of the study in a folder.
+
+    Raises:
+        FileError: no run has a score.
+    """
     results = study_results(study, records, read_constants(folder))
     if not results:
         errors = [f"{r.cell.method}: {r.error}" for r in records if r.error]
@@ -220,15 +225,17 @@ def _words(study: Study, task: TaskResult, output: Path, several: bool) -> list[
 
 def _given(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Yield the options of a recipe that are not the default ones, by their path."""
-    yield from _differing(to_dict(recipe), to_dict(Recipe()), "")
+    for path, value in differing_options(to_dict(recipe), to_dict(Recipe())):
+        yield path, value if isinstance(value, str) else json.dumps(value)
 
 
-def _differing(
-    options: Mapping[str, Any], usual: Mapping[str, Any], above: str
-) -> Iterator[tuple[str, str]]:
+def differing_options(
+    options: Mapping[str, Any], usual: Mapping[str, Any], above: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of each option that is not the usual one."""
     for name, value in options.items():
         path, default = f"{above}{name}", usual.get(name)
         if isinstance(value, Mapping) and isinstance(default, Mapping) and default:
-            yield from _differing(value, default, f"{path}.")
+            yield from differing_options(value, default, f"{path}.")
         elif value != default:
-            yield path, value if isinstance(value, str) else json.dumps(value)
+            yield path, value

@@ -1,8 +1,9 @@
-"""`adapterhub registry verify|index|copy|gc`."""
+"""`adapterhub registry verify|index|copy|gc|site`."""
 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.group("registry")
 def command() -> None:
-    """Verify, index, copy or clean a registry."""
+    """Verify, index, copy or clean a registry, or write pages of it."""
 
 
 @command.command("verify")
@@ -93,6 +94,42 @@ def gc(registry: str | None, as_json: bool) -> None:
     print_result(
         f"{store.root}: {len(removed)} leftover{'s' * (len(removed) != 1)} removed",
         {"registry": str(store.root), "removed": [str(path) for path in removed]},
+        as_json=as_json,
+    )
+
+
+@command.command("site")
+@registry_option
+@click.option(
+    "--study", "studies", multiple=True, metavar="FOLDER", help="Show a study's results, too."
+)
+@click.option("--title", default="Adapters", show_default=True, help="The name of the registry.")
+@click.option(
+    "--address", help="What readers type after --registry.  [default: the value given here]"
+)
+@click.option("--output", required=True, metavar="DIR", help="Folder for the pages.")
+@as_json_option
+def write_pages(
+    registry: str | None,
+    studies: tuple[str, ...],
+    title: str,
+    address: str | None,
+    output: str,
+    as_json: bool,
+) -> None:
+    """Write pages to look at a registry in a browser, for any web server or none."""
+    from adapterhub.cli._site import command_of, study_boards
+    from adapterhub.pages.site import SiteOptions, write_site
+    from adapterhub.registry.stores import registry_at
+
+    boards = [board for folder in studies for board in study_boards(Path(folder))]
+    options = SiteOptions(title, address or registry, boards, command_of)
+    site = write_site(registry_at(registry), Path(output), options)
+    problems = f"; {site.problems:,} versions cannot be read" if site.problems else ""
+    print_result(
+        f"{site.page}: {site.adapters:,} adapter{'s' * (site.adapters != 1)} for "
+        f"{site.backbones:,} backbone{'s' * (site.backbones != 1)}, {site.pages:,} pages{problems}",
+        {**vars(site), "page": str(site.page)},
         as_json=as_json,
     )
 

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,7 @@ def command(
         "about": manifest.description or "",
         "task": "" if manifest.heads else _task_text(manifest),
         "heads": heads_text(manifest),
-        "method": _methods_text(manifest),
+        "method": methods_text(manifest.methods),
         "starts from": started_from(manifest),
         "on top of": chain_text(fetched.on),
         "built from": "; ".join(built_from(manifest)),
@@ -131,14 +131,14 @@ def _task_text(manifest: Manifest) -> str:
     return f"{manifest.task or 'none recorded'}{names}"
 
 
-def _methods_text(manifest: Manifest) -> str:
+def methods_text(methods: Iterable[Mapping[str, Any]]) -> str:
     """Write the methods as one types them, without options that have no effect or the default."""
     from adapterhub.config.options import is_neutral, options_of, to_dict
     from adapterhub.methods._described import described_methods
 
     known = described_methods()
     texts = []
-    for name, options in (pair for spec in manifest.methods for pair in spec.items()):
+    for name, options in (pair for spec in methods for pair in spec.items()):
         own = options_of(known[name].options) if name in known else ()
         usual = to_dict({option.name: option.default for option in own})
         said = {k: v for k, v in options.items() if not is_neutral(v) and v != usual.get(k)}
@@ -232,12 +232,12 @@ def _uses(reference: str, registry: str | None, head: str | None, typed: str) ->
 
 def _print_own_text(card: str, name: str, reference: str) -> None:
     """Print the beginning of what the author added to the generated card."""
-    from adapterhub.files.card import own_text
+    from adapterhub.files.card import own_text, without_comments
 
     width = _line_width() - 2
     lines = [
         line
-        for paragraph in _paragraphs(_without_comments(own_text(card)[:_MOST_CHARACTERS]))
+        for paragraph in _paragraphs(without_comments(own_text(card)[:_MOST_CHARACTERS]))
         for line in textwrap.wrap(one_line(paragraph), width, break_on_hyphens=False)
     ]
     if lines and lines[0].casefold() == f"# {name}".casefold():
@@ -258,21 +258,12 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _print_card(card: str) -> None:
-    from adapterhub.files.card import split_card
+    from adapterhub.files.card import split_card, without_comments
 
     _, text = split_card(card)
-    _print_indented(_without_comments(text).strip().split("\n"))
+    _print_indented(without_comments(text).strip().split("\n"))
 
 
 def _print_indented(lines: Sequence[str]) -> None:
     # So that no line of a stranger's card passes for one of this program.
     say_text("\n".join(f"  {line}" for line in lines))
-
-
-def _without_comments(text: str) -> str:
-    """Remove HTML comments, in one pass: a hostile card may open very many."""
-    first, *parts = text.split("<!--")
-    for part in parts:
-        comment, end, rest = part.partition("-->")
-        first += rest.lstrip("\n") if end else f"<!--{comment}"
-    return first

@@ -66,7 +66,16 @@ def card(
 
 def own_text(text: str) -> str:
     """Return what the author wrote around the generated block of a card."""
-    return "\n".join(part.strip() for part in _around_block(split_card(text)[1])).strip()
+    return "\n".join(part.strip() for part in _around_block(_split_front(text)[1])).strip()
+
+
+def without_comments(text: str) -> str:
+    """Remove HTML comments, in one pass: a hostile card may open very many."""
+    first, *parts = text.split("<!--")
+    for part in parts:
+        comment, end, rest = part.partition("-->")
+        first += rest.lstrip("\n") if end else f"<!--{comment}"
+    return first
 
 
 def _around_block(text: str) -> tuple[str, str]:
@@ -106,15 +115,20 @@ def model_kind(manifest: Manifest) -> str | None:
 
 def split_card(old: str) -> tuple[dict[str, Any], str]:
     """Split a card into its metadata ({} if unreadable) and its text."""
+    metadata, body = _split_front(old)
+    try:
+        return (parse_mapping(metadata, "the card") if 0 < len(metadata) <= MAX_BYTES else {}), body
+    except ConfigError:
+        return {}, body
+
+
+def _split_front(old: str) -> tuple[str, str]:
+    """Split a card into its front matter, "" if it has none, and its text."""
     text = old.replace("\r\n", "\n")
     front_matter = re.match(r"---\n(.*?\n)?---[ \t]*(?:\n|$)", text, re.DOTALL)
     if not front_matter:
-        return {}, text
-    metadata, body = front_matter[1] or "", text[front_matter.end() :]
-    try:
-        return (parse_mapping(metadata, "the card") if len(metadata) <= MAX_BYTES else {}), body
-    except ConfigError:
-        return {}, body
+        return "", text
+    return front_matter[1] or "", text[front_matter.end() :]
 
 
 def _name(manifest: Manifest, reference: str) -> str:
@@ -215,45 +229,76 @@ def _is_test(name: str, manifest: Manifest) -> bool:
 
 
 def _native(manifest: Manifest, reference: str, peft: InPeft | None) -> str:
+    lines = loading_lines(manifest, reference, peft.kind if peft else None)
+    return f"With adapterhub:\n\n{code_block('python', lines)}"
+
+
+def loading_lines(
+    manifest: Manifest, reference: str, kind: str | None = None, registry: str | None = None
+) -> tuple[str, ...]:
+    """Return the lines of Python that load an adapter.
+
+    `kind` is the task of its model, where the manifest does not say it; `registry` is where the
+    reference is found, if not in the reader's own registry.
+    """
     head = next(iter(manifest.heads), None)
     chosen = with_head(manifest, head)
-    kind = model_kind(chosen) or (peft.kind if peft else None)
+    kind = model_kind(chosen) or kind
     task = f", task={kind!r}" if kind else ""
     labels = f", labels={list(chosen.labels)!r}" if chosen.labels else ""
     which = f", head={head!r}" if head else ""
+    where = f", registry={registry!r}" if registry else ""
     processor = "processor" if manifest.processor else "tokenizer"
-    lines = (
+    return (
         "import adapterhub as ah",
         f"model, {processor} = ah.load_backbone({manifest.backbone.location!r}{task}{labels})",
-        f"ah.load(model, {reference!r}{which})",
+        f"ah.load(model, {reference!r}{which}{where})",
     )
-    return f"With adapterhub:\n\n{code_block('python', lines)}"
 
 
 def _in_peft(manifest: Manifest, reference: str, peft: InPeft) -> str:
     if peft.problems:
         return f"Not with peft: {literal(peft.problems[0])}."
-    from adapterhub.backbones.task_models import TASK_MODELS
-
-    kind = TASK_MODELS[peft.kind] if peft.kind else None
-    auto = kind.auto_of_type(manifest.backbone.model_type) if kind else "AutoModel"
-    outputs = len(manifest.labels) or 1
-    heads = f", num_labels={outputs}" if manifest.head and auto.endswith("Classification") else ""
-    if manifest.head and manifest.head.problem_type == _MULTI_LABEL:
-        heads += f", problem_type={_MULTI_LABEL!r}"
     _, _, name = reference.rpartition("://")[2].partition("/")
     other_hub = "://" in reference  # peft downloads from the Hugging Face Hub only
     fetch = f"folder = snapshot_download({name!r}, endpoint={reference.removesuffix('/' + name)!r})"
     source = "folder" if other_hub else repr(reference.removeprefix("hf:"))
-    lines = (
-        *(["from huggingface_hub import snapshot_download"] if other_hub else []),
-        "from peft import PeftModel",
-        f"from transformers import {auto}",
-        *([fetch] if other_hub else []),
-        f"backbone = {auto}.from_pretrained({manifest.backbone.location!r}{heads})",
-        f"model = PeftModel.from_pretrained(backbone, {source})",
+    imports, lines = peft_lines(manifest, peft.kind, source)
+    if other_hub:
+        imports, lines = (
+            ("from huggingface_hub import snapshot_download", *imports),
+            (fetch, *lines),
+        )
+    return f"With peft:\n\n{code_block('python', (*imports, *lines))}"
+
+
+def peft_lines(
+    manifest: Manifest, kind: str | None, source: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the imports and the lines that load an adapter in peft from `source`, an expression.
+
+    `kind` is the task of the model that it is loaded on.
+    """
+    auto = backbone_auto_class(manifest, kind)
+    outputs = len(manifest.labels) or 1
+    heads = f", num_labels={outputs}" if manifest.head and auto.endswith("Classification") else ""
+    if manifest.head and manifest.head.problem_type == _MULTI_LABEL:
+        heads += f", problem_type={_MULTI_LABEL!r}"
+    return (
+        ("from peft import PeftModel", f"from transformers import {auto}"),
+        (
+            f"backbone = {auto}.from_pretrained({manifest.backbone.location!r}{heads})",
+            f"model = PeftModel.from_pretrained(backbone, {source})",
+        ),
     )
-    return f"With peft:\n\n{code_block('python', lines)}"
+
+
+def backbone_auto_class(manifest: Manifest, kind: str | None) -> str:
+    """Name the class of transformers that loads an adapter's backbone for a kind of model."""
+    from adapterhub.backbones.task_models import TASK_MODELS
+
+    row = TASK_MODELS[kind] if kind else None
+    return row.auto_of_type(manifest.backbone.model_type) if row else "AutoModel"
 
 
 def _training(manifest: Manifest) -> Iterator[str]:

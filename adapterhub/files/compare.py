@@ -8,7 +8,7 @@ Tensors are compared one at a time, in double precision, without torch: the dist
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,15 @@ class TensorDifference:
 
 def manifest_differences(first: Manifest, second: Manifest) -> dict[str, tuple[Any, Any]]:
     """Return the fields that differ, as dotted paths, with both values; None where it is absent."""
-    flat = [dict(_flat("", _tree(manifest))) for manifest in (first, second)]
-    paths = list(dict.fromkeys((*flat[0], *flat[1])))
-    pairs = {path: (flat[0].get(path), flat[1].get(path)) for path in paths}
-    return {path: pair for path, pair in pairs.items() if pair[0] != pair[1]}
+    return {path: (a, b) for path, (a, b) in differing_fields((first, second)).items()}
+
+
+def differing_fields(manifests: Sequence[Manifest]) -> dict[str, tuple[Any, ...]]:
+    """Return the fields that are not the same in all manifests, with the value in each."""
+    flat = [dict(_flat("", _tree(manifest))) for manifest in manifests]
+    paths = dict.fromkeys(path for fields in flat for path in fields)
+    values = {path: tuple(fields.get(path) for fields in flat) for path in paths}
+    return {path: each for path, each in values.items() if any(v != each[0] for v in each)}
 
 
 def tensor_differences(

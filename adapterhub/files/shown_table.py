@@ -29,11 +29,13 @@ class TableCell:
         text: what is shown.
         number: what its column is sorted by; None comes last.
         markdown: what Markdown shows in place of the text, such as a link.
+        link: where the text leads in HTML: an address that is relative to the page.
     """
 
     text: str
     number: float | None = None
     markdown: str | None = None
+    link: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,13 +91,13 @@ class ShownTable:
         heads = "".join(map(_head, self.columns, self.meanings or [""] * len(self.columns)))
         rows = "\n".join(
             f"<tr{' class=taken' * (i in self.taken)}>"
-            f'<th scope="row">{_in_html(name.text)}</th>'
+            f'<th scope="row">{_shown(name)}</th>'
             f"{''.join(_data(cell, sortable) for cell in cells)}</tr>"
             for i, (name, *cells) in enumerate(self._cells())
         )
         kind = ' class="study sortable"' if sortable else ""
         return (
-            f'<div class="scroll">\n<table{kind}>\n<thead><tr>{heads}</tr></thead>\n'
+            f'<div class="scroll" tabindex="0">\n<table{kind}>\n<thead><tr>{heads}</tr></thead>\n'
             f"<tbody>\n{rows}\n</tbody>\n</table>\n</div>"
         )
 
@@ -117,7 +119,12 @@ def _head(title: str, meaning: str) -> str:
 def _data(cell: TableCell, sortable: bool) -> str:
     number = "" if cell.number is None else str(cell.number)
     value = f' data-value="{number}"' if sortable else ""
-    return f"<td{value}>{_in_html(cell.text)}</td>"
+    return f"<td{value}>{_shown(cell)}</td>"
+
+
+def _shown(cell: TableCell) -> str:
+    text = _in_html(cell.text)
+    return f'<a href="{html.escape(cell.link)}">{text}</a>' if cell.link else text
 
 
 def _in_html(text: str) -> str:

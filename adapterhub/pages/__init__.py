@@ -1,5 +1,5 @@
-"""The page of a run, report.html: its curves, scores and mistakes; and comparing runs.
+"""Pages: a run's report.html with curves, scores and mistakes, comparing runs; a registry's site.
 
-Reading a run's files, drawing and statistics belong here; training calls it, and how commands print
-belongs in cli.
+Reading a run's files and what a registry has, drawing and statistics belong here; training and cli
+call it, and how commands print belongs in cli.
 """

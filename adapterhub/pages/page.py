@@ -9,9 +9,10 @@ import base64
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
@@ -24,6 +25,9 @@ from adapterhub.pages.figures import Points, line_chart
 from adapterhub.pages.run_files import Line, RunFiles, lower_is_better, read_run, submapping
 from adapterhub.pages.sections import Chart, Section, prediction_sections
 from adapterhub.pages.statistics import class_scores
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 PAGE = "report.html"
 RELOAD = 10  # seconds after which a browser reloads the page of a run that goes on
@@ -70,9 +74,15 @@ def page_html(run: RunFiles, *, live: bool = False) -> str:
 
 def render_template(template: str, **values: Any) -> str:
     """Return a page, built from a file of this room; all texts in it are escaped."""
+    return str(_environment().get_template(template).render(**values))
+
+
+@cache
+def _environment() -> Environment:
+    """Return what compiles each template once, for pages by the thousand."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
+    return Environment(
         loader=PackageLoader("adapterhub.pages", "."),
         autoescape=True,
         undefined=StrictUndefined,
@@ -80,7 +90,6 @@ def render_template(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(template).render(**values)
 
 
 def _safe(value: Any) -> Any:
@@ -88,16 +97,22 @@ def _safe(value: Any) -> Any:
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def framed_page(template: str, **values: Any) -> str:
-    """Return a page that is built from `frame.html`.
+def framed_page(template: str, scripts: tuple[str, ...] = ("sort.js",), **values: Any) -> str:
+    """Return a page that is built from `frame.html`, with scripts of this room.
 
-    Its script runs by the hash in the page's Content-Security-Policy, so no other script can.
+    They run by the hash in the page's Content-Security-Policy, so no other script can.
     """
-    script = resources.files("adapterhub.pages").joinpath("sort.js").read_text(encoding="utf-8")
+    script, digest = _script(scripts)
+    return render_template(template, script=script, script_hash=digest, **values)
+
+
+@cache
+def _script(names: tuple[str, ...]) -> tuple[Markup, Markup]:
+    """Return several scripts as one, and its hash."""
+    files = resources.files("adapterhub.pages")
+    script = "".join(files.joinpath(name).read_text(encoding="utf-8") for name in names)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return render_template(
-        template, script=Markup(script), script_hash=Markup(f"sha256-{digest}"), **values
-    )
+    return Markup(script), Markup(f"sha256-{digest}")
 
 
 def _subtitle(run: RunFiles) -> str:

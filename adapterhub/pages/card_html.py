@@ -1,0 +1,100 @@
+"""The Markdown of a card as HTML that shows text and loads nothing.
+
+A card is a stranger's. markdown-it reads it without HTML; links and pictures become text with
+their address behind it; nh3 then lets only the tags below pass, without any attribute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from adapterhub.errors import ConfigError, printable
+from adapterhub.files.card import without_comments
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.token import Token
+
+_MOST = 30_000  # characters of a card that a page shows
+_TOP = 3  # the level of its first heading in the page
+_TAGS = {
+    *("p", "br", "hr", "blockquote", "pre", "code", "em", "strong", "s", "ul", "ol", "li"),
+    *("h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td"),
+}
+
+
+def card_html(text: str) -> Markup:
+    """Return a card's text as HTML that has neither links nor pictures.
+
+    Raises:
+        ConfigError: markdown-it-py or nh3 is not installed.
+    """
+    import nh3
+
+    reader = _reader()
+    cut = text if len(text) <= _MOST else f"{text[:_MOST]}\n\n..."
+    shown = printable(without_comments(cut))
+    tokens = reader.parse(shown)
+    _place_headings(tokens)
+    for token in tokens:
+        token.children = [*_without_links(token.children or ())]
+    html = reader.renderer.render(tokens, reader.options, {})
+    return Markup(nh3.clean(html, tags=_TAGS, attributes={}, link_rel=None))
+
+
+def check_card_libraries() -> None:
+    """Refuse to begin without the libraries that cards need.
+
+    Raises:
+        ConfigError: markdown-it-py or nh3 is not installed.
+    """
+    _reader()
+
+
+@cache
+def _reader() -> MarkdownIt:
+    try:
+        import nh3  # noqa: F401
+        from markdown_it import MarkdownIt
+    except ImportError as error:
+        raise ConfigError(
+            f"the pages of a registry need {error.name}, which is not installed",
+            hint='pip install "adapterhub[site]"',
+        ) from None
+    return MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
+
+
+def _place_headings(tokens: Sequence[Token]) -> None:
+    """Put headings below those of the page, without gaps between their levels."""
+    last = _TOP - 1
+    for token in tokens:
+        if token.type == "heading_open":
+            last = min(max(int(token.tag[1:]) + 1, _TOP), last + 1, 6)
+        if token.type in ("heading_open", "heading_close"):
+            token.tag = f"h{last}"
+
+
+def _without_links(tokens: Sequence[Token]) -> Iterator[Token]:
+    """Replace links and pictures by their text, with the address behind it."""
+    from markdown_it.token import Token
+
+    addresses: list[str] = []
+    written = ""
+    for token in tokens:
+        if token.type == "link_open":
+            addresses.append(str(token.attrs.get("href", "")))
+            written = ""
+        elif token.type == "link_close":
+            address = addresses.pop()
+            if address and address != written:
+                yield Token("text", "", 0, content=f" ({address})")
+        elif token.type == "image":
+            address = str(token.attrs.get("src", ""))
+            yield Token("text", "", 0, content=f"{token.content} ({address})")
+        else:
+            written += token.content
+            yield token

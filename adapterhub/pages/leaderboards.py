@@ -1,0 +1,214 @@
+"""Leaderboards: scores of one metric on the same rows, and the front of score against parameters.
+
+The scores are those of published adapters, or those of a study with their intervals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from adapterhub.errors import one_line
+from adapterhub.files.shown_table import ShownTable, TableCell
+from adapterhub.pages.figures import FIRST, MUTED, SECOND, svg_chart
+from adapterhub.pages.sections import Chart
+
+MOST_RANKED = 100  # rows of a table
+_FEWEST_POINTS = 3  # of a chart
+_MOST_NAMED = 5  # points of a chart that have their names
+_ENDS = ("parameters", "low", "high")
+_SIZE = (4.8, 2.9)
+_MARGINS = {"left": 0.13, "bottom": 0.17, "right": 0.96}
+
+
+@dataclass(frozen=True)
+class RankedScore:
+    """A score in a leaderboard.
+
+    Attributes:
+        name: the adapter or the method.
+        value: the score.
+        text: the score as it is written.
+        interval: its 95 % interval as it is written; "" if it is not known.
+        low: the lower end of the interval.
+        high: its upper end.
+        parameters: how many were trained; None if that is not known, 0 for a constant prediction.
+        method: the methods of an adapter.
+        date: when it was published.
+        link: where the name leads.
+        key: the digest of an adapter.
+    """
+
+    name: str
+    value: float
+    text: str
+    interval: str = ""
+    low: float | None = None
+    high: float | None = None
+    parameters: int | None = None
+    method: str = ""
+    date: str = ""
+    link: str = ""
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """Scores that may be compared, or, if `is_ranked` is false, scores on unknown rows.
+
+    Attributes:
+        title: the rows or the data set that they are of.
+        note: a sentence about them.
+        metric: the metric, as it is called.
+        scores: the best first.
+        is_ranked: whether the scores are of the same rows.
+        lower_is_better: whether a smaller score is better.
+        most: how many of them a table shows.
+        is_drawn: whether there is a chart of them.
+    """
+
+    title: str
+    note: str
+    metric: str
+    scores: tuple[RankedScore, ...]
+    is_ranked: bool = True
+    lower_is_better: bool = False
+    most: int = MOST_RANKED
+    is_drawn: bool = True
+
+    def rooted(self, root: str) -> Leaderboard:
+        """Return it for a page from which `root` leads to the root of the site."""
+        scores = tuple(replace(s, link=root + s.link) for s in self.scores)
+        return replace(self, scores=scores)
+
+    @property
+    def table(self) -> ShownTable:
+        """The scores, the best first; those on the front are marked."""
+        return _table(self)
+
+    @property
+    def chart(self) -> Chart | None:
+        """Score against trained parameters; None for very few points."""
+        return _chart(self) if self.is_ranked and self.is_drawn else None
+
+
+def best_first(scores: Iterable[RankedScore], *, lower: bool) -> tuple[RankedScore, ...]:
+    """Sort scores, the best first; of equal ones, the one with fewer parameters."""
+
+    def key(score: RankedScore) -> tuple[float, float, str]:
+        size = math.inf if score.parameters is None else score.parameters
+        return (score.value if lower else -score.value), size, score.name
+
+    return tuple(sorted((s for s in scores if math.isfinite(s.value)), key=key))
+
+
+def pareto_front(board: Leaderboard) -> list[int]:
+    """Return the places of the scores that none with as few parameters equals or beats."""
+    best, front = math.inf, []
+    sign = 1 if board.lower_is_better else -1
+    sized = [(s.parameters, sign * s.value, i) for i, s in enumerate(board.scores) if s.parameters]
+    for _, value, place in sorted(sized):
+        if value < best:
+            best = value
+            front.append(place)
+    return front
+
+
+def _table(board: Leaderboard) -> ShownTable:
+    shown = board.scores[: board.most]
+    columns: list[tuple[str, str, list[TableCell]]] = [
+        (board.metric, "", [TableCell(s.text, s.value) for s in shown]),
+        ("95 %", "interval", [TableCell(s.interval or "-", s.low) for s in shown]),
+        ("trained", "parameters", [_count(s.parameters) for s in shown]),
+        ("method", "", [TableCell(s.method or "-") for s in shown]),
+        ("published", "", [TableCell(s.date[:10] or "-") for s in shown]),
+    ]
+    kept = [column for column in columns if any(cell.text != "-" for cell in column[2])]
+    ranked = [("rank", "", [TableCell(str(i + 1), i + 1) for i in range(len(shown))])]
+    kept = (ranked if board.is_ranked else []) + kept
+    return ShownTable(
+        ["name", *(title for title, _, _ in kept)],
+        [
+            [TableCell(score.name, link=score.link), *(cells[i] for _, _, cells in kept)]
+            for i, score in enumerate(shown)
+        ],
+        numbers=True,
+        meanings=["", *(meaning for _, meaning, _ in kept)],
+        taken=pareto_front(board) if board.is_ranked else (),
+    )
+
+
+def _count(value: int | None) -> TableCell:
+    return TableCell("-") if value is None else TableCell(f"{value:,}", value)
+
+
+def _chart(board: Leaderboard) -> Chart | None:
+    sized = {i: score for i, score in enumerate(board.scores) if score.parameters}
+    if len({(s.parameters, s.value) for s in sized.values()}) < _FEWEST_POINTS:
+        return None
+    front = [place for place in pareto_front(board) if place in sized]
+
+    def draw(axes: Any) -> None:
+        from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+        sizes = [score.parameters or 1 for score in sized.values()]
+        bars = [s for s in sized.values() if s.low is not None and s.high is not None]
+        places, low, high = ([getattr(s, name) for s in bars] for name in _ENDS)
+        axes.vlines(places, low, high, color=MUTED, linewidth=0.8)
+        axes.plot(sizes, [s.value for s in sized.values()], "o", color=FIRST, markersize=5)
+        steps = [sized[place] for place in front]
+        xs, ys = [s.parameters for s in steps], [s.value for s in steps]
+        axes.plot(xs, ys, "o-", color=SECOND, markersize=5, linewidth=1.2)
+        axes.set_xscale("log")
+        axes.set_xlim(min(sizes) / 2, max(sizes) * 2)
+        powers = range(math.ceil(math.log10(min(sizes) / 2)), 1 + int(math.log10(max(sizes) * 2)))
+        axes.xaxis.set_major_locator(FixedLocator([10.0**power for power in powers]))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.set(xlabel="trained parameters", ylabel=one_line(board.metric, 30))
+        _fit(axes, [score.value for score in sized.values()])
+        for score in _apart(steps):
+            axes.annotate(
+                one_line(score.name, 20),
+                (score.parameters, score.value),
+                xytext=(0, -14 if board.lower_is_better else 7),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8.5,
+                color=SECOND,
+            )
+
+    title = f"{board.metric} against trained parameters"
+    svg = svg_chart(draw, _SIZE, _MARGINS)
+    told = escape(f"{title}: {board.title}; the table has the numbers")
+    note = "orange: none with as few parameters is as good"
+    return Chart(
+        title, Markup(svg.replace('role="img"', f'role="img" aria-label="{told}"', 1)), note
+    )
+
+
+def _fit(axes: Any, values: Sequence[float]) -> None:
+    """Leave room for names; scores far from all others do not squeeze these together."""
+    ordered = sorted(values)
+    quarter = len(ordered) // 4
+    low, high = ordered[quarter], ordered[-1 - quarter]
+    reach = 3 * (high - low) or abs(high) / 10 or 1.0
+    ends = max(ordered[0], low - reach), min(ordered[-1], high + reach)
+    margin = (ends[1] - ends[0]) * 0.18 or abs(ends[0]) / 10 or 1.0
+    axes.set_ylim(ends[0] - margin, ends[1] + margin)
+
+
+def _apart(scores: Sequence[RankedScore]) -> list[RankedScore]:
+    """Choose scores whose names do not cover each other: the best one first."""
+    sizes = [math.log(score.parameters or 1) for score in scores]
+    gap = (max(sizes) - min(sizes)) / _MOST_NAMED if sizes else 0.0
+    chosen: list[int] = []
+    for i in reversed(range(len(scores))):
+        if all(abs(sizes[i] - sizes[j]) >= gap for j in chosen):
+            chosen.append(i)
+    return [scores[i] for i in chosen]

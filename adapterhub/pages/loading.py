@@ -1,0 +1,102 @@
+"""How to load a published adapter in adapterhub, in peft and in vLLM, and how to cite it."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, replace
+
+from adapterhub.files.card import backbone_auto_class, loading_lines, model_kind, peft_lines
+from adapterhub.files.heads import with_head
+from adapterhub.files.manifest import Manifest
+from adapterhub.pages.published import PublishedVersion
+
+_MOST = 4_000  # characters of lines: labels may be very many
+_FOR_TEXT = "AutoModelForCausalLM"  # what vLLM serves
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to load an adapter: the library, the lines to copy, and a remark."""
+
+    title: str
+    text: str
+    note: str = ""
+
+
+def ways_to_load(version: PublishedVersion, registry: str | None) -> list[Way]:
+    """Return the lines for each library; `registry` is what a reader has to name, if anything."""
+    manifest, reference = version.manifest, version.entry.reference
+    lines = "\n".join(loading_lines(manifest, reference, registry=registry))
+    if len(lines) > _MOST:
+        short = "\n".join(loading_lines(_without_labels(manifest), reference, registry=registry))
+        lines = f"{short}\n# its labels are in the manifest: labels=[...] of load_backbone"
+    return [Way("adapterhub", lines), _in_peft(version, registry), _in_vllm(version, registry)]
+
+
+def citation(version: PublishedVersion) -> str:
+    """Return an entry for BibTeX: name, version and digest say which bytes are meant."""
+    entry = version.entry
+    key = "".join(c if c.isalnum() else "-" for c in f"{entry.name}-{entry.version}")
+    year = f"\n  year = {{{entry.published[:4]}}}," if entry.published else ""
+    return (
+        f"@misc{{{key},\n"
+        f"  title = {{{entry.name}, version {entry.version}: an adapter of {entry.backbone}}},"
+        f"{year}\n"
+        f"  note = {{sha256 of the manifest: {entry.digest}}}\n}}"
+    )
+
+
+def _in_peft(version: PublishedVersion, registry: str | None) -> Way:
+    if refused := _not_in_peft(version.manifest):
+        return Way("peft", "", f"peft cannot load it: {refused}.")
+    imports, lines = peft_lines(version.manifest, _kind(version.manifest), repr(_folder(version)))
+    text = "\n".join([_export(version, registry), "", *imports, *lines])
+    return Way("peft", text, "The export refuses with every reason what peft cannot express.")
+
+
+def _in_vllm(version: PublishedVersion, registry: str | None) -> Way:
+    entry, manifest = version.entry, version.manifest
+    refused = _not_in_peft(manifest)
+    if not refused and backbone_auto_class(manifest, _kind(manifest)) != _FOR_TEXT:
+        refused = "vLLM serves adapters of decoders that write text"
+    if refused:
+        return Way("vLLM", "", f"vLLM cannot serve it: {refused}.")
+    served = f"vllm serve {shlex.quote(manifest.backbone.location)} --enable-lora"
+    text = f"{_export(version, registry)}\n{served} --lora-modules {entry.name}={_folder(version)}"
+    return Way("vLLM", text, f"Is it one that vLLM serves? {_checked(version, registry)}")
+
+
+def _not_in_peft(manifest: Manifest) -> str:
+    """Return what prevents the export, as far as the manifest tells without a model."""
+    if manifest.on:
+        return "it is on top of other adapters"
+    if manifest.heads:
+        return "it has several heads"
+    if manifest.head is not None and manifest.head.pooling is not None:
+        return f"its head reads the {manifest.head.pooling} of the tokens, not the model's choice"
+    return ""
+
+
+def _export(version: PublishedVersion, registry: str | None) -> str:
+    place = _folder(version)
+    return f"adapterhub export {version.entry.reference}{_option(registry)} --output {place}"
+
+
+def _checked(version: PublishedVersion, registry: str | None) -> str:
+    return f"adapterhub export {version.entry.reference}{_option(registry)} --check vllm"
+
+
+def _option(registry: str | None) -> str:
+    return f" --registry {shlex.quote(registry)}" if registry else ""
+
+
+def _folder(version: PublishedVersion) -> str:
+    return f"{version.entry.name}-peft"
+
+
+def _kind(manifest: Manifest) -> str | None:
+    return model_kind(with_head(manifest, next(iter(manifest.heads), None)))
+
+
+def _without_labels(manifest: Manifest) -> Manifest:
+    return replace(manifest, labels=())

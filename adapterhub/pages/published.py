@@ -1,0 +1,166 @@
+"""What a registry holds, as its pages show it: each version with manifest, card and signatures.
+
+The files are read once, and the tensors never. What cannot be read is kept with its error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, partial
+
+from adapterhub.config.options import from_file
+from adapterhub.errors import AdapterhubError, FileError
+from adapterhub.files.manifest import MAX_MANIFEST_BYTES, Manifest
+from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, MAX_CARD_BYTES
+from adapterhub.files.scores import ERRORS, ScoreError, recorded_errors
+from adapterhub.registry.names_file import Contents
+from adapterhub.registry.reference import Reference
+from adapterhub.registry.registry import Registry, line_of
+from adapterhub.registry.store import Entry
+from adapterhub.registry.trust import CheckedSignature, Trust, checked_signatures, signed_subject
+
+_DATASET = "dataset:"  # before the name of a data set, in a topic
+
+
+@dataclass(frozen=True)
+class MainScore:
+    """The score that a version is judged by: its metric, value and error."""
+
+    metric: str
+    value: float
+    error: ScoreError | None = None
+
+
+@dataclass(frozen=True)
+class PublishedVersion:
+    """A version with what its page shows.
+
+    Attributes:
+        entry: what the registry lists of it.
+        manifest: its manifest without the shapes of tensors, which are long.
+        card: its card, as it was written.
+        signatures: its signatures, compared with it.
+        unchecked: why they could not be compared; "" if they were.
+        manifest_size: the bytes of its manifest.
+    """
+
+    entry: Entry
+    manifest: Manifest
+    card: str = ""
+    signatures: tuple[CheckedSignature, ...] = ()
+    unchecked: str = ""
+    manifest_size: int = 0
+
+    @property
+    def signers(self) -> tuple[str, ...]:
+        """The ids of the keys that validly signed it."""
+        return tuple(dict.fromkeys(c.signature.signer.id for c in self.signatures if c.is_valid))
+
+    @property
+    def score(self) -> MainScore | None:
+        """The main metric of its task, or else the first of its metrics."""
+        metrics = self.manifest.metrics
+        chosen = "mean" if self.manifest.heads else _main_metric(self.manifest.task)
+        name = chosen if chosen in metrics else min(metrics, default=None)
+        if name is None:
+            return None
+        return MainScore(name, metrics[name], self.errors.get(name))
+
+    @property
+    def errors(self) -> dict[str, ScoreError]:
+        """The errors of its scores, where they are recorded."""
+        return recorded_errors(self.manifest.training.get(ERRORS))
+
+
+@dataclass(frozen=True)
+class PublishedName:
+    """The versions of a name for one backbone, oldest first, and the errors of the broken ones."""
+
+    folder: str
+    name: str
+    versions: tuple[PublishedVersion, ...]
+    broken: dict[str, str]
+
+    @property
+    def current(self) -> PublishedVersion:
+        """The newest version that is not yanked, or the newest if all are."""
+        available = [each for each in self.versions if each.entry.yanked is None]
+        return (available or self.versions)[-1]
+
+
+def read_published(registry: Registry, found: Mapping[str, Contents]) -> Iterator[PublishedName]:
+    """Read the names that were found in a registry; of each, the versions that can be read."""
+    read = partial(_name, registry)
+    if registry.storage.readers == 1:
+        yield from map(read, found.items())
+        return
+    with ThreadPoolExecutor(registry.storage.readers) as pool:
+        yield from pool.map(read, found.items())
+
+
+def datasets_of(entry: Entry) -> tuple[str, ...]:
+    """Return the data sets that the topics of a version name."""
+    return tuple(t.removeprefix(_DATASET) for t in entry.topics if t.startswith(_DATASET))
+
+
+def topics_of(entry: Entry) -> tuple[str, ...]:
+    """Return the tags and topics of a version that name no data set."""
+    return (*entry.tags, *(topic for topic in entry.topics if not topic.startswith(_DATASET)))
+
+
+def _name(registry: Registry, item: tuple[str, Contents]) -> PublishedName:
+    path, contents = item
+    versions, broken = [], {v: line_of(error) for v, error in contents.broken.items()}
+    for entry in contents.entries:
+        try:
+            versions.append(_version(registry, f"{path}/{entry.version}", entry))
+        except AdapterhubError as error:
+            broken[entry.version] = line_of(error)
+    folder, _, name = path.partition("/")
+    return PublishedName(folder, name, tuple(versions), broken)
+
+
+def _version(registry: Registry, path: str, entry: Entry) -> PublishedVersion:
+    stored = registry.storage.read(f"{path}/{MANIFEST_FILE}", MAX_MANIFEST_BYTES)
+    if stored is None or hashlib.sha256(stored.data).hexdigest() != entry.digest:
+        raise FileError(f"{path}/{MANIFEST_FILE} has changed while it was read")
+    # The digest says that these are the bytes that were listed: they need no further check.
+    fields = json.loads(stored.data)
+    del fields["sha256"]
+    fields["tensors"] = {}
+    manifest, offenders = from_file(Manifest, fields)
+    if manifest is None:
+        raise FileError(f"{path}/{MANIFEST_FILE} is not a manifest", offenders=offenders)
+    signatures, unchecked = _signatures(registry, entry)
+    card, size = _card(registry, path), len(stored.data)
+    return PublishedVersion(entry, manifest, card, signatures, unchecked, size)
+
+
+def _card(registry: Registry, path: str) -> str:
+    try:
+        stored = registry.storage.read(f"{path}/{CARD_FILE}", MAX_CARD_BYTES)
+    except FileError:  # a card is optional
+        return ""
+    return stored.data.decode("utf-8", "replace") if stored else ""
+
+
+def _signatures(registry: Registry, entry: Entry) -> tuple[tuple[CheckedSignature, ...], str]:
+    """Check the signatures of a version without the keys that somebody trusts: others read it."""
+    reference = Reference("local", entry.name, entry.version)
+    subject = signed_subject(reference, entry.digest, entry.name, entry.version)
+    try:
+        found = registry.signatures(entry)
+        return tuple(checked_signatures(found, subject, Trust())), ""
+    except AdapterhubError as error:
+        return (), line_of(error)
+
+
+@cache
+def _main_metric(task: str | None) -> str | None:
+    from adapterhub.tasks import TASKS
+
+    return TASKS[task]().main_metric if task in TASKS else None

@@ -1,0 +1,240 @@
+"""The pages of a registry in chromium: sizes, colours, no scripts, the keyboard, axe-core.
+
+AXE=path/to/axe.min.js    or npm install --no-save --prefix build axe-core
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from copied_adapters import write_adapters
+from team_registry import BACKBONE, write_team
+
+from adapterhub.pages.leaderboards import Leaderboard, RankedScore, best_first
+from adapterhub.pages.listed import file_part
+from adapterhub.pages.site import SiteOptions, StudyBoard, write_site
+from adapterhub.registry.stores import registry_at
+
+MISSING = [
+    *(name for name in ("chromedriver", "chromium") if shutil.which(name) is None),
+    *(["selenium"] if importlib.util.find_spec("selenium") is None else []),
+]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+ROOT = Path(__file__).parents[2]
+AXE = Path(os.environ.get("AXE", ROOT / "build/node_modules/axe-core/axe.min.js"))
+PAGES = (
+    "index.html",
+    "leaderboards.html",
+    "datasets.html",
+    "problems.html",
+    f"adapters/{BACKBONE}/several.html",
+    f"adapters/{BACKBONE}/hostile.html",
+    f"adapters/{BACKBONE}/gone.html",
+    f"backbones/{BACKBONE}/index.html",
+    f"leaderboards/{BACKBONE}/classification.html",
+    f"compare/{BACKBONE}/classification.html",
+    f"datasets/{file_part('data 4')}/index.html",
+    "studies/study/task.html",
+)
+FOCUSED = "return document.activeElement.outerHTML.slice(0, 200)"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("browser")
+    scores = best_first(
+        (RankedScore(f"m{i}", i, str(i), "1 to 2", i - 1, i + 1, 10**i) for i in range(1, 6)),
+        lower=False,
+    )
+    board = Leaderboard("accuracy on task", "A study.", "accuracy", scores)
+    studies = [StudyBoard("study", "task", "owner-0/backbone-0", board)]
+    registry = registry_at(write_team(folder / "registry"))
+    write_site(registry, folder / "site", SiteOptions("Team", studies=studies))
+    return folder / "site"
+
+
+def browser(*, scripts: bool = True):
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    if not scripts:
+        setting = "profile.managed_default_content_settings.javascript"
+        options.add_experimental_option("prefs", {setting: 2})
+    return webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+
+
+@pytest.fixture(scope="module")
+def driver():
+    found = browser()
+    yield found
+    found.quit()
+
+
+def shown_as(driver, width: int, scheme: str) -> None:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+
+def complaints(driver) -> list[str]:
+    """What the page wrote to the console, and what it asked for beyond files."""
+    found = [entry["message"] for entry in driver.get_log("browser")]
+    for entry in driver.get_log("performance"):
+        message = json.loads(entry["message"])["message"]
+        if message["method"] == "Network.requestWillBeSent":
+            address = message["params"]["request"]["url"]
+            found += [address] * (not address.startswith(("file:", "data:,", "chrome:")))
+    return found
+
+
+def overflow(driver) -> int:
+    metrics = driver.execute_cdp_cmd("Page.getLayoutMetrics", {})
+    return metrics["cssContentSize"]["width"] - metrics["cssLayoutViewport"]["clientWidth"]
+
+
+@pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "no-scripts"])
+def test_pages_fit_ask_for_nothing_and_complain_of_nothing(site, scripts, driver):
+    used = driver if scripts else browser(scripts=False)
+    try:
+        for width in (390, 1280):
+            for scheme in ("light", "dark"):
+                shown_as(used, width, scheme)
+                for path in PAGES:
+                    used.get((site / path).as_uri())
+                    assert overflow(used) <= 0, (path, width)
+                    assert complaints(used) == [], (path, width, scheme)
+    finally:
+        if not scripts:
+            used.quit()
+
+
+def test_from_the_front_page_to_a_copied_line_by_keyboard_alone(site, driver):
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    def press(*keys: str) -> None:
+        ActionChains(driver).send_keys(*keys).perform()
+
+    def tab_to(text: str) -> None:
+        for _ in range(60):
+            press(Keys.TAB)
+            if text in driver.execute_script(FOCUSED):
+                style = "return getComputedStyle(document.activeElement).outlineStyle"
+                assert driver.execute_script(style) != "none"
+                return
+        raise AssertionError(f"{text} cannot be reached")
+
+    shown_as(driver, 1280, "light")
+    driver.get((site / "index.html").as_uri())
+    tab_to('href="#main"')
+    tab_to('name="q"')
+    press("several")
+    tab_to("several.html")
+    press(Keys.ENTER)
+    assert driver.current_url.endswith("several.html")
+    tab_to("Copy: adapterhub")
+    press(Keys.ENTER)
+    copied = "return document.querySelector('[role=status]').textContent"
+    for _ in range(20):
+        if driver.execute_script(copied):
+            break
+    assert driver.execute_script(copied).startswith((" copied", " selected"))
+    assert complaints(driver) == []
+
+
+FILTER = """
+const form = document.querySelector("form.search");
+form.elements[arguments[0]].value = arguments[1];
+const start = performance.now();
+form.dispatchEvent(new Event("input"));
+const rows = [...document.querySelectorAll("#found tbody tr")];
+return [performance.now() - start, rows.map((row) => [...row.cells].map((c) => c.textContent))];
+"""
+
+
+def filtered(driver, field: str, value: str) -> tuple[float, list[list[str]]]:
+    milliseconds, rows = driver.execute_script(FILTER, field, value)
+    return milliseconds / 1000, rows
+
+
+def loaded(driver, address: str) -> None:
+    driver.get(address)
+    for _ in range(200):
+        if driver.execute_script("return !document.querySelector('form.search').hidden"):
+            return
+    raise AssertionError("the rows were not loaded")
+
+
+def test_a_filter_shows_the_version_that_matches(site, driver):
+    loaded(driver, (site / "index.html").as_uri())
+    _, rows = filtered(driver, "tag", "best")
+    assert [(row[0], row[4], row[7]) for row in rows] == [
+        ("several@v1", "accuracy 0.990", "2026-02-01")
+    ]
+    loaded(driver, (site / "index.html").as_uri() + "?q=second")
+    shown = driver.execute_script("return document.querySelector('#found tbody').textContent")
+    assert "several" in shown
+    assert "adapter-1" not in shown
+
+
+def test_ten_thousand_rows_are_filtered_in_a_fifth_of_a_second(site, driver, tmp_path):
+    from adapterhub.files.manifest import from_json
+    from adapterhub.pages.listed import ListedVersion, rows_script
+    from adapterhub.pages.published import MainScore
+    from adapterhub.registry.published_files import entry_of
+
+    write_adapters(tmp_path / "r", 20, backbones=20)
+    files = sorted((tmp_path / "r").rglob("adapter.json"))
+    entries = [
+        entry_of(
+            file.read_bytes(),
+            reference="x",
+            name=file.parts[-3],
+            version="v1",
+            published="2026-01-01T00:00:00Z",
+        )
+        for file in files
+    ]
+    assert from_json(files[0].read_bytes()).tags
+    from dataclasses import replace
+
+    rows = [
+        ListedVersion(
+            replace(entries[i % 20], name=f"adapter-{i}"), MainScore("accuracy", i / 1e4), (), True
+        )
+        for i in range(10_000)
+    ]
+    shutil.copy(site / "index.html", tmp_path / "index.html")
+    (tmp_path / "rows.js").write_text(rows_script(rows))
+    loaded(driver, (tmp_path / "index.html").as_uri())
+    first, _ = filtered(driver, "q", "number7 lora")
+    times = [filtered(driver, "q", text)[0] for text in ("adapter", "number1", "classif", "")]
+    times += [filtered(driver, "sort", order)[0] for order in ("score", "size", "name")]
+    assert max(times) < 0.2, (first, times)
+    assert first < 0.5, first  # it also collects the words of each row
+
+
+@pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not installed")
+def test_axe_has_no_findings(site, driver):
+    source = AXE.read_text(encoding="utf-8")
+    for scheme in ("light", "dark"):
+        shown_as(driver, 390 if scheme == "dark" else 1280, scheme)
+        for path in PAGES:
+            driver.get((site / path).as_uri())
+            # By the debugger's protocol: the page's policy allows no further script.
+            driver.execute_cdp_cmd("Runtime.evaluate", {"expression": source})
+            result = driver.execute_async_script(
+                "const done = arguments[0]; axe.run().then((r) => done(r.violations.map("
+                "(v) => [v.id, v.nodes.map((n) => n.html.slice(0, 160)).slice(0, 3)])))"
+            )
+            assert result == [], (path, scheme)
