@@ -84,7 +84,13 @@ class WebsiteRegistry(Registry):
         self.files.refuse()
 
     def delete(self, name: str, version: str, *, backbone: str | None = None) -> NoReturn:
-        """Refuse: it is only read."""
+        """Refuse: it is only read.
+
+        Args:
+            name: the adapter's name.
+            version: the version number.
+            backbone: a backbone's id or fingerprint.
+        """
         self.files.refuse()
 
     def has(self, name: str) -> bool:
