@@ -79,9 +79,9 @@ def copy_versions(source: str, target: str, allow_findings: tuple[str, ...], as_
             offenders=[f"{reference}: {why}" for reference, why in report.refused.items()],
         )
     if not as_json:
+        copied = f"{len(report.copied):,} version{'s' * (len(report.copied) != 1)} copied"
         changed = f", {len(report.changed)} tagged, signed or yanked" if report.changed else ""
-        say(f"{target}: {len(report.copied):,} versions copied{changed}, "
-            f"{report.unchanged:,} were there")  # fmt: skip
+        say(f"{target}: {copied}{changed}, {report.unchanged:,} were there")
 
 
 @command.command()
