@@ -28,7 +28,7 @@ from adapterhub.files.run_folder import backbone_of_adapter
 from adapterhub.files.scores import ScoreError
 from adapterhub.inference.embed import embed
 from adapterhub.inference.inputs import examples_of
-from adapterhub.inference.record import TrainingRecord, training_record
+from adapterhub.inference.record import LONGEST_UNRECORDED, TrainingRecord, training_record
 from adapterhub.pages.predictions import outcomes_of
 from adapterhub.pages.score_errors import EvaluatedRows, score_errors
 from adapterhub.registry.published_files import digest_of
@@ -287,7 +287,7 @@ def _predictor(
     return Predictor(model, record.task.for_model(model), setting, record.data)
 
 
-def open_backbone(backbone: str, task: Task, max_length: int = 128) -> Predictor:
+def open_backbone(backbone: str, task: Task, max_length: int = LONGEST_UNRECORDED) -> Predictor:
     """Load a pre-trained backbone without an adapter, as a baseline.
 
     Raises:

@@ -18,6 +18,9 @@ from adapterhub.registry.pull import pull
 from adapterhub.tasks import TASKS, Task, parse_task
 
 FEATURES, EMBEDDING = "features", "embedding"  # of a model without a head, `predict` gives vectors
+# Where no run says at which length inputs are cut: long prompts are read whole, and a book is not.
+LONGEST_UNRECORDED = 2_048
+_OLD_DEFAULT = 128  # of runs whose record has no number
 _COLUMNS = {option.name for option in options_of(DataOptions)}
 
 
@@ -27,7 +30,7 @@ class TrainingRecord:
 
     task: Task
     data: DataOptions
-    max_length: int = 128
+    max_length: int = LONGEST_UNRECORDED
     seed: int = 0
     kind: str = ""  # of the model, a key of `TASK_MODELS`
 
@@ -78,12 +81,13 @@ def training_record(manifest: Manifest, task: str | None = None) -> TrainingReco
     try:
         recipe = _mapping(manifest.training, "recipe")
         data, train = _mapping(recipe, "data"), _mapping(recipe, "train")
+        usual = _OLD_DEFAULT if train else LONGEST_UNRECORDED
         length = train.get("max_length")
         options = from_dict(
             _RecordedOptions,
             {
                 "data": {k: v for k, v in data.items() if _is_read(k, v)},
-                "max_length": 128 if length is None else length,
+                "max_length": usual if length is None else length,
                 "seed": manifest.training.get("seed", 0),
             },
         )

@@ -78,6 +78,17 @@ def test_a_backbone_alone_serves_only_tasks_without_a_trained_head(backbones) ->
     assert predictor.setting.labels == ()
 
 
+def test_a_long_input_is_read_whole_where_no_run_says_otherwise(backbones) -> None:
+    """Of a bare backbone, as of an adapter of another library, prompts were cut at 128 tokens."""
+    predictor = open_backbone(str(backbones("llama")), parse_task("causal-lm"))
+    text = " ".join(["the movie was good"] * 60)
+    encoded = predictor.task.encode([Example(text, None, "")], predictor.setting, labelled=False)
+    whole = len(predictor.tokenizer(text)["input_ids"])
+    assert whole > 200
+    assert predictor.max_length == min(2_048, predictor.setting.positions)
+    assert len(encoded.rows[0]["input_ids"]) >= min(whole, predictor.max_length)
+
+
 def test_a_merge_loads_the_adapter_in_one_dtype_under_a_new_name(folder: Path) -> None:
     adapter, tokenizer = load_for_merging(folder, dtype="bf16", name="renamed")
     assert adapter.name == "renamed"

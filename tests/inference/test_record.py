@@ -49,10 +49,15 @@ def test_where_the_data_was_and_how_many_rows_are_dropped() -> None:
     assert record.data == DataOptions(text="t")
 
 
+def test_a_run_that_recorded_no_length_had_the_default_of_then() -> None:
+    recipe = {"train": {"epochs": 3, "max_length": None}}
+    assert training_record(manifest(recipe=recipe)).max_length == 128
+
+
 def test_an_adapter_without_a_recipe_has_the_task_of_its_manifest() -> None:
     record = training_record(manifest(task="tagging"))
     assert record.task.name == "tagging"
-    assert (record.data, record.max_length, record.seed) == (DataOptions(), 128, 0)
+    assert (record.data, record.max_length, record.seed) == (DataOptions(), 2_048, 0)
     assert training_record(manifest()).task.name == "classification"
     with pytest.raises(ConfigError, match="does not record what kind of model"):
         training_record(manifest(head=None))
