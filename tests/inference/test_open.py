@@ -83,8 +83,13 @@ def test_a_backbone_alone_serves_only_tasks_without_a_trained_head(backbones) ->
 def test_a_long_input_is_read_whole_where_no_run_says_otherwise(backbones, tmp_path) -> None:
     """Of a bare backbone, as of an adapter of another library, prompts were cut at 128 tokens."""
     folder = shutil.copytree(backbones("llama"), tmp_path / "llama")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4_096}))
+    lengths = {
+        "config.json": "max_position_embeddings",
+        "tokenizer_config.json": "model_max_length",
+    }
+    for file, field in lengths.items():
+        content = json.loads((folder / file).read_text())
+        (folder / file).write_text(json.dumps(content | {field: 4_096}))
     predictor = open_backbone(str(folder), parse_task("causal-lm"))
     assert predictor.max_length == 2_048
     text = " ".join(["the movie was good"] * 60)
