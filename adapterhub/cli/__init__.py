@@ -55,7 +55,7 @@ HEADINGS = {
         "tag": "Name a published version, or list such names.",
         "yank": "Withdraw a published version, without deleting it.",
         "delete": "Delete a version from a local registry.",
-        "registry": "Verify, re-index or clean a local registry.",
+        "registry": "Verify, index, copy or clean a registry, or write pages of it.",
     },
     "Share on a hub": {
         "push": "Push an adapter to the Hugging Face Hub or your own hub.",
@@ -156,7 +156,7 @@ EXAMPLES = {
         "adapterhub delete sst2@v1",
         "adapterhub yank sst2@v1 --reason WHY     # withdraws it, keeps its files",
     ),
-    "registry": ("adapterhub registry verify", "adapterhub registry gc"),
+    "registry": ("adapterhub registry site --output public", "adapterhub registry verify"),
     "push": (
         "adapterhub push runs/sst2 hf:acme/sst2 --private",
         "adapterhub push runs/sst2 https://hub.example.org/acme/sst2 --tag v1",

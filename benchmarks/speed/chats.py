@@ -24,9 +24,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))  # the table is imported from elsewhere
-from training import machine, peak
-
 ROWS = {"train": 400, "test": 100}
 RANK, BATCH, RATE, LENGTH = 16, 8, 2e-4, 512
 OURS, CONTESTANTS = "adapterhub", ("adapterhub", "trl bf16", "trl fp32")
@@ -51,6 +48,8 @@ def main() -> None:
         return
     if options.gsm8k is None or options.trl is None:
         parser.error("GSM8K and --trl are needed")
+    from training import machine  # beside this script, and not where tables are made
+
     model = ROOT / "build/models/smollm2"
     if not model.is_dir():
         raise SystemExit("SmolLM2 is not in build/models: make real-models")
@@ -94,6 +93,8 @@ def write_chats(source: Path, count: int, target: Path) -> None:
 
 def run(name: str, seed: int, model: Path, folder: Path, trl: str) -> dict[str, Any]:
     """Run a contestant; return its seconds, peak memory and held-out loss."""
+    from training import peak
+
     output = folder / f"{name.replace(' ', '-')}-{seed}"
     job = {
         "model": str(model), "train": str(folder / "train.jsonl"), "output": str(output),
