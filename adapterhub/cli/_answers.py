@@ -71,7 +71,7 @@ class Shape:
     ) -> None:
         """Print a prediction, and what it is of unless it is `alone`."""
         if self.as_json:
-            print_json(task.answer(example, prediction))
+            print_json(task.printed(example, prediction))
             return
         shown = task.shown(example)
         # The whole text, however long: it is the user's own, or was asked for.

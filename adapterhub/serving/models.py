@@ -117,7 +117,7 @@ class ServedAdapter:
 
     def answer(self, request: EncodedInput, prediction: Any) -> dict[str, Any]:
         """Return what `predict --json` prints."""
-        return self.predictor.task.answer(request.example, prediction)
+        return self.predictor.task.printed(request.example, prediction)
 
 
 class SharedTensors:

@@ -230,7 +230,7 @@ class Task(ABC):
         """Return the texts that `predict` prints next to a prediction."""
         return [example.text]
 
-    def answer(self, example: Any, prediction: Prediction) -> dict[str, Any]:
+    def printed(self, example: Any, prediction: Prediction) -> dict[str, Any]:
         """Return the object that `predict --json` prints: the text, and what is predicted of it."""
         return {self.input_name: self.shown(example)[0], **prediction.as_dict()}
 

@@ -26,12 +26,13 @@ CONTEXT = "the movie was very good and the end was poor"
 
 @dataclass(frozen=True)
 class TaskExample:
-    """A task, the model that it needs, and inputs."""
+    """A task, the model that it needs, inputs, and the column of a second text."""
 
     task: str
     kind: str
     labels: tuple[str, ...] = ()
     inputs: tuple[Any, ...] = TEXTS
+    pair: str | None = None
 
 
 EXAMPLES = (
@@ -39,7 +40,9 @@ EXAMPLES = (
     TaskExample("classification", "classification", ("a", "b", "c", "d", "e")),
     TaskExample("multi-label", "multi-label", ("good", "strong", "long")),
     TaskExample("regression", "regression"),
-    TaskExample("reranking", "regression", (), (("good film", CONTEXT), ("a plot", "a movie"))),
+    TaskExample(
+        "reranking", "regression", (), (("good film", CONTEXT), ("a plot", "a movie")), "pair"
+    ),
     TaskExample("tagging", "tagging", ("O", "B-x", "I-x")),
     TaskExample("question-answering", "question-answering", (), (("the end was", CONTEXT),)),
     TaskExample("embedding", "embedding", (), (*TEXTS, (TEXTS[0], TEXTS[2]))),
@@ -58,7 +61,8 @@ def write_adapter(
     model, _ = load_backbone(str(backbone), task=example.kind, labels=example.labels)
     adapter = ah.attach(model, method, name="served", **options)
     tiny_models.scramble(adapter, seed=seed)
-    adapter.metadata.task = example.task
+    recipe = {"task": example.task, "data": {"pair": example.pair}}
+    adapter.metadata.training = {"recipe": recipe}
     adapter.save(folder)
     return str(folder)
 
@@ -69,7 +73,7 @@ def expected_answers(folder: str, inputs: tuple[Any, ...]) -> list[dict[str, Any
     found = []
     for given in inputs:
         (example,), _ = examples_of(given, opened.task, opened.data)
-        found.append(opened.task.answer(example, opened.predict(given)))
+        found.append(opened.task.printed(example, opened.predict(given)))
     return found
 
 

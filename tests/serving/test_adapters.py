@@ -93,7 +93,7 @@ def test_the_least_recently_used_leaves(backbone, tmp_path, polite):
             assert same_answer(answer(engine, folders[folder]), expected[folders[folder]])
         there = {use.reference for use in engine.models()}
         assert there == {polite, folders[0], folders[1]}
-        assert engine.adapters.counts["evictions"] == 3
+        assert engine.adapters.counts["evictions"] == 4
         assert len(ah.adapters(next(iter(engine.adapters.models.bodies.values())).model)) == 3
 
 
