@@ -85,8 +85,7 @@ def load_folder(
     snapshot = snapshot_for(model, tokenizer)
     if not any_tokenizer:
         check_processor(manifest, model, snapshot)
-    part = frozen_part(manifest) if foundation else _with_one_head(manifest, head)
-    part = part if modules else only_head(part)
+    part = frozen_part(manifest) if foundation else _with_one_head(manifest, head, modules)
     checks = {"any_backbone": any_backbone, "any_tokenizer": any_tokenizer, "tokenizer": tokenizer}
     family, brought = adopted_family(model, manifest), _brought(model, on, checks)
     with STRUCTURE_LOCK, family, brought as below, bare(model) as state, skip_init():
@@ -107,11 +106,12 @@ def load_folder(
     return adapter
 
 
-def _with_one_head(manifest: Manifest, head: bool | str) -> Manifest:
+def _with_one_head(manifest: Manifest, head: bool | str, modules: bool) -> Manifest:
     """Return what is loaded of an adapter, with the head to load, if there is one to load."""
     if head is False:
         return without_heads(manifest)
-    return with_head(manifest, None if head is True else head)
+    part = with_head(manifest, None if head is True else head)
+    return part if modules else only_head(part)
 
 
 def _tensors_of(

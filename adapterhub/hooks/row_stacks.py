@@ -51,7 +51,7 @@ class Snapshot:
     """What modules were at one time: attributes, hooks, children and tensors, on the processor."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        parts = [part for module in modules for part in module.modules()]
+        parts = [part for module in modules for part in _parts(module)]
         named = (vars(part) for part in parts)
         content = (each for names in named for each in (names, *map(names.get, _CONTENT)) if each)
         self.dicts: list[dict[str, Any]] = list(content)
@@ -143,9 +143,12 @@ class RowStacks:
         kept = self.kept.get((keys, dtype))
         if kept is not None and not _trained(kept.snapshot.tensors) and kept.fits(modules):
             return kept.columns
+        if not all(_of_one_kind(*column, sites) for column in zip(keys, modules, strict=True)):
+            return None  # first: a batch of different methods has some at every site
         present = [module for column in modules for module in column if module is not None]
-        trained = _trained(_tensors(present))
-        if any(map(hooked, present)) or not all(map(_plain, _tensors(present))):
+        tensors = list(_tensors(present))
+        trained = _trained(tensors)
+        if any(map(hooked, present)) or not all(map(_plain, tensors)):
             return None
         with torch.inference_mode(False), torch.set_grad_enabled(trained):
             # Before the stack is made, so that it shows what another thread changes meanwhile.
@@ -167,18 +170,26 @@ def _stacked(
 ) -> Iterator[StackedColumn]:
     """Yield the stacks of columns, up to the first one that cannot be stacked."""
     for names, column in zip(keys, modules, strict=True):
-        places = [sites[name] for name in names if name is not None]
         present = [module for module in column if module is not None]
-        kinds = {(isinstance(m, InputModule), *(getattr(m, a, 0) for a in _KIND)) for m in present}
-        stack_modules = declared_stack(present)
-        one_place = len({(site.part, site.input_host) for site in places}) == 1
         largest = max(sum(t.numel() for t in _tensors([m])) for m in present)
-        if not stack_modules or not one_place or len(kinds) > 1 or largest * len(column) > LARGEST:
+        stack_modules = declared_stack(present)
+        if stack_modules is None or largest * len(column) > LARGEST:
             return
         stack = stack_modules(column)
         if stack is None:
             return
-        yield StackedColumn(stack.cast(dtype) if dtype else stack, present[0], places[0])
+        place = next(sites[name] for name in names if name is not None)
+        yield StackedColumn(stack.cast(dtype) if dtype else stack, present[0], place)
+
+
+def _of_one_kind(
+    names: Sequence[str | None], column: Sequence[SiteModule | None], sites: Mapping[str, Site]
+) -> bool:
+    """Return whether the modules of a column declare one stack, at one place, read alike."""
+    present = [module for module in column if module is not None]
+    kinds = {(isinstance(m, InputModule), *(getattr(m, a, 0) for a in _KIND)) for m in present}
+    places = {(sites[n].part, sites[n].input_host) for n in names if n is not None}
+    return len(kinds) == len(places) == 1 and declared_stack(present) is not None
 
 
 def _snapshot(modules: Sequence[nn.Module]) -> Snapshot | None:
@@ -190,8 +201,14 @@ def _snapshot(modules: Sequence[nn.Module]) -> Snapshot | None:
 
 def _tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
     for module in modules:
-        yield from module.parameters()
-        yield from module.buffers()
+        for part in _parts(module):
+            yield from (p for p in part._parameters.values() if p is not None)
+            yield from (b for b in part._buffers.values() if b is not None)
+
+
+def _parts(module: nn.Module) -> Iterable[nn.Module]:
+    """Return a module and those inside it; most have none."""
+    return module.modules() if module._modules else (module,)
 
 
 def _trained(tensors: Iterable[Tensor]) -> bool:
@@ -205,9 +222,8 @@ def _plain(tensor: Tensor) -> bool:
 
 def hooked(module: nn.Module) -> bool:
     """Return whether a call of the module does more than its forward, or another one."""
-    parts = list(module.modules())
-    hooks = [vars(part).get(name) for part in parts for name in (*_HOOKS, "forward")]
-    return any(hooks)
+    named = (vars(part) for part in _parts(module))
+    return any(names.get(name) for names in named for name in (*_HOOKS, "forward"))
 
 
 def pays(column: StackedColumn, plan: BatchPlan, y: Tensor) -> bool:

@@ -449,7 +449,7 @@ class PulledAdapter:
         recipe = self.manifest.training.get("recipe", {})
         return recipe.get("dtype"), recipe.get("quantize")
 
-    def load_backbone(
+    def load_model(
         self, backbone: str | None = None, kind: str | None = None
     ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """Load its backbone, ready to compute, and the tokenizer.
@@ -467,7 +467,7 @@ class PulledAdapter:
         make_ready(model)
         return model, tokenizer
 
-    def attach(
+    def attach_to(
         self, model: PreTrainedModel, name: str, *, head: bool = True, modules: bool = True
     ) -> Adapter:
         """Attach the adapter, or its head or its modules alone, under a name."""
@@ -546,9 +546,9 @@ def open_several(
         alone = number if pulled.needs_own_model else None
         key = (pulled.location, pulled.model_class, alone)
         if key not in loaded:
-            loaded[key] = pulled.load_backbone(backbone)
+            loaded[key] = pulled.load_model(backbone)
         model, tokenizer = loaded[key]
-        adapter = pulled.attach(model, f"adapter-{number}")
+        adapter = pulled.attach_to(model, f"adapter-{number}")
         predictors[name] = predictor_of(model, adapter.labels, tokenizer, pulled.record)
         attached[name] = adapter.name
     return OpenedAdapters(predictors, attached)

@@ -66,6 +66,8 @@ Answer = dict[str, Any] | Exception
 class ServedModel(Protocol):
     """A model that adapters share."""
 
+    model: PreTrainedModel
+
     def encode(self, given: Any, served: ServedAdapter) -> EncodedInput:
         """Encode one input."""
 
@@ -324,7 +326,7 @@ def _of_classes(outputs: RowOutputs, classes: int | None) -> RowOutputs:
 def _answered(served: ServedAdapter, request: EncodedInput, outputs: RowOutputs) -> Answer:
     try:
         if not all(_is_finite(outputs, name, request) for name in outputs.fields):
-            raise not_finite(served)
+            raise _not_finite(served)
         return served.answer(request, predict_from(outputs, request, served.predictor))
     except Exception as error:  # of this request alone
         return error
@@ -343,7 +345,7 @@ def _is_finite(outputs: RowOutputs, name: str, request: EncodedInput) -> bool:
     return all(bool(each.isfinite().all()) for each in real)
 
 
-def not_finite(served: ServedAdapter) -> ComputationError:
+def _not_finite(served: ServedAdapter) -> ComputationError:
     """Return the error for an adapter whose outputs are NaN or infinite."""
     return ComputationError(
         f"{served.reference} has computed NaN or infinite numbers for this input",
@@ -380,7 +382,7 @@ class ClassModel:
         answers: list[Answer] = []
         for (each, request), prediction in zip(asked, predictions, strict=True):
             answer = each.answer(request, prediction)
-            answers.append(answer if all(_numbers_are_finite(answer)) else not_finite(each))
+            answers.append(answer if all(_numbers_are_finite(answer)) else _not_finite(each))
         return answers
 
     def detach(self, served: ServedAdapter) -> None:
@@ -429,7 +431,7 @@ class PlannedAdapter:
             MismatchError: it does not fit the backbone.
         """
         if isinstance(self.model, ClassModel):
-            adapter = self.pulled.attach(self.model.model, self.name)
+            adapter = self.pulled.attach_to(self.model.model, self.name)
             return self._served([adapter], adapter.labels)
         attached: list[Adapter] = []
         try:
@@ -465,7 +467,7 @@ class PlannedAdapter:
 
 def _inactive(pulled: PulledAdapter, model: PreTrainedModel, name: str, **parts: bool) -> Adapter:
     """Attach a part of an adapter, and leave the model bare where no route is open."""
-    adapter = pulled.attach(model, name, **parts)
+    adapter = pulled.attach_to(model, name, **parts)
     activate(model)
     return adapter
 
@@ -512,7 +514,7 @@ class ServedModels:
         alone = name if pulled.needs_own_model else None
         key = (pulled.location, pulled.model_class, alone)
         if key not in self.classes:
-            model, tokenizer = pulled.load_backbone(self.backbone)
+            model, tokenizer = pulled.load_model(self.backbone)
             self._tensors(_form(pulled)).share(model)
             self.classes[key] = ClassModel(model, tokenizer)
         return PlannedAdapter(pulled, name, self.classes[key], reason)
@@ -546,9 +548,9 @@ class ServedModels:
     def _body(self, pulled: PulledAdapter) -> SharedBody | str:
         form = _form(pulled)
         if form not in self.bodies:
-            model, tokenizer = pulled.load_backbone(self.backbone, _FEATURES)
+            model, tokenizer = pulled.load_model(self.backbone, _FEATURES)
             if newly_initialized(model):  # a pooler: without it, no row computes a random one
-                model, tokenizer = pulled.load_backbone(self.backbone, _EMBEDDING)
+                model, tokenizer = pulled.load_model(self.backbone, _EMBEDDING)
             self.bodies[form] = self._new_body(form, model, tokenizer)
         return self.bodies[form]
 
@@ -565,7 +567,7 @@ class ServedModels:
             return None
         auto = TASK_MODELS[pulled.record.kind].auto
         if auto not in body.heads:
-            model, _ = pulled.load_backbone(self.backbone)
+            model, _ = pulled.load_model(self.backbone)
             self._tensors(_form(pulled)).share(model)
             body.heads[auto] = StateHead(model)
         head = body.heads[auto]
