@@ -64,11 +64,10 @@ def load_folder(
 
     `tokenizer` is the model's, unless `load_backbone` loaded it; it gets new tokens and template.
     `allow_pickle` reads tensors of other libraries from a pickle, without running code. `head`
-    loads the task head, or the one of this name of several; False leaves the model its own.
-    Without `modules` the head is loaded alone, for states that another model computes.
-    `sha256` is the digest of the manifest, if the files were verified before. `on` are the adapters
-    that it was trained on, with their files. `foundation` loads it frozen, without its head, for
-    others to be on; it is what to record of it.
+    loads the task head, or the one of this name of several; False leaves the model its own, and
+    without `modules` the head is loaded alone. `sha256` is the digest of the manifest, if the files
+    were verified before. `on` are the adapters that it was trained on, with their files.
+    `foundation` loads it frozen, without its head, for others to be on; it is what to record of it.
 
     Raises:
         ConfigError: the adapter has several heads and none is named, or it has not this one.

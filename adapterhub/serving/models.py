@@ -40,6 +40,7 @@ from adapterhub.errors import AdapterhubError, ConfigError, MismatchError
 from adapterhub.files.heads import ONE_HEAD
 from adapterhub.inference.open import Predictor, PulledAdapter, predictor_of
 from adapterhub.inference.record import TrainingRecord, task_and_kind
+from adapterhub.methods._site_module import EmbeddingModule
 from adapterhub.methods._spec import restore_methods
 from adapterhub.serving.refusals import ComputationError
 from adapterhub.serving.requests import (
@@ -95,6 +96,7 @@ class ServedAdapter:
         reason: why it does not share the body; "" if it does.
         head: its task head, on the body's states.
         bytes: the size of its tensors.
+        virtual: how many tokens it puts in front of each row.
         users: how many requests use it.
         used: when it was used last.
         pinned: whether it stays in memory.
@@ -111,6 +113,7 @@ class ServedAdapter:
     reason: str = ""
     head: StateHead | None = None
     bytes: int = 0
+    virtual: int = 0
     users: int = 0
     used: float = 0.0
     pinned: bool = False
@@ -229,7 +232,7 @@ class SharedBody:
         """Encode one input."""
         example = read_example(given, served.predictor)
         with self.encoding:
-            return encode_rows(example, served.predictor)
+            return encode_rows(example, served.predictor, served.virtual)
 
     def batch_key(self, served: ServedAdapter) -> Hashable:
         """Return one key: all adapters of the body may share a batch."""
@@ -462,7 +465,14 @@ class PlannedAdapter:
             reason=self.reason,
             head=self.head,
             bytes=sum(t.nbytes for each in attached for t in each.tensors().values()),
+            virtual=sum(map(_virtual_tokens, attached)),
         )
+
+
+@torch.no_grad()
+def _virtual_tokens(adapter: Adapter) -> int:
+    placed = (each.module for each in adapter.placed if isinstance(each.module, EmbeddingModule))
+    return sum(len(module()) for module in placed)
 
 
 def _inactive(pulled: PulledAdapter, model: PreTrainedModel, name: str, **parts: bool) -> Adapter:

@@ -45,13 +45,16 @@ def read_example(given: Any, predictor: Predictor) -> Any:
 class EncodedInput:
     """An example, its rows for the task, and for each of these the rows that a model reads.
 
-    `batches` has the inputs of each row of the task, `rows` the same without padding.
+    `batches` has the inputs of each row of the task, `rows` the same without padding. `virtual` is
+    how many tokens the adapter puts in front of each row: with one of 20, all are computed for each
+    row of its batch.
     """
 
     example: Any
     encoded: Encoded
     batches: tuple[dict[str, Tensor], ...] = ()
     rows: tuple[tuple[Row, ...], ...] = ()
+    virtual: int = 0
 
     @property
     def size(self) -> RequestSize:
@@ -59,7 +62,7 @@ class EncodedInput:
         if not self.rows:
             lengths = self.encoded.lengths or [1]
             return RequestSize(len(lengths), max(lengths), sum(lengths))
-        lengths = [len(row[MASK]) for rows in self.rows for row in rows]
+        lengths = [self.virtual + len(row[MASK]) for rows in self.rows for row in rows]
         return RequestSize(len(lengths), max(lengths), sum(lengths))
 
 
@@ -69,15 +72,17 @@ def encode_input(example: Any, predictor: Predictor) -> EncodedInput:
     return EncodedInput(example, encoded)
 
 
-def encode_rows(example: Any, predictor: Predictor) -> EncodedInput:
+def encode_rows(example: Any, predictor: Predictor, virtual: int = 0) -> EncodedInput:
     """Encode an example, and list its rows, for a batch with those of other tasks.
+
+    `virtual` is how many tokens its adapter puts in front of each row.
 
     Raises:
         ServingError: the inputs of the task are not rows of tokens with a mask.
     """
     encoded = encode_input(example, predictor).encoded
     batches = tuple(encoded.batch([number]) for number in range(len(encoded.rows)))
-    return EncodedInput(example, encoded, batches, tuple(map(_rows_of, batches)))
+    return EncodedInput(example, encoded, batches, tuple(map(_rows_of, batches)), virtual)
 
 
 def _rows_of(batch: Mapping[str, Tensor]) -> tuple[Row, ...]:

@@ -78,8 +78,8 @@ def make_variants(options: argparse.Namespace, folder: Path, opened: ExitStack) 
         engine.pin(*adapters)
         return lambda texts: ask(engine, adapters, texts, clients)
 
-    variants = {
-        "offline": lambda: offline(folder),
+    variants: dict[str, Callable[[], Callable[[Sequence[str]], Any]]] = {
+        "offline": offline,
         "no adapter": lambda: served([None]),
         f"{len(loras)} lora": lambda: served(loras),
         f"{len(mixed)} mixed": lambda: served(mixed),
@@ -126,7 +126,7 @@ def ask(engine: Any, adapters: Sequence[Any], texts: Sequence[str], clients: int
         thread.join()
 
 
-def offline(folder: Path) -> Callable[[Sequence[str]], Any]:
+def offline() -> Callable[[Sequence[str]], Any]:
     """Return the passes of the backbone alone, in batches of the size that is fastest here."""
     model, tokenizer = ah.load_backbone(MINILM)
     kept: dict[int, list[Any]] = {}

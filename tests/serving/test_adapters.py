@@ -52,9 +52,9 @@ def test_altered_files_are_never_computed(published, tmp_path):
 
 
 def test_a_signature_is_required(published, tmp_path):
-    with Engine(registry=tmp_path / "registry", signed=True) as engine:
-        with pytest.raises(SignatureError):
-            answer(engine, "polite@1")
+    registry = tmp_path / "registry"
+    with Engine(registry=registry, signed=True) as engine, pytest.raises(SignatureError):
+        answer(engine, "polite@1")
 
 
 def test_others_are_answered_while_an_adapter_is_loaded(polite, backbone, tmp_path, monkeypatch):

@@ -76,7 +76,7 @@ def test_a_deadline_that_passed_is_not_computed(engine, held, polite, monkeypatc
     other = engine.submit(polite, "a plot", deadline=60)
     time.sleep(0.05)
     held.set()
-    with pytest.raises(DeadlineError, match="the deadline passed 0.0.* before"):
+    with pytest.raises(DeadlineError, match=r"the deadline passed 0.0.* before"):
         late.result(30)
     assert other.result(30)
     assert rows == [1]
@@ -101,7 +101,7 @@ def test_a_full_queue_says_how_long_to_wait(polite):
         engine._between_batches(lambda: free.wait(30))
         time.sleep(0.05)
         futures = [engine.submit(polite, TEXTS[3]) for _ in range(2)]
-        with pytest.raises(OverloadedError, match="the queue is full: 2. tokens") as error:
+        with pytest.raises(OverloadedError, match=r"the queue is full: 2\d tokens") as error:
             engine.submit(polite, "a plot")
         assert error.value.wait > 0
         assert engine.counts["refused"] == 1
