@@ -87,10 +87,17 @@ class ServedAdapters:
         """Return what a reference means, loaded or being loaded."""
         with self.lock:
             found = self._by_source.get(source)
-            if found is None or (found.done() and _is_gone(found)):
-                found = self._loader.submit(self._load, source)
-                self._by_source[source] = found
+            if found is not None and not (found.done() and _is_gone(found)):
+                return found
+            found = self._by_source[source] = self._loader.submit(self._load, source)
+        found.add_done_callback(lambda each: self._forget_failed(source, each))
         return found
+
+    def _forget_failed(self, source: Source, found: Future[ServedAdapter]) -> None:
+        """Forget a reference that means nothing: names of clients do not gather."""
+        with self.lock:
+            if not _is_loaded(found) and self._by_source.get(source) is found:
+                del self._by_source[source]
 
     def begin_use(self, served: ServedAdapter) -> bool:
         """Keep an adapter in memory until `end_use`; return False if it has left it."""
@@ -200,6 +207,7 @@ class ServedAdapters:
         """Remove adapters that no reference means, and the least recently used ones."""
         for served in self._leaving(new):
             served.model.detach(served)
+            self.models.forget(served)
             self.counts["evictions"] += 1
 
     def _leaving(self, new: ServedAdapter | None) -> Sequence[ServedAdapter]:

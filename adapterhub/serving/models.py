@@ -20,7 +20,7 @@ import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from typing import Any, Protocol
 
 import torch
@@ -100,6 +100,7 @@ class ServedAdapter:
         users: how many requests use it.
         used: when it was used last.
         pinned: whether it stays in memory.
+        alone: whether no other adapter may be on its model.
         stale: whether no reference means it any more.
         gone: whether it was removed.
     """
@@ -117,6 +118,7 @@ class ServedAdapter:
     users: int = 0
     used: float = 0.0
     pinned: bool = False
+    alone: bool = False
     stale: bool = False
     gone: bool = False
 
@@ -240,34 +242,46 @@ class SharedBody:
 
     def compute(self, asked: Sequence[tuple[ServedAdapter, EncodedInput]]) -> list[Answer]:
         """Compute the rows of all requests at once, then the rows of each head."""
-        side = self.tokenizer.padding_side
         own = [[row for rows in request.rows for row in rows] for _, request in asked]
-        rows = [row for each in own for row in each]
-        batch = on_device(pad(rows, self.tokenizer, side), self.model, self.model.device)
-        names = [s.row for (s, _), each in zip(asked, own, strict=True) for _ in each]
-        starts = [0]
-        for each in own:
-            starts.append(starts[-1] + len(each))
-        answers: list[Answer] = [ComputationError("not computed")] * len(asked)
+        names = [s.row for (s, _), rows in zip(asked, own, strict=True) for _ in rows]
+        inputs = pad(list(chain(*own)), self.tokenizer, self.tokenizer.padding_side)
+        batch = on_device(inputs, self.model, self.model.device)
+        ends = list(accumulate(map(len, own)))
+        by_head: dict[StateHead | None, list[int]] = {}
+        for number, (served, _) in enumerate(asked):
+            by_head.setdefault(served.head, []).append(number)
+        answers: dict[int, Answer] = {}
         with without_gradients():
             with self._routed(names):
                 states = self.model(**batch)
-            by_head: dict[StateHead | None, list[int]] = {}
-            for number, (served, _) in enumerate(asked):
-                by_head.setdefault(served.head, []).append(number)
             for head, numbers in by_head.items():
-                chosen = [n for i in numbers for n in range(starts[i], starts[i + 1])]
-                part, inputs = _rows_of_output(states, batch, chosen)
-                of_rows = [asked[i][0].name for i in numbers for _ in own[i]]
-                fields, classes = _head_outputs(head, part, inputs, of_rows)
-                by_token = (head.by_token or frozenset()) if head else _STATES
-                first = 0
-                for i in numbers:
-                    outputs = _outputs_of(asked[i][1], fields, first, by_token, side == "left")
-                    outputs = _of_classes(outputs, classes[first])
-                    answers[i] = _answered(*asked[i], outputs)
-                    first += len(own[i])
-        return answers
+                rows = [n for i in numbers for n in range(ends[i] - len(own[i]), ends[i])]
+                some = [asked[i] for i in numbers]
+                of_head = self._answers(head, some, *_rows_of_output(states, batch, rows))
+                answers |= dict(zip(numbers, of_head, strict=True))
+        return [answers[number] for number in range(len(asked))]
+
+    def _answers(
+        self,
+        head: StateHead | None,
+        asked: Sequence[tuple[ServedAdapter, EncodedInput]],
+        states: Any,
+        inputs: Mapping[str, Tensor],
+    ) -> Iterator[Answer]:
+        """Yield the answers to requests of one head, whose rows these are."""
+        counts = [sum(map(len, request.rows)) for _, request in asked]
+        names = [s.name for (s, _), rows in zip(asked, counts, strict=True) for _ in range(rows)]
+        fields, classes = _head_outputs(head, states, inputs, names)
+        by_token = (head.by_token or frozenset()) if head else _STATES
+        left, first = self.tokenizer.padding_side == "left", 0
+        for (served, request), rows in zip(asked, counts, strict=True):
+            mine = {name: value[first : first + rows] for name, value in fields.items()}
+            if classes[first] is not None and "logits" in mine:
+                mine["logits"] = mine["logits"][..., : classes[first]]
+            at = list(accumulate(map(len, request.rows), initial=0))
+            places = [range(start, end) for start, end in pairwise(at)]
+            yield _answered(served, request, RowOutputs(mine, places, by_token, left))
+            first += rows
 
     def _routed(self, names: Sequence[str | None]) -> AbstractContextManager[Any]:
         return route(self.model, names) if find_state(self.model) else nullcontext()
@@ -301,29 +315,6 @@ def _head_outputs(
     with route(head.model, names) as routed:
         outputs = head(states, inputs)
     return {name: value.cpu() for name, value in outputs.items()}, routed.classes
-
-
-def _outputs_of(
-    request: EncodedInput,
-    fields: Mapping[str, Tensor],
-    first: int,
-    by_token: frozenset[str],
-    left: bool,
-) -> RowOutputs:
-    """Return the outputs of one request, whose rows begin at `first`."""
-    places, at = [], first
-    for rows in request.rows:
-        places.append(range(at, at + len(rows)))
-        at += len(rows)
-    own = {name: value[first:at] for name, value in fields.items()}
-    return RowOutputs(own, [[n - first for n in each] for each in places], by_token, left)
-
-
-def _of_classes(outputs: RowOutputs, classes: int | None) -> RowOutputs:
-    if classes is None or "logits" not in outputs.fields:
-        return outputs
-    cut = {**outputs.fields, "logits": outputs.fields["logits"][..., :classes]}
-    return RowOutputs(cut, outputs.rows, outputs.by_token, outputs.left)
 
 
 def _answered(served: ServedAdapter, request: EncodedInput, outputs: RowOutputs) -> Answer:
@@ -466,6 +457,7 @@ class PlannedAdapter:
             head=self.head,
             bytes=sum(t.nbytes for each in attached for t in each.tensors().values()),
             virtual=sum(map(_virtual_tokens, attached)),
+            alone=bool(self.pulled.needs_own_model),
         )
 
 
@@ -528,6 +520,11 @@ class ServedModels:
             self._tensors(_form(pulled)).share(model)
             self.classes[key] = ClassModel(model, tokenizer)
         return PlannedAdapter(pulled, name, self.classes[key], reason)
+
+    def forget(self, served: ServedAdapter) -> None:
+        """Let go of a model that an adapter had for itself, once it was removed."""
+        if served.alone:
+            self.classes = {k: m for k, m in self.classes.items() if m is not served.model}
 
     def bare(self) -> ServedAdapter:
         """Return the backbone without an adapter, which gives the vectors of texts.

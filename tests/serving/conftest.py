@@ -10,7 +10,7 @@ from served import EXAMPLES, TaskExample, write_adapter
 from adapterhub.backbones.local_folders import remember_folder
 from adapterhub.files.native import read_manifest
 
-METHODS = ("lora(rank=2)", "dora(rank=2)", "prefix(length=2)", "prompt(length=3)", "pfeiffer")
+METHODS = ("lora(rank=2)", "dora(rank=2)", "prefix(length=2)", "prompt(length=3)")
 
 
 @pytest.fixture(autouse=True)
