@@ -467,18 +467,21 @@ class PulledAdapter:
         make_ready(model)
         return model, tokenizer
 
-    def attach_to(
-        self, model: PreTrainedModel, name: str, *, head: bool = True, modules: bool = True
-    ) -> Adapter:
-        """Attach the adapter, or its head or its modules alone, under a name."""
+    def attach_to(self, model: PreTrainedModel, name: str, **parts: bool) -> Adapter:
+        """Attach the adapter under a name.
+
+        `parts` are options of `load_folder`: `head=False` and `modules=False` leave out a part, and
+        `any_backbone` the comparison of the weights.
+        """
+        head = parts.pop("head", True) and (self.source.head or True)
         return load_folder(
             model,
             self.fetched.folder,
             name=name,
             sha256=self.digest,
-            head=head and (self.source.head or True),
-            modules=modules,
+            head=head,
             on=self.fetched.on,
+            **parts,
         )
 
 

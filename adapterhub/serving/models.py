@@ -223,11 +223,15 @@ class StateHead:
 
 @dataclass(eq=False)
 class SharedBody:
-    """A backbone without a head, and the heads of the tasks on its states."""
+    """A backbone without a head, and the heads of the tasks on its states.
+
+    `trained_on` are the records of backbones that were compared with it.
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     heads: dict[Hashable, StateHead] = field(default_factory=dict)
+    trained_on: set[str] = field(default_factory=set)
     encoding: Any = field(default_factory=threading.Lock)  # fast tokenizers are not shared
 
     def encode(self, given: Any, served: ServedAdapter) -> EncodedInput:
@@ -350,10 +354,14 @@ def _not_finite(served: ServedAdapter) -> ComputationError:
 
 @dataclass(eq=False)
 class ClassModel:
-    """A model of a task's class, with adapters that are activated one after the other."""
+    """A model of a task's class, with adapters that are activated one after the other.
+
+    `trained_on` are the records of backbones that were compared with it.
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    trained_on: set[str] = field(default_factory=set)
     encoding: Any = field(default_factory=threading.Lock)
 
     def encode(self, given: Any, served: ServedAdapter) -> EncodedInput:
@@ -425,16 +433,16 @@ class PlannedAdapter:
             MismatchError: it does not fit the backbone.
         """
         if isinstance(self.model, ClassModel):
-            adapter = self.pulled.attach_to(self.model.model, self.name)
+            adapter = self._inactive(self.model.model)
             return self._served([adapter], adapter.labels)
         attached: list[Adapter] = []
         try:
             if self.head is not None:
                 self.head.replace_states(self.model)
-                attached.append(_inactive(self.pulled, self.head.model, self.name, modules=False))
+                attached.append(self._inactive(self.head.model, modules=False))
             labels = attached[0].labels if attached else ()
             if has_modules(self.pulled):
-                attached.append(_inactive(self.pulled, self.model.model, self.name, head=False))
+                attached.append(self._inactive(self.model.model, head=False))
                 if changes_shared_state(attached[-1]):
                     raise NotSharedError("it changes what all rows of a batch share")
             return self._served(attached, labels)
@@ -442,6 +450,20 @@ class PlannedAdapter:
             for each in attached:
                 each.detach()
             raise
+
+    def _inactive(self, model: PreTrainedModel, **part: bool) -> Adapter:
+        """Attach a part of the adapter, and leave the model bare where no route is open.
+
+        Weights are compared once with each record of a backbone: nothing changes them here, and the
+        models of a body have the same ones.
+        """
+        trained_on = repr(self.pulled.manifest.backbone)
+        known = self.model.trained_on
+        any_backbone = trained_on in known
+        adapter = self.pulled.attach_to(model, self.name, any_backbone=any_backbone, **part)
+        activate(model)
+        known.add(trained_on)
+        return adapter
 
     def _served(self, attached: Sequence[Adapter], labels: tuple[str, ...]) -> ServedAdapter:
         model = self.head.model if self.head else self.model.model
@@ -465,13 +487,6 @@ class PlannedAdapter:
 def _virtual_tokens(adapter: Adapter) -> int:
     placed = (each.module for each in adapter.placed if isinstance(each.module, EmbeddingModule))
     return sum(len(module()) for module in placed)
-
-
-def _inactive(pulled: PulledAdapter, model: PreTrainedModel, name: str, **parts: bool) -> Adapter:
-    """Attach a part of an adapter, and leave the model bare where no route is open."""
-    adapter = pulled.attach_to(model, name, **parts)
-    activate(model)
-    return adapter
 
 
 def has_modules(pulled: PulledAdapter) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from served import TEXTS, expected_answers, same_answer, write_adapter
 
 import adapterhub as ah
-from adapterhub.errors import FileError, SignatureError
+from adapterhub.errors import FileError, MismatchError, SignatureError
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.serving import Engine
 
@@ -169,3 +169,20 @@ def test_versions_that_move_under_load_are_never_mixed(published, tmp_path):
             each.join(60)
     assert not wrong
     assert engine.counts["errors"] == 0
+
+
+def test_an_adapter_of_another_backbone_is_refused(backbones, backbone, tmp_path, polite):
+    """The weights are compared for each record of a backbone, also if one was right before."""
+    import tiny_models
+
+    other = tmp_path / "other-backbone"
+    tiny_models.model("bert", "features", seed=7).save_pretrained(other)
+    for file in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
+        (other / file).write_bytes((backbone / file).read_bytes())
+    folder = write_adapter(other, tmp_path / "other")
+    with Engine(str(backbone)) as engine:
+        assert answer(engine, polite)
+        for _ in range(2):
+            with pytest.raises(MismatchError, match="a different backbone"):
+                answer(engine, folder)
+        assert answer(engine, polite)
