@@ -4,7 +4,7 @@ A stack is kept for later calls, and used as long as its modules are what they w
 stacked: the same objects with the same attributes, and the same bytes in their tensors. Versions of
 tensors do not show a change through `.data` or numpy, so bytes are compared, which takes a fraction
 of a product with them. Stacks that gradients flow through, and those on other devices than the
-processor, are made for each call.
+processor, are made for each call. Of modules that a slot knows as constant nothing is compared.
 """
 
 from __future__ import annotations
@@ -102,15 +102,20 @@ _MEMCMP = _compare()
 
 
 class KeptStack(NamedTuple):
-    """The columns of a slot for some modules, in the dtype that they compute in."""
+    """The columns of a slot for some modules, in the dtype that they compute in.
+
+    `snapshot` is None for constant modules.
+    """
 
     modules: Modules
     columns: list[StackedColumn]
-    snapshot: Snapshot
+    snapshot: Snapshot | None
 
     def fits(self, modules: Modules) -> bool:
         """Return whether the columns are those of these modules, as they are now."""
-        return self.modules == modules and self.snapshot.holds()
+        if self.modules != modules or self.snapshot is None:
+            return self.modules == modules and not torch.is_grad_enabled()
+        return not _trained(self.snapshot.tensors) and self.snapshot.holds()
 
 
 class RowStacks:
@@ -130,34 +135,56 @@ class RowStacks:
         self.kept = {}
 
     def columns(
-        self, keys: Keys, modules: Modules, sites: Mapping[str, Site], y: Tensor
+        self,
+        keys: Keys,
+        modules: Modules,
+        sites: Mapping[str, Site],
+        y: Tensor,
+        constant: bool = False,
     ) -> list[StackedColumn] | None:
         """Return modules as stacks, one for each column.
 
         `keys` has for each column one key of each group, or None; `y` is what the modules change.
+        `constant` modules are what they were, without hooks, and compute no gradients here.
 
         Returns:
             None where they cannot be stacked: modules of different kinds, or with hooks.
         """
         dtype = None if torch.is_autocast_enabled(y.device.type) else y.dtype
         kept = self.kept.get((keys, dtype))
-        if kept is not None and not _trained(kept.snapshot.tensors) and kept.fits(modules):
+        if kept is not None and kept.fits(modules):
             return kept.columns
         if not all(_of_one_kind(*column, sites) for column in zip(keys, modules, strict=True)):
             return None  # first: a batch of different methods has some at every site
+        if constant and not torch.is_grad_enabled():
+            return self._made(keys, modules, sites, dtype, None)
         present = [module for column in modules for module in column if module is not None]
         tensors = list(_tensors(present))
         trained = _trained(tensors)
         if any(map(hooked, present)) or not all(map(_plain, tensors)):
             return None
+        # Before the stack is made, so that it shows what another thread changes meanwhile.
         with torch.inference_mode(False), torch.set_grad_enabled(trained):
-            # Before the stack is made, so that it shows what another thread changes meanwhile.
             snapshot = None if trained else _snapshot(present)
+            if snapshot is None:
+                made = list(_stacked(keys, modules, sites, dtype))
+                return made if len(made) == len(keys) else None
+        return self._made(keys, modules, sites, dtype, snapshot)
+
+    def _made(
+        self,
+        keys: Keys,
+        modules: Modules,
+        sites: Mapping[str, Site],
+        dtype: torch.dtype | None,
+        snapshot: Snapshot | None,
+    ) -> list[StackedColumn] | None:
+        """Make stacks, and keep them."""
+        with torch.inference_mode(False), torch.no_grad():
             made = list(_stacked(keys, modules, sites, dtype))
         if len(made) < len(keys):
             return None
-        if snapshot is not None:
-            self._keep((keys, dtype), KeptStack(modules, made, snapshot))
+        self._keep((keys, dtype), KeptStack(modules, made, snapshot))
         return made
 
     def _keep(self, name: tuple[Keys, torch.dtype | None], stack: KeptStack) -> None:

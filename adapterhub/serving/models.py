@@ -462,6 +462,7 @@ class PlannedAdapter:
         any_backbone = trained_on in known
         adapter = self.pulled.attach_to(model, self.name, any_backbone=any_backbone, **part)
         activate(model)
+        adapter.hold()
         known.add(trained_on)
         return adapter
 
