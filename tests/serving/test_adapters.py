@@ -7,12 +7,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import tiny_models
 from served import TEXTS, expected_answers, same_answer, write_adapter
 
 import adapterhub as ah
 from adapterhub.errors import FileError, MismatchError, SignatureError
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.serving import Engine
+from adapterhub.serving import Engine, adapters
 
 
 @pytest.fixture
@@ -58,8 +59,6 @@ def test_a_signature_is_required(published, tmp_path):
 
 
 def test_others_are_answered_while_an_adapter_is_loaded(polite, backbone, tmp_path, monkeypatch):
-    from adapterhub.serving import adapters
-
     other = write_adapter(backbone, tmp_path / "other", seed=3)
     read, go_on, begun = adapters.read_source, threading.Event(), threading.Event()
 
@@ -173,8 +172,6 @@ def test_versions_that_move_under_load_are_never_mixed(published, tmp_path):
 
 def test_an_adapter_of_another_backbone_is_refused(backbones, backbone, tmp_path, polite):
     """The weights are compared for each record of a backbone, also if one was right before."""
-    import tiny_models
-
     other = tmp_path / "other-backbone"
     tiny_models.model("bert", "features", seed=7).save_pretrained(other)
     for file in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):

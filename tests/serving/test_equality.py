@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import tiny_models
 from served import EXAMPLES, TEXTS, TaskExample, expected_answers, same_answer, write_adapter
 
+import adapterhub as ah
+from adapterhub.inference.embed import embed
 from adapterhub.serving import Engine
 
 THREADS = 16
@@ -74,10 +78,6 @@ def test_a_pooling_of_its_own(backbone, tmp_path, polite):
 
 
 def test_new_tokens_have_a_model_of_their_own(backbone, tmp_path, polite):
-    import tiny_models
-
-    import adapterhub as ah
-
     model, _ = ah.load_backbone(
         str(backbone), task="classification", labels=["a", "b"], new_tokens=["wow"]
     )
@@ -116,16 +116,13 @@ def test_a_decoder_shares_its_body_too(backbones, tmp_path):
 
 
 def test_the_backbone_without_an_adapter(backbone, polite):
-    from adapterhub.backbones.load import load_backbone
-    from adapterhub.inference.embed import embed
-
     with Engine(str(backbone)) as engine:
         vectors = [engine.submit(None, text) for text in TEXTS]
         engine.submit(polite, "a plot").result(60)
         vectors.append(engine.submit(None, TEXTS[0]))
         found = [each.result(60)["vector"] for each in vectors]
         assert len({use.model for use in engine.models()}) == 1
-    expected = embed(*load_backbone(str(backbone)), [*TEXTS, TEXTS[0]])
+    expected = embed(*ah.load_backbone(str(backbone)), [*TEXTS, TEXTS[0]])
     assert same_answer(found, expected.tolist())
 
 
@@ -144,7 +141,34 @@ def test_models_share_what_is_equal(backbone, tmp_path, polite):
         assert len(of_classes) == 2
         own = {name: p.data_ptr() for name, p in body.model.named_parameters()}
         for model in (head.model, *of_classes):
-            shared = 0
-            for changed in dict(model.base_model.named_parameters()).items():
-                shared += own.get(changed[0]) == changed[1].data_ptr()
-            assert shared >= 20
+            named = model.base_model.named_parameters()
+            assert sum(own.get(name) == p.data_ptr() for name, p in named) >= 20
+
+
+def test_rows_with_a_prompt_are_as_long_as_they_are_computed(backbone, tmp_path, polite):
+    """Else one row with 20 virtual tokens has 20 more computed for each row of its batch."""
+    folder = write_adapter(backbone, tmp_path / "prompt", "prompt(length=20)")
+    expected = expected_answers(folder, TEXTS)
+    with Engine() as engine:
+        engine.pin(polite, folder)
+        free = threading.Event()
+        engine._between_batches(lambda: free.wait(30))
+        futures = [engine.submit(each, text) for text in TEXTS for each in (folder, polite)]
+        free.set()
+        assert same_answer([each.result(60) for each in futures[::2]], expected)
+        assert engine.counts["batches"] > 1
+        assert engine.counts["tokens"] / engine.counts["positions"] > 0.75
+
+
+def test_an_adapter_on_another_one_has_a_model_of_its_own(backbone, tmp_path, polite):
+    model, _ = ah.load_backbone(str(backbone), task="classification", labels=["a", "b"])
+    ah.load(model, polite, name="below", frozen=True)
+    adapter = ah.attach(model, "lora(rank=2)", name="above", on=["below"])
+    tiny_models.scramble(adapter)
+    adapter.save(tmp_path / "above")
+    expected = expected_answers(str(tmp_path / "above"), TEXTS)
+    with Engine() as engine:
+        engine.pin(polite)
+        found = [engine.submit(str(tmp_path / "above"), text) for text in TEXTS]
+        assert same_answer([each.result(60) for each in found], expected)
+        assert engine.models()[-1].reason == "it is on top of other adapters"
