@@ -467,21 +467,25 @@ class PulledAdapter:
         make_ready(model)
         return model, tokenizer
 
-    def attach_to(self, model: PreTrainedModel, name: str, **parts: bool) -> Adapter:
-        """Attach the adapter under a name.
-
-        `parts` are options of `load_folder`: `head=False` and `modules=False` leave out a part, and
-        `any_backbone` the comparison of the weights.
-        """
-        head = parts.pop("head", True) and (self.source.head or True)
+    def attach_to(
+        self,
+        model: PreTrainedModel,
+        name: str,
+        *,
+        head: bool = True,
+        modules: bool = True,
+        any_backbone: bool = False,
+    ) -> Adapter:
+        """Attach the adapter under a name, without its head or its modules if these are False."""
         return load_folder(
             model,
             self.fetched.folder,
             name=name,
+            any_backbone=any_backbone,
+            head=head and (self.source.head or True),
+            modules=modules,
             sha256=self.digest,
-            head=head,
             on=self.fetched.on,
-            **parts,
         )
 
 

@@ -426,8 +426,10 @@ def _run_job(function: Callable[[], Any], future: Future[Any]) -> None:
         return
     try:
         future.set_result(function())
-    except Exception as error:
+    except BaseException as error:
         future.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
 
 
 def _fail(future: Future[Any], error: BaseException) -> None:
