@@ -156,13 +156,15 @@ class ServedAdapters:
 
     def _refreshed(self, source: AdapterSource, before: Future[ServedAdapter]) -> bool:
         old = before.result()
+        if old.gone:
+            return False  # the next request looks it up
         try:
             new = self._load(source)
         except Exception as error:
             self.counts["failed_refreshes"] += 1
             warn_user(f"{source.reference} stays at {old.reference}: {error}")
             return False
-        if new is old:
+        if new.name == old.name:
             return False
         found: Future[ServedAdapter] = Future()
         found.set_result(new)

@@ -93,6 +93,7 @@ def test_the_least_recently_used_leaves(backbone, tmp_path, polite):
         there = {use.reference for use in engine.models()}
         assert there == {polite, folders[0], folders[1]}
         assert engine.adapters.counts["evictions"] == 4
+        assert engine.refresh() == 0
         assert len(ah.adapters(next(iter(engine.adapters.models.bodies.values())).model)) == 3
 
 
