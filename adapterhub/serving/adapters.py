@@ -169,11 +169,11 @@ class ServedAdapters:
         found: Future[ServedAdapter] = Future()
         found.set_result(new)
         with self.lock:
-            new.pinned = source in self._pinned
+            new.pinned = new.pinned or source in self._pinned
             self._by_source[source] = found
             others = [f.result() for f in self._by_source.values() if _is_loaded(f)]
             old.stale = not any(each is old for each in others)
-            new.stale, old.pinned = False, old.pinned and not old.stale
+            old.pinned = old.pinned and not old.stale
         self.counts["refreshes"] += 1
         self.between_batches(self._evict).add_done_callback(_ignore)
         return True
@@ -187,6 +187,7 @@ class ServedAdapters:
         name = "-".join(filter(None, (pulled.digest, source.head, source.task)))
         with self.lock:
             if (served := self._by_name.get(name)) is not None:
+                served.stale = False
                 return served
         try:
             return self._attached(self.models.plan(pulled, name))

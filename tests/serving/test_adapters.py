@@ -131,6 +131,27 @@ def test_a_tag_that_moves_is_noticed(published, tmp_path):
         assert {use.reference for use in engine.models()} == {"polite@v2"}
 
 
+def test_a_pinned_adapter_follows_its_tag_and_no_other_one_is_unpinned(published, tmp_path):
+    store = LocalRegistry(tmp_path / "registry")
+    with Engine(registry=tmp_path / "registry", adapter_memory=0) as engine:
+        engine.pin("polite@2")
+        answer(engine, "polite@stable")
+        store.tag(store.resolve("polite", "v2"), "stable")
+        assert engine.refresh() == 1
+        answer(engine, "polite@1")
+        answer(engine, "polite@stable")
+        assert engine.adapters.counts["loads"] == 3
+        assert "polite@v2" in {use.reference for use in engine.models()}
+    with Engine(registry=tmp_path / "registry", adapter_memory=0) as engine:
+        engine.pin("polite@stable")
+        store.tag(store.resolve("polite", "v1"), "stable")
+        assert engine.refresh() == 1
+        engine._between_batches(lambda: None).result(30)
+        assert [use.reference for use in engine.models()] == ["polite@v1"]
+        answer(engine, "polite@2")
+        assert "polite@v1" in {use.reference for use in engine.models()}
+
+
 def test_a_new_version_that_cannot_be_loaded_changes_nothing(published, tmp_path):
     store = LocalRegistry(tmp_path / "registry")
     with Engine(registry=tmp_path / "registry") as engine:
