@@ -12,6 +12,7 @@
     ├── RegistryError    not found, refused or unreachable
     ├── SignatureError   not signed by a trusted key, where a signature is required
     ├── MergeError       an adapter that cannot be merged, or a merge that changed the outputs
+    ├── ServingError     a request that is not answered: the queue is full, the deadline has passed
     └── OutputError      a path that cannot be written (it exists, is read-only, the disk is full)
 
 Each message states the problem, what was expected and what to try next. If several things are
@@ -106,6 +107,10 @@ class SignatureError(AdapterhubError):
 
 class MergeError(AdapterhubError):
     """An adapter that cannot be merged, or a merge that changed the model's outputs."""
+
+
+class ServingError(AdapterhubError):
+    """A request that is not answered: the queue is full, its deadline has passed, or it fails."""
 
 
 class OutputError(AdapterhubError):

@@ -38,6 +38,7 @@ ROOMS = (
     "speed",
     "training",
     "inference",
+    "serving",
     "bench",
     "cli",
 )
@@ -49,12 +50,14 @@ WINGS = {
                 "adapters", "merging"},
     "trainer": {"data", "tasks", "recipe", "loop", "speed", "training", "inference", "pages"},
     "hub": {"registry"},
+    "server": {"serving"},
     "laboratory": {"bench"},
 }  # fmt: skip
 READS = {
     "library": set(),
     "trainer": {"library", "hub"},
     "hub": {"library"},
+    "server": {"library", "hub", "trainer"},
     "laboratory": {"library", "hub", "trainer"},
 }
 

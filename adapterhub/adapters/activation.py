@@ -244,7 +244,7 @@ def route_activation_of(
     compositions = [with_foundations(adapters, composition) for composition in compositions]
     if is_stack(compositions):
         stack = _stack(adapters, compositions[0])
-        if any(map(_changes_shared_state, stack.adapters)):
+        if any(map(changes_shared_state, stack.adapters)):
             return stack
     _check_rows(adapters, compositions)
     return PerRowActivation(model, adapters, compositions)
@@ -355,7 +355,7 @@ def _refuse_other_pooling(composed: Sequence[Adapter]) -> None:
 
 
 def _refuse_unroutable(adapters: Iterable[Adapter]) -> None:
-    if shared := [a for a in adapters if _changes_shared_state(a)]:
+    if shared := [a for a in adapters if changes_shared_state(a)]:
         fitting = sorted(name for name, method in METHODS.items() if not method.trains_backbone)
         raise AttachError(
             "these adapters change state shared by the whole batch and cannot be routed per row",
@@ -369,7 +369,7 @@ def _described(adapter: Adapter) -> str:
     return f"{adapter.name!r}: {', '.join(method.name for method in adapter.methods)}"
 
 
-def _changes_shared_state(adapter: Adapter) -> bool:
+def changes_shared_state(adapter: Adapter) -> bool:
     """Return whether an adapter changes backbone parameters, the embedding or positions."""
     return (
         adapter.new_tokens is not None

@@ -283,6 +283,11 @@ class Adapter:
             for pooling_slot in self.pooling.slots():
                 yield pooling_slot, self.pooling.key
 
+    def hold(self) -> None:
+        """Promise that nobody changes the modules from now on: a route need not compare them."""
+        for slot, key in self.slots():
+            slot.constant.add(key)
+
     def check_replaceable(self) -> None:
         """Refuse parameters that cannot be exchanged with the model's.
 

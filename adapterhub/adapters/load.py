@@ -34,7 +34,7 @@ from adapterhub.backbones.task_models import MULTI_LABEL, REGRESSION, TASK_MODEL
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.errors import ConfigError, FileError, MismatchError, warn_user
 from adapterhub.files.foundation import Foundation, check_foundations
-from adapterhub.files.heads import name_in_file, with_head, without_heads
+from adapterhub.files.heads import name_in_file, only_head, with_head, without_heads
 from adapterhub.files.manifest import FAMILY, BackboneRef, Manifest, TaskHead, TensorInfo
 from adapterhub.files.native import read_manifest, read_tensors
 from adapterhub.interchange.formats import Format, detect
@@ -53,6 +53,7 @@ def load_folder(
     any_tokenizer: bool = False,
     allow_pickle: bool = False,
     head: bool | str = True,
+    modules: bool = True,
     sha256: str | None = None,
     on: Sequence[Foundation] = (),
     foundation: Foundation | None = None,
@@ -63,10 +64,10 @@ def load_folder(
 
     `tokenizer` is the model's, unless `load_backbone` loaded it; it gets new tokens and template.
     `allow_pickle` reads tensors of other libraries from a pickle, without running code. `head`
-    loads the task head, or the one of this name of several; False leaves the model its own.
-    `sha256` is the digest of the manifest, if the files were verified before. `on` are the adapters
-    that it was trained on, with their files. `foundation` loads it frozen, without its head, for
-    others to be on; it is what to record of it.
+    loads the task head, or the one of this name of several; False leaves the model its own, and
+    without `modules` the head is loaded alone. `sha256` is the digest of the manifest, if the files
+    were verified before. `on` are the adapters that it was trained on, with their files.
+    `foundation` loads it frozen, without its head, for others to be on; it is what to record of it.
 
     Raises:
         ConfigError: the adapter has several heads and none is named, or it has not this one.
@@ -83,7 +84,7 @@ def load_folder(
     snapshot = snapshot_for(model, tokenizer)
     if not any_tokenizer:
         check_processor(manifest, model, snapshot)
-    part = frozen_part(manifest) if foundation else _with_one_head(manifest, head)
+    part = frozen_part(manifest) if foundation else _with_one_head(manifest, head, modules)
     checks = {"any_backbone": any_backbone, "any_tokenizer": any_tokenizer, "tokenizer": tokenizer}
     family, brought = adopted_family(model, manifest), _brought(model, on, checks)
     with STRUCTURE_LOCK, family, brought as below, bare(model) as state, skip_init():
@@ -104,11 +105,12 @@ def load_folder(
     return adapter
 
 
-def _with_one_head(manifest: Manifest, head: bool | str) -> Manifest:
+def _with_one_head(manifest: Manifest, head: bool | str, modules: bool) -> Manifest:
     """Return what is loaded of an adapter, with the head to load, if there is one to load."""
     if head is False:
         return without_heads(manifest)
-    return with_head(manifest, None if head is True else head)
+    part = with_head(manifest, None if head is True else head)
+    return part if modules else only_head(part)
 
 
 def _tensors_of(

@@ -32,6 +32,8 @@ class TaskModel:
         processor: the name of the class that loads what turns texts, pictures or sound into inputs.
         other_auto: the auto class of architectures that `auto` does not have.
         config: options of the configuration, for those architectures that have them.
+        reads_states: whether its outputs follow from the token states of one text alone, so that
+            such kinds can share one pass of the backbone.
     """
 
     auto: str
@@ -43,6 +45,7 @@ class TaskModel:
     processor: str = "AutoTokenizer"
     other_auto: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
+    reads_states: bool = False
 
     @property
     def autos(self) -> tuple[str, ...]:
@@ -83,17 +86,29 @@ def _mapping(auto: str) -> Any:
 
 
 TASK_MODELS = {
-    "features": TaskModel("AutoModel"),
-    "embedding": TaskModel("AutoModel", pooler=False),
-    "classification": TaskModel("AutoModelForSequenceClassification", classes=True, pools=True),
+    "features": TaskModel("AutoModel", reads_states=True),
+    "embedding": TaskModel("AutoModel", pooler=False, reads_states=True),
+    "classification": TaskModel(
+        "AutoModelForSequenceClassification", classes=True, pools=True, reads_states=True
+    ),
     "multi-label": TaskModel(
-        "AutoModelForSequenceClassification", classes=True, pools=True, problem_type=MULTI_LABEL
+        "AutoModelForSequenceClassification",
+        classes=True,
+        pools=True,
+        problem_type=MULTI_LABEL,
+        reads_states=True,
     ),
     "regression": TaskModel(
-        "AutoModelForSequenceClassification", outputs=("",), pools=True, problem_type=REGRESSION
+        "AutoModelForSequenceClassification",
+        outputs=("",),
+        pools=True,
+        problem_type=REGRESSION,
+        reads_states=True,
     ),
-    "tagging": TaskModel("AutoModelForTokenClassification", classes=True),
-    "question-answering": TaskModel("AutoModelForQuestionAnswering", outputs=("start", "end")),
+    "tagging": TaskModel("AutoModelForTokenClassification", classes=True, reads_states=True),
+    "question-answering": TaskModel(
+        "AutoModelForQuestionAnswering", outputs=("start", "end"), reads_states=True
+    ),
     "multiple-choice": TaskModel(
         "AutoModelForMultipleChoice", outputs=("",), pools=True, problem_type=REGRESSION
     ),

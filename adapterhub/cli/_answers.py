@@ -70,10 +70,10 @@ class Shape:
         self, task: Task, example: Any, prediction: Prediction, *, alone: bool = False
     ) -> None:
         """Print a prediction, and what it is of unless it is `alone`."""
-        shown = task.shown(example)
         if self.as_json:
-            print_json({task.input_name: shown[0], **prediction.as_dict()})
+            print_json(task.printed(example, prediction))
             return
+        shown = task.shown(example)
         # The whole text, however long: it is the user's own, or was asked for.
         cells = (*prediction.cells(self.every), *([] if alone else shown))
         say_text("\t".join(one_line(cell, sys.maxsize) for cell in cells))

@@ -57,6 +57,12 @@ def without_heads(manifest: Manifest) -> Manifest:
     return replace(manifest, head=None, heads={}, labels=(), tensors=tensors)
 
 
+def only_head(manifest: Manifest) -> Manifest:
+    """Return the manifest of the adapter's head alone, with what it reads of the states."""
+    tensors = {n: t for n, t in manifest.tensors.items() if n.startswith(ONE_HEAD)}
+    return replace(manifest, methods=({"head": {}},), tensors=tensors, tokens=(), on=())
+
+
 def heads_text(manifest: Manifest) -> str:
     """Describe several heads: `rte (classification: no, yes), sts-b (regression)`."""
     return ", ".join(

@@ -4,7 +4,7 @@ A stack is kept for later calls, and used as long as its modules are what they w
 stacked: the same objects with the same attributes, and the same bytes in their tensors. Versions of
 tensors do not show a change through `.data` or numpy, so bytes are compared, which takes a fraction
 of a product with them. Stacks that gradients flow through, and those on other devices than the
-processor, are made for each call.
+processor, are made for each call. Of modules that a slot knows as constant nothing is compared.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Snapshot:
     """What modules were at one time: attributes, hooks, children and tensors, on the processor."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        parts = [part for module in modules for part in module.modules()]
+        parts = [part for module in modules for part in _parts(module)]
         named = (vars(part) for part in parts)
         content = (each for names in named for each in (names, *map(names.get, _CONTENT)) if each)
         self.dicts: list[dict[str, Any]] = list(content)
@@ -102,15 +102,20 @@ _MEMCMP = _compare()
 
 
 class KeptStack(NamedTuple):
-    """The columns of a slot for some modules, in the dtype that they compute in."""
+    """The columns of a slot for some modules, in the dtype that they compute in.
+
+    `snapshot` is None for constant modules.
+    """
 
     modules: Modules
     columns: list[StackedColumn]
-    snapshot: Snapshot
+    snapshot: Snapshot | None
 
     def fits(self, modules: Modules) -> bool:
         """Return whether the columns are those of these modules, as they are now."""
-        return self.modules == modules and self.snapshot.holds()
+        if self.modules != modules or self.snapshot is None:
+            return self.modules == modules and not torch.is_grad_enabled()
+        return not _trained(self.snapshot.tensors) and self.snapshot.holds()
 
 
 class RowStacks:
@@ -130,31 +135,56 @@ class RowStacks:
         self.kept = {}
 
     def columns(
-        self, keys: Keys, modules: Modules, sites: Mapping[str, Site], y: Tensor
+        self,
+        keys: Keys,
+        modules: Modules,
+        sites: Mapping[str, Site],
+        y: Tensor,
+        constant: bool = False,
     ) -> list[StackedColumn] | None:
         """Return modules as stacks, one for each column.
 
         `keys` has for each column one key of each group, or None; `y` is what the modules change.
+        `constant` modules are what they were, without hooks, and compute no gradients here.
 
         Returns:
             None where they cannot be stacked: modules of different kinds, or with hooks.
         """
         dtype = None if torch.is_autocast_enabled(y.device.type) else y.dtype
         kept = self.kept.get((keys, dtype))
-        if kept is not None and not _trained(kept.snapshot.tensors) and kept.fits(modules):
+        if kept is not None and kept.fits(modules):
             return kept.columns
+        if not all(_of_one_kind(*column, sites) for column in zip(keys, modules, strict=True)):
+            return None  # first: a batch of different methods has some at every site
+        if constant and not torch.is_grad_enabled():
+            return self._made(keys, modules, sites, dtype, None)
         present = [module for column in modules for module in column if module is not None]
-        trained = _trained(_tensors(present))
-        if any(map(hooked, present)) or not all(map(_plain, _tensors(present))):
+        tensors = list(_tensors(present))
+        trained = _trained(tensors)
+        if any(map(hooked, present)) or not all(map(_plain, tensors)):
             return None
+        # Before the stack is made, so that it shows what another thread changes meanwhile.
         with torch.inference_mode(False), torch.set_grad_enabled(trained):
-            # Before the stack is made, so that it shows what another thread changes meanwhile.
             snapshot = None if trained else _snapshot(present)
+            if snapshot is None:
+                made = list(_stacked(keys, modules, sites, dtype))
+                return made if len(made) == len(keys) else None
+        return self._made(keys, modules, sites, dtype, snapshot)
+
+    def _made(
+        self,
+        keys: Keys,
+        modules: Modules,
+        sites: Mapping[str, Site],
+        dtype: torch.dtype | None,
+        snapshot: Snapshot | None,
+    ) -> list[StackedColumn] | None:
+        """Make stacks, and keep them."""
+        with torch.inference_mode(False), torch.no_grad():
             made = list(_stacked(keys, modules, sites, dtype))
         if len(made) < len(keys):
             return None
-        if snapshot is not None:
-            self._keep((keys, dtype), KeptStack(modules, made, snapshot))
+        self._keep((keys, dtype), KeptStack(modules, made, snapshot))
         return made
 
     def _keep(self, name: tuple[Keys, torch.dtype | None], stack: KeptStack) -> None:
@@ -167,18 +197,26 @@ def _stacked(
 ) -> Iterator[StackedColumn]:
     """Yield the stacks of columns, up to the first one that cannot be stacked."""
     for names, column in zip(keys, modules, strict=True):
-        places = [sites[name] for name in names if name is not None]
         present = [module for module in column if module is not None]
-        kinds = {(isinstance(m, InputModule), *(getattr(m, a, 0) for a in _KIND)) for m in present}
-        stack_modules = declared_stack(present)
-        one_place = len({(site.part, site.input_host) for site in places}) == 1
         largest = max(sum(t.numel() for t in _tensors([m])) for m in present)
-        if not stack_modules or not one_place or len(kinds) > 1 or largest * len(column) > LARGEST:
+        stack_modules = declared_stack(present)
+        if stack_modules is None or largest * len(column) > LARGEST:
             return
         stack = stack_modules(column)
         if stack is None:
             return
-        yield StackedColumn(stack.cast(dtype) if dtype else stack, present[0], places[0])
+        place = next(sites[name] for name in names if name is not None)
+        yield StackedColumn(stack.cast(dtype) if dtype else stack, present[0], place)
+
+
+def _of_one_kind(
+    names: Sequence[str | None], column: Sequence[SiteModule | None], sites: Mapping[str, Site]
+) -> bool:
+    """Return whether the modules of a column declare one stack, at one place, read alike."""
+    present = [module for module in column if module is not None]
+    kinds = {(isinstance(m, InputModule), *(getattr(m, a, 0) for a in _KIND)) for m in present}
+    places = {(sites[n].part, sites[n].input_host) for n in names if n is not None}
+    return len(kinds) == len(places) == 1 and declared_stack(present) is not None
 
 
 def _snapshot(modules: Sequence[nn.Module]) -> Snapshot | None:
@@ -190,8 +228,14 @@ def _snapshot(modules: Sequence[nn.Module]) -> Snapshot | None:
 
 def _tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
     for module in modules:
-        yield from module.parameters()
-        yield from module.buffers()
+        for part in _parts(module):
+            yield from (p for p in part._parameters.values() if p is not None)
+            yield from (b for b in part._buffers.values() if b is not None)
+
+
+def _parts(module: nn.Module) -> Iterable[nn.Module]:
+    """Return a module and those inside it; most have none."""
+    return module.modules() if module._modules else (module,)
 
 
 def _trained(tensors: Iterable[Tensor]) -> bool:
@@ -205,9 +249,8 @@ def _plain(tensor: Tensor) -> bool:
 
 def hooked(module: nn.Module) -> bool:
     """Return whether a call of the module does more than its forward, or another one."""
-    parts = list(module.modules())
-    hooks = [vars(part).get(name) for part in parts for name in (*_HOOKS, "forward")]
-    return any(hooks)
+    named = (vars(part) for part in _parts(module))
+    return any(names.get(name) for names in named for name in (*_HOOKS, "forward"))
 
 
 def pays(column: StackedColumn, plan: BatchPlan, y: Tensor) -> bool:

@@ -60,6 +60,7 @@ class Slot(nn.Module):
         self.active = NO_MODULES
         self.scope = ModelScope()
         self.sites: dict[str, Site] = {}
+        self.constant: set[str] = set()  # keys of modules that nobody changes
         self.patch = Patch()  # the changes of the model that the slot needs
         self.input_host: str | None = None
         self.stacks = RowStacks()
@@ -89,6 +90,7 @@ class Slot(nn.Module):
     def remove(self, key: str) -> None:
         """Remove a module, which is not active."""
         del self._modules[key], self.sites[key]
+        self.constant.discard(key)
         self.stacks.clear()
 
     def keep(self, name: str, value: Any) -> None:
@@ -133,7 +135,8 @@ class Slot(nn.Module):
             tuple(None if key is None else self.placed(key) for key in column)
             for column in plan.columns
         )
-        columns = self.stacks.columns(plan.columns, modules, self.sites, y)
+        constant = self.constant.issuperset(self.keys)
+        columns = self.stacks.columns(plan.columns, modules, self.sites, y, constant)
         if columns is None or not all(pays(each, plan, y) for each in columns):
             return None
         rows = plan.group_of_row

@@ -32,7 +32,7 @@ from adapterhub.inference.record import LONGEST_UNRECORDED, TrainingRecord, trai
 from adapterhub.pages.predictions import outcomes_of
 from adapterhub.pages.score_errors import EvaluatedRows, score_errors
 from adapterhub.registry.published_files import digest_of
-from adapterhub.registry.pull import pull_verified
+from adapterhub.registry.pull import Fetched, pull_verified
 from adapterhub.status import doing
 from adapterhub.tasks import TASKS, Prediction, Setting, Task
 from adapterhub.tasks._language_models import check_writes
@@ -275,15 +275,19 @@ def open_adapter(
     make_ready(model)
     digest = fetched.digest
     adapter = load_folder(model, folder, sha256=digest, head=head or True, on=fetched.on)
-    return _predictor(adapter, tokenizer, record)
+    return predictor_of(model, adapter.labels, tokenizer, record)
 
 
-def _predictor(
-    adapter: Adapter, tokenizer: PreTrainedTokenizerBase, record: TrainingRecord
+def predictor_of(
+    model: PreTrainedModel,
+    labels: tuple[str, ...],
+    tokenizer: PreTrainedTokenizerBase,
+    record: TrainingRecord,
 ) -> Predictor:
-    model, positions = adapter.model, max_positions(adapter.model)
+    """Return the predictor of a loaded adapter, whose head has these labels."""
+    positions = max_positions(model)
     limit = min(record.max_length, positions)
-    setting = Setting(tokenizer, limit, adapter.labels, record.seed, positions)
+    setting = Setting(tokenizer, limit, labels, record.seed, positions)
     return Predictor(model, record.task.for_model(model), setting, record.data)
 
 
@@ -353,12 +357,13 @@ def load_bare_backbone(
     quantize: str | None = None,
     head: str | None = None,
     task: str | None = None,
+    kind: str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the backbone of an adapter, for its task but without the adapter, and its tokenizer.
 
     A quantized checkpoint is decoded into `dtype` if it can be; None loads the weights in the dtype
     and quantization of the training recipe, or in fp32 on a processor that is several times slower
-    in bf16. `quantize` replaces the recipe's.
+    in bf16. `quantize` replaces the recipe's, and `kind` the kind of model.
 
     Raises:
         ConfigError: the adapter has several heads and none is named, or it has not this one.
@@ -379,7 +384,7 @@ def load_bare_backbone(
     with doing(f"loading {location}"):
         return load_backbone(
             location,
-            task=training_record(manifest, task).kind,
+            task=kind or training_record(manifest, task).kind,
             labels=manifest.labels,
             revision=revision,
             dtype=dtype or trained,
@@ -399,6 +404,119 @@ class AdapterSource:
     head: str | None = None
     digest: str = ""
     task: str | None = None
+
+
+@dataclass(frozen=True)
+class PulledAdapter:
+    """An adapter whose files are here and verified, and what they say of the model it needs.
+
+    Attributes:
+        source: what was asked for.
+        fetched: its folder, and the adapters that it was trained on.
+        digest: the sha256 of its manifest; None for another library's.
+        manifest: that of the adapter with the chosen head alone.
+        record: its training record.
+        location: the folder or Hub id of its backbone, and its revision.
+    """
+
+    source: AdapterSource
+    fetched: Fetched
+    digest: str | None
+    manifest: Manifest
+    record: TrainingRecord
+    location: tuple[str, str | None]
+
+    @property
+    def needs_own_model(self) -> str:
+        """Why no other adapter may be on its model; "" if others may.
+
+        Tokens, rows of sites and adapters below belong to one model.
+        """
+        if self.manifest.tokens:
+            return "it has new tokens"
+        if self.fetched.on:
+            return "it is on top of other adapters"
+        return "it has a row of sites of its own" if FAMILY in self.manifest.training else ""
+
+    @property
+    def model_class(self) -> Hashable:
+        """What its model must be besides its backbone: class, pooling, weights."""
+        return TASK_MODELS[self.record.kind].auto, self.record.task.pooling, *self.stored_form
+
+    @property
+    def stored_form(self) -> tuple[Any, Any]:
+        """The dtype and the quantization of its backbone."""
+        recipe = self.manifest.training.get("recipe", {})
+        return recipe.get("dtype"), recipe.get("quantize")
+
+    def load_model(
+        self, backbone: str | None = None, kind: str | None = None
+    ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """Load its backbone, ready to compute, and the tokenizer.
+
+        `backbone` is where to load it from, if not from the place in the manifest; `kind` is that
+        of the model, if not the adapter's.
+        """
+        model, tokenizer = load_bare_backbone(
+            self.fetched.folder,
+            backbone,
+            head=self.source.head,
+            task=self.source.task,
+            kind=kind,
+        )
+        make_ready(model)
+        return model, tokenizer
+
+    def attach_to(
+        self,
+        model: PreTrainedModel,
+        name: str,
+        *,
+        head: bool = True,
+        modules: bool = True,
+        any_backbone: bool = False,
+    ) -> Adapter:
+        """Attach the adapter under a name, without its head or its modules if these are False."""
+        return load_folder(
+            model,
+            self.fetched.folder,
+            name=name,
+            any_backbone=any_backbone,
+            head=head and (self.source.head or True),
+            modules=modules,
+            sha256=self.digest,
+            on=self.fetched.on,
+        )
+
+
+def read_source(
+    source: AdapterSource,
+    backbone: str | None = None,
+    registry: str | Path | None = None,
+    *,
+    signed: bool = False,
+) -> PulledAdapter:
+    """Pull an adapter, verify it, and read what it needs; no model is loaded.
+
+    Raises:
+        ConfigError: it has several heads and none is named, or no task.
+        MismatchError: the adapter is not the one whose digest is given.
+        RegistryError: the reference cannot be resolved.
+        FileError: its files are broken.
+        SignatureError: a signature is required, and there is none by a trusted key.
+    """
+    fetched = pull_verified(source.reference, registry=registry, signed=signed)
+    if source.digest and digest_of(fetched.folder) != source.digest:
+        raise MismatchError(
+            f"{source.reference} is another adapter here than where the job was started",
+            expected="the same version in the registry, or folder, of every machine",
+            hint="a reference with a version, such as sst2@v3",
+        )
+    digest = source.digest or fetched.digest
+    manifest = with_head(read_manifest(fetched.folder, digest), source.head)
+    record = training_record(manifest, source.task)
+    location = backbone_of_adapter(fetched.folder, manifest, backbone)
+    return PulledAdapter(source, fetched, digest, manifest, record, location)
 
 
 @dataclass(frozen=True)
@@ -431,41 +549,13 @@ def open_several(
     predictors: dict[str, Predictor] = {}
     attached: dict[str, str] = {}
     for number, (name, source) in enumerate(sources.items()):
-        fetched = pull_verified(source.reference, registry=registry)
-        if source.digest and digest_of(fetched.folder) != source.digest:
-            raise MismatchError(
-                f"{source.reference} is another adapter here than where the job was started",
-                expected="the same version in the registry, or folder, of every machine",
-                hint="a reference with a version, such as sst2@v3",
-            )
-        digest = source.digest or fetched.digest
-        manifest = with_head(read_manifest(fetched.folder, digest), source.head)
-        record = training_record(manifest, source.task)
-        location = backbone_of_adapter(fetched.folder, manifest, backbone)
-        # Tokens, rows of sites and adapters below belong to one model; nothing else is added to it.
-        alone = number if manifest.tokens or fetched.on or FAMILY in manifest.training else None
-        key = (location, _model_class(manifest, record), alone)
+        pulled = read_source(source, backbone, registry)
+        alone = number if pulled.needs_own_model else None
+        key = (pulled.location, pulled.model_class, alone)
         if key not in loaded:
-            loaded[key] = load_bare_backbone(
-                fetched.folder, backbone, head=source.head, task=source.task
-            )
-            make_ready(loaded[key][0])
+            loaded[key] = pulled.load_model(backbone)
         model, tokenizer = loaded[key]
-        adapter = load_folder(
-            model,
-            fetched.folder,
-            name=f"adapter-{number}",
-            sha256=digest,
-            head=source.head or True,
-            on=fetched.on,
-        )
-        predictors[name] = _predictor(adapter, tokenizer, record)
+        adapter = pulled.attach_to(model, f"adapter-{number}")
+        predictors[name] = predictor_of(model, adapter.labels, tokenizer, pulled.record)
         attached[name] = adapter.name
     return OpenedAdapters(predictors, attached)
-
-
-def _model_class(manifest: Manifest, record: TrainingRecord) -> Hashable:
-    """Return what the model of an adapter must be besides its backbone: class, pooling, weights."""
-    recipe = manifest.training.get("recipe", {})
-    stored = recipe.get("dtype"), recipe.get("quantize")
-    return TASK_MODELS[record.kind].auto, record.task.pooling, *stored

@@ -230,6 +230,10 @@ class Task(ABC):
         """Return the texts that `predict` prints next to a prediction."""
         return [example.text]
 
+    def printed(self, example: Any, prediction: Prediction) -> dict[str, Any]:
+        """Return the object that `predict --json` prints: the text, and what is predicted of it."""
+        return {self.input_name: self.shown(example)[0], **prediction.as_dict()}
+
     def labels(self, train: Sequence[Any]) -> tuple[str, ...]:
         """Return the classes in the order of the logits, or () if the task has none."""
         return ()

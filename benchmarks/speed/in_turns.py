@@ -31,11 +31,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path)
 
 
-def write_record(options: argparse.Namespace, milliseconds: dict[str, Any]) -> None:
+def write_record(
+    options: argparse.Namespace, measured: dict[str, Any], unit: str = "milliseconds"
+) -> None:
     """Print the record with its conditions, and write it to `--output`."""
     record = {
         "config": {name: str(value) for name, value in vars(options).items()},
-        "milliseconds": milliseconds,
+        unit: measured,
         "versions": {m.__name__: m.__version__ for m in (torch, transformers, peft)},
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }

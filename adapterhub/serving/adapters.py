@@ -1,0 +1,254 @@
+"""Which adapters are in memory: found by reference, loaded once, the least recently used leave.
+
+A thread of its own pulls adapters, verifies them and loads their models; what changes a model that
+others compute with is done by the engine between batches. What a digest gave is never given for
+another one: adapters are known by their digest, and a reference means one at a time. A request
+keeps the adapter that its reference meant when it was made, which stays until the last of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from adapterhub.errors import ConfigError, warn_user
+from adapterhub.inference.open import AdapterSource, read_source
+from adapterhub.registry.published_files import digest_of
+from adapterhub.registry.store import version_number
+from adapterhub.registry.stores import read_reference
+from adapterhub.serving.models import NotSharedError, PlannedAdapter, ServedAdapter, ServedModels
+
+T = TypeVar("T")
+Source = AdapterSource | None  # None: the backbone without an adapter
+
+
+class BetweenBatches(Protocol):
+    """Runs a function when no batch is computed."""
+
+    def __call__(self, function: Callable[[], T]) -> Future[T]:
+        """Return its result, later."""
+
+
+@dataclass(frozen=True)
+class ModelUse:
+    """Which model computes an adapter.
+
+    Attributes:
+        reference: the adapter, with its version; "" is the backbone without one.
+        model: the class of the model, and a number for each.
+        shared: whether its rows share batches with those of other adapters.
+        reason: why not.
+        bytes: the size of the adapter.
+    """
+
+    reference: str
+    model: str
+    shared: bool
+    reason: str
+    bytes: int
+
+
+class ServedAdapters:
+    """The adapters of an engine.
+
+    Args:
+        backbone: where all adapters' backbone is loaded from, if not from where they record.
+        registry: the registry, if not the user's own.
+        signed: whether a signature by a trusted key is required.
+        memory: the most bytes of adapters that are kept, besides those in use and pinned ones.
+        between_batches: runs a function when no batch is computed.
+    """
+
+    def __init__(
+        self,
+        backbone: str | None,
+        registry: str | Path | None,
+        signed: bool,
+        memory: int,
+        between_batches: BetweenBatches,
+    ) -> None:
+        self.models = ServedModels(backbone)
+        self.backbone, self.registry, self.signed = backbone, registry, signed
+        self.memory, self.between_batches = memory, between_batches
+        self.counts: Counter[str] = Counter()  # loads, evictions, refreshes, failed_refreshes
+        self.lock = threading.RLock()
+        self._by_source: dict[Source, Future[ServedAdapter]] = {}
+        self._by_name: dict[str, ServedAdapter] = {}
+        self._pinned: set[Source] = set()
+        self._loader = ThreadPoolExecutor(1, "adapterhub-load")
+
+    def find(self, source: Source) -> Future[ServedAdapter]:
+        """Return what a reference means, loaded or being loaded."""
+        with self.lock:
+            found = self._by_source.get(source)
+            if found is not None and not (found.done() and _is_gone(found)):
+                return found
+            found = self._by_source[source] = self._loader.submit(self._load, source)
+        found.add_done_callback(lambda each: self._forget_failed(source, each))
+        return found
+
+    def _forget_failed(self, source: Source, found: Future[ServedAdapter]) -> None:
+        """Forget a reference that means nothing: names of clients do not gather."""
+        with self.lock:
+            if not _is_loaded(found) and self._by_source.get(source) is found:
+                del self._by_source[source]
+
+    def begin_use(self, served: ServedAdapter) -> bool:
+        """Keep an adapter in memory until `end_use`; return False if it has left it."""
+        with self.lock:
+            if served.gone:
+                return False
+            served.users += 1
+            served.used = time.monotonic()
+            return True
+
+    def end_use(self, served: ServedAdapter) -> None:
+        """Let an adapter leave memory, as far as one request is concerned."""
+        with self.lock:
+            served.users -= 1
+            leaves = served.stale and not served.users
+        if leaves:
+            self.between_batches(self._evict).add_done_callback(_ignore)
+
+    def pin(self, source: Source) -> None:
+        """Keep what a reference means in memory, and load it."""
+        self._pinned.add(source)
+        self.find(source).result().pinned = True
+
+    def uses(self) -> list[ModelUse]:
+        """List which model computes which adapter."""
+        with self.lock:
+            served = [each.result() for each in self._by_source.values() if _is_loaded(each)]
+        unique = {id(each): each for each in (*served, *self._by_name.values())}
+        numbers: dict[int, int] = {}
+        return [
+            ModelUse(
+                each.reference,
+                f"{type(each.predictor.model if each.reason else each.model.model).__name__} "
+                f"{numbers.setdefault(id(each.model), len(numbers) + 1)}",
+                not each.reason,
+                each.reason,
+                each.bytes,
+            )
+            for each in unique.values()
+        ]
+
+    def refresh(self) -> int:
+        """Look up again what each reference means, and load what has moved.
+
+        Returns:
+            How many have moved. One that cannot be loaded stays what it was, with a warning.
+        """
+        with self.lock:
+            known = [(s, f) for s, f in self._by_source.items() if s is not None and _moves(s)]
+        moved = [self._loader.submit(self._refreshed, s, f) for s, f in known if _is_loaded(f)]
+        return sum(each.result() for each in moved)
+
+    def close(self) -> None:
+        """Load nothing more."""
+        self._loader.shutdown(wait=False, cancel_futures=True)
+
+    def _refreshed(self, source: AdapterSource, before: Future[ServedAdapter]) -> bool:
+        old = before.result()
+        if old.gone:
+            return False  # the next request looks it up
+        try:
+            new = self._load(source)
+        except Exception as error:
+            self.counts["failed_refreshes"] += 1
+            warn_user(f"{source.reference} stays at {old.reference}: {error}")
+            return False
+        if new.name == old.name:
+            return False
+        found: Future[ServedAdapter] = Future()
+        found.set_result(new)
+        with self.lock:
+            new.pinned = new.pinned or source in self._pinned
+            self._by_source[source] = found
+            others = [f.result() for f in self._by_source.values() if _is_loaded(f)]
+            old.stale = not any(each is old for each in others)
+            old.pinned = old.pinned and not old.stale
+        self.counts["refreshes"] += 1
+        self.between_batches(self._evict).add_done_callback(_ignore)
+        return True
+
+    def _load(self, source: Source) -> ServedAdapter:
+        """Return what a reference means now; load it unless that is in memory."""
+        if source is None:
+            return self.models.bare()
+        pulled = read_source(source, self.backbone, self.registry, signed=self.signed)
+        pulled = replace(pulled, digest=pulled.digest or digest_of(pulled.fetched.folder))
+        name = "-".join(filter(None, (pulled.digest, source.head, source.task)))
+        with self.lock:
+            if (served := self._by_name.get(name)) is not None:
+                served.stale = False
+                return served
+        try:
+            return self._attached(self.models.plan(pulled, name))
+        except NotSharedError as error:
+            return self._attached(self.models.plan_apart(pulled, name, error.problem))
+
+    def _attached(self, planned: PlannedAdapter) -> ServedAdapter:
+        def attach() -> ServedAdapter:
+            served = planned.attach()
+            served.used = time.monotonic()
+            with self.lock:
+                self._by_name[served.name] = served
+                self.counts["loads"] += 1
+            self._evict(served)
+            return served
+
+        return self.between_batches(attach).result()
+
+    def _evict(self, new: ServedAdapter | None = None) -> None:
+        """Remove adapters that no reference means, and the least recently used ones."""
+        for served in self._leaving(new):
+            served.model.detach(served)
+            self.models.forget(served)
+            self.counts["evictions"] += 1
+
+    def _leaving(self, new: ServedAdapter | None) -> Sequence[ServedAdapter]:
+        with self.lock:
+            loaded = sorted(self._by_name.values(), key=lambda each: (not each.stale, each.used))
+            size, leaving = sum(each.bytes for each in loaded), []
+            for each in loaded:
+                unused = not (each.users or each.pinned or each is new)
+                if unused and (each.stale or size > self.memory):
+                    size -= each.bytes
+                    each.gone = True
+                    leaving.append(each)
+                    del self._by_name[each.name]
+            self._by_source = {
+                s: f for s, f in self._by_source.items() if not (f.done() and _is_gone(f))
+            }
+            return leaving
+
+
+def _is_loaded(found: Future[ServedAdapter]) -> bool:
+    return found.done() and not found.cancelled() and found.exception() is None
+
+
+def _is_gone(found: Future[ServedAdapter]) -> bool:
+    """Return whether a reference is to be looked up again: it failed, or its adapter has left."""
+    return not _is_loaded(found) or found.result().gone
+
+
+def _moves(source: AdapterSource) -> bool:
+    """Return whether a reference may mean another adapter later: it is no number of a version."""
+    try:
+        version = read_reference(source.reference).version
+    except ConfigError:
+        return False
+    return version is None or version_number(version) is None
+
+
+def _ignore(done: Future[Any]) -> None:
+    """Look at a result, so that its error is not one that nobody saw."""
+    if not done.cancelled():
+        done.exception()

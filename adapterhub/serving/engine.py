@@ -1,0 +1,461 @@
+"""The engine: requests in, futures out, and one thread that computes.
+
+The thread is the only one that computes with the models and changes them. As soon as it is free it
+takes the oldest request, with those that fit it (`batches.py`): there is no time in which it waits
+for more. Inputs are read and encoded in the threads that submit them, and adapters are loaded in
+another one, so that it has nothing else to do.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+
+from adapterhub.errors import AdapterhubError, one_line
+from adapterhub.inference.open import AdapterSource
+from adapterhub.serving.adapters import ModelUse, ServedAdapters, Source
+from adapterhub.serving.batches import RequestSize, choose_batch
+from adapterhub.serving.models import Answer, ServedAdapter
+from adapterhub.serving.refusals import (
+    DeadlineError,
+    OverloadedError,
+    StoppedError,
+    TooLargeError,
+)
+from adapterhub.serving.requests import EncodedInput
+
+T = TypeVar("T")
+LOOKED_AT = 512  # of the waiting requests: the oldest ones, of which a batch is chosen
+CPU_POSITIONS, OTHER_POSITIONS = 192, 16384  # computed at once: more leave a CPU's caches
+_SLOWER = 0.1  # of a new batch in the measured rate
+_CHARACTERS = 4  # of a token, about, in texts that are not encoded yet
+
+
+class ServedFuture(Future[dict[str, Any]]):
+    """The answer to one request.
+
+    Attributes:
+        reference: the adapter that answers, with its version, as soon as that is known.
+        digest: the sha256 of its manifest.
+    """
+
+    reference: str = ""
+    digest: str = ""
+
+
+@dataclass(eq=False)
+class _Request:
+    """A request whose adapter is loaded, and whose input is encoded."""
+
+    future: ServedFuture
+    served: ServedAdapter
+    encoded: EncodedInput
+    size: RequestSize
+    deadline: float | None
+
+
+class ServingEngine:
+    """Answers requests to any adapters of one or more backbones, in batches that they share.
+
+        with Engine("sentence-transformers/all-MiniLM-L6-v2") as engine:
+            future = engine.submit("polite@v2", "could you please")
+            print(future.result())
+
+    A result is the object that `adapterhub predict --json` prints. Adapters are loaded when they
+    are first asked for, verified as `ah.load` does.
+
+    Args:
+        backbone: where the backbone of all adapters is loaded from; by default from where each of
+            them records. Its fingerprint must match. It is also what `submit(None, ...)` means.
+        registry: the registry, if not the user's own.
+        signed: whether a signature by a trusted key is required, also where the configuration does
+            not.
+        batch_tokens: the most positions that are computed at once, with padding.
+        queue_tokens: the most tokens that wait.
+        adapter_memory: the bytes of adapters that are kept; the least recently used ones leave,
+            except for those in use and pinned ones.
+    """
+
+    def __init__(
+        self,
+        backbone: str | None = None,
+        *,
+        registry: str | Path | None = None,
+        signed: bool = False,
+        batch_tokens: int | None = None,
+        queue_tokens: int = 1 << 17,
+        adapter_memory: int = 2 << 30,
+    ) -> None:
+        on_cpu = not torch.cuda.is_available()
+        self.batch_tokens = batch_tokens or (CPU_POSITIONS if on_cpu else OTHER_POSITIONS)
+        self.queue_tokens = queue_tokens
+        self.counts: Counter[str] = Counter()
+        """What happened: requests, answers, batches, rows, tokens, positions, expired, ..."""
+        self._changed = threading.Condition()
+        self._waiting: deque[_Request] = deque()
+        self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._pending: set[ServedFuture] = set()  # whose adapter is being loaded
+        self._queued = 0  # tokens
+        self._rate = 0.0  # tokens per second, 0: unknown
+        self._computing = False
+        self._closing = False
+        self._stopped: StoppedError | None = None  # why nothing is computed any more
+        self.adapters = ServedAdapters(
+            backbone, registry, signed, adapter_memory, self._between_batches
+        )
+        self._thread = threading.Thread(target=self._run, name="adapterhub-compute", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> ServingEngine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests are computed: the thread lives, and the engine is not closed."""
+        return not self._closing and self._stopped is None and self._thread.is_alive()
+
+    @property
+    def queued_tokens(self) -> int:
+        """The tokens of the requests that wait."""
+        return self._queued
+
+    def expected_wait(self) -> float:
+        """Return the seconds until what waits now is computed, at the measured rate."""
+        return self._queued / self._rate if self._rate else 0.0
+
+    def submit(
+        self, adapter: str | AdapterSource | None, given: Any, deadline: float | None = None
+    ) -> ServedFuture:
+        """Ask for the answer of an adapter to one input.
+
+        A future that is cancelled before its batch begins is not computed. Its error is that of the
+        adapter, such as a `RegistryError`, of the input, a `DataError`, or a `ServingError`.
+
+        Args:
+            adapter: a reference, a folder, or one of several heads of these; None: the vector of
+                the backbone without an adapter.
+            given: one input, as `Predictor.predict` takes it: a text, a tuple of texts, or a row.
+            deadline: the seconds from now after which the answer is worth nothing.
+
+        Raises:
+            OverloadedError: the queue is full.
+            StoppedError: the engine was closed, or its thread died.
+        """
+        future = ServedFuture()
+        ends = None if deadline is None else time.monotonic() + deadline
+        source = AdapterSource(adapter) if isinstance(adapter, str) else adapter
+        with self._changed:
+            self._refuse_stopped()
+            if self._queued >= self.queue_tokens:
+                self.counts["refused"] += 1
+                raise OverloadedError(self._queued, self.queue_tokens, self.expected_wait())
+            self.counts["requests"] += 1
+        self._accept(future, source, given, ends)
+        return future
+
+    def pin(self, *adapters: str | AdapterSource | None) -> None:
+        """Load adapters, and keep them in memory.
+
+        Raises:
+            AdapterhubError: one cannot be loaded.
+        """
+        for each in adapters:
+            self.adapters.pin(AdapterSource(each) if isinstance(each, str) else each)
+
+    def refresh(self) -> int:
+        """Notice references that mean another version now, and load these.
+
+        New requests get the new version, those that wait or are computed the one that they were
+        made with. A version that cannot be loaded changes nothing: there is a warning, and
+        `adapters.counts["failed_refreshes"]`.
+
+        Returns:
+            How many have moved.
+        """
+        return self.adapters.refresh()
+
+    def models(self) -> list[ModelUse]:
+        """List which adapters share a model, and why others do not."""
+        return self.adapters.uses()
+
+    def close(self, drain_seconds: float = 30.0) -> None:
+        """Take no more requests, finish those that wait, and end.
+
+        What is not finished after `drain_seconds` fails with a `StoppedError`.
+        """
+        with self._changed:
+            self._closing = True
+            self._changed.wait_for(self._is_drained, drain_seconds)
+        self.adapters.close()
+        self._stop(StoppedError("the engine was closed before the request was computed"))
+        if threading.current_thread() is not self._thread:
+            self._thread.join(drain_seconds)
+
+    def _is_drained(self) -> bool:
+        return self._stopped is not None or not (self._waiting or self._pending or self._computing)
+
+    def _refuse_stopped(self) -> None:
+        if self._closing:
+            raise StoppedError("the engine is closed", hint="another Engine")
+        if self._stopped is not None:
+            raise self._stopped
+
+    # In the threads that submit, and in the one that loads
+
+    def _accept(
+        self, future: ServedFuture, source: Source, given: Any, deadline: float | None
+    ) -> None:
+        """Encode an input and queue it, now or when its adapter is loaded."""
+        found = self.adapters.find(source)
+        if found.done():
+            self._encode(found, future, source, given, deadline)
+            return
+        size = len(str(given)) // _CHARACTERS + 2
+        with self._changed:
+            self._pending.add(future)
+            self._queued += size
+
+        def loaded(found: Future[ServedAdapter]) -> None:
+            try:
+                self._encode(found, future, source, given, deadline)
+            finally:
+                with self._changed:
+                    self._pending.discard(future)
+                    self._queued -= size
+                    self._changed.notify_all()
+
+        found.add_done_callback(loaded)
+
+    def _encode(
+        self,
+        found: Future[ServedAdapter],
+        future: ServedFuture,
+        source: Source,
+        given: Any,
+        deadline: float | None,
+    ) -> None:
+        try:
+            served = found.result()
+            if not self.adapters.begin_use(served):  # it has left memory just now
+                self._accept(future, source, given, deadline)
+                return
+        except CancelledError:  # its adapter was not loaded any more
+            _fail(future, self._stopped or StoppedError("the engine is closed"))
+            return
+        except BaseException as error:  # of the adapter
+            _fail(future, error)
+            return
+        try:
+            encoded = served.model.encode(given, served)
+            request = _Request(future, served, encoded, encoded.size, deadline)
+            future.reference, future.digest = served.reference, served.digest
+            with self._changed:
+                if self._stopped is not None:
+                    raise self._stopped
+                self._waiting.append(request)
+                self._queued += request.size.tokens
+                self._changed.notify_all()
+        except BaseException as error:
+            self.adapters.end_use(served)
+            _fail(future, error)
+
+    def _between_batches(self, function: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+        with self._changed:
+            if self._stopped is not None:
+                future.set_exception(self._stopped)
+                return future
+            self._jobs.append((function, future))
+            self._changed.notify_all()
+        return future
+
+    # In the thread that computes
+
+    def _run(self) -> None:
+        try:
+            while self._step():
+                pass
+        except BaseException as error:
+            self._stop(_dead(error))
+        else:
+            self._stop(StoppedError("the engine is closed"))
+
+    def _step(self) -> bool:
+        """Do what waits: change a model, or compute a batch; return False at the end."""
+        with self._changed:
+            self._computing = False
+            self._changed.notify_all()  # of what `close` waits for
+            self._changed.wait_for(lambda: self._jobs or self._waiting or self._ends())
+            jobs, self._jobs = self._jobs, deque()
+            batch = [] if jobs else self._take()
+            if not (jobs or batch or self._waiting) and self._ends():
+                return False
+            self._computing = True
+        for function, future in jobs:
+            _run_job(function, future)
+        if batch:
+            self._answer(batch)
+        return True
+
+    def _ends(self) -> bool:
+        done = not (self._waiting or self._pending)
+        return self._stopped is not None or (self._closing and done)
+
+    def _take(self) -> list[_Request]:
+        """Take the requests of the next batch out of the queue."""
+        self._drop_expired()
+        if not self._waiting:
+            return []
+        oldest = self._waiting[0]
+        key = oldest.served.model.batch_key(oldest.served)
+        looked_at = [self._waiting[n] for n in range(min(len(self._waiting), LOOKED_AT))]
+        fitting = [r for r in looked_at if r.served.model.batch_key(r.served) == key]
+        chosen = [fitting[n] for n in choose_batch([r.size for r in fitting], self.batch_tokens)]
+        self._remove(chosen)
+        return [each for each in chosen if self._begins(each)]
+
+    def _drop_expired(self) -> None:
+        now = time.monotonic()
+        dropped = [
+            r
+            for r in self._waiting
+            if r.future.cancelled() or (r.deadline is not None and r.deadline < now)
+        ]
+        if not dropped:
+            return
+        self._remove(dropped)
+        for each in dropped:
+            if self._begins(each):
+                self.counts["expired"] += 1
+                each.future.set_exception(DeadlineError(now - (each.deadline or now)))
+                self.adapters.end_use(each.served)
+
+    def _remove(self, requests: Iterable[_Request]) -> None:
+        gone = set(map(id, requests))
+        self._waiting = deque(each for each in self._waiting if id(each) not in gone)
+        self._queued -= sum(each.size.tokens for each in requests)
+
+    def _begins(self, request: _Request) -> bool:
+        """Return whether a request is still wanted; its future cannot be cancelled from now on."""
+        if request.future.set_running_or_notify_cancel():
+            return True
+        self.counts["cancelled"] += 1
+        self.adapters.end_use(request.served)
+        return False
+
+    def _answer(self, batch: Sequence[_Request]) -> None:
+        """Compute a batch, and set the results of its futures."""
+        start = time.monotonic()
+        answers: list[Answer] = []
+        try:
+            answers = self._computed(batch)
+        except BaseException as error:  # the thread ends; nobody shall wait for it
+            answers = [_dead(error)] * len(batch)
+            raise
+        finally:
+            self._count(batch, time.monotonic() - start)
+            for request, answer in zip(batch, answers, strict=True):
+                self.adapters.end_use(request.served)
+                if isinstance(answer, Exception):
+                    self.counts["errors"] += 1
+                    request.future.set_exception(answer)
+                else:
+                    self.counts["answers"] += 1
+                    request.future.set_result(answer)
+
+    def _computed(self, batch: Sequence[_Request]) -> list[Answer]:
+        """Return an answer for each request; of those that fail together, each half is tried."""
+        try:
+            return batch[0].served.model.compute([(r.served, r.encoded) for r in batch])
+        except Exception as error:
+            out_of_memory = _is_out_of_memory(error)
+            failed: Answer = _too_large(batch[0], error) if out_of_memory else error
+        if out_of_memory and torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if len(batch) == 1:
+            return [failed]
+        self.counts["halved"] += 1
+        half = len(batch) // 2
+        return [*self._computed(batch[:half]), *self._computed(batch[half:])]
+
+    def _count(self, batch: Sequence[_Request], seconds: float) -> None:
+        rows = sum(each.size.rows for each in batch)
+        tokens = sum(each.size.tokens for each in batch)
+        self.counts["batches"] += 1
+        self.counts["rows"] += rows
+        self.counts["tokens"] += tokens
+        self.counts["positions"] += rows * max(each.size.longest for each in batch)
+        rate = tokens / max(seconds, 1e-6)
+        self._rate = rate if not self._rate else (1 - _SLOWER) * self._rate + _SLOWER * rate
+
+    def _stop(self, error: StoppedError) -> None:
+        """Compute nothing any more, and fail all that waits."""
+        with self._changed:
+            self._stopped = self._stopped or error
+            requests, jobs, pending = self._waiting, self._jobs, set(self._pending)
+            self._waiting, self._jobs = deque(), deque()
+            self._queued -= sum(each.size.tokens for each in requests)
+            self._changed.notify_all()
+        for request in requests:
+            self.adapters.end_use(request.served)
+        for future in (*(each.future for each in requests), *pending):
+            _fail(future, error)
+        for _, job in jobs:
+            _fail(job, error)
+
+
+def _run_job(function: Callable[[], Any], future: Future[Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
+
+
+def _fail(future: Future[Any], error: BaseException) -> None:
+    """Fail a future that is not computed, unless it was cancelled or has a result."""
+    if not future.done() and future.set_running_or_notify_cancel():
+        future.set_exception(error)
+
+
+def _dead(error: BaseException) -> StoppedError:
+    return StoppedError(
+        "the thread that computes has died",
+        offenders=[one_line(f"{type(error).__name__}: {error}")],
+        hint="another Engine; the reason is above",
+    )
+
+
+def _too_large(request: _Request, error: Exception) -> AdapterhubError:
+    return TooLargeError(
+        f"an input of {request.size.tokens:,} tokens does not fit into memory alone",
+        offenders=[one_line(str(error))],
+        hint="a shorter input, or another device",
+    )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Return whether an allocation has failed; on the processor torch says so in words only."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

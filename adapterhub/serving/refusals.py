@@ -1,0 +1,44 @@
+"""Why a request is not answered."""
+
+from __future__ import annotations
+
+from adapterhub.errors import ServingError, counted
+
+
+class OverloadedError(ServingError):
+    """The queue is full.
+
+    Attributes:
+        wait: the seconds until what is queued is computed, at the rate measured so far.
+    """
+
+    def __init__(self, tokens: int, limit: int, wait: float) -> None:
+        self.wait = wait
+        super().__init__(
+            f"the queue is full: {counted(tokens, 'token')} are waiting",
+            expected=f"at most {limit:,}",
+            hint=f"the same request again in {max(wait, 0.1):.1f} s, or a larger queue_tokens",
+        )
+
+
+class DeadlineError(ServingError):
+    """The deadline of a request has passed; it was not computed."""
+
+    def __init__(self, late: float) -> None:
+        super().__init__(
+            f"the deadline passed {late:.3f} s before the request was computed",
+            expected="a deadline that is longer than the queue",
+            hint="a longer deadline, or fewer requests at once",
+        )
+
+
+class StoppedError(ServingError):
+    """The engine computes nothing any more: it was closed, or its thread died."""
+
+
+class ComputationError(ServingError):
+    """The adapter has computed numbers that are not finite."""
+
+
+class TooLargeError(ServingError):
+    """The memory of the device does not suffice for one request alone."""

@@ -1,0 +1,37 @@
+"""Adapters of all tasks that share a body, and others, saved once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from served import EXAMPLES, TaskExample, write_adapter
+
+from adapterhub.backbones.local_folders import remember_folder
+from adapterhub.files.native import read_manifest
+
+METHODS = ("lora(rank=2)", "dora(rank=2)", "prefix(length=2)", "prompt(length=3)")
+
+
+@pytest.fixture(autouse=True)
+def known_backbone(backbone: Path, polite: str, no_home: None) -> None:
+    """Let adapters that were saved for the session find their backbone from the home of a test."""
+    remember_folder(read_manifest(Path(polite)).backbone.id, backbone)
+
+
+@pytest.fixture(scope="session")
+def adapters(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, TaskExample]:
+    """Write an adapter for each task, with each of several methods; return its examples."""
+    folder = tmp_path_factory.mktemp("served")
+    found = {}
+    for n, example in enumerate(EXAMPLES):
+        for m, method in enumerate(METHODS):
+            name = folder / f"{example.task}-{n}-{m}"
+            found[write_adapter(backbone, name, method, example, seed=10 * n + m)] = example
+    return found
+
+
+@pytest.fixture(scope="session")
+def polite(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Write one adapter."""
+    return write_adapter(backbone, tmp_path_factory.mktemp("one") / "polite")

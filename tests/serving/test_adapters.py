@@ -1,0 +1,207 @@
+"""Adapters in memory: loaded once, beside running batches; evicted, and exchanged."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import tiny_models
+from served import TEXTS, expected_answers, same_answer, write_adapter
+
+import adapterhub as ah
+from adapterhub.errors import FileError, MismatchError, SignatureError
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.serving import Engine, adapters
+
+
+@pytest.fixture
+def published(backbone, tmp_path):
+    """Publish two versions; the tag `stable` is the first. Return the folders of both."""
+    folders = [write_adapter(backbone, tmp_path / f"v{n}", seed=n) for n in (1, 2)]
+    for folder in folders:
+        ah.publish(folder, "polite", registry=tmp_path / "registry")
+    store = LocalRegistry(tmp_path / "registry")
+    store.tag(store.resolve("polite", "v1"), "stable")
+    return folders
+
+
+def answer(engine, adapter, text=TEXTS[0]):
+    return engine.submit(adapter, text).result(60)
+
+
+def test_references_of_one_version_share_one_adapter(published, tmp_path):
+    with Engine(registry=tmp_path / "registry") as engine:
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda _: answer(engine, "polite@stable"), range(16)))
+        assert same_answer(found, expected_answers(published[0], (TEXTS[0],)) * 16)
+        assert same_answer(answer(engine, "polite@1"), found[0])
+        assert same_answer(answer(engine, "polite"), expected_answers(published[1], (TEXTS[0],))[0])
+        assert engine.adapters.counts["loads"] == 2
+        assert {use.reference for use in engine.models()} == {"polite@v1", "polite@v2"}
+
+
+def test_altered_files_are_never_computed(published, tmp_path):
+    (file,) = (tmp_path / "registry").glob("**/v1/adapter.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.chmod(0o644)
+    file.write_bytes(bytes(data))
+    with Engine(registry=tmp_path / "registry") as engine, pytest.raises(FileError):
+        answer(engine, "polite@1")
+
+
+def test_a_signature_is_required(published, tmp_path):
+    registry = tmp_path / "registry"
+    with Engine(registry=registry, signed=True) as engine, pytest.raises(SignatureError):
+        answer(engine, "polite@1")
+
+
+def test_others_are_answered_while_an_adapter_is_loaded(polite, backbone, tmp_path, monkeypatch):
+    other = write_adapter(backbone, tmp_path / "other", seed=3)
+    read, go_on, begun = adapters.read_source, threading.Event(), threading.Event()
+
+    def slow(source, *args, **options):
+        if source.reference == other:
+            begun.set()
+            go_on.wait(30)
+        return read(source, *args, **options)
+
+    with Engine() as engine:
+        engine.pin(polite)
+        monkeypatch.setattr(adapters, "read_source", slow)
+        waiting = [engine.submit(other, "a plot") for _ in range(3)]
+        begun.wait(30)
+        assert answer(engine, polite)
+        assert not any(each.done() for each in waiting)
+        go_on.set()
+        assert all(each.result(30) for each in waiting)
+        assert engine.adapters.counts["loads"] == 2
+
+
+def test_the_least_recently_used_leaves(backbone, tmp_path, polite):
+    folders = [write_adapter(backbone, tmp_path / f"{n}", seed=n) for n in range(4)]
+    expected = {f: expected_answers(f, (TEXTS[0],))[0] for f in folders}
+    with Engine() as engine:
+        answer(engine, polite)
+        (size,) = (use.bytes for use in engine.models())
+    with Engine(adapter_memory=3 * size) as engine:
+        engine.pin(polite)
+        for folder in (0, 1, 0, 2, 0, 3, 1, 0):
+            assert same_answer(answer(engine, folders[folder]), expected[folders[folder]])
+        there = {use.reference for use in engine.models()}
+        assert there == {polite, folders[0], folders[1]}
+        assert engine.adapters.counts["evictions"] == 4
+        assert engine.refresh() == 0
+        assert len(ah.adapters(next(iter(engine.adapters.models.bodies.values())).model)) == 3
+
+
+def test_adapters_in_use_stay(backbone, tmp_path):
+    folders = [write_adapter(backbone, tmp_path / f"{n}", seed=n) for n in range(4)]
+    with Engine(adapter_memory=1) as engine:
+        for _ in range(3):
+            futures = [engine.submit(f, text) for text in TEXTS[:3] for f in folders]
+            found = [each.result(60) for each in futures]
+            assert same_answer(found[:4], [expected_answers(f, (TEXTS[0],))[0] for f in folders])
+
+
+def test_a_tag_that_moves_is_noticed(published, tmp_path):
+    first, second = (expected_answers(folder, (TEXTS[0],))[0] for folder in published)
+    store = LocalRegistry(tmp_path / "registry")
+    with Engine(registry=tmp_path / "registry") as engine:
+        assert same_answer(answer(engine, "polite@stable"), first)
+        assert engine.refresh() == 0
+        store.tag(store.resolve("polite", "v2"), "stable")
+        assert same_answer(answer(engine, "polite@stable"), first)
+        free = threading.Event()
+        busy = engine._between_batches(lambda: free.wait(30))
+        before = engine.submit("polite@stable", TEXTS[0])
+        moved = threading.Thread(target=engine.refresh)
+        moved.start()
+        free.set()
+        moved.join(30)
+        busy.result(30)
+        assert same_answer(before.result(30), first)
+        after = engine.submit("polite@stable", TEXTS[0])
+        assert same_answer(after.result(30), second)
+        assert (before.reference, after.reference) == ("polite@v1", "polite@v2")
+        assert engine.adapters.counts["refreshes"] == 1
+        engine._between_batches(lambda: None).result(30)
+        assert {use.reference for use in engine.models()} == {"polite@v2"}
+
+
+def test_a_pinned_adapter_follows_its_tag_and_no_other_one_is_unpinned(published, tmp_path):
+    store = LocalRegistry(tmp_path / "registry")
+    with Engine(registry=tmp_path / "registry", adapter_memory=0) as engine:
+        engine.pin("polite@2")
+        answer(engine, "polite@stable")
+        store.tag(store.resolve("polite", "v2"), "stable")
+        assert engine.refresh() == 1
+        answer(engine, "polite@1")
+        answer(engine, "polite@stable")
+        assert engine.adapters.counts["loads"] == 3
+        assert "polite@v2" in {use.reference for use in engine.models()}
+    with Engine(registry=tmp_path / "registry", adapter_memory=0) as engine:
+        engine.pin("polite@stable")
+        store.tag(store.resolve("polite", "v1"), "stable")
+        assert engine.refresh() == 1
+        engine._between_batches(lambda: None).result(30)
+        assert [use.reference for use in engine.models()] == ["polite@v1"]
+        answer(engine, "polite@2")
+        assert "polite@v1" in {use.reference for use in engine.models()}
+
+
+def test_a_new_version_that_cannot_be_loaded_changes_nothing(published, tmp_path):
+    store = LocalRegistry(tmp_path / "registry")
+    with Engine(registry=tmp_path / "registry") as engine:
+        before = answer(engine, "polite@stable")
+        store.tag(store.resolve("polite", "v2"), "stable")
+        (file,) = (tmp_path / "registry").glob("**/v2/adapter.json")
+        file.chmod(0o644)
+        file.write_text(json.dumps({"format": "nothing"}))
+        with pytest.warns(UserWarning, match="polite@stable stays at polite@v1"):
+            assert engine.refresh() == 0
+        assert engine.adapters.counts["failed_refreshes"] == 1
+        assert answer(engine, "polite@stable") == before
+
+
+def test_versions_that_move_under_load_are_never_mixed(published, tmp_path):
+    expected = [expected_answers(folder, (TEXTS[0],))[0] for folder in published]
+    store = LocalRegistry(tmp_path / "registry")
+    stop, wrong = threading.Event(), []
+
+    def ask(engine):
+        while not stop.is_set():
+            future = engine.submit("polite@stable", TEXTS[0])
+            found = future.result(60)
+            if not same_answer(found, expected[future.reference == "polite@v2"]):
+                wrong.append((future.reference, found))
+
+    with Engine(registry=tmp_path / "registry") as engine:
+        threads = [threading.Thread(target=ask, args=(engine,)) for _ in range(4)]
+        for each in threads:
+            each.start()
+        for number in range(8):
+            store.tag(store.resolve("polite", f"v{2 - number % 2}"), "stable")
+            assert engine.refresh() <= 1
+        stop.set()
+        for each in threads:
+            each.join(60)
+    assert not wrong
+    assert engine.counts["errors"] == 0
+
+
+def test_an_adapter_of_another_backbone_is_refused(backbones, backbone, tmp_path, polite):
+    """The weights are compared for each record of a backbone, also if one was right before."""
+    other = tmp_path / "other-backbone"
+    tiny_models.model("bert", "features", seed=7).save_pretrained(other)
+    for file in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
+        (other / file).write_bytes((backbone / file).read_bytes())
+    folder = write_adapter(other, tmp_path / "other")
+    with Engine(str(backbone)) as engine:
+        assert answer(engine, polite)
+        for _ in range(2):
+            with pytest.raises(MismatchError, match="a different backbone"):
+                answer(engine, folder)
+        assert answer(engine, polite)
