@@ -2,11 +2,11 @@
 
     python benchmarks/registry.py [--adapters 100000]
     python benchmarks/registry.py --table
-    python benchmarks/registry.py --website [--adapters 10000]
-    python benchmarks/registry.py --website --table
+    python benchmarks/registry.py website [--adapters 10000]
+    python benchmarks/registry.py website --table
 
 The adapter folders are real: 50 backbones, with methods, tasks, metrics, tags and cards. With
-`--website`, a web server sends the registry, and waits 50 ms before each answer; and 1,000 versions
+`website`, a web server sends the registry, and waits 50 ms before each answer; and 1,000 versions
 are copied, twice. The records are benchmarks/results/registry.json and registry-website.json.
 """
 
@@ -186,7 +186,7 @@ def website(folder: Path, number: int) -> Iterator[dict[str, Any]]:
 
 
 def website_table() -> str:
-    """Return the Markdown table of the record of `--website`."""
+    """Return the Markdown table of the record of `website`."""
     rows = [
         (f"{row['adapters']:,}", row["backbones"], row["search"], f"{row['seconds']:.2f} s")
         for row in (records.read("registry-website") or {"rows": []})["rows"]
@@ -194,8 +194,10 @@ def website_table() -> str:
     return records.markdown(("adapters", "backbones", "what", "time"), rows)
 
 
-def table() -> str:
-    """Return the Markdown table of the record."""
+def table(name: str = "") -> str:
+    """Return the Markdown table of a record."""
+    if name == "website":
+        return website_table()
     times = (records.read("registry") or {"query_cpu_ms": {}})["query_cpu_ms"]
     rows = [(name, f"{times[name]:.0f} ms") for name in QUERIES if name in times]
     return records.markdown(("search", "time"), rows)
@@ -207,13 +209,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--adapters", type=int)
-    parser.add_argument("--website", action="store_true")
+    parser.add_argument("what", nargs="?", choices=["website"], default="")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     if options.table:
-        print(website_table() if options.website else table())
+        print(table(options.what))
         return
-    if options.website:
+    if options.what:
         rows = []
         with tempfile.TemporaryDirectory() as folder:
             os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"

@@ -10,10 +10,13 @@ that git merges it. It is derived: what a version is, its own folder says, and i
 
 from __future__ import annotations
 
+import gc
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 from adapterhub.errors import FileError
@@ -70,14 +73,20 @@ def parse_index(data: bytes, source: str, backbone: str) -> dict[str, Contents]:
     Raises:
         FileError: `data` is not the index of this backbone.
     """
-    found = {}
+    with _without_collection():
+        return _contents(data, source, backbone)
+
+
+def _contents(data: bytes, source: str, backbone: str) -> dict[str, Contents]:
+    found: dict[str, Contents] = {}
+    numbers = cache(version_number)  # nearly all are v1
     for name, rows in _adapters(data, source, backbone).items():
         if not is_name(name) or not isinstance(rows, dict):
             raise _error(source, "it has a name that no adapter has")
         contents = found[name] = Contents([], {})
-        for version in sorted(rows, key=lambda version: version_number(version) or 0):
+        for version in sorted(rows, key=lambda version: numbers(version) or 0):
             row = rows[version]
-            if not is_version_folder(version) or not isinstance(row, dict):
+            if not (version[:1] == "v" and numbers(version)) or not isinstance(row, dict):
                 raise _error(source, "it has a version that is none")
             if row.get(_BROKEN):
                 contents.broken[version] = FileError("it could not be read when it was indexed")
@@ -104,8 +113,8 @@ def entry_of_row(name: str, version: str, row: Mapping[str, Any]) -> Entry:
     """
     known: dict[str, Any] = {"task": None}
     for field, value in row.items():
-        if field in _FIELDS:
-            if not _KINDS[str(_FIELDS[field].type)](value):
+        if field in _CHECKS:
+            if not _CHECKS[field](value):
                 raise ValueError(field)
             known[field] = tuple(value) if isinstance(value, list) else value
     if missing := {"digest", "backbone", "fingerprint", "methods"} - known.keys():
@@ -184,6 +193,21 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "int": lambda value: type(value) is int and 0 <= value < 1 << 62,
     "dict[str, float]": _is_scores,
 }
+
+
+_CHECKS = {name: _KINDS[str(field.type)] for name, field in _FIELDS.items()}
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Look for no garbage while thousands of objects are made that stay: it took half the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _error(source: str, problem: str) -> FileError:

@@ -363,7 +363,8 @@ class Folder(Storage):
         """Refuse links in place of a folder in the registry and those above it."""
         for depth in range(len(folder.relative_to(self.root).parts)):
             path = folder.parents[depth - 1] if depth else folder
-            if not is_plain_folder(path) and os.path.lexists(path):
+            # In this order: another writer may make the folder in between.
+            if os.path.lexists(path) and not is_plain_folder(path):
                 raise _not_followed(path)
 
 

@@ -7,6 +7,7 @@ import sample_adapters
 
 from adapterhub.errors import FileError, OutputError
 from adapterhub.files import native
+from adapterhub.registry import local
 from adapterhub.registry.local import Folder, LocalRegistry
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.store import ConflictError, Publication
@@ -102,3 +103,18 @@ def test_only_what_was_read_is_replaced(tmp_path):
     assert folder.read("b/n/x", 10).data == b"3"
     assert folder.files("b/n/") == folder.files() == {"b/n/x": ""}
     assert (folder.folders(), folder.folders("b/")) == (["b"], ["b/n"])
+
+
+def test_a_folder_that_another_writer_makes_meanwhile_is_no_link(tmp_path, monkeypatch):
+    """Of many publishers of a new backbone at once, some were refused."""
+    registry = LocalRegistry(tmp_path / "registry")
+    look = local.is_plain_folder
+
+    def slow(path):
+        seen = look(path)
+        path.mkdir(parents=True, exist_ok=True)  # another writer, after we looked
+        return seen
+
+    monkeypatch.setattr(local, "is_plain_folder", slow)
+    made = sample_adapters.write(tmp_path / "made")
+    assert registry.put(made, Publication("polite")).version == "v1"
