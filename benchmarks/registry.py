@@ -188,7 +188,7 @@ def website(folder: Path, number: int) -> Iterator[dict[str, Any]]:
 def website_table() -> str:
     """Return the Markdown table of the record of `website`."""
     rows = [
-        (f"{row['adapters']:,}", row["backbones"], row["search"], f"{row['seconds']:.2f} s")
+        (f"{row['adapters']:,}", str(row["backbones"]), row["search"], f"{row['seconds']:.2f} s")
         for row in (records.read("registry-website") or {"rows": []})["rows"]
     ]
     return records.markdown(("adapters", "backbones", "what", "time"), rows)
