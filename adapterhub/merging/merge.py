@@ -53,7 +53,7 @@ from adapterhub.backbones.quantized_layers import can_requantize, requantized
 from adapterhub.backbones.same import SameNumbers, coarsest_dtype, same, tolerance_of
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.backbones.weights import is_offloaded, storage_problem
-from adapterhub.errors import AttachError, MergeError
+from adapterhub.errors import AttachError, MergeError, warn_user
 from adapterhub.hooks.composition import Composition, adapter_names
 from adapterhub.hooks.head import activation_between
 from adapterhub.hooks.new_tokens import VOCABULARY, NewTokenRows
@@ -174,6 +174,10 @@ def merge(
         tolerance = math.inf
     (composition,) = state.compositions
     heads = [adapter.head.lowered() for adapter in adapters if adapter.head]
+    without: dict[str, Tensor] = {}
+    if requantize and not heads:  # a bare model has another head
+        with STRUCTURE_LOCK, activated(state, ()):
+            without = probe(model)
     with STRUCTURE_LOCK, activated(state, tuple(adapter.name for adapter in adapters)):
         parameters = _swaps(adapters)
         attributes = _identity(model, adapters) + _vocabulary(adapters)
@@ -182,9 +186,33 @@ def merge(
         record = Merge(adapters, probe(model), parameters, attributes, head, templates)
     with STRUCTURE_LOCK, _merged(state, record, composition):
         precision = tolerance or coarsest_dtype(model)
-        compared = check_outputs(record.expected, probe(model), precision)
+        outputs = probe(model)
+        compared = check_outputs(record.expected, outputs, precision)
+        _warn_of_a_lost_update(outputs, record.expected, without)
         record.differences, record.tolerances = compared.differences, compared.tolerances
     return record
+
+
+def _warn_of_a_lost_update(
+    merged: dict[str, Tensor], adapted: dict[str, Tensor], without: dict[str, Tensor]
+) -> None:
+    """Warn if a merged model is nearer to the backbone than to its adapter.
+
+    The weights of a quantized backbone are numbers of its codes: an update that is smaller than
+    half the distance of two codes is rounded away, and small updates everywhere are lost wholly.
+    """
+    for name, bare in without.items():
+        moved = (merged[name] - bare).norm().item()
+        missed = (merged[name] - adapted[name]).norm().item()
+        if moved < missed:
+            warn_user(
+                "the update was lost by quantizing again, as it is smaller than the distance of "
+                f"two codes: {name} of the merged model differ by {missed:.3g} from those of the "
+                f"adapter, and by {moved:.3g} from those of the backbone without it; keep the "
+                "adapter, or merge into unquantized weights: --base-dtype bf16",
+                stacklevel=3,
+            )
+            return
 
 
 @contextmanager
