@@ -19,6 +19,7 @@ from adapterhub.backbones.gguf import is_gguf
 from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.layer_timing import without_slow_bf16
+from adapterhub.backbones.model_lock import MODEL_LOCK
 from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
 from adapterhub.backbones.pooling import check_pooling, remember_pooling
 from adapterhub.backbones.probe import check_causal
@@ -194,8 +195,9 @@ def _load_weights(auto: Any, folder: Path, options: dict[str, Any], backbone: st
 
 def _load(auto: Any, folder: Path, options: dict[str, Any], backbone: str) -> Any:
     try:
-        # False: never run code from a checkpoint, and do not prompt for it.
-        return auto.from_pretrained(folder, trust_remote_code=False, **options)
+        with MODEL_LOCK:
+            # False: never run code from a checkpoint, and do not prompt for it.
+            return auto.from_pretrained(folder, trust_remote_code=False, **options)
     except _BROKEN as error:
         raise BackboneError(
             f"the backbone {backbone!r} cannot be loaded by {auto.__name__}: {error}",
@@ -281,7 +283,7 @@ def meta_model(
         with guarded_hub(), quiet_loading():
             config = transformers.AutoConfig.from_pretrained(source, revision=revision, **options)
         auto = getattr(transformers, task_model(task).auto_name(type(config)))
-        with torch.device("meta"):
+        with MODEL_LOCK, torch.device("meta"):
             model = auto.from_config(config, **task_model(task).init_options(config))
     except (OSError, ValueError, KeyError) as error:  # its cause may quote a server
         raise not_found(backbone, str(error).splitlines()[0]) from None

@@ -34,6 +34,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from adapterhub.backbones.early_checks import DEQUANTIZE, QUANTIZATION_LIBRARIES
 from adapterhub.backbones.layer_timing import without_slow_bf16
+from adapterhub.backbones.model_lock import MODEL_LOCK
 from adapterhub.errors import ConfigError, unknown
 
 LABELS = ("id2label", "label2id", "num_labels", "problem_type")
@@ -278,14 +279,15 @@ def _skipped_modules(
     auto: Any, folder: Path, config: PreTrainedConfig, dtype: torch.dtype
 ) -> set[str]:
     """Return the paths of modules not to quantize: head, output layer, newly initialized."""
-    model, info = auto.from_pretrained(
-        folder,
-        config=config,
-        dtype=dtype,
-        device_map="meta",
-        ignore_mismatched_sizes=True,  # codes have other shapes than values
-        output_loading_info=True,
-    )
+    with MODEL_LOCK:
+        model, info = auto.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            device_map="meta",
+            ignore_mismatched_sizes=True,  # codes have other shapes than values
+            output_loading_info=True,
+        )
     output = model.get_output_embeddings()
     paths = {key.rpartition(".")[0] for key in info["missing_keys"]}
     paths |= {path for path, module in model.named_modules() if module is output}

@@ -15,6 +15,8 @@ from accelerate import init_empty_weights
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from adapterhub.backbones.model_lock import MODEL_LOCK
+
 
 def stand_in(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     """Make a model of the same class and configuration, in fp32 on the CPU, with random weights.
@@ -25,7 +27,7 @@ def stand_in(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     if config.pad_token_id is None:
         config.pad_token_id = 0  # classifiers refuse batches without it
     config._experts_implementation = "eager"  # the others need weights with usual strides
-    with torch.device("cpu"), init_empty_weights(include_buffers=False):
+    with MODEL_LOCK, torch.device("cpu"), init_empty_weights(include_buffers=False):
         made = type(model)(config)
     generator = torch.Generator().manual_seed(seed)
     for module in made.modules():

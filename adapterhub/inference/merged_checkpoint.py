@@ -29,6 +29,7 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.route import activate
 from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.layer_timing import without_slow_bf16
+from adapterhub.backbones.model_lock import MODEL_LOCK
 from adapterhub.backbones.pooling import POOLS, trained_length, vector_length
 from adapterhub.backbones.probe import evaluation_mode, probe, probe_batch
 from adapterhub.backbones.processor import processor_of, remember_processor
@@ -153,9 +154,10 @@ def _save(
 
 
 def _reloaded(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    loaded, info = auto_class(model).from_pretrained(
-        folder, dtype=model.dtype, device_map={"": model.device}, output_loading_info=True
-    )
+    with MODEL_LOCK:
+        loaded, info = auto_class(model).from_pretrained(
+            folder, dtype=model.dtype, device_map={"": model.device}, output_loading_info=True
+        )
     problems = [f"{kind}: {key}" for kind, keys in info.items() for key in keys if keys]
     if type(loaded) is not type(model):
         problems.append(f"it loads as {type(loaded).__name__}, not as {type(model).__name__}")
@@ -242,7 +244,8 @@ class SentenceEncoder:
 
     def outputs(self, model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
         """Load the folder, and return the outputs on the probe batch of the merged model."""
-        base = AutoModel.from_pretrained(folder, dtype=model.dtype).to(model.device).eval()
+        with MODEL_LOCK:
+            base = AutoModel.from_pretrained(folder, dtype=model.dtype).to(model.device).eval()
         keep_4bit_layout(base, Patch())
         head: dict[str, Tensor] = {}
         if self.head is not None:

@@ -67,8 +67,8 @@ class Bucket(RemoteStorage):
             found = ((meta["path"], str(meta["e_tag"])) for some in chunks for meta in some)
             return dict(sorted(found))
 
-    def fetch(self, path: str, most: int, known: str = "") -> Stored | None:
-        """Fetch an object; without its bytes if it still has the tag `known`."""
+    def receive(self, path: str, most: int, known: str = "") -> Stored | None:
+        """Receive an object; without its bytes if it still has the tag `known`."""
         from obstore.exceptions import NotModifiedError
 
         with self._reached():
@@ -97,7 +97,7 @@ class Bucket(RemoteStorage):
         for file in sorted(self.files(f"{path}/"), key=lambda file: file != manifest):
             self.delete(file)
 
-    def download(self, path: str, target: Path, most: int, sha256: str | None) -> None:
+    def download(self, path: str, target: Path, most: int, sha256: str | None = None) -> None:
         """Write an object to a new file; the digest is checked by whoever reads all files."""
         with self._reached():
             if (found := self._get(path, most)) is not None:

@@ -40,8 +40,8 @@ class RemoteStorage(Storage):
     readers = 16
 
     @abstractmethod
-    def fetch(self, path: str, most: int, known: str = "") -> Stored | None:
-        """Fetch a file; without its bytes if it still has the tag `known`. None: there is none.
+    def receive(self, path: str, most: int, known: str = "") -> Stored | None:
+        """Receive a file; without its bytes if it still has the tag `known`. None: there is none.
 
         Raises:
             FileError: it is larger than `most` bytes.
@@ -49,7 +49,7 @@ class RemoteStorage(Storage):
         """
 
     @abstractmethod
-    def download(self, path: str, target: Path, most: int, sha256: str | None) -> None:
+    def download(self, path: str, target: Path, most: int, sha256: str | None = None) -> None:
         """Write a file to a new one of this machine; write none if there is none.
 
         Raises:
@@ -63,7 +63,7 @@ class RemoteStorage(Storage):
             kept = self._kept(path, most)
             if kept is not None and kept.tag == tag:
                 return kept
-        stored = self.fetch(path, most)
+        stored = self.receive(path, most)
         if tag and stored and tag == stored.tag:
             self._keep(path, stored)
         return stored
@@ -71,7 +71,7 @@ class RemoteStorage(Storage):
     def reread(self, path: str, most: int) -> Stored | None:
         """Read a file, from the copy that was kept of it while the storage has the same."""
         kept = self._kept(path, most)
-        stored = self.fetch(path, most, kept.tag if kept else "")
+        stored = self.receive(path, most, kept.tag if kept else "")
         if kept and stored and stored.tag == kept.tag:
             return kept
         if stored and stored.tag:
@@ -103,7 +103,7 @@ class RemoteStorage(Storage):
         """Yield a folder with the files of a version, none of them larger than a valid one."""
         with TemporaryDirectory(prefix="adapterhub-") as staged:
             folder = Path(staged)
-            manifest = self.fetch(f"{path}/{MANIFEST_FILE}", MAX_MANIFEST_BYTES)
+            manifest = self.receive(f"{path}/{MANIFEST_FILE}", MAX_MANIFEST_BYTES)
             data = manifest.data if manifest else b""
             check_digest(f"{self.location}/{path}", data, digest)
             (folder / MANIFEST_FILE).write_bytes(data)
@@ -112,7 +112,7 @@ class RemoteStorage(Storage):
             sha256 = parsed.files.get(TENSORS_FILE)
             self.download(f"{path}/{TENSORS_FILE}", folder / TENSORS_FILE, most, sha256)
             for name, limit in ((CARD_FILE, MAX_CARD_BYTES), (SIGNATURE_FILE, MAX_SIGNATURE_BYTES)):
-                if (found := self.fetch(f"{path}/{name}", limit)) is not None:
+                if (found := self.receive(f"{path}/{name}", limit)) is not None:
                     (folder / name).write_bytes(found.data)
             yield folder
 

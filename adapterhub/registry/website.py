@@ -133,7 +133,7 @@ class Website(RemoteStorage):
         if prefix.count("/") < 2:
             self._unlisted()
         path = f"{prefix}{NAMES_FILE}"
-        return {path: ""} if self.fetch(path, MAX_INDEX_BYTES) else {}
+        return {path: ""} if self.receive(path, MAX_INDEX_BYTES) else {}
 
     def index(self, backbone: str) -> dict[str, Contents] | None:
         """Return what the index of a backbone has of each name; None if there is no index.
@@ -152,15 +152,15 @@ class Website(RemoteStorage):
             known = self._indexes[backbone] = (stored, found)
         return known[1]
 
-    def fetch(self, path: str, most: int, known: str = "") -> Stored | None:
-        """Fetch a file; without its bytes if it still has the tag `known`."""
+    def receive(self, path: str, most: int, known: str = "") -> Stored | None:
+        """Receive a file; without its bytes if it still has the tag `known`."""
         try:
             body = self._client.reread(f"/{path}", most, self._subject(path), known)
         except AbsentError:
             return None
         return Stored(body.data, known if body.is_known else body.tag)
 
-    def download(self, path: str, target: Path, most: int, sha256: str | None) -> None:
+    def download(self, path: str, target: Path, most: int, sha256: str | None = None) -> None:
         """Write a file to a new one, and verify its digest; an interrupted download is resumed."""
         try:
             expected = Expected(most, sha256=sha256)
