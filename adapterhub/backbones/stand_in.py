@@ -27,14 +27,15 @@ def stand_in(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     if config.pad_token_id is None:
         config.pad_token_id = 0  # classifiers refuse batches without it
     config._experts_implementation = "eager"  # the others need weights with usual strides
-    with MODEL_LOCK, torch.device("cpu"), init_empty_weights(include_buffers=False):
-        made = type(model)(config)
-    generator = torch.Generator().manual_seed(seed)
-    for module in made.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            value = _random(parameter.shape, "bias" in name, generator)
-            setattr(module, name, nn.Parameter(value, requires_grad=False))
-    made.tie_weights()
+    with MODEL_LOCK:  # also for the parameters: accelerate would put those of other threads on meta
+        with torch.device("cpu"), init_empty_weights(include_buffers=False):
+            made = type(model)(config)
+        generator = torch.Generator().manual_seed(seed)
+        for module in made.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                value = _random(parameter.shape, "bias" in name, generator)
+                setattr(module, name, nn.Parameter(value, requires_grad=False))
+        made.tie_weights()
     return made.eval()  # type: ignore[no-any-return]
 
 
