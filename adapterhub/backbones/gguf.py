@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from adapterhub.backbones.local_folders import package_folder
+from adapterhub.backbones.model_lock import MODEL_LOCK
 from adapterhub.config.user_folders import user_folder
 from adapterhub.errors import BackboneError
 from adapterhub.patch import Patch
@@ -133,7 +134,7 @@ def _decode(file: Path, folder: Path) -> None:
     # Newer releases of transformers keep the weights packed where they have a kernel.
     packed = getattr(transformers, "GgufConfig", None)
     decoded = {"quantization_config": packed(dequantize=True)} if packed else {}
-    with Patch() as patch:
+    with MODEL_LOCK, Patch() as patch:
         patch.set(modeling_gguf_pytorch_utils, "tqdm", _without_bar)
         read = AutoModelForCausalLM.from_pretrained(
             file.parent, gguf_file=file.name, dtype=torch.bfloat16, **decoded

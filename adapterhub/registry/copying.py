@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
-from adapterhub.errors import AdapterhubError, ConfigError, RegistryError
+from adapterhub.errors import AdapterhubError, ConfigError, FileError, RegistryError
 from adapterhub.registry.reference import NAME_RULE, is_name, parse_reference
 from adapterhub.registry.registry import Registry, line_of
 from adapterhub.registry.store import Entry, Publication, Query, Store
@@ -90,7 +90,7 @@ def copy_registry(
     origin, destination = place(source, reading=True), place(target)
     if source.rstrip("/") == target.rstrip("/"):
         raise ConfigError(f"{source} would be copied to itself")
-    there, report = destination.names() if _may_list(destination) else {}, CopyReport()
+    there, report = destination.names() if _lists(destination.store) else {}, CopyReport()
 
     def copy(key: _Key, entries: Sequence[Entry]) -> None:
         known = {entry.digest: entry for entry in there.get(key, ())}
@@ -121,10 +121,8 @@ def place(text: str, *, reading: bool = False) -> Place:
         ConfigError: it is neither.
     """
     if text.startswith(("https://", "http://")):
-        if reading:
-            site = registry_at(text)
-            if site.exists():
-                return Place(site)
+        if reading and _lists(site := registry_at(text)):
+            return Place(site)
         owner = text.rstrip("/").rpartition("/")[2]
     elif text.startswith("hf:"):
         owner = text.removeprefix("hf:").strip("/")
@@ -135,15 +133,15 @@ def place(text: str, *, reading: bool = False) -> Place:
     return Place(store_of(parse_reference(f"{text.rstrip('/')}/name")), owner)
 
 
-def _may_list(destination: Place) -> bool:
-    """Return whether there is anything at a place; a new folder is made by the first version."""
-    store = destination.store
+def _lists(store: Store) -> bool:
+    """Return whether a registry says what it has: not a new folder, nor a hub's address."""
     if not isinstance(store, Registry):
         return True
     try:
-        return store.exists()
-    except RegistryError:
+        store.storage.folders()
+    except (FileError, RegistryError):
         return False
+    return True
 
 
 def _copy(

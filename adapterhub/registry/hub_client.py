@@ -42,6 +42,7 @@ from adapterhub.backbones.origins import (
     url_origin,
 )
 from adapterhub.errors import ConfigError, FileError, RegistryError
+from adapterhub.registry.store import Stored
 
 GRACE_SECONDS = 30.0  # for the connection and the headers, and for a pause of the network
 CONNECT_SECONDS = 10.0
@@ -61,23 +62,7 @@ class UnreachableError(RegistryError):
 
 
 class MissingFileError(RegistryError):
-    """The repository and the revision exist, the file does not."""
-
-
-class AbsentError(RegistryError):
-    """The server says that there is no such file, or not for this client."""
-
-
-@dataclass(frozen=True)
-class Body:
-    """The bytes of an answer, and the tag that the server gave them, if any.
-
-    `is_known` says that the bytes were not sent, as they are those that the client has.
-    """
-
-    data: bytes
-    tag: str = ""
-    is_known: bool = False
+    """The file does not exist, in a revision that does; or a plain web server does not give it."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +82,7 @@ class HubClient:
     """Read-only HTTP client of one hub.
 
     `base` is the hub's URL, `token` the one that belongs to it. With `plain`, it is that of any web
-    server: a file that it does not give is an `AbsentError`.
+    server: whatever file it does not give is a `MissingFileError`.
 
     Raises:
         ConfigError: `base` is not an http or https URL.
@@ -129,30 +114,29 @@ class HubClient:
         query = f"?{urlencode(params)}" if params else ""
         return self.reread(f"{path}{query}", limit, subject).data
 
-    def reread(self, path: str, limit: int, subject: str, known: str = "") -> Body:
-        """Return the body of an answer, unless the server still has the one with the tag `known`.
+    def reread(self, path: str, limit: int, subject: str, known: str = "") -> Stored:
+        """Return the body of an answer and its tag; no body if that is still the tag `known`.
 
         Raises:
             UnreachableError: no connection, or offline.
-            MissingFileError: no such file in an existing revision.
-            AbsentError: no such file on a plain server.
+            MissingFileError: no such file in an existing revision, or on a plain server.
             RegistryError: refused, or the answer is too large, too slow or malformed.
         """
-        data = bytearray()
-        found = Body(b"")
+        data, tag = bytearray(), ""
 
         def receive(answer: HubAnswer) -> None:
-            nonlocal found
+            nonlocal tag
             data.clear()
+            tag = known
             if answer.status != 304:
+                tag = answer.tag
                 for chunk in answer.chunks(limit):
                     data.extend(chunk)
-            found = Body(bytes(data), answer.tag, answer.status == 304)
 
         self._attempt(f"{self.base}{path}", subject, receive, known=known)
         if self.token and self.token.encode() in data:  # parts of it may be printed
             raise RegistryError(f"{subject}: the server's answer repeats your token")
-        return found
+        return Stored(bytes(data), tag)
 
     def download(
         self,
@@ -225,7 +209,9 @@ class HubClient:
                 with self._send(url, token, start, subject, began, known) as answer:
                     if answer.status not in _REDIRECTS:
                         if self._is_plain and answer.status in _ABSENT:
-                            raise AbsentError(f"{subject}: the server answered {answer.status}")
+                            raise MissingFileError(
+                                f"{subject}: the server answered {answer.status}"
+                            )
                         answer.check()
                         yield answer
                         return

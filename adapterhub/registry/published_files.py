@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
+from adapterhub.backbones.origins import SHA256
 from adapterhub.errors import FileError
 from adapterhub.files.atomic import (
     UnreadableError,
@@ -96,7 +96,7 @@ def entry_of(
 
 def _sha256(value: object) -> str | None:
     """Return a digest of the record of a training run, which any program may have written."""
-    return value if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) else None
+    return value if isinstance(value, str) and SHA256.fullmatch(value) else None
 
 
 def date_now() -> bytes:

@@ -42,7 +42,6 @@ from adapterhub.files.signature import (
     read_signatures,
 )
 from adapterhub.registry.index_file import (
-    INDEX_FILE,
     MAX_INDEX_BYTES,
     index_bytes,
     index_with,
@@ -72,6 +71,7 @@ from adapterhub.registry.published_files import (
     parse_date,
 )
 from adapterhub.registry.reference import (
+    INDEX_FILE,
     backbone_folder,
     check_name,
     check_tags,
@@ -113,6 +113,7 @@ class Registry(Store):
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self._not_indexed: set[str] | None = None
+        self._indexes: dict[str, tuple[Stored, dict[str, Contents]]] = {}  # as last read
 
     @property
     def location(self) -> str:
@@ -187,15 +188,13 @@ class Registry(Store):
             OutputError: the registry cannot be written.
             RegistryError: the same, for a bucket.
         """
-        found = self._read(_by_name(self.storage.files()))
-        backbones = {path.partition("/")[0] for path in found}
+        backbones = {path.partition("/")[0] for path in _by_name(self.storage.files())}
         listed: list[str] = []
         with suppress(FileError):
             listed = self._indexed_backbones()
-        for backbone in sorted(backbones | {*listed}):
-            self._write_index(backbone, None)
+        names = [self._write_index(each, None) for each in sorted(backbones | {*listed})]
         self._write_root(lambda known: backbones)
-        return len(found)
+        return sum(names)
 
     def has(self, name: str) -> bool:
         """Return whether there is a version of this name, readable or not."""
@@ -308,18 +307,20 @@ class Registry(Store):
         """Read all versions, and list the problems of files and names."""
         if not self.exists():
             return []
-        problems = []
+        problems: list[str] = []
+        found: dict[str, Contents] = {}
         for path in self._all_paths():
             try:
                 files = self.storage.files(f"{path}/")
-                lines = self._problems(path, _by_version(path, files)) + _strays(path, files)
+                found |= self._read({path: _by_version(path, files)})
+                lines = self._problems(path, found[path]) + _strays(path, files)
             except FileError as error:
                 lines = [line_of(error)]
             problems += [f"{path}/{line}" for line in lines]
-        return problems + self._index_problems()
+        return problems + self._index_problems(found)
 
-    def _index_problems(self) -> list[str]:
-        """Compare the index, if there is one, with the folders."""
+    def _index_problems(self, found: Mapping[str, Contents]) -> list[str]:
+        """Compare the index, if there is one, with what the folders have."""
         hint = "adapterhub registry index writes it anew"
         try:
             if (indexed := self._indexed(None)) is None:
@@ -327,7 +328,8 @@ class Registry(Store):
             listed = {*self._indexed_backbones()}
         except FileError as error:
             return [line_of(error)]
-        found = self._read(_by_name(self.storage.files()))
+        # A name all of whose versions were deleted is in no index.
+        found = {p: c for p, c in found.items() if c.entries or c.broken}
         missing = sorted({path.partition("/")[0] for path in found} - listed)
         problems = [f"{INDEX_FILE}: {backbone} is missing; {hint}" for backbone in missing]
         for path in sorted(indexed.keys() | found.keys()):
@@ -490,7 +492,11 @@ class Registry(Store):
         stored = self.storage.reread(path, MAX_INDEX_BYTES)
         if stored is None:
             return None
-        return parse_index(stored.data, f"{self.location}/{path}", backbone)
+        known = self._indexes.get(backbone)
+        if known is None or known[0] != stored:
+            parsed = parse_index(stored.data, f"{self.location}/{path}", backbone)
+            known = self._indexes[backbone] = (stored, parsed)
+        return known[1]
 
     def _indexed_backbones(self) -> list[str]:
         """Read the index of the root."""
@@ -529,18 +535,23 @@ class Registry(Store):
                 stacklevel=4,
             )
 
-    def _write_index(self, backbone: str, paths: Sequence[str] | None) -> None:
-        """Write the rows of these names, or of all of a backbone, as the folders are now."""
+    def _write_index(self, backbone: str, paths: Sequence[str] | None) -> int:
+        """Write the rows of these names, or of all of a backbone, as the folders are now.
+
+        Returns:
+            The number of names that were read.
+        """
         file = f"{backbone}/{INDEX_FILE}"
+        found: dict[str, Contents] = {}
 
         def attempt() -> None:
+            nonlocal found
             stored = self.storage.read(file, MAX_INDEX_BYTES)
             data = b""
             if stored and paths is not None:
                 with suppress(FileError):  # a damaged index is written anew
-                    parse_index(stored.data, file, backbone)
-                    changed = self._contents(paths)
-                    data = index_with(stored.data, file, backbone, _by_own_name(changed))
+                    found = self._contents(paths)
+                    data = index_with(stored.data, file, backbone, _by_own_name(found))
             if not data:
                 found = self._read(_by_name(self.storage.files(f"{backbone}/")))
                 data = index_bytes(backbone, _by_own_name(found))
@@ -549,6 +560,7 @@ class Registry(Store):
 
         with self.storage.writing(backbone):
             self._retry(attempt, file)
+        return len(found)
 
     def _write_root(self, update: Callable[[Iterable[str]], Iterable[str]]) -> None:
         """Change the list of the backbones."""
@@ -669,9 +681,8 @@ class Registry(Store):
             hint=hint,
         )
 
-    def _problems(self, path: str, files: Mapping[str, Mapping[str, str]]) -> list[str]:
+    def _problems(self, path: str, contents: Contents) -> list[str]:
         """Verify all files of a name; return one line for each problem."""
-        contents = self._read({path: files})[path]
         broken: dict[str, AdapterhubError] = {**contents.broken}
         for entry in contents.entries:
             try:

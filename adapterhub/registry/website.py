@@ -12,18 +12,13 @@ from pathlib import Path
 from typing import NoReturn
 from urllib.parse import urlsplit
 
-from adapterhub.errors import AdapterhubError, ConfigError, FileError, RegistryError
+from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files.native import MANIFEST_FILE
-from adapterhub.registry.hub_client import AbsentError, Expected, HubClient
-from adapterhub.registry.index_file import (
-    INDEX_FILE,
-    MAX_INDEX_BYTES,
-    parse_backbones,
-    parse_index,
-)
-from adapterhub.registry.names_file import NAMES_FILE, Contents
-from adapterhub.registry.reference import is_backbone_folder, is_loopback
-from adapterhub.registry.registry import Registry, line_of
+from adapterhub.registry.hub_client import Expected, HubClient, MissingFileError
+from adapterhub.registry.index_file import MAX_INDEX_BYTES, parse_backbones
+from adapterhub.registry.names_file import MAX_NAMES_BYTES, NAMES_FILE, Contents
+from adapterhub.registry.reference import INDEX_FILE, is_loopback
+from adapterhub.registry.registry import Registry
 from adapterhub.registry.remote import RemoteStorage
 from adapterhub.registry.store import Stored, version_number
 from adapterhub.registry.tokens import token_for
@@ -42,8 +37,7 @@ class WebsiteRegistry(Registry):
     """
 
     def __init__(self, url: str) -> None:
-        self.files = Website(url)
-        super().__init__(self.files)
+        super().__init__(Website(url))
 
     def contents(self, path: str) -> Contents:
         """Read a name: its versions from the index, and those that are newer by their numbers."""
@@ -52,7 +46,7 @@ class WebsiteRegistry(Registry):
             names, _ = self._names(path)
         except FileError as error:
             return Contents([], {NAMES_FILE: error})
-        listed = (self.files.index(backbone) or {}).get(name, Contents([], {}))
+        listed = (self._index_of(backbone) or {}).get(name, Contents([], {}))
         last = max((version_number(v) or 0 for v in _versions(listed)), default=0)
         first = max(last + 1, names.highest - _MOST_PROBED + 1)
         newer = [f"v{number}" for number in range(first, names.highest + 1)]
@@ -69,19 +63,12 @@ class WebsiteRegistry(Registry):
 
     def verify(self) -> list[str]:
         """Read all versions that the index has, and list the problems."""
-        problems = []
-        for path, contents in self.everything().items():
-            problems += [f"{path}/{v}: {line_of(e)}" for v, e in contents.broken.items()]
-            for entry in contents.entries:
-                try:
-                    self.storage.check(f"{path}/{entry.version}", entry.digest)
-                except AdapterhubError as error:
-                    problems.append(f"{path}/{entry.version}: {line_of(error)}")
-        return problems
+        found = self.everything()
+        return [f"{path}/{line}" for path in found for line in self._problems(path, found[path])]
 
     def index(self) -> NoReturn:
         """Refuse: it is only read."""
-        self.files.refuse()
+        _refuse(self.location)
 
     def delete(self, name: str, version: str, *, backbone: str | None = None) -> NoReturn:
         """Refuse: it is only read.
@@ -91,11 +78,14 @@ class WebsiteRegistry(Registry):
             version: the version number.
             backbone: a backbone's id or fingerprint.
         """
-        self.files.refuse()
+        _refuse(self.location)
 
     def has(self, name: str) -> bool:
         """Return whether there is a version of this name."""
         return any(_versions(contents) for contents in self._map(self.contents, self._paths(name)))
+
+    def _all_paths(self) -> list[str]:
+        return [*self.everything()]
 
 
 _MANIFEST = {MANIFEST_FILE: ""}
@@ -114,71 +104,51 @@ class Website(RemoteStorage):
             )
         self.location = url.rstrip("/")
         self._client = HubClient(self.location, token_for(self.location), plain=True)
-        self._indexes: dict[str, tuple[Stored, dict[str, Contents]]] = {}
 
     def exists(self) -> bool:
         """Return whether there is an index; without one, names may still be read."""
-        return self._backbones() is not None
+        return self.reread(INDEX_FILE, MAX_INDEX_BYTES) is not None
 
     def folders(self, prefix: str = "") -> list[str]:
-        """List the folders that the index has directly below a prefix."""
-        if not prefix:
-            backbones = self._backbones()
-            return self._unlisted() if backbones is None else backbones
-        backbone = prefix.rstrip("/")
-        return [f"{backbone}/{name}" for name in self.index(backbone) or ()]
+        """List the folders of backbones that the index has; others are not listed."""
+        stored = self.reread(INDEX_FILE, MAX_INDEX_BYTES)
+        if prefix or stored is None:
+            self._unlisted()
+        return parse_backbones(stored.data, self._subject(INDEX_FILE))
 
     def files(self, prefix: str = "") -> dict[str, str]:
         """Return `names.json` of a name; other files are not listed."""
         if prefix.count("/") < 2:
             self._unlisted()
         path = f"{prefix}{NAMES_FILE}"
-        return {path: ""} if self.receive(path, MAX_INDEX_BYTES) else {}
-
-    def index(self, backbone: str) -> dict[str, Contents] | None:
-        """Return what the index of a backbone has of each name; None if there is no index.
-
-        Raises:
-            FileError: it cannot be read.
-            RegistryError: the server cannot be reached.
-        """
-        path = f"{backbone}/{INDEX_FILE}"
-        stored = self.reread(path, MAX_INDEX_BYTES) if is_backbone_folder(backbone) else None
-        if stored is None:
-            return None
-        known = self._indexes.get(backbone)
-        if known is None or known[0] != stored:
-            found = parse_index(stored.data, f"{self.location}/{path}", backbone)
-            known = self._indexes[backbone] = (stored, found)
-        return known[1]
+        return {path: ""} if self.receive(path, MAX_NAMES_BYTES) else {}
 
     def receive(self, path: str, most: int, known: str = "") -> Stored | None:
         """Receive a file; without its bytes if it still has the tag `known`."""
         try:
-            body = self._client.reread(f"/{path}", most, self._subject(path), known)
-        except AbsentError:
+            return self._client.reread(f"/{path}", most, self._subject(path), known)
+        except MissingFileError:
             return None
-        return Stored(body.data, known if body.is_known else body.tag)
 
     def download(self, path: str, target: Path, most: int, sha256: str | None = None) -> None:
         """Write a file to a new one, and verify its digest; an interrupted download is resumed."""
         try:
             expected = Expected(most, sha256=sha256)
             self._client.download(f"/{path}", target, expected, self._subject(path))
-        except AbsentError:
+        except MissingFileError:
             target.unlink()
 
     def create(self, path: str, source: Path, digest: str, date: bytes) -> NoReturn:
         """Refuse: it is only read."""
-        self.refuse()
+        _refuse(self.location)
 
     def replace(self, path: str, data: bytes, old: Stored | None) -> NoReturn:
         """Refuse: it is only read."""
-        self.refuse()
+        _refuse(self.location)
 
     def remove(self, path: str) -> NoReturn:
         """Refuse: it is only read."""
-        self.refuse()
+        _refuse(self.location)
 
     def writing(self, path: str) -> AbstractContextManager[None]:
         """Refuse: it is only read.
@@ -186,23 +156,7 @@ class Website(RemoteStorage):
         Raises:
             RegistryError: always.
         """
-        self.refuse()
-
-    def refuse(self) -> NoReturn:
-        """Refuse to write.
-
-        Raises:
-            RegistryError: always.
-        """
-        raise RegistryError(
-            f"{self.location} is read over https, where nothing is published",
-            expected="the folder or the bucket that the web server sends",
-            hint="--registry FOLDER or --registry s3://bucket/prefix; adapterhub push for a hub",
-        )
-
-    def _backbones(self) -> list[str] | None:
-        stored = self.reread(INDEX_FILE, MAX_INDEX_BYTES)
-        return parse_backbones(stored.data, self._subject(INDEX_FILE)) if stored else None
+        _refuse(self.location)
 
     def _unlisted(self) -> NoReturn:
         raise RegistryError(
@@ -214,6 +168,14 @@ class Website(RemoteStorage):
 
     def _subject(self, path: str) -> str:
         return f"{self.location}/{path}"
+
+
+def _refuse(location: str) -> NoReturn:
+    raise RegistryError(
+        f"{location} is read over https, where nothing is published",
+        expected="the folder or the bucket that the web server sends",
+        hint="--registry FOLDER or --registry s3://bucket/prefix; adapterhub push for a hub",
+    )
 
 
 def _versions(contents: Contents) -> list[str]:

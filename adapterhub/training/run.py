@@ -346,7 +346,7 @@ def _record(prepared: PreparedRun) -> dict[str, Any]:
     pooling = {"pooling": adapter.pooling.how} if adapter.pooling else {}
     return {
         "recipe": _identity(prepared.recipe),
-        "data": _data_hash(prepared.data),
+        "data": _data_hash(prepared.data, data_hash(prepared.data.evaluation)),
         "backbone": adapter.state.fingerprint(),
         **pooling,
         **prepared.origins.identity(),
@@ -393,13 +393,15 @@ def _portable(data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _data_hash(data: RunData) -> str:
-    return hashlib.sha256((data_hash(data.train) + data_hash(data.evaluation)).encode()).hexdigest()
+def _data_hash(data: RunData, evaluation: str) -> str:
+    """Return the sha256 of the training rows and of the evaluation rows, whose own is given."""
+    return hashlib.sha256((data_hash(data.train) + evaluation).encode()).hexdigest()
 
 
 def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | None) -> RunOutcome:
     """Save the adapter and the report."""
     adapter, recipe, data = prepared.adapter, prepared.recipe, prepared.data
+    evaluation = data_hash(data.evaluation)
     metrics, (tested, errors) = result.best or result.last, _tested(prepared)
     scored = prepared.rows.evaluation.examples or data.evaluation
     counted = {name: ScoreError(len(scored)).record() for name in metrics}
@@ -411,10 +413,10 @@ def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | No
     adapter.metadata.training = {
         "recipe": _identity(recipe) | method,
         "data": {
-            "sha256": _data_hash(data),
+            "sha256": _data_hash(data, evaluation),
             "train": len(data.train),
             "eval": len(data.evaluation),
-            "eval_sha256": data_hash(data.evaluation),
+            "eval_sha256": evaluation,
             **({"test": len(data.test), "test_sha256": data_hash(data.test)} if tested else {}),
         },
         "kind": data.task.head,

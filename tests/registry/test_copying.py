@@ -163,6 +163,21 @@ def test_a_damaged_version_is_not_copied(source, tmp_path):
     assert not LocalRegistry(tmp_path / "target").has("rude")
 
 
+def test_a_hub_that_answers_with_a_page_is_no_website(tmp_path, monkeypatch, source):
+    with hub(tmp_path, monkeypatch) as location:
+        copy_registry(str(source.root), location)
+        with web_servers.python(tmp_path / "none", lambda handler: page(handler)) as url:
+            assert not isinstance(place(f"{url}/acme", reading=True).store, Registry)
+        assert place(location, reading=True).owner == "acme"
+
+
+def page(handler):
+    handler.send_response(200)
+    handler.end_headers()
+    handler.wfile.write(b"<!doctype html>")
+    return True
+
+
 @pytest.mark.parametrize("target", ["hf:", "hf:a/b/../c", "https://example.org/"])
 def test_places_that_are_none(source, target):
     with pytest.raises(ConfigError):
