@@ -398,10 +398,22 @@ def _data_hash(data: RunData, evaluation: str) -> str:
     return hashlib.sha256((data_hash(data.train) + evaluation).encode()).hexdigest()
 
 
+def _data_record(data: RunData, *, has_test: bool) -> dict[str, Any]:
+    """Return what an adapter records of its rows; scores on the same rows have the same digest."""
+    evaluation = data_hash(data.evaluation)
+    test = {"test": len(data.test), "test_sha256": data_hash(data.test)} if has_test else {}
+    return {
+        "sha256": _data_hash(data, evaluation),
+        "train": len(data.train),
+        "eval": len(data.evaluation),
+        "eval_sha256": evaluation,
+        **test,
+    }
+
+
 def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | None) -> RunOutcome:
     """Save the adapter and the report."""
     adapter, recipe, data = prepared.adapter, prepared.recipe, prepared.data
-    evaluation = data_hash(data.evaluation)
     metrics, (tested, errors) = result.best or result.last, _tested(prepared)
     scored = prepared.rows.evaluation.examples or data.evaluation
     counted = {name: ScoreError(len(scored)).record() for name in metrics}
@@ -412,13 +424,7 @@ def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | No
     method = {"method": list(dump_methods(adapter.methods)), "train": to_dict(recipe.train)}
     adapter.metadata.training = {
         "recipe": _identity(recipe) | method,
-        "data": {
-            "sha256": _data_hash(data, evaluation),
-            "train": len(data.train),
-            "eval": len(data.evaluation),
-            "eval_sha256": evaluation,
-            **({"test": len(data.test), "test_sha256": data_hash(data.test)} if tested else {}),
-        },
+        "data": _data_record(data, has_test=bool(tested)),
         "kind": data.task.head,
         "seed": recipe.seed,
         "steps": result.steps,
