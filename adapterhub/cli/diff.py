@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -39,7 +37,7 @@ def command(
     Each ADAPTER is a run folder, an adapter folder or a published name. The distance of two tensors
     is the norm of their difference, relative to the norm of the first.
     """
-    from adapterhub.files.compare import manifest_differences, tensor_differences
+    from adapterhub.files.compare import field_row, manifest_differences, tensor_differences
     from adapterhub.files.native import read_manifest
     from adapterhub.registry.pull import pull
 
@@ -52,15 +50,9 @@ def command(
         print_json({"adapters": references, "fields": fields, "tensors": told})
         return
     if fields:
-        rows = [[_typed(path), *map(_text, values)] for path, values in fields.items()]
+        rows = [field_row(path, values, _MOST_TEXT) for path, values in fields.items()]
         print_table(ShownTable(["field", *references], rows))
     _print_tensors(references, tensors)
-
-
-def _typed(path: str) -> str:
-    """Return a field as one types it on a command line of `train`."""
-    recipe, dot, option = path.partition("training.recipe.")
-    return option if dot and not recipe and "." in option else path
 
 
 def _print_tensors(references: tuple[str, str], tensors: dict[str, TensorDifference]) -> None:
@@ -91,14 +83,3 @@ def _cells(difference: TensorDifference) -> tuple[str, str]:
 
 def _shape(shape: tuple[int, ...] | None) -> str:
     return " x ".join(map(str, shape or ())) or "one value"
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    if re.fullmatch(r"([a-z0-9]+-)?[0-9a-f]{64}", text):  # a digest or fingerprint
-        return text[:-52]
-    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."

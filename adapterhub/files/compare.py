@@ -7,8 +7,10 @@ Tensors are compared one at a time, in double precision, without torch: the dist
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,25 @@ def differing_fields(manifests: Sequence[Manifest]) -> dict[str, tuple[Any, ...]
     paths = dict.fromkeys(path for fields in flat for path in fields)
     values = {path: tuple(fields.get(path) for fields in flat) for path in paths}
     return {path: each for path, each in values.items() if any(v != each[0] for v in each)}
+
+
+def field_row(path: str, values: Iterable[Any], most: int) -> list[str]:
+    """Return a row of a table: a field as `train` takes it, and its values, cut at `most`."""
+    recipe, dot, option = path.partition("training.recipe.")
+    typed = option if dot and not recipe and "." in option else path
+    return [typed, *(value_text(value, most) for value in values)]
+
+
+def value_text(value: Any, most: int) -> str:
+    """Write the value of a field in at most so many characters, a digest by its start."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if re.fullmatch(r"([a-z0-9]+-)?[0-9a-f]{64}", text):  # a digest or fingerprint
+        return text[:-52]
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def tensor_differences(

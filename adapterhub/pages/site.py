@@ -26,7 +26,7 @@ from adapterhub.files.manifest import Manifest
 from adapterhub.files.schema import shorten
 from adapterhub.files.shown_table import ShownTable, TableCell
 from adapterhub.pages.card_html import check_card_libraries
-from adapterhub.pages.leaderboards import Leaderboard
+from adapterhub.pages.leaderboards import Leaderboard, registry_boards
 from adapterhub.pages.listed import (
     ListedVersion,
     adapter_page_path,
@@ -37,7 +37,6 @@ from adapterhub.pages.listed import (
     rows_script,
 )
 from adapterhub.pages.published import PublishedName, PublishedVersion, datasets_of, read_published
-from adapterhub.pages.registry_boards import registry_boards
 from adapterhub.pages.site_pages import (
     MOST_COMPARED,
     AdapterLinks,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any
 
 from adapterhub.errors import one_line
 from adapterhub.files.card import built_from, own_text, started_from
-from adapterhub.files.compare import differing_fields
+from adapterhub.files.compare import differing_fields, field_row, value_text
 from adapterhub.files.native import CARD_FILE, MANIFEST_FILE
 from adapterhub.files.scores import score_text
 from adapterhub.files.shown_table import ShownTable, TableCell
@@ -213,7 +212,7 @@ def compare_page(
     rows = [[name, *values] for name, values in facts.items()]
     # What few of them have comes last: their columns may not be shown.
     for path in sorted(kept, key=lambda path: kept[path].count(None)):
-        rows.append([_typed(path), *map(_value_text, kept[path])])
+        rows.append(field_row(path, kept[path], _MOST_TEXT))
     return _page(
         "site_compare.html",
         place,
@@ -311,7 +310,7 @@ def _provenance(version: PublishedVersion) -> list[tuple[str, str]]:
         "backbone": f"{backbone.id}{revision}",
         "weights": f"fingerprint {backbone.fingerprint}",
         "trained in": backbone.quantization or backbone.dtype,
-        "method": "; ".join(_value_text(spec) for spec in manifest.methods),
+        "method": "; ".join(value_text(spec, _MOST_TEXT) for spec in manifest.methods),
         "starts from": started_from(manifest),
         "on top of": "; ".join(f"{ref}, sha256 {ref.digest[:12]}" for ref in manifest.on),
         "built from": "; ".join(built_from(manifest)),
@@ -384,7 +383,7 @@ def _differences(name: PublishedName) -> ShownTable | None:
     """Return the fields in which the versions differ, a column for each of them."""
     versions = name.versions[-MOST_VERSIONS_COMPARED:][::-1]
     fields = differing_fields([version.manifest for version in versions])
-    rows = [[_typed(path), *map(_value_text, values)] for path, values in fields.items()]
+    rows = [field_row(path, values, _MOST_TEXT) for path, values in fields.items()]
     return ShownTable(("field", *(v.entry.version for v in versions)), rows) if rows else None
 
 
@@ -396,23 +395,6 @@ def _diff_command(name: PublishedName, registry: str | None) -> str:
 def _score_words(version: PublishedVersion) -> str:
     score = version.score
     return score_text(score_words(score), score.error) if score else "-"
-
-
-def _typed(path: str) -> str:
-    """Return a field as one types it on a command line of `train`."""
-    recipe, dot, option = path.partition("training.recipe.")
-    return option if dot and not recipe and "." in option else path
-
-
-def _value_text(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    if re.fullmatch(r"([a-z0-9]+-)?[0-9a-f]{64}", text):  # a digest or fingerprint
-        return text[:-52]
-    return _cut(text)
 
 
 def _count(value: Any) -> str | None:

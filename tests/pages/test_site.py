@@ -20,12 +20,12 @@ from adapterhub.errors import ConfigError, OutputError
 from adapterhub.pages import card_html as card_module
 from adapterhub.pages.card_html import card_html
 from adapterhub.pages.leaderboards import (
+    UNKNOWN_ROWS,
     Leaderboard,
     RankedScore,
     best_first,
     pareto_front,
 )
-from adapterhub.pages.registry_boards import UNKNOWN_ROWS
 from adapterhub.pages.site import SiteOptions, write_site
 from adapterhub.registry.stores import registry_at
 
