@@ -140,10 +140,16 @@ class Handler(SimpleHTTPRequestHandler):
         """Print nothing."""
 
 
+class Server(ThreadingHTTPServer):
+    """Takes sixteen connections at once: with the usual five, others wait for a second."""
+
+    request_queue_size = 128
+
+
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
     """Serve a folder; yield the address."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+    server = Server(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
     Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
@@ -209,11 +215,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--adapters", type=int)
-    parser.add_argument("what", nargs="?", choices=["website"], default="")
+    parser.add_argument("what", nargs="?", choices=["website"])
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     if options.table:
-        print(table(options.what))
+        print(table(options.what or ""))
         return
     if options.what:
         rows = []

@@ -72,7 +72,7 @@ def parse_index(data: bytes, source: str, backbone: str) -> dict[str, Contents]:
     Raises:
         FileError: `data` is not the index of this backbone.
     """
-    with _without_collection():
+    with without_collection():
         return _contents(_adapters(data, source, backbone), source, backbone)
 
 
@@ -199,7 +199,7 @@ _CHECKS = {name: _KINDS[str(field.type)] for name, field in _FIELDS.items()}
 
 
 @contextmanager
-def _without_collection() -> Iterator[None]:
+def without_collection() -> Iterator[None]:
     """Look for no garbage while thousands of objects are made that stay: it took half the time."""
     was_enabled = gc.isenabled()
     gc.disable()

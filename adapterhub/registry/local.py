@@ -34,7 +34,7 @@ from adapterhub.files.atomic import (
     replace_file,
 )
 from adapterhub.files.native import check_adapter, read_card
-from adapterhub.registry.index_file import MAX_INDEX_BYTES, entry_of_row, row_of
+from adapterhub.registry.index_file import MAX_INDEX_BYTES, entry_of_row, row_of, without_collection
 from adapterhub.registry.names_file import NAMES_FILE, Contents
 from adapterhub.registry.published_files import check_digest, copy_adapter, manifest_bytes
 from adapterhub.registry.reference import is_backbone_folder, is_name
@@ -122,8 +122,10 @@ class LocalRegistry(Registry):
     def _cached(self) -> dict[str, tuple[str, Contents]]:
         """Return the contents of names by path, each with its stamp; none of a damaged cache."""
         try:
-            records = json.loads(read_file(self._cache_path(), 0, _MOST_CACHE_BYTES, None))
-            return {path: _of_record(path, **record) for path, record in records.items()}
+            data = read_file(self._cache_path(), 0, _MOST_CACHE_BYTES, None)
+            with without_collection():
+                records = json.loads(data)
+                return {path: _of_record(path, **record) for path, record in records.items()}
         except (UnreadableError, OSError, ValueError, LookupError, TypeError, AttributeError):
             return {}
 
