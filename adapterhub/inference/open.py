@@ -495,6 +495,7 @@ def read_source(
     registry: str | Path | None = None,
     *,
     signed: bool = False,
+    refuse_yanked: bool = False,
 ) -> PulledAdapter:
     """Pull an adapter, verify it, and read what it needs; no model is loaded.
 
@@ -505,7 +506,9 @@ def read_source(
         FileError: its files are broken.
         SignatureError: a signature is required, and there is none by a trusted key.
     """
-    fetched = pull_verified(source.reference, registry=registry, signed=signed)
+    fetched = pull_verified(
+        source.reference, registry=registry, signed=signed, refuse_yanked=refuse_yanked
+    )
     if source.digest and digest_of(fetched.folder) != source.digest:
         raise MismatchError(
             f"{source.reference} is another adapter here than where the job was started",

@@ -30,6 +30,7 @@ from adapterhub.serving.refusals import (
     OverloadedError,
     StoppedError,
     TooLargeError,
+    TooLongError,
 )
 from adapterhub.serving.requests import EncodedInput
 
@@ -46,10 +47,25 @@ class ServedFuture(Future[dict[str, Any]]):
     Attributes:
         reference: the adapter that answers, with its version, as soon as that is known.
         digest: the sha256 of its manifest.
+        tokens: how many are computed for it.
+        lost: how many tokens of its input were cut.
     """
 
     reference: str = ""
     digest: str = ""
+    tokens: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What `submit` was asked for."""
+
+    future: ServedFuture
+    source: Source
+    given: Any
+    deadline: float | None
+    truncate: bool
 
 
 @dataclass(eq=False)
@@ -107,6 +123,7 @@ class ServingEngine:
         self._queued = 0  # tokens
         self._rate = 0.0  # tokens per second, 0: unknown
         self._computing = False
+        self._began = 0.0  # when it began to compute
         self._closing = False
         self._stopped: StoppedError | None = None  # why nothing is computed any more
         self.adapters = ServedAdapters(
@@ -131,6 +148,10 @@ class ServingEngine:
         """Whether requests are computed: the thread lives, and the engine is not closed."""
         return not self._closing and self._stopped is None and self._thread.is_alive()
 
+    def busy_seconds(self) -> float:
+        """Return for how long the thread has computed one batch; 0 while it waits."""
+        return time.monotonic() - self._began if self._computing else 0.0
+
     @property
     def queued_tokens(self) -> int:
         """The tokens of the requests that wait."""
@@ -141,7 +162,12 @@ class ServingEngine:
         return self._queued / self._rate if self._rate else 0.0
 
     def submit(
-        self, adapter: str | AdapterSource | None, given: Any, deadline: float | None = None
+        self,
+        adapter: str | AdapterSource | None,
+        given: Any,
+        deadline: float | None = None,
+        *,
+        truncate: bool = True,
     ) -> ServedFuture:
         """Ask for the answer of an adapter to one input.
 
@@ -153,6 +179,8 @@ class ServingEngine:
                 the backbone without an adapter.
             given: one input, as `Predictor.predict` takes it: a text, a tuple of texts, or a row.
             deadline: the seconds from now after which the answer is worth nothing.
+            truncate: cut an input that is longer than the adapter's longest; otherwise it is an
+                error.
 
         Raises:
             OverloadedError: the queue is full.
@@ -167,7 +195,7 @@ class ServingEngine:
                 self.counts["refused"] += 1
                 raise OverloadedError(self._queued, self.queue_tokens, self.expected_wait())
             self.counts["requests"] += 1
-        self._accept(future, source, given, ends)
+        self._accept(_Asked(future, source, given, ends, truncate))
         return future
 
     def pin(self, *adapters: str | AdapterSource | None) -> None:
@@ -219,42 +247,34 @@ class ServingEngine:
 
     # In the threads that submit, and in the one that loads
 
-    def _accept(
-        self, future: ServedFuture, source: Source, given: Any, deadline: float | None
-    ) -> None:
+    def _accept(self, asked: _Asked) -> None:
         """Encode an input and queue it, now or when its adapter is loaded."""
-        found = self.adapters.find(source)
+        found = self.adapters.find(asked.source)
         if found.done():
-            self._encode(found, future, source, given, deadline)
+            self._encode(found, asked)
             return
-        size = len(str(given)) // _CHARACTERS + 2
+        size = len(str(asked.given)) // _CHARACTERS + 2
         with self._changed:
-            self._pending.add(future)
+            self._pending.add(asked.future)
             self._queued += size
 
         def loaded(found: Future[ServedAdapter]) -> None:
             try:
-                self._encode(found, future, source, given, deadline)
+                self._encode(found, asked)
             finally:
                 with self._changed:
-                    self._pending.discard(future)
+                    self._pending.discard(asked.future)
                     self._queued -= size
                     self._changed.notify_all()
 
         found.add_done_callback(loaded)
 
-    def _encode(
-        self,
-        found: Future[ServedAdapter],
-        future: ServedFuture,
-        source: Source,
-        given: Any,
-        deadline: float | None,
-    ) -> None:
+    def _encode(self, found: Future[ServedAdapter], asked: _Asked) -> None:
+        future = asked.future
         try:
             served = found.result()
             if not self.adapters.begin_use(served):  # it has left memory just now
-                self._accept(future, source, given, deadline)
+                self._accept(asked)
                 return
         except CancelledError:  # its adapter was not loaded any more
             _fail(future, self._stopped or StoppedError("the engine is closed"))
@@ -263,9 +283,12 @@ class ServingEngine:
             _fail(future, error)
             return
         try:
-            encoded = served.model.encode(given, served)
-            request = _Request(future, served, encoded, encoded.size, deadline)
+            encoded = served.model.encode(asked.given, served)
+            request = _Request(future, served, encoded, encoded.size, asked.deadline)
             future.reference, future.digest = served.reference, served.digest
+            future.tokens, future.lost = request.size.tokens, encoded.lost
+            if encoded.lost and not asked.truncate:
+                raise TooLongError(encoded.lost, served.predictor.max_length)
             with self._changed:
                 if self._stopped is not None:
                     raise self._stopped
@@ -307,7 +330,7 @@ class ServingEngine:
             batch = [] if jobs else self._take()
             if not (jobs or batch or self._waiting) and self._ends():
                 return False
-            self._computing = True
+            self._began, self._computing = time.monotonic(), True
         for function, future in jobs:
             _run_job(function, future)
         if batch:

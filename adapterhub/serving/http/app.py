@@ -15,8 +15,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from adapterhub.serving.http.call import Answered, Call, Endpoint
-from adapterhub.serving.http.errors import LimitError, Problem, Status, body_of, problem_of
+from adapterhub.serving.http.call import Answered, Call, Endpoint, adapter_headers
+from adapterhub.serving.http.errors import (
+    LimitError,
+    NotReadyError,
+    Problem,
+    Status,
+    body_of,
+    problem_of,
+)
 from adapterhub.serving.http.predict import ENDPOINTS as PREDICT
 from adapterhub.serving.http.service import Service
 
@@ -44,7 +51,7 @@ class _Handler:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = Call(self.service, self.endpoint, Request(scope, receive))
         try:
-            body = await read_body(receive, self.service.limits.body)
+            call.raw_body = await read_body(receive, self.service.limits.body)
         except ClientLeftError:
             return
         except LimitError as error:
@@ -52,7 +59,7 @@ class _Handler:
             return
         leaving = asyncio.create_task(_cancel_when_left(receive, asyncio.current_task()))
         try:
-            response = await self._answer(call, body)
+            response = await self._answer(call)
             await response(scope, receive, send)
         except asyncio.CancelledError:
             if not leaving.done():
@@ -62,16 +69,17 @@ class _Handler:
             for each in call.generations:
                 each.cancel()
 
-    async def _answer(self, call: Call, body: bytes) -> Response:
+    async def _answer(self, call: Call) -> Response:
         try:
+            if not (self.service.is_ready or self.endpoint.while_starting):
+                raise NotReadyError("the server is starting, or leaving")
             if self.endpoint.request is not None:
-                call.body = self.endpoint.request.model_validate_json(body)
+                call.body = self.endpoint.request.model_validate_json(call.raw_body)
             response = rendered(await self.endpoint.answer(call))
         except Exception as error:
             response = self._problem(error, call.request.scope)
-        for reference, digest in call.versions[:1]:
-            response.headers["x-adapter-version"] = reference
-            response.headers["x-adapter-digest"] = digest
+        if call.facts_of_answer is not None:
+            response.headers.update(adapter_headers(call.facts_of_answer))
         return response
 
     def _problem(self, error: Exception, scope: Scope) -> Response:

@@ -7,25 +7,89 @@ gets. Who may ask for which adapter, limits, deadlines and versions are the same
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+import base64
+import hashlib
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from adapterhub.errors import DataError
-from adapterhub.serving.http.errors import LimitError, WrongShapeError
+from adapterhub.data.media import MediaFile
+from adapterhub.errors import AttachError, ConfigError, DataError, NotPublishedError, SiteError
+from adapterhub.registry.reference import is_name
+from adapterhub.serving.http.allowed import UnknownAdapterError, matches
+from adapterhub.serving.http.errors import LimitError, UnservableError
 from adapterhub.serving.refusals import ComputationError
+from adapterhub.tasks._language_models import Generation
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+    from transformers import PreTrainedTokenizerBase
 
+    from adapterhub.inference.open import AdapterSource, Predictor
+    from adapterhub.serving.engine import ServedFuture
     from adapterhub.serving.http.service import Service
+    from adapterhub.serving.models import ServedAdapter
 
-Answered = BaseModel | dict[str, Any] | Response
+Answered = BaseModel | dict[str, Any] | list[Any] | Response
+
+
+@dataclass(frozen=True)
+class AdapterFacts:
+    """What is known of an adapter before anything is computed.
+
+    Attributes:
+        model: as the client named it.
+        reference: with its version; the client's name for the backbone, or a folder.
+        digest: the sha256 of its manifest; "" for the backbone.
+        source: what the engine knows it by.
+        predictor: its task, labels and tokenizer.
+    """
+
+    model: str
+    reference: str
+    digest: str
+    source: AdapterSource | None
+    predictor: Predictor
+
+    @property
+    def task(self) -> str:
+        """What it was trained for."""
+        return self.predictor.task.name
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels, in the order of the logits."""
+        return self.predictor.labels
+
+    @property
+    def texts(self) -> int:
+        """How many texts one input has; 0: any number."""
+        return self.predictor.task.fields(self.predictor.data)
+
+    @property
+    def max_length(self) -> int:
+        """The longest input, in tokens."""
+        return self.predictor.max_length
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, with the adapter's new tokens."""
+        return self.predictor.tokenizer
+
+    @property
+    def generates(self) -> bool:
+        """Whether it writes texts."""
+        return isinstance(self.predictor.task, Generation)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether its inputs are pictures or sounds."""
+        return self.predictor.task.decodes
 
 
 @dataclass(frozen=True)
@@ -34,14 +98,15 @@ class Endpoint:
 
     Attributes:
         method: the method of HTTP.
-        path: with parameters in braces, such as /v2/models/{name}/infer.
+        path: as starlette reads it, such as /v2/models/{name}/infer.
         summary: what it does, in one line.
-        request: the body; None: it has none.
+        request: the body; None: it has none, or one that the endpoint reads from `raw_body`.
         response: what is answered; None: another media type.
         answer: the function that answers a call.
         role: what a token must allow, predict or admin; "": anybody.
         tags: its chapter in the documentation.
-        tasks: the tasks of the adapters that it answers for; (): of all.
+        example: returns a body for an adapter, for the documentation; None where it does not fit.
+        while_starting: whether it answers before the server is ready, and while it leaves.
     """
 
     method: str
@@ -52,7 +117,8 @@ class Endpoint:
     answer: Callable[[Call], Awaitable[Answered]]
     role: str = "predict"
     tags: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ()
+    example: Callable[[AdapterFacts], dict[str, Any] | None] | None = None
+    while_starting: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,21 +127,35 @@ class Predicted:
 
     Attributes:
         answers: for each input what `predict --json` prints.
-        reference: the adapter with its version, or the backbone.
-        digest: the sha256 of its manifest; "" for the backbone.
-        task: what it was trained for.
-        labels: in the order of the logits.
+        facts: the adapter.
         tokens: of all inputs, as they were computed.
         truncated: the numbers of the inputs that were cut.
     """
 
     answers: list[dict[str, Any]]
-    reference: str
-    digest: str
-    task: str
-    labels: tuple[str, ...]
+    facts: AdapterFacts
     tokens: int
     truncated: tuple[int, ...] = ()
+
+    @property
+    def reference(self) -> str:
+        """The adapter with its version."""
+        return self.facts.reference
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of its manifest."""
+        return self.facts.digest
+
+    @property
+    def task(self) -> str:
+        """What the adapter was trained for."""
+        return self.facts.task
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels, in the order of the logits."""
+        return self.facts.labels
 
 
 @dataclass
@@ -86,16 +166,22 @@ class Call:
         service: what all calls share.
         endpoint: what is asked for.
         request: as starlette has it.
+        patterns: of the adapters that its token may ask for.
+        raw_body: the bytes of the body.
         body: the validated body, of the class `endpoint.request`.
-        versions: the reference and the digest of what has answered so far.
+        facts_of_answer: the adapter that answers, as soon as that is known.
+        rows: how many inputs it has.
         generations: the texts that are generated for it.
     """
 
     service: Service
     endpoint: Endpoint
     request: Request
+    patterns: tuple[str, ...] = ("*",)
+    raw_body: bytes = b""
     body: Any = None
-    versions: list[tuple[str, str]] = field(default_factory=list)
+    facts_of_answer: AdapterFacts | None = None
+    rows: int = 0
     generations: list[AsyncGeneration] = field(default_factory=list)
 
     @property
@@ -109,50 +195,88 @@ class Call:
         """The headers of the request."""
         return self.request.headers
 
+    @property
+    def backbone(self) -> str:
+        """The name of the backbone without an adapter; "" if it is not served."""
+        return self.service.backbone
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the server computes."""
+        return self.service.is_alive
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all adapters are loaded, and the server is not leaving."""
+        return self.service.is_alive and self.service.is_ready
+
+    def adapters(self) -> Sequence[str]:
+        """List the names that this client may ask for, as far as they are known beforehand."""
+        return [each for each in self.service.allowed.names if matches(each, self.patterns)]
+
+    async def facts(self, model: str) -> AdapterFacts:
+        """Return what is known of an adapter, which is loaded if it is not.
+
+        Raises:
+            UnknownAdapterError: there is none, or this client may not ask for it.
+            AdapterhubError: it cannot be loaded.
+        """
+        source = self.service.allowed.find(model, self.patterns)
+        try:
+            served = await _loaded(self.service.engine.adapters.find(source))
+        except NotPublishedError:
+            raise UnknownAdapterError(model, self.adapters()) from None
+        reference = self.service.allowed.shown(model, served.reference)
+        return AdapterFacts(model, reference, served.digest, source, served.predictor)
+
     async def predict(
-        self,
-        model: str,
-        inputs: Sequence[Any],
-        *,
-        truncate: bool = False,
-        tasks: Collection[str] | None = None,
+        self, model: str, inputs: Sequence[Any], *, truncate: bool = False
     ) -> Predicted:
         """Return the answers of an adapter to inputs, which may be computed in several batches.
 
         Args:
             model: the adapter, as the client names it, or the backbone.
-            inputs: each as `Predictor.predict` takes it.
+            inputs: each as `Predictor.predict` takes it; for tasks on pictures and sounds the bytes
+                of a file in base64.
             truncate: cut inputs that are too long; otherwise they are refused.
-            tasks: those that the shape has answers for; None: all.
 
         Raises:
             DataError: an input is not valid; the error names it.
             LimitError: there are too many inputs.
-            WrongShapeError: the adapter has another task.
             AdapterhubError: the adapter cannot be used.
         """
-        limit = self.service.limits.inputs
-        if len(inputs) > limit:
+        limits, engine = self.service.limits, self.service.engine
+        if len(inputs) > limits.inputs:
             raise LimitError(
-                f"{len(inputs):,} inputs", expected=f"at most {limit:,}", hint="several requests"
+                f"a request with {len(inputs):,} inputs",
+                expected=f"at most {limits.inputs:,}",
+                hint="several requests",
             )
-        source = self.service.find(model, self)
-        served = await _result(self.service.engine.adapters.find(source))
-        task = served.predictor.task.name
-        reference = self.service.allowed.shown(model, served.reference)
-        if tasks is not None and task not in tasks:
-            raise WrongShapeError(reference, task, self.service.endpoints_for(task))
-        self.versions.append((reference, served.digest))
-        deadline = self.service.limits.deadline
-        futures = [self.service.engine.submit(source, each, deadline) for each in inputs]
-        answers = await _results(futures)
+        facts = await self.facts(model)
+        given = [_decoded(n, each) for n, each in enumerate(inputs)] if facts.decodes else inputs
+        self.rows += len(inputs)
+        self.facts_of_answer = facts
+        futures: list[ServedFuture] = []
+        try:
+            for each in given:
+                futures.append(
+                    engine.submit(facts.source, each, limits.deadline, truncate=truncate)
+                )
+            answers = await _results(futures)
+        finally:
+            for future in futures:
+                future.cancel()
+        if futures and futures[0].digest != facts.digest:  # the reference has moved meanwhile
+            facts = self.facts_of_answer = replace(
+                facts,
+                reference=self.service.allowed.shown(model, futures[0].reference),
+                digest=futures[0].digest,
+            )
         return Predicted(
             answers=answers,
-            reference=reference,
-            digest=served.digest,
-            task=task,
-            labels=served.predictor.labels,
-            tokens=0,
+            facts=facts,
+            tokens=sum(each.tokens for each in futures),
+            truncated=tuple(n for n, each in enumerate(futures) if each.lost),
         )
 
     async def generate(self, model: str, prompt: Any, options: Any) -> AsyncGeneration:
@@ -162,15 +286,50 @@ class Call:
             model: the adapter, as the client names it, or the backbone.
             prompt: a text to go on from, or the messages of a chat.
             options: the `GenerationOptions`.
+
+        Raises:
+            AdapterhubError: the adapter cannot be used.
         """
-        source = self.service.find(model, self)
+        facts = await self.facts(model)
+        self.facts_of_answer = facts
+        self.rows += 1
         engine: Any = self.service.engine
-        started = engine.generate(source, prompt, options, deadline=self.service.limits.deadline)
-        generation = AsyncGeneration(started)
+        deadline = self.service.limits.deadline
+        started = engine.generate(facts.source, prompt, options, deadline=deadline)
+        generation = AsyncGeneration(started, facts)
         self.generations.append(generation)
-        reference = self.service.allowed.shown(model, generation.reference)
-        self.versions.append((reference, generation.digest))
         return generation
+
+    async def load_alias(self, name: str, reference: str) -> None:
+        """Let a name mean an adapter from now on, and load it.
+
+        Raises:
+            UnknownAdapterError: this client may not ask for it.
+            ConfigError: the name means another adapter.
+        """
+        allowed = self.service.allowed
+        source = allowed.find(reference, self.patterns)
+        if name in allowed.named or source is None or not is_name(name):
+            raise ConfigError(
+                f"{name[:100]!r} cannot be the name of an adapter here",
+                expected="a new name of letters, digits and . _ -",
+            )
+        await _loaded(self.service.engine.adapters.find(source))
+        allowed.aliases[name] = source
+
+    async def unload_alias(self, name: str) -> None:
+        """Let a name mean nothing any more.
+
+        Raises:
+            UnknownAdapterError: it was not given by `load_alias`.
+        """
+        if self.service.allowed.aliases.pop(name, None) is None:
+            raise UnknownAdapterError(name, self.service.allowed.aliases)
+
+
+def adapter_headers(facts: AdapterFacts) -> dict[str, str]:
+    """Return the headers that say which version of an adapter has answered."""
+    return {"x-adapter-version": facts.reference, "x-adapter-digest": facts.digest}
 
 
 class AsyncGeneration:
@@ -179,8 +338,8 @@ class AsyncGeneration:
     The compute thread wakes the loop once for all that has come since it last looked.
     """
 
-    def __init__(self, generation: Any) -> None:
-        self.generation = generation
+    def __init__(self, generation: Any, facts: AdapterFacts) -> None:
+        self.generation, self.facts = generation, facts
         self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[Any] = asyncio.Queue()
         self._ended: asyncio.Future[Any] = self._loop.create_future()
@@ -192,12 +351,12 @@ class AsyncGeneration:
     @property
     def reference(self) -> str:
         """The adapter with its version."""
-        return str(self.generation.reference)
+        return self.facts.reference
 
     @property
     def digest(self) -> str:
         """The sha256 of its manifest."""
-        return str(self.generation.digest)
+        return self.facts.digest
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         while (piece := await self._pieces.get()) is not None:
@@ -230,54 +389,67 @@ class AsyncGeneration:
         self._pieces.put_nowait(None)
 
 
-async def _result(future: Future[Any]) -> Any:
-    """Return the result of a future of another thread."""
-    return future.result() if future.done() else await asyncio.wrap_future(future)
+async def _loaded(found: Future[ServedAdapter]) -> ServedAdapter:
+    """Return an adapter when it is loaded, which others may wait for, too.
+
+    Raises:
+        UnservableError: its files are as published, and cannot be served.
+    """
+    try:
+        return found.result() if found.done() else await asyncio.shield(asyncio.wrap_future(found))
+    except (ConfigError, AttachError, SiteError, DataError) as error:
+        raise UnservableError(str(error)) from error
 
 
-async def _results(futures: Sequence[Future[Any]]) -> list[Any]:
-    """Return the results of futures of the compute thread, which wakes the loop once for all.
+def _decoded(number: int, given: Any) -> MediaFile:
+    """Return a picture or a sound that a client has sent.
 
-    Those that wait are cancelled with the caller, and as soon as one has failed.
+    Raises:
+        DataError: it is not text in base64.
+    """
+    try:
+        data = base64.b64decode(given, validate=True)
+    except (ValueError, TypeError):
+        raise DataError(
+            f"input {number} is not the bytes of a file", expected="a text in base64"
+        ) from None
+    return MediaFile(hashlib.sha256(data).hexdigest(), data=data, name=f"input {number}")
 
-    The error of the first that failed is raised.
+
+async def _results(futures: Sequence[ServedFuture]) -> list[dict[str, Any]]:
+    """Return the results of futures, whose thread wakes the loop once for all.
+
+    The error of the first that fails is raised at once.
     """
     loop = asyncio.get_running_loop()
-    waiter, lock = loop.create_future(), threading.Lock()
-    left = len(futures)
+    waiter, left = loop.create_future(), itertools.count(len(futures) - 1, -1)
 
     def wake() -> None:
         if not waiter.done():
             waiter.set_result(None)
 
-    def done(future: Future[Any]) -> None:
-        nonlocal left
-        with lock:
-            left -= 1
-            is_last = left == 0
-        if is_last or future.cancelled() or future.exception() is not None:
+    def done(future: ServedFuture) -> None:
+        if next(left) == 0 or future.cancelled() or future.exception() is not None:
             loop.call_soon_threadsafe(wake)
 
-    try:
-        for each in futures:
-            each.add_done_callback(done)
-        if futures:
-            await waiter
-        return [_own_result(number, each) for number, each in enumerate(futures) if each.done()]
-    finally:
-        for each in futures:
-            each.cancel()
+    for each in futures:
+        each.add_done_callback(done)  # type: ignore[arg-type]
+    if futures:
+        await waiter
+    for number, each in enumerate(futures):
+        if each.done() and (error := each.exception()) is not None:
+            raise _of_input(number, error)
+    return [each.result() for each in futures]
 
 
-def _own_result(number: int, future: Future[Any]) -> Any:
-    error = future.exception()
-    if error is None:
-        return future.result()
-    if isinstance(error, DataError | ComputationError):
-        raise type(error)(
-            f"input {number}: {error.problem}",
-            expected=error.expected,
-            hint=error.hint,
-            offenders=error.offenders,
-        ) from None
-    raise error
+def _of_input(number: int, error: BaseException) -> BaseException:
+    """Return the error of one input with its number."""
+    if not isinstance(error, DataError | ComputationError):
+        return error
+    kind = DataError if isinstance(error, DataError) else ComputationError
+    return kind(
+        f"input {number}: {error.problem}",
+        expected=error.expected,
+        hint=error.hint,
+        offenders=error.offenders,
+    )

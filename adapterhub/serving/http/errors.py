@@ -19,9 +19,12 @@ from adapterhub.errors import (
     DataError,
     FileError,
     MismatchError,
+    NotPublishedError,
     RegistryError,
     SignatureError,
+    YankedError,
 )
+from adapterhub.serving.http.allowed import UnknownAdapterError
 from adapterhub.serving.refusals import (
     ComputationError,
     DeadlineError,
@@ -31,21 +34,42 @@ from adapterhub.serving.refusals import (
 )
 
 
-class UnknownAdapterError(AdapterhubError):
-    """No such adapter, or none that this client may ask for: the words are the same."""
-
-
 class LimitError(AdapterhubError):
     """A request is larger than the server takes."""
 
 
-class WrongShapeError(AdapterhubError):
-    """A shape has no answers for the task of the adapter."""
+class UnservableError(AdapterhubError):
+    """The files of an adapter are as published, and cannot be served."""
 
-    def __init__(self, reference: str, task: str, paths: Sequence[str]) -> None:
+
+class WrongShapeError(AdapterhubError):
+    """A path has no answers for the task of the adapter; the error names the one that has."""
+
+
+class RefusedError(AdapterhubError):
+    """A request that this client may not make."""
+
+
+class NoTokenError(AdapterhubError):
+    """A request without a token that is valid here."""
+
+
+class NotReadyError(AdapterhubError):
+    """The server is starting, or leaving."""
+
+
+class RateError(AdapterhubError):
+    """A token has made too many requests.
+
+    Attributes:
+        wait: the seconds until the next one is answered.
+    """
+
+    def __init__(self, per_minute: int, wait: float) -> None:
+        self.wait = wait
         super().__init__(
-            f"{reference} was trained for {task}, for which this path has no answer",
-            expected=f"{' or '.join(paths)} for {task}",
+            f"more than {per_minute:,} requests in a minute",
+            hint=f"the same request again in {max(wait, 0.1):.1f} s",
         )
 
 
@@ -67,18 +91,25 @@ class Status:
 
 
 STATUSES: dict[type[BaseException], Status] = {
+    ConfigError: Status(400, "invalid_request"),
     DataError: Status(400, "invalid_input"),
     WrongShapeError: Status(400, "wrong_shape"),
+    NoTokenError: Status(401, "no_valid_token"),
+    RefusedError: Status(403, "not_allowed"),
     UnknownAdapterError: Status(404, "adapter_not_found"),
+    NotPublishedError: Status(404, "adapter_not_found"),
     MismatchError: Status(409, "backbone_mismatch"),
+    YankedError: Status(410, "adapter_yanked"),
     LimitError: Status(413, "too_large"),
     OverloadedError: Status(429, "overloaded", retry=True),
+    RateError: Status(429, "too_many_requests", retry=True),
     ComputationError: Status(500, "not_finite"),
-    FileError: Status(502, "adapter_not_verified", "the files of the adapter are not valid"),
-    SignatureError: Status(502, "adapter_not_verified", "the adapter's signature is not valid"),
-    BackboneError: Status(502, "backbone_not_loaded", "its backbone cannot be loaded"),
-    ConfigError: Status(502, "adapter_not_loaded", "the adapter cannot be served as it is"),
+    FileError: Status(502, "adapter_not_valid", "the files of the adapter are not valid"),
+    SignatureError: Status(502, "adapter_not_signed", "the adapter has no valid signature"),
+    UnservableError: Status(502, "adapter_not_served", "the adapter cannot be served as it is"),
+    BackboneError: Status(502, "backbone_not_loaded", "the adapter's backbone cannot be loaded"),
     RegistryError: Status(503, "registry_unreachable", "the registry cannot be read", retry=True),
+    NotReadyError: Status(503, "not_ready", retry=True),
     StoppedError: Status(503, "not_ready", "the server does not compute now", retry=True),
     DeadlineError: Status(504, "deadline_passed"),
     TooLargeError: Status(507, "out_of_memory"),
@@ -111,9 +142,18 @@ def problem_of(error: BaseException) -> Problem:
         message = "; ".join(f"{place}: {words}" for place, words in places)
         return Problem(Status(422, "malformed"), message, {}, places[0][0])
     status = status_of(error)
-    wait = getattr(error, "wait", 1.0)
-    headers = {"retry-after": str(max(1, round(wait)))} if status.retry else {}
-    return Problem(status, status.words or str(error), headers)
+    headers = {}
+    if status.retry:
+        headers["retry-after"] = str(max(1, round(getattr(error, "wait", 1.0))))
+    return Problem(status, status.words or _told(error), headers)
+
+
+def _told(error: BaseException) -> str:
+    """Return the words of an error, without those that are for the operator."""
+    if isinstance(error, MismatchError):
+        offenders = [e for e in error.offenders if not e.startswith("this model: ")]
+        error = MismatchError(error.problem, offenders=offenders, expected=error.expected)
+    return str(error)
 
 
 def _place(location: Sequence[int | str]) -> str:
