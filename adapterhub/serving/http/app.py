@@ -24,12 +24,28 @@ from adapterhub.serving.http.errors import (
     body_of,
     problem_of,
 )
+from adapterhub.serving.http.hugging_face import ENDPOINTS as HUGGING_FACE
+from adapterhub.serving.http.inference_protocol import ENDPOINTS as INFERENCE_PROTOCOL
+from adapterhub.serving.http.lora_updates import ENDPOINTS as LORA_UPDATES
+from adapterhub.serving.http.openai_embeddings import ENDPOINTS as OPENAI_EMBEDDINGS
+from adapterhub.serving.http.openai_generation import ENDPOINTS as OPENAI_GENERATION
 from adapterhub.serving.http.predict import ENDPOINTS as PREDICT
+from adapterhub.serving.http.scoring import ENDPOINTS as SCORING
 from adapterhub.serving.http.service import Service
+from adapterhub.serving.http.text_embeddings import ENDPOINTS as TEXT_EMBEDDINGS
 
 log = logging.getLogger("adapterhub.serve")
 
-ENDPOINTS: tuple[Endpoint, ...] = (*PREDICT,)
+ENDPOINTS: tuple[Endpoint, ...] = (
+    *PREDICT,
+    *OPENAI_GENERATION,
+    *OPENAI_EMBEDDINGS,
+    *SCORING,
+    *TEXT_EMBEDDINGS,
+    *HUGGING_FACE,
+    *INFERENCE_PROTOCOL,
+    *LORA_UPDATES,
+)
 """All paths that clients may ask for; a client's own shape is one file more here."""
 
 
@@ -73,7 +89,9 @@ class _Handler:
         try:
             if not (self.service.is_ready or self.endpoint.while_starting):
                 raise NotReadyError("the server is starting, or leaving")
-            if self.endpoint.request is not None:
+            if self.endpoint.read is not None:
+                call.body = self.endpoint.read(call)
+            elif self.endpoint.request is not None:
                 call.body = self.endpoint.request.model_validate_json(call.raw_body)
             response = rendered(await self.endpoint.answer(call))
         except Exception as error:

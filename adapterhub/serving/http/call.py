@@ -107,6 +107,7 @@ class Endpoint:
         tags: its chapter in the documentation.
         example: returns a body for an adapter, for the documentation; None where it does not fit.
         while_starting: whether it answers before the server is ready, and while it leaves.
+        read: reads a body that is more than JSON; None: it is of the class `request`.
     """
 
     method: str
@@ -119,6 +120,7 @@ class Endpoint:
     tags: tuple[str, ...] = ()
     example: Callable[[AdapterFacts], dict[str, Any] | None] | None = None
     while_starting: bool = False
+    read: Callable[[Call], BaseModel] | None = None
 
 
 @dataclass(frozen=True)
