@@ -180,9 +180,9 @@ def _text_of(given: Any, facts: AdapterFacts, parameter: str) -> str:
     tokenizer = facts.tokenizer
     if all(0 <= each < len(tokenizer) for each in given):
         text = str(tokenizer.decode(given, skip_special_tokens=True))
-        own = set(tokenizer.all_special_ids)
-        kept = [each for each in given if each not in own]
-        if given and tokenizer(text, add_special_tokens=False)["input_ids"] == kept:
+        around = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
+        kept = [each for each in given if each not in around]
+        if kept and tokenizer(text, add_special_tokens=False)["input_ids"] == kept:
             return text
     raise RequestError(
         "the input has tokens that are not those of the backbone",

@@ -121,7 +121,9 @@ async def _predict(call: Call) -> list[Any]:
         )
     facts = await chosen_facts(call, asked.model, gives_scores)
     given = asked.inputs
-    single = isinstance(given, str) or (given and isinstance(given[0], str))
+    if not given:
+        raise RequestError("no input", parameter="inputs", expected="one text or more")
+    single = isinstance(given, str) or isinstance(given[0], str)
     items: list[Any] = [given] if single else list(given)
     inputs = [each if isinstance(each, str) else _one_or_two(each) for each in items]
     found = await call.predict(facts.model, inputs, truncate=asked.truncate)
