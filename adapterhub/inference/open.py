@@ -450,16 +450,22 @@ class PulledAdapter:
         return recipe.get("dtype"), recipe.get("quantize")
 
     def load_model(
-        self, backbone: str | None = None, kind: str | None = None
+        self,
+        backbone: str | None = None,
+        kind: str | None = None,
+        dtype: str | None = None,
+        quantize: str | None = None,
     ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """Load its backbone, ready to compute, and the tokenizer.
 
         `backbone` is where to load it from, if not from the place in the manifest; `kind` is that
-        of the model, if not the adapter's.
+        of the model, if not the adapter's; `dtype` and `quantize` replace those of its training.
         """
         model, tokenizer = load_bare_backbone(
             self.fetched.folder,
             backbone,
+            dtype,
+            quantize,
             head=self.source.head,
             task=self.source.task,
             kind=kind,

@@ -59,7 +59,7 @@ class ServedAdapters:
     """The adapters of an engine.
 
     Args:
-        backbone: where all adapters' backbone is loaded from, if not from where they record.
+        models: the models that they are placed on.
         registry: the registry, if not the user's own.
         signed: whether a signature by a trusted key is required.
         memory: the most bytes of adapters that are kept, besides those in use and pinned ones.
@@ -68,15 +68,15 @@ class ServedAdapters:
 
     def __init__(
         self,
-        backbone: str | None,
+        models: ServedModels,
         registry: str | Path | None,
         signed: bool,
         memory: int,
         between_batches: BetweenBatches,
     ) -> None:
-        self.models = ServedModels(backbone)
-        self.backbone, self.registry, self.signed = backbone, registry, signed
+        self.models, self.registry, self.signed = models, registry, signed
         self.memory, self.between_batches = memory, between_batches
+        self.load_seconds = 0.0
         self.counts: Counter[str] = Counter()  # loads, evictions, refreshes, failed_refreshes
         self.lock = threading.RLock()
         self._by_source: dict[Source, Future[ServedAdapter]] = {}
@@ -93,6 +93,12 @@ class ServedAdapters:
             found = self._by_source[source] = self._loader.submit(self._load, source)
         found.add_done_callback(lambda each: self._forget_failed(source, each))
         return found
+
+    def peek(self, source: Source) -> ServedAdapter | None:
+        """Return what a reference means if it is loaded."""
+        with self.lock:
+            found = self._by_source.get(source)
+            return found.result() if found is not None and not _is_gone(found) else None
 
     def _forget_failed(self, source: Source, found: Future[ServedAdapter]) -> None:
         """Forget a reference that means nothing: names of clients do not gather."""
@@ -215,7 +221,7 @@ class ServedAdapters:
         if source is None:
             return self.models.bare()
         pulled = read_source(
-            source, self.backbone, self.registry, signed=self.signed, refuse_yanked=True
+            source, self.models.backbone, self.registry, signed=self.signed, refuse_yanked=True
         )
         pulled = replace(pulled, digest=pulled.digest or digest_of(pulled.fetched.folder))
         name = "-".join(filter(None, (pulled.digest, source.head, source.task)))
@@ -223,10 +229,13 @@ class ServedAdapters:
             if (served := self._by_name.get(name)) is not None:
                 served.stale = False
                 return served
+        began = time.monotonic()
         try:
             return self._attached(self.models.plan(pulled, name))
         except NotSharedError as error:
             return self._attached(self.models.plan_apart(pulled, name, error.problem))
+        finally:
+            self.load_seconds += time.monotonic() - began
 
     def _attached(self, planned: PlannedAdapter) -> ServedAdapter:
         def attach() -> ServedAdapter:

@@ -24,7 +24,7 @@ from adapterhub.errors import AdapterhubError, one_line
 from adapterhub.inference.open import AdapterSource
 from adapterhub.serving.adapters import ModelUse, ServedAdapters, Source
 from adapterhub.serving.batches import RequestSize, choose_batch
-from adapterhub.serving.models import Answer, ServedAdapter
+from adapterhub.serving.models import Answer, ServedAdapter, ServedModels
 from adapterhub.serving.refusals import (
     DeadlineError,
     OverloadedError,
@@ -55,6 +55,16 @@ class ServedFuture(Future[dict[str, Any]]):
     digest: str = ""
     tokens: int = 0
     lost: int = 0
+
+
+@dataclass(frozen=True)
+class ComputedBatch:
+    """What a batch has cost: its rows, tokens, positions with padding, and seconds."""
+
+    rows: int
+    tokens: int
+    positions: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -99,6 +109,8 @@ class ServingEngine:
         queue_tokens: the most tokens that wait.
         adapter_memory: the bytes of adapters that are kept; the least recently used ones leave,
             except for those in use and pinned ones.
+        dtype: that of all backbones, if not the one of each adapter's training.
+        quantize: the quantization of all backbones, likewise.
     """
 
     def __init__(
@@ -110,12 +122,16 @@ class ServingEngine:
         batch_tokens: int | None = None,
         queue_tokens: int = 1 << 17,
         adapter_memory: int = 2 << 30,
+        dtype: str | None = None,
+        quantize: str | None = None,
     ) -> None:
         on_cpu = not torch.cuda.is_available()
         self.batch_tokens = batch_tokens or (CPU_POSITIONS if on_cpu else OTHER_POSITIONS)
         self.queue_tokens = queue_tokens
         self.counts: Counter[str] = Counter()
         """What happened: requests, answers, batches, rows, tokens, positions, expired, ..."""
+        self.on_batch: Callable[[ComputedBatch], None] = lambda batch: None
+        """Called in the compute thread after each batch."""
         self._changed = threading.Condition()
         self._waiting: deque[_Request] = deque()
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -127,7 +143,11 @@ class ServingEngine:
         self._closing = False
         self._stopped: StoppedError | None = None  # why nothing is computed any more
         self.adapters = ServedAdapters(
-            backbone, registry, signed, adapter_memory, self._between_batches
+            ServedModels(backbone, dtype, quantize),
+            registry,
+            signed,
+            adapter_memory,
+            self._between_batches,
         )
         self._thread = threading.Thread(target=self._run, name="adapterhub-compute", daemon=True)
         self._thread.start()
@@ -156,6 +176,11 @@ class ServingEngine:
     def queued_tokens(self) -> int:
         """The tokens of the requests that wait."""
         return self._queued
+
+    @property
+    def queued_requests(self) -> int:
+        """How many requests wait."""
+        return len(self._waiting) + len(self._pending)
 
     def expected_wait(self) -> float:
         """Return the seconds until what waits now is computed, at the measured rate."""
@@ -421,10 +446,12 @@ class ServingEngine:
     def _count(self, batch: Sequence[_Request], seconds: float) -> None:
         rows = sum(each.size.rows for each in batch)
         tokens = sum(each.size.tokens for each in batch)
+        positions = rows * max(each.size.longest for each in batch)
         self.counts["batches"] += 1
         self.counts["rows"] += rows
         self.counts["tokens"] += tokens
-        self.counts["positions"] += rows * max(each.size.longest for each in batch)
+        self.counts["positions"] += positions
+        self.on_batch(ComputedBatch(rows, tokens, positions, seconds))
         rate = tokens / max(seconds, 1e-6)
         self._rate = rate if not self._rate else (1 - _SLOWER) * self._rate + _SLOWER * rate
 

@@ -48,7 +48,7 @@ def service_of(engine: Engine, folders: Mapping[str, str], **more: str) -> Servi
     references = {name: AdapterSource(reference) for name, reference in more.items()}
     named = {name: AdapterSource(folder) for name, folder in folders.items()}
     allowed = AllowedAdapters({BACKBONE: None, **named, **references}, folders=frozenset(folders))
-    return Service(engine, allowed, BACKBONE)
+    return Service(engine, allowed, backbone=BACKBONE)
 
 
 @contextmanager

@@ -28,14 +28,20 @@ from adapterhub.tasks._language_models import Generation
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+    from starlette.types import Receive
     from transformers import PreTrainedTokenizerBase
 
     from adapterhub.inference.open import AdapterSource, Predictor
     from adapterhub.serving.engine import ServedFuture
     from adapterhub.serving.http.service import Service
     from adapterhub.serving.models import ServedAdapter
+    from adapterhub.web.tokens import AccessToken
 
 Answered = BaseModel | dict[str, Any] | list[Any] | Response
+
+
+class ClientLeftError(Exception):
+    """The client has closed its connection before its request was complete."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +174,7 @@ class Call:
         service: what all calls share.
         endpoint: what is asked for.
         request: as starlette has it.
-        patterns: of the adapters that its token may ask for.
+        token: what its token allows; None where none is needed.
         raw_body: the bytes of the body.
         body: the validated body, of the class `endpoint.request`.
         facts_of_answer: the adapter that answers, as soon as that is known.
@@ -179,12 +185,37 @@ class Call:
     service: Service
     endpoint: Endpoint
     request: Request
-    patterns: tuple[str, ...] = ("*",)
+    token: AccessToken | None = None
     raw_body: bytes = b""
     body: Any = None
     facts_of_answer: AdapterFacts | None = None
     rows: int = 0
     generations: list[AsyncGeneration] = field(default_factory=list)
+    _leaving: asyncio.Task[None] | None = None
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the client has closed its connection."""
+        return self._leaving is not None and self._leaving.done()
+
+    def watch(self, receive: Receive) -> None:
+        """Cancel this task when the client has closed its connection."""
+        task = asyncio.current_task()
+
+        async def cancel_when_left() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            if task is not None:
+                task.cancel()
+
+        self._leaving = asyncio.create_task(cancel_when_left())
+
+    def end(self) -> None:
+        """Watch no more, and let go of what is still generated."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+        for each in self.generations:
+            each.cancel()
 
     @property
     def path_params(self) -> dict[str, str]:
@@ -196,6 +227,11 @@ class Call:
     def headers(self) -> Mapping[str, str]:
         """The headers of the request."""
         return self.request.headers
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Those of the adapters that this client may ask for."""
+        return ("*",) if self.token is None else self.token.adapters
 
     @property
     def backbone(self) -> str:
@@ -216,6 +252,16 @@ class Call:
         """List the names that this client may ask for, as far as they are known beforehand."""
         return [each for each in self.service.allowed.names if matches(each, self.patterns)]
 
+    def loaded(self) -> list[AdapterFacts]:
+        """List what is known of the adapters in memory that this client may ask for."""
+        found = []
+        for model in self.adapters():
+            source = self.service.allowed.find(model, self.patterns)
+            served = self.service.engine.adapters.peek(source)
+            if served is not None:
+                found.append(self._facts(model, source, served))
+        return found
+
     async def facts(self, model: str) -> AdapterFacts:
         """Return what is known of an adapter, which is loaded if it is not.
 
@@ -228,6 +274,11 @@ class Call:
             served = await _loaded(self.service.engine.adapters.find(source))
         except NotPublishedError:
             raise UnknownAdapterError(model, self.adapters()) from None
+        return self._facts(model, source, served)
+
+    def _facts(
+        self, model: str, source: AdapterSource | None, served: ServedAdapter
+    ) -> AdapterFacts:
         reference = self.service.allowed.shown(model, served.reference)
         return AdapterFacts(model, reference, served.digest, source, served.predictor)
 

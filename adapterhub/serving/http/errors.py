@@ -62,6 +62,14 @@ class RefusedError(AdapterhubError):
     """A request that this client may not make."""
 
 
+class HeadError(AdapterhubError):
+    """The headers of a request are too large."""
+
+
+class SlowError(AdapterhubError):
+    """The body of a request does not come in time."""
+
+
 class NoTokenError(AdapterhubError):
     """A request without a token that is valid here."""
 
@@ -110,11 +118,13 @@ STATUSES: dict[type[BaseException], Status] = {
     RefusedError: Status(403, "not_allowed"),
     UnknownAdapterError: Status(404, "adapter_not_found"),
     NotPublishedError: Status(404, "adapter_not_found"),
+    SlowError: Status(408, "too_slow"),
     MismatchError: Status(409, "backbone_mismatch"),
     YankedError: Status(410, "adapter_yanked"),
     LimitError: Status(413, "too_large"),
     OverloadedError: Status(429, "overloaded", retry=True),
     RateError: Status(429, "too_many_requests", retry=True),
+    HeadError: Status(431, "head_too_large"),
     ComputationError: Status(500, "not_finite"),
     FileError: Status(502, "adapter_not_valid", "the files of the adapter are not valid"),
     SignatureError: Status(502, "adapter_not_signed", "the adapter has no valid signature"),
@@ -154,7 +164,7 @@ def problem_of(error: BaseException) -> Problem:
         message = "; ".join(f"{place}: {words}" for place, words in places)
         return Problem(Status(422, "malformed"), message, {}, places[0][0])
     status = status_of(error)
-    headers = {}
+    headers = {"www-authenticate": "Bearer"} if status.code == 401 else {}
     if status.retry:
         headers["retry-after"] = str(max(1, round(getattr(error, "wait", 1.0))))
     place = getattr(error, "parameter", "")

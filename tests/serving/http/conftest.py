@@ -12,11 +12,11 @@ import pytest
 pytest.importorskip("starlette", reason='pip install "adapterhub[serve]"')
 pytest.importorskip("uvicorn", reason='pip install "adapterhub[serve]"')
 
-from http_service import NAMED, running, service_of, write_named  # noqa: E402
-from served import expected_answers  # noqa: E402
+from http_service import NAMED, running, service_of, write_named
+from served import expected_answers
 
-from adapterhub.serving import Engine  # noqa: E402
-from adapterhub.serving.http.service import Service  # noqa: E402
+from adapterhub.serving import Engine
+from adapterhub.serving.http.service import Service
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ def test_tensors_that_do_not_fit(server, given, words):
         (5, b"\x01\x00\x00\x00a", "99999"),
         (5, b"\x01\x00\x00\x00a", "-3"),
         (5, b"\x01\x00\x00\x00a", "x"),
-        (5, b"\x01\x00\x00\x00a", "9" * 9000),
+        (5, b"\x01\x00\x00\x00a", "9" * 900),
     ],
 )
 def test_broken_binary_tensors(server, head, tail, length):
@@ -128,8 +128,8 @@ def test_broken_binary_tensors(server, head, tail, length):
     headers = {"Inference-Header-Content-Length": length or str(len(text))}
     url = f"{server.url}/v2/models/many/infer"
     answer = post(url, data=text + tail, headers=headers, timeout=60)
-    assert answer.status_code == 400 or length is not None and answer.status_code == 431
-    assert answer.status_code == 431 or "error" in answer.json()
+    assert answer.status_code == 400
+    assert answer.json()["error"]
 
 
 def test_unknown_outputs_and_models(server, client):

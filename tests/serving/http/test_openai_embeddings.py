@@ -54,7 +54,7 @@ def test_tokens_of_the_backbone(server, client):
     expected = server.expected("embedding", TEXTS[0])[0]["vector"]
     assert same_answer([each.embedding for each in found.data], [expected] * 2)
     for foreign in ([10**6], [-1], [], [tokenizer.unk_token_id]):
-        with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length|no input"):
+        with pytest.raises(openai.BadRequestError, match=r"check_embedding_ctx_length|no input"):
             client.embeddings.create(model="embedding", input=[foreign, ids])
 
 

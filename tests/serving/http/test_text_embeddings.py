@@ -20,9 +20,9 @@ def two(server, backbone, tmp_path_factory):
     long = write_adapter(backbone, folder, example=TaskExample(task, "embedding"))
     with Engine(str(backbone)) as engine:
         folders = {n: server.folders[n] for n in ("embedding", "classification")}
-        with running(service_of(engine, folders)) as url:
-            with running(service_of(engine, {"long": long})) as other:
-                yield url, other, long
+        services = service_of(engine, folders), service_of(engine, {"long": long})
+        with running(services[0]) as url, running(services[1]) as other:
+            yield url, other, long
 
 
 def ask(url, body, status=200, **headers):
