@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from adapterhub.errors import ServingError, counted
 
 
@@ -42,3 +44,10 @@ class ComputationError(ServingError):
 
 class TooLargeError(ServingError):
     """The memory of the device does not suffice for one request alone."""
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an allocation has failed; on the processor torch says so in words only."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
