@@ -63,6 +63,14 @@ class Generation:
         """Return the token that the tokenizer has behind a text."""
         return text_stops(setting.tokenizer)
 
+    def of_texts(self) -> Generation:
+        """Return the task that reads a text as it is, where texts are continued."""
+        return self
+
+    def of_chats(self, setting: Setting) -> Generation:
+        """Return the task that reads chats, where a tokenizer writes them."""
+        return self
+
     def endless_note(self, setting: Setting) -> tuple[str, ...]:
         """Return a line that says that generation will not stop behind an answer, if so."""
         if self.stops(setting):

@@ -519,7 +519,7 @@ def _example(facts: AdapterFacts) -> dict[str, Any] | None:
 
 
 def _chat_example(facts: AdapterFacts) -> dict[str, Any] | None:
-    return chat_example(facts) if writes_texts(facts) and facts.source is not None else None
+    return chat_example(facts) if writes_texts(facts) else None
 
 
 def _asks_similarity(facts: AdapterFacts, asked: InferenceRequest) -> bool:

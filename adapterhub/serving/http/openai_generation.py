@@ -14,13 +14,13 @@ from adapterhub.serving.http.shapes import (
     ModelUsage,
     TextsOrTokens,
     fitting_example,
-    fitting_facts,
     listed_inputs,
     new_id,
     now,
     refuse_unless,
     usage_of,
     writes_texts,
+    writing_facts,
 )
 from adapterhub.serving.http.text_generation import (
     StartedText,
@@ -249,7 +249,7 @@ async def answer_chat(call: Call, asked: ChatRequest, model: str) -> ChatRespons
         AdapterhubError: it cannot be written.
     """
     asked.check()
-    await fitting_facts(call, model, writes_texts)
+    await writing_facts(call, model)
     if asked.top_logprobs and not asked.logprobs:
         raise RequestError(
             "top_logprobs without logprobs", parameter="top_logprobs", expected="logprobs: true"
@@ -331,7 +331,7 @@ def _usage(texts: Sequence[GeneratedText]) -> ModelUsage:
 async def _completion(call: Call) -> CompletionResponse | Response:
     asked: CompletionRequest = call.body
     asked.check()
-    facts = await fitting_facts(call, asked.model, writes_texts)
+    facts = await writing_facts(call, asked.model)
     prompts = listed_inputs(asked.prompt, facts, "prompt")
     options = asked.options(max_tokens=asked.max_tokens, logprobs=asked.logprobs)
     texts = await start_texts(call, asked.model, prompts, options)

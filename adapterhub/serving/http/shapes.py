@@ -13,7 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from adapterhub.errors import AdapterhubError
+from adapterhub.errors import AdapterhubError, BackboneError
+from adapterhub.serving.adapters import BareBackbone
 from adapterhub.serving.http.call import AdapterFacts, Call
 from adapterhub.serving.http.errors import RequestError, WrongShapeError
 
@@ -79,8 +80,8 @@ def gives_numbers(facts: AdapterFacts) -> bool:
 
 
 def writes_texts(facts: AdapterFacts) -> bool:
-    """Return whether an adapter writes texts; the backbone alone may."""
-    return "generated" in printed_names(facts) or facts.source is None
+    """Return whether an adapter writes texts."""
+    return "generated" in printed_names(facts)
 
 
 Fits = Callable[[AdapterFacts], bool]
@@ -101,6 +102,24 @@ async def fitting_facts(call: Call, model: str, fits: Fits) -> AdapterFacts:
     """
     facts = await call.facts(model)
     if not fits(facts):
+        raise wrong_shape(call, facts)
+    return facts
+
+
+async def writing_facts(call: Call, model: str) -> AdapterFacts:
+    """Return what is known of an adapter that writes texts, or of the backbone if that does.
+
+    Raises:
+        WrongShapeError: it does not.
+        AdapterhubError: it cannot be used.
+    """
+    try:
+        facts = await call.facts(model, bare=BareBackbone.TEXTS)
+    except BackboneError:
+        if model != call.backbone:
+            raise
+        facts = await call.facts(model)
+    if not writes_texts(facts):
         raise wrong_shape(call, facts)
     return facts
 

@@ -8,6 +8,8 @@ import pytest
 from http_service import BACKBONE, NAMED, TEXTS
 from served import same_answer
 
+from adapterhub.serving.adapters import BareBackbone
+
 openai = pytest.importorskip("openai", reason="pip install openai")
 
 
@@ -48,7 +50,9 @@ def test_the_backbone_alone(client):
 
 
 def test_tokens_of_the_backbone(server, client):
-    tokenizer = server.service.engine.adapters.find(None).result().predictor.tokenizer
+    tokenizer = (
+        server.service.engine.adapters.find(BareBackbone.VECTORS).result().predictor.tokenizer
+    )
     ids = tokenizer(TEXTS[0])["input_ids"]
     found = client.embeddings.create(model="embedding", input=[ids, ids])
     expected = server.expected("embedding", TEXTS[0])[0]["vector"]
