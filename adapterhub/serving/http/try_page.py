@@ -16,6 +16,7 @@ from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
 from adapterhub.web.headers import page_headers
 
 _TEXT = "A train was late again, and nobody said why."
+_WRITERS = ("ForCausalLM", "ForConditionalGeneration")  # classes whose checkpoints are generators
 _PREDICT, _CHAT, _WRITE = "/v1/predict", "/v1/chat/completions", "/v1/completions"
 
 
@@ -46,9 +47,15 @@ async def _adapters(call: Call) -> dict[str, Any]:
 
 def _shown(facts: AdapterFacts) -> dict[str, Any]:
     path = _PREDICT
-    if facts.generates:
+    if facts.generates or _may_write(facts):
         path = _CHAT if getattr(facts.tokenizer, "chat_template", None) else _WRITE
     return {"model": facts.model, "task": facts.task, "texts": facts.texts, "path": path}
+
+
+def _may_write(facts: AdapterFacts) -> bool:
+    """Return whether an adapter is the backbone alone, and that one writes texts."""
+    names = facts.predictor.model.config.architectures or ()
+    return facts.source is None and any(name.endswith(_WRITERS) for name in names)
 
 
 ENDPOINTS: tuple[Endpoint, ...] = (
