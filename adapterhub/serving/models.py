@@ -595,7 +595,7 @@ class ServedModels:
             for (place, name, _, alone), known in self.classes.items():
                 if (place, name, alone) == (location, auto, None):
                     return _bare(known, kind)
-        form = {"dtype": self.dtype, "quantize": self.quantize}
+        form: Any = {"dtype": self.dtype, "quantize": self.quantize}
         try:
             kind, loaded = _WRITERS[0], load_backbone(backbone, task=_WRITERS[0], **form)
         except BackboneError:

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import hashlib
 import itertools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -354,7 +355,7 @@ class Call:
         engine: Any = self.service.engine
         deadline = self.service.limits.deadline
         started = engine.generate(facts.source, prompt, options, deadline=deadline)
-        generation = AsyncGeneration(started, facts)
+        generation = AsyncGeneration(started, facts, self.service.metrics.observe_text)
         self.generations.append(generation)
         return generation
 
@@ -396,13 +397,19 @@ class AsyncGeneration:
     The compute thread wakes the loop once for all that has come since it last looked.
     """
 
-    def __init__(self, generation: Any, facts: AdapterFacts) -> None:
-        self.generation, self.facts = generation, facts
+    def __init__(
+        self,
+        generation: Any,
+        facts: AdapterFacts,
+        observe: Callable[[float | None, int, float], None],
+    ) -> None:
+        self.generation, self.facts, self._observe = generation, facts, observe
+        self._began, self._first = time.perf_counter(), 0.0
         self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[Any] = asyncio.Queue()
         self._ended: asyncio.Future[Any] = self._loop.create_future()
         generation.listen(
-            lambda piece: self._call(self._pieces.put_nowait, piece),
+            lambda piece: self._call(self._add, piece),
             lambda end: self._call(self._end, end),
         )
 
@@ -437,13 +444,18 @@ class AsyncGeneration:
     def _call(self, function: Callable[[Any], None], value: Any) -> None:
         self._loop.call_soon_threadsafe(function, value)
 
+    def _add(self, piece: Any) -> None:
+        self._first = self._first or time.perf_counter()
+        self._pieces.put_nowait(piece)
+
     def _end(self, end: Any) -> None:
-        if not self._ended.done():
-            if isinstance(end, BaseException):
-                self._ended.set_exception(end)
-                self._ended.exception()  # it is told where somebody asks
-            else:
-                self._ended.set_result(end)
+        if isinstance(end, BaseException):
+            self._ended.set_exception(end)
+            self._ended.exception()  # it is told where somebody asks
+        else:
+            self._ended.set_result(end)
+            first = self._first - self._began if self._first else None
+            self._observe(first, end.completion_tokens, time.perf_counter() - self._began)
         self._pieces.put_nowait(None)
 
 

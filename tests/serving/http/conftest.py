@@ -16,6 +16,7 @@ from http_service import NAMED, running, service_of, write_named
 from served import expected_answers
 
 from adapterhub.serving import Engine
+from adapterhub.serving.adapters import BareBackbone
 from adapterhub.serving.http.service import Service
 
 
@@ -26,6 +27,12 @@ class Served:
     url: str
     service: Service
     folders: dict[str, str]
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the backbone."""
+        bare = self.service.engine.adapters.find(BareBackbone.VECTORS)
+        return bare.result().predictor.tokenizer
 
     def expected(self, name: str, *inputs: Any) -> list[dict[str, Any]]:
         """Return what `predict --json` prints; by default for the inputs of the task."""

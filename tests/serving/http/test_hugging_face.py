@@ -11,8 +11,6 @@ from http_service import CONTEXT, NAMED, PAIRS, TEXTS
 from huggingface_hub.errors import BadRequestError, HfHubHTTPError
 from served import same_answer
 
-from adapterhub.serving.adapters import BareBackbone
-
 
 @pytest.fixture(autouse=True)
 def online(monkeypatch):
@@ -119,9 +117,7 @@ def test_sentence_similarity(server, client):
 
 def test_fill_mask(server, client):
     text, several = NAMED["masked"].inputs
-    tokenizer = (
-        server.service.engine.adapters.find(BareBackbone.VECTORS).result().predictor.tokenizer
-    )
+    tokenizer = server.tokenizer
     one, two = (each["fills"] for each in server.expected("masked"))
     found = client("masked").fill_mask(text)
     assert {e.token_str: e.score for e in found} == pytest.approx(one[0], abs=1e-5)

@@ -8,8 +8,6 @@ import pytest
 from http_service import BACKBONE, NAMED, TEXTS
 from served import same_answer
 
-from adapterhub.serving.adapters import BareBackbone
-
 openai = pytest.importorskip("openai", reason="pip install openai")
 
 
@@ -50,9 +48,7 @@ def test_the_backbone_alone(client):
 
 
 def test_tokens_of_the_backbone(server, client):
-    tokenizer = (
-        server.service.engine.adapters.find(BareBackbone.VECTORS).result().predictor.tokenizer
-    )
+    tokenizer = server.tokenizer
     ids = tokenizer(TEXTS[0])["input_ids"]
     found = client.embeddings.create(model="embedding", input=[ids, ids])
     expected = server.expected("embedding", TEXTS[0])[0]["vector"]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 
 import pytest
 from http_service import BACKBONE, TEXTS, running, service_of
 from served import expected_answers, write_adapter
 from written import CAUSAL, SEQ2SEQ, written_alone
 
+from adapterhub.backbones.local_folders import remember_folder
+from adapterhub.files.native import read_manifest
 from adapterhub.serving import Engine
 from adapterhub.serving.adapters import BareBackbone
 
@@ -31,6 +34,12 @@ def writing(backbones, tmp_path_factory):
         service = service_of(engine, folders)
         with running(service) as url:
             yield url, folders, service
+
+
+@pytest.fixture(autouse=True)
+def known_llama(writing, backbones):
+    """Let `open_adapter` find the backbone from the home of each test."""
+    remember_folder(read_manifest(Path(writing[1]["writer"])).backbone.id, backbones("llama"))
 
 
 @pytest.fixture
