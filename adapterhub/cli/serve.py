@@ -44,6 +44,7 @@ _where = several_options(
         help="Who reads /metrics where there are tokens.  [default: admin]",
     ),
     click.option("--admin/--no-admin", default=None, help="Whether /admin is there.  [yes]"),
+    click.option("--try", "try_page", is_flag=True, default=None, help="A page to try them, at /."),
 )
 _limits = several_options(
     click.option("--batch-tokens", type=int, help="Most positions computed at once."),

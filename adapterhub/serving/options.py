@@ -33,6 +33,7 @@ class ServeOptions:
         "admin", "who reads /metrics where there are tokens: all, a role, or nobody"
     )
     admin: bool = option(True, "whether there are paths that change something")
+    try_page: bool = option(False, "whether / is a page to try adapters")
     batch_tokens: int | None = option(None, "most positions at once (null: by the device)")
     queue_tokens: int = option(1 << 17, "most tokens that wait")
     adapter_memory: str = option("2GiB", "bytes of adapters that are kept in memory")

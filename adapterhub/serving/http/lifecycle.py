@@ -31,6 +31,7 @@ from adapterhub.serving.http.allowed import AllowedAdapters
 from adapterhub.serving.http.app import ENDPOINTS, make_app
 from adapterhub.serving.http.operations import operations
 from adapterhub.serving.http.service import RequestLimits, Service
+from adapterhub.serving.http.try_page import ENDPOINTS as TRY_PAGE
 from adapterhub.serving.options import ServeOptions
 from adapterhub.web.connections import limited_protocol
 from adapterhub.web.tokens import TokenFile, default_token_file
@@ -259,7 +260,11 @@ class HttpServer:
     ) -> None:
         self.service, self.options, self.started = service, options, started
         self.error: Exception | None = None
-        endpoints = (*ENDPOINTS, *operations(_metrics_role(options, service), options.admin))
+        endpoints = (
+            *ENDPOINTS,
+            *(TRY_PAGE if options.try_page else ()),
+            *operations(_metrics_role(options, service), options.admin),
+        )
         config = uvicorn.Config(
             make_app(service, endpoints),
             log_config=None,
