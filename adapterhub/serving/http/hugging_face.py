@@ -398,9 +398,10 @@ def _how(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     details = 0 if options.get("details") else None
     stops = chosen.get("stop", chosen.get("stop_sequences"))
     for name, kind in _KINDS.items():
-        if name in chosen and not isinstance(chosen[name], kind):
+        value = chosen.get(name, 0)
+        if isinstance(value, bool) or not isinstance(value, kind) or not abs(value) < _HIGHEST:
             raise RequestError(
-                f"{name} is a {type(chosen[name]).__name__}", parameter=name, expected="a number"
+                f"{name} is {str(value)[:40]!r}", parameter=name, expected="a number"
             )
     if stops is not None and not (
         isinstance(stops, str)
@@ -419,6 +420,7 @@ def _how(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     )
 
 
+_HIGHEST = 1 << 62
 _KINDS: dict[str, Any] = {
     "max_new_tokens": int,
     "temperature": int | float,

@@ -25,7 +25,7 @@ from adapterhub.registry.local import default_root
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.store import Query
 from adapterhub.registry.stores import read_reference, registry_at
-from adapterhub.serving.adapters import Source
+from adapterhub.serving.adapters import BareBackbone
 from adapterhub.serving.engine import ServingEngine
 from adapterhub.serving.http.allowed import AllowedAdapters
 from adapterhub.serving.http.app import ENDPOINTS, make_app
@@ -65,13 +65,13 @@ def open_tokens(options: ServeOptions) -> TokenFile | None:
     return None
 
 
-def named_adapters(options: ServeOptions) -> tuple[dict[str, Source], frozenset[str]]:
+def named_adapters(options: ServeOptions) -> tuple[dict[str, AdapterSource | None], frozenset[str]]:
     """Return the named adapters by the names that clients use, and which of them are folders.
 
     Raises:
         ConfigError: a reference is malformed, or two adapters have one name.
     """
-    named: dict[str, Source] = {}
+    named: dict[str, AdapterSource | None] = {}
     folders = set()
     for text in options.adapters:
         name, equals, rest = text.partition("=")
@@ -172,9 +172,9 @@ def load_named(service: Service) -> None:
 
 def warm_up(service: Service) -> None:
     """Compute one pass for each kind of adapter in memory, and each length of texts."""
-    kinds: dict[Any, Source] = {}
+    kinds: dict[Any, AdapterSource | None] = {}
     for source in service.allowed.named.values():
-        served = service.engine.adapters.peek(source)
+        served = service.engine.adapters.peek(source or BareBackbone.VECTORS)
         if served is not None:
             kinds.setdefault((id(served.model), id(served.head), served.virtual), source)
     futures = [
@@ -187,8 +187,8 @@ def warm_up(service: Service) -> None:
             raise error
 
 
-def _warm_inputs(service: Service, source: Source) -> Iterator[Any]:
-    served = service.engine.adapters.peek(source)
+def _warm_inputs(service: Service, source: AdapterSource | None) -> Iterator[Any]:
+    served = service.engine.adapters.peek(source or BareBackbone.VECTORS)
     if served is None or served.predictor.task.decodes:
         return
     for words in _WARM_WORDS:
