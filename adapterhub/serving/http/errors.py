@@ -161,7 +161,7 @@ def problem_of(error: BaseException) -> Problem:
     """Return what a client gets for an error."""
     if isinstance(error, ValidationError):
         places = [(_place(each["loc"]), each["msg"]) for each in error.errors()[:10]]
-        message = "; ".join(f"{place}: {words}" for place, words in places)
+        message = "; ".join(f"{place}: {words}".lstrip(": ") for place, words in places)
         return Problem(Status(422, "malformed"), message, {}, places[0][0])
     status = status_of(error)
     headers = {"www-authenticate": "Bearer"} if status.code == 401 else {}
