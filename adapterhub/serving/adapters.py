@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -26,7 +27,16 @@ from adapterhub.registry.stores import read_reference, store_of
 from adapterhub.serving.models import NotSharedError, PlannedAdapter, ServedAdapter, ServedModels
 
 T = TypeVar("T")
-Source = AdapterSource | None  # None: the backbone without an adapter
+
+
+class BareBackbone(Enum):
+    """The backbone without an adapter."""
+
+    VECTORS = "vectors"
+    TEXTS = "texts"
+
+
+Source = AdapterSource | BareBackbone
 
 
 class BetweenBatches(Protocol):
@@ -155,7 +165,7 @@ class ServedAdapters:
             How many have moved. One that cannot be loaded stays what it was, with a warning.
         """
         with self.lock:
-            known = [(s, f) for s, f in self._by_source.items() if s is not None]
+            known = [(s, f) for s, f in self._by_source.items() if isinstance(s, AdapterSource)]
         moved = [self._loader.submit(self._refreshed, s, f) for s, f in known if _is_loaded(f)]
         return sum(each.result() for each in moved)
 
@@ -218,8 +228,9 @@ class ServedAdapters:
 
     def _load(self, source: Source) -> ServedAdapter:
         """Return what a reference means now; load it unless that is in memory."""
-        if source is None:
-            return self.models.bare()
+        if isinstance(source, BareBackbone):
+            texts = source is BareBackbone.TEXTS
+            return self.models.bare_writer() if texts else self.models.bare()
         pulled = read_source(
             source, self.models.backbone, self.registry, signed=self.signed, refuse_yanked=True
         )

@@ -22,6 +22,7 @@ from starlette.responses import Response
 from adapterhub.data.media import MediaFile
 from adapterhub.errors import AttachError, ConfigError, DataError, NotPublishedError, SiteError
 from adapterhub.registry.reference import is_name
+from adapterhub.serving.adapters import BareBackbone
 from adapterhub.serving.http.allowed import UnknownAdapterError, may_ask_for
 from adapterhub.serving.http.errors import LimitError, UnservableError
 from adapterhub.serving.refusals import ComputationError
@@ -114,6 +115,7 @@ class Endpoint:
         tags: its chapter in the documentation.
         example: returns a body for an adapter, for the documentation; None where it does not fit.
         while_starting: whether it answers before the server is ready, and while it leaves.
+        read: reads a body that is more than JSON; None: it is of the class `request`.
     """
 
     method: str
@@ -126,6 +128,7 @@ class Endpoint:
     tags: tuple[str, ...] = ()
     example: Callable[[AdapterFacts], dict[str, Any] | None] | None = None
     while_starting: bool = False
+    read: Callable[[Call], BaseModel] | None = None
 
 
 @dataclass(frozen=True)
@@ -256,13 +259,17 @@ class Call:
         found = []
         for model in self.adapters():
             source = self.service.allowed.find(model, self.patterns)
-            served = self.service.engine.adapters.peek(source)
+            served = self.service.engine.adapters.peek(source or BareBackbone.VECTORS)
             if served is not None:
                 found.append(self._facts(model, source, served))
         return found
 
-    async def facts(self, model: str) -> AdapterFacts:
+    async def facts(self, model: str, *, bare: BareBackbone = BareBackbone.VECTORS) -> AdapterFacts:
         """Return what is known of an adapter, which is loaded if it is not.
+
+        Args:
+            model: as the client names it.
+            bare: what is wanted of the backbone, if it is that.
 
         Raises:
             UnknownAdapterError: there is none, or this client may not ask for it.
@@ -270,7 +277,7 @@ class Call:
         """
         source = self.service.allowed.find(model, self.patterns)
         try:
-            served = await _loaded(self.service.engine.adapters.find(source))
+            served = await _loaded(self.service.engine.adapters.find(source or bare))
         except NotPublishedError:
             raise UnknownAdapterError(model, self.adapters()) from None
         return self._facts(model, source, served)
@@ -342,7 +349,7 @@ class Call:
         Raises:
             AdapterhubError: the adapter cannot be used.
         """
-        facts = await self.facts(model)
+        facts = await self.facts(model, bare=BareBackbone.TEXTS)
         self.facts_of_answer = facts
         self.rows += 1
         engine: Any = self.service.engine

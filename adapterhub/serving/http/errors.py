@@ -34,6 +34,18 @@ from adapterhub.serving.refusals import (
 )
 
 
+class RequestError(ConfigError):
+    """A request asks for what there is not.
+
+    Attributes:
+        parameter: the field of the body.
+    """
+
+    def __init__(self, problem: str, *, parameter: str, expected: str = "", hint: str = "") -> None:
+        self.parameter = parameter
+        super().__init__(problem, expected=expected, hint=hint)
+
+
 class LimitError(AdapterhubError):
     """A request is larger than the server takes."""
 
@@ -155,7 +167,8 @@ def problem_of(error: BaseException) -> Problem:
     headers = {"www-authenticate": "Bearer"} if status.code == 401 else {}
     if status.retry:
         headers["retry-after"] = str(max(1, round(getattr(error, "wait", 1.0))))
-    return Problem(status, status.words or _told(error), headers)
+    place = getattr(error, "parameter", "")
+    return Problem(status, status.words or _told(error), headers, place)
 
 
 def _told(error: BaseException) -> str:
