@@ -32,6 +32,7 @@ def test_greedy_texts_of_eight_methods_are_those_of_generate(engine, writers):
     running = [engine.generate(folder, prompt, GREEDY) for folder, prompt in asked]
     for (folder, prompt), generation in zip(asked, running, strict=True):
         assert ids_of(generation.result(60)) == written_alone(folder, prompt, 10), folder
+    assert 10 <= engine.counts["steps"] < 30  # packed: far fewer than texts times tokens
 
 
 def test_the_backbone_without_an_adapter_writes_too(engine, backbones):

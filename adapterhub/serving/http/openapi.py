@@ -69,7 +69,7 @@ def _operation(
             **{str(code): {"description": said} for code, said in _errors().items()},
         },
     }
-    examples = examples_of(endpoint, adapters)
+    examples = example_bodies(endpoint, adapters)
     if names := _PARAMETER.findall(endpoint.path):
         operation["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
@@ -106,7 +106,7 @@ def _errors() -> dict[int, str]:
     return {code: ", ".join(names[code]) for code in sorted(names)}
 
 
-def examples_of(endpoint: Endpoint, adapters: Sequence[AdapterFacts]) -> dict[str, Any]:
+def example_bodies(endpoint: Endpoint, adapters: Sequence[AdapterFacts]) -> dict[str, Any]:
     """Return a body for each adapter that a path fits, by the adapter's name."""
     if endpoint.example is None:
         return {}
@@ -157,7 +157,7 @@ def _command(
     endpoint: Endpoint, adapters: Sequence[AdapterFacts], address: str, *, has_tokens: bool
 ) -> str:
     """Return the line of curl for the first example of a path; "" if there is none."""
-    examples: Mapping[str, Any] = examples_of(endpoint, adapters)
+    examples: Mapping[str, Any] = example_bodies(endpoint, adapters)
     if not examples:
         return ""
     model, example = next(iter(examples.items()))
