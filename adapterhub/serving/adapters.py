@@ -74,6 +74,7 @@ class ServedAdapters:
         signed: whether a signature by a trusted key is required.
         memory: the most bytes of adapters that are kept, besides those in use and pinned ones.
         between_batches: runs a function when no batch is computed.
+        on_detach: called between batches with an adapter that has left.
     """
 
     def __init__(
@@ -83,10 +84,12 @@ class ServedAdapters:
         signed: bool,
         memory: int,
         between_batches: BetweenBatches,
+        on_detach: Callable[[ServedAdapter], None] = lambda _: None,
     ) -> None:
         self.models, self.registry, self.signed = models, registry, signed
         self.memory, self.between_batches = memory, between_batches
         self.load_seconds = 0.0
+        self.on_detach = on_detach
         self.counts: Counter[str] = Counter()  # loads, evictions, refreshes, failed_refreshes
         self.lock = threading.RLock()
         self._by_source: dict[Source, Future[ServedAdapter]] = {}
@@ -265,6 +268,7 @@ class ServedAdapters:
         for served in self._leaving(new):
             served.model.detach(served)
             self.models.forget(served)
+            self.on_detach(served)
             self.counts["evictions"] += 1
 
     def _leaving(self, new: ServedAdapter | None) -> Sequence[ServedAdapter]:

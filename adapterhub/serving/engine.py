@@ -40,12 +40,14 @@ from adapterhub.serving.refusals import (
 from adapterhub.serving.requests import EncodedInput
 from adapterhub.serving.sampling import NextToken
 from adapterhub.serving.text_pieces import TextPieces
-from adapterhub.serving.writers import WriteRequest, Writers
+from adapterhub.serving.writers import WriteRequest
+from adapterhub.serving.writing import Writers
 from adapterhub.tasks._writing import Writing
 
 T = TypeVar("T")
 LOOKED_AT = 512  # of the waiting requests: the oldest ones, of which a batch is chosen
 CPU_POSITIONS, OTHER_POSITIONS = 192, 16384  # computed at once: more leave a CPU's caches
+CPU_CACHE_TOKENS, OTHER_CACHE_TOKENS = 1 << 14, 1 << 16
 _SLOWER = 0.1  # of a new batch in the measured rate
 _CHARACTERS = 4  # of a token, about, in texts that are not encoded yet
 
@@ -123,6 +125,8 @@ class ServingEngine:
             except for those in use and pinned ones.
         dtype: that of all backbones, if not the one of each adapter's training.
         quantize: the quantization of all backbones, likewise.
+        cache_tokens: the most tokens of texts that are written whose keys and values are kept; more
+            texts wait.
     """
 
     def __init__(
@@ -136,6 +140,7 @@ class ServingEngine:
         adapter_memory: int = 2 << 30,
         dtype: str | None = None,
         quantize: str | None = None,
+        cache_tokens: int | None = None,
     ) -> None:
         on_cpu = not torch.cuda.is_available()
         self.batch_tokens = batch_tokens or (CPU_POSITIONS if on_cpu else OTHER_POSITIONS)
@@ -148,7 +153,8 @@ class ServingEngine:
         self._waiting: deque[_Request] = deque()
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._pending: set[_Asked] = set()  # whose adapter is being loaded
-        self._writers = Writers(self.batch_tokens, self._between_steps, self.counts)
+        kept = cache_tokens or (CPU_CACHE_TOKENS if on_cpu else OTHER_CACHE_TOKENS)
+        self._writers = Writers(self.batch_tokens, kept, self._between_steps, self.counts)
         self._queued = 0  # tokens
         self._rate = 0.0  # tokens per second, 0: unknown
         self._computing = False
@@ -161,6 +167,7 @@ class ServingEngine:
             signed,
             adapter_memory,
             self._between_batches,
+            self._writers.forget,
         )
         self._thread = threading.Thread(target=self._run, name="adapterhub-compute", daemon=True)
         self._thread.start()
@@ -299,7 +306,15 @@ class ServingEngine:
         before = encoded.ids if encoded.continues else []
         pieces = TextPieces(self._writers.decoder(model), before, options.stop)
         return WriteRequest(
-            generation, served, encoded, first, pieces, deadline, self._written, self._left
+            generation,
+            served,
+            encoded,
+            first,
+            pieces,
+            deadline,
+            self._written,
+            self._left,
+            encoded.limit,
         )
 
     def _admit(self) -> None:
@@ -324,8 +339,10 @@ class ServingEngine:
             self._queued += tokens
             self._changed.notify_all()
 
-    def pin(self, *adapters: str | AdapterSource | None) -> None:
+    def pin(self, *adapters: str | AdapterSource | BareBackbone | None) -> None:
         """Load adapters, and keep them in memory.
+
+        None is the backbone without an adapter, for vectors; `BareBackbone.TEXTS` for texts.
 
         Raises:
             AdapterhubError: one cannot be loaded.
@@ -590,7 +607,7 @@ class ServingEngine:
             _fail(job, error)
 
 
-def _source(adapter: str | AdapterSource | None, bare: BareBackbone) -> Source:
+def _source(adapter: str | Source | None, bare: BareBackbone) -> Source:
     if adapter is None:
         return bare
     return AdapterSource(adapter) if isinstance(adapter, str) else adapter

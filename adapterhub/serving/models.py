@@ -16,10 +16,11 @@ Tensors with the same values in the same place of several models share their sto
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, pairwise
 from typing import Any, Protocol
 
@@ -66,9 +67,10 @@ Answer = dict[str, Any] | Exception
 
 
 class ServedModel(Protocol):
-    """A model that adapters share."""
+    """A model that adapters share; `encoding` is held by a thread that uses its tokenizer."""
 
     model: PreTrainedModel
+    encoding: Any
 
     def encode(self, given: Any, served: ServedAdapter) -> EncodedInput:
         """Encode one input."""
@@ -366,6 +368,7 @@ class ClassModel:
     tokenizer: PreTrainedTokenizerBase
     trained_on: set[str] = field(default_factory=set)
     encoding: Any = field(default_factory=threading.Lock)
+    _own_processor: Any = None  # of the thread that computes: nobody who submits waits for it
 
     def encode(self, given: Any, served: ServedAdapter) -> EncodedInput:
         """Encode one input."""
@@ -382,13 +385,19 @@ class ClassModel:
         served = asked[0][0]
         activate(self.model, served.name)
         examples = [request.example for _, request in asked]
-        with self.encoding:
-            predictions = served.predictor.predict_examples(examples, len(examples))
+        predictions = self._predictor(served).predict_examples(examples, len(examples))
         answers: list[Answer] = []
         for (each, request), prediction in zip(asked, predictions, strict=True):
             answer = each.answer(request, prediction)
             answers.append(answer if all(_numbers_are_finite(answer)) else numbers_not_finite(each))
         return answers
+
+    def _predictor(self, served: ServedAdapter) -> Predictor:
+        setting = served.predictor.setting
+        if self._own_processor is None:
+            with self.encoding:
+                self._own_processor = copy.deepcopy(setting.processor)
+        return replace(served.predictor, setting=replace(setting, processor=self._own_processor))
 
     def detach(self, served: ServedAdapter) -> None:
         """Remove an adapter."""

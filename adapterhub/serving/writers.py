@@ -7,10 +7,9 @@ steps the engine computes batches of other models. The other one is in continuou
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -50,6 +49,7 @@ class WriteRequest:
         deadline: the time after which it is worth nothing.
         on_begin: called once, when the prompt is computed or dropped.
         on_end: called once, when nothing is computed for it any more.
+        limit: the most tokens that are written.
         begun: the time at which it was asked for.
     """
 
@@ -61,6 +61,7 @@ class WriteRequest:
     deadline: float | None
     on_begin: Callable[[WriteRequest], None]
     on_end: Callable[[WriteRequest], None]
+    limit: int
     begun: float = field(default_factory=time.monotonic)
     first: float = 0.0
     written: list[int] = field(default_factory=list)  # with those that do not show
@@ -102,7 +103,7 @@ class WriteRequest:
         self._deliver(self.pieces.add(token))
         if ends or self.pieces.stopped:
             self._finish("stop")
-        elif len(self.written) >= self.prompt.limit:
+        elif len(self.written) >= self.limit:
             self._finish("length")
 
     def _token(self, chosen: ChosenToken, text: str) -> GeneratedToken:
@@ -241,7 +242,7 @@ class BatchWriter:
         with without_gradients(), self._routed([each.served.row for each in batch]):
             model.generate(
                 **on_device(inputs, model, model.device),
-                max_new_tokens=max(each.prompt.limit for each in batch),
+                max_new_tokens=max(each.limit for each in batch),
                 pad_token_id=0 if padding is None else padding,
                 logits_processor=[steps.choose],
                 stopping_criteria=[steps.ended],
@@ -298,67 +299,3 @@ class _Steps:
             if request.expire():
                 request.leave()
         return torch.tensor([r.generation.done for r in self.batch], device=ids.device)
-
-
-class Writers:
-    """The texts that an engine writes.
-
-    Args:
-        positions: the most positions of a batch of prompts.
-        between: lets the engine compute batches of other models.
-        counts: what happened.
-    """
-
-    def __init__(self, positions: int, between: Callable[[], None], counts: Counter[str]) -> None:
-        self.positions, self.between, self.counts = positions, between, counts
-        self.waiting: deque[WriteRequest] = deque()  # added by any thread, taken by the computing
-        self.unfinished: set[WriteRequest] = set()
-        self.writers: dict[ClassModel, Writer] = {}
-        self.computing: list[ClassModel] = []  # the models of which a step is being computed
-        self._decoders: dict[ClassModel, Any] = {}
-
-    @property
-    def busy(self) -> bool:
-        """Whether there is something to write."""
-        return bool(self.waiting) or any(each.busy for each in self.writers.values())
-
-    def step(self) -> None:
-        """Compute the next tokens of all models' texts, except for models that compute now."""
-        for request in self._taken():
-            self._writer(request).add(request)
-        for own, writer in list(self.writers.items()):
-            if writer.busy and own not in self.computing:
-                self.computing.append(own)
-                try:
-                    writer.step()
-                finally:
-                    self.computing.remove(own)
-
-    def _taken(self) -> Iterator[WriteRequest]:
-        while self.waiting:
-            yield self.waiting.popleft()
-
-    def _writer(self, request: WriteRequest) -> Writer:
-        own = request.served.model
-        assert isinstance(own, ClassModel)
-        if own not in self.writers:
-            self.writers[own] = BatchWriter(own, self.positions, self.between, self.counts)
-        return self.writers[own]
-
-    def forget(self, models: Iterable[ClassModel]) -> None:
-        """Let go of models that are no longer there."""
-        kept = set(models)
-        self.writers = {own: each for own, each in self.writers.items() if own in kept}
-        self._decoders = {own: each for own, each in self._decoders.items() if own in kept}
-
-    def decoder(self, own: ClassModel) -> Any:
-        """Return a tokenizer that decodes, and that no thread encodes with."""
-        if own not in self._decoders:
-            with own.encoding:
-                self._decoders[own] = copy.deepcopy(own.tokenizer)
-        return self._decoders[own]
-
-    def fail(self, error: Exception) -> None:
-        """End all texts."""
-        for request in list(self.unfinished):
-            request.generation.finish(error)

@@ -23,6 +23,7 @@ from adapterhub.serving.http.openai_generation import (
 )
 from adapterhub.serving.http.shapes import (
     class_scores,
+    gives_classes,
     gives_scores,
     gives_vectors,
     printed_names,
@@ -38,6 +39,7 @@ from adapterhub.serving.http.text_generation import (
     start_texts,
     stop_texts,
 )
+from adapterhub.tasks.masked_lm import LISTED_FILLS
 
 if TYPE_CHECKING:
     from adapterhub.serving.generation import GeneratedText, GeneratedToken
@@ -160,25 +162,38 @@ async def _zero_shot(
     They are the adapter's own, or hypotheses for an adapter that was trained to say whether one
     text follows from another (Yin et al. 2019, https://arxiv.org/abs/1909.00161).
     """
-    labels, several = _candidates(asked.options), bool(asked.options.get("multi_label"))
+    labels = _candidates(asked.options)
     texts, single = inference_inputs(asked.inputs)
-    own = set(labels) <= set(facts.labels or ())
-    entailing = [n for n in facts.labels if n.lower().startswith(_ENTAILS)]
-    if own and not (facts.texts == 2 and entailing):
-        answers = (await call.predict(facts.model, texts)).answers
-        scores = [[each["scores"][name] for name in labels] for each in answers]
-        found = [each if several else _shares(each) for each in scores]
-    elif facts.texts == 2 and entailing:
-        found = await _entailed(call, facts, texts, labels, entailing[0], asked.options)
+    if not all(isinstance(each, str) for each in texts):
+        raise RequestError("a pair of texts", parameter="inputs", expected="a text, or several")
+    entails = next((n for n in facts.labels if n.lower().startswith(_ENTAILS)), None)
+    if facts.texts == 2 and entails is not None:
+        found = await _entailed(call, facts, texts, labels, entails, asked.options)
     else:
-        raise RequestError(
-            "labels that the adapter was not trained for",
-            parameter="candidate_labels",
-            expected=f"some of {', '.join(facts.labels[:20])}, or an adapter for pairs of "
-            "texts with a class entailment",
-        )
+        found = await _own_labels(call, facts, texts, labels, asked.options)
     ranked = [_ranked(labels, each) for each in found]
     return ranked[0] if single else ranked
+
+
+async def _own_labels(
+    call: Call,
+    facts: AdapterFacts,
+    texts: Sequence[Any],
+    labels: list[str],
+    options: Mapping[str, Any],
+) -> list[list[float]]:
+    """Return the probabilities of labels that an adapter was trained for."""
+    answers = (await call.predict(facts.model, texts)).answers if gives_classes(facts) else []
+    known = answers[0]["scores"] if answers else {}
+    if unknown := [each for each in labels if each not in known]:
+        raise RequestError(
+            f"{facts.reference} was not trained for the label {unknown[0][:40]!r}",
+            parameter="candidate_labels",
+            expected=", ".join(list(known)[:20]) or "an adapter with labels",
+            hint="an adapter for pairs of texts with a class entailment takes any labels",
+        )
+    scores = [[each["scores"][name] for name in labels] for each in answers]
+    return scores if options.get("multi_label") else [_shares(each) for each in scores]
 
 
 def _candidates(options: Mapping[str, Any]) -> list[str]:
@@ -242,6 +257,10 @@ async def _entities(call: Call, facts: AdapterFacts, asked: InferenceRequest) ->
     groups = ("simple", "first", "average", "max")
     refuse_unless(asked.options, {"aggregation_strategy": groups})
     ignored = asked.options.get("ignore_labels") or []
+    if not isinstance(ignored, list):
+        raise RequestError(
+            "ignore_labels is no list", parameter="ignore_labels", expected="a list of texts"
+        )
     answers, single = await _answers(call, facts, asked)
     found = [
         [_entity(each) for each in answer["entities"] if each["kind"] not in ignored]
@@ -253,7 +272,7 @@ async def _entities(call: Call, facts: AdapterFacts, asked: InferenceRequest) ->
 def _entity(entity: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "entity_group": entity["kind"],
-        "score": entity.get("score"),
+        "score": entity["score"],
         "word": entity["text"],
         "start": entity["start"],
         "end": entity["end"],
@@ -280,10 +299,8 @@ def _sigmoid(margin: float) -> float:
 
 async def _fills(call: Call, facts: AdapterFacts, asked: InferenceRequest) -> list[Any]:
     refuse_unless(asked.options, {"targets": ([],)})
+    most = _count(asked.options, "top_k", LISTED_FILLS)
     answers, single = await _answers(call, facts, asked)
-    most = _count(
-        asked.options, "top_k", min((len(f) for a in answers for f in a["fills"]), default=1)
-    )
     found = [_filled(each, facts, most) for each in answers]
     return found[0] if single else found
 
@@ -398,9 +415,10 @@ def _how(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     details = 0 if options.get("details") else None
     stops = chosen.get("stop", chosen.get("stop_sequences"))
     for name, kind in _KINDS.items():
-        if name in chosen and not isinstance(chosen[name], kind):
+        value = chosen.get(name, 0)
+        if isinstance(value, bool) or not isinstance(value, kind) or not abs(value) < _HIGHEST:
             raise RequestError(
-                f"{name} is a {type(chosen[name]).__name__}", parameter=name, expected="a number"
+                f"{name} is {str(value)[:40]!r}", parameter=name, expected="a number"
             )
     if stops is not None and not (
         isinstance(stops, str)
@@ -419,6 +437,7 @@ def _how(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     )
 
 
+_HIGHEST = 1 << 62
 _KINDS: dict[str, Any] = {
     "max_new_tokens": int,
     "temperature": int | float,
@@ -507,7 +526,7 @@ async def _health(call: Call) -> Response:
 
 
 def _example(facts: AdapterFacts) -> dict[str, Any] | None:
-    if facts.decodes:
+    if not any(fits(facts, InferenceRequest(inputs="")) for fits, _ in _ANSWERS):
         return None
     first, second = "The train leaves at nine.", "When does it leave?"
     if {"answer", "start"} <= printed_names(facts):

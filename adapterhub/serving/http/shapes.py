@@ -17,6 +17,7 @@ from adapterhub.errors import AdapterhubError, BackboneError
 from adapterhub.serving.adapters import BareBackbone
 from adapterhub.serving.http.call import AdapterFacts, Call
 from adapterhub.serving.http.errors import RequestError, WrongShapeError
+from adapterhub.serving.http.openapi import shown_path
 
 Texts = str | list[str]
 TextsOrTokens = str | list[str] | list[int] | list[list[int]]
@@ -126,8 +127,8 @@ async def writing_facts(call: Call, model: str) -> AdapterFacts:
 
 def wrong_shape(call: Call, facts: AdapterFacts) -> WrongShapeError:
     """Return the error for an adapter that does not fit, which names the paths that it fits."""
-    known = ((each.path.replace(":path}", "}"), each) for each in call.service.endpoints)
-    paths = [path for path, each in known if each.example and each.example(facts) is not None]
+    known = call.service.endpoints
+    paths = [shown_path(e) for e in known if e.example and e.example(facts) is not None]
     return WrongShapeError(
         f"{facts.reference} is for {facts.task}, for which {call.request.url.path} has no answer",
         expected=" or ".join(dict.fromkeys(paths)),

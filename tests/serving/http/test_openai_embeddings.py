@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from http_service import BACKBONE, NAMED, TEXTS
-from served import same_answer
+from http_service import BACKBONE, NAMED
+from served import TEXTS, same_answer
 
 openai = pytest.importorskip("openai", reason="pip install openai")
 
