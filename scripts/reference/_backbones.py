@@ -23,7 +23,8 @@ from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.quantized import QUANTIZATIONS
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.errors import AdapterhubError
-from adapterhub.interchange.peft.exporter import try_peft, vllm_problems
+from adapterhub.interchange.peft.exporter import try_peft
+from adapterhub.interchange.peft.vllm import vllm_problems
 from adapterhub.merging.merge import blockers
 from adapterhub.methods import METHODS, Method
 from adapterhub.methods._base import PlanStep
