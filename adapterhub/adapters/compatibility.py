@@ -91,7 +91,7 @@ def _sample_differences(trained: BackboneIdentity, sampled: BackboneIdentity) ->
     problems = config_differences(trained.config, sampled.config)
     if (sampled.tokens or 0) < (trained.tokens or 0):
         problems.append(f"token embedding: {sampled.tokens} rows, trained with {trained.tokens}")
-    elif not sampled.same_sample(trained):
+    if not sampled.same_sample(trained):
         problems.append(f"weights: {sampled.fingerprint}")
     return problems
 
