@@ -83,9 +83,9 @@ def command(adapters: tuple[str, ...], file: str | None, check: bool, **given: A
     registry has for the backbone. Clients may ask for those that are named here, and for what
     matches --allow. POST /v1/predict has every task; /docs lists all paths.
     """
-    from adapterhub.serving.http import check_installed
+    from adapterhub.serving.http import check_serve_extra
 
-    check_installed()
+    check_serve_extra()
     with doing("loading torch"):
         from adapterhub.serving.options import read_serve_options
 

@@ -13,7 +13,7 @@ from adapterhub.errors import ConfigError
 _NEEDED = ("starlette", "uvicorn", "pydantic", "prometheus_client")
 
 
-def check_installed() -> None:
+def check_serve_extra() -> None:
     """Refuse to serve without the libraries of the extra `serve`.
 
     Raises:

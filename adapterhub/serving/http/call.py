@@ -22,7 +22,7 @@ from starlette.responses import Response
 from adapterhub.data.media import MediaFile
 from adapterhub.errors import AttachError, ConfigError, DataError, NotPublishedError, SiteError
 from adapterhub.registry.reference import is_name
-from adapterhub.serving.http.allowed import UnknownAdapterError, matches
+from adapterhub.serving.http.allowed import UnknownAdapterError, may_ask_for
 from adapterhub.serving.http.errors import LimitError, UnservableError
 from adapterhub.serving.refusals import ComputationError
 from adapterhub.tasks._language_models import Generation
@@ -249,7 +249,7 @@ class Call:
 
     def adapters(self) -> Sequence[str]:
         """List the names that this client may ask for, as far as they are known beforehand."""
-        return [each for each in self.service.allowed.names if matches(each, self.patterns)]
+        return [each for each in self.service.allowed.names if may_ask_for(each, self.patterns)]
 
     def loaded(self) -> list[AdapterFacts]:
         """List what is known of the adapters in memory that this client may ask for."""
