@@ -86,7 +86,9 @@ def import_serve() -> tuple[Any, Any]:
     """
     try:
         ray = import_ray()
-        from ray import serve
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from ray import serve
     except (ImportError, ConfigError) as error:
         raise ConfigError(
             "serve --ray needs Ray Serve, which is not installed",

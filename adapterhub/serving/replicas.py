@@ -161,6 +161,12 @@ class Replica:
         """List which model computes which adapter."""
         return self.service.engine.models()
 
+    def process(self) -> tuple[int, str]:
+        """Return the process, and the node that it is on."""
+        import ray
+
+        return os.getpid(), ray.get_runtime_context().get_node_id()
+
     def numbers(self) -> tuple[str, str]:
         """Return the name of this replica, and its numbers in the format of Prometheus."""
         from ray import serve
@@ -273,38 +279,25 @@ def open_replicas(options: ServeOptions) -> tuple[Service, tuple[Endpoint, ...]]
         them away.
 
     Raises:
-        ConfigError: Ray is not installed, nothing answers at the address, or the cluster is too
-            small.
+        ConfigError: Ray Serve is not installed, nothing answers at the address, or the cluster is
+            too small.
         ServingError: a replica cannot be started, such as for an adapter that cannot be loaded.
     """
     tokens = open_tokens(options)
     ray, serve = import_serve()
     connect_ray(ray, options.ray_address)
-    shares = share_out(ray.nodes(), options.workers)
-    cpus, gpus = min(share.cpus for share in shares), min(share.gpus for share in shares)
     name = f"adapterhub-{socket.gethostname()}-{os.getpid()}"
-    deployment = serve.deployment(
-        Replica,
-        name="engine",
-        num_replicas=len(shares),
-        max_ongoing_requests=_ONGOING,
-        max_constructor_retry_count=1,
-        health_check_period_s=_HEALTH,
-        graceful_shutdown_timeout_s=options.seconds("drain"),
-        ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
-    )
-    registry = options.registry or os.environ.get("ADAPTERHUB_REGISTRY") or str(default_root())
-    inside = replace(options, registry=registry)
-    serve.start(proxy_location="Disabled")
-    try:
-        bound = deployment.bind(inside, os.getcwd(), tokens is not None, options.threads or cpus)
-        handle = serve.run(bound, name=name, route_prefix=None)
-    except RuntimeError as error:
+
+    def close() -> None:
         serve.delete(name)
-        raise ServingError(
-            "the replicas cannot be started", offenders=_words_of(str(error))
-        ) from None
-    engine = ReplicaEngine(handle, lambda: serve.delete(name))
+        ray.shutdown()
+
+    try:
+        handle = _deployed(ray, serve, name, options, tokens is not None)
+    except BaseException:
+        close()
+        raise
+    engine = ReplicaEngine(handle, close)
     service = Service(
         cast(ServingEngine, engine),
         AllowedAdapters({}),
@@ -316,10 +309,39 @@ def open_replicas(options: ServeOptions) -> tuple[Service, tuple[Endpoint, ...]]
     return service, Front(engine).endpoints(served_endpoints(options, service))
 
 
-def _words_of(traceback: str) -> list[str]:
-    """Return the last lines of an error of a replica, which say what is wrong."""
-    lines = [line for line in traceback.splitlines() if line.strip()]
-    return lines[-3:]
+def _deployed(ray: Any, serve: Any, name: str, options: ServeOptions, needs_tokens: bool) -> Any:
+    """Start the replicas, and return their handle when all are ready."""
+    shares = share_out(ray.nodes(), options.workers)
+    cpus, gpus = min(share.cpus for share in shares), min(share.gpus for share in shares)
+    registry = options.registry or os.environ.get("ADAPTERHUB_REGISTRY") or str(default_root())
+    deployment = serve.deployment(
+        Replica,
+        name="engine",
+        num_replicas=len(shares),
+        max_ongoing_requests=_ONGOING,
+        max_constructor_retry_count=1,
+        health_check_period_s=_HEALTH,
+        graceful_shutdown_timeout_s=options.seconds("drain"),
+        ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
+    )
+    bound = deployment.bind(
+        replace(options, registry=registry), os.getcwd(), needs_tokens, options.threads or cpus
+    )
+    serve.start(proxy_location="Disabled")
+    try:
+        return serve.run(bound, name=name, route_prefix=None)
+    except RuntimeError:
+        failed = serve.status().applications[name].deployments.values()
+        raise ServingError(
+            "the replicas cannot be started",
+            offenders=[_error_in(each.message) for each in failed],
+        ) from None
+
+
+def _error_in(traceback: str) -> str:
+    """Return the words of the error at the end of a traceback."""
+    *_, last = re.finditer(r"^(?:\w+\.)*\w+: ", f"\nRay: {traceback}", re.MULTILINE)
+    return f"\nRay: {traceback}"[last.end() :]
 
 
 def _scope(call: Call) -> dict[str, Any]:
