@@ -17,7 +17,15 @@ import json
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
@@ -209,6 +217,13 @@ class ReplicaEngine:
         """List which model computes which adapter, on one of the replicas."""
         return next(iter(self.all("models")), [])
 
+    def has_replicas(self) -> bool:
+        """Return whether some answer."""
+        try:
+            return bool(self.all("process"))
+        except Exception:  # of any class: what Ray raises while it replaces one
+            return False
+
     def all(self, method: str, *given: Any) -> list[Any]:
         """Call a method of all replicas, and return their results."""
         found: list[Any] = self.handle.broadcast(method, *given).results(timeout_s=_LOOKING)
@@ -241,7 +256,7 @@ class Front:
         """Have a replica answer, and another one if that dies before a byte was sent.
 
         Raises:
-            NotReadyError: all that were asked have died.
+            NotReadyError: all that were asked have died, or there is none.
         """
         from ray.exceptions import RayActorError
 
@@ -251,10 +266,23 @@ class Front:
         )
         for _ in range(_TRIES):
             try:
-                return await _begun(handle.remote(scope, call.raw_body, model))
+                return await self._patiently(
+                    _begun(handle.remote(scope, call.raw_body, model)), call.service.limits.deadline
+                )
             except RayActorError:
                 continue
         raise NotReadyError("the replicas that were asked have died")
+
+    async def _patiently(self, answer: Coroutine[Any, Any, Response], seconds: float) -> Response:
+        """Wait for an answer for as long as there are replicas; look every so many seconds."""
+        task = asyncio.create_task(answer)
+        try:
+            while not (await asyncio.wait({task}, timeout=seconds))[0]:
+                if not await asyncio.to_thread(self.engine.has_replicas):
+                    raise NotReadyError("all replicas have died, and none is there yet")
+            return task.result()
+        finally:
+            task.cancel()
 
     async def to_all(self, call: Call) -> Response:
         """Have each replica answer a request that changes something; return the first answer."""
@@ -267,7 +295,7 @@ class Front:
         """Return the numbers of all replicas."""
         texts = await asyncio.to_thread(self.engine.all, "numbers")
         registry = CollectorRegistry()
-        registry.register(_ReplicaNumbers(dict(texts)))
+        registry.register(ReplicaNumbers(dict(texts)))
         return Response(generate_latest(registry), media_type=METRICS_TYPE)
 
 
@@ -302,7 +330,11 @@ def open_replicas(options: ServeOptions) -> tuple[Service, tuple[Endpoint, ...]]
         cast(ServingEngine, engine),
         AllowedAdapters({}),
         backbone=options.backbone or "",
-        limits=RequestLimits(options.size("body"), per_minute=options.requests_per_minute),
+        limits=RequestLimits(
+            options.size("body"),
+            deadline=options.seconds("deadline"),
+            per_minute=options.requests_per_minute,
+        ),
         tokens=tokens,
     )
     service.is_ready = False
@@ -404,7 +436,7 @@ def _as_sent(response: Response, start: Message) -> Response:
     return response
 
 
-class _ReplicaNumbers(Collector):
+class ReplicaNumbers(Collector):
     """The numbers of all replicas, each with a label of its own."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
