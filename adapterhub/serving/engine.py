@@ -455,6 +455,8 @@ class ServingEngine:
             self._stop(_dead(error))
         else:
             self._stop(StoppedError("the engine is closed"))
+        finally:
+            self._writers.close()
 
     def _step(self) -> bool:
         """Do what waits: change a model, or compute a batch; return False at the end."""

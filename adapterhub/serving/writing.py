@@ -114,6 +114,10 @@ class Writers:
                 self._decoders[own] = copy.deepcopy(own.tokenizer)
         return self._decoders[own]
 
+    def close(self) -> None:
+        """Let go of all models."""
+        self.batches, self.continuous, self._decoders = {}, {}, {}
+
     def fail(self, error: Exception) -> None:
         """End all texts."""
         for request in list(self.unfinished):
