@@ -357,4 +357,5 @@ def served_endpoints(options: ServeOptions, service: Service) -> tuple[Endpoint,
     """Return all paths, with those for who runs the server: without tokens there are no roles."""
     role = {"open": ""}.get(options.metrics, options.metrics)
     role = role if role == "off" or service.tokens is not None else ""
-    return (*ENDPOINTS, *operations(role, options.admin))
+    page = TRY_PAGE if options.try_page else ()
+    return (*ENDPOINTS, *page, *operations(role, options.admin))
