@@ -22,11 +22,11 @@ from adapterhub.serving.http.openai_generation import (
     chat_example,
 )
 from adapterhub.serving.http.shapes import (
-    class_scores,
     gives_classes,
     gives_scores,
     gives_vectors,
     printed_names,
+    ranked_classes,
     refuse_unless,
     writes_texts,
     wrong_shape,
@@ -132,7 +132,7 @@ async def _classes(
     most = _count(asked.options, "top_k")
     answers, _ = await _answers(call, facts, asked)
     return [
-        [{"label": label, "score": score} for label, score in class_scores(each)[:most]]
+        [{"label": label, "score": score} for label, score in ranked_classes(each)[:most]]
         for each in answers
     ]
 

@@ -20,7 +20,6 @@ from adapterhub.serving.http.shapes import (
     Texts,
     TextsOrTokens,
     chosen_facts,
-    class_scores,
     compares_texts,
     comparison,
     fitting_example,
@@ -31,6 +30,7 @@ from adapterhub.serving.http.shapes import (
     listed_texts,
     new_id,
     now,
+    ranked_classes,
     usage_of,
 )
 
@@ -179,7 +179,7 @@ def _inputs(given: Any, facts: AdapterFacts) -> list[Any]:
 
 def _classified(index: int, answer: Mapping[str, Any], labels: Sequence[str]) -> ClassifiedItem:
     probabilities = _probabilities(answer, labels)
-    best, _ = class_scores(answer)[0]
+    best, _ = ranked_classes(answer)[0]
     return ClassifiedItem(
         index=index, label=best, probs=probabilities, num_classes=len(probabilities)
     )

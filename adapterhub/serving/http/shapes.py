@@ -139,7 +139,7 @@ def wrong_shape(call: Call, facts: AdapterFacts) -> WrongShapeError:
 # Answers
 
 
-def class_scores(answer: Mapping[str, Any]) -> list[tuple[str, float]]:
+def ranked_classes(answer: Mapping[str, Any]) -> list[tuple[str, float]]:
     """Return the classes with their probabilities, the most probable one first.
 
     A number is one class, which has the name that transformers gives it.

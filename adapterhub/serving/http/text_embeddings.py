@@ -18,12 +18,12 @@ from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.shapes import (
     TextsOrTokens,
     chosen_facts,
-    class_scores,
     fitting_example,
     gives_numbers,
     gives_scores,
     gives_vectors,
     listed_inputs,
+    ranked_classes,
 )
 
 _LENGTH_1 = 1e-3  # how far from it vectors of length 1 may be
@@ -128,7 +128,7 @@ async def _predict(call: Call) -> list[Any]:
     inputs = [each if isinstance(each, str) else _one_or_two(each) for each in items]
     found = await call.predict(facts.model, inputs, truncate=asked.truncate)
     answers = [
-        [{"score": score, "label": label} for label, score in class_scores(each)]
+        [{"score": score, "label": label} for label, score in ranked_classes(each)]
         for each in found.answers
     ]
     return answers[0] if single else answers
