@@ -332,7 +332,7 @@ async def _completion(call: Call) -> CompletionResponse | Response:
     asked: CompletionRequest = call.body
     asked.check()
     facts = await writing_facts(call, asked.model)
-    prompts = listed_inputs(asked.prompt, facts, "prompt")
+    prompts = await listed_inputs(call, asked.prompt, facts, "prompt")
     options = asked.options(max_tokens=asked.max_tokens, logprobs=asked.logprobs)
     texts = await start_texts(call, asked.model, prompts, options)
     if asked.stream:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 from starlette.responses import Response
 
 from adapterhub import __version__
@@ -50,6 +50,21 @@ class PredictPairsRequest(BaseModel):
     raw_scores: bool = False
 
 
+class EmbedResponse(RootModel[list[list[float]]]):
+    """The vector of each text."""
+
+
+class LabelScore(BaseModel):
+    """A class, and its probability."""
+
+    score: float
+    label: str
+
+
+class PredictPairsResponse(RootModel[list[LabelScore] | list[list[LabelScore]]]):
+    """The classes of an input, the most probable one first; of a batch, a list for each."""
+
+
 class EndpointInfo(BaseModel):
     """What the server has loaded, in the words of text-embeddings-inference."""
 
@@ -69,7 +84,7 @@ async def _embed(call: Call) -> list[list[float]]:
     asked: EmbedRequest = call.body
     facts = await chosen_facts(call, asked.model, gives_vectors)
     _check_embed(asked, facts)
-    texts = listed_inputs(asked.inputs, facts, "inputs")
+    texts = await listed_inputs(call, asked.inputs, facts, "inputs")
     found = await call.predict(facts.model, texts, truncate=asked.truncate)
     vectors = [answer["vector"] for answer in found.answers]
     return _of_length(vectors, asked)
@@ -189,7 +204,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "/embed",
         "Return the vectors of texts",
         EmbedRequest,
-        None,
+        EmbedResponse,
         _embed,
         tags=_TAGS,
         example=fitting_example(gives_vectors, _embed_example),
@@ -199,7 +214,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "/predict",
         "Return the classes of texts with their probabilities",
         PredictPairsRequest,
-        None,
+        PredictPairsResponse,
         _predict,
         tags=_TAGS,
         example=fitting_example(gives_scores, _predict_example),
