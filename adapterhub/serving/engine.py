@@ -188,6 +188,11 @@ class ServingEngine:
         """Whether requests are computed: the thread lives, and the engine is not closed."""
         return not self._closing and self._stopped is None and self._thread.is_alive()
 
+    @property
+    def problem(self) -> StoppedError | None:
+        """Why nothing is computed any more; None while it is."""
+        return self._stopped
+
     def busy_seconds(self) -> float:
         """Return for how long the thread has computed one batch; 0 while it waits."""
         return time.monotonic() - self._began if self._computing else 0.0

@@ -126,7 +126,7 @@ class _Handler:
             # Its words may quote an input: the log has where it was raised, and of what class.
             where = "".join(traceback.format_tb(error.__traceback__))
             log.error("%s: %s\n%s", self.endpoint.path, type(error).__name__, where)
-        elif problem.status.code >= 500:
+        elif problem.status.code >= 500 and not problem.status.retry:
             log.error("%s: %s", self.endpoint.path, error)
         return error_response(problem, path)
 

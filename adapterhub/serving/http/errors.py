@@ -133,7 +133,7 @@ STATUSES: dict[type[BaseException], Status] = {
     RegistryError: Status(503, "registry_unreachable", "the registry cannot be read", retry=True),
     NotReadyError: Status(503, "not_ready", retry=True),
     StoppedError: Status(503, "not_ready", "the server does not compute now", retry=True),
-    DeadlineError: Status(504, "deadline_passed"),
+    DeadlineError: Status(504, "deadline_passed", retry=True),
     TooLargeError: Status(507, "out_of_memory"),
 }
 """The status of each class of errors; the first class of an error's ancestors that is here."""

@@ -309,7 +309,7 @@ class HttpServer:
         while self.service.engine.is_alive:
             await asyncio.sleep(_WATCH)
         await asyncio.sleep(_LAST_ANSWERS)
-        self._leave(ServingError("the thread that computes has died", hint="start it again"))
+        self._leave(self.service.engine.problem or ServingError("the engine was closed"))
 
     async def _refresh(self) -> None:
         """Look for new versions, now and then."""
