@@ -27,6 +27,7 @@ from adapterhub.adapters.packed_route import (
     unpackable,
 )
 from adapterhub.adapters.route import disabled, route
+from adapterhub.errors import ServingError
 from adapterhub.serving.models import ClassModel, ServedAdapter
 from adapterhub.serving.paged import PagedRow, PagedSteps, own_processors, paged_problem
 from adapterhub.serving.refusals import TooLargeError
@@ -227,9 +228,18 @@ class ContinuousWriter:
     def step(self) -> None:
         """Compute the next token of each text, or a part of its prompt."""
         self._drop_ended()
-        rows = self.steps.schedule() if self.running else []
-        if not rows:
+        if not self.running:
             return
+        try:
+            self._compute(self.steps.schedule())
+        except Exception as error:  # of the scheduler or the cache: which text's is not known
+            for request in self.running.values():
+                request.generation.finish(error)
+        self._drop_ended()
+
+    def _compute(self, rows: Sequence[PagedRow]) -> None:
+        if not rows:
+            raise ServingError("no text can be written, though none has ended")
         for row in rows:
             self.running[row.name].begin()
         chosen = self._chosen(rows)
@@ -243,7 +253,6 @@ class ContinuousWriter:
                 self.running[row.name].accept(token)
                 if token is None:
                     self._drop(row.name, share=False)
-        self._drop_ended()
 
     def _drop_ended(self) -> None:
         for name, request in list(self.running.items()):

@@ -344,8 +344,10 @@ class ServingEngine:
             self._queued += tokens
             self._changed.notify_all()
 
-    def pin(self, *adapters: str | AdapterSource | None) -> None:
+    def pin(self, *adapters: str | AdapterSource | BareBackbone | None) -> None:
         """Load adapters, and keep them in memory.
+
+        None is the backbone without an adapter, for vectors; `BareBackbone.TEXTS` for texts.
 
         Raises:
             AdapterhubError: one cannot be loaded.
@@ -610,7 +612,7 @@ class ServingEngine:
             _fail(job, error)
 
 
-def _source(adapter: str | AdapterSource | None, bare: BareBackbone) -> Source:
+def _source(adapter: str | Source | None, bare: BareBackbone) -> Source:
     if adapter is None:
         return bare
     return AdapterSource(adapter) if isinstance(adapter, str) else adapter

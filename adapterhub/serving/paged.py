@@ -195,6 +195,7 @@ class PagedSteps:
             self._steps.cache.free_blocks(name, no_cache=True)
         self._steps.scheduler.set_request_cancellation(name)
         self._steps.scheduler.clear_cancelled_requests()
+        self._steps.scheduler.block_new_requests = False  # as after a text that has ended itself
         self._salts.pop(name, None)
         self._groups.pop(name, None)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_CANDIDATES = 5  # most probable tokens that a prediction lists per mask
+LISTED_FILLS = 5  # most probable tokens that a prediction lists per mask
 _Fills = list[dict[str, float]]
 
 
@@ -208,7 +208,7 @@ def _checked(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 
 
 def _most_probable(logits: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
-    top = logits.float().softmax(-1).topk(_CANDIDATES)
+    top = logits.float().softmax(-1).topk(LISTED_FILLS)
     tokens = (str(tokenizer.decode([i])).strip() for i in top.indices.tolist())
     return dict(zip(tokens, top.values.tolist(), strict=True))
 

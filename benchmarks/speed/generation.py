@@ -2,18 +2,18 @@
 
     python benchmarks/speed/generation.py [BACKBONE] [--output generation.json]
 
-The backbone is a folder of a causal language model; by default a random Llama of 6 layers, 512 wide.
-All texts of a turn are asked for at once, with prompts of 8 to 40 random tokens; they are greedy,
-and end with their length:
+The backbone is a folder of a causal language model; by default a random Llama of 6 layers. All
+texts of a turn are asked for at once, with prompts of 8 to 40 random tokens; they are greedy, and
+end with their length:
 
     no adapter     the engine, the backbone without an adapter
     8 lora         the engine, 8 LoRA adapters, a random one for each text
     8 mixed        the same with adapters of 8 methods
-    one by one     `generate` of transformers for each of the texts of 8 mixed, its adapter activated
+    one by one     `generate` of transformers for each text of 8 mixed, its adapter activated
     one by one, no adapter    the same without adapters
 
-The variants alternate, in one process. Of each the median over the turns: written tokens per second,
-and milliseconds of the processor per token.
+The variants alternate, in one process. Of each the median over the turns: written tokens per
+second, and milliseconds of the processor per token.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 from starlette.responses import Response
 
 from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
@@ -22,10 +22,11 @@ from adapterhub.serving.http.openai_generation import (
     chat_example,
 )
 from adapterhub.serving.http.shapes import (
-    class_scores,
+    gives_classes,
     gives_scores,
     gives_vectors,
     printed_names,
+    ranked_classes,
     refuse_unless,
     writes_texts,
     wrong_shape,
@@ -38,6 +39,7 @@ from adapterhub.serving.http.text_generation import (
     start_texts,
     stop_texts,
 )
+from adapterhub.tasks.masked_lm import LISTED_FILLS
 
 if TYPE_CHECKING:
     from adapterhub.serving.generation import GeneratedText, GeneratedToken
@@ -63,6 +65,10 @@ class InferenceRequest(BaseModel):
     def options(self) -> dict[str, Any]:
         """The parameters; those of vectors are beside `inputs`."""
         return {**(self.model_extra or {}), **self.parameters}
+
+
+class InferenceResponse(RootModel[Any]):
+    """What the client reads of the task."""
 
 
 async def _infer(call: Call) -> Any:
@@ -130,7 +136,7 @@ async def _classes(
     most = _count(asked.options, "top_k")
     answers, _ = await _answers(call, facts, asked)
     return [
-        [{"label": label, "score": score} for label, score in class_scores(each)[:most]]
+        [{"label": label, "score": score} for label, score in ranked_classes(each)[:most]]
         for each in answers
     ]
 
@@ -160,25 +166,38 @@ async def _zero_shot(
     They are the adapter's own, or hypotheses for an adapter that was trained to say whether one
     text follows from another (Yin et al. 2019, https://arxiv.org/abs/1909.00161).
     """
-    labels, several = _candidates(asked.options), bool(asked.options.get("multi_label"))
+    labels = _candidates(asked.options)
     texts, single = inference_inputs(asked.inputs)
-    own = set(labels) <= set(facts.labels or ())
-    entailing = [n for n in facts.labels if n.lower().startswith(_ENTAILS)]
-    if own and not (facts.texts == 2 and entailing):
-        answers = (await call.predict(facts.model, texts)).answers
-        scores = [[each["scores"][name] for name in labels] for each in answers]
-        found = [each if several else _shares(each) for each in scores]
-    elif facts.texts == 2 and entailing:
-        found = await _entailed(call, facts, texts, labels, entailing[0], asked.options)
+    if not all(isinstance(each, str) for each in texts):
+        raise RequestError("a pair of texts", parameter="inputs", expected="a text, or several")
+    entails = next((n for n in facts.labels if n.lower().startswith(_ENTAILS)), None)
+    if facts.texts == 2 and entails is not None:
+        found = await _entailed(call, facts, texts, labels, entails, asked.options)
     else:
-        raise RequestError(
-            "labels that the adapter was not trained for",
-            parameter="candidate_labels",
-            expected=f"some of {', '.join(facts.labels[:20])}, or an adapter for pairs of "
-            "texts with a class entailment",
-        )
+        found = await _own_labels(call, facts, texts, labels, asked.options)
     ranked = [_ranked(labels, each) for each in found]
     return ranked[0] if single else ranked
+
+
+async def _own_labels(
+    call: Call,
+    facts: AdapterFacts,
+    texts: Sequence[Any],
+    labels: list[str],
+    options: Mapping[str, Any],
+) -> list[list[float]]:
+    """Return the probabilities of labels that an adapter was trained for."""
+    answers = (await call.predict(facts.model, texts)).answers if gives_classes(facts) else []
+    known = answers[0]["scores"] if answers else {}
+    if unknown := [each for each in labels if each not in known]:
+        raise RequestError(
+            f"{facts.reference} was not trained for the label {unknown[0][:40]!r}",
+            parameter="candidate_labels",
+            expected=", ".join(list(known)[:20]) or "an adapter with labels",
+            hint="an adapter for pairs of texts with a class entailment takes any labels",
+        )
+    scores = [[each["scores"][name] for name in labels] for each in answers]
+    return scores if options.get("multi_label") else [_shares(each) for each in scores]
 
 
 def _candidates(options: Mapping[str, Any]) -> list[str]:
@@ -242,6 +261,10 @@ async def _entities(call: Call, facts: AdapterFacts, asked: InferenceRequest) ->
     groups = ("simple", "first", "average", "max")
     refuse_unless(asked.options, {"aggregation_strategy": groups})
     ignored = asked.options.get("ignore_labels") or []
+    if not isinstance(ignored, list):
+        raise RequestError(
+            "ignore_labels is no list", parameter="ignore_labels", expected="a list of texts"
+        )
     answers, single = await _answers(call, facts, asked)
     found = [
         [_entity(each) for each in answer["entities"] if each["kind"] not in ignored]
@@ -253,7 +276,7 @@ async def _entities(call: Call, facts: AdapterFacts, asked: InferenceRequest) ->
 def _entity(entity: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "entity_group": entity["kind"],
-        "score": entity.get("score"),
+        "score": entity["score"],
         "word": entity["text"],
         "start": entity["start"],
         "end": entity["end"],
@@ -280,11 +303,14 @@ def _sigmoid(margin: float) -> float:
 
 async def _fills(call: Call, facts: AdapterFacts, asked: InferenceRequest) -> list[Any]:
     refuse_unless(asked.options, {"targets": ([],)})
+    most = _count(asked.options, "top_k", LISTED_FILLS)
     answers, single = await _answers(call, facts, asked)
-    most = _count(
-        asked.options, "top_k", min((len(f) for a in answers for f in a["fills"]), default=1)
-    )
-    found = [_filled(each, facts, most) for each in answers]
+
+    def filled() -> list[Any]:
+        with facts.served.model.encoding:
+            return [_filled(each, facts, most) for each in answers]
+
+    found = await call.with_tokenizer(facts, filled)
     return found[0] if single else found
 
 
@@ -398,9 +424,10 @@ def _how(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     details = 0 if options.get("details") else None
     stops = chosen.get("stop", chosen.get("stop_sequences"))
     for name, kind in _KINDS.items():
-        if name in chosen and not isinstance(chosen[name], kind):
+        value = chosen.get(name, 0)
+        if isinstance(value, bool) or not isinstance(value, kind) or not abs(value) < _HIGHEST:
             raise RequestError(
-                f"{name} is a {type(chosen[name]).__name__}", parameter=name, expected="a number"
+                f"{name} is {str(value)[:40]!r}", parameter=name, expected="a number"
             )
     if stops is not None and not (
         isinstance(stops, str)
@@ -419,6 +446,7 @@ def _how(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     )
 
 
+_HIGHEST = 1 << 62
 _KINDS: dict[str, Any] = {
     "max_new_tokens": int,
     "temperature": int | float,
@@ -507,7 +535,7 @@ async def _health(call: Call) -> Response:
 
 
 def _example(facts: AdapterFacts) -> dict[str, Any] | None:
-    if facts.decodes:
+    if not any(fits(facts, InferenceRequest(inputs="")) for fits, _ in _ANSWERS):
         return None
     first, second = "The train leaves at nine.", "When does it leave?"
     if {"answer", "start"} <= printed_names(facts):
@@ -575,7 +603,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "/models/{reference:path}",
         "Ask an adapter, in the form of its task",
         InferenceRequest,
-        None,
+        InferenceResponse,
         _infer,
         tags=_TAGS,
         example=_example,

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -68,14 +69,18 @@ def _operation(
             **{str(code): {"description": said} for code, said in _errors().items()},
         },
     }
+    examples = example_bodies(endpoint, adapters)
     if names := _PARAMETER.findall(endpoint.path):
         operation["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in names
         ]
+        if examples and len(names) == 1:  # the adapter
+            shown = {model: {"value": model} for model in examples}
+            operation["parameters"][0]["examples"] = shown
     if endpoint.request is not None:
         body = _content(endpoint.request)
-        if examples := example_bodies(endpoint, adapters):
+        if examples:
             body["content"]["application/json"]["examples"] = {
                 name: {"value": value} for name, value in examples.items()
             }
@@ -155,9 +160,11 @@ def _command(
     examples: Mapping[str, Any] = example_bodies(endpoint, adapters)
     if not examples:
         return ""
-    body = json.dumps(next(iter(examples.values())), ensure_ascii=False).replace("'", "'\\''")
+    model, example = next(iter(examples.items()))
+    body = json.dumps(example, ensure_ascii=False).replace("'", "'\\''")
+    path = _PARAMETER.sub(quote(model), endpoint.path)
     token = '    -H "Authorization: Bearer $TOKEN" \\\n' if has_tokens else ""
     return (
-        f"curl {address}{shown_path(endpoint)} \\\n{token}"
+        f"curl {address}{path} \\\n{token}"
         f"    -H 'content-type: application/json' \\\n    -d '{body}'"
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from http_service import TEXTS, running, service_of
+from http_service import running, service_of
 from requests import get, post
-from served import expected_answers, same_answer, write_adapter
+from served import TEXTS, expected_answers, same_answer, write_adapter
 
 import adapterhub as ah
 from adapterhub.registry.local import LocalRegistry
@@ -25,9 +25,11 @@ def registry(backbone, tmp_path):
 
 @pytest.fixture
 def url(backbone, registry, tmp_path):
-    with Engine(str(backbone), registry=tmp_path / "registry") as engine:
-        with running(service_of(engine, {}, polite="polite")) as url:
-            yield url
+    with (
+        Engine(str(backbone), registry=tmp_path / "registry") as engine,
+        running(service_of(engine, {}, polite="polite")) as url,
+    ):
+        yield url
 
 
 def classify(url, model):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
-from http_service import CONTEXT, NAMED, PAIRS, TEXTS, running, service_of
+from http_service import NAMED, PAIRS, running, service_of
 from requests import get, post
-from served import TaskExample, expected_answers, same_answer, write_adapter
+from served import CONTEXT, TEXTS, TaskExample, expected_answers, same_answer, write_adapter
 
 from adapterhub.serving import Engine
 
