@@ -337,7 +337,7 @@ class Call:
                 futures.append(engine.submit(facts.source, each, left, truncate=truncate))
 
         try:
-            await self._encoding(facts, submit)
+            await self.with_tokenizer(facts, submit)
             answers = await _results(futures)
         finally:
             for future in futures:
@@ -371,16 +371,19 @@ class Call:
         self.rows += 1
         left = self.service.limits.deadline - (time.perf_counter() - self.began)
         generate = partial(self.service.engine.generate, facts.source, prompt, options, left)
-        started = await self._encoding(facts, generate)
+        started = await self.with_tokenizer(facts, generate)
         generation = AsyncGeneration(started, facts, self.service.metrics.observe_text)
         self.generations.append(generation)
         return generation
 
-    async def _encoding(self, facts: AdapterFacts, submit: Callable[[], T]) -> T:
-        """Submit inputs, which encodes them: here, or in a thread where that may take long."""
+    async def with_tokenizer(self, facts: AdapterFacts, function: Callable[[], T]) -> T:
+        """Return the result of a function that holds the lock of an adapter's tokenizer.
+
+        It runs here, or in a thread where that may take long.
+        """
         if len(self.raw_body) <= _ENCODED_HERE and not facts.served.model.encoding.locked():
-            return submit()
-        return await asyncio.get_running_loop().run_in_executor(self.service.encoders, submit)
+            return function()
+        return await asyncio.get_running_loop().run_in_executor(self.service.encoders, function)
 
     async def load_alias(self, name: str, reference: str) -> None:
         """Let a name mean an adapter from now on, and load it.

@@ -10,7 +10,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 from starlette.responses import Response
 
 from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
@@ -22,11 +22,11 @@ from adapterhub.serving.http.openai_generation import (
     chat_example,
 )
 from adapterhub.serving.http.shapes import (
-    class_scores,
     gives_classes,
     gives_scores,
     gives_vectors,
     printed_names,
+    ranked_classes,
     refuse_unless,
     writes_texts,
     wrong_shape,
@@ -65,6 +65,10 @@ class InferenceRequest(BaseModel):
     def options(self) -> dict[str, Any]:
         """The parameters; those of vectors are beside `inputs`."""
         return {**(self.model_extra or {}), **self.parameters}
+
+
+class InferenceResponse(RootModel[Any]):
+    """What the client reads of the task."""
 
 
 async def _infer(call: Call) -> Any:
@@ -132,7 +136,7 @@ async def _classes(
     most = _count(asked.options, "top_k")
     answers, _ = await _answers(call, facts, asked)
     return [
-        [{"label": label, "score": score} for label, score in class_scores(each)[:most]]
+        [{"label": label, "score": score} for label, score in ranked_classes(each)[:most]]
         for each in answers
     ]
 
@@ -301,7 +305,12 @@ async def _fills(call: Call, facts: AdapterFacts, asked: InferenceRequest) -> li
     refuse_unless(asked.options, {"targets": ([],)})
     most = _count(asked.options, "top_k", LISTED_FILLS)
     answers, single = await _answers(call, facts, asked)
-    found = [_filled(each, facts, most) for each in answers]
+
+    def filled() -> list[Any]:
+        with facts.served.model.encoding:
+            return [_filled(each, facts, most) for each in answers]
+
+    found = await call.with_tokenizer(facts, filled)
     return found[0] if single else found
 
 
@@ -594,7 +603,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "/models/{reference:path}",
         "Ask an adapter, in the form of its task",
         InferenceRequest,
-        None,
+        InferenceResponse,
         _infer,
         tags=_TAGS,
         example=_example,

@@ -139,7 +139,7 @@ def wrong_shape(call: Call, facts: AdapterFacts) -> WrongShapeError:
 # Answers
 
 
-def class_scores(answer: Mapping[str, Any]) -> list[tuple[str, float]]:
+def ranked_classes(answer: Mapping[str, Any]) -> list[tuple[str, float]]:
     """Return the classes with their probabilities, the most probable one first.
 
     A number is one class, which has the name that transformers gives it.
@@ -178,7 +178,9 @@ def listed_texts(given: Texts) -> list[str]:
     return [given] if isinstance(given, str) else given
 
 
-def listed_inputs(given: TextsOrTokens, facts: AdapterFacts, parameter: str) -> list[str]:
+async def listed_inputs(
+    call: Call, given: TextsOrTokens, facts: AdapterFacts, parameter: str
+) -> list[str]:
     """Return texts, or those that tokens stand for, as a list.
 
     Raises:
@@ -188,9 +190,15 @@ def listed_inputs(given: TextsOrTokens, facts: AdapterFacts, parameter: str) -> 
         return [given]
     if not given:
         raise RequestError("no input", parameter=parameter, expected="one text or more")
-    if isinstance(given[0], int):
-        given = [given]
-    return [_text_of(each, facts, parameter) for each in given]
+    items: list[Any] = [given] if isinstance(given[0], int) else list(given)
+    if all(isinstance(each, str) for each in items):
+        return items
+
+    def read() -> list[str]:
+        with facts.served.model.encoding:
+            return [_text_of(each, facts, parameter) for each in items]
+
+    return await call.with_tokenizer(facts, read)
 
 
 def _text_of(given: Any, facts: AdapterFacts, parameter: str) -> str:

@@ -255,7 +255,7 @@ def raw(url, data, seconds=10.0):
 
 def test_smuggled_requests(local):
     """Two lengths, or a length and chunks, are refused; the rest is never a second request."""
-    url, service, _ = local
+    url, _, _ = local
     inner = b"GET /admin HTTP/1.1\r\nhost: localhost\r\n\r\n"
     for heads in (
         b"content-length: 4\r\ntransfer-encoding: chunked\r\n",

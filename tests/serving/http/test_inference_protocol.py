@@ -10,7 +10,7 @@ from http_service import NAMED
 from requests import get, post
 from served import CONTEXT, TEXTS, same_answer
 
-triton = pytest.importorskip("tritonclient.http", reason='pip install "tritonclient[http]"')
+triton = pytest.importorskip("tritonclient.http", reason='pip install "adapterhub[clients]"')
 from tritonclient.utils import InferenceServerException  # noqa: E402
 
 

@@ -8,7 +8,7 @@ import pytest
 from http_service import BACKBONE, NAMED
 from served import TEXTS, same_answer
 
-openai = pytest.importorskip("openai", reason="pip install openai")
+openai = pytest.importorskip("openai", reason='pip install "adapterhub[clients]"')
 
 
 @pytest.fixture

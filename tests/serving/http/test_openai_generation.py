@@ -16,7 +16,7 @@ from adapterhub.files.native import read_manifest
 from adapterhub.serving import Engine
 from adapterhub.serving.adapters import BareBackbone
 
-openai = pytest.importorskip("openai", reason="pip install openai")
+openai = pytest.importorskip("openai", reason='pip install "adapterhub[clients]"')
 TOKENS = 8
 SHORT = TaskExample(f"causal-lm(new_tokens={TOKENS})", "causal-lm")
 GREEDY = {"max_tokens": TOKENS, "temperature": 0}

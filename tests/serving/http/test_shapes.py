@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import random
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
 import pytest
 from http_service import BACKBONE, NAMED, running, service_of
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from requests import get, request
+from requests import Session, get, request
 from selection import ALL
-from served import TaskExample, write_adapter
+from served import TEXTS, TaskExample, same_answer, write_adapter
 
 from adapterhub.serving import Engine
 from adapterhub.serving.http.app import ENDPOINTS
 from adapterhub.serving.http.openapi import shown_path
 from adapterhub.tasks import TASKS, parse_task
 
-schemathesis = pytest.importorskip("schemathesis", reason="pip install schemathesis")
+schemathesis = pytest.importorskip("schemathesis", reason='pip install "adapterhub[clients]"')
 CASES = 200 if ALL else 4
 PATHS = [(each.method, shown_path(each)) for each in ENDPOINTS]
+ANSWERS = {shown_path(each): each.response for each in ENDPOINTS}
 MEANT = 503  # the only status of 500 and more that a request may lead to: a server that leaves
 
 
@@ -57,6 +62,8 @@ def test_every_example_is_answered(server, writer):
             answer = request(method, url + shown, json=body, timeout=60)
             assert answer.status_code == 200, (path, model, answer.text)
             seen.add((path, model))
+            if (response := ANSWERS[path]) is not None:
+                response.model_validate(answer.json())
     posts = {shown_path(e) for e in ENDPOINTS if e.method == "POST" and e.role != "admin"}
     posts -= {"/v2/models/{name}/versions/{version}/infer"}  # the same with a version
     assert {path for path, _ in seen} == posts
@@ -92,6 +99,38 @@ def test_no_request_of_a_fuzzer_is_an_error_of_the_server(server, writer, method
         assert answer.status_code < 500 or answer.status_code == MEANT, (case.body, answer.text)
 
     check()
+
+
+def test_shapes_from_many_threads(server):
+    """Each answer is that of `predict`, whatever else is asked for, with tokens and with texts."""
+    texts = [text for text in TEXTS if "[UNK]" not in server.tokenizer.tokenize(text)]
+    ids = [server.tokenizer(text)["input_ids"] for text in texts]
+    expected = {
+        name: server.expected(name, *texts) for name in ("many", "multi-label", "embedding")
+    }
+    vectors = [each["vector"] for each in expected["embedding"]]
+
+    def classes(name, n):
+        answer = ask("/predict", {"model": name, "inputs": texts[n]})
+        return {each["label"]: each["score"] for each in answer}, expected[name][n]["scores"]
+
+    def of_text(n):
+        return ask("/embed", {"model": "embedding", "inputs": texts[n]})[0], vectors[n]
+
+    def of_tokens(n):
+        answer = ask("/v1/embeddings", {"model": "embedding", "input": ids[n]})
+        return answer["data"][0]["embedding"], vectors[n]
+
+    def ask(path, body):
+        return session.post(server.url + path, json=body, timeout=60).json()
+
+    kinds = [of_text, of_tokens, partial(classes, "many"), partial(classes, "multi-label")]
+    asked = [(kind, n) for kind in kinds for n in range(len(texts))] * 4
+    random.Random(0).shuffle(asked)
+    with Session() as session, ThreadPoolExecutor(8) as pool:
+        pairs = list(pool.map(lambda each: each[0](each[1]), asked))
+    assert len(texts) > 3
+    assert not [pair for pair in pairs if not same_answer(*pair)]
 
 
 def test_every_task_says_what_it_prints():
