@@ -27,12 +27,12 @@ from adapterhub.adapters.packed_route import (
     unpackable,
 )
 from adapterhub.adapters.route import disabled, route
-from adapterhub.errors import ServingError
+from adapterhub.errors import ServingError, warn_user
 from adapterhub.serving.models import ClassModel, ServedAdapter
 from adapterhub.serving.paged import PagedRow, PagedSteps, own_processors, paged_problem
 from adapterhub.serving.refusals import TooLargeError
 from adapterhub.serving.sampling import ChosenToken, choose_tokens
-from adapterhub.serving.writers import WriteRequest, attached_adapter, fail_alone
+from adapterhub.serving.writers import WriteRequest, fail_alone
 from adapterhub.tasks._forward import without_gradients
 
 _TRIED = (5, 9)  # the lengths of texts with which a model and its adapters are tried
@@ -315,10 +315,9 @@ def continuous_writer(
     if problem := packed.problem(None):
         return problem
     size = min(batch_tokens, MOST_BATCH_TOKENS)
-    steps = PagedSteps(own.model, tokens, size, min(size, MOST_ROWS))
+    try:
+        steps = PagedSteps(own.model, tokens, size, min(size, MOST_ROWS))
+    except (MemoryError, RuntimeError) as error:
+        warn_user(f"texts are written in batches, the cache has no place in memory: {error}")
+        return str(error)
     return ContinuousWriter(own, packed, steps, counts)
-
-
-def writes_packed(writer: ContinuousWriter, served: ServedAdapter) -> bool:
-    """Return whether the texts of an adapter are written in packed steps."""
-    return not writer.packed.problem(attached_adapter(served))

@@ -284,6 +284,7 @@ class ServingEngine:
             generation.reference, generation.digest = served.reference, served.digest
 
             def append() -> None:
+                request.ahead = self._queued
                 self._writers.waiting.append(request)
                 self._writers.unfinished.add(request)
 
@@ -317,7 +318,7 @@ class ServingEngine:
             first,
             pieces,
             deadline,
-            self._written,
+            self._begun,
             self._left,
             encoded.limit,
         )
@@ -455,6 +456,8 @@ class ServingEngine:
             self._stop(_dead(error))
         else:
             self._stop(StoppedError("the engine is closed"))
+        finally:
+            self._writers.close()
 
     def _step(self) -> bool:
         """Do what waits: change a model, or compute a batch; return False at the end."""
@@ -487,10 +490,13 @@ class ServingEngine:
             self._answer(batch)
         self._writers.step()
 
-    def _written(self, request: WriteRequest) -> None:
+    def _begun(self, request: WriteRequest) -> None:
         """Count the prompt of a text no longer among those that wait."""
+        tokens = len(request.prompt.ids)
+        self.counts["prompt_tokens"] += tokens
         with self._changed:
-            self._queued -= len(request.prompt.ids)
+            self._queued -= tokens
+            self._measure(request.ahead, time.monotonic() - request.asked)
 
     def _left(self, request: WriteRequest) -> None:
         """Count a text that has ended."""
@@ -591,8 +597,13 @@ class ServingEngine:
         self.counts["tokens"] += tokens
         self.counts["positions"] += positions
         self.on_batch(ComputedBatch(rows, tokens, positions, seconds))
-        rate = tokens / max(seconds, 1e-6)
-        self._rate = rate if not self._rate else (1 - _SLOWER) * self._rate + _SLOWER * rate
+        self._measure(tokens, seconds)
+
+    def _measure(self, tokens: int, seconds: float) -> None:
+        """Measure the rate at which tokens leave the queue."""
+        if tokens:
+            rate = tokens / max(seconds, 1e-6)
+            self._rate = rate if not self._rate else (1 - _SLOWER) * self._rate + _SLOWER * rate
 
     def _stop(self, error: StoppedError) -> None:
         """Compute nothing any more, and fail all that waits."""

@@ -49,6 +49,7 @@ class GenerationOptions:
             "temperature": lambda t: 0 <= t < math.inf,
             "top_p": lambda p: 0 < p <= 1,
             "top_k": lambda k: k >= 0,
+            "seed": lambda n: n is None or abs(n) < 1 << 63,
             "stop": lambda texts: len(texts) <= _MOST_STOPS and all(texts),
             "logprobs": lambda n: n is None or 0 <= n <= MOST_LOGPROBS,
         }
@@ -57,7 +58,8 @@ class GenerationOptions:
             raise ConfigError(
                 ", ".join(found),
                 expected="max_tokens of 1 or more, a temperature of 0 or more, a top_p above 0 up "
-                f"to 1, a top_k of 0 or more, at most {_MOST_STOPS} stop texts that are not empty, "
+                "to 1, a top_k of 0 or more, a seed of 64 bits, at most "
+                f"{_MOST_STOPS} stop texts that are not empty, "
                 f"and logprobs from 0 to {MOST_LOGPROBS}",
             )
 

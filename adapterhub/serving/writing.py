@@ -7,9 +7,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from adapterhub.serving.continuous import ContinuousWriter, continuous_writer, writes_packed
+from adapterhub.adapters.packed_route import unpackable
+from adapterhub.serving.continuous import ContinuousWriter, continuous_writer
 from adapterhub.serving.models import ClassModel, ServedAdapter
-from adapterhub.serving.writers import BatchWriter, Writer, WriteRequest
+from adapterhub.serving.writers import BatchWriter, Writer, WriteRequest, attached_adapter
 
 
 class Writers:
@@ -83,13 +84,19 @@ class Writers:
             request.leave()
 
     def _writer(self, own: ClassModel, served: ServedAdapter) -> Writer:
+        adapter = attached_adapter(served)
+        if adapter is not None and unpackable(adapter):
+            return self._batches_of(own)
         if own not in self.continuous:
             self.continuous[own] = continuous_writer(
                 own, self.cache_tokens, self.positions, self.counts
             )
         packed = self.continuous[own]
-        if isinstance(packed, ContinuousWriter) and writes_packed(packed, served):
+        if isinstance(packed, ContinuousWriter) and not packed.packed.problem(adapter):
             return packed
+        return self._batches_of(own)
+
+    def _batches_of(self, own: ClassModel) -> BatchWriter:
         if own not in self.batches:
             self.batches[own] = BatchWriter(own, self.positions, self.between, self.counts)
         return self.batches[own]
@@ -113,6 +120,10 @@ class Writers:
             with own.encoding:
                 self._decoders[own] = copy.deepcopy(own.tokenizer)
         return self._decoders[own]
+
+    def close(self) -> None:
+        """Let go of all models."""
+        self.batches, self.continuous, self._decoders = {}, {}, {}
 
     def fail(self, error: Exception) -> None:
         """End all texts."""

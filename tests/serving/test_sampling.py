@@ -110,6 +110,7 @@ def test_numbers_that_are_not_finite_give_no_token(wrong):
         {"top_p": 0},
         {"top_p": 1.5},
         {"top_k": -1},
+        {"seed": 1 << 64},
         {"stop": ("",)},
         {"stop": ("a",) * 17},
         {"logprobs": 21},
