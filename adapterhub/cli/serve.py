@@ -11,7 +11,7 @@ import click
 
 from adapterhub.cli._format import bytes_text, print_table, say
 from adapterhub.cli._options import registry_option, several_options
-from adapterhub.errors import ConfigError, ServingError
+from adapterhub.errors import ConfigError, ServingError, counted
 from adapterhub.files.shown_table import ShownTable
 from adapterhub.status import doing
 
@@ -117,8 +117,9 @@ def _check(service: Service) -> None:
         service.engine.close(1.0)
     if problems:
         offenders = [f"{name}: {problem}" for name, problem in problems.items()]
-        raise ServingError(f"{len(problems)} adapters cannot be served", offenders=offenders)
-    say(f"{len(service.allowed.names)} adapters can be served")
+        count = counted(len(problems), "adapter")
+        raise ServingError(f"{count} cannot be served", offenders=offenders)
+    say(f"{counted(len(service.allowed.names), 'adapter')} can be served")
 
 
 def _show_adapters(service: Service) -> None:
