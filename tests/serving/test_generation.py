@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import threading
 from concurrent.futures import CancelledError
 from pathlib import Path
@@ -271,6 +272,20 @@ def test_a_text_ends_with_the_end_token_of_its_adapter(backbones, tmp_path):
     assert len(ids_of(ended)) < len(written)
     assert ended.finish_reason == "stop"
     assert ended.tokens[-1].text == ""
+
+
+def test_a_penalty_of_the_generation_config_counts(backbones, writers, tmp_path):
+    folder = tmp_path / "llama"
+    shutil.copytree(backbones("llama"), folder)
+    model, tokenizer = load_backbone(str(folder), task="causal-lm")
+    plain = tokens_alone(model, tokenizer, PROMPTS[1], 10)
+    model.generation_config.update(repetition_penalty=1.6, suppress_tokens=plain[:1])
+    model.generation_config.save_pretrained(folder)
+    expected = [tokens_alone(model, tokenizer, prompt, 10) for prompt in PROMPTS]
+    with Engine(str(folder)) as engine:
+        assert ask_all(engine, [(None, prompt) for prompt in PROMPTS]) == expected
+        assert engine.counts["steps"]
+    assert expected[1] != plain
 
 
 def test_chats_are_written_by_the_template(engine, writers):
