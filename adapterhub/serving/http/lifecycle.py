@@ -358,4 +358,5 @@ def served_endpoints(options: ServeOptions, service: Service) -> tuple[Endpoint,
     role = {"open": ""}.get(options.metrics, options.metrics)
     role = role if role == "off" or service.tokens is not None else ""
     page = TRY_PAGE if options.try_page else ()
-    return (*ENDPOINTS, *page, *operations(role, options.admin))
+    shapes = (each for each in ENDPOINTS if options.admin or each.role != "admin")
+    return (*shapes, *page, *operations(role, options.admin))
