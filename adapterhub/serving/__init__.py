@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from adapterhub.serving.engine import ServingEngine as Engine
+    from adapterhub.serving.generation import GenerationOptions
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "GenerationOptions"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the engine where it is needed: vLLM imports this room in each of its processes."""
-    if name != "Engine":
-        raise AttributeError(name)
-    from adapterhub.serving.engine import ServingEngine
+    """Import what is asked for: vLLM imports this room in each of its processes."""
+    if name == "Engine":
+        from adapterhub.serving.engine import ServingEngine
 
-    return ServingEngine
+        return ServingEngine
+    if name == "GenerationOptions":
+        from adapterhub.serving.generation import GenerationOptions
+
+        return GenerationOptions
+    raise AttributeError(name)

@@ -259,7 +259,8 @@ class Front:
             return endpoint
         answers = {"/metrics": self.metrics}
         usual = self.to_all if endpoint.role == "admin" else self.to_one
-        return replace(endpoint, request=None, answer=answers.get(endpoint.path, usual))
+        answer = answers.get(endpoint.path, usual)
+        return replace(endpoint, request=None, read=None, answer=answer)
 
     async def to_one(self, call: Call) -> Response:
         """Have a replica answer, and another one if that dies before a byte was sent.
@@ -399,7 +400,7 @@ def adapter_hint(path_params: Mapping[str, str], body: bytes) -> str:
 
     A replica that has it is preferred. A wrong guess changes no answer.
     """
-    named = path_params.get("reference") or path_params.get("name") or ""
+    named = next((path_params[n] for n in ("reference", "name", "model") if n in path_params), "")
     if not named and (found := _MODEL.search(body)):
         named = found[1].decode(errors="replace")
     return named[:512]

@@ -11,7 +11,7 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,7 +25,6 @@ from adapterhub.registry.local import default_root
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.store import Query
 from adapterhub.registry.stores import read_reference, registry_at
-from adapterhub.serving.adapters import Source
 from adapterhub.serving.engine import ServingEngine
 from adapterhub.serving.http.allowed import AllowedAdapters
 from adapterhub.serving.http.app import ENDPOINTS, make_app
@@ -66,13 +65,13 @@ def open_tokens(options: ServeOptions) -> TokenFile | None:
     return None
 
 
-def named_adapters(options: ServeOptions) -> tuple[dict[str, Source], frozenset[str]]:
+def named_adapters(options: ServeOptions) -> tuple[dict[str, AdapterSource | None], frozenset[str]]:
     """Return the named adapters by the names that clients use, and which of them are folders.
 
     Raises:
         ConfigError: a reference is malformed, or two adapters have one name.
     """
-    named: dict[str, Source] = {}
+    named: dict[str, AdapterSource | None] = {}
     folders = set()
     for text in options.adapters:
         name, equals, rest = text.partition("=")
@@ -173,27 +172,21 @@ def load_named(service: Service) -> None:
 
 def warm_up(service: Service) -> None:
     """Compute one pass for each kind of adapter in memory, and each length of texts."""
-    kinds: dict[Any, Source] = {}
+    kinds: dict[Any, tuple[AdapterSource, Predictor]] = {}
     for source in service.allowed.named.values():
-        served = service.engine.adapters.peek(source)
-        if served is not None:
-            kinds.setdefault((id(served.model), id(served.head), served.virtual), source)
+        served = None if source is None else service.engine.adapters.peek(source)
+        if source is not None and served is not None:
+            kind = (id(served.model), id(served.head), served.virtual)
+            kinds.setdefault(kind, (source, served.predictor))
     futures = [
-        service.engine.submit(source, each)
-        for source in kinds.values()
-        for each in _warm_inputs(service, source)
+        service.engine.submit(source, _sample(predictor, " ".join(["a"] * words)))
+        for source, predictor in kinds.values()
+        for words in _WARM_WORDS
+        if not predictor.task.decodes
     ]
     for future in futures:
         if (error := future.exception()) is not None:
             raise error
-
-
-def _warm_inputs(service: Service, source: Source) -> Iterator[Any]:
-    served = service.engine.adapters.peek(source)
-    if served is None or served.predictor.task.decodes:
-        return
-    for words in _WARM_WORDS:
-        yield _sample(served.predictor, " ".join(["a"] * words))
 
 
 def _sample(predictor: Predictor, text: str) -> Any:
@@ -321,7 +314,7 @@ class HttpServer:
         while self.service.engine.is_alive:
             await asyncio.sleep(_WATCH)
         await asyncio.sleep(_LAST_ANSWERS)
-        self._leave(ServingError("the thread that computes has died", hint="start it again"))
+        self._leave(self.service.engine.problem or ServingError("the engine was closed"))
 
     async def _refresh(self) -> None:
         """Look for new versions, now and then."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -79,6 +80,7 @@ class Service:
     Attributes:
         endpoints: all paths.
         is_ready: whether all is loaded and warm, and the server is not leaving.
+        encoders: the threads in which long inputs are encoded.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Service:
         self.rate = RequestRate(self.limits.per_minute)
         self.endpoints: tuple[Any, ...] = ()  # `Endpoint`, whose module needs this one
         self.is_ready = True
+        self.encoders = ThreadPoolExecutor(2, "adapterhub-encode")
         self._refreshing = threading.Lock()
 
     @property
