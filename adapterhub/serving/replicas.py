@@ -37,6 +37,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from starlette.responses import Response, StreamingResponse
 
+from adapterhub._version import __version__
 from adapterhub.errors import ServingError
 from adapterhub.ray_cluster import connect_ray, import_serve, share_out
 from adapterhub.registry.local import default_root
@@ -100,16 +101,24 @@ class Replica:
 
     Args:
         options: what is served.
-        folder: the working directory of the front, for relative paths.
+        front: the version of adapterhub in front, and its working directory, for relative paths.
         needs_tokens: whether requests come with what their tokens allow.
         threads: threads of torch.
+
+    Raises:
+        ServingError: this node has another version of adapterhub.
+        AdapterhubError: an adapter that was named cannot be loaded.
     """
 
     def __init__(
-        self, options: ServeOptions, folder: str, needs_tokens: bool, threads: int
+        self, options: ServeOptions, front: tuple[str, str], needs_tokens: bool, threads: int
     ) -> None:
-        from ray import serve
-
+        version, folder = front
+        if version != __version__:
+            raise ServingError(
+                f"a node has adapterhub {__version__}; the server was started with {version}"
+            )
+        _, serve = import_serve()
         torch.set_num_threads(threads)
         if Path(folder).is_dir():
             os.chdir(folder)
@@ -250,7 +259,8 @@ class Front:
             return endpoint
         answers = {"/metrics": self.metrics}
         usual = self.to_all if endpoint.role == "admin" else self.to_one
-        return replace(endpoint, request=None, answer=answers.get(endpoint.path, usual))
+        answer = answers.get(endpoint.path, usual)
+        return replace(endpoint, request=None, read=None, answer=answer)
 
     async def to_one(self, call: Call) -> Response:
         """Have a replica answer, and another one if that dies before a byte was sent.
@@ -357,7 +367,10 @@ def _deployed(ray: Any, serve: Any, name: str, options: ServeOptions, needs_toke
         ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
     )
     bound = deployment.bind(
-        replace(options, registry=registry), os.getcwd(), needs_tokens, options.threads or cpus
+        replace(options, registry=registry),
+        (__version__, os.getcwd()),
+        needs_tokens,
+        options.threads or cpus,
     )
     serve.start(proxy_location="Disabled")
     try:
@@ -387,7 +400,7 @@ def adapter_hint(path_params: Mapping[str, str], body: bytes) -> str:
 
     A replica that has it is preferred. A wrong guess changes no answer.
     """
-    named = path_params.get("reference") or path_params.get("name") or ""
+    named = next((path_params[n] for n in ("reference", "name", "model") if n in path_params), "")
     if not named and (found := _MODEL.search(body)):
         named = found[1].decode(errors="replace")
     return named[:512]
@@ -443,6 +456,7 @@ class ReplicaNumbers(Collector):
         self.texts = texts
 
     def collect(self) -> Iterator[Metric]:
+        """Yield each number of all replicas."""
         families: dict[str, Metric] = {}
         for replica, text in self.texts.items():
             for found in text_string_to_metric_families(text):

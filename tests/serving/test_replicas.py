@@ -11,11 +11,12 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from starlette.responses import StreamingResponse
 
-from adapterhub.errors import ConfigError
+from adapterhub.errors import ConfigError, ServingError
 from adapterhub.ray_cluster import import_serve
 from adapterhub.serving.http.call import Endpoint
 from adapterhub.serving.http.errors import NotReadyError
 from adapterhub.serving.http.service import RequestLimits
+from adapterhub.serving.options import ServeOptions
 from adapterhub.serving.replicas import (
     ForwardedTokens,
     Front,
@@ -279,6 +280,11 @@ def test_an_error_of_the_application_is_one_of_the_replica():
 
     with pytest.raises(ValueError, match="broken"):
         asyncio.run(answers_of(replica_of(app)[0]))
+
+
+def test_a_node_with_another_version_is_refused():
+    with pytest.raises(ServingError, match=r"a node has adapterhub .*started with 0\.0\.1"):
+        Replica(ServeOptions(), ("0.0.1", "."), False, 1)
 
 
 def test_without_ray_serve_the_extra_is_named(monkeypatch):
