@@ -19,7 +19,7 @@ from typing import Any
 import uvicorn
 
 from adapterhub.backbones.fingerprint import fingerprint
-from adapterhub.errors import AdapterhubError, ConfigError, ServingError, warn_user
+from adapterhub.errors import AdapterhubError, ConfigError, RegistryError, ServingError, warn_user
 from adapterhub.inference.open import AdapterSource, Predictor
 from adapterhub.registry.local import default_root
 from adapterhub.registry.reference import Reference
@@ -164,10 +164,17 @@ def open_service(options: ServeOptions) -> Service:
 def load_named(service: Service) -> None:
     """Load the named adapters and keep them, and look up the names of the registry.
 
+    A registry need not be there yet where adapters are named besides what it will have.
+
     Raises:
         AdapterhubError: one cannot be loaded.
     """
-    service.list_published()
+    try:
+        service.list_published()
+    except RegistryError as error:
+        if not service.allowed.named:
+            raise
+        warn_user(f"{error.problem}: only what was named is served until it can be read")
     service.engine.pin(*(each for each in service.allowed.named.values() if each is not None))
 
 
