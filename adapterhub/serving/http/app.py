@@ -48,7 +48,7 @@ from adapterhub.serving.http.text_embeddings import ENDPOINTS as TEXT_EMBEDDINGS
 from adapterhub.web.connections import MOST_HEADER_BYTES
 from adapterhub.web.headers import SECURE_HEADERS
 from adapterhub.web.origins import is_of_this_machine
-from adapterhub.web.request_log import log_request, trace_of
+from adapterhub.web.request_log import log_request, logs_requests, trace_of
 
 log = logging.getLogger("adapterhub.serve")
 
@@ -134,18 +134,17 @@ class _Handler:
         facts, path = call.facts_of_answer, self.endpoint.path
         task, reference = (facts.task, facts.reference) if facts else ("", "")
         self.service.metrics.observe_request(path, task, reference, status, seconds, call.rows)
-        log_request(
-            {
-                "method": self.endpoint.method,
-                "path": path,
-                "status": status,
-                "ms": round(1000 * seconds, 2),
-                "adapter": reference,
-                "inputs": call.rows,
-                "token": call.token.name if call.token else "",
-                "trace": trace_of(call.headers.get("traceparent")),
-            }
-        )
+        if logs_requests():
+            log_request(
+                method=self.endpoint.method,
+                path=path,
+                status=status,
+                ms=round(1000 * seconds, 2),
+                adapter=reference,
+                inputs=call.rows,
+                token=call.token.name if call.token else "",
+                trace=trace_of(call.headers.get("traceparent")),
+            )
 
 
 def admit(call: Call) -> None:

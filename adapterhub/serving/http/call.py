@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from adapterhub.web.tokens import AccessToken
 
 T = TypeVar("T")
+_WATCHED_AFTER = 0.02  # seconds
 _ENCODED_HERE = 32 << 10  # bytes of a body whose inputs are encoded between other requests
 Answered = BaseModel | dict[str, Any] | list[Any] | Response
 
@@ -205,6 +206,7 @@ class Call:
     generations: list[AsyncGeneration] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
     _leaving: asyncio.Task[None] | None = None
+    _watching: asyncio.TimerHandle | None = None
 
     @property
     def has_left(self) -> bool:
@@ -212,8 +214,11 @@ class Call:
         return self._leaving is not None and self._leaving.done()
 
     def watch(self, receive: Receive) -> None:
-        """Cancel this task when the client has closed its connection."""
-        task = asyncio.current_task()
+        """Cancel this task when the client has closed its connection.
+
+        Most requests are answered before that is looked at.
+        """
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
 
         async def cancel_when_left() -> None:
             while (await receive())["type"] != "http.disconnect":
@@ -221,12 +226,16 @@ class Call:
             if task is not None:
                 task.cancel()
 
-        self._leaving = asyncio.create_task(cancel_when_left())
+        def begin() -> None:
+            self._leaving = loop.create_task(cancel_when_left())
+
+        self._watching = loop.call_later(_WATCHED_AFTER, begin)
 
     def end(self) -> None:
         """Watch no more, and let go of what is still generated."""
-        if self._leaving is not None:
-            self._leaving.cancel()
+        for waiting in (self._watching, self._leaving):
+            if waiting is not None:
+                waiting.cancel()
         for each in self.generations:
             each.cancel()
 
