@@ -502,8 +502,12 @@ def read_source(
     *,
     signed: bool = False,
     refuse_yanked: bool = False,
+    among: str | None = None,
 ) -> PulledAdapter:
     """Pull an adapter, verify it, and read what it needs; no model is loaded.
+
+    `refuse_yanked` makes an error of a version that was yanked; `among` is the id or fingerprint of
+    a backbone, whose adapter is meant where several have one of this name.
 
     Raises:
         ConfigError: it has several heads and none is named, or no task.
@@ -513,7 +517,11 @@ def read_source(
         SignatureError: a signature is required, and there is none by a trusted key.
     """
     fetched = pull_verified(
-        source.reference, registry=registry, signed=signed, refuse_yanked=refuse_yanked
+        source.reference,
+        backbone=among,
+        registry=registry,
+        signed=signed,
+        refuse_yanked=refuse_yanked,
     )
     if source.digest and digest_of(fetched.folder) != source.digest:
         raise MismatchError(

@@ -8,6 +8,7 @@ keeps the adapter that its reference meant when it was made, which stays until t
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from adapterhub.config.user_folders import expanded
-from adapterhub.errors import YankedError, one_line, warn_user
+from adapterhub.errors import NotPublishedError, YankedError, one_line, warn_user
 from adapterhub.inference.open import AdapterSource, read_source
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import fetch_folder
@@ -71,6 +72,7 @@ class ServedAdapters:
     Args:
         models: the models that they are placed on.
         registry: the registry, if not the user's own.
+        among: the id or fingerprint of the backbone whose adapters names of the registry mean.
         signed: whether a signature by a trusted key is required.
         memory: the most bytes of adapters that are kept, besides those in use and pinned ones.
         between_batches: runs a function when no batch is computed.
@@ -81,12 +83,14 @@ class ServedAdapters:
         self,
         models: ServedModels,
         registry: str | Path | None,
+        among: str | None,
         signed: bool,
         memory: int,
         between_batches: BetweenBatches,
         on_detach: Callable[[ServedAdapter], None] = lambda _: None,
     ) -> None:
-        self.models, self.registry, self.signed = models, registry, signed
+        self.models, self.signed = models, signed
+        self.registry, self.among = registry, among
         self.memory, self.between_batches = memory, between_batches
         self.load_seconds = 0.0
         self.on_detach = on_detach
@@ -224,7 +228,10 @@ class ServedAdapters:
         if reference.kind == "folder":
             return digest_of(fetch_folder(expanded(reference.name), signed=self.signed).folder)
         store = store_of(reference, self.registry)
-        entry = store.resolve(reference.name, reference.version)
+        entry = self._of_backbone(
+            source,
+            lambda among: store.resolve(reference.name, reference.version, backbone=among),
+        )
         if entry.yanked is not None:
             raise YankedError(f"{entry.reference} was yanked: {one_line(entry.yanked)}")
         return entry.digest
@@ -234,8 +241,16 @@ class ServedAdapters:
         if isinstance(source, BareBackbone):
             texts = source is BareBackbone.TEXTS
             return self.models.bare_writer() if texts else self.models.bare()
-        pulled = read_source(
-            source, self.models.backbone, self.registry, signed=self.signed, refuse_yanked=True
+        pulled = self._of_backbone(
+            source,
+            lambda among: read_source(
+                source,
+                self.models.backbone,
+                self.registry,
+                signed=self.signed,
+                refuse_yanked=True,
+                among=among,
+            ),
         )
         pulled = replace(pulled, digest=pulled.digest or digest_of(pulled.fetched.folder))
         name = "-".join(filter(None, (pulled.digest, source.head, source.task)))
@@ -250,6 +265,14 @@ class ServedAdapters:
             return self._attached(self.models.plan_apart(pulled, name, error.problem))
         finally:
             self.load_seconds += time.monotonic() - began
+
+    def _of_backbone(self, source: AdapterSource, look_up: Callable[[str | None], T]) -> T:
+        """Look a name up among the adapters of one backbone, if one is named, then among all."""
+        reference = read_reference(source.reference, self.registry, signed=self.signed)
+        if self.among is not None and reference.kind == "local":
+            with contextlib.suppress(NotPublishedError):  # an error says for which backbone it is
+                return look_up(self.among)
+        return look_up(None)
 
     def _attached(self, planned: PlannedAdapter) -> ServedAdapter:
         def attach() -> ServedAdapter:

@@ -117,6 +117,8 @@ class ServingEngine:
         backbone: where the backbone of all adapters is loaded from; by default from where each of
             them records. Its fingerprint must match. It is also what `submit(None, ...)` means.
         registry: the registry, if not the user's own.
+        among: the id or fingerprint of the backbone that names of the registry are looked up for,
+            where several backbones have an adapter of one name.
         signed: whether a signature by a trusted key is required, also where the configuration does
             not.
         batch_tokens: the most positions that are computed at once, with padding.
@@ -134,6 +136,7 @@ class ServingEngine:
         backbone: str | None = None,
         *,
         registry: str | Path | None = None,
+        among: str | None = None,
         signed: bool = False,
         batch_tokens: int | None = None,
         queue_tokens: int = 1 << 17,
@@ -164,6 +167,7 @@ class ServingEngine:
         self.adapters = ServedAdapters(
             ServedModels(backbone, dtype, quantize),
             registry,
+            among,
             signed,
             adapter_memory,
             self._between_batches,

@@ -424,7 +424,8 @@ class Call:
 
 def adapter_headers(facts: AdapterFacts) -> dict[str, str]:
     """Return the headers that say which version of an adapter has answered."""
-    return {"x-adapter-version": facts.reference, "x-adapter-digest": facts.digest}
+    reference = facts.reference.encode("ascii", "backslashreplace").decode()
+    return {"x-adapter-version": reference, "x-adapter-digest": facts.digest}
 
 
 class AsyncGeneration:

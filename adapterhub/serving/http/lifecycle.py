@@ -22,7 +22,7 @@ from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.errors import AdapterhubError, ConfigError, ServingError, warn_user
 from adapterhub.inference.open import AdapterSource, Predictor
 from adapterhub.registry.local import default_root
-from adapterhub.registry.reference import Reference
+from adapterhub.registry.reference import NAME_RULE, Reference, is_name
 from adapterhub.registry.store import Query
 from adapterhub.registry.stores import read_reference, registry_at
 from adapterhub.serving.engine import ServingEngine
@@ -76,6 +76,10 @@ def named_adapters(options: ServeOptions) -> tuple[dict[str, AdapterSource | Non
         name, equals, rest = text.partition("=")
         reference = read_reference(rest if equals else text, options.registry)
         shown = name if equals else _client_name(reference)
+        if (equals or reference.kind == "folder") and not is_name(shown):
+            raise ConfigError(
+                f"{shown!r} is no name for clients", expected=NAME_RULE, hint=f"NAME={reference}"
+            )
         if shown in named:
             raise ConfigError(f"two adapters have the name {shown!r}", hint=f"OTHER={reference}")
         if reference.kind == "folder":
@@ -92,6 +96,13 @@ def _client_name(reference: Reference) -> str:
         return str(reference)
     path = Path(reference.name).resolve()
     return path.parent.name if path.name == "adapter" else path.name
+
+
+def _backbone_name(backbone: str | None) -> str:
+    """Return what clients call the backbone without an adapter; "" if there is none."""
+    if backbone is None:
+        return ""
+    return Path(backbone).resolve().name if Path(backbone).is_dir() else backbone
 
 
 def listed_backbone(options: ServeOptions, registry: str) -> str | None:
@@ -128,12 +139,15 @@ def open_service(options: ServeOptions) -> Service:
     # A bare name of a client is one of the registry, and never a folder where the server started.
     registry = options.registry or os.environ.get("ADAPTERHUB_REGISTRY") or str(default_root())
     patterns = options.allow if named or options.allow else ("*",)
-    backbone = listed_backbone(options, registry) if patterns and not named else options.backbone
-    if options.backbone:
-        named[options.backbone] = None
+    of_all = bool(patterns) and not named
+    among = listed_backbone(options, registry) if of_all or options.backbone else None
+    bare = _backbone_name(options.backbone)
+    if bare:
+        named[bare] = None
     engine = ServingEngine(
         options.backbone,
         registry=registry,
+        among=among,
         signed=options.require_signature,
         batch_tokens=options.batch_tokens,
         queue_tokens=options.queue_tokens,
@@ -144,7 +158,7 @@ def open_service(options: ServeOptions) -> Service:
     service = Service(
         engine,
         AllowedAdapters(named, tuple(patterns), folders),
-        backbone=options.backbone or "",
+        backbone=bare,
         limits=RequestLimits(
             options.size("body"),
             options.inputs,
@@ -153,7 +167,6 @@ def open_service(options: ServeOptions) -> Service:
         ),
         tokens=tokens,
         metric_adapters=options.metric_adapters,
-        listed_backbone=backbone,
     )
     service.is_ready = False
     return service

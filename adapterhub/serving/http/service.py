@@ -75,7 +75,6 @@ class Service:
         limits: of each request.
         tokens: those that clients need; None: none is needed, from this machine.
         metric_adapters: how many adapters have metrics of their own.
-        listed_backbone: the id or the fingerprint of the backbone whose adapters are listed.
 
     Attributes:
         endpoints: all paths.
@@ -92,11 +91,9 @@ class Service:
         limits: RequestLimits | None = None,
         tokens: TokenFile | None = None,
         metric_adapters: int = 100,
-        listed_backbone: str | None = None,
     ) -> None:
         self.engine, self.allowed, self.backbone = engine, allowed, backbone
         self.limits, self.tokens = limits or RequestLimits(), tokens
-        self.listed_backbone = listed_backbone
         self.metrics = ServerMetrics(engine, metric_adapters)
         self.rate = RequestRate(self.limits.per_minute)
         self.endpoints: tuple[Any, ...] = ()  # `Endpoint`, whose module needs this one
@@ -132,7 +129,7 @@ class Service:
         patterns = [p for p in self.allowed.patterns if kind_of_pattern(p) == "local"]
         if not patterns:
             return
-        query = Query(backbone=self.listed_backbone, limit=_MOST_LISTED)
+        query = Query(backbone=self.engine.adapters.among, limit=_MOST_LISTED)
         names = {each.name for each in registry_at(self.engine.adapters.registry).search(query)}
         matching = (name for name in names if any(fnmatchcase(name, p) for p in patterns))
         self.allowed.listed = tuple(sorted(matching))
