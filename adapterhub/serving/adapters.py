@@ -20,11 +20,20 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from adapterhub.config.user_folders import expanded
-from adapterhub.errors import NotPublishedError, YankedError, one_line, warn_user
+from adapterhub.errors import (
+    FileError,
+    NotPublishedError,
+    RegistryError,
+    YankedError,
+    one_line,
+    warn_user,
+)
 from adapterhub.inference.open import AdapterSource, read_source
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import fetch_folder
-from adapterhub.registry.stores import read_reference, store_of
+from adapterhub.registry.registry import Registry
+from adapterhub.registry.store import Entry, choose_version
+from adapterhub.registry.stores import read_reference, registry_at, store_of
 from adapterhub.serving.models import NotSharedError, PlannedAdapter, ServedAdapter, ServedModels
 
 T = TypeVar("T")
@@ -91,6 +100,7 @@ class ServedAdapters:
     ) -> None:
         self.models, self.signed = models, signed
         self.registry, self.among = registry, among
+        self._registry: Registry | None = None
         self.memory, self.between_batches = memory, between_batches
         self.load_seconds = 0.0
         self.on_detach = on_detach
@@ -110,6 +120,11 @@ class ServedAdapters:
             found = self._by_source[source] = self._loader.submit(self._load, source)
         found.add_done_callback(lambda each: self._forget_failed(source, each))
         return found
+
+    def loaded(self) -> dict[Source, ServedAdapter]:
+        """Return what is in memory, by the references that it was asked for with."""
+        with self.lock:
+            return {s: f.result() for s, f in self._by_source.items() if not _is_gone(f)}
 
     def peek(self, source: Source) -> ServedAdapter | None:
         """Return what a reference means if it is loaded."""
@@ -166,15 +181,57 @@ class ServedAdapters:
     def refresh(self) -> int:
         """Look up again what each reference means, and load what has moved.
 
-        A version that was yanked is not given to new requests.
+        A version that was yanked is not given to new requests. While the registry cannot be read,
+        its adapters stay.
 
         Returns:
             How many have moved. One that cannot be loaded stays what it was, with a warning.
         """
         with self.lock:
             known = [(s, f) for s, f in self._by_source.items() if isinstance(s, AdapterSource)]
-        moved = [self._loader.submit(self._refreshed, s, f) for s, f in known if _is_loaded(f)]
+        loaded = [(source, found) for source, found in known if _is_loaded(found)]
+        try:
+            published = self.published() if loaded else {}
+        except (RegistryError, FileError) as error:
+            self.counts["failed_refreshes"] += 1
+            warn_user(f"the registry is not read: {error.problem}")
+            published = None
+        moved = [
+            self._loader.submit(self._refreshed, source, found)
+            for source, found in loaded
+            if self._may_have_moved(source, found.result(), published)
+        ]
         return sum(each.result() for each in moved)
+
+    def published(self) -> dict[str, list[Entry]]:
+        """Return the versions of each name of the registry, for the backbone if one is named.
+
+        Raises:
+            RegistryError: it cannot be read.
+        """
+        self._registry = self._registry or registry_at(self.registry)
+        found: dict[str, list[Entry]] = {}
+        for path, contents in self._registry.everything(self.among).items():
+            own = [e for e in contents.entries if self.among in (None, e.backbone, e.fingerprint)]
+            if own:
+                found.setdefault(path.rpartition("/")[2], []).extend(own)
+        return found
+
+    def _may_have_moved(
+        self, source: AdapterSource, old: ServedAdapter, published: dict[str, list[Entry]] | None
+    ) -> bool:
+        """Return whether a reference is to be looked up again: it may mean another version."""
+        reference = read_reference(source.reference, self.registry, signed=self.signed)
+        if reference.kind != "local":
+            return True
+        if published is None:
+            return False
+        try:
+            entries = published.get(reference.name, [])
+            entry = choose_version(entries, reference.name, reference.version)
+        except RegistryError:
+            return True
+        return entry.yanked is not None or entry.digest != old.digest
 
     def close(self) -> None:
         """Load nothing more."""

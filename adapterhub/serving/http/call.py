@@ -23,6 +23,7 @@ from starlette.responses import Response
 
 from adapterhub.data.media import MediaFile
 from adapterhub.errors import AttachError, ConfigError, DataError, NotPublishedError, SiteError
+from adapterhub.inference.open import AdapterSource
 from adapterhub.registry.reference import is_name
 from adapterhub.serving.adapters import BareBackbone
 from adapterhub.serving.http.allowed import UnknownAdapterError, may_ask_for
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive
     from transformers import PreTrainedTokenizerBase
 
-    from adapterhub.inference.open import AdapterSource, Predictor
+    from adapterhub.inference.open import Predictor
     from adapterhub.serving.engine import ServedFuture
     from adapterhub.serving.http.service import Service
     from adapterhub.serving.models import ServedAdapter
@@ -276,13 +277,15 @@ class Call:
 
     def loaded(self) -> list[AdapterFacts]:
         """List what is known of the adapters in memory that this client may ask for."""
-        found = []
-        for model in self.adapters():
-            source = self.service.allowed.find(model, self.patterns)
-            served = self.service.engine.adapters.peek(source or BareBackbone.VECTORS)
-            if served is not None:
-                found.append(self._facts(model, source, served))
-        return found
+        allowed, found = self.service.allowed, dict[str, AdapterFacts]()
+        known = {**allowed.aliases, **allowed.named}
+        names = {source: name for name, source in known.items()}
+        for source, served in self.service.engine.adapters.loaded().items():
+            own = source if isinstance(source, AdapterSource) else None
+            model = names.get(own, own.reference if own else self.backbone)
+            if model and may_ask_for(model, self.patterns):
+                found[model] = self._facts(model, own, served)
+        return list(found.values())
 
     async def facts(self, model: str, *, bare: BareBackbone = BareBackbone.VECTORS) -> AdapterFacts:
         """Return what is known of an adapter, which is loaded if it is not.
@@ -300,7 +303,7 @@ class Call:
             found = self.service.engine.adapters.find(source or bare)
             served = await _loaded(found, self.service.limits.deadline)
         except NotPublishedError:
-            raise UnknownAdapterError(model, self.adapters()) from None
+            raise self.service.allowed.unknown(model, self.patterns) from None
         return self._facts(model, source, served)
 
     def _facts(
