@@ -108,6 +108,7 @@ bench-speed: venv
 	$(PY) benchmarks/speed/training.py $(GLUE) --output $(SPEED)/training.json
 	$(PY) benchmarks/speed/routing.py --threads 2 --clock wall --output $(SPEED)/routing.json
 	$(PY) benchmarks/speed/serving.py --output $(SPEED)/serving.json
+	$(PY) benchmarks/speed/generation.py --output $(SPEED)/generation.json
 	$(PY) benchmarks/speed/lifecycle.py --threads 2 --clock wall --output $(SPEED)/lifecycle.json
 	$(PY) benchmarks/speed/startup.py $(MINILM) --threads 2 --output $(SPEED)/startup.json
 	$(PY) benchmarks/speed/frozen_cache.py --output $(SPEED)/frozen_cache.json

@@ -9,7 +9,7 @@ once for each model and each configuration of methods.
 from __future__ import annotations
 
 import inspect
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -184,7 +184,6 @@ class ContinuousWriter:
     steps: PagedSteps
     counts: Counter[str]
     running: dict[str, WriteRequest] = field(default_factory=dict)
-    _waiting: deque[WriteRequest] = field(default_factory=deque)
     _processors: dict[str, Any] = field(default_factory=dict)
     _groups: dict[str | None, int] = field(default_factory=dict)
     _number: int = 0
@@ -293,16 +292,20 @@ class ContinuousWriter:
         return chosen
 
     def _tokens(self, rows: Sequence[PagedRow], logits: Tensor) -> list[ChosenToken | None]:
+        """Choose a token for each row; what a row gives that is in its prompt is not taken."""
         requests = [self.running[row.name] for row in rows]
-        for number, row in enumerate(rows):
-            if row.name in self._processors and row.gives:
-                request = self.running[row.name]
-                ids = torch.tensor([[*request.prompt.ids, *request.written]], device=logits.device)
-                scores = self._processors[row.name](ids, logits[number : number + 1].float())
-                logits = logits.float().index_copy(
-                    0, torch.tensor([number], device=logits.device), scores
-                )
+        if any(row.name in self._processors for row in rows):
+            scores = zip(rows, requests, logits.float()[:, None], strict=True)
+            logits = torch.cat([self._processed(*each) for each in scores])
         return choose_tokens(logits, [request.next for request in requests])
+
+    def _processed(self, row: PagedRow, request: WriteRequest, scores: Tensor) -> Tensor:
+        """Return the scores of a text as `generate` changes them before it chooses."""
+        if not row.gives or row.name not in self._processors:
+            return scores
+        ids = torch.tensor([[*request.prompt.ids, *request.written]], device=scores.device)
+        changed: Tensor = self._processors[row.name](ids, scores)
+        return changed
 
 
 def continuous_writer(

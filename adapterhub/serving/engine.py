@@ -47,7 +47,6 @@ from adapterhub.tasks._writing import Writing
 T = TypeVar("T")
 LOOKED_AT = 512  # of the waiting requests: the oldest ones, of which a batch is chosen
 CPU_POSITIONS, OTHER_POSITIONS = 192, 16384  # computed at once: more leave a CPU's caches
-CPU_CACHE_TOKENS, OTHER_CACHE_TOKENS = 1 << 14, 1 << 16
 _SLOWER = 0.1  # of a new batch in the measured rate
 _CHARACTERS = 4  # of a token, about, in texts that are not encoded yet
 
@@ -156,8 +155,7 @@ class ServingEngine:
         self._waiting: deque[_Request] = deque()
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._pending: set[_Asked] = set()  # whose adapter is being loaded
-        kept = cache_tokens or (CPU_CACHE_TOKENS if on_cpu else OTHER_CACHE_TOKENS)
-        self._writers = Writers(self.batch_tokens, kept, self._between_steps, self.counts)
+        self._writers = Writers(batch_tokens, cache_tokens, self._between_steps, self.counts)
         self._queued = 0  # tokens
         self._rate = 0.0  # tokens per second, 0: unknown
         self._computing = False

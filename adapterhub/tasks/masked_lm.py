@@ -209,8 +209,10 @@ def _checked(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 
 def _most_probable(logits: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
     top = logits.float().softmax(-1).topk(LISTED_FILLS)
-    tokens = (str(tokenizer.decode([i])).strip() for i in top.indices.tolist())
-    return dict(zip(tokens, top.values.tolist(), strict=True))
+    found: dict[str, float] = {}
+    for token, value in zip(top.indices.tolist(), top.values.tolist(), strict=True):
+        found.setdefault(str(tokenizer.decode([token])).strip(), value)  # with or without a space
+    return found
 
 
 def _filled(text: str, fills: _Fills, mask: str) -> Filled:

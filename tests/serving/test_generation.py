@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import threading
 from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
+import tiny_models
 import torch
 from served import write_adapter
 from written import (
@@ -29,6 +31,7 @@ from adapterhub.inference.open import open_adapter
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.serving import Engine, GenerationOptions
 from adapterhub.serving.continuous import ContinuousWriter, PackedModel
+from adapterhub.serving.generation import GeneratedText, Piece, TextGeneration
 from adapterhub.serving.paged import PAGE
 from adapterhub.serving.refusals import (
     ComputationError,
@@ -273,6 +276,20 @@ def test_a_text_ends_with_the_end_token_of_its_adapter(backbones, tmp_path):
     assert ended.tokens[-1].text == ""
 
 
+def test_a_penalty_of_the_generation_config_counts(backbones, writers, tmp_path):
+    folder = tmp_path / "llama"
+    shutil.copytree(backbones("llama"), folder)
+    model, tokenizer = load_backbone(str(folder), task="causal-lm")
+    plain = tokens_alone(model, tokenizer, PROMPTS[1], 10)
+    model.generation_config.update(repetition_penalty=1.6, suppress_tokens=plain[:1])
+    model.generation_config.save_pretrained(folder)
+    expected = [tokens_alone(model, tokenizer, prompt, 10) for prompt in PROMPTS]
+    with Engine(str(folder)) as engine:
+        assert ask_all(engine, [(None, prompt) for prompt in PROMPTS]) == expected
+        assert engine.counts["steps"]
+    assert expected[1] != plain
+
+
 def test_chats_are_written_by_the_template(engine, writers):
     chat = [{"role": "user", "content": "the movie was good"}]
     text = engine.generate(writers[0], chat, GREEDY).result(60)
@@ -361,6 +378,7 @@ def test_nan_in_an_adapter_ends_its_texts_alone(engine, writers, backbones, tmp_
         for name, parameter in served.model.model.named_parameters():
             if served.name[:16] in name and ".1." in name:
                 parameter.fill_(float("nan"))
+        ah.adapters(served.model.model)[served.name].hold()  # once more, as it has changed
     asked = [(a, p) for p in PROMPTS[:3] for a in (writers[0], broken, writers[5], None)]
     running = [engine.generate(a, p, GREEDY) for a, p in asked]
     for (adapter, prompt), generation in zip(asked, running, strict=True):
@@ -520,3 +538,67 @@ def test_others_are_answered_between_the_steps_of_a_batch(backbones, tmp_path, p
         generation.listen(on_piece, lambda _: order.append("end"))
         generation.result(60)
     assert order.index("answer") < order.index("end")
+
+
+def test_an_adapter_with_new_tokens_writes_on_a_model_of_its_own(backbones, tmp_path, writers):
+    """And its texts may have them."""
+    tokens = ("<x>", "<y>")
+    model, tokenizer = load_backbone(str(backbones("llama")), task="causal-lm", new_tokens=tokens)
+    adapter = ah.attach(model, "lora(rank=2)", name="new", tokenizer=tokenizer)
+    tiny_models.scramble(adapter, seed=3)
+    adapter.metadata.training = {"recipe": {"task": "causal-lm"}}
+    adapter.save(tmp_path / "new")
+    asked = [(str(tmp_path / "new"), "the <x> was <y>"), (writers[0], PROMPTS[0])]
+    with Engine() as engine:
+        assert ask_all(engine, asked) == [written_alone(a, p, 10) for a, p in asked]
+        assert {use.reason for use in engine.models()} >= {"it has new tokens"}
+
+
+# What a client holds
+
+
+def test_a_listener_gets_what_was_there_and_what_comes():
+    generation, heard = TextGeneration(), []
+    first, second = Piece("a", ()), Piece("b", ())
+    generation.deliver(first)
+    generation.listen(heard.append, heard.append)
+    assert heard == [first]
+    generation.deliver(second)
+    end = GeneratedText("ab", (), "stop", 1, 2)
+    assert generation.finish(end)
+    assert not generation.finish(ValueError())
+    generation.deliver(Piece("late", ()))
+    assert heard == [first, second, end]
+    late = []
+    generation.listen(late.append, late.append)
+    assert late == heard
+    assert list(generation) == [first, second]
+    assert generation.result(0) is end
+
+
+def test_a_listener_that_fails_is_not_called_again():
+    """Nor do others notice: the loop of a client that has left is closed."""
+    generation, calls, heard = TextGeneration(), [], []
+
+    def broken(piece):
+        calls.append(piece)
+        raise RuntimeError("the event loop is closed")
+
+    generation.listen(broken, broken)
+    generation.listen(heard.append, heard.append)
+    for letter in "ab":
+        generation.deliver(Piece(letter, ()))
+    generation.cancel()
+    assert [len(calls), len(heard)] == [1, 3]
+    with pytest.raises(CancelledError):
+        generation.result(0)
+    with pytest.raises(CancelledError):
+        list(generation)
+
+
+def test_a_result_is_waited_for():
+    generation = TextGeneration()
+    with pytest.raises(TimeoutError):
+        generation.result(0.01)
+    threading.Timer(0.05, generation.finish, [GeneratedText("", (), "stop", 1, 0)]).start()
+    assert generation.result(30).finish_reason == "stop"

@@ -116,6 +116,18 @@ def test_equal_beginnings_share_pages_with_one_salt_alone(steps):
     assert not steps.busy
 
 
+def test_what_was_written_is_salted_too(steps, monkeypatch):
+    """Of a prompt of one token, whose few bits may be equal for two adapters."""
+    salt = steps._salt
+    monkeypatch.setattr(steps, "_salt", lambda name: [0, *salt(name)[1:]])
+    for name in ("a", "b"):
+        steps.add(name, [5], salt=name)
+    for _ in range(PAGE + 1):  # the same tokens in both
+        steps.advance(steps.schedule(), [7, 7])
+    tables = next(iter(steps._steps.cache.cache_allocators.values())).block_table
+    assert not {*tables["a"]} & {*tables["b"]}
+
+
 def test_ids_and_positions_are_plain(steps):
     ids = list(range(3, 3 + PAGE + 4))
     steps.add("one", ids, salt="a digest")

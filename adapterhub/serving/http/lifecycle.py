@@ -265,7 +265,8 @@ class HttpServer:
     ) -> None:
         self.service, self.options, self.started = service, options, started
         self.error: Exception | None = None
-        endpoints = (*ENDPOINTS, *operations(_metrics_role(options, service), options.admin))
+        shapes = (each for each in ENDPOINTS if options.admin or each.role != "admin")
+        endpoints = (*shapes, *operations(_metrics_role(options, service), options.admin))
         config = uvicorn.Config(
             make_app(service, endpoints),
             log_config=None,

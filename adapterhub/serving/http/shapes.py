@@ -203,8 +203,6 @@ async def listed_inputs(
 
 def _text_of(given: Any, facts: AdapterFacts, parameter: str) -> str:
     """Return the text of tokens, if these are its tokens: others would silently mean another."""
-    if isinstance(given, str):
-        return given
     tokenizer = facts.tokenizer
     if all(0 <= each < len(tokenizer) for each in given):
         text = str(tokenizer.decode(given, skip_special_tokens=True))
@@ -255,15 +253,16 @@ async def chosen_facts(call: Call, named: str | None, fits: Fits) -> AdapterFact
     names = list(call.adapters())
     if named or len(names) == 1:
         return await fitting_facts(call, named or names[0], fits)
-    found = [await _facts_if_fitting(call, each, fits) for each in names[:_TRIED]]
+    tried = names if len(names) <= _TRIED else []  # each of them is loaded
+    found = [await _facts_if_fitting(call, each, fits) for each in tried]
     fitting = [each for each in found if each is not None]
     adapters = [each for each in fitting if each.source is not None]
     chosen = adapters or fitting  # an adapter rather than the backbone alone
-    if len(chosen) == 1 and len(names) <= _TRIED:
+    if len(chosen) == 1:
         return chosen[0]
     shown = [each.model for each in chosen] or names[:_TRIED]
     raise RequestError(
-        "several adapters fit this path" if chosen else "no adapter fits this path",
+        "no adapter is named, and not exactly one fits this path",
         parameter="model",
         expected=f"one of {', '.join(shown)}",
         hint="its name in the field model of the body, or in the header x-adapter",

@@ -6,6 +6,7 @@ import huggingface_hub
 import pytest
 from http_service import running, service_of, write_wordy
 from huggingface_hub.errors import BadRequestError, ValidationError
+from requests import post
 from served import TEXTS, TaskExample, expected_answers
 
 from adapterhub.serving import Engine
@@ -123,3 +124,18 @@ def test_what_is_refused(client):
     for wrong in ({"temperature": -1.0}, {"max_new_tokens": 0}, {"top_p": 3.0}, {"seed": "x"}):
         with pytest.raises(BadRequestError, match=next(iter(wrong))):
             writer.summarization(TEXTS[0], generate_parameters=wrong)
+    url = writer.model
+    for body, words in (
+        ({"inputs": [*TEXTS], "stream": True}, "a stream of several texts"),
+        ({"inputs": TEXTS[0], "parameters": {"generate_parameters": 5}}, "no object"),
+        ({"inputs": TEXTS[0], "parameters": {"stop": 5, "seed": 1}}, "list of texts"),
+        ({"inputs": TEXTS[0], "parameters": {"truncate": 100}}, "truncate"),
+        (
+            {"inputs": {"text": "a", "text_pair": "b"}, "parameters": {"seed": 1}},
+            "two texts, and options",
+        ),
+    ):
+        answer = post(url, json=body, timeout=60)
+        assert answer.status_code == 400
+        assert words in answer.json()["error"]
+    assert len(post(url, json={"inputs": [*TEXTS]}, timeout=60).json()) == len(TEXTS)

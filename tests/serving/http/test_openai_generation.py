@@ -15,6 +15,8 @@ from adapterhub.backbones.local_folders import remember_folder
 from adapterhub.files.native import read_manifest
 from adapterhub.serving import Engine
 from adapterhub.serving.adapters import BareBackbone
+from adapterhub.serving.http.text_generation import StartedText
+from adapterhub.serving.refusals import StoppedError
 
 openai = pytest.importorskip("openai", reason='pip install "adapterhub[clients]"')
 TOKENS = 8
@@ -241,6 +243,29 @@ def test_wrong_adapters(writing, client):
         client.embeddings.create(model="writer", input="a plot")
     with pytest.raises(openai.BadRequestError, match="context"):
         client.completions.create(model="writer", prompt="a plot " * 4000, stream=True)
+
+
+def test_an_error_within_a_stream(client, monkeypatch):
+    """The status was sent before: the error is the last event, which the client raises."""
+
+    async def fail(text):
+        raise StoppedError("the engine is closed")
+
+    monkeypatch.setattr(StartedText, "result", fail)
+    message = [{"role": "user", "content": TEXTS[0]}]
+    stream = client.chat.completions.create(model="writer", messages=message, stream=True, **GREEDY)
+    chunks = []
+    with pytest.raises(openai.APIError, match="does not compute now") as error:
+        chunks.extend(stream)
+    assert error.value.code == "not_ready"
+
+
+def test_a_full_queue(writing, client, monkeypatch):
+    monkeypatch.setattr(writing[2].engine, "queue_tokens", 0)
+    for stream in (False, True):
+        with pytest.raises(openai.RateLimitError) as error:
+            client.completions.create(model="writer", prompt="a", stream=stream)
+        assert int(error.value.response.headers["retry-after"]) >= 1
 
 
 def test_a_client_that_leaves_a_stream(writing, client):

@@ -51,6 +51,17 @@ def test_several_that_fit_are_named(server):
     assert len(answer.json()) == len(NAMED["many"].labels)
 
 
+def test_of_very_many_adapters_none_is_loaded_to_find_one(server, monkeypatch):
+    engine = server.service.engine
+    names = {f"n{n}": f"missing-{n}" for n in range(40)}
+    asked = []
+    monkeypatch.setattr(engine.adapters, "find", asked.append)
+    with running(service_of(engine, names)) as url:
+        found = ask(f"{url}/embed", {"inputs": "a"}, 400)["error"]
+        assert "n0, n1" in found
+        assert not asked
+
+
 def test_texts_pairs_and_batches(server):
     url, expected = f"{server.url}/predict", server.expected("entailment")
     single = ask(url, {"model": "entailment", "inputs": list(PAIRS[0])})
