@@ -498,7 +498,7 @@ class ServingEngine:
         self.counts["prompt_tokens"] += tokens
         with self._changed:
             self._queued -= tokens
-            self._measure(request.ahead, time.monotonic() - request.asked)
+            self._measure(request.ahead, time.monotonic() - request.queued)
 
     def _left(self, request: WriteRequest) -> None:
         """Count a text that has ended."""
