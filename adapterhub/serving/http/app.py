@@ -64,7 +64,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 )
 """All paths that clients may ask for; a client's own shape is one file more here."""
 LEFT = 499  # the status of a request whose client has left, in metrics and logs
-BODY_SECONDS = 30.0  # for a body that does not come with its head
+BODY_SECONDS = 30.0  # that a body may take to come
 
 
 def make_app(service: Service, endpoints: Sequence[Endpoint] | None = None) -> Starlette:
@@ -182,26 +182,44 @@ async def read_body(headers: Mapping[str, str], receive: Receive, limit: int) ->
         SlowError: it does not come in time.
         ClientLeftError: it does not end.
     """
-    too_large = LimitError("the body is too large", expected=f"at most {limit:,} bytes")
     length = headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > limit:
-        raise too_large
+        raise _too_large(limit)
+    task, is_late = asyncio.current_task(), []
+    assert task is not None
+
+    def end() -> None:
+        is_late.append(True)
+        task.cancel()
+
+    timer = asyncio.get_running_loop().call_later(BODY_SECONDS, end)
+    try:
+        return await _whole_body(receive, limit)
+    except asyncio.CancelledError:
+        if not is_late:
+            raise
+        raise SlowError("the body does not come in time") from None
+    finally:
+        timer.cancel()
+
+
+async def _whole_body(receive: Receive, limit: int) -> bytes:
     chunks: list[bytes] = []
-    size, ends = 0, time.monotonic() + BODY_SECONDS
-    while True:
-        try:
-            wait = receive() if not chunks else asyncio.wait_for(receive(), ends - time.monotonic())
-            message = await wait
-        except asyncio.TimeoutError:
-            raise SlowError("the body does not come in time") from None
+    size, more = 0, True
+    while more:
+        message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientLeftError
         chunks.append(message.get("body", b""))
         size += len(chunks[-1])
         if size > limit:
-            raise too_large
-        if not message.get("more_body", False):
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            raise _too_large(limit)
+        more = message.get("more_body", False)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _too_large(limit: int) -> LimitError:
+    return LimitError("the body is too large", expected=f"at most {limit:,} bytes")
 
 
 def rendered(answer: Answered) -> Response:
