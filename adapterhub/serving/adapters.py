@@ -126,12 +126,6 @@ class ServedAdapters:
         with self.lock:
             return {s: f.result() for s, f in self._by_source.items() if not _is_gone(f)}
 
-    def peek(self, source: Source) -> ServedAdapter | None:
-        """Return what a reference means if it is loaded."""
-        with self.lock:
-            found = self._by_source.get(source)
-            return found.result() if found is not None and not _is_gone(found) else None
-
     def _forget_failed(self, source: Source, found: Future[ServedAdapter]) -> None:
         """Forget a reference that means nothing: names of clients do not gather."""
         with self.lock:

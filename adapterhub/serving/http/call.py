@@ -342,9 +342,12 @@ class Call:
         self.rows += len(inputs)
         self.facts_of_answer = facts
         futures: list[ServedFuture] = []
+        is_over = False
 
         def submit() -> None:
             for each in given:
+                if is_over:
+                    return
                 left = limits.deadline - (time.perf_counter() - self.began)
                 futures.append(engine.submit(facts.source, each, left, truncate=truncate))
 
@@ -352,6 +355,7 @@ class Call:
             await self.with_tokenizer(facts, submit)
             answers = await _results(futures)
         finally:
+            is_over = True
             for future in futures:
                 future.cancel()
         if futures[0].digest != facts.digest:  # the reference has moved meanwhile

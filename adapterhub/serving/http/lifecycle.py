@@ -8,6 +8,7 @@ dies, nothing is computed any more, and the process leaves with an error.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import threading
@@ -37,6 +38,7 @@ from adapterhub.web.tokens import TokenFile, default_token_file
 _KEEP_ALIVE = 75  # seconds that an idle connection is kept
 _WATCH = 0.25  # seconds between two looks at the compute thread
 _LAST_ANSWERS = 1.0  # seconds in which a dead server still says so
+_TRIED = 3  # adapters of the registry, until one is loaded
 _WARM_WORDS = (1, 8, 32, 128)  # of the texts in the passes at the start
 _MOST_LISTED = 100_000
 _CLOSING = 1.0  # seconds for what is still computed when all connections are closed
@@ -175,19 +177,25 @@ def open_service(options: ServeOptions) -> Service:
 def load_named(service: Service) -> None:
     """Load the named adapters and keep them, and look up the names of the registry.
 
+    If none is named, one of the registry is loaded, so that the backbone is there.
+
     Raises:
-        AdapterhubError: one cannot be loaded.
+        AdapterhubError: a named one cannot be loaded.
     """
     service.list_published()
-    service.engine.pin(*(each for each in service.allowed.named.values() if each is not None))
+    named = [each for each in service.allowed.named.values() if each is not None]
+    service.engine.pin(*named)
+    for name in service.allowed.listed[: 0 if named else _TRIED]:
+        with contextlib.suppress(AdapterhubError):  # requests for it will be told
+            service.engine.adapters.find(AdapterSource(name)).result()
+            return
 
 
 def warm_up(service: Service) -> None:
     """Compute one pass for each kind of adapter in memory, and each length of texts."""
     kinds: dict[Any, tuple[AdapterSource, Predictor]] = {}
-    for source in service.allowed.named.values():
-        served = None if source is None else service.engine.adapters.peek(source)
-        if source is not None and served is not None:
+    for source, served in service.engine.adapters.loaded().items():
+        if isinstance(source, AdapterSource):
             kind = (id(served.model), id(served.head), served.virtual)
             kinds.setdefault(kind, (source, served.predictor))
     futures = [

@@ -90,7 +90,8 @@ def test_named_adapters_are_loaded_and_each_length_is_warm(registry, tmp_path, b
 def test_all_that_the_registry_has_for_the_backbone(registry, backbone):
     with started(registry=str(registry), refresh="0.1s") as (url, server, _):
         assert server.service.allowed.names == ["classification", "reranking", "tagging"]
-        assert not server.service.engine.models()
+        assert [use.reference for use in server.service.engine.models()] == ["classification@v1"]
+        assert server.service.engine.counts["answers"] == len(lifecycle._WARM_WORDS)
         assert predict(url, "tagging", TEXTS[0]).status == 200
         store = LocalRegistry(registry)
         before = predict(url, "classification", TEXTS[0]).json

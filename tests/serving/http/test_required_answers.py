@@ -196,7 +196,7 @@ def test_nan_in_one_adapter_fails_its_rows_alone(url, service, tmp_path):
     predict(url, "team-polite@1", TEXT)
     predict(url, "team-polite@2", TEXT)
     adapters = service.engine.adapters
-    broken = adapters.peek(AdapterSource("team-polite@1"))
+    broken = adapters.loaded()[AdapterSource("team-polite@1")]
     with torch.no_grad():
         for name, parameter in broken.model.model.named_parameters():
             if broken.name[:16] in name:
@@ -289,7 +289,8 @@ def test_a_body_that_does_not_come(url, begun, monkeypatch):
 
 def test_an_input_that_is_too_long_is_cut_only_where_asked(url, service):
     predict(url, "team-polite", TEXT)
-    limit = service.engine.adapters.peek(AdapterSource("team-polite")).predictor.max_length
+    loaded = service.engine.adapters.loaded()[AdapterSource("team-polite")]
+    limit = loaded.predictor.max_length
     long = " ".join(["movie"] * (2 * limit))
     refused = predict(url, "team-polite", TEXT, long)
     assert refused.status == 400
