@@ -205,6 +205,9 @@ def test_the_facts_of_a_page_come_from_the_code(name):
 def test_merging_and_exporting_are_decided_by_the_code():
     lora, mam = _backbones.fit("lora", _backbones.QWEN), _backbones.fit("mam", _backbones.QWEN)
     assert (lora.merge, lora.peft, lora.vllm) == ((), (), ())
+    assert not lora.converted
+    dora = _backbones.fit("dora", _backbones.QWEN)
+    assert (dora.vllm, dora.converted) == ((), True)
     assert mam.merge
     assert mam.peft
     assert "biases" in _backbones.fit("bitfit", _backbones.QWEN).refused

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from adapterhub.inference.open import AdapterSource
 from adapterhub.serving import Engine
 from adapterhub.serving.http.allowed import AllowedAdapters
 from adapterhub.serving.http.app import make_app
+from adapterhub.serving.http.call import Endpoint
 from adapterhub.serving.http.service import Service
 
 BACKBONE = "the-backbone"
@@ -71,10 +72,10 @@ def service_of(engine: Engine, folders: Mapping[str, str], **more: str) -> Servi
 
 
 @contextmanager
-def running(service: Service) -> Iterator[str]:
+def running(service: Service, endpoints: Sequence[Endpoint] | None = None) -> Iterator[str]:
     """Serve on a free port of the loopback; yield the address."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(make_app(service), log_level="error", lifespan="off")
+    config = uvicorn.Config(make_app(service, endpoints), log_level="error", lifespan="off")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

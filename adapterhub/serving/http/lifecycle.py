@@ -29,8 +29,10 @@ from adapterhub.registry.stores import read_reference, registry_at
 from adapterhub.serving.engine import ServingEngine
 from adapterhub.serving.http.allowed import AllowedAdapters
 from adapterhub.serving.http.app import ENDPOINTS, make_app
+from adapterhub.serving.http.call import Endpoint
 from adapterhub.serving.http.operations import operations
 from adapterhub.serving.http.service import RequestLimits, Service
+from adapterhub.serving.http.try_page import ENDPOINTS as TRY_PAGE
 from adapterhub.serving.options import ServeOptions
 from adapterhub.web.connections import limited_protocol
 from adapterhub.web.tokens import TokenFile, default_token_file
@@ -266,17 +268,20 @@ class HttpServer:
         service: what is served.
         options: where, and for how long.
         started: called in a thread of its own when all is loaded, with the address.
+        endpoints: the paths, if not those of the options.
     """
 
     def __init__(
-        self, service: Service, options: ServeOptions, started: Callable[[str], None]
+        self,
+        service: Service,
+        options: ServeOptions,
+        started: Callable[[str], None],
+        endpoints: Sequence[Endpoint] = (),
     ) -> None:
         self.service, self.options, self.started = service, options, started
         self.error: Exception | None = None
-        shapes = (each for each in ENDPOINTS if options.admin or each.role != "admin")
-        endpoints = (*shapes, *operations(_metrics_role(options, service), options.admin))
         config = uvicorn.Config(
-            make_app(service, endpoints),
+            make_app(service, endpoints or served_endpoints(options, service)),
             log_config=None,
             access_log=False,
             server_header=False,
@@ -369,7 +374,10 @@ def _address(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _metrics_role(options: ServeOptions, service: Service) -> str:
-    """Return the role that reads the metrics: without tokens there is none."""
+def served_endpoints(options: ServeOptions, service: Service) -> tuple[Endpoint, ...]:
+    """Return all paths, with those for who runs the server: without tokens there are no roles."""
     role = {"open": ""}.get(options.metrics, options.metrics)
-    return role if role == "off" or service.tokens is not None else ""
+    role = role if role == "off" or service.tokens is not None else ""
+    page = TRY_PAGE if options.try_page else ()
+    shapes = (each for each in ENDPOINTS if options.admin or each.role != "admin")
+    return (*shapes, *page, *operations(role, options.admin))
