@@ -116,6 +116,8 @@ class ServingEngine:
         backbone: where the backbone of all adapters is loaded from; by default from where each of
             them records. Its fingerprint must match. It is also what `submit(None, ...)` means.
         registry: the registry, if not the user's own.
+        among: the id or fingerprint of the backbone that names of the registry are looked up for,
+            where several backbones have an adapter of one name.
         signed: whether a signature by a trusted key is required, also where the configuration does
             not.
         batch_tokens: the most positions that are computed at once, with padding.
@@ -133,6 +135,7 @@ class ServingEngine:
         backbone: str | None = None,
         *,
         registry: str | Path | None = None,
+        among: str | None = None,
         signed: bool = False,
         batch_tokens: int | None = None,
         queue_tokens: int = 1 << 17,
@@ -162,6 +165,7 @@ class ServingEngine:
         self.adapters = ServedAdapters(
             ServedModels(backbone, dtype, quantize),
             registry,
+            among,
             signed,
             adapter_memory,
             self._between_batches,
@@ -494,7 +498,7 @@ class ServingEngine:
         self.counts["prompt_tokens"] += tokens
         with self._changed:
             self._queued -= tokens
-            self._measure(request.ahead, time.monotonic() - request.asked)
+            self._measure(request.ahead, time.monotonic() - request.queued)
 
     def _left(self, request: WriteRequest) -> None:
         """Count a text that has ended."""

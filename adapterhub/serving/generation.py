@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -120,10 +121,12 @@ class TextGeneration:
     Attributes:
         reference: the adapter that writes it, with its version, as soon as that is known.
         digest: the sha256 of its manifest.
+        asked: the time at which it was asked for.
     """
 
     reference: str = ""
     digest: str = ""
+    asked: float = field(default_factory=time.monotonic)
     _pieces: list[Piece] = field(default_factory=list)
     _end: GeneratedText | BaseException | None = None
     _listeners: list[tuple[OnPiece, OnEnd]] = field(default_factory=list)

@@ -50,7 +50,7 @@ class WriteRequest:
         on_begin: called once, when the prompt is computed or dropped.
         on_end: called once, when nothing is computed for it any more.
         limit: the most tokens that are written.
-        asked: the time at which it was asked for.
+        queued: the time at which it began to wait.
         ahead: the tokens that waited then.
         first: the time of its first token.
         written: the tokens so far, with the end token.
@@ -65,7 +65,7 @@ class WriteRequest:
     on_begin: Callable[[WriteRequest], None]
     on_end: Callable[[WriteRequest], None]
     limit: int
-    asked: float = field(default_factory=time.monotonic)
+    queued: float = field(default_factory=time.monotonic)
     ahead: int = 0
     first: float = 0.0
     written: list[int] = field(default_factory=list)
@@ -128,8 +128,8 @@ class WriteRequest:
                 reason,
                 len(self.prompt.row["input_ids"]),
                 len(self.written),
-                self.first - self.asked,
-                now - self.asked,
+                self.first - self.generation.asked,
+                now - self.generation.asked,
             )
         )
 

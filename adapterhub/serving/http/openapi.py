@@ -9,7 +9,9 @@ from typing import Any
 from urllib.parse import quote
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import models_json_schema
+from pydantic_core import PydanticUndefined
 
 from adapterhub._version import __version__
 from adapterhub.pages.page import framed_page
@@ -128,7 +130,7 @@ def documentation(
             "method": each.method,
             "path": shown_path(each),
             "summary": f"{each.summary}.",
-            "role": each.role,
+            "role": each.role if has_tokens else "",
             "fields": _fields(each.request),
             "command": _command(each, adapters, address, has_tokens=has_tokens),
         }
@@ -144,13 +146,17 @@ def documentation(
 
 
 def _fields(model: type[BaseModel] | None) -> list[tuple[str, str]]:
+    """Return the fields of a body, with what is said of each, or whether it is needed."""
     if model is None:
         return []
-    said = {name: field.description or "" for name, field in model.model_fields.items()}
-    return [
-        (name, said[name] or ("required" if field.is_required() else f"default: {field.default}"))
-        for name, field in model.model_fields.items()
-    ]
+    return [(name, field.description or _need(field)) for name, field in model.model_fields.items()]
+
+
+def _need(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    has_default = field.default not in (None, PydanticUndefined)
+    return f"optional; {json.dumps(field.default, default=str)}" if has_default else "optional"
 
 
 def _command(

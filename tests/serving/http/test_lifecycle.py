@@ -82,15 +82,16 @@ def test_named_adapters_are_loaded_and_each_length_is_warm(registry, tmp_path, b
         assert predict(url, "mine", TEXTS[0]).json["model"] == "mine"
         assert predict(url, "tags", TEXTS[0]).json["model"] == "tagging@v1"
         assert predict(url, "classification@v1", TEXTS[0]).status == 200
-        assert "vector" in predict(url, str(backbone), TEXTS[0]).json["predictions"][0]
-        for model in ("reranking", "tagging", "tagging@1", folder):
+        assert "vector" in predict(url, backbone.name, TEXTS[0]).json["predictions"][0]
+        for model in (str(backbone), "reranking", "tagging", "tagging@1", folder):
             assert predict(url, model, TEXTS[0]).status == 404
 
 
 def test_all_that_the_registry_has_for_the_backbone(registry, backbone):
     with started(registry=str(registry), refresh="0.1s") as (url, server, _):
         assert server.service.allowed.names == ["classification", "reranking", "tagging"]
-        assert not server.service.engine.models()
+        assert [use.reference for use in server.service.engine.models()] == ["classification@v1"]
+        assert server.service.engine.counts["answers"] == len(lifecycle._WARM_WORDS)
         assert predict(url, "tagging", TEXTS[0]).status == 200
         store = LocalRegistry(registry)
         before = predict(url, "classification", TEXTS[0]).json
@@ -146,7 +147,11 @@ def test_others_need_tokens(registry, tmp_path):
     assert TokenFile(file).tokens()[0].used
 
 
-def test_two_adapters_of_one_name():
+def test_names_for_clients(tmp_path):
+    (tmp_path / "mod\u00e8le").mkdir()
+    for words in ((f"{tmp_path}/mod\u00e8le",), ("a b=polite",)):
+        with pytest.raises(ConfigError, match="is no name for clients"):
+            open_service(ServeOptions(words))
     with pytest.raises(ConfigError, match="two adapters have the name 'a'"):
         open_service(ServeOptions(("a=polite", "a=other")))
 
@@ -156,11 +161,15 @@ def test_a_registry_of_several_backbones_needs_one_named(registry, tmp_path, bac
     other = tmp_path / "registry"
     ah.publish(folder, "one", registry=other)
     ah.publish(str(registry.parent / "tagging"), "two", registry=other)
+    ah.publish(str(registry.parent / "tagging"), "both", registry=other)
+    ah.publish(folder, "both", registry=other)
     with pytest.raises(ConfigError, match="adapters for 2 backbones"):
         open_service(ServeOptions(registry=str(other)))
     with started(registry=str(other), backbone=str(backbones("llama"))) as (url, server, _):
-        assert server.service.allowed.listed == ("one",)
-        assert predict(url, "one", TEXTS[0]).status == 200
+        assert server.service.allowed.listed == ("both", "one")
+        one, both = (predict(url, name, TEXTS[0]) for name in ("one", "both"))
+        assert (one.status, both.json["predictions"]) == (200, one.json["predictions"])
+        assert server.service.refresh() == 0
         assert predict(url, "two", TEXTS[0]).status == 409
 
 
