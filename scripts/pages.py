@@ -9,7 +9,8 @@ A page is run from top to bottom, all in one folder:
 - `console`: each line after `$ ` is a command, continued by a backslash; what follows is its
   output. A line `*1.2 s.*` below the block is its time.
 - `python`: runs in one namespace per page. If it prints, a block `text title="output"` follows,
-  which must match (`...` stands for anything); in `text title="output, numbers vary"`, the words.
+  which must match (`...` stands for anything); in `text title="output, numbers vary"`, the words;
+  in `text title="output, a model's words"`, the number of lines, and the labels before a colon.
 - any language with a title (`yaml title="recipe.yaml"`): is written to that file, or added to it
   (`python title="tests/test_x.py, at the end"`).
 - `<!-- setup` up to `-->`: Python that runs but is not shown, for data that a reader has, or to
@@ -48,7 +49,7 @@ SHOWN = {"text", "json", "toml", "yaml", "ini"}
 NOT_RUN = ("pip install", "make ", "git clone", "cd ")  # the reader's machine is set up by these
 IN_COPY = "<!-- in a copy of the repository -->"
 ON_TRAINED_WEIGHTS = "<!-- on trained weights -->"
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).resolve().parents[1]  # a working directory changes
 _AT_THE_END = ", at the end"
 _NOT_COPIED = (".*", "build", "dist", "runs", "out", "shared", "*.egg-info", "__pycache__")
 _STAMPS = (".installed", ".complete")  # of an environment, in the order in which make writes them
@@ -57,8 +58,11 @@ _FENCE = re.compile(
     r"(?P<text>.*?)^(?P=indent)(?P<end>```|-->)\n(?P<time>\n(?P=indent)\*[\d.]+ s\.\*\n)?",
     re.MULTILINE | re.DOTALL,
 )
-OUTPUT, VARYING = "output", "output, numbers vary"
-_NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
+OUTPUT, VARYING, WRITTEN = "output", "output, numbers vary", "output, a model's words"
+_VARIES = {
+    VARYING: re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?"),
+    WRITTEN: re.compile(r"(?<=: ).*|^(?:(?!: ).)+$", re.MULTILINE),
+}
 _MATCHES = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _QUOTED = re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'")
 _WORD = re.compile(rf"(?:{_QUOTED.pattern}|[^\s\"'])+")
@@ -188,7 +192,7 @@ def _run(
     block: Block, page: str, namespace: dict[str, object], quick: bool, done: list[Done]
 ) -> list[str]:
     """Run one block and return what it printed."""
-    if block.title in (OUTPUT, VARYING):
+    if block.title in (OUTPUT, *_VARIES):
         _compare(block, "".join(done[-1].outputs), quick)
     elif block.title:
         _write(block)
@@ -214,8 +218,8 @@ def _write(block: Block) -> None:
 def _compare(block: Block, printed: str, quick: bool) -> None:
     """Check that a page shows what is printed; only the check of the tests is strict."""
     shown = block.text
-    if block.title == VARYING:
-        shown, printed = (_NUMBER.sub("0", text) for text in (shown, printed))
+    if varies := _VARIES.get(block.title):
+        shown, printed = (varies.sub("0", text) for text in (shown, printed))
     if quick and not doctest.OutputChecker().check_output(shown, printed, _MATCHES):
         raise ValueError(f"the page shows\n{shown}\nbut printed was\n{printed}")
 
@@ -300,7 +304,7 @@ def with_outputs(text: str, done: list[Done]) -> str:
             output = "".join(f"$ {command}\n{shortened(out)}" for command, out in pairs)
             shown = textwrap.indent(output, match["indent"])
             seconds = re.sub(r"[\d.]+ s", f"{result.seconds:.1f} s", seconds)
-        elif block.title == VARYING or (block.title == OUTPUT and "..." not in block.text):
+        elif block.title in _VARIES or (block.title == OUTPUT and "..." not in block.text):
             shown = textwrap.indent("".join(last), match["indent"])
         last[:] = result.outputs
         head = text[match.start() : match.start("text")]

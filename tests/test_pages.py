@@ -118,5 +118,10 @@ def test_a_failing_block_names_its_line(tmp_path: Path) -> None:
     assert pages.run_page("page", varying, tmp_path, quick=True)
     with pytest.raises(RuntimeError, match="the page shows"):
         pages.run_page("page", varying.replace("\n2\n", "\ntwo\n"), tmp_path, quick=True)
+    answers = varying.replace("numbers vary", "a model's words").replace("1", "'it: 1, 2'")
+    assert pages.run_page("page", answers.replace("\n2\n", "\nit: so\n"), tmp_path, quick=True)
+    for other in ("\nthat: so\n", "\nit: so\nit: so\n"):
+        with pytest.raises(RuntimeError, match="the page shows"):
+            pages.run_page("page", answers.replace("\n2\n", other), tmp_path, quick=True)
     with pytest.raises(RuntimeError, match="without a title"):
         pages.run_page("page", "```\nx\n```\n", tmp_path)

@@ -27,13 +27,14 @@ from adapterhub.inference.open import AdapterSource
 from adapterhub.serving.adapters import BareBackbone, ModelUse, ServedAdapters, Source
 from adapterhub.serving.batches import RequestSize, choose_batch
 from adapterhub.serving.generation import GenerationOptions, TextGeneration
-from adapterhub.serving.models import Answer, ClassModel, ServedAdapter
+from adapterhub.serving.models import Answer, ClassModel, ServedAdapter, ServedModels
 from adapterhub.serving.prompts import Prompt, encode_prompt
 from adapterhub.serving.refusals import (
     DeadlineError,
     OverloadedError,
     StoppedError,
     TooLargeError,
+    TooLongError,
     is_out_of_memory,
 )
 from adapterhub.serving.requests import EncodedInput
@@ -56,10 +57,24 @@ class ServedFuture(Future[dict[str, Any]]):
     Attributes:
         reference: the adapter that answers, with its version, as soon as that is known.
         digest: the sha256 of its manifest.
+        tokens: how many are computed for it.
+        lost: how many tokens of its input were cut.
     """
 
     reference: str = ""
     digest: str = ""
+    tokens: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True)
+class ComputedBatch:
+    """What a batch has cost: its rows, tokens, positions with padding, and seconds."""
+
+    rows: int
+    tokens: int
+    positions: int
+    seconds: float
 
 
 @dataclass(eq=False)
@@ -107,6 +122,8 @@ class ServingEngine:
         queue_tokens: the most tokens that wait.
         adapter_memory: the bytes of adapters that are kept; the least recently used ones leave,
             except for those in use and pinned ones.
+        dtype: that of all backbones, if not the one of each adapter's training.
+        quantize: the quantization of all backbones, likewise.
         cache_tokens: the most tokens of texts that are written whose keys and values are kept; more
             texts wait.
     """
@@ -120,6 +137,8 @@ class ServingEngine:
         batch_tokens: int | None = None,
         queue_tokens: int = 1 << 17,
         adapter_memory: int = 2 << 30,
+        dtype: str | None = None,
+        quantize: str | None = None,
         cache_tokens: int | None = None,
     ) -> None:
         on_cpu = not torch.cuda.is_available()
@@ -127,6 +146,8 @@ class ServingEngine:
         self.queue_tokens = queue_tokens
         self.counts: Counter[str] = Counter()
         """What happened: requests, answers, batches, rows, tokens, positions, expired, ..."""
+        self.on_batch: Callable[[ComputedBatch], None] = lambda batch: None
+        """Called in the compute thread after each batch."""
         self._changed = threading.Condition()
         self._waiting: deque[_Request] = deque()
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -135,10 +156,11 @@ class ServingEngine:
         self._queued = 0  # tokens
         self._rate = 0.0  # tokens per second, 0: unknown
         self._computing = False
+        self._began = 0.0  # when it began to compute
         self._closing = False
         self._stopped: StoppedError | None = None  # why nothing is computed any more
         self.adapters = ServedAdapters(
-            backbone,
+            ServedModels(backbone, dtype, quantize),
             registry,
             signed,
             adapter_memory,
@@ -165,16 +187,35 @@ class ServingEngine:
         return not self._closing and self._stopped is None and self._thread.is_alive()
 
     @property
+    def problem(self) -> StoppedError | None:
+        """Why nothing is computed any more; None while it is."""
+        return self._stopped
+
+    def busy_seconds(self) -> float:
+        """Return for how long the thread has computed one batch; 0 while it waits."""
+        return time.monotonic() - self._began if self._computing else 0.0
+
+    @property
     def queued_tokens(self) -> int:
         """The tokens of the requests that wait."""
         return self._queued
+
+    @property
+    def queued_requests(self) -> int:
+        """How many requests wait."""
+        return len(self._waiting) + len(self._pending)
 
     def expected_wait(self) -> float:
         """Return the seconds until what waits now is computed, at the measured rate."""
         return self._queued / self._rate if self._rate else 0.0
 
     def submit(
-        self, adapter: str | AdapterSource | None, given: Any, deadline: float | None = None
+        self,
+        adapter: str | AdapterSource | None,
+        given: Any,
+        deadline: float | None = None,
+        *,
+        truncate: bool = True,
     ) -> ServedFuture:
         """Ask for the answer of an adapter to one input.
 
@@ -186,6 +227,8 @@ class ServingEngine:
                 the backbone without an adapter.
             given: one input, as `Predictor.predict` takes it: a text, a tuple of texts, or a row.
             deadline: the seconds from now after which the answer is worth nothing.
+            truncate: cut an input that is longer than the adapter's longest; otherwise it is an
+                error.
 
         Raises:
             OverloadedError: the queue is full.
@@ -198,6 +241,9 @@ class ServingEngine:
             encoded = served.model.encode(given, served)
             request = _Request(future, served, encoded, encoded.size, ends)
             future.reference, future.digest = served.reference, served.digest
+            future.tokens, future.lost = request.size.tokens, encoded.lost
+            if encoded.lost and not truncate:
+                raise TooLongError(encoded.lost, served.predictor.max_length)
             self._queue(request.size.tokens, lambda: self._waiting.append(request))
 
         self._admit()
@@ -422,7 +468,7 @@ class ServingEngine:
             writes = self._writers.busy
             if not (jobs or batch or self._waiting or writes) and self._ends():
                 return False
-            self._computing = True
+            self._began, self._computing = time.monotonic(), True
         for function, future in jobs:
             _run_job(function, future)
         if batch:
@@ -543,10 +589,12 @@ class ServingEngine:
     def _count(self, batch: Sequence[_Request], seconds: float) -> None:
         rows = sum(each.size.rows for each in batch)
         tokens = sum(each.size.tokens for each in batch)
+        positions = rows * max(each.size.longest for each in batch)
         self.counts["batches"] += 1
         self.counts["rows"] += rows
         self.counts["tokens"] += tokens
-        self.counts["positions"] += rows * max(each.size.longest for each in batch)
+        self.counts["positions"] += positions
+        self.on_batch(ComputedBatch(rows, tokens, positions, seconds))
         self._measure(tokens, seconds)
 
     def _measure(self, tokens: int, seconds: float) -> None:

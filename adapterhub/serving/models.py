@@ -16,10 +16,11 @@ Tensors with the same values in the same place of several models share their sto
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, pairwise
 from typing import Any, Protocol
 
@@ -66,9 +67,10 @@ Answer = dict[str, Any] | Exception
 
 
 class ServedModel(Protocol):
-    """A model that adapters share."""
+    """A model that adapters share; `encoding` is held by a thread that uses its tokenizer."""
 
     model: PreTrainedModel
+    encoding: Any
 
     def encode(self, given: Any, served: ServedAdapter) -> EncodedInput:
         """Encode one input."""
@@ -366,6 +368,7 @@ class ClassModel:
     tokenizer: PreTrainedTokenizerBase
     trained_on: set[str] = field(default_factory=set)
     encoding: Any = field(default_factory=threading.Lock)
+    _own_processor: Any = None  # of the thread that computes: nobody who submits waits for it
 
     def encode(self, given: Any, served: ServedAdapter) -> EncodedInput:
         """Encode one input."""
@@ -382,13 +385,19 @@ class ClassModel:
         served = asked[0][0]
         activate(self.model, served.name)
         examples = [request.example for _, request in asked]
-        with self.encoding:
-            predictions = served.predictor.predict_examples(examples, len(examples))
+        predictions = self._predictor(served).predict_examples(examples, len(examples))
         answers: list[Answer] = []
         for (each, request), prediction in zip(asked, predictions, strict=True):
             answer = each.answer(request, prediction)
             answers.append(answer if all(_numbers_are_finite(answer)) else numbers_not_finite(each))
         return answers
+
+    def _predictor(self, served: ServedAdapter) -> Predictor:
+        setting = served.predictor.setting
+        if self._own_processor is None:
+            with self.encoding:
+                self._own_processor = copy.deepcopy(setting.processor)
+        return replace(served.predictor, setting=replace(setting, processor=self._own_processor))
 
     def detach(self, served: ServedAdapter) -> None:
         """Remove an adapter."""
@@ -509,11 +518,14 @@ def has_modules(pulled: PulledAdapter) -> bool:
 class ServedModels:
     """All models that are loaded, and how an adapter is placed on them.
 
-    `backbone` is where all adapters' backbone is loaded from, if not from where they record.
+    `backbone` is where all adapters' backbone is loaded from, if not from where they record;
+    `dtype` and `quantize` are those of all models, if not those of each adapter's training.
     """
 
-    def __init__(self, backbone: str | None = None) -> None:
-        self.backbone = backbone
+    def __init__(
+        self, backbone: str | None = None, dtype: str | None = None, quantize: str | None = None
+    ) -> None:
+        self.backbone, self.dtype, self.quantize = backbone, dtype, quantize
         self.bodies: dict[Hashable, SharedBody | str] = {}  # a text: why there is none
         self.classes: dict[tuple[Hashable, ...], ClassModel] = {}
         self.tensors: dict[Hashable, SharedTensors] = {}
@@ -544,8 +556,8 @@ class ServedModels:
         auto, *form = pulled.model_class
         key = (pulled.location, auto, tuple(form), alone)
         if key not in self.classes:
-            model, tokenizer = pulled.load_model(self.backbone)
-            self._tensors(_form(pulled)).share(model)
+            model, tokenizer = self._loaded(pulled)
+            self._tensors(self._form(pulled)).share(model)
             self.classes[key] = ClassModel(model, tokenizer)
         return PlannedAdapter(pulled, name, self.classes[key], reason)
 
@@ -562,9 +574,11 @@ class ServedModels:
             BackboneError: it cannot be loaded.
         """
         backbone = self._named_backbone()
-        form = ((backbone, None), *_FULL)
+        form = ((backbone, None), *self._stored_form(None, None))
         if form not in self.bodies:
-            model, tokenizer = load_backbone(backbone, task=_FEATURES)
+            model, tokenizer = load_backbone(
+                backbone, task=_FEATURES, dtype=self.dtype, quantize=self.quantize
+            )
             make_ready(model)
             self.bodies[form] = self._new_body(form, model, tokenizer)
         body = self.bodies[form]
@@ -590,12 +604,14 @@ class ServedModels:
             for (place, name, _, alone), known in self.classes.items():
                 if (place, name, alone) == (location, auto, None):
                     return _bare(known, kind)
+        form: Any = {"dtype": self.dtype, "quantize": self.quantize}
         try:
-            kind, (model, tokenizer) = _WRITERS[0], load_backbone(backbone, task=_WRITERS[0])
+            kind, loaded = _WRITERS[0], load_backbone(backbone, task=_WRITERS[0], **form)
         except BackboneError:
-            kind, (model, tokenizer) = _WRITERS[1], load_backbone(backbone, task=_WRITERS[1])
+            kind, loaded = _WRITERS[1], load_backbone(backbone, task=_WRITERS[1], **form)
+        model, tokenizer = loaded
         make_ready(model)
-        self._tensors((location, *_FULL)).share(model)
+        self._tensors((location, *self._stored_form(None, None))).share(model)
         task, _ = task_and_kind(kind)
         key = (location, TASK_MODELS[kind].auto, (task.pooling, None, None), None)
         self.classes[key] = ClassModel(model, tokenizer)
@@ -610,11 +626,11 @@ class ServedModels:
         return self.backbone
 
     def _body(self, pulled: PulledAdapter) -> SharedBody | str:
-        form = _form(pulled)
+        form = self._form(pulled)
         if form not in self.bodies:
-            model, tokenizer = pulled.load_model(self.backbone, _FEATURES)
+            model, tokenizer = self._loaded(pulled, _FEATURES)
             if newly_initialized(model):  # a pooler: without it, no row computes a random one
-                model, tokenizer = pulled.load_model(self.backbone, _EMBEDDING)
+                model, tokenizer = self._loaded(pulled, _EMBEDDING)
             self.bodies[form] = self._new_body(form, model, tokenizer)
         return self.bodies[form]
 
@@ -631,11 +647,24 @@ class ServedModels:
             return None
         auto = TASK_MODELS[pulled.record.kind].auto
         if auto not in body.heads:
-            model, _ = pulled.load_model(self.backbone)
-            self._tensors(_form(pulled)).share(model)
+            model, _ = self._loaded(pulled)
+            self._tensors(self._form(pulled)).share(model)
             body.heads[auto] = StateHead(model)
         head = body.heads[auto]
         return head.problem or head
+
+    def _loaded(self, pulled: PulledAdapter, kind: str | None = None) -> tuple[Any, Any]:
+        return pulled.load_model(self.backbone, kind, self.dtype, self.quantize)
+
+    def _form(self, pulled: PulledAdapter) -> Hashable:
+        """Return what identifies the weights of a backbone: its place, dtype and quantization."""
+        return (pulled.location, *self._stored_form(*pulled.stored_form))
+
+    def _stored_form(self, dtype: str | None, quantize: str | None) -> tuple[Any, Any]:
+        """Return a dtype and a quantization, after those of all models."""
+        if self.dtype or self.quantize:
+            dtype, quantize = self.dtype, self.quantize
+        return dtype or (None if quantize else "fp32"), quantize
 
     def _tensors(self, form: Hashable) -> SharedTensors:
         return self.tensors.setdefault(form, SharedTensors())
@@ -650,13 +679,6 @@ def _bare(model: ClassModel, kind: str) -> ServedAdapter:
 
 
 _WRITERS = ("causal-lm", "seq2seq")  # kinds of models that write texts
-_FULL = ("fp32", None)  # the form of a backbone that is not quantized, by default
-
-
-def _form(pulled: PulledAdapter) -> Hashable:
-    """Return what identifies the weights of a backbone: its place, dtype and quantization."""
-    dtype, quantize = pulled.stored_form
-    return pulled.location, dtype or (None if quantize else _FULL[0]), quantize
 
 
 def _apart(pulled: PulledAdapter) -> str:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from adapterhub.backbones.end_tokens import end_tokens, text_stops, with_stops
 from adapterhub.config.options import option
@@ -46,6 +46,8 @@ _BatchLoss = tuple[float, int, _RowLosses]
 @dataclass(frozen=True)
 class Generation:
     """Options of generation: greedy search or beam search."""
+
+    printed_fields: ClassVar[tuple[str, ...]] = ("generated",)
 
     new_tokens: int = option(64, "longest generated text, in tokens")
     beams: int = option(1, "beams of the search; 1 is greedy")
