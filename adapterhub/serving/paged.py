@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-PAGE = 16  # tokens
+PAGE = 8  # tokens: of a prefix, those of its last page are computed for each text
 _ID_BITS = 31  # of an id in the cache's hash
 _MODULE = "transformers.generation.continuous_batching"
 _NAMES = {

@@ -476,7 +476,7 @@ def test_texts_that_are_not_finished_in_time_fail(writers):
 def test_texts_that_do_not_fit_into_the_cache_together_wait(backbones, writers):
     """Some are begun, and computed again from their first token later."""
     asked = [(a, p) for p in (LONG_PROMPT, PROMPTS[4]) for a in writers[:6]]
-    with Engine(cache_tokens=10 * PAGE) as engine:
+    with Engine(cache_tokens=20 * PAGE) as engine:
         found = ask_all(engine, asked, GenerationOptions(max_tokens=18, temperature=0))
         assert found == [written_alone(a, p, 18) for a, p in asked]
         assert writer_of(engine).steps.used_pages == 0
