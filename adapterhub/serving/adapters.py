@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from enum import Enum
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
