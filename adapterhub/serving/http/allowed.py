@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import chain, islice
 
-from adapterhub.errors import AdapterhubError, ConfigError, nearest
+from adapterhub.errors import ConfigError, ServingError, nearest
 from adapterhub.inference.open import AdapterSource
 from adapterhub.registry.reference import Reference, parse_reference
 
@@ -20,7 +20,7 @@ _SHOWN = 100  # and of one that is repeated in an error
 _NEAR = 200  # names that are compared with an unknown one
 
 
-class UnknownAdapterError(AdapterhubError):
+class UnknownAdapterError(ServingError):
     """No such adapter, or none that this client may ask for: the words are the same."""
 
     def __init__(self, model: str, known: Iterable[str]) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from adapterhub.errors import (
-    AdapterhubError,
     BackboneError,
     ConfigError,
     DataError,
@@ -21,6 +20,7 @@ from adapterhub.errors import (
     MismatchError,
     NotPublishedError,
     RegistryError,
+    ServingError,
     SignatureError,
     YankedError,
 )
@@ -46,39 +46,39 @@ class RequestError(ConfigError):
         super().__init__(problem, expected=expected, hint=hint)
 
 
-class LimitError(AdapterhubError):
+class LimitError(ServingError):
     """A request is larger than the server takes."""
 
 
-class UnservableError(AdapterhubError):
+class UnservableError(ServingError):
     """The files of an adapter are as published, and cannot be served."""
 
 
-class WrongShapeError(AdapterhubError):
+class WrongShapeError(ServingError):
     """A path has no answers for the task of the adapter; the error names the one that has."""
 
 
-class RefusedError(AdapterhubError):
+class RefusedError(ServingError):
     """A request that this client may not make."""
 
 
-class HeadError(AdapterhubError):
+class HeadError(ServingError):
     """The headers of a request are too large."""
 
 
-class SlowError(AdapterhubError):
+class SlowError(ServingError):
     """The body of a request does not come in time."""
 
 
-class NoTokenError(AdapterhubError):
+class NoTokenError(ServingError):
     """A request without a token that is valid here."""
 
 
-class NotReadyError(AdapterhubError):
+class NotReadyError(ServingError):
     """The server is starting, or leaving."""
 
 
-class RateError(AdapterhubError):
+class RateError(ServingError):
     """A token has made too many requests.
 
     Attributes:
