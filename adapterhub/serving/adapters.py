@@ -63,6 +63,7 @@ class ServedAdapters:
         signed: whether a signature by a trusted key is required.
         memory: the most bytes of adapters that are kept, besides those in use and pinned ones.
         between_batches: runs a function when no batch is computed.
+        batch_tokens: the most positions that are computed at once; None: as measured.
     """
 
     def __init__(
@@ -72,8 +73,9 @@ class ServedAdapters:
         signed: bool,
         memory: int,
         between_batches: BetweenBatches,
+        batch_tokens: int | None = None,
     ) -> None:
-        self.models = ServedModels(backbone)
+        self.models = ServedModels(backbone, batch_tokens)
         self.backbone, self.registry, self.signed = backbone, registry, signed
         self.memory, self.between_batches = memory, between_batches
         self.counts: Counter[str] = Counter()  # loads, evictions, refreshes, failed_refreshes
@@ -181,7 +183,9 @@ class ServedAdapters:
     def _load(self, source: Source) -> ServedAdapter:
         """Return what a reference means now; load it unless that is in memory."""
         if source is None:
-            return self.models.bare()
+            bare = self.models.bare()
+            self.between_batches(bare.model.measure).result()
+            return bare
         pulled = read_source(source, self.backbone, self.registry, signed=self.signed)
         pulled = replace(pulled, digest=pulled.digest or digest_of(pulled.fetched.folder))
         name = "-".join(filter(None, (pulled.digest, source.head, source.task)))
@@ -196,6 +200,7 @@ class ServedAdapters:
 
     def _attached(self, planned: PlannedAdapter) -> ServedAdapter:
         def attach() -> ServedAdapter:
+            planned.model.measure()
             served = planned.attach()
             served.used = time.monotonic()
             with self.lock:

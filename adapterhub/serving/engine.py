@@ -35,7 +35,6 @@ from adapterhub.serving.requests import EncodedInput
 
 T = TypeVar("T")
 LOOKED_AT = 512  # of the waiting requests: the oldest ones, of which a batch is chosen
-CPU_POSITIONS, OTHER_POSITIONS = 192, 16384  # computed at once: more leave a CPU's caches
 _SLOWER = 0.1  # of a new batch in the measured rate
 _CHARACTERS = 4  # of a token, about, in texts that are not encoded yet
 
@@ -79,7 +78,8 @@ class ServingEngine:
         registry: the registry, if not the user's own.
         signed: whether a signature by a trusted key is required, also where the configuration does
             not.
-        batch_tokens: the most positions that are computed at once, with padding.
+        batch_tokens: the most positions that are computed at once, with padding; by default as
+            many as are computed fastest, which is measured when a backbone is loaded.
         queue_tokens: the most tokens that wait.
         adapter_memory: the bytes of adapters that are kept; the least recently used ones leave,
             except for those in use and pinned ones.
@@ -95,8 +95,7 @@ class ServingEngine:
         queue_tokens: int = 1 << 17,
         adapter_memory: int = 2 << 30,
     ) -> None:
-        on_cpu = not torch.cuda.is_available()
-        self.batch_tokens = batch_tokens or (CPU_POSITIONS if on_cpu else OTHER_POSITIONS)
+        self.batch_tokens = batch_tokens
         self.queue_tokens = queue_tokens
         self.counts: Counter[str] = Counter()
         """What happened: requests, answers, batches, rows, tokens, positions, expired, ..."""
@@ -110,7 +109,7 @@ class ServingEngine:
         self._closing = False
         self._stopped: StoppedError | None = None  # why nothing is computed any more
         self.adapters = ServedAdapters(
-            backbone, registry, signed, adapter_memory, self._between_batches
+            backbone, registry, signed, adapter_memory, self._between_batches, batch_tokens
         )
         self._thread = threading.Thread(target=self._run, name="adapterhub-compute", daemon=True)
         self._thread.start()
@@ -327,7 +326,8 @@ class ServingEngine:
         key = oldest.served.model.batch_key(oldest.served)
         looked_at = [self._waiting[n] for n in range(min(len(self._waiting), LOOKED_AT))]
         fitting = [r for r in looked_at if r.served.model.batch_key(r.served) == key]
-        chosen = [fitting[n] for n in choose_batch([r.size for r in fitting], self.batch_tokens)]
+        limits = oldest.served.model.limits
+        chosen = [fitting[n] for n in choose_batch([r.size for r in fitting], limits)]
         self._remove(chosen)
         return [each for each in chosen if self._begins(each)]
 
