@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -170,6 +172,10 @@ class PerRowActivation:
         bare = {name: getattr(self.model.config, name) for name in LABEL_FIELDS}
         return _common_labels(bare, [_labels(self.by_name, c) for c in self.compositions])
 
+    @cached_property
+    def _device(self) -> torch.device | str:
+        return device_of(self.model) or "cpu"
+
     def _plan(self, keys: Mapping[str, tuple[str, ...]], last: bool = False) -> BatchPlan:
         """Plan the rows of one slot; `last` keeps the last module of each stack, for heads."""
         name = (last, *keys.items())
@@ -177,8 +183,7 @@ class PerRowActivation:
             local = {c: localize(c, keys) for c in dict.fromkeys(self.compositions)}
             if last:
                 local = {c: p[-1:] if isinstance(p, tuple) else p for c, p in local.items()}
-            device = device_of(self.model) or "cpu"
-            self.plans[name] = self.plan_class([local[c] for c in self.compositions], device)
+            self.plans[name] = self.plan_class([local[c] for c in self.compositions], self._device)
         return self.plans[name]
 
 

@@ -126,6 +126,19 @@ class AdapterMetadata:
     processor: str | None = None
 
 
+class HeldModules(NamedTuple):
+    """What `Adapter.hold` has done.
+
+    Attributes:
+        bytes: what the modules take besides their own tensors.
+        kinds: roles of sites, with the number of the bank there: rows of adapters that have some in
+            common are computed together.
+    """
+
+    bytes: int
+    kinds: frozenset[tuple[str, int | None]]
+
+
 @dataclass(eq=False, repr=False)
 class Adapter:
     """A named adapter of a model, made by `attach` or `load`.
@@ -283,10 +296,21 @@ class Adapter:
             for pooling_slot in self.pooling.slots():
                 yield pooling_slot, self.pooling.key
 
-    def hold(self) -> None:
-        """Promise that nobody changes the modules from now on: a route need not compare them."""
-        for slot, key in self.slots():
-            slot.constant.add(key)
+    def hold(self) -> HeldModules:
+        """Promise that nobody changes the modules from now on, nor the backbone's weights.
+
+        Routes need not compare them then, and compute modules of different methods together. After
+        a change, this is to be called again.
+        """
+        held = [
+            slot.hold(key, self.model.get_submodule(slot.sites[key].host))
+            for slot, key in self.occupied
+        ]
+        roles = [slot.sites[key].role for slot, key in self.occupied]
+        banks = [each.bank for each in held]
+        return HeldModules(
+            sum(each.bytes for each in held), frozenset(zip(roles, banks, strict=True))
+        )
 
     def check_replaceable(self) -> None:
         """Refuse parameters that cannot be exchanged with the model's.

@@ -18,7 +18,7 @@ output [o, o'] becomes o + g_i o'.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.backbones.tensor_parallel import tensor_parallel
 from adapterhub.errors import SiteError
 from adapterhub.hooks.attention_products import watch_products
-from adapterhub.hooks.composition import BatchPlan
+from adapterhub.hooks.composition import BatchPlan, RowOrder
 from adapterhub.hooks.keyvalue import (
     AttentionCall,
     KeyValueSlot,
@@ -42,9 +42,9 @@ from adapterhub.hooks.keyvalue import (
     note_past,
 )
 from adapterhub.hooks.packed import TokenPlan
+from adapterhub.hooks.row_stacks import StackedColumn, StackedRows
 from adapterhub.hooks.slot import SUBLAYER_INPUT, read_sublayer_input
 from adapterhub.hooks.virtual_tokens import as_mask
-from adapterhub.methods._ops import RowStack
 from adapterhub.methods._site_module import GatedKeyValueModule, PrefixModule, SiteModule
 
 SUPPORTED = ("eager", "sdpa")
@@ -157,8 +157,7 @@ def _attention_with_prefix(name: str) -> Callable[..., Any]:
         biased = options.get("position_bias") is not None
         columns = None if biased else slot.stacked(query)
         if columns is not None and len(columns) == 1:
-            copies = len(query) // plan.rows
-            return _attend_stacked(attend, module, slot, columns[0].stack, copies, call)
+            return _attend_stacked(attend, module, slot, columns[0], call)
         return _attend_per_row(attend, module, slot, plan, call)
 
     return attention
@@ -231,15 +230,30 @@ def _attend_stacked(
     attend: Callable[..., Any],
     module: nn.Module,
     slot: KeyValueSlot,
-    stack: RowStack,
-    copies: int,
+    rows: StackedRows,
     call: AttentionCall,
 ) -> Any:
-    """Call the backbone's attention once, over a prefix and the keys of each row.
+    """Call the backbone's attention once for each part of the rows, over prefixes and keys."""
+    if rows.order is None:
+        return _attend_part(attend, module, slot, rows.parts[0], call)
+    copies = len(call.query) // rows.order.rows
+    calls = zip(rows.parts, call.split(rows.order, copies), strict=True)
+    results = [_attend_part(attend, module, slot, *each) for each in calls]
+    return _joined_results(results, rows.order, copies)
 
-    `stack` has the prefix of each row of the route; the batch repeats each row `copies` times.
-    """
-    prefixes, own = stack()
+
+def _attend_part(
+    attend: Callable[..., Any],
+    module: nn.Module,
+    slot: KeyValueSlot,
+    part: StackedColumn | None,
+    call: AttentionCall,
+) -> Any:
+    """Call the backbone's attention over a prefix and the keys of each row."""
+    if part is None:
+        return call.run(attend, module)
+    prefixes, own = part.stack()
+    copies = len(call.query) // prefixes.shape[1]  # of each row of the route
     if copies > 1:
         prefixes = prefixes.repeat_interleave(copies, 1)
         own = None if own is None else own.repeat_interleave(copies, 0)
@@ -273,13 +287,18 @@ def _attend_per_row(
     copies = plan.copies(len(call.query), slot.where())
     groups = zip(plan.groups, call.split(plan, copies), strict=True)
     results = [_attend(attend, module, slot, names, part) for names, part in groups]
+    return _joined_results(results, plan, copies)
+
+
+def _joined_results(results: Sequence[Any], order: RowOrder, copies: int) -> Any:
+    """Put the outputs and the attention weights of parts of the rows back into their order."""
     outputs, weights = zip(*results, strict=True)
     if weights[0] is None:
-        return plan.join(outputs, copies), None
+        return order.join(outputs, copies), None
     # As wide as the longest prefix: a shorter one has zeros in front.
     keys = max(w.shape[-1] for w in weights)
     padded = [F.pad(w, (keys - w.shape[-1], 0)) for w in weights]
-    return plan.join(outputs, copies), plan.join(padded, copies)
+    return order.join(outputs, copies), order.join(padded, copies)
 
 
 for _name in SUPPORTED:

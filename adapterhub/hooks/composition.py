@@ -15,8 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import zip_longest
-from typing import Any, TypeAlias, Union
+from typing import Any, NamedTuple, TypeAlias, Union
 
 import torch
 from torch import Tensor
@@ -133,35 +134,137 @@ def through(composition: Composition, y: Tensor, apply: Callable[[str, Tensor], 
     return y
 
 
-class BatchPlan:
+class RowOrder:
+    """The rows of a batch in parts that are computed together.
+
+    `members` has the rows of each part. A batch of k times as many rows as the route repeats each
+    row k times, as `generate` does for beams and a multiple-choice model for choices.
+    """
+
+    def __init__(self, members: Sequence[Sequence[int]], device: torch.device | str) -> None:
+        self.sizes = [len(rows) for rows in members]
+        self.rows = sum(self.sizes)
+        self.numbers = [row for rows in members for row in rows]
+        self.sorted = self.numbers == list(range(self.rows))
+        self.device = device
+
+    @cached_property
+    def order(self) -> Tensor:
+        """The rows of all parts, one part after the other."""
+        return _index(self.numbers, self.device)
+
+    @cached_property
+    def inverse(self) -> Tensor:
+        """The place of each row among those of all parts."""
+        places = {row: place for place, row in enumerate(self.numbers)}
+        return _index([places[row] for row in range(self.rows)], self.device)
+
+    def split(self, value: Any, copies: int, dim: int = 0) -> list[Any]:
+        """Split a tensor into the rows of each part.
+
+        What does not have the batch's rows goes to each part whole. The batch repeats each row
+        `copies` times.
+
+        Returns:
+            One value for each part.
+        """
+        batch = copies * self.rows
+        if not isinstance(value, Tensor) or value.ndim <= dim or value.shape[dim] != batch:
+            return [value] * len(self.sizes)
+        if not self.sorted:
+            value = value.index_select(dim, _repeated(self.order, copies, value.device))
+        return list(value.split([size * copies for size in self.sizes], dim))
+
+    def split_call(
+        self, args: Sequence[Any], named: Mapping[str, Any], copies: int
+    ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Split the arguments of a call into those for the rows of each part."""
+        parts = [self.split(value, copies) for value in args]
+        named_parts = {name: self.split(value, copies) for name, value in named.items()}
+        return [
+            (
+                tuple(part[n] for part in parts),
+                {name: part[n] for name, part in named_parts.items()},
+            )
+            for n in range(len(self.sizes))
+        ]
+
+    def join(self, pieces: Sequence[Tensor], copies: int, dim: int = 0) -> Tensor:
+        """Put the rows of all parts back into their order.
+
+        `pieces` has one tensor for each part.
+        """
+        joined = torch.cat(list(pieces), dim)
+        if self.sorted:
+            return joined
+        return joined.index_select(dim, _repeated(self.inverse, copies, joined.device))
+
+
+class BankRows(NamedTuple):
+    """The rows of a batch whose modules are in one bank; `bank` is None for rows without any.
+
+    `places` are those of the rows' modules in the bank, also as a tensor, and `modules` is how many
+    of them differ.
+    """
+
+    bank: int | None
+    places: tuple[int, ...]
+    numbers: Tensor
+    modules: int
+
+
+class BatchPlan(RowOrder):
     """Which rows of a batch go through which composition in one slot.
 
-    `columns` has the keys of the groups' modules in order: of the first ones, the second ones, ...
-    `group_of_row` numbers the group of each row; None: row i is group i.
-
-    Rows with equal compositions form a group and are computed together. A batch of k times as many
-    rows as the route repeats each row k times, as `generate` does for beams and a multiple-choice
-    model for choices.
+    Rows with equal compositions form a group and are computed together. `columns` has the keys of
+    the groups' modules in order: of the first ones, the second ones, ... `group_of_row` numbers the
+    group of each row; None: row i is group i.
     """
 
     def __init__(
         self, compositions: Sequence[Composition], device: torch.device | str = "cpu"
     ) -> None:
-        self.rows = len(compositions)
         members: dict[Hashable, list[int]] = {}
         for row, composition in enumerate(compositions):
             members.setdefault(composition, []).append(row)
+        super().__init__(list(members.values()), device)
         self.groups: tuple[Any, ...] = tuple(members)  # the distinct compositions
-        self.sizes = [len(rows) for rows in members.values()]
-        order = [row for rows in members.values() for row in rows]
-        self.sorted = order == list(range(len(order)))
-        self.order = torch.tensor(order, device=device)
-        self.inverse = self.order.argsort()
         self.columns = _columns(self.groups)
         numbers = {row: n for n, rows in enumerate(members.values()) for row in rows}
-        group_of_row = [numbers[row] for row in range(self.rows)]
-        one_each = group_of_row == list(range(self.rows))
-        self.group_of_row = None if one_each else torch.tensor(group_of_row, device=device)
+        self.group_numbers = [numbers[row] for row in range(self.rows)]
+        self._banked: dict[Hashable, tuple[RowOrder, list[BankRows]]] = {}
+
+    @cached_property
+    def group_of_row(self) -> Tensor | None:
+        """The number of each row's group."""
+        one_each = self.group_numbers == list(range(self.rows))
+        return None if one_each else _index(self.group_numbers, self.device)
+
+    def by_bank(
+        self, places: tuple[tuple[int, int] | None, ...]
+    ) -> tuple[RowOrder, list[BankRows]]:
+        """Return the rows of each bank.
+
+        `places` has the bank of each group's module, and its place there; None without a module.
+        Slots with equal places have one answer.
+        """
+        found = self._banked.get(places)
+        if found is None:
+            found = self._banked[places] = self._by_bank(places)
+        return found
+
+    def _by_bank(
+        self, places: tuple[tuple[int, int] | None, ...]
+    ) -> tuple[RowOrder, list[BankRows]]:
+        rows_by_bank: dict[int | None, list[int]] = {}
+        of_row = [places[group] for group in self.group_numbers]
+        for row, place in enumerate(of_row):
+            rows_by_bank.setdefault(place and place[0], []).append(row)
+        parts = []
+        for bank, rows in rows_by_bank.items():
+            taken = tuple(place[1] for place in map(of_row.__getitem__, rows) if place)
+            parts.append(BankRows(bank, taken, _index(taken, self.device), len({*taken})))
+        return RowOrder(list(rows_by_bank.values()), self.device), parts
 
     def copies(self, batch: int, where: str) -> int:
         """Return how often a batch of this size repeats each row of the route.
@@ -177,46 +280,6 @@ class BatchPlan:
                 "relative positions): adapt other sites there",
             )
         return batch // self.rows
-
-    def split(self, value: Any, copies: int, dim: int = 0) -> list[Any]:
-        """Split a tensor into the rows of each group.
-
-        What does not have the batch's rows goes to each group whole. The batch repeats each row
-        `copies` times.
-
-        Returns:
-            One value for each group.
-        """
-        batch = copies * self.rows
-        if not isinstance(value, Tensor) or value.ndim <= dim or value.shape[dim] != batch:
-            return [value] * len(self.groups)
-        if not self.sorted:
-            value = value.index_select(dim, _repeated(self.order, copies, value.device))
-        return list(value.split([size * copies for size in self.sizes], dim))
-
-    def split_call(
-        self, args: Sequence[Any], named: Mapping[str, Any], copies: int
-    ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Split the arguments of a call into those for the rows of each group."""
-        parts = [self.split(value, copies) for value in args]
-        named_parts = {name: self.split(value, copies) for name, value in named.items()}
-        return [
-            (
-                tuple(part[n] for part in parts),
-                {name: part[n] for name, part in named_parts.items()},
-            )
-            for n in range(len(self.groups))
-        ]
-
-    def join(self, pieces: Sequence[Tensor], copies: int, dim: int = 0) -> Tensor:
-        """Put the rows of all groups back into their order.
-
-        `pieces` has one tensor for each group.
-        """
-        joined = torch.cat(list(pieces), dim)
-        if self.sorted:
-            return joined
-        return joined.index_select(dim, _repeated(self.inverse, copies, joined.device))
 
     def run(
         self, apply: ApplyModule, y: Tensor, others: Sequence[Any], dim: int, where: str
@@ -266,6 +329,12 @@ def as_before(rows: Tensor, like: Tensor, dim: int) -> Tensor:
     `rows`: (rows, tokens, d); `like` has the batch's shape, except for d.
     """
     return rows.reshape(like.transpose(0, dim).shape).transpose(0, dim)
+
+
+def _index(numbers: Sequence[int], device: torch.device | str) -> Tensor:
+    """Return numbers of rows as a tensor, which passes with gradients may use too."""
+    with torch.inference_mode(False):
+        return torch.tensor(numbers, dtype=torch.long, device=device)
 
 
 def _repeated(order: Tensor, copies: int, device: torch.device) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.tensor_parallel import TensorParallel
-from adapterhub.hooks.composition import BatchPlan
+from adapterhub.hooks.composition import BatchPlan, RowOrder
 from adapterhub.hooks.packed import PrefixSpan
 from adapterhub.hooks.slot import Slot
 from adapterhub.methods._site_module import (
@@ -48,9 +48,9 @@ class AttentionCall(NamedTuple):
         """Call an attention function: the output and the attention weights."""
         return attend(module, self.query, self.key, self.value, self.mask, **self.options)
 
-    def split(self, plan: BatchPlan, copies: int) -> list[AttentionCall]:
-        """Return one call for each group of rows; the batch repeats each row `copies` times."""
-        calls = plan.split_call(self[:5], self.options, copies)
+    def split(self, order: RowOrder, copies: int) -> list[AttentionCall]:
+        """Return one call for each part of the rows; the batch repeats each row `copies` times."""
+        calls = order.split_call(self[:5], self.options, copies)
         return [AttentionCall._make((*tensors, options)) for tensors, options in calls]
 
 

@@ -14,9 +14,9 @@ from adapterhub.backbones.tensor_parallel import WHOLE, tensor_parallel
 from adapterhub.backbones.weights import read_bias, read_weight, reread_weight
 from adapterhub.hooks.composition import as_before, by_row
 from adapterhub.hooks.packed import TokenPlan
-from adapterhub.hooks.row_stacks import StackedColumn
+from adapterhub.hooks.row_stacks import StackedColumn, StackedRows
 from adapterhub.hooks.slot import SUBLAYER_INPUT, Mark, Slot, first_input, read_sublayer_input
-from adapterhub.methods._ops import RowStack
+from adapterhub.methods._ops import RowStack, constant_form
 from adapterhub.methods._site_module import InputModule, OutputModule, SiteModule
 
 _STREAM = "_adapterhub_stream"
@@ -61,12 +61,14 @@ class OutputSlot(Slot):
 
     def _entered(self, x: Tensor, part: FeatureSlice | None = None) -> Tensor:
         """Change the input of the host, or of one part of it alone."""
-        columns = self.stacked(x, self.row_dim)
+        dim = self.row_dim
+        columns = self.stacked(
+            x, dim, lambda module, site: isinstance(module, InputModule) and site.part == part
+        )
         if columns is None:
-            return self.run(lambda key, x: self._change_input(key, x, part), x, dim=self.row_dim)
-        for stack, example, site in columns:
-            if isinstance(example, InputModule) and site.part == part:
-                x = self._rowwise(stack)(x)
+            return self.run(lambda key, x: self._change_input(key, x, part), x, dim=dim)
+        for rows in columns:
+            x = rows.run(lambda column, x: self._rowwise(column.stack)(x), x, dim=dim)
         return x
 
     def _change_input(self, key: str, x: Tensor, part: FeatureSlice | None) -> Tensor:
@@ -104,13 +106,21 @@ class OutputSlot(Slot):
                 entered[part] = changed
                 y = _recomputed(host, part, changed - x, y)
         number = {part: n for n, part in enumerate(entered)}  # None, the host, is the first
-        inputs = (self.take(SUBLAYER_INPUT), self.take(_RESIDUAL), *entered.values())
+        inputs = (
+            self.take(SUBLAYER_INPUT) if self.input_host else None,
+            self.take(_RESIDUAL) if self.norms else None,
+            *entered.values(),
+        )
         columns = self._stacked_with(y, inputs)
         if columns is not None:
-            for stack, example, site in columns:
-                read = number.get(site.part, 0)
-                compute = self._rowwise(stack)
-                y = self._change_output(host, example, site, compute, read, y, *inputs)
+
+            def apply(column: StackedColumn, *tensors: Any) -> Tensor:
+                stack, example, site = column
+                read, compute = number.get(site.part, 0), self._rowwise(stack)
+                return self._change_output(host, example, site, compute, read, *tensors)
+
+            for rows in columns:
+                y = rows.run(apply, y, *inputs, dim=self.batch_dim)
             return y
 
         def change(key: str, *tensors: Any) -> Tensor:
@@ -122,12 +132,20 @@ class OutputSlot(Slot):
 
     def _stacked_with(
         self, y: Tensor, inputs: tuple[Tensor | None, ...]
-    ) -> list[StackedColumn] | None:
+    ) -> list[StackedRows] | None:
         """Return the stacks of this call if all inputs have its rows."""
         rows = y.shape[self.row_dim]
         if any(x is not None and x.shape[self.row_dim] != rows for x in inputs):
             return None
-        return self.stacked(y, self.row_dim)
+        return self.stacked(y, self.row_dim, _changes_output)
+
+    def constant(self, host: nn.Module, key: str) -> SiteModule:
+        """Return the form in which a module is stacked while nobody changes it."""
+        module, site = self.placed(key), self.sites[key]
+        if isinstance(module, OutputModule) and module.reads_weight:
+            weight = reread_weight(host, site.part), read_bias(host, site.part)
+            return constant_form(module, site, *weight)
+        return constant_form(module, site)
 
     def _rowwise(self, stack: RowStack) -> Callable[..., Tensor]:
         """Return a function of (batch, tokens, d) with module i for the rows i of the route."""
@@ -171,6 +189,10 @@ class OutputSlot(Slot):
         norm, postnorm = self.norms
         total: Tensor = residual + (y if postnorm is None else postnorm(y))
         return total if norm is None else norm(total)
+
+
+def _changes_output(module: SiteModule, site: Site) -> bool:
+    return isinstance(module, OutputModule)
 
 
 def _recomputed(host: nn.Module, part: FeatureSlice, change: Tensor, y: Tensor) -> Tensor:

@@ -4,14 +4,18 @@ A stack is kept for later calls, and used as long as its modules are what they w
 stacked: the same objects with the same attributes, and the same bytes in their tensors. Versions of
 tensors do not show a change through `.data` or numpy, so bytes are compared, which takes a fraction
 of a product with them. Stacks that gradients flow through, and those on other devices than the
-processor, are made for each call. Of modules that a slot knows as constant nothing is compared.
+processor, are made for each call.
+
+Modules that nobody changes (`Adapter.hold`) are in banks, which are stacks of all such modules of
+one kind in a slot: a batch takes its rows' modules out by their places, whatever its mix. With
+several kinds in a batch, the rows of each are one product.
 """
 
 from __future__ import annotations
 
 import ctypes
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,7 +24,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from adapterhub.anatomy.sites import Site
-from adapterhub.hooks.composition import BatchPlan
+from adapterhub.hooks.banks import BankedModules
+from adapterhub.hooks.composition import BatchPlan, RowOrder
 from adapterhub.methods._ops import RowStack, declared_stack
 from adapterhub.methods._site_module import InputModule, SiteModule
 
@@ -33,6 +38,8 @@ _KIND = ("source", "positions", "training")
 # For each column the key, or the module, of each group; None: the group has none there.
 Keys: TypeAlias = tuple[tuple[str | None, ...], ...]
 Modules: TypeAlias = tuple[tuple[SiteModule | None, ...], ...]
+Places: TypeAlias = tuple[tuple[int, int] | None, ...]
+_NOWHERE = (-1, -1)
 
 
 class StackedColumn(NamedTuple):
@@ -42,9 +49,33 @@ class StackedColumn(NamedTuple):
     example: SiteModule
     site: Site
 
-    def at(self, rows: Tensor) -> StackedColumn:
-        """Return a stack with module `rows[i]` for row i."""
-        return self._replace(stack=self.stack.at(rows))
+
+class StackedRows(NamedTuple):
+    """The rows of a call in parts, with one module of each row; None: rows that have none.
+
+    `order` is None for one part with all rows.
+    """
+
+    parts: Sequence[StackedColumn | None]
+    order: RowOrder | None = None
+
+    def run(self, apply: Callable[..., Tensor], y: Tensor, *others: Any, dim: int = 0) -> Tensor:
+        """Pass the rows of y through their parts.
+
+        `apply(part, y, *others) -> y'` applies one part; tensors among `others` have the rows of y.
+        """
+        if self.order is None:
+            return apply(self.parts[0], y, *others)
+        copies = y.shape[dim] // self.order.rows
+        split = [
+            [None] * len(self.parts) if each is None else self.order.split(each, copies, dim)
+            for each in (y, *others)
+        ]
+        pieces = [
+            own if part is None else apply(part, own, *rest)
+            for part, own, *rest in zip(self.parts, *split, strict=True)
+        ]
+        return self.order.join(pieces, copies, dim)
 
 
 class Snapshot:
@@ -102,20 +133,17 @@ _MEMCMP = _compare()
 
 
 class KeptStack(NamedTuple):
-    """The columns of a slot for some modules, in the dtype that they compute in.
-
-    `snapshot` is None for constant modules.
-    """
+    """The columns of a slot for some modules, in the dtype that they compute in."""
 
     modules: Modules
     columns: list[StackedColumn]
-    snapshot: Snapshot | None
+    snapshot: Snapshot
 
     def fits(self, modules: Modules) -> bool:
         """Return whether the columns are those of these modules, as they are now."""
-        if self.modules != modules or self.snapshot is None:
-            return self.modules == modules and not torch.is_grad_enabled()
-        return not _trained(self.snapshot.tensors) and self.snapshot.holds()
+        if self.modules != modules or _trained(self.snapshot.tensors):
+            return False
+        return self.snapshot.holds()
 
 
 class RowStacks:
@@ -140,24 +168,20 @@ class RowStacks:
         modules: Modules,
         sites: Mapping[str, Site],
         y: Tensor,
-        constant: bool = False,
     ) -> list[StackedColumn] | None:
         """Return modules as stacks, one for each column.
 
         `keys` has for each column one key of each group, or None; `y` is what the modules change.
-        `constant` modules are what they were, without hooks, and compute no gradients here.
 
         Returns:
             None where they cannot be stacked: modules of different kinds, or with hooks.
         """
-        dtype = None if torch.is_autocast_enabled(y.device.type) else y.dtype
+        dtype = _computed_in(y)
         kept = self.kept.get((keys, dtype))
         if kept is not None and kept.fits(modules):
             return kept.columns
         if not all(_of_one_kind(*column, sites) for column in zip(keys, modules, strict=True)):
             return None  # first: a batch of different methods has some at every site
-        if constant and not torch.is_grad_enabled():
-            return self._made(keys, modules, sites, dtype, None)
         present = [module for column in modules for module in column if module is not None]
         tensors = list(_tensors(present))
         trained = _trained(tensors)
@@ -169,17 +193,6 @@ class RowStacks:
             if snapshot is None:
                 made = list(_stacked(keys, modules, sites, dtype))
                 return made if len(made) == len(keys) else None
-        return self._made(keys, modules, sites, dtype, snapshot)
-
-    def _made(
-        self,
-        keys: Keys,
-        modules: Modules,
-        sites: Mapping[str, Site],
-        dtype: torch.dtype | None,
-        snapshot: Snapshot | None,
-    ) -> list[StackedColumn] | None:
-        """Make stacks, and keep them."""
         with torch.inference_mode(False), torch.no_grad():
             made = list(_stacked(keys, modules, sites, dtype))
         if len(made) < len(keys):
@@ -253,10 +266,68 @@ def hooked(module: nn.Module) -> bool:
     return any(names.get(name) for names in named for name in (*_HOOKS, "forward"))
 
 
+def places_of(banked: BankedModules, plan: BatchPlan) -> list[Places] | None:
+    """Return where the modules of a plan are, by column; None where one of them is in no bank."""
+    found = banked.places
+    columns = [
+        tuple([None if key is None else found.get(key, _NOWHERE) for key in column])
+        for column in plan.columns or ()
+    ]
+    return None if any(_NOWHERE in column for column in columns) else columns
+
+
+def from_banks(
+    banked: BankedModules,
+    plan: BatchPlan,
+    columns: Sequence[Places],
+    y: Tensor,
+    wanted: Callable[[SiteModule, Site], bool],
+) -> list[StackedRows] | None:
+    """Return the modules of each row of a plan out of banks, by column.
+
+    `wanted(module, site)` says whether modules of a kind are to be computed now.
+
+    Returns:
+        None where copies of modules take longer than their calls.
+    """
+    found, dtype = [], _computed_in(y)
+    for places in columns:
+        order, rows_by_bank = plan.by_bank(places)
+        parts: list[StackedColumn | None] = []
+        for rows in rows_by_bank:
+            bank = None if rows.bank is None else banked.banks[rows.bank]
+            if bank is None or not wanted(bank.example, bank.site):
+                parts.append(None)
+                continue
+            copied = bank.stack.numbers * len(rows.places) if rows.modules > 1 else 0
+            if copied > min(LARGEST, CALL * rows.modules + COPIES * y.numel()):
+                return None
+            stack = bank.at(rows)
+            own = stack.tensors[0]
+            if own.device != y.device:
+                return None
+            stack = stack if dtype in (None, own.dtype) else stack.cast(dtype)
+            parts.append(StackedColumn(stack, bank.example, bank.site))
+        if any(parts):
+            found.append(StackedRows(parts, order if len(parts) > 1 else None))
+    return found
+
+
+def _computed_in(y: Tensor) -> torch.dtype | None:
+    """Return the dtype that modules compute in, as their input; None: autocast chooses it."""
+    return None if torch.is_autocast_enabled(y.device.type) else y.dtype
+
+
 def pays(column: StackedColumn, plan: BatchPlan, y: Tensor) -> bool:
     """Return whether copies of modules for their rows take less time than a call of each."""
     copied = column.stack.numbers * plan.rows
     return plan.group_of_row is None or copied < CALL * len(plan.groups) + COPIES * y.numel()
+
+
+def by_rows(column: StackedColumn, rows: Tensor | None) -> StackedRows:
+    """Return a column of groups' modules as one of rows; `rows[i]` is the group of row i."""
+    own = column if rows is None else column._replace(stack=column.stack.at(rows))
+    return StackedRows([own])
 
 
 def global_hooks() -> bool:

@@ -7,6 +7,8 @@ adapters can be copied, pickled, moved and compiled.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.errors import AttachError
+from adapterhub.hooks.banks import BankPlace, Banks
 from adapterhub.hooks.composition import ApplyModule, BatchPlan, through
 from adapterhub.hooks.forward_pass import (
     NO_MODULES,
@@ -22,11 +25,25 @@ from adapterhub.hooks.forward_pass import (
     current_entry,
     kept_values,
 )
-from adapterhub.hooks.row_stacks import RowStacks, StackedColumn, global_hooks, pays
+from adapterhub.hooks.row_stacks import (
+    RowStacks,
+    StackedRows,
+    by_rows,
+    from_banks,
+    global_hooks,
+    pays,
+    places_of,
+)
+from adapterhub.methods._ops import constant_form
+from adapterhub.methods._site_module import SiteModule
 from adapterhub.patch import Patch
 
 SUBLAYER_INPUT = "sublayer_input"
 _SUBLAYER_MARK = "_adapterhub_sublayer_input"
+
+
+def _any(module: SiteModule, site: Site) -> bool:
+    return True
 
 
 class Mark:
@@ -60,7 +77,7 @@ class Slot(nn.Module):
         self.active = NO_MODULES
         self.scope = ModelScope()
         self.sites: dict[str, Site] = {}
-        self.constant: set[str] = set()  # keys of modules that nobody changes
+        self.banks = Banks()  # of modules that nobody changes
         self.patch = Patch()  # the changes of the model that the slot needs
         self.input_host: str | None = None
         self.stacks = RowStacks()
@@ -90,8 +107,25 @@ class Slot(nn.Module):
     def remove(self, key: str) -> None:
         """Remove a module, which is not active."""
         del self._modules[key], self.sites[key]
-        self.constant.discard(key)
+        self.banks.remove(key)
         self.stacks.clear()
+
+    def hold(self, key: str, host: nn.Module) -> BankPlace:
+        """Promise that nobody changes a module, nor the weight of the host where it reads that.
+
+        Returns:
+            Where it is stacked.
+        """
+        module = self.placed(key)
+        if not (module.training and getattr(module, "dropout", None)):
+            self.banks.add(key, self.sites[key], partial(self.constant, host))
+        return self.banks.place(key)
+
+    def constant(self, host: nn.Module, key: str) -> SiteModule:
+        """Return the form in which a module is stacked while nobody changes it."""
+        module = self.placed(key)
+        assert isinstance(module, SiteModule)
+        return constant_form(module, self.sites[key])
 
     def keep(self, name: str, value: Any) -> None:
         """Keep a value for a later hook of the same forward pass."""
@@ -119,8 +153,12 @@ class Slot(nn.Module):
             return plan.run(apply, y, others, dim, self.where())
         return through(keys, y, lambda key, y: apply(key, y, *others))
 
-    def stacked(self, y: Tensor, dim: int = 0) -> list[StackedColumn] | None:
+    def stacked(
+        self, y: Tensor, dim: int = 0, wanted: Callable[[SiteModule, Site], bool] = _any
+    ) -> list[StackedRows] | None:
         """Return the modules of each row of this call as stacks, in the order that they apply in.
+
+        `wanted(module, site)` says whether modules of a kind are to be computed now.
 
         Returns:
             None where groups of rows are to be computed one after the other.
@@ -130,17 +168,22 @@ class Slot(nn.Module):
             return None
         if torch.compiler.is_compiling() or global_hooks():
             return None
-        plan.copies(y.shape[dim], self.where())
+        if y.shape[dim] % plan.rows:
+            plan.copies(y.shape[dim], self.where())  # an error that says what is expected
+        banked = self.banks.banked
+        if banked.places and not torch.is_grad_enabled():
+            places = places_of(banked, plan)
+            if places is not None:
+                return from_banks(banked, plan, places, y, wanted)
         modules: Any = tuple(
             tuple(None if key is None else self.placed(key) for key in column)
             for column in plan.columns
         )
-        constant = self.constant.issuperset(self.keys)
-        columns = self.stacks.columns(plan.columns, modules, self.sites, y, constant)
+        columns = self.stacks.columns(plan.columns, modules, self.sites, y)
         if columns is None or not all(pays(each, plan, y) for each in columns):
             return None
-        rows = plan.group_of_row
-        return [each if rows is None else each.at(rows) for each in columns]
+        some = [each for each in columns if wanted(each.example, each.site)]
+        return [by_rows(each, plan.group_of_row) for each in some]
 
     def where(self) -> str:
         """Return the id of the site, for messages."""

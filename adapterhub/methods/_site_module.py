@@ -37,10 +37,14 @@ class SiteModule(nn.Module):
             its host.
         stack: how several modules of this class are computed at once for the rows of a batch; a
             class without one computes group by group, and does not inherit it (_ops.py).
+        constant: returns the module that is stacked in place of this one as long as nobody changes
+            it, with what this one computes in each call as its tensors; by default the module
+            itself. Not inherited either.
     """
 
     affine: ClassVar[bool] = False
     stack: ClassVar[Any] = None  # a staticmethod of the type StackModules
+    constant: ClassVar[Any] = None  # a method (site, weight and bias if it reads them) -> module
 
     def inference_form(self) -> SiteModule:
         """Return the module to save: without parameters that only training needs."""

@@ -40,7 +40,7 @@ from adapterhub.methods._base import (
 from adapterhub.methods._ops import cast
 from adapterhub.methods._site_module import OutputModule, SharedModule
 from adapterhub.methods._sites import require_stream, select_sites
-from adapterhub.methods.bottleneck import SequentialSource
+from adapterhub.methods.bottleneck import Bottleneck, SequentialSource
 
 
 class SharedFactors(SharedModule):
@@ -99,6 +99,17 @@ class KroneckerBottleneck(OutputModule):
         source = y if self.source == "output" else x
         update: Tensor = self.up(self.activation(self.down(source)))
         return y + update.to(y.dtype)
+
+    def constant(self, site: Site) -> Bottleneck:
+        """Return the same network with its weights written out."""
+        width, size = len(self.up.bias), len(self.down.bias)
+        with torch.device("meta"):
+            network = Bottleneck(width, width, size, "relu", self.source, 1.0)
+        network.activation = self.activation
+        for linear, factored in ((network.down, self.down), (network.up, self.up)):
+            linear.weight = nn.Parameter(factored.weight().T.contiguous(), requires_grad=False)
+            linear.bias = nn.Parameter(factored.bias.detach(), requires_grad=False)
+        return network
 
 
 @register_method

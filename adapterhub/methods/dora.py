@@ -26,8 +26,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.anatomy.sites import Anatomy
+from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.backbones.weights import read_weight
+from adapterhub.methods._affine import AffineLayer
 from adapterhub.methods._base import Placement, register_method
 from adapterhub.methods._ops import cast
 from adapterhub.methods.lora import LoRA, LoRALayer
@@ -56,6 +57,14 @@ class DoRALayer(LoRALayer):
         update = F.linear(F.linear(x, cast(self.A, x)), cast(self.B, x))
         # Written as a change of y, so a ratio of exactly 1 and a zero B return y itself.
         return y + (ratio - 1).to(y.dtype) * product + (self.scale * ratio).to(y.dtype) * update
+
+    def constant(  # type: ignore[override]
+        self, site: Site, weight: Tensor, bias: Tensor | None
+    ) -> AffineLayer:
+        """Return the form that is stacked with other affine modules."""
+        ratio = self.magnitude / self.norm(weight)
+        shift = None if bias is None else (1 - ratio) * bias
+        return AffineLayer(self.A, ((self.scale * ratio)[:, None] * self.B).T, ratio - 1, shift)
 
     def factors(self) -> None:
         """Return None: the update of W is not low-rank."""

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Site, matches
 from adapterhub.config.options import option
+from adapterhub.methods._affine import AffineLayer
 from adapterhub.methods._base import Layers, Method, Placement, register_method
 from adapterhub.methods._experts import (
     PER_EXPERT,
@@ -70,6 +71,11 @@ class OutputScale(OutputModule):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Rescale the output. y: (..., size) -> y' like y."""
         return y * self.scale.to(y.dtype)
+
+    def constant(self, site: Site) -> AffineLayer:
+        """Return the form that is stacked with other affine modules."""
+        down, up = self.scale.new_zeros(0, site.d_in), self.scale.new_zeros(0, len(self.scale))
+        return AffineLayer(down, up, self.scale - 1)
 
 
 class InputScale(InputModule):

@@ -290,9 +290,12 @@ class ServedAdapters:
 
     def _load(self, source: Source) -> ServedAdapter:
         """Return what a reference means now; load it unless that is in memory."""
-        if isinstance(source, BareBackbone):
-            texts = source is BareBackbone.TEXTS
-            return self.models.bare_writer() if texts else self.models.bare()
+        if source is BareBackbone.TEXTS:
+            return self.models.bare_writer()
+        if source is BareBackbone.VECTORS:
+            bare = self.models.bare()
+            self.between_batches(bare.model.measure).result()
+            return bare
         pulled = self._of_backbone(
             source,
             lambda among: read_source(
@@ -330,6 +333,7 @@ class ServedAdapters:
 
     def _attached(self, planned: PlannedAdapter) -> ServedAdapter:
         def attach() -> ServedAdapter:
+            planned.model.measure()
             served = planned.attach()
             served.used = time.monotonic()
             with self.lock:

@@ -1,11 +1,23 @@
-"""Which of the waiting requests are computed together: the oldest, and those of its length."""
+"""Which of the waiting requests are computed together: the oldest, and others of about its length.
+
+A pass takes some time however little it computes, and then a time for each position. So more rows
+make a batch cheaper, and so does less padding. A batch has the rows with which most tokens are
+computed in a unit of time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 PADDING = 0.25  # of the positions that a batch computes
+_SECONDS = 1.0  # that a measurement takes, at most
+_AGAIN, _LENGTH = 3, 16  # how often each size is measured once more, and the tokens of its rows
+_AS_CHEAP = 1.03  # a position that costs no more than the cheapest one times this
+_ENOUGH = 10  # positions that are computed at once, for each one of the fixed part
+_CHEAPER = 1.05  # larger batches are tried while a position costs less than before times this
 
 
 class RequestSize(NamedTuple):
@@ -16,39 +28,148 @@ class RequestSize(NamedTuple):
     tokens: int
 
 
+class BatchLimits(NamedTuple):
+    """What is computed at once.
+
+    Attributes:
+        tokens: the most positions.
+        fixed: how many positions take as long as what each pass takes besides its positions.
+    """
+
+    tokens: int
+    fixed: float
+
+    @classmethod
+    def of_tokens(cls, tokens: int) -> BatchLimits:
+        """Return limits that were not measured."""
+        return cls(tokens, tokens / 8)
+
+
+def measure_limits(
+    run: Callable[[int, int], object], most: int, clock: Callable[[], float] = time.perf_counter
+) -> BatchLimits:
+    """Measure how many positions make a pass cheap for each of them.
+
+    These are as many as take ten times as long as what a pass costs besides, or fewer where so many
+    are dearer: larger batches gain little, and their answers come later.
+
+    Args:
+        run: computes a batch, and returns when it is computed: (rows, tokens of each).
+        most: the most positions.
+        clock: returns the seconds.
+    """
+
+    def timed(positions: int) -> float:
+        start = clock()
+        run(positions // _LENGTH, _LENGTH)
+        return clock() - start
+
+    timed(_LENGTH)  # the first pass is slower
+    start, measured = clock(), dict(_growing(timed, most))
+    seconds = clock() - start
+    for _ in range(_AGAIN):  # in turns, so that what disturbs one disturbs others too
+        if clock() - start + seconds < _SECONDS:
+            measured = {n: min(known, timed(n)) for n, known in measured.items()}
+    each = {positions: seconds / positions for positions, seconds in measured.items()}
+    cheapest = min(each.values())
+    largest = max(n for n, cost in each.items() if cost <= _AS_CHEAP * cheapest)
+    if largest == _LENGTH:
+        return BatchLimits.of_tokens(largest)
+    fixed = _fixed({n: seconds for n, seconds in measured.items() if n <= largest})
+    return BatchLimits(max(min(largest, round(_ENOUGH * fixed)), _LENGTH), fixed)
+
+
+def _growing(timed: Callable[[int], float], most: int) -> Iterator[tuple[int, float]]:
+    """Yield numbers of positions and their seconds, until more are no cheaper or take too long."""
+    before, positions, left = math.inf, _LENGTH, _SECONDS
+    while True:
+        seconds = timed(positions)
+        yield positions, seconds
+        left -= seconds
+        cheaper = seconds / positions < _CHEAPER * before
+        if not cheaper or 2 * positions > most or left < 2 * seconds:
+            return
+        before, positions = seconds / positions, 2 * positions
+
+
+def _fixed(measured: dict[int, float]) -> float:
+    """Return the part of the time that does not depend on the positions, in positions."""
+    mean_n, mean_t = (sum(each) / len(measured) for each in (measured, measured.values()))
+    slope = sum((n - mean_n) * (t - mean_t) for n, t in measured.items())
+    slope /= sum((n - mean_n) ** 2 for n in measured)
+    return max(mean_t / slope - mean_n, 0.0) if slope > 0 else float(max(measured))
+
+
 def choose_batch(
-    waiting: Sequence[RequestSize], tokens: int, padding: float = PADDING
+    waiting: Sequence[RequestSize], limits: BatchLimits, padding: float = PADDING
 ) -> list[int]:
     """Choose what is computed next, of the requests that may share a batch.
 
-    The oldest request is always chosen, so that none waits forever. Then those that are nearest to
-    it in length, the older one first, unless with one of them
+    The oldest request is always chosen, so that none waits forever. With it come those that are
+    next to it in length, the older ones first, as many as make the batch the fastest one for each
+    of its tokens, where
 
-     - the share of padding among the computed positions, rows times the longest row, reached
-       `padding`, or
-     - there were more than `tokens` computed positions.
+     - the share of padding among the computed positions, rows times the longest row, stays below
+       `padding`, and
+     - there are at most `limits.tokens` computed positions.
 
     A request that has more padding by itself, or more positions, is alone in its batch.
 
     Args:
         waiting: the requests, the oldest one first.
-        tokens: the most positions that are computed at once.
+        limits: the most positions that are computed at once, and what a pass costs.
         padding: the share of padding that a batch stays below.
 
     Returns:
         The numbers of the chosen ones, 0 first.
     """
-    oldest = waiting[0]
-    chosen, (rows, longest, real) = [0], oldest
-    nearest = sorted(
-        range(1, len(waiting)), key=lambda i: (abs(waiting[i].longest - oldest.longest), i)
+    length = waiting[0].longest
+    # By length, the older ones of one length nearer to the oldest request.
+    ordered = sorted(
+        range(len(waiting)),
+        key=lambda i: (waiting[i].longest, i if waiting[i].longest >= length else -i),
     )
-    for number in nearest:
-        if (rows + 1) * longest > tokens:
-            break  # nothing fits any more, however short
-        more = waiting[number]
-        computed = (rows + more.rows) * max(longest, more.longest)
-        if computed <= tokens and computed - real - more.tokens < padding * computed:
-            chosen.append(number)
-            rows, longest, real = rows + more.rows, max(longest, more.longest), real + more.tokens
-    return chosen
+    oldest = ordered.index(0)
+    best, chosen = 0.0, (oldest, oldest)
+    for first, last, computed, tokens in _windows(
+        [waiting[n] for n in ordered], oldest, limits, padding
+    ):
+        rate = tokens / (limits.fixed + computed)
+        if rate > best and _fits(computed, tokens, limits, padding):
+            best, chosen = rate, (first, last)
+    first, last = chosen
+    return [0, *sorted(n for n in ordered[first : last + 1] if n)]
+
+
+def _windows(
+    sizes: Sequence[RequestSize], oldest: int, limits: BatchLimits, padding: float
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yield runs of requests by length: the first, the last, computed positions and tokens.
+
+    Each longest request has one, with the shortest ones that make its batch faster.
+    """
+    first, rows, tokens = 0, 0, 0
+    for size in sizes[:oldest]:
+        rows, tokens = rows + size.rows, tokens + size.tokens
+    for last in range(oldest, len(sizes)):
+        longest = sizes[last].longest
+        rows, tokens = rows + sizes[last].rows, tokens + sizes[last].tokens
+        before = first, rows, tokens
+        while first < oldest:  # the shortest ones leave: they fit no more, or are mostly padding
+            less = sizes[first]
+            now, then = rows * longest, (rows - less.rows) * longest
+            slower = (tokens - less.tokens) * (limits.fixed + now)
+            pays = slower < tokens * (limits.fixed + then)
+            if pays and _fits(now, tokens, limits, padding):
+                break
+            first, rows, tokens = first + 1, rows - less.rows, tokens - less.tokens
+        if rows * longest > limits.tokens and last > oldest:
+            return
+        yield first, last, rows * longest, tokens
+        if last + 1 < len(sizes) and sizes[last + 1].longest == longest:
+            first, rows, tokens = before  # with one more of this length, the short ones may fit
+
+
+def _fits(computed: int, tokens: int, limits: BatchLimits, padding: float) -> bool:
+    """Return whether so many positions are computed at once, and few of them for padding."""
+    return computed <= limits.tokens and computed - tokens < padding * computed

@@ -46,7 +46,6 @@ from adapterhub.tasks._writing import Writing
 
 T = TypeVar("T")
 LOOKED_AT = 512  # of the waiting requests: the oldest ones, of which a batch is chosen
-CPU_POSITIONS, OTHER_POSITIONS = 192, 16384  # computed at once: more leave a CPU's caches
 _SLOWER = 0.1  # of a new batch in the measured rate
 _CHARACTERS = 4  # of a token, about, in texts that are not encoded yet
 
@@ -120,7 +119,8 @@ class ServingEngine:
             where several backbones have an adapter of one name.
         signed: whether a signature by a trusted key is required, also where the configuration does
             not.
-        batch_tokens: the most positions that are computed at once, with padding.
+        batch_tokens: the most positions that are computed at once, with padding; by default as
+            many as are computed fastest, which is measured when a backbone is loaded.
         queue_tokens: the most tokens that wait.
         adapter_memory: the bytes of adapters that are kept; the least recently used ones leave,
             except for those in use and pinned ones.
@@ -144,8 +144,7 @@ class ServingEngine:
         quantize: str | None = None,
         cache_tokens: int | None = None,
     ) -> None:
-        on_cpu = not torch.cuda.is_available()
-        self.batch_tokens = batch_tokens or (CPU_POSITIONS if on_cpu else OTHER_POSITIONS)
+        self.batch_tokens = batch_tokens
         self.queue_tokens = queue_tokens
         self.counts: Counter[str] = Counter()
         """What happened: requests, answers, batches, rows, tokens, positions, expired, ..."""
@@ -163,7 +162,7 @@ class ServingEngine:
         self._closing = False
         self._stopped: StoppedError | None = None  # why nothing is computed any more
         self.adapters = ServedAdapters(
-            ServedModels(backbone, dtype, quantize),
+            ServedModels(backbone, dtype, quantize, batch_tokens),
             registry,
             among,
             signed,
@@ -522,7 +521,8 @@ class ServingEngine:
         oldest = looked_at[0]
         key = oldest.served.model.batch_key(oldest.served)
         fitting = [r for r in looked_at if r.served.model.batch_key(r.served) == key]
-        chosen = [fitting[n] for n in choose_batch([r.size for r in fitting], self.batch_tokens)]
+        limits = oldest.served.model.limits
+        chosen = [fitting[n] for n in choose_batch([r.size for r in fitting], limits)]
         self._remove(chosen)
         return [each for each in chosen if self._begins(each)]
 

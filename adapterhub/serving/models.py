@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.activation import changes_shared_state
-from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.adapter import Adapter, HeldModules
 from adapterhub.adapters.route import activate, route
 from adapterhub.adapters.state import find_state
 from adapterhub.backbones.end_tokens import end_tokens, with_stops
@@ -44,6 +45,7 @@ from adapterhub.inference.open import Predictor, PulledAdapter, predictor_of
 from adapterhub.inference.record import TrainingRecord, task_and_kind
 from adapterhub.methods._site_module import EmbeddingModule
 from adapterhub.methods._spec import restore_methods
+from adapterhub.serving.batches import BatchLimits, measure_limits
 from adapterhub.serving.refusals import ComputationError
 from adapterhub.serving.requests import (
     MASK,
@@ -54,7 +56,7 @@ from adapterhub.serving.requests import (
     predict_from,
     read_example,
 )
-from adapterhub.tasks._forward import on_device, without_gradients
+from adapterhub.tasks._forward import CPU_TOKENS, on_device, without_gradients
 from adapterhub.tasks._rows import pad
 from adapterhub.training.loading import make_ready
 
@@ -62,6 +64,8 @@ _FEATURES, _EMBEDDING = "features", "embedding"  # kinds of models without a hea
 _FRESH = ".fresh."  # in the names of tensors: parameters that the checkpoint of a backbone lacks
 _TRIED = ("a b", "a b c d e f g")  # texts of different lengths
 _TOLERANCE = 1e-4
+_PROMPTS = 16  # prompts share batches with those of lengths up to the same multiple of this
+_UNMEASURED, _OTHER_TOKENS = 192, 16384  # positions of a batch; the most, not on a CPU
 _STATES = frozenset({"last_hidden_state"})
 Answer = dict[str, Any] | Exception
 
@@ -71,6 +75,10 @@ class ServedModel(Protocol):
 
     model: PreTrainedModel
     encoding: Any
+    limits: BatchLimits
+
+    def measure(self) -> None:
+        """Measure the limits, unless they are known. Called between batches."""
 
     def encode(self, given: Any, served: ServedAdapter) -> EncodedInput:
         """Encode one input."""
@@ -101,6 +109,7 @@ class ServedAdapter:
         bytes: the size of its tensors.
         virtual: how many tokens it puts in front of each row.
         ends: the tokens at which its texts end, besides those of its task.
+        kinds: what its modules have in common with those of other adapters, see `Adapter.hold`.
         users: how many requests use it.
         used: when it was used last.
         pinned: whether it stays in memory.
@@ -120,6 +129,7 @@ class ServedAdapter:
     bytes: int = 0
     virtual: int = 0
     ends: tuple[int, ...] = ()
+    kinds: frozenset[Any] = frozenset()
     users: int = 0
     used: float = 0.0
     pinned: bool = False
@@ -230,14 +240,36 @@ class StateHead:
 class SharedBody:
     """A backbone without a head, and the heads of the tasks on its states.
 
-    `trained_on` are the records of backbones that were compared with it.
+    `limits` are those of a batch, which are to be measured unless they are `measured`. `trained_on`
+    are the records of backbones that were compared with it.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    limits: BatchLimits
+    measured: bool
     heads: dict[Hashable, StateHead] = field(default_factory=dict)
     trained_on: set[str] = field(default_factory=set)
     encoding: Any = field(default_factory=threading.Lock)  # fast tokenizers are not shared
+
+    def measure(self) -> None:
+        """Measure the limits, unless they are known."""
+        if self.measured:
+            return
+        device = self.model.device
+        on_cpu = device.type == "cpu"
+
+        def run(rows: int, tokens: int) -> float:
+            ones = torch.ones(rows, tokens, dtype=torch.long, device=device)
+            states = self.model(input_ids=ones, attention_mask=ones).last_hidden_state
+            return float(states[0, 0, 0])  # waits for the device
+
+        with without_gradients():
+            if on_cpu:  # in time of this thread: others may compute something else now
+                self.limits = measure_limits(run, CPU_TOKENS, time.thread_time)
+            else:
+                self.limits = measure_limits(run, _OTHER_TOKENS)
+        self.measured = True
 
     def encode(self, given: Any, served: ServedAdapter) -> EncodedInput:
         """Encode one input."""
@@ -246,11 +278,20 @@ class SharedBody:
             return encode_rows(example, served.predictor, served.virtual)
 
     def batch_key(self, served: ServedAdapter) -> Hashable:
-        """Return one key: all adapters of the body may share a batch."""
-        return id(self)
+        """Return one key for all adapters of the body, but others for those with prompts.
+
+        A row without virtual tokens is padded to as many as others of its batch have, whatever the
+        length of its text.
+        """
+        return id(self), -(-served.virtual // _PROMPTS)
 
     def compute(self, asked: Sequence[tuple[ServedAdapter, EncodedInput]]) -> list[Answer]:
         """Compute the rows of all requests at once, then the rows of each head."""
+        order = by_kind([served.kinds for served, _ in asked])
+        answers = self._computed([asked[number] for number in order])
+        return [answers[order.index(number)] for number in range(len(asked))]
+
+    def _computed(self, asked: Sequence[tuple[ServedAdapter, EncodedInput]]) -> list[Answer]:
         own = [[row for rows in request.rows for row in rows] for _, request in asked]
         names = [s.row for (s, _), rows in zip(asked, own, strict=True) for _ in rows]
         inputs = pad(list(chain(*own)), self.tokenizer, self.tokenizer.padding_side)
@@ -300,6 +341,18 @@ class SharedBody:
         _detach(self.model, served.name)
         if served.head is not None:
             _detach(served.head.model, served.name)
+
+
+def by_kind(kinds: Sequence[frozenset[Any]]) -> list[int]:
+    """Return an order in which rows that are computed together are side by side."""
+    left = dict.fromkeys(kinds)
+    order: list[frozenset[Any]] = []
+    while left:
+        last = order[-1] if order else frozenset()
+        order.append(max(left, key=lambda each: len(each & last)))
+        del left[order[-1]]
+    places = {each: place for place, each in enumerate(order)}
+    return sorted(range(len(kinds)), key=lambda number: places[kinds[number]])
 
 
 def _rows_of_output(
@@ -366,9 +419,13 @@ class ClassModel:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    limits: BatchLimits
     trained_on: set[str] = field(default_factory=set)
     encoding: Any = field(default_factory=threading.Lock)
     _own_processor: Any = None  # of the thread that computes: nobody who submits waits for it
+
+    def measure(self) -> None:
+        """Do nothing: what a batch costs depends on the task."""
 
     def encode(self, given: Any, served: ServedAdapter) -> EncodedInput:
         """Encode one input."""
@@ -436,6 +493,7 @@ class PlannedAdapter:
     model: SharedBody | ClassModel
     reason: str = ""
     head: StateHead | None = None
+    held: list[HeldModules] = field(default_factory=list)
 
     def attach(self) -> ServedAdapter:
         """Attach the adapter, inactive. Called between batches.
@@ -474,7 +532,8 @@ class PlannedAdapter:
         any_backbone = trained_on in known
         adapter = self.pulled.attach_to(model, self.name, any_backbone=any_backbone, **part)
         activate(model)
-        adapter.hold()
+        if isinstance(self.model, SharedBody):
+            self.held.append(adapter.hold())
         known.add(trained_on)
         return adapter
 
@@ -490,7 +549,9 @@ class PlannedAdapter:
             row=self.name if on_model else None,
             reason=self.reason,
             head=self.head,
-            bytes=sum(t.nbytes for each in attached for t in each.tensors().values()),
+            bytes=sum(t.nbytes for a in attached for t in a.tensors().values())
+            + sum(each.bytes for each in self.held),
+            kinds=frozenset().union(*(each.kinds for each in self.held)),
             virtual=sum(map(_virtual_tokens, attached)),
             ends=_ends(model, attached),
             alone=bool(self.pulled.needs_own_model),
@@ -520,12 +581,19 @@ class ServedModels:
 
     `backbone` is where all adapters' backbone is loaded from, if not from where they record;
     `dtype` and `quantize` are those of all models, if not those of each adapter's training.
+    `batch_tokens` is the most that is computed at once; None: as measured.
     """
 
     def __init__(
-        self, backbone: str | None = None, dtype: str | None = None, quantize: str | None = None
+        self,
+        backbone: str | None = None,
+        dtype: str | None = None,
+        quantize: str | None = None,
+        batch_tokens: int | None = None,
     ) -> None:
         self.backbone, self.dtype, self.quantize = backbone, dtype, quantize
+        self.measured = batch_tokens is not None
+        self.limits = BatchLimits.of_tokens(batch_tokens or _UNMEASURED)
         self.bodies: dict[Hashable, SharedBody | str] = {}  # a text: why there is none
         self.classes: dict[tuple[Hashable, ...], ClassModel] = {}
         self.tensors: dict[Hashable, SharedTensors] = {}
@@ -558,7 +626,7 @@ class ServedModels:
         if key not in self.classes:
             model, tokenizer = self._loaded(pulled)
             self._tensors(self._form(pulled)).share(model)
-            self.classes[key] = ClassModel(model, tokenizer)
+            self.classes[key] = ClassModel(model, tokenizer, self.limits)
         return PlannedAdapter(pulled, name, self.classes[key], reason)
 
     def forget(self, served: ServedAdapter) -> None:
@@ -614,7 +682,7 @@ class ServedModels:
         self._tensors((location, *self._stored_form(None, None))).share(model)
         task, _ = task_and_kind(kind)
         key = (location, TASK_MODELS[kind].auto, (task.pooling, None, None), None)
-        self.classes[key] = ClassModel(model, tokenizer)
+        self.classes[key] = ClassModel(model, tokenizer, self.limits)
         return _bare(self.classes[key], kind)
 
     def _named_backbone(self) -> str:
@@ -640,7 +708,7 @@ class ServedModels:
         if newly_initialized(model):
             return "its checkpoint lacks parameters of the backbone"
         self._tensors(form).share(model)
-        return SharedBody(model, tokenizer)
+        return SharedBody(model, tokenizer, self.limits, self.measured)
 
     def _head(self, body: SharedBody, pulled: PulledAdapter) -> StateHead | str | None:
         if pulled.manifest.head is None:

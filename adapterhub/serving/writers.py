@@ -22,7 +22,7 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.route import route
 from adapterhub.adapters.state import find_state
 from adapterhub.errors import one_line
-from adapterhub.serving.batches import RequestSize, choose_batch
+from adapterhub.serving.batches import BatchLimits, RequestSize, choose_batch
 from adapterhub.serving.generation import GeneratedText, GeneratedToken, Piece, TextGeneration
 from adapterhub.serving.models import ClassModel, ServedAdapter, numbers_not_finite
 from adapterhub.serving.prompts import EncodedPrompt
@@ -214,7 +214,10 @@ class BatchWriter:
         fitting = [each for each in self.waiting if _route_key(each.served) == key]
         lengths = [len(each.prompt.row["input_ids"]) + each.served.virtual for each in fitting]
         sizes = [RequestSize(1, length, length) for length in lengths]
-        chosen = [fitting[n] for n in choose_batch(sizes, self.positions, _PADDING)[:_ROWS]]
+        chosen = [
+            fitting[n]
+            for n in choose_batch(sizes, BatchLimits.of_tokens(self.positions), _PADDING)[:_ROWS]
+        ]
         gone = set(map(id, chosen))
         self.waiting = deque(each for each in self.waiting if id(each) not in gone)
         return chosen

@@ -74,8 +74,10 @@ class Embedded(Prediction):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the vector of the first text, and its similarity to the second if there is one."""
-        vector = [round(float(value), 7) for value in self.vectors[0]]
-        return {"vector": vector} | (
+        import numpy as np
+
+        vector = np.round(np.asarray(self.vectors[0], np.float64), 7)
+        return {"vector": vector.tolist()} | (
             {"similarity": self.similarity} if len(self.vectors) > 1 else {}
         )
 

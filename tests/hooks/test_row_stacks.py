@@ -325,38 +325,6 @@ def test_without_memcmp_tensors_are_compared(monkeypatch):
     assert_same(model)
 
 
-@every_pair
-def test_modules_that_nobody_changes_are_not_compared(pair):
-    model = adapted(pair)
-    expected = by_groups(model)
-    for adapter in ah.adapters(model).values():
-        adapter.hold()
-    for _ in range(2):
-        torch.testing.assert_close(routed(model), expected, atol=1e-5, rtol=1e-5)
-    assert kept(model)
-    assert all(stack.snapshot is None for stack in kept(model))
-    assert routed(model, grad=True).requires_grad
-
-
-def test_one_module_that_may_change_is_compared():
-    model = adapted()
-    ah.adapters(model)["b"].hold()
-    routed(model)
-    assert all(stack.snapshot is not None for stack in kept(model))
-    module_of(model).A.data[0, 0] += 1
-    assert_same(model)
-
-
-def test_a_held_adapter_that_was_detached_leaves_nothing():
-    model = adapted()
-    ah.adapters(model)["b"].hold()
-    routed(model)
-    ah.detach(model, "b")
-    assert not any(slot.constant for slot in slots(model))
-    tiny_models.scramble(ah.attach(model, "lora(rank=2)", name="b"), seed=9)
-    assert_same(model)
-
-
 def test_modules_of_several_kinds_are_called_and_not_read(monkeypatch):
     """A batch of many methods has several at each site: nothing is copied for a stack of these."""
     model = adapted()

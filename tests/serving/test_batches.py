@@ -5,13 +5,23 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapterhub.serving.batches import PADDING, RequestSize, choose_batch
+from adapterhub.serving.batches import (
+    PADDING,
+    BatchLimits,
+    RequestSize,
+    choose_batch,
+    measure_limits,
+)
 
 lengths = st.integers(1, 200)
 sizes = st.lists(lengths, min_size=1, max_size=4).map(
     lambda each: RequestSize(len(each), max(each), sum(each))
 )
+limits = st.builds(BatchLimits, st.integers(1, 2000), st.floats(0, 500))
 queues = st.lists(sizes, min_size=1, max_size=40)
+
+
+WIDE = BatchLimits.of_tokens(1000)
 
 
 def of_lengths(*each: int) -> list[RequestSize]:
@@ -19,48 +29,48 @@ def of_lengths(*each: int) -> list[RequestSize]:
 
 
 def test_the_oldest_and_those_of_its_length():
-    assert choose_batch(of_lengths(10, 50, 9, 11, 100, 10), 1000) == [0, 5, 2, 3]
+    assert choose_batch(of_lengths(10, 50, 9, 11, 100, 10), WIDE) == [0, 2, 3, 5]
 
 
 def test_lengths_that_add_too_much_padding_wait():
-    assert choose_batch(of_lengths(10, 20), 1000) == [0]  # a quarter of 40 positions
-    assert choose_batch(of_lengths(11, 20), 1000) == [0, 1]
+    assert choose_batch(of_lengths(10, 20), WIDE) == [0]  # a quarter of 40 positions
+    assert choose_batch(of_lengths(11, 20), WIDE) == [0, 1]
 
 
 def test_the_older_of_two_as_near_comes_first():
-    assert choose_batch(of_lengths(10, 11, 9, 9), 22) == [0, 1]
+    assert choose_batch(of_lengths(10, 11, 9, 9), BatchLimits(22, 10)) == [0, 1]
 
 
 def test_a_request_that_is_too_large_is_alone():
-    assert choose_batch(of_lengths(100, 100, 1), 64) == [0]
-    assert choose_batch([RequestSize(2, 50, 51), *of_lengths(50)], 1000) == [0]
+    assert choose_batch(of_lengths(100, 100, 1), BatchLimits(64, 10)) == [0]
+    assert choose_batch([RequestSize(2, 50, 51), *of_lengths(50)], WIDE) == [0]
 
 
-@given(queues, st.integers(1, 2000))
-def test_a_batch_is_bounded_and_has_little_padding(queue, tokens):
-    chosen = choose_batch(queue, tokens)
+@given(queues, limits)
+def test_a_batch_is_bounded_and_has_little_padding(queue, limits):
+    chosen = choose_batch(queue, limits)
     assert chosen[0] == 0
     assert len({*chosen}) == len(chosen)
     if len(chosen) > 1:
         rows = sum(queue[n].rows for n in chosen)
         computed = rows * max(queue[n].longest for n in chosen)
-        assert computed <= tokens
+        assert computed <= limits.tokens
         assert computed - sum(queue[n].tokens for n in chosen) < PADDING * computed
 
 
-@given(queues, st.integers(1, 2000))
-def test_no_equal_request_is_passed_over_for_a_later_one(queue, tokens):
-    chosen = choose_batch(queue, tokens)
+@given(queues, limits)
+def test_no_equal_request_is_passed_over_for_a_later_one(queue, limits):
+    chosen = choose_batch(queue, limits)
     for number in range(len(queue)):
         later = [n for n in chosen if n > number and queue[n] == queue[number]]
         assert number in chosen or not later
 
 
-@given(queues, st.integers(1, 2000))
-def test_every_request_is_chosen_after_as_many_batches_as_are_older(queue, tokens):
+@given(queues, limits)
+def test_every_request_is_chosen_after_as_many_batches_as_are_older(queue, limits):
     waiting, batches = list(enumerate(queue)), 0
     while waiting:
-        chosen = choose_batch([size for _, size in waiting], tokens)
+        chosen = choose_batch([size for _, size in waiting], limits)
         assert waiting[0][0] >= batches - len(queue)
         waiting = [each for n, each in enumerate(waiting) if n not in chosen]
         batches += 1
@@ -70,4 +80,60 @@ def test_every_request_is_chosen_after_as_many_batches_as_are_older(queue, token
 @given(st.lists(lengths, min_size=1, max_size=40), st.integers(200, 2000))
 def test_rows_of_one_length_fill_a_batch(many, tokens):
     queue = of_lengths(*[many[0]] * len(many))
-    assert len(choose_batch(queue, tokens)) == min(len(many), max(tokens // many[0], 1))
+    chosen = choose_batch(queue, BatchLimits(tokens, 10))
+    assert len(chosen) == min(len(many), max(tokens // many[0], 1))
+
+
+def test_rows_that_are_padded_come_along_only_where_a_pass_is_dear():
+    queue = of_lengths(20, *[20] * 7, *[17] * 4)
+    assert len(choose_batch(queue, BatchLimits(1000, 1))) == 8
+    assert len(choose_batch(queue, BatchLimits(1000, 500))) == 12
+
+
+@given(st.lists(sizes, min_size=1, max_size=7), limits)
+def test_no_run_of_lengths_would_be_much_faster(queue, limits):
+    """Of one-row requests: what `choose_batch` finds in one walk is nearly the best of all runs."""
+    queue = of_lengths(*(each.longest for each in queue))
+
+    def rate(numbers):
+        computed = len(numbers) * max(queue[n].longest for n in numbers)
+        tokens = sum(queue[n].tokens for n in numbers)
+        allowed = computed <= limits.tokens and computed - tokens < PADDING * computed
+        return tokens / (limits.fixed + computed) if allowed or len(numbers) == 1 else 0
+
+    ordered = sorted(range(len(queue)), key=lambda n: queue[n].longest)
+    runs = [ordered[i:j] for i in range(len(queue)) for j in range(i + 1, len(queue) + 1)]
+    best = max(rate(run) for run in runs if 0 in run)
+    assert rate(choose_batch(queue, limits)) >= 0.8 * best
+
+
+def computer(cost):
+    """Let a batch take `cost(positions)` seconds; return what was run, and the clock."""
+    now, ran = [0.0], []
+
+    def run(rows, tokens):
+        ran.append(rows * tokens)
+        now[0] += cost(rows * tokens)
+
+    return run, ran, lambda: now[0]
+
+
+def test_the_limits_of_a_device_are_measured():
+    run, _, clock = computer(lambda n: 1e-4 * (40 + n) * (1 if n <= 256 else 1.5))
+    limits = measure_limits(run, 4096, clock)
+    assert limits.tokens == 256
+    run, _, clock = computer(lambda n: 1e-6 * (300 + n))
+    limits = measure_limits(run, 1024, clock)
+    assert limits.tokens == 1024
+    assert abs(limits.fixed - 300) < 1
+    run, _, clock = computer(lambda n: 1e-4 * (20 + n))
+    assert measure_limits(run, 4096, clock).tokens == 200
+
+
+def test_a_measurement_ends_in_time():
+    run, ran, clock = computer(lambda n: 0.1 * n)
+    assert measure_limits(run, 4096, clock).tokens == 16
+    assert ran == [16, 16]
+    run, ran, clock = computer(lambda n: 1e-3 * (100 + n))
+    measure_limits(run, 4096, clock)
+    assert 1e-3 * sum(100 + n for n in ran[1:]) < 1

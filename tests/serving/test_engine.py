@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 import torch
 from served import EXAMPLES, TEXTS, expected_answers, same_answer, write_adapter
 
+import adapterhub as ah
 from adapterhub.errors import DataError, FileError, RegistryError
 from adapterhub.serving import Engine
-from adapterhub.serving.models import SharedBody
+from adapterhub.serving.models import SharedBody, by_kind
 from adapterhub.serving.refusals import (
     ComputationError,
     DeadlineError,
@@ -23,7 +25,7 @@ from adapterhub.serving.refusals import (
 
 @pytest.fixture
 def engine(polite):
-    with Engine() as engine:
+    with Engine(batch_tokens=256) as engine:
         engine.pin(polite)
         yield engine
 
@@ -153,6 +155,8 @@ def test_nan_in_an_adapter_fails_its_rows_alone(engine, held, backbone, tmp_path
             name, parameter = slot_tensors
             if broken_adapter.name[:16] in name:
                 parameter.fill_(float("nan"))
+        body = broken_adapter.model.model
+        ah.adapters(body)[broken_adapter.name].hold()  # once more, as it has changed
     free = threading.Event()
     engine._between_batches(lambda: free.wait(30))
     futures = [[engine.submit(a, t) for t in TEXTS] for a in (polite, broken, tags)]
@@ -235,3 +239,39 @@ def test_an_engine_that_is_closed_while_it_loads_fails_what_waits(polite):
     engine.close(drain_seconds=0)
     with pytest.raises(StoppedError):
         future.result(30)
+
+
+def test_what_is_computed_at_once_is_measured_unless_it_is_given(backbone, polite):
+    with Engine(str(backbone), batch_tokens=77) as given, Engine(str(backbone)) as measured:
+        for engine in (given, measured):
+            engine.pin(None, polite)
+        (given_body,) = given.adapters.models.bodies.values()
+        (body,) = measured.adapters.models.bodies.values()
+        assert given_body.limits.tokens == 77
+        assert body.measured
+        assert 16 <= body.limits.tokens <= 4096
+        known = body.limits
+        measured.submit(polite, "a plot").result(30)
+        body.measure()
+        assert body.limits == known
+
+
+def test_rows_that_are_computed_together_are_side_by_side():
+    affine, others = frozenset({("q", 0), ("v", 0)}), frozenset({("ffn", 0)})
+    scales = frozenset({("k", 0), ("v", 0)})
+    kinds = [affine, others, scales, affine, frozenset(), scales, others]
+    ordered = [kinds[n] for n in by_kind(kinds)]
+    assert sorted(by_kind(kinds)) == list(range(len(kinds)))
+    changes = sum(some != other for some, other in pairwise(ordered))
+    assert changes == 3
+    assert abs(ordered.index(affine) - ordered.index(scales)) == 2
+
+
+def test_the_bytes_of_an_adapter_are_those_that_leave_with_it(engine, held, polite, backbone):
+    held.set()
+    compacter = write_adapter(backbone, backbone.parent / "wide", "compacter(size=8, n=4)")
+    engine.pin(polite, compacter)
+    adapters = {each.reference: each for each in engine.adapters._by_name.values()}
+    served = adapters[compacter]
+    own = sum(t.nbytes for t in ah.adapters(served.model.model)[served.name].tensors().values())
+    assert served.bytes > 2 * own  # its weights are written out in the banks

@@ -13,6 +13,7 @@ from served import EXAMPLES, TEXTS, TaskExample, expected_answers, same_answer, 
 import adapterhub as ah
 from adapterhub.inference.embed import embed
 from adapterhub.serving import Engine
+from adapterhub.serving.models import SharedBody
 
 THREADS = 16
 
@@ -145,19 +146,31 @@ def test_models_share_what_is_equal(backbone, tmp_path, polite):
             assert sum(own.get(name) == p.data_ptr() for name, p in named) >= 20
 
 
-def test_rows_with_a_prompt_are_as_long_as_they_are_computed(backbone, tmp_path, polite):
+def test_rows_with_prompts_have_batches_of_their_own(backbone, tmp_path, polite, monkeypatch):
     """Else one row with 20 virtual tokens has 20 more computed for each row of its batch."""
-    folder = write_adapter(backbone, tmp_path / "prompt", "prompt(length=20)")
-    expected = expected_answers(folder, TEXTS)
-    with Engine() as engine:
-        engine.pin(polite, folder)
+    methods = {"prompt(length=20)": 20, "prompt(length=18)": 18, "prompt(length=3)": 3}
+    folders = {
+        write_adapter(backbone, tmp_path / str(length), method): length
+        for method, length in methods.items()
+    } | {polite: 0}
+    expected = {folder: expected_answers(folder, TEXTS) for folder in folders}
+    compute, together = SharedBody.compute, []
+
+    def watched(self, asked):
+        together.append({served.virtual for served, _ in asked})
+        return compute(self, asked)
+
+    monkeypatch.setattr(SharedBody, "compute", watched)
+    with Engine(batch_tokens=256) as engine:
+        engine.pin(*folders)
         free = threading.Event()
         engine._between_batches(lambda: free.wait(30))
-        futures = [engine.submit(each, text) for text in TEXTS for each in (folder, polite)]
+        futures = {f: [engine.submit(f, text) for text in TEXTS] for f in folders}
         free.set()
-        assert same_answer([each.result(60) for each in futures[::2]], expected)
-        assert engine.counts["batches"] > 1
-        assert engine.counts["tokens"] / engine.counts["positions"] > 0.75
+        for folder, some in futures.items():
+            assert same_answer([each.result(60) for each in some], expected[folder])
+    assert all(each in ({0}, {3}) or each <= {18, 20} for each in together)
+    assert {18, 20} in together
 
 
 def test_an_adapter_on_another_one_has_a_model_of_its_own(backbone, tmp_path, polite):

@@ -175,7 +175,7 @@ def endpoint_info(call: Call, facts: AdapterFacts) -> EndpointInfo:
         model_type={kind: {"id2label": labels, "label2id": ids} if labels else {}} if known else {},
         max_concurrent_requests=service.engine.queue_tokens,
         max_input_length=facts.max_length,
-        max_batch_tokens=service.engine.batch_tokens,
+        max_batch_tokens=facts.served.model.limits.tokens,
         max_client_batch_size=service.limits.inputs,
     )
 

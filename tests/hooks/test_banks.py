@@ -1,0 +1,331 @@
+"""Modules that nobody changes, in banks: equal to calls of each, whatever comes and goes."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import pickle
+import weakref
+
+import pytest
+import tiny_models
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from selection import rotate
+
+import adapterhub as ah
+from adapterhub.hooks import row_stacks
+from adapterhub.hooks.banks import ROOM
+from adapterhub.hooks.slot import Slot
+from adapterhub.methods._ops import constant_form
+
+METHODS = (
+    "lora(rank=2)",
+    "lora(rank=5, alpha=3)",
+    "pissa(rank=2)",
+    "dora(rank=3)",
+    "ia3",
+    "pfeiffer(size=3)",
+    "houlsby(size=4)",
+    "scaled-parallel(size=6)",
+    "compacter(size=4, n=4)",
+    "prefix(length=3)",
+    "prefix(length=5)",
+    "prompt(length=2)",
+)
+
+
+def held(architecture="bert", methods=METHODS):
+    model = tiny_models.usual_model(architecture).eval()
+    for number, method in enumerate(methods):
+        attach(model, method, f"a{number}", seed=number)
+    return model
+
+
+def attach(model, method, name, seed):
+    adapter = ah.attach(model, method, name=name)
+    tiny_models.scramble(adapter, seed=seed)
+    adapter.hold()
+    return adapter
+
+
+def detach(model, *names):
+    for name in names:
+        ah.detach(model, name)
+
+
+def routed(model, rows, grad=False):
+    ids = tiny_models.batch(len(rows), 9, seed=7)["input_ids"]
+    ids[-1, 6:] = tiny_models.PAD
+    ids[-1, 5] = tiny_models.EOS
+    mask = ids.ne(tiny_models.PAD).long()
+    with torch.set_grad_enabled(grad), ah.route(model, rows):
+        return model(input_ids=ids, attention_mask=mask).logits
+
+
+def by_groups(model, rows, grad=False):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Slot, "stacked", lambda *_: None)
+        return routed(model, rows, grad)
+
+
+def assert_same(model, rows):
+    torch.testing.assert_close(routed(model, rows), by_groups(model, rows), atol=1e-5, rtol=1e-5)
+
+
+def slots(model):
+    return [m for m in model.modules() if isinstance(m, Slot) and m.sites]
+
+
+def banks(model):
+    return [bank for slot in slots(model) for bank in slot.banks.banked.banks if bank]
+
+
+def module_of(model, name="a0"):
+    return ah.adapters(model)[name].placed[0].module
+
+
+ORDERS = {
+    "sorted": lambda names: [*names, None],
+    "mixed": lambda names: [names[-1], None, *names[::-1], names[0], None, *names[:2]],
+    "of one": lambda names: [names[0]] * 3 + [None, names[1]],
+}
+
+
+@rotate(
+    ("order", "architecture"), list(itertools.product(ORDERS, ("bert", "gpt2", "t5", "llama"))), 4
+)
+def test_all_methods_in_one_batch(order, architecture):
+    model = held(architecture)
+    assert_same(model, ORDERS[order](list(ah.adapters(model))))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_method_alone_and_beside_others(method):
+    model = held(methods=(method, method, "lora(rank=2)"))
+    assert_same(model, ["a0", "a1", None, "a0", "a1"])
+    assert_same(model, ["a2", "a0", "a1", ("a2", "a0"), ("a1", "a2")])
+
+
+def test_no_module_is_called_or_compared(monkeypatch):
+    model = held()
+    monkeypatch.setattr(row_stacks, "Snapshot", None)
+    rows = [n for n, m in zip(ah.adapters(model), METHODS, strict=True) if "prompt" not in m]
+    for adapter in ah.adapters(model).values():
+        for placed in adapter.placed if adapter.name in rows else ():
+            placed.module.register_forward_pre_hook(lambda *_: pytest.fail("a module was called"))
+    routed(model, rows)
+
+
+def test_affine_methods_are_one_product():
+    model = held(methods=("lora(rank=2)", "dora(rank=3)", "pissa(rank=2)", "ia3"))
+    at_values = [s for s in slots(model) if next(iter(s.sites.values())).role == "attn.v"]
+    assert at_values
+    assert all(len(slot.banks.banked.banks) == 1 for slot in at_values)
+    kinds = [ah.adapters(model)[f"a{n}"].hold().kinds for n in range(3)]
+    assert kinds[0] == kinds[1] == kinds[2]
+
+
+@pytest.mark.parametrize(
+    "method", ["dora(rank=3)", "ia3", "compacter(size=4, n=4)", "pissa(rank=2)", "lora(rank=2)"]
+)
+def test_a_constant_form_computes_the_same(method):
+    model = held(methods=(method,))
+    for slot, key in ah.adapters(model)["a0"].occupied:
+        site = slot.sites[key]
+        host = model.get_submodule(site.host)
+        form, module = slot.constant(host, key), slot.placed(key)
+        if form is module:
+            assert "InputScale" in type(module).__name__
+            continue
+        x, y = torch.randn(2, 3, site.d_in), torch.randn(2, 3, site.d_out)
+        weight = (host.weight, host.bias) if module.reads_weight else ()
+        torch.testing.assert_close(form(x, y), module(x, y, *weight), atol=1e-5, rtol=1e-5)
+
+
+def test_a_subclass_does_not_inherit_the_form():
+    module = module_of(held(methods=("lora(rank=2)",)))
+
+    class Other(type(module)):
+        def forward(self, x, y):
+            return y - x.sum()
+
+    other = copy.copy(module)
+    other.__class__ = Other
+    assert constant_form(other, None) is other
+
+
+def test_a_change_counts_once_it_is_held_again():
+    model = held(methods=METHODS[:4])
+    rows = [*ah.adapters(model), None]
+    before = routed(model, rows)
+    module_of(model).A.data.mul_(3)
+    ah.adapters(model)["a0"].hold()
+    assert not torch.allclose(routed(model, rows)[0], before[0], atol=1e-4)
+    assert_same(model, rows)
+
+
+def test_a_batch_with_a_module_that_may_change_compares_all():
+    model = held(methods=METHODS[:2])
+    tiny_models.scramble(ah.attach(model, "lora(rank=3)", name="free"), seed=5)
+    rows = ["a0", "free", "a1"]
+    routed(model, rows)
+    module_of(model, "free").A.data.add_(0.5)
+    assert_same(model, rows)
+
+
+def test_gradients_flow_through_held_modules():
+    model = held(methods=METHODS[:6])
+    rows, gradients = list(ah.adapters(model)), []
+    for run in (routed, by_groups):
+        run(model, rows, grad=True).square().sum().backward()
+        parameters = [p for a in ah.adapters(model).values() for p in a.parameters()]
+        gradients.append([p.grad.clone() for p in parameters if p.grad is not None])
+        for parameter in parameters:
+            parameter.grad = None
+    assert len(gradients[0]) == len(gradients[1]) > 0
+    torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
+
+
+def test_dropout_in_training_is_not_held():
+    model = held(methods=("lora(rank=2)",)).train()
+    ah.attach(model, "lora(rank=2, dropout=0.5)", name="drops").hold()
+    assert not any("drops" in str(bank.keys) for bank in banks(model))
+
+
+def test_places_grow_by_doubling_and_are_used_again():
+    model = held(methods=("lora(rank=2)",) * ROOM)
+    assert {len(bank.keys) for bank in banks(model)} == {ROOM}
+    for number in range(ROOM, 3 * ROOM):
+        attach(model, "lora(rank=2)", f"a{number}", seed=number)
+    assert {len(bank.keys) for bank in banks(model)} == {4 * ROOM}
+    pointers = [bank.stack.tensors[0].data_ptr() for bank in banks(model)]
+    detach(model, "a1", "a5")
+    attach(model, "lora(rank=1)", "other", seed=50)
+    attach(model, "lora(rank=2)", "a5", seed=51)
+    assert [bank.stack.tensors[0].data_ptr() for bank in banks(model)] == pointers
+    assert_same(model, ["other", "a5", "a0", None, "a11"])
+
+
+def test_banks_shrink_and_leave_with_their_modules():
+    model = held(methods=("lora(rank=2)",) * (4 * ROOM))
+    with torch.inference_mode():
+        detach(model, *(f"a{n}" for n in range(2, 4 * ROOM)))
+    attach(model, "lora(rank=2)", "new", seed=3)
+    assert {len(bank.keys) for bank in banks(model)} == {ROOM}
+    assert_same(model, ["a1", None, "a0", "new"])
+    detach(model, "new")
+    tensors = [weakref.ref(t) for bank in banks(model) for t in bank.stack.tensors]
+    attach(model, "prompt(length=2)", "last", seed=1)
+    detach(model, "a0", "a1")
+    gc.collect()
+    assert not any(tensor() is not None for tensor in tensors)
+
+
+def test_detached_tensors_are_in_memory_no_more():
+    model = held(methods=METHODS)
+    routed(model, list(ah.adapters(model)))
+    tensors = [weakref.ref(t) for t in ah.adapters(model)["a3"].tensors().values()]
+    ah.detach(model, "a3")
+    gc.collect()
+    assert not any(tensor() is not None for tensor in tensors)
+
+
+def test_a_wide_module_that_has_left_leaves_its_width():
+    """Narrower ones that come later are padded, although none as wide is there."""
+    model = held(methods=("lora(rank=2)", "lora(rank=9)"))
+    ah.detach(model, "a1")
+    attach(model, "lora(rank=3)", "later", seed=8)
+    attach(model, "lora(rank=12)", "wider", seed=9)
+    assert_same(model, ["later", "a0", None, "wider"])
+
+
+def test_modules_of_very_different_sizes_have_banks_of_their_own(monkeypatch):
+    monkeypatch.setattr("adapterhub.hooks.banks.SMALL", 64)
+    model = held(methods=("lora(rank=1)", "lora(rank=30)", "lora(rank=28)"))
+    assert {len(slot.banks.banked.banks) for slot in slots(model)} == {2}
+    assert_same(model, ["a2", "a0", "a1", None])
+
+
+def test_networks_of_other_activations_have_a_bank_of_their_own():
+    model = held(methods=("pfeiffer(size=3)", "pfeiffer(size=3, activation=gelu)"))
+    assert all(len(slot.banks.banked.banks) == 2 for slot in slots(model))
+    assert_same(model, ["a1", "a0", "a1"])
+
+
+def test_large_modules_are_called(monkeypatch):
+    monkeypatch.setattr(row_stacks, "LARGEST", 10)
+    model = held()
+    assert_same(model, list(ah.adapters(model)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_another_dtype(method):
+    model = held(methods=(method, method, "lora(rank=2)"))
+    rows = ["a1", "a0", "a2", None, "a0"]
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(routed(model, rows), by_groups(model, rows), atol=0.1, rtol=0.05)
+    model.to(torch.bfloat16)
+    torch.testing.assert_close(routed(model, rows), by_groups(model, rows), atol=0.1, rtol=0.05)
+
+
+def test_copies_of_a_model_hold_nothing():
+    model = held(methods=METHODS[:4])
+    rows = list(ah.adapters(model))
+    expected = routed(model, rows)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert not banks(twin)
+        module_of(twin).A.data.mul_(3)
+        assert not torch.allclose(routed(twin, rows)[0], expected[0], atol=1e-4)
+    assert torch.equal(routed(model, rows), expected)
+
+
+def test_beams_repeat_each_row():
+    model = tiny_models.language_model("gpt2").eval()
+    for number, method in enumerate(METHODS[:6]):
+        attach(model, method, f"a{number}", seed=number)
+    rows = [*ah.adapters(model), None]
+    ids = tiny_models.batch(len(rows), 5, seed=3)["input_ids"]
+    options = {"max_new_tokens": 4, "num_beams": 3, "do_sample": False, "pad_token_id": 0}
+    with ah.route(model, rows):
+        found = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    with pytest.MonkeyPatch.context() as patch, ah.route(model, rows):
+        patch.setattr(Slot, "stacked", lambda *_: None)
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    assert torch.equal(found, expected)
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("attach"), st.integers(0, 5), st.sampled_from(METHODS)),
+        st.tuples(st.just("detach"), st.integers(0, 5), st.none()),
+        st.tuples(st.just("change"), st.integers(0, 5), st.none()),
+        st.tuples(st.just("route"), st.integers(0, 10_000), st.none()),
+    ),
+    min_size=4,
+    max_size=14,
+)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps)
+def test_random_histories(history):
+    """Adapters come, change, leave and come back; no row gets the values of another one."""
+    model, there = tiny_models.usual_model("bert").eval(), {}
+    for seed, (what, number, method) in enumerate([*history, ("route", 1, None)]):
+        name = f"a{number}"
+        if what == "attach" and name not in there:
+            there[name] = attach(model, method, name, seed)
+        elif what == "detach" and name in there:
+            ah.detach(model, name)
+            del there[name]
+        elif what == "change" and name in there:
+            for parameter in there[name].parameters():
+                parameter.data.mul_(1.5)
+            there[name].hold()
+        elif what == "route" and there:
+            rows = [*there, None, *there]
+            start = number % len(rows)
+            assert_same(model, rows[start:] + rows[:start])
