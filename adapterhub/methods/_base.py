@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
+from adapterhub.config.options import range_problems
 from adapterhub.errors import ConfigError, spelled_like, unknown
 from adapterhub.methods._other_names import unknown_method
 
@@ -99,6 +100,14 @@ class Method(ABC):
     trains_backbone: ClassVar[bool] = False
     sized_by: ClassVar[str | None] = None
     training_options: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        if problems := range_problems(self):
+            raise ConfigError(
+                f"options of {self.name} are out of range",
+                offenders=problems,
+                expected="numbers in range",
+            )
 
     @classmethod
     def example(cls) -> Method:

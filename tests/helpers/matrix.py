@@ -31,12 +31,22 @@ WITHOUT_BIAS = (
     "t5", "mt5", "umt5", "mpt",
 )  # fmt: skip
 PREFIX_METHODS = ("prefix", "mam", "unipelt")
-LOW_RANK_METHODS = ("lora", "rslora", "lora-plus", "dora", "pissa")
+
+
+def _only_in_attention(name: str) -> bool:
+    """Return whether a part of a method has all of its sites at projections of attention."""
+    sites = [getattr(part, "sites", ()) for part in METHODS[name].example().parts()]
+    attention = ("attn.", "cross.")
+    return any(isinstance(each, tuple) and each and all(s.startswith(attention) for s in each)
+               for each in sites)  # fmt: skip
+
+
+ONLY_IN_ATTENTION = tuple(filter(_only_in_attention, sorted(METHODS)))
 REFUSED: dict[tuple[str, str], type[Exception]] = {
     **{(method, a): SiteError for method in PREFIX_METHODS for a in WITHOUT_KEYS_AND_VALUES},
     **{("bitfit", a): SiteError for a in WITHOUT_BIAS},
-    # XLNet's projections are plain tensors, not modules.
-    **{(method, "xlnet"): SiteError for method in LOW_RANK_METHODS},
+    # XLNet's projections of attention are plain tensors, not modules.
+    **{(method, "xlnet"): SiteError for method in ONLY_IN_ATTENTION},
     # OLMo's norms have no parameters.
     ("norms", "olmo"): SiteError,
     ("staged", "olmo"): ConfigError,
