@@ -1,11 +1,12 @@
 """Write what is listed of the methods, from their classes: `make catalogue`.
 
-That is adapterhub/methods/_catalogue.py, the classes that adapterhub/__init__.py exports, and the
-number of methods in the documents.
+That is adapterhub/methods/_catalogue.py, the classes that adapterhub/__init__.py exports, the
+number of methods in the documents, and the schema of recipes.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import types
 import typing
@@ -14,9 +15,11 @@ from typing import Any, Literal, Union
 
 from adapterhub.methods import METHODS
 from adapterhub.methods._described import DescribedMethod, describe
+from adapterhub.recipe.recipe_text import recipe_schema
 
 PACKAGE = Path(__file__).parents[1] / "adapterhub"
 FILE, EXPORTS = PACKAGE / "methods" / "_catalogue.py", PACKAGE / "__init__.py"
+SCHEMA = PACKAGE.parent / "recipes" / "schema.json"
 DOCUMENTS = [
     PACKAGE.parent / name
     for name in ("README.md", "docs/comparison.md", "docs/why.md", "docs/testing.md")
@@ -95,6 +98,7 @@ def counted(text: str) -> str:
 def main() -> None:
     """Write the files; print those that change."""
     texts = {FILE: source(), EXPORTS: exports(EXPORTS.read_text(encoding="utf-8"))}
+    texts[SCHEMA] = json.dumps(recipe_schema(), indent=2) + "\n"
     texts |= {file: counted(file.read_text(encoding="utf-8")) for file in DOCUMENTS}
     for file, text in sorted(texts.items()):
         if file.read_text(encoding="utf-8") != text:

@@ -7,7 +7,7 @@
 
 The size of the update is bounded by l, whatever the learning rate. Norms below 1e-4 count as 1e-4:
 B is zero at first, so the initial update is zero. A is Kaiming-uniform. w is computed from W when
-the adapter is attached, and is not saved.
+the adapter is attached, and saved with it.
 
 Parameters: rank (d_in + d_out) + 1 per site.
 
@@ -44,7 +44,7 @@ class BoundedUpdate(FactorModule):
         self.A = nn.Parameter(torch.empty(rank, weight.shape[1]))
         self.B = nn.Parameter(torch.zeros(weight.shape[0], rank))
         self.strength = nn.Parameter(torch.full((1,), strength))
-        self.register_buffer("norms", weight.norm(dim=0), persistent=False)
+        self.register_buffer("norms", weight.norm(dim=0))
         nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
 
     def factors(self) -> tuple[Tensor, Tensor]:
