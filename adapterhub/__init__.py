@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from adapterhub.methods.lokr import LoKr as LoKr
     from adapterhub.methods.lora import LoRA as LoRA
     from adapterhub.methods.lora_plus import LoRAPlus as LoRAPlus
+    from adapterhub.methods.lora_xs import LoRAXS as LoRAXS
+    from adapterhub.methods.lora_xs import TinyLoRA as TinyLoRA
     from adapterhub.methods.mam import Mam as Mam
     from adapterhub.methods.miss import MiSS as MiSS
     from adapterhub.methods.norms import Norms as Norms
@@ -77,6 +79,7 @@ if TYPE_CHECKING:
     from adapterhub.methods.unfreeze import Unfreeze as Unfreeze
     from adapterhub.methods.unipelt import UniPELT as UniPELT
     from adapterhub.methods.vera import VeRA as VeRA
+    from adapterhub.methods.waveft import WaveFT as WaveFT
     from adapterhub.registry.changes import delete as delete
     from adapterhub.registry.changes import tag as tag
     from adapterhub.registry.changes import yank as yank
@@ -151,6 +154,7 @@ _LAZY |= {
     "LoKr": "methods.lokr",
     "LoRA": "methods.lora",
     "LoRAPlus": "methods.lora_plus",
+    "LoRAXS": "methods.lora_xs",
     "Mam": "methods.mam",
     "MiSS": "methods.miss",
     "Norms": "methods.norms",
@@ -168,9 +172,11 @@ _LAZY |= {
     "ScaledParallel": "methods.bottleneck",
     "SelectedParameters": "methods.selected_parameters",
     "Staged": "methods.staged",
+    "TinyLoRA": "methods.lora_xs",
     "Unfreeze": "methods.unfreeze",
     "UniPELT": "methods.unipelt",
     "VeRA": "methods.vera",
+    "WaveFT": "methods.waveft",
 }
 
 __all__ = ["AdapterhubError", "__version__", *_LAZY]

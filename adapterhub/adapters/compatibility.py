@@ -261,7 +261,7 @@ def check_values(tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
 
 
 def check_places(tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
-    """Refuse whole numbers in place of others, and places outside of what they are in.
+    """Refuse places that are not whole numbers, or outside of what they are in.
 
     Raises:
         MismatchError: the error lists every such tensor.
@@ -275,7 +275,7 @@ def check_places(tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
     problems = [
         f"{name}: {tensor.dtype}, must be {own[name].dtype}"
         for name, tensor in tensors.items()
-        if tensor.is_floating_point() != own[name].is_floating_point()
+        if tensor.is_floating_point() and not own[name].is_floating_point()
     ]
     for name in limits.keys() & tensors.keys():
         low, high = tensors[name].aminmax()

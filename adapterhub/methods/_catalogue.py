@@ -135,6 +135,13 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'experts': (Literal['each', 'shared'], 'each', 'updates of routed experts: one for each, or one shared by all of a layer'),
         'ratio': (float, 16.0, 'learning rate of B, as a multiple of that of A'),
     }),
+    'lora-xs': ('lora_xs', 'small square updates between the principal components of weights', 'Bałazy et al. 2024, https://arxiv.org/abs/2405.17604', 0.001, None, {
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'rank': (int, 16, 'number of components'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'stored': (bool, True, 'the components are in the file'),
+    }),
     'mam': ('mam', 'prefix tuning + scaled parallel adapters', 'He et al. 2022, https://arxiv.org/abs/2110.04366', 0.001, None, {
         'length': (int, 30, 'prefix length in tokens'),
         'size': (int, 64, 'bottleneck width'),
@@ -247,6 +254,15 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'groups': (tuple[str, ...], ('top 2', 'norms', 'everything'), 'one group per stage: top N, norms, embeddings, everything, head, a pattern, or A + B'),
         'decay': (float, 1.0, 'learning rate divisor per layer, from the top down'),
     }),
+    'tinylora': ('lora_xs', 'a few numbers for the whole model, between principal components', 'Morris et al. 2026, https://arxiv.org/abs/2602.04118', 0.01, None, {
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'rank': (int, 2, 'number of components'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'stored': (bool, True, 'the components are in the file'),
+        'numbers': (int, 13, 'trained numbers, in all'),
+        'seed': (int, 0, 'number that P is computed from'),
+    }),
     'unfreeze': ('unfreeze', 'gradual unfreezing, from the top layer down', 'Howard & Ruder 2018, https://arxiv.org/abs/1801.06146', 0.0001, 'slanted', {
         'every': (int | Literal['plateau', 'equal'], 1, 'epochs per stage; equal: all stages have as many steps; plateau: until the main metric stops improving'),
         'patience': (int, 1, 'evaluations without improvement that count as a plateau'),
@@ -271,5 +287,13 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
         'seed': (int, 0, 'number that the matrices are computed from'),
         'stored': (bool, False, 'one pair of matrices for all sites, in the file'),
+    }),
+    'waveft': ('waveft', 'updates of projections by a few wavelet coefficients', 'Bilican et al. 2025, https://arxiv.org/abs/2505.12532', 0.001, None, {
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'coefficients': (int, 2592, 'coefficients per site; at most all'),
+        'scale': (float, 25.0, 'factor s of the update'),
+        'seed': (int, 0, 'number that the places are drawn from'),
+        'stored': (bool, False, 'the places are in the file'),
     }),
 }

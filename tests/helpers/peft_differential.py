@@ -282,6 +282,7 @@ PLAIN_KINDS: dict[str, Kind] = {
         plain(peft.VeraConfig, r=6, save_projection=False, projection_prng_key=5)
     ),
     "fourierft": Kind(plain(peft.FourierFTConfig, n_frequency=40, scaling=20.0)),
+    "waveft": Kind(plain(peft.WaveFTConfig, n_frequency=40, scaling=2.0)),
     "c3a": Kind(plain(peft.C3AConfig, block_size=8), at_wholes("c3a", block=8)),
 }
 

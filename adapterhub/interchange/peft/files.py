@@ -66,7 +66,7 @@ TASK_TYPES = {
 }
 PlainKindName = Literal[
     "LOHA", "LOKR", "HIRA", "MISS", "SHIRA", "GRALORA", "DELORA", "OFT", "HRA", "ROAD", "VERA",
-    "FOURIERFT", "C3A",
+    "FOURIERFT", "WAVEFT", "C3A",
 ]  # fmt: skip
 Kind = (
     Literal["LORA", "IA3", "LN_TUNING", "PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"]
@@ -175,7 +175,7 @@ _mini = schema.text("mini", "mini")
 _RANKS = {"rank_pattern": ConfigField(_sizes)}
 _ALPHAS = {"alpha_pattern": ConfigField(_numbers)}
 _DROPPED = dict.fromkeys(("rank_dropout", "module_dropout"), TRAINING_ONLY)
-_PLAIN: Mapping[PlainKindName, Mapping[str, ConfigField]] = {
+_PLAIN: Mapping[PlainKindName, dict[str, ConfigField]] = {
     "LOHA": {
         "r": ConfigField(_size, 8),
         "alpha": ConfigField(schema.number, 8),
@@ -251,6 +251,15 @@ _PLAIN: Mapping[PlainKindName, Mapping[str, ConfigField]] = {
         "random_loc_seed": ConfigField(schema.integer(0, 2**63), 777),
         "n_frequency_pattern": ConfigField(_sizes),
         "ifft2_norm": only("backward"),
+    },
+    "WAVEFT": {
+        "n_frequency": ConfigField(_size, 2592),
+        "scaling": ConfigField(schema.number, 25.0),
+        "wavelet_family": only("db1"),
+        "use_idwt": only(True),
+        "random_loc_seed": ConfigField(schema.integer(0, 2**63), 777),
+        "n_frequency_pattern": ConfigField(_sizes),
+        "proportional_parameters": only(False),
     },
     "C3A": {"block_size": ConfigField(_size, 256), "block_size_pattern": ConfigField(_sizes)},
 }  # fmt: skip
@@ -387,7 +396,7 @@ def write_peft(folder: Path, files: PeftFiles, *, card: str = "", overwrite: boo
 def _written_config(files: PeftFiles) -> dict[str, Any]:
     """Omit options at their defaults: an older peft refuses fields that it does not have."""
     defaults = neutral(files.kind)
-    required = {"r", "lora_alpha", "target_modules"}  # by vLLM
+    required = {"r", "lora_alpha", "target_modules", "oft_block_size"}  # by vLLM, and by peft
     config = {
         name: value
         for name, value in files.config.items()

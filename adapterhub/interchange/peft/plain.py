@@ -1,7 +1,7 @@
 """Kinds of peft checkpoints that differ from a method of ours by names: one row each.
 
-A row is read forwards to import and backwards to export. Where layouts or options differ too, it has
-a function for each direction. Ours and peft's tensors of one module:
+A row is read forwards to import and backwards to export. Where layouts or options differ too, it
+has a function for each direction. Ours and peft's tensors of one module:
 
     encoder.0.attn.q.loha.A1    ...attention.self.query.hada_w1_b
 """
@@ -43,6 +43,7 @@ from adapterhub.methods.oft import OFT, CayleyRotation
 from adapterhub.methods.road import PairRotation, RoAd
 from adapterhub.methods.shira import SHiRA, SparseUpdate
 from adapterhub.methods.vera import ScaledFactors, VeRA
+from adapterhub.methods.waveft import WaveFT, WaveletUpdate
 
 Values: TypeAlias = dict[str, Any]
 Tensors: TypeAlias = dict[str, Tensor]
@@ -80,9 +81,10 @@ def _exports_nothing(part: ExportedModule) -> tuple[Values, Tensors]:
 class PlainKind:
     """A kind of checkpoint.
 
-    `turned` tells that peft adapts Conv1D too. `tensors` are the suffixes of peft's tensors by our names, and may be absent where a function
-    replaces them; `options` are peft's options by ours, `patterns` the options with other values
-    for some modules. `rank` is a tensor of peft, and its dimension that is our rank.
+    `tensors` are the suffixes of peft's tensors by our names, and may be absent where a function
+    replaces them; `more` are other suffixes. `options` are peft's options by ours, `patterns` the
+    options with other values for some modules. `rank` is a tensor of peft, and its dimension that
+    is our rank. `turned` tells that peft adapts Conv1D too.
     """
 
     kind: Kind
@@ -204,7 +206,7 @@ def _export_shira(part: ExportedModule) -> tuple[Values, Tensors]:
 
 
 def _import_fourierft(update: PlainUpdate) -> str:
-    site, count = update.site, update.theirs["fourierft_spectrum"].numel()
+    site, count = update.site, update.ours["E.values"].numel()
     if count != update.options["coefficients"]:
         return f"{count} coefficients, n_frequency is {update.options['coefficients']}"
     generator = torch.Generator().manual_seed(update.config["random_loc_seed"])
@@ -214,8 +216,14 @@ def _import_fourierft(update: PlainUpdate) -> str:
     return ""
 
 
+def _import_waveft(update: PlainUpdate) -> str:
+    if update.site.d_in % 2 or update.site.d_out % 2:
+        return "an odd size, whose transform peft centers"
+    return _import_fourierft(update)
+
+
 def _export_fourierft(part: ExportedModule) -> tuple[Values, Tensors]:
-    return {"places from torch's generator": None}, {}
+    return {"places in files": None}, {}
 
 
 def _import_c3a(update: PlainUpdate) -> str:
@@ -250,7 +258,8 @@ _ROWS = (
         "LOKR", LoKr, KroneckerUpdate,
         {"C": "lokr_w1", "A": "lokr_w2_b", "B": "lokr_w2_a", "G": "lokr_w2"},
         {"rank": "r", "alpha": "alpha", "factor": "decompose_factor"},
-        {**_RANKS, "alpha": "alpha_pattern"}, more=("lokr_w1_a", "lokr_w1_b"), imported=_import_lokr,
+        {**_RANKS, "alpha": "alpha_pattern"}, more=("lokr_w1_a", "lokr_w1_b"),
+        imported=_import_lokr,
     ),
     PlainKind(
         "HIRA", HiRA, HadamardWeight, {"A": "hira_A", "B": "hira_B"}, {"rank": "r"},
@@ -298,6 +307,11 @@ _ROWS = (
         "FOURIERFT", FourierFT, SpectralUpdate, {"E.values": "fourierft_spectrum"},
         {"coefficients": "n_frequency", "scale": "scaling"}, {"n_frequency": "n_frequency_pattern"},
         imported=_import_fourierft, exported=_export_fourierft, turned=True,
+    ),
+    PlainKind(
+        "WAVEFT", WaveFT, WaveletUpdate, {"E.values": "waveft_spectrum"},
+        {"coefficients": "n_frequency", "scale": "scaling"}, {"n_frequency": "n_frequency_pattern"},
+        imported=_import_waveft, exported=_export_fourierft, turned=True,
     ),
     PlainKind(
         "C3A", C3A, CirculantUpdate, {"k": "c3a_kernel"}, {}, {"block_size": "block_size_pattern"},

@@ -20,7 +20,7 @@ CELLS = [(kind, *model) for kind in PLAIN_KINDS for model in MODELS]
 REFUSED = {
     ("miss: bat", "import"), ("miss: bat", "back"),
     # peft draws the places again, by torch's generator.
-    ("fourierft", "back"),
+    ("fourierft", "back"), ("waveft", "back"),
 }  # fmt: skip
 
 
