@@ -42,7 +42,11 @@ HERE = {
     "p_tuning": "p-tuning",
     "prefix_tuning": "prefix",
     "trainable_tokens": "chosen",
-}
+    **{name: name for name in (
+        "c3a", "delora", "fourierft", "gralora", "hira", "hra", "loha", "lokr", "miss", "oft",
+        "road", "shira", "tinylora", "vera", "waveft",
+    )},
+}  # fmt: skip
 WEIGHTS = "adapter_model.safetensors"
 
 

@@ -33,10 +33,10 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
     }),
     'delora': ('delora', 'low-rank updates with normalized factors and a trained strength', 'Bini et al. 2025, https://arxiv.org/abs/2503.18225', 0.001, None, {
-        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
-        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'rank': (int, 8, 'rank r of the update'),
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'strength': (float, 15.0, 'initial bound l of the update'),
     }),
     'dora': ('dora', "low-rank update of a weight's direction, with a trained magnitude", 'Liu et al. 2024, https://arxiv.org/abs/2402.09353', 0.001, None, {
@@ -64,10 +64,10 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'decay': (float, 1.0, 'learning rate divisor per layer, from the top down'),
     }),
     'gralora': ('gralora', "a low-rank update for each block of a projection's weight", 'Jung et al. 2025, https://arxiv.org/abs/2505.20355', 0.001, None, {
-        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
-        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'rank': (int, 8, 'rank r of the update'),
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'alpha': (float, 16.0, 'numerator of the scale, alpha / (rank + hybrid)'),
         'pieces': (int, 2, 'blocks along each side; must divide the rank and both sizes'),
         'hybrid': (int, 0, 'rank of a LoRA over the whole weight, beside the blocks'),
@@ -75,10 +75,10 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
     'head': ('head', 'train only the task head (linear probe)', 'Alain & Bengio 2017, https://arxiv.org/abs/1610.01644', 0.005, None, {
     }),
     'hira': ('hira', 'elementwise products of weights with low-rank matrices, as updates', 'Huang et al. 2025, https://openreview.net/forum?id=TwJrTz9cRS', 0.005, None, {
-        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
-        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'rank': (int, 8, 'rank r of the update'),
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
     }),
     'houlsby': ('bottleneck', 'sequential bottleneck adapters after attention and feed-forward', 'Houlsby et al. 2019, https://arxiv.org/abs/1902.00751', 0.001, None, {
         'size': (int, 64, 'bottleneck width'),
@@ -90,10 +90,10 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
     }),
     'hra': ('hra', 'reflections of the inputs of projections', 'Yuan et al. 2024, https://arxiv.org/abs/2405.17484', 0.001, None, {
-        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
-        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'rank': (int, 8, 'rank r of the update'),
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
     }),
     'ia3': ('ia3', 'learned vectors that rescale keys, values and the feed-forward hidden layer', 'Liu et al. 2022, https://arxiv.org/abs/2205.05638', 0.005, None, {
         'sites': (tuple[str, ...], ('attn.k', 'attn.v', 'cross.k', 'cross.v', 'ffn.down'), 'projections to rescale: at their output, unless listed in inputs'),
@@ -102,17 +102,17 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'experts': (Literal['each', 'shared'], 'each', 'updates of routed experts: one for each, or one shared by all of a layer'),
     }),
     'loha': ('loha', 'elementwise products of two low-rank updates of projections', 'Hyeon-Woo et al. 2022, https://arxiv.org/abs/2108.06098', 0.001, None, {
-        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
-        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'rank': (int, 8, 'rank r of the update'),
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'alpha': (float, 8.0, 'numerator of the scale: updates are multiplied by alpha / rank'),
     }),
     'lokr': ('lokr', 'Kronecker products with a low-rank factor, as updates of projections', 'Yeh et al. 2024, https://arxiv.org/abs/2309.14859', 0.001, None, {
-        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
-        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'rank': (int, 8, 'rank r of the update'),
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'alpha': (float, 8.0, 'numerator of the scale: updates are multiplied by alpha / rank'),
         'factor': (int, -1, 'most rows and columns of C (-1: about the root of the size)'),
     }),
@@ -136,10 +136,10 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'ratio': (float, 16.0, 'learning rate of B, as a multiple of that of A'),
     }),
     'lora-xs': ('lora_xs', 'small square updates between the principal components of weights', 'Bałazy et al. 2024, https://arxiv.org/abs/2405.17604', 0.001, None, {
-        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
-        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'rank': (int, 16, 'number of components'),
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'stored': (bool, True, 'the components are in the file'),
     }),
     'mam': ('mam', 'prefix tuning + scaled parallel adapters', 'He et al. 2022, https://arxiv.org/abs/2110.04366', 0.001, None, {
@@ -149,10 +149,10 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
     }),
     'miss': ('miss', 'low-rank updates of projections that sum shards of the input', 'Kang & Yin 2024, https://arxiv.org/abs/2409.15371', 0.001, None, {
-        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
-        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'rank': (int, 8, 'rank r of the update'),
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
     }),
     'norms': ('norms', 'train only the normalization layers of the backbone', 'Qi et al. 2022, https://arxiv.org/abs/2211.08682', 0.001, None, {
         'layers': (str | int | tuple[int, ...], 'all', "layers to train: all, 'top 4', '0..3', [0, 5]"),
@@ -241,10 +241,10 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
     }),
     'shira': ('shira', 'sparse updates: some entries of each weight train', 'Bhardwaj et al. 2024, https://arxiv.org/abs/2406.13175', 0.001, None, {
-        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
-        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'rank': (int, 8, 'rank r of the update'),
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'places': (Literal['seed', 'largest', 'file'], 'seed', 'entries that train: drawn, those of the largest weights, or those in a file'),
         'seed': (int, 0, 'number that the places are drawn from'),
     }),
@@ -255,10 +255,10 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'decay': (float, 1.0, 'learning rate divisor per layer, from the top down'),
     }),
     'tinylora': ('lora_xs', 'a few numbers for the whole model, between principal components', 'Morris et al. 2026, https://arxiv.org/abs/2602.04118', 0.01, None, {
-        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
-        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'rank': (int, 2, 'number of components'),
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'stored': (bool, True, 'the components are in the file'),
         'numbers': (int, 13, 'trained numbers, in all'),
         'seed': (int, 0, 'number that P is computed from'),
@@ -281,10 +281,10 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
     }),
     'vera': ('vera', 'low-rank updates of fixed random matrices with two trained vectors', 'Kopiczko et al. 2024, https://arxiv.org/abs/2310.11454', 0.01, None, {
-        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
-        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'rank': (int, 256, 'rank r of the random matrices'),
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'seed': (int, 0, 'number that the matrices are computed from'),
         'stored': (bool, False, 'one pair of matrices for all sites, in the file'),
     }),

@@ -17,7 +17,6 @@ from adapterhub.methods._site_module import SiteModule
 from adapterhub.methods._sites import select_sites, sizes_by_site
 
 ATTENTION = ("attn.q", "attn.v", "cross.q", "cross.v")
-EVERY_PROJECTION = ("attn.*", "cross.*", "ffn.*")
 
 
 def weight_at(site: Site, anatomy: Anatomy) -> Tensor:
@@ -68,13 +67,18 @@ class ProjectionMethod(Method):
 
 
 @dataclass(frozen=True)
-class RankMethod(ProjectionMethod):
-    """One module of some rank at each selected projection."""
-
-    sized_by: ClassVar[str | None] = "rank"
+class _Ranks:
+    """The options of a rank; those of a base that comes last are first."""
 
     rank: int = option(8, "rank r of the update", least=1)
     ranks: dict[str, int] = option({}, "other ranks for some sites: {attn.q: 4}")
+
+
+@dataclass(frozen=True)
+class RankMethod(ProjectionMethod, _Ranks):
+    """One module of some rank at each selected projection."""
+
+    sized_by: ClassVar[str | None] = "rank"
 
     def ranks_by_site(self, anatomy: Anatomy) -> Mapping[Site, int]:
         """Return the rank of each selected site."""
