@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from adapterhub.methods._base import METHODS as METHODS
     from adapterhub.methods.adapterfusion import AdapterFusion as AdapterFusion
     from adapterhub.methods.bitfit import BitFit as BitFit
+    from adapterhub.methods.boft import BOFT as BOFT
     from adapterhub.methods.bottleneck import Houlsby as Houlsby
     from adapterhub.methods.bottleneck import Parallel as Parallel
     from adapterhub.methods.bottleneck import Pfeiffer as Pfeiffer
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from adapterhub.methods.pissa import PiSSA as PiSSA
     from adapterhub.methods.prefix import Prefix as Prefix
     from adapterhub.methods.prompt import Prompt as Prompt
+    from adapterhub.methods.randlora import RandLoRA as RandLoRA
     from adapterhub.methods.road import RoAd as RoAd
     from adapterhub.methods.rslora import RsLoRA as RsLoRA
     from adapterhub.methods.scalar_mix import ScalarMix as ScalarMix
@@ -136,6 +138,7 @@ _LAZY = {
 # The classes of the methods, as objects with options: LoRA(rank=16).
 _LAZY |= {
     "AdapterFusion": "methods.adapterfusion",
+    "BOFT": "methods.boft",
     "BitFit": "methods.bitfit",
     "C3A": "methods.c3a",
     "Compacter": "methods.compacter",
@@ -165,6 +168,7 @@ _LAZY |= {
     "PiSSA": "methods.pissa",
     "Prefix": "methods.prefix",
     "Prompt": "methods.prompt",
+    "RandLoRA": "methods.randlora",
     "RoAd": "methods.road",
     "RsLoRA": "methods.rslora",
     "SHiRA": "methods.shira",

@@ -43,8 +43,8 @@ HERE = {
     "prefix_tuning": "prefix",
     "trainable_tokens": "chosen",
     **{name: name for name in (
-        "c3a", "delora", "fourierft", "gralora", "hira", "hra", "loha", "lokr", "miss", "oft",
-        "road", "shira", "tinylora", "vera", "waveft",
+        "boft", "c3a", "delora", "fourierft", "gralora", "hira", "hra", "loha", "lokr", "miss",
+        "oft", "randlora", "road", "shira", "tinylora", "vera", "waveft",
     )},
 }  # fmt: skip
 WEIGHTS = "adapter_model.safetensors"

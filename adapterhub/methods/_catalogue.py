@@ -14,6 +14,12 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'sites': (Literal['all'] | tuple[str, ...], 'all', 'projections and norms whose bias to train, or all'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to train: all, 'top 4', '0..3', [0, 5]"),
     }),
+    'boft': ('boft', 'rotations of the inputs of projections by butterfly factors', 'Liu et al. 2024, https://arxiv.org/abs/2311.06243', 0.001, None, {
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'block': (int, 8, "largest size of a block; its divisor of the input's size"),
+        'factors': (int, 2, 'factors; 2^factors half blocks must divide the input'),
+    }),
     'c3a': ('c3a', 'circulant blocks as updates of projections', 'Chen et al. 2024, https://arxiv.org/abs/2407.19342', 0.3, None, {
         'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
@@ -212,6 +218,15 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'length': (int, 20, 'prompt length in tokens'),
         'sites': (tuple[str, ...], ('embed',), 'stack to adapt; of two, the encoder'),
         'counts_padding': (bool, False, 'padding of the text counts as text, as in peft'),
+    }),
+    'randlora': ('randlora', 'full-rank updates of fixed random bases with trained scales', 'Albert et al. 2025, https://arxiv.org/abs/2502.00987', 0.001, None, {
+        'rank': (int, 32, 'rank of a basis: a lower one has more parameters'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'alpha': (float, 640.0, 'numerator of the scale: updates are multiplied by alpha / rank'),
+        'seed': (int, 0, 'number that the bases are computed from'),
+        'stored': (bool, False, 'the bases are in the file'),
     }),
     'road': ('road', 'rotations and scales of pairs of output features', 'Liao et al. 2024, https://arxiv.org/abs/2409.00119', 0.005, None, {
         'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),

@@ -23,11 +23,17 @@ class BlockRotation(InputModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the new input. x: (..., blocks b) -> x' like x."""
-        with torch.autocast(x.device.type, enabled=False):
-            blocks = self.rotations().to(x.dtype)
-            rows = split_last(x, -1, 1, blocks.shape[-1])
-            rotated: Tensor = rows @ blocks
-            return rotated.flatten(-3)
+        return in_blocks(x, self.rotations())
+
+
+def in_blocks(x: Tensor, blocks: Tensor) -> Tensor:
+    """Multiply the parts of x by a matrix each.
+
+    x: (..., n b), blocks: (n, b, b), or (1, b, b) for all -> like x.
+    """
+    with torch.autocast(x.device.type, enabled=False):
+        rotated: Tensor = split_last(x, -1, 1, blocks.shape[-1]) @ blocks.to(x.dtype)
+        return rotated.flatten(-3)
 
 
 def skew(upper: Tensor, size: int) -> Tensor:
@@ -47,12 +53,13 @@ def cayley(skewed: Tensor, terms: int = 0) -> Tensor:
     `terms`: the number of terms of the series I + 2 Q + 2 Q^2 + ... instead, of which the last one
     counts once; 0 for the exact inverse.
     """
-    eye = torch.eye(skewed.shape[-1], device=skewed.device, dtype=skewed.dtype)
-    if not terms:
-        exact: Tensor = torch.linalg.solve(eye - skewed, eye + skewed)
-        return exact
-    total, power = eye.expand_as(skewed), skewed
-    for number in range(1, terms):
-        total = total + (1.0 if number == terms - 1 > 1 else 2.0) * power
-        power = power @ skewed
-    return total
+    with torch.autocast(skewed.device.type, enabled=False):
+        eye = torch.eye(skewed.shape[-1], device=skewed.device, dtype=skewed.dtype)
+        if not terms:
+            exact: Tensor = torch.linalg.solve(eye - skewed, eye + skewed)
+            return exact
+        total, power = eye.expand_as(skewed), skewed
+        for number in range(1, terms):
+            total = total + (1.0 if number == terms - 1 > 1 else 2.0) * power
+            power = power @ skewed
+        return total

@@ -268,6 +268,7 @@ PLAIN_KINDS: dict[str, Kind] = {
         plain(peft.OFTConfig, oft_block_size=8, block_share=True, num_cayley_neumann_terms=3),
         at_wholes("oft", block=8, share=True, terms=6),
     ),
+    "boft": Kind(plain(peft.BOFTConfig, boft_block_size=8), at_wholes("boft", block=16, factors=1)),
     "hra": Kind(plain(peft.HRAConfig, r=4), at_wholes("hra", rank=4)),
     "road": Kind(
         plain(peft.RoadConfig, group_size=8, variant="road_1"),
@@ -280,6 +281,13 @@ PLAIN_KINDS: dict[str, Kind] = {
     "vera": Kind(plain(peft.VeraConfig, r=6), at_wholes("vera", rank=6, stored=True)),
     "vera: without matrices": Kind(
         plain(peft.VeraConfig, r=6, save_projection=False, projection_prng_key=5)
+    ),
+    "randlora": Kind(
+        plain(peft.RandLoraConfig, r=6, randlora_alpha=6),
+        at_wholes("randlora", rank=6, alpha=6.0, stored=True),
+    ),
+    "randlora: without matrices": Kind(
+        plain(peft.RandLoraConfig, r=6, randlora_alpha=6, save_projection=False)
     ),
     "fourierft": Kind(plain(peft.FourierFTConfig, n_frequency=40, scaling=20.0)),
     "waveft": Kind(plain(peft.WaveFTConfig, n_frequency=40, scaling=2.0)),

@@ -76,7 +76,7 @@ def test_the_numbers_are_as_random_as_they_have_to_be():
     assert len(places("x", 0, 50_000, 100_000).unique()) == 50_000
 
 
-GENERATED = ("shira", "vera", "fourierft", "waveft", "tinylora(stored=false)")
+GENERATED = ("shira", "vera", "fourierft", "waveft", "tinylora(stored=false)", "randlora(rank=8)")
 
 
 @pytest.mark.parametrize("spec", GENERATED)

@@ -83,6 +83,33 @@ def oft(w, m, **options):
     return w @ rotation.T
 
 
+def boft(w, m, **options):
+    size, columns = m.block, w.shape[1]
+    rotation = torch.eye(columns)
+    for factor, blocks in enumerate(m.Q):
+        inside = torch.zeros(columns, columns)
+        for number, upper in enumerate(blocks):
+            q = torch.zeros(size, size)
+            for value, (i, j) in zip(upper, torch.triu_indices(size, size, 1).T, strict=True):
+                q[i, j], q[j, i] = value, -value
+            eye = torch.eye(size)
+            # Half blocks, 2^factor apart.
+            run, place = divmod(number, 1 << factor)
+            half, distance = size // 2, size // 2 * (1 << factor)
+            start = run * 2 * distance
+            order = [start + 2 * half * place + i for i in range(size)]
+            if factor:
+                pieces = [*range(0, 2 << factor, 2), *range(1, 2 << factor, 2)]
+                mine = pieces[2 * place : 2 * place + 2]
+                order = [start + piece * half + i for piece in mine for i in range(half)]
+            inside[torch.tensor(order)[:, None], torch.tensor(order)] = (
+                eye + q
+            ) @ torch.linalg.inv(eye - q)
+        rotation = inside @ rotation
+    assert torch.allclose(rotation @ rotation.T, torch.eye(columns), atol=1e-4)
+    return torch.diag(m.s) @ w @ rotation.T
+
+
 def hra(w, m, **options):
     for u in m.U:
         w = w @ (torch.eye(len(u)) - 2 * torch.outer(u, u) / u.dot(u))
@@ -105,6 +132,14 @@ def road(w, m, **options):
 def vera(w, m, **options):
     fixed = m.fixed
     return w + torch.diag(m.b) @ fixed.B @ torch.diag(m.d) @ fixed.A
+
+
+def randlora(w, m, **options):
+    rank, (n, small) = options["rank"], m.g.shape
+    rows = [m.l[i, j] * m.g[j] * m.fixed.A[i, :small] for i in range(rank) for j in range(n)]
+    columns = [m.fixed.B[:, p, q] for p in range(n) for q in range(rank)]
+    delta = sum(torch.outer(b, a) for b, a in zip(columns, rows, strict=True))
+    return w + options["alpha"] / rank * (delta if w.shape[1] <= w.shape[0] else delta.T)
 
 
 def fourierft(w, m, **options):
@@ -164,9 +199,11 @@ EQUATIONS = {
     "gralora": (gralora, {"rank": 4, "alpha": 3.0, "pieces": 4, "hybrid": 2}),
     "delora": (delora, {"rank": 3, "strength": 4.0}),
     "oft": (oft, {"block": 8, "terms": 0}),
+    "boft": (boft, {"block": 8, "factors": 2}),
     "hra": (hra, {"rank": 4}),
     "road": (road, {"group": 8}),
     "vera": (vera, {"rank": 6}),
+    "randlora": (randlora, {"rank": 5, "alpha": 2.0}),
     "fourierft": (fourierft, {"coefficients": 9, "scale": 40.0}),
     "waveft": (waveft, {"coefficients": 50, "scale": 3.0}),
     "c3a": (c3a, {"block": 8}),

@@ -65,8 +65,8 @@ TASK_TYPES = {
     "features": "FEATURE_EXTRACTION",
 }
 PlainKindName = Literal[
-    "LOHA", "LOKR", "HIRA", "MISS", "SHIRA", "GRALORA", "DELORA", "OFT", "HRA", "ROAD", "VERA",
-    "FOURIERFT", "WAVEFT", "C3A",
+    "LOHA", "LOKR", "HIRA", "MISS", "SHIRA", "GRALORA", "DELORA", "OFT", "BOFT", "HRA", "ROAD",
+    "VERA", "RANDLORA", "FOURIERFT", "WAVEFT", "C3A",
 ]  # fmt: skip
 Kind = (
     Literal["LORA", "IA3", "LN_TUNING", "PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"]
@@ -233,6 +233,12 @@ _PLAIN: Mapping[PlainKindName, dict[str, ConfigField]] = {
         "num_cayley_neumann_terms": ConfigField(schema.integer(1, 32), 5),
         **_DROPPED,
     },
+    "BOFT": {
+        "boft_block_size": ConfigField(schema.integer(0, 2**31), 4),
+        "boft_block_num": ConfigField(schema.integer(0, 2**31), 0),
+        "boft_n_butterfly_factor": ConfigField(schema.integer(1, 64), 1),
+        "boft_dropout": TRAINING_ONLY,
+    },
     "HRA": {"r": ConfigField(_size, 8), "apply_GS": only(False)},
     "ROAD": {
         "variant": ConfigField(schema.text("road_[124]", "road_1, road_2 or road_4"), "road_1"),
@@ -244,6 +250,15 @@ _PLAIN: Mapping[PlainKindName, dict[str, ConfigField]] = {
         "save_projection": ConfigField(schema.boolean, True),
         "vera_dropout": TRAINING_ONLY,
         "d_initial": TRAINING_ONLY,
+    },
+    "RANDLORA": {
+        "r": ConfigField(_size, 32),
+        "randlora_alpha": ConfigField(schema.number, 640),
+        "projection_prng_key": ConfigField(schema.integer(0, 2**63), 0),
+        "save_projection": only(True),  # else drawn in bf16 or fp16, by the machine
+        "sparse": only(False),
+        "very_sparse": only(False),
+        "randlora_dropout": TRAINING_ONLY,
     },
     "FOURIERFT": {
         "n_frequency": ConfigField(_size, 1000),

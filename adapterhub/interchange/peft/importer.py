@@ -29,7 +29,7 @@ from adapterhub.interchange.translation import CheckpointInfo, ImportedAdapter, 
 
 _WRAPPED = re.compile(r"\.(modules_to_save|base_layer|ln_tuning_layers)(?=\.)")
 _NAMED_COPY = re.compile(r"\.modules_to_save\.[^.]+(?=\.)")  # with the adapter's name, as with bias
-_SUFFIXES = "|".join(re.escape(s) for row in PLAIN.values() for s in row.suffixes)
+_SUFFIXES = "|".join(re.escape(s) for row in PLAIN.values() for s in row.tensors.values())
 _TUNED = re.compile(
     rf"(.+)\.(?:lora_(?:embedding_)?[AB]|ia3_l|ln_tuning_layers|{_SUFFIXES})(?:\..+)?"
 )

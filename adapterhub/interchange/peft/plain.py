@@ -30,6 +30,8 @@ from adapterhub.interchange.peft.files import Kind, PeftFiles
 from adapterhub.interchange.peft.targets import ModuleFinder
 from adapterhub.interchange.translation import Translation, size_options
 from adapterhub.methods._base import Method
+from adapterhub.methods._rotations import skew
+from adapterhub.methods.boft import BOFT, ButterflyRotation
 from adapterhub.methods.c3a import C3A, CirculantUpdate
 from adapterhub.methods.delora import BoundedUpdate, DeLoRA
 from adapterhub.methods.fourierft import FourierFT, SpectralUpdate
@@ -40,6 +42,7 @@ from adapterhub.methods.loha import HadamardProduct, LoHa
 from adapterhub.methods.lokr import KroneckerUpdate, LoKr
 from adapterhub.methods.miss import MiSS, SharedShards
 from adapterhub.methods.oft import OFT, CayleyRotation
+from adapterhub.methods.randlora import RandLoRA, ScaledBases
 from adapterhub.methods.road import PairRotation, RoAd
 from adapterhub.methods.shira import SHiRA, SparseUpdate
 from adapterhub.methods.vera import ScaledFactors, VeRA
@@ -69,6 +72,10 @@ Import: TypeAlias = Callable[[PlainUpdate], str]
 Export: TypeAlias = Callable[[ExportedModule], tuple[Values, Tensors]]
 
 
+# The fixed matrices of all modules, of a rank and the sites.
+Draw: TypeAlias = Callable[[int, list[Site], torch.Generator], tuple[Tensor, Tensor]]
+
+
 def _imports_nothing(update: PlainUpdate) -> str:
     return ""
 
@@ -84,7 +91,8 @@ class PlainKind:
     `tensors` are the suffixes of peft's tensors by our names, and may be absent where a function
     replaces them; `more` are other suffixes. `options` are peft's options by ours, `patterns` the
     options with other values for some modules. `rank` is a tensor of peft, and its dimension that
-    is our rank. `turned` tells that peft adapts Conv1D too.
+    is our rank. `turned` tells that peft adapts Conv1D too. `matrices` are the names of two that
+    all modules share, and `drawn` computes them as peft does.
     """
 
     kind: Kind
@@ -96,6 +104,8 @@ class PlainKind:
     rank: tuple[str, int] | None = None
     more: tuple[str, ...] = ()
     turned: bool = False
+    matrices: tuple[str, ...] = ()
+    drawn: Draw | None = None
     imported: Import = _imports_nothing
     exported: Export = _exports_nothing
 
@@ -168,6 +178,29 @@ def _export_oft(part: ExportedModule) -> tuple[Values, Tensors]:
     return options, {"Q": -module.Q.detach() if exact else module.Q.detach()}
 
 
+def _import_boft(update: PlainUpdate) -> str:
+    given = update.theirs["boft_R"]
+    if given.ndim != 4 or len(given) != 1:
+        return f"boft_R has the shape {tuple(given.shape)}: one butterfly factor is imported"
+    size = given.shape[-1]
+    rows, columns = torch.triu_indices(size, size, 1)
+    # peft's rotation is the inverse of ours.
+    update.ours["Q"] = -0.5 * (given - given.mT)[..., rows, columns]
+    update.ours["s"] = update.ours["s"].flatten()
+    update.options |= {"block": size, "factors": 1}
+    return ""
+
+
+def _export_boft(part: ExportedModule) -> tuple[Values, Tensors]:
+    module: Any = part.module
+    blocks = -skew(module.Q.detach().flatten(0, 1), module.block)
+    options = {
+        "boft_block_size": module.block,
+        "boft_n_butterfly_factor": 1 if len(module.Q) == 1 else None,
+    }
+    return options, {"Q": blocks[None], "s": module.s.detach()[:, None]}
+
+
 _VARIANTS = {"road_1": 1, "road_2": 2, "road_4": 4}
 
 
@@ -236,14 +269,28 @@ def _export_c3a(part: ExportedModule) -> tuple[Values, Tensors]:
     return {"block_size": module.k.shape[-1]}, {}
 
 
+_SHARED = "fixed matrices in the file (stored=true)"
+
+
 def _import_vera(update: PlainUpdate) -> str:
     update.options["stored"] = True
     return ""
 
 
+def _draw_vera(rank: int, sites: list[Site], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    d_in, d_out = max(site.d_in for site in sites), max(site.d_out for site in sites)
+    return _kaiming((rank, d_in), generator), _kaiming((d_out, rank), generator)
+
+
+def _kaiming(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Draw a tensor as peft does: uniform, with a deviation of sqrt(2 / fan-in)."""
+    bound = math.sqrt(3) * (math.sqrt(2) / math.sqrt(math.prod(shape[1:])))
+    return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+
+
 def _export_vera(part: ExportedModule) -> tuple[Values, Tensors]:
     method: Any = part.method
-    return {"one pair of matrices (stored=true)": True if method.stored else None}, {}
+    return {_SHARED: True if method.stored else None}, {}
 
 
 _LEFT_RIGHT = ("A", "B")
@@ -292,6 +339,10 @@ _ROWS = (
         imported=_import_oft, exported=_export_oft,
     ),
     PlainKind(
+        "BOFT", BOFT, ButterflyRotation, {"Q": "boft_R", "s": "boft_s"},
+        imported=_import_boft, exported=_export_boft,
+    ),
+    PlainKind(
         "HRA", HRA, Reflections, {"U": "hra_u"}, {"rank": "r"}, rank=("hra_u", 1),
         imported=_transposed("U")[0], exported=_transposed("U")[1],
     ),
@@ -302,6 +353,13 @@ _ROWS = (
     PlainKind(
         "VERA", VeRA, ScaledFactors, {"b": "vera_lambda_b", "d": "vera_lambda_d"}, {"rank": "r"},
         rank=("vera_lambda_d", 0), imported=_import_vera, exported=_export_vera, turned=True,
+        matrices=("vera_A", "vera_B"), drawn=_draw_vera,
+    ),
+    PlainKind(
+        "RANDLORA", RandLoRA, ScaledBases, {"l": "randlora_lambda", "g": "randlora_gamma"},
+        {"rank": "r", "alpha": "randlora_alpha"}, rank=("randlora_lambda", 0),
+        imported=_import_vera, exported=_export_vera, turned=True,
+        matrices=("randlora_A", "randlora_B"), more=("randlora_A", "randlora_B"),
     ),
     PlainKind(
         "FOURIERFT", FourierFT, SpectralUpdate, {"E.values": "fourierft_spectrum"},
@@ -320,7 +378,6 @@ _ROWS = (
 )  # fmt: skip
 PLAIN: Mapping[Kind, PlainKind] = {row.kind: row for row in _ROWS}
 PLAIN_MODULES: Mapping[type[nn.Module], Kind] = {row.module: row.kind for row in _ROWS}
-_MATRICES = ("base_model.vera_A", "base_model.vera_B")
 
 
 def import_plain(
@@ -333,7 +390,7 @@ def import_plain(
     rest: Tensors = {}
     for name, tensor in files.tensors.items():
         suffix = next((s for s in row.suffixes if name.endswith(f".{s}")), None)
-        if suffix is None:
+        if suffix is None or name == f"base_model.{suffix}":
             rest[name] = tensor
             continue
         value = tensor.to(torch.float32) if tensor.is_floating_point() else tensor
@@ -352,8 +409,7 @@ def import_plain(
         else:
             updates.append(update)
     _add_methods(row, updates, translation)
-    if files.kind == "VERA":
-        _add_matrices(files, updates, rest, translation)
+    _add_matrices(row, files, updates, rest, translation)
     return rest
 
 
@@ -410,25 +466,38 @@ def _add_methods(row: PlainKind, updates: list[PlainUpdate], translation: Transl
 
 
 def _add_matrices(
-    files: PeftFiles, updates: list[PlainUpdate], rest: Tensors, translation: Translation
+    row: PlainKind,
+    files: PeftFiles,
+    updates: list[PlainUpdate],
+    rest: Tensors,
+    translation: Translation,
 ) -> None:
-    """Add VeRA's fixed matrices, which peft computes again where the file has none."""
-    found = [rest.pop(name, None) for name in _MATRICES]
-    if not updates:
+    """Add the fixed matrices of all modules, which peft computes again where the file has none."""
+    found = [rest.pop(f"base_model.{name}", None) for name in row.matrices]
+    for number, name in enumerate(row.matrices):
+        own = [update.theirs[name] for update in updates if name in update.theirs]
+        if any(not torch.equal(each, own[0]) for each in own):
+            translation.problems.append(f"{name} is not the same in all modules")
+        found[number] = own[0] if own else found[number]
+    if not updates or not row.matrices:
         return
-    sites = [update.site for update in updates]
-    rank, d_in = files.config["r"], max(site.d_in for site in sites)
-    shapes = ((rank, d_in), (max(site.d_out for site in sites), rank))
     generator = torch.Generator().manual_seed(files.config["projection_prng_key"] or 0)
+    if any(each is None for each in found):
+        if row.drawn is None:
+            translation.problems.append(f"{' and '.join(row.matrices)} are not in the files")
+            return
+        found = list(row.drawn(files.config["r"], [u.site for u in updates], generator))
+        translation.notes.append(
+            f"the fixed matrices of {row.method.name} are not in the files: computed by torch "
+            f"{torch.__version__}, as peft does"
+        )
+    sites = {update.site for update in updates}
     first = next(s for s in translation.anatomy.sites.values() if s in sites)
-    for name, matrix, shape in zip(("A", "B"), found, shapes, strict=True):
-        if matrix is None:
-            bound = math.sqrt(6 / shape[1])
-            matrix = torch.empty(shape).uniform_(-bound, bound, generator=generator)
-            translation.notes.append(
-                f"{name} is not in the files: computed by torch {torch.__version__}, as peft does"
-            )
-        translation.tensors[f"{first.id}.vera.fixed.{name}"] = matrix.to(torch.float32)
+    for name, matrix in zip(_LEFT_RIGHT, found, strict=True):
+        assert matrix is not None
+        full = f"{first.id}.{row.method.name}.fixed.{name}"
+        flat = matrix.squeeze(1) if name == "A" else matrix
+        translation.tensors[full] = flat.to(torch.float32)
 
 
 def export_plain(kind: Kind, source: ExportSource) -> CheckpointPart:
@@ -458,23 +527,28 @@ def export_plain(kind: Kind, source: ExportSource) -> CheckpointPart:
                 tensors[f"{part.site.host}.{suffix}"] = state[ours]
         if "indices" in converted:
             tensors[f"{part.site.host}.shira_indices"] = converted["indices"]
-        for name in _LEFT_RIGHT if kind == "VERA" and "fixed.A" in state else ():
-            tensors[f"base_model.vera_{name}"] = state[f"fixed.{name}"]
+        if "fixed.A" in state and row.matrices:
+            tensors |= _fixed(row, state)
         by_host[part.site.host] = _their_options(row, part, tensors) | options
     if any(value is None for options in by_host.values() for value in options.values()):
         none = {n for options in by_host.values() for n, value in options.items() if value is None}
         problems += [f"{row.method.name}: peft has no {name} as here" for name in sorted(none)]
     config, differing = _common(row, by_host)
     problems += [f"{row.method.name}: {n} differs, peft has one for all" for n in differing]
-    if kind == "VERA":
-        config = {name: value for name, value in config.items() if "stored" not in name}
-        config["save_projection"] = True
+    config = {name: value for name, value in config.items() if name != _SHARED}
     return CheckpointPart(
         config=target_options(source, hosts) | config,
         tensors=tensors,
         targets=sorted(hosts),
         problems=problems,
     )
+
+
+def _fixed(row: PlainKind, state: Mapping[str, Tensor]) -> Tensors:
+    """Return the fixed matrices by peft's names; RandLoRA's A has a dimension of its bases."""
+    a, b = (state[f"fixed.{name}"] for name in _LEFT_RIGHT)
+    names = [f"base_model.{name}" for name in row.matrices]
+    return dict(zip(names, (a[:, None] if b.ndim == 3 else a, b), strict=True))
 
 
 def _their_options(row: PlainKind, part: ExportedModule, tensors: Tensors) -> Values:
