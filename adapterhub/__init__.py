@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from adapterhub.methods.scalar_mix import ScalarMix as ScalarMix
     from adapterhub.methods.selected_parameters import SelectedParameters as SelectedParameters
     from adapterhub.methods.shira import SHiRA as SHiRA
+    from adapterhub.methods.ssf import SSF as SSF
     from adapterhub.methods.staged import Staged as Staged
     from adapterhub.methods.unfreeze import Unfreeze as Unfreeze
     from adapterhub.methods.unipelt import UniPELT as UniPELT
@@ -172,6 +173,7 @@ _LAZY |= {
     "RoAd": "methods.road",
     "RsLoRA": "methods.rslora",
     "SHiRA": "methods.shira",
+    "SSF": "methods.ssf",
     "ScalarMix": "methods.scalar_mix",
     "ScaledParallel": "methods.bottleneck",
     "SelectedParameters": "methods.selected_parameters",

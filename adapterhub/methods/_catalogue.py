@@ -263,6 +263,10 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'places': (Literal['seed', 'largest', 'file'], 'seed', 'entries that train: drawn, those of the largest weights, or those in a file'),
         'seed': (int, 0, 'number that the places are drawn from'),
     }),
+    'ssf': ('ssf', 'scales and shifts of the output features of projections', 'Lian et al. 2022, https://arxiv.org/abs/2210.08823', 0.005, None, {
+        'sites': (tuple[str, ...], ('attn.q', 'attn.k', 'attn.v', 'attn.o', 'ffn.gate', 'ffn.up', 'ffn.down'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+    }),
     'staged': ('staged', 'train groups of parameters one after the other: top layers, norms, everything', 'Kumar et al. 2022, https://arxiv.org/abs/2202.10054', 5e-05, None, {
         'every': (int | Literal['plateau', 'equal'], 1, 'epochs per stage; equal: all stages have as many steps; plateau: until the main metric stops improving'),
         'patience': (int, 1, 'evaluations without improvement that count as a plateau'),

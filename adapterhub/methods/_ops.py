@@ -26,6 +26,11 @@ def cast(parameter: Tensor, like: Tensor) -> Tensor:
     return parameter.to(like.dtype)
 
 
+def wide(tensor: Tensor) -> Tensor:
+    """Return a tensor in fp32 at least, for operations that torch has in no narrower dtype."""
+    return tensor.float() if tensor.element_size() < 4 else tensor
+
+
 def split_last(x: Tensor, *sizes: int) -> Tensor:
     """Return a tensor with its last dimension as several: (..., d) -> (..., *sizes)."""
     return x.reshape(*x.shape[:-1], *sizes)

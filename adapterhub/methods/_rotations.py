@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from adapterhub.methods._ops import split_last
+from adapterhub.methods._ops import split_last, wide
 from adapterhub.methods._site_module import InputModule
 
 
@@ -54,6 +54,7 @@ def cayley(skewed: Tensor, terms: int = 0) -> Tensor:
     counts once; 0 for the exact inverse.
     """
     with torch.autocast(skewed.device.type, enabled=False):
+        skewed = wide(skewed)
         eye = torch.eye(skewed.shape[-1], device=skewed.device, dtype=skewed.dtype)
         if not terms:
             exact: Tensor = torch.linalg.solve(eye - skewed, eye + skewed)

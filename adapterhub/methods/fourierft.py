@@ -27,6 +27,7 @@ from adapterhub.config.options import option
 from adapterhub.methods._base import register_method
 from adapterhub.methods._delta import DeltaModule
 from adapterhub.methods._generated import PlacedNumbers
+from adapterhub.methods._ops import wide
 from adapterhub.methods._projections import ProjectionMethod
 
 
@@ -43,7 +44,7 @@ class SpectralUpdate(DeltaModule):
 
     def delta(self) -> Tensor:
         """Return s Re(F^-1(E)): (d_out, d_in)."""
-        transformed: Tensor = torch.fft.ifft2(self.E.matrix())
+        transformed: Tensor = torch.fft.ifft2(wide(self.E.matrix()))
         return self.scale * transformed.real
 
     def limits(self) -> Mapping[str, int]:

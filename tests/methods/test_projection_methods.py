@@ -129,6 +129,10 @@ def road(w, m, **options):
     return turned.view_as(w)
 
 
+def ssf(w, m, **options):
+    return torch.diag(m.scale) @ w
+
+
 def vera(w, m, **options):
     fixed = m.fixed
     return w + torch.diag(m.b) @ fixed.B @ torch.diag(m.d) @ fixed.A
@@ -202,6 +206,7 @@ EQUATIONS = {
     "boft": (boft, {"block": 8, "factors": 2}),
     "hra": (hra, {"rank": 4}),
     "road": (road, {"group": 8}),
+    "ssf": (ssf, {}),
     "vera": (vera, {"rank": 6}),
     "randlora": (randlora, {"rank": 5, "alpha": 2.0}),
     "fourierft": (fourierft, {"coefficients": 9, "scale": 40.0}),
@@ -232,6 +237,8 @@ def test_the_weight_is_that_of_the_equation(method, architecture):
         bias = one.bias
         if method == "road" and bias is not None:
             bias = road(bias[:, None], one.module)[:, 0]
+        if method == "ssf" and bias is not None:
+            bias = one.module.scale * bias + one.module.shift
         expected = torch.nn.functional.linear(x, weight, bias)
         torch.testing.assert_close(one.output(x), expected, atol=2e-4, rtol=2e-4)
 
