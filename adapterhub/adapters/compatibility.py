@@ -278,7 +278,7 @@ def check_places(tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
         if tensor.is_floating_point() and not own[name].is_floating_point()
     ]
     for name in limits.keys() & tensors.keys():
-        low, high = tensors[name].aminmax()
+        low, high = tensors[name].long().aminmax()
         if not 0 <= low <= high < limits[name]:
             problems.append(f"{name}: {int(low)} to {int(high)}, must be 0 to {limits[name] - 1}")
     if problems:

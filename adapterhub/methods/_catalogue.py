@@ -17,8 +17,8 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
     'boft': ('boft', 'rotations of the inputs of projections by butterfly factors', 'Liu et al. 2024, https://arxiv.org/abs/2311.06243', 0.001, None, {
         'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
-        'block': (int, 8, "largest size of a block; its divisor of the input's size"),
-        'factors': (int, 2, 'factors; 2^factors half blocks must divide the input'),
+        'block': (int, 8, "largest size of a block; a divisor of the input's size"),
+        'factors': (int, 2, 'factors; 2^factors must divide the input'),
     }),
     'c3a': ('c3a', 'circulant blocks as updates of projections', 'Chen et al. 2024, https://arxiv.org/abs/2407.19342', 0.3, None, {
         'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),

@@ -8,7 +8,8 @@
 In factor i, a block has features that are 2^(i-1) half blocks apart, so that with m factors any
 feature can reach 2^m others, as in a butterfly network. Blocks of B_i are (I + Q) (I - Q)^-1. Q is
 zero and s one at first, so nothing changes. Blocks are of the largest size up to `block` that
-divides d_in. It is computed as s * (y - b + W (R x - x)) + b: W is read in each call.
+divides d_in, 2^(m-1) times. It is computed as s * (y - b + W (R x - x)) + b, so W is read in each
+call.
 
 Parameters: m d_in (size - 1) / 2 + d_out per site.
 
@@ -86,28 +87,31 @@ class BOFT(ProjectionMethod):
     summary = "rotations of the inputs of projections by butterfly factors"
     learning_rate = 1e-3
 
-    block: int = option(8, "largest size of a block; its divisor of the input's size", least=2)
-    factors: int = option(
-        2, "factors; 2^factors half blocks must divide the input", least=1, most=16
-    )
+    block: int = option(8, "largest size of a block; a divisor of the input's size", least=2)
+    factors: int = option(2, "factors; 2^factors must divide the input", least=1, most=16)
 
     def module(self, site: Site, rank: int, anatomy: Anatomy) -> ButterflyRotation:
-        """Return the rotations of one site.
-
-        Raises:
-            SiteError: the blocks of the factors do not divide the input.
-        """
-        size = divisor(site.d_in, self.block)
-        if self.factors > 1 and (size % 2 or site.d_in % (size << (self.factors - 1))):
-            raise SiteError(
-                f"boft(factors={self.factors}) has blocks of {size} of {site.d_in} features at "
-                f"{site.id}",
-                expected="even blocks, 2^(factors - 1) of which divide the input",
-            )
+        """Return the rotations of one site."""
         weight_at(site, anatomy)  # that each forward pass reads
-        return ButterflyRotation(site, size, self.factors)
+        return ButterflyRotation(site, self._block(site), self.factors)
 
     def size(self, site: Site, rank: int) -> int:
         """Return m d_in (size - 1) / 2 + d_out."""
-        size = divisor(site.d_in, self.block)
+        size = self._block(site)
         return self.factors * (site.d_in // size) * (size * (size - 1) // 2) + site.d_out
+
+    def _block(self, site: Site) -> int:
+        """Return the size of a block; half blocks are permuted where there are several factors.
+
+        Raises:
+            SiteError: 2^factors does not divide the size of the input.
+        """
+        if self.factors == 1:
+            return divisor(site.d_in, self.block)
+        halves, rest = divmod(site.d_in, 1 << self.factors)
+        if rest:
+            raise SiteError(
+                f"boft has {self.factors} factors of {site.d_in} features at {site.id}",
+                expected="factors with a power of two that divides the size of the input",
+            )
+        return 2 * divisor(halves, self.block // 2)

@@ -58,6 +58,8 @@ REFUSED: dict[tuple[str, str], type[Exception]] = {
 ALL_CELLS = [(m, a) for m in sorted(METHODS) for a in tiny_models.ARCHITECTURES]
 # An encoder, a decoder and both: every method runs on these.
 EVERY_METHOD_ON = ("bert", "llama", "t5")
+# Of methods with one signature, those that are used most stand for all.
+FIRST = ("lora", "ia3", "pissa", "dora")
 
 
 # DeBERTa-v2 applies these projections to its relative positions too, which belong to no row.
@@ -101,7 +103,7 @@ def _declared(module: Any, site: Any) -> tuple[Any, ...]:
             "affine", "reads_weight", "source", "positions", "counts_padding",
         )),
         bool(getattr(module, "skipped_positions", 0)),
-        type(module).stack is not None,
+        "stack" in vars(type(module)),
         isinstance(module, _site_module.OutputModule) and module.factors() is not None,
         any(True for _ in module.buffers()),
         any(isinstance(each, _site_module.SharedModule) for each in inner),
@@ -138,7 +140,7 @@ def signature(method: str) -> frozenset[Any]:
 def representatives() -> dict[str, str]:
     """Return each method's representative: of its signature, the one that fits most backbones."""
     refused = Counter(method for method, _ in REFUSED)
-    by_fit = sorted(METHODS, key=lambda method: (refused[method], method))
+    by_fit = sorted(METHODS, key=lambda name: (refused[name], name not in FIRST, name))
     first: dict[frozenset[Any], str] = {}
     return {method: first.setdefault(signature(method), method) for method in by_fit}
 
