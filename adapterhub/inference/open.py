@@ -427,6 +427,11 @@ class PulledAdapter:
     location: tuple[str, str | None]
 
     @property
+    def reference(self) -> str:
+        """What was asked for, with the version that it means."""
+        return str(self.fetched.reference or self.source.reference)
+
+    @property
     def needs_own_model(self) -> str:
         """Why no other adapter may be on its model; "" if others may.
 
@@ -439,7 +444,7 @@ class PulledAdapter:
         return "it has a row of sites of its own" if FAMILY in self.manifest.training else ""
 
     @property
-    def model_class(self) -> Hashable:
+    def model_class(self) -> tuple[Hashable, ...]:
         """What its model must be besides its backbone: class, pooling, weights."""
         return TASK_MODELS[self.record.kind].auto, self.record.task.pooling, *self.stored_form
 
@@ -450,16 +455,22 @@ class PulledAdapter:
         return recipe.get("dtype"), recipe.get("quantize")
 
     def load_model(
-        self, backbone: str | None = None, kind: str | None = None
+        self,
+        backbone: str | None = None,
+        kind: str | None = None,
+        dtype: str | None = None,
+        quantize: str | None = None,
     ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """Load its backbone, ready to compute, and the tokenizer.
 
         `backbone` is where to load it from, if not from the place in the manifest; `kind` is that
-        of the model, if not the adapter's.
+        of the model, if not the adapter's; `dtype` and `quantize` replace those of its training.
         """
         model, tokenizer = load_bare_backbone(
             self.fetched.folder,
             backbone,
+            dtype,
+            quantize,
             head=self.source.head,
             task=self.source.task,
             kind=kind,
@@ -495,8 +506,13 @@ def read_source(
     registry: str | Path | None = None,
     *,
     signed: bool = False,
+    refuse_yanked: bool = False,
+    among: str | None = None,
 ) -> PulledAdapter:
     """Pull an adapter, verify it, and read what it needs; no model is loaded.
+
+    `refuse_yanked` makes an error of a version that was yanked; `among` is the id or fingerprint of
+    a backbone, whose adapter is meant where several have one of this name.
 
     Raises:
         ConfigError: it has several heads and none is named, or no task.
@@ -505,7 +521,13 @@ def read_source(
         FileError: its files are broken.
         SignatureError: a signature is required, and there is none by a trusted key.
     """
-    fetched = pull_verified(source.reference, registry=registry, signed=signed)
+    fetched = pull_verified(
+        source.reference,
+        backbone=among,
+        registry=registry,
+        signed=signed,
+        refuse_yanked=refuse_yanked,
+    )
     if source.digest and digest_of(fetched.folder) != source.digest:
         raise MismatchError(
             f"{source.reference} is another adapter here than where the job was started",

@@ -8,30 +8,41 @@ another one, so that it has nothing else to do.
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
 
-from adapterhub.errors import AdapterhubError, one_line
+from adapterhub.errors import AdapterhubError, ConfigError, one_line
 from adapterhub.inference.open import AdapterSource
-from adapterhub.serving.adapters import ModelUse, ServedAdapters, Source
+from adapterhub.serving.adapters import BareBackbone, ModelUse, ServedAdapters, Source
 from adapterhub.serving.batches import RequestSize, choose_batch
-from adapterhub.serving.models import Answer, ServedAdapter
+from adapterhub.serving.generation import GenerationOptions, TextGeneration
+from adapterhub.serving.models import Answer, ClassModel, ServedAdapter, ServedModels
+from adapterhub.serving.prompts import Prompt, encode_prompt
 from adapterhub.serving.refusals import (
     DeadlineError,
     OverloadedError,
     StoppedError,
     TooLargeError,
+    TooLongError,
+    is_out_of_memory,
 )
 from adapterhub.serving.requests import EncodedInput
+from adapterhub.serving.sampling import NextToken
+from adapterhub.serving.text_pieces import TextPieces
+from adapterhub.serving.writers import WriteRequest
+from adapterhub.serving.writing import Writers
+from adapterhub.tasks._writing import Writing
 
 T = TypeVar("T")
 LOOKED_AT = 512  # of the waiting requests: the oldest ones, of which a batch is chosen
@@ -46,10 +57,24 @@ class ServedFuture(Future[dict[str, Any]]):
     Attributes:
         reference: the adapter that answers, with its version, as soon as that is known.
         digest: the sha256 of its manifest.
+        tokens: how many are computed for it.
+        lost: how many tokens of its input were cut.
     """
 
     reference: str = ""
     digest: str = ""
+    tokens: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True)
+class ComputedBatch:
+    """What a batch has cost: its rows, tokens, positions with padding, and seconds."""
+
+    rows: int
+    tokens: int
+    positions: int
+    seconds: float
 
 
 @dataclass(eq=False)
@@ -61,6 +86,20 @@ class _Request:
     encoded: EncodedInput
     size: RequestSize
     deadline: float | None
+
+
+@dataclass(eq=False)
+class _Asked:
+    """Something that is asked of an adapter, which may have to be loaded first.
+
+    `size` is about how many tokens it has; `queue` queues it, once the adapter is there, and `fail`
+    tells the client that it is not computed.
+    """
+
+    source: Source
+    size: int
+    queue: Callable[[ServedAdapter], None]
+    fail: Callable[[BaseException], object]
 
 
 class ServingEngine:
@@ -77,12 +116,18 @@ class ServingEngine:
         backbone: where the backbone of all adapters is loaded from; by default from where each of
             them records. Its fingerprint must match. It is also what `submit(None, ...)` means.
         registry: the registry, if not the user's own.
+        among: the id or fingerprint of the backbone that names of the registry are looked up for,
+            where several backbones have an adapter of one name.
         signed: whether a signature by a trusted key is required, also where the configuration does
             not.
         batch_tokens: the most positions that are computed at once, with padding.
         queue_tokens: the most tokens that wait.
         adapter_memory: the bytes of adapters that are kept; the least recently used ones leave,
             except for those in use and pinned ones.
+        dtype: that of all backbones, if not the one of each adapter's training.
+        quantize: the quantization of all backbones, likewise.
+        cache_tokens: the most tokens of texts that are written whose keys and values are kept; more
+            texts wait.
     """
 
     def __init__(
@@ -90,27 +135,41 @@ class ServingEngine:
         backbone: str | None = None,
         *,
         registry: str | Path | None = None,
+        among: str | None = None,
         signed: bool = False,
         batch_tokens: int | None = None,
         queue_tokens: int = 1 << 17,
         adapter_memory: int = 2 << 30,
+        dtype: str | None = None,
+        quantize: str | None = None,
+        cache_tokens: int | None = None,
     ) -> None:
         on_cpu = not torch.cuda.is_available()
         self.batch_tokens = batch_tokens or (CPU_POSITIONS if on_cpu else OTHER_POSITIONS)
         self.queue_tokens = queue_tokens
         self.counts: Counter[str] = Counter()
         """What happened: requests, answers, batches, rows, tokens, positions, expired, ..."""
+        self.on_batch: Callable[[ComputedBatch], None] = lambda batch: None
+        """Called in the compute thread after each batch."""
         self._changed = threading.Condition()
         self._waiting: deque[_Request] = deque()
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._pending: set[ServedFuture] = set()  # whose adapter is being loaded
+        self._pending: set[_Asked] = set()  # whose adapter is being loaded
+        self._writers = Writers(batch_tokens, cache_tokens, self._between_steps, self.counts)
         self._queued = 0  # tokens
         self._rate = 0.0  # tokens per second, 0: unknown
         self._computing = False
+        self._began = 0.0  # when it began to compute
         self._closing = False
         self._stopped: StoppedError | None = None  # why nothing is computed any more
         self.adapters = ServedAdapters(
-            backbone, registry, signed, adapter_memory, self._between_batches
+            ServedModels(backbone, dtype, quantize),
+            registry,
+            among,
+            signed,
+            adapter_memory,
+            self._between_batches,
+            self._writers.forget,
         )
         self._thread = threading.Thread(target=self._run, name="adapterhub-compute", daemon=True)
         self._thread.start()
@@ -132,16 +191,35 @@ class ServingEngine:
         return not self._closing and self._stopped is None and self._thread.is_alive()
 
     @property
+    def problem(self) -> StoppedError | None:
+        """Why nothing is computed any more; None while it is."""
+        return self._stopped
+
+    def busy_seconds(self) -> float:
+        """Return for how long the thread has computed one batch; 0 while it waits."""
+        return time.monotonic() - self._began if self._computing else 0.0
+
+    @property
     def queued_tokens(self) -> int:
         """The tokens of the requests that wait."""
         return self._queued
+
+    @property
+    def queued_requests(self) -> int:
+        """How many requests wait."""
+        return len(self._waiting) + len(self._pending)
 
     def expected_wait(self) -> float:
         """Return the seconds until what waits now is computed, at the measured rate."""
         return self._queued / self._rate if self._rate else 0.0
 
     def submit(
-        self, adapter: str | AdapterSource | None, given: Any, deadline: float | None = None
+        self,
+        adapter: str | AdapterSource | None,
+        given: Any,
+        deadline: float | None = None,
+        *,
+        truncate: bool = True,
     ) -> ServedFuture:
         """Ask for the answer of an adapter to one input.
 
@@ -153,6 +231,8 @@ class ServingEngine:
                 the backbone without an adapter.
             given: one input, as `Predictor.predict` takes it: a text, a tuple of texts, or a row.
             deadline: the seconds from now after which the answer is worth nothing.
+            truncate: cut an input that is longer than the adapter's longest; otherwise it is an
+                error.
 
         Raises:
             OverloadedError: the queue is full.
@@ -160,24 +240,123 @@ class ServingEngine:
         """
         future = ServedFuture()
         ends = None if deadline is None else time.monotonic() + deadline
-        source = AdapterSource(adapter) if isinstance(adapter, str) else adapter
+
+        def queue(served: ServedAdapter) -> None:
+            encoded = served.model.encode(given, served)
+            request = _Request(future, served, encoded, encoded.size, ends)
+            future.reference, future.digest = served.reference, served.digest
+            future.tokens, future.lost = request.size.tokens, encoded.lost
+            if encoded.lost and not truncate:
+                raise TooLongError(encoded.lost, served.predictor.max_length)
+            self._queue(request.size.tokens, lambda: self._waiting.append(request))
+
+        self._admit()
+        source = _source(adapter, BareBackbone.VECTORS)
+        self._accept(_Asked(source, _about(given), queue, lambda error: _fail(future, error)))
+        return future
+
+    def generate(
+        self,
+        adapter: str | AdapterSource | None,
+        prompt: Prompt,
+        options: GenerationOptions | None = None,
+        deadline: float | None = None,
+    ) -> TextGeneration:
+        """Ask an adapter to write a text.
+
+        Texts of any adapters are written together. Errors come as those of `submit` do.
+
+        Args:
+            adapter: as in `submit`; None: the backbone without an adapter.
+            prompt: a text to go on from, or a chat as a list of messages, which is written as in
+                the training of the adapter.
+            options: how it is written.
+            deadline: the seconds from now after which the text is worth nothing.
+
+        Raises:
+            OverloadedError: the queue is full.
+            StoppedError: the engine was closed, or its thread died.
+        """
+        generation, how = TextGeneration(), options or GenerationOptions()
+        ends = None if deadline is None else time.monotonic() + deadline
+        seed = secrets.randbits(63) if how.seed is None else how.seed
+
+        def queue(served: ServedAdapter) -> None:
+            request = self._write_request(generation, served, prompt, NextToken(how, seed, 0), ends)
+            generation.reference, generation.digest = served.reference, served.digest
+
+            def append() -> None:
+                request.ahead = self._queued
+                self._writers.waiting.append(request)
+                self._writers.unfinished.add(request)
+
+            self._queue(len(request.prompt.ids), append)
+
+        self._admit()
+        source = _source(adapter, BareBackbone.TEXTS)
+        self._accept(_Asked(source, _about(prompt), queue, generation.finish))
+        return generation
+
+    def _write_request(
+        self,
+        generation: TextGeneration,
+        served: ServedAdapter,
+        prompt: Prompt,
+        first: NextToken,
+        deadline: float | None,
+    ) -> WriteRequest:
+        model, options = served.model, first.options
+        if not isinstance(model, ClassModel):
+            served.predictor.writing(Writing())  # says why it writes no texts
+            raise ConfigError(f"{served.reference} writes no texts")
+        with model.encoding:
+            encoded = encode_prompt(prompt, served, options)
+        before = encoded.ids if encoded.continues else []
+        pieces = TextPieces(self._writers.decoder(model), before, options.stop)
+        return WriteRequest(
+            generation,
+            served,
+            encoded,
+            first,
+            pieces,
+            deadline,
+            self._begun,
+            self._left,
+            encoded.limit,
+        )
+
+    def _admit(self) -> None:
+        """Count a request.
+
+        Raises:
+            OverloadedError: the queue is full.
+            StoppedError: the engine was closed, or its thread died.
+        """
         with self._changed:
             self._refuse_stopped()
             if self._queued >= self.queue_tokens:
                 self.counts["refused"] += 1
                 raise OverloadedError(self._queued, self.queue_tokens, self.expected_wait())
             self.counts["requests"] += 1
-        self._accept(future, source, given, ends)
-        return future
 
-    def pin(self, *adapters: str | AdapterSource | None) -> None:
+    def _queue(self, tokens: int, append: Callable[[], None]) -> None:
+        with self._changed:
+            if self._stopped is not None:
+                raise self._stopped
+            append()
+            self._queued += tokens
+            self._changed.notify_all()
+
+    def pin(self, *adapters: str | AdapterSource | BareBackbone | None) -> None:
         """Load adapters, and keep them in memory.
+
+        None is the backbone without an adapter, for vectors; `BareBackbone.TEXTS` for texts.
 
         Raises:
             AdapterhubError: one cannot be loaded.
         """
         for each in adapters:
-            self.adapters.pin(AdapterSource(each) if isinstance(each, str) else each)
+            self.adapters.pin(_source(each, BareBackbone.VECTORS))
 
     def refresh(self) -> int:
         """Notice references that mean another version now, and load these.
@@ -209,7 +388,8 @@ class ServingEngine:
             self._thread.join(drain_seconds)
 
     def _is_drained(self) -> bool:
-        return self._stopped is not None or not (self._waiting or self._pending or self._computing)
+        left = self._waiting or self._pending or self._computing or self._writers.unfinished
+        return self._stopped is not None or not left
 
     def _refuse_stopped(self) -> None:
         if self._closing:
@@ -219,62 +399,44 @@ class ServingEngine:
 
     # In the threads that submit, and in the one that loads
 
-    def _accept(
-        self, future: ServedFuture, source: Source, given: Any, deadline: float | None
-    ) -> None:
-        """Encode an input and queue it, now or when its adapter is loaded."""
-        found = self.adapters.find(source)
+    def _accept(self, asked: _Asked) -> None:
+        """Queue what is asked for, now or when its adapter is loaded."""
+        found = self.adapters.find(asked.source)
         if found.done():
-            self._encode(found, future, source, given, deadline)
+            self._with_adapter(found, asked)
             return
-        size = len(str(given)) // _CHARACTERS + 2
         with self._changed:
-            self._pending.add(future)
-            self._queued += size
+            self._pending.add(asked)
+            self._queued += asked.size
 
         def loaded(found: Future[ServedAdapter]) -> None:
             try:
-                self._encode(found, future, source, given, deadline)
+                self._with_adapter(found, asked)
             finally:
                 with self._changed:
-                    self._pending.discard(future)
-                    self._queued -= size
+                    self._pending.discard(asked)
+                    self._queued -= asked.size
                     self._changed.notify_all()
 
         found.add_done_callback(loaded)
 
-    def _encode(
-        self,
-        found: Future[ServedAdapter],
-        future: ServedFuture,
-        source: Source,
-        given: Any,
-        deadline: float | None,
-    ) -> None:
+    def _with_adapter(self, found: Future[ServedAdapter], asked: _Asked) -> None:
         try:
             served = found.result()
             if not self.adapters.begin_use(served):  # it has left memory just now
-                self._accept(future, source, given, deadline)
+                self._accept(asked)
                 return
         except CancelledError:  # its adapter was not loaded any more
-            _fail(future, self._stopped or StoppedError("the engine is closed"))
+            asked.fail(self._stopped or StoppedError("the engine is closed"))
             return
         except BaseException as error:  # of the adapter
-            _fail(future, error)
+            asked.fail(error)
             return
         try:
-            encoded = served.model.encode(given, served)
-            request = _Request(future, served, encoded, encoded.size, deadline)
-            future.reference, future.digest = served.reference, served.digest
-            with self._changed:
-                if self._stopped is not None:
-                    raise self._stopped
-                self._waiting.append(request)
-                self._queued += request.size.tokens
-                self._changed.notify_all()
+            asked.queue(served)
         except BaseException as error:
             self.adapters.end_use(served)
-            _fail(future, error)
+            asked.fail(error)
 
     def _between_batches(self, function: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
@@ -296,36 +458,69 @@ class ServingEngine:
             self._stop(_dead(error))
         else:
             self._stop(StoppedError("the engine is closed"))
+        finally:
+            self._writers.close()
 
     def _step(self) -> bool:
         """Do what waits: change a model, or compute a batch; return False at the end."""
         with self._changed:
             self._computing = False
             self._changed.notify_all()  # of what `close` waits for
-            self._changed.wait_for(lambda: self._jobs or self._waiting or self._ends())
+            self._changed.wait_for(self._has_work)
             jobs, self._jobs = self._jobs, deque()
             batch = [] if jobs else self._take()
-            if not (jobs or batch or self._waiting) and self._ends():
+            writes = self._writers.busy
+            if not (jobs or batch or self._waiting or writes) and self._ends():
                 return False
-            self._computing = True
+            self._began, self._computing = time.monotonic(), True
         for function, future in jobs:
             _run_job(function, future)
         if batch:
             self._answer(batch)
+        if writes and not jobs:
+            self._writers.step()
         return True
 
+    def _has_work(self) -> bool:
+        return bool(self._jobs or self._waiting or self._writers.busy or self._ends())
+
+    def _between_steps(self) -> None:
+        """Compute a batch, and a step of texts, of other models than those that compute now."""
+        with self._changed:
+            batch = self._take()
+        if batch:
+            self._answer(batch)
+        self._writers.step()
+
+    def _begun(self, request: WriteRequest) -> None:
+        """Count the prompt of a text no longer among those that wait."""
+        tokens = len(request.prompt.ids)
+        self.counts["prompt_tokens"] += tokens
+        with self._changed:
+            self._queued -= tokens
+            self._measure(request.ahead, time.monotonic() - request.queued)
+
+    def _left(self, request: WriteRequest) -> None:
+        """Count a text that has ended."""
+        self.counts[request.generation.outcome] += 1
+        self.adapters.end_use(request.served)
+        with self._changed:
+            self._writers.unfinished.discard(request)
+            self._changed.notify_all()
+
     def _ends(self) -> bool:
-        done = not (self._waiting or self._pending)
+        done = not (self._waiting or self._pending or self._writers.busy)
         return self._stopped is not None or (self._closing and done)
 
     def _take(self) -> list[_Request]:
         """Take the requests of the next batch out of the queue."""
         self._drop_expired()
-        if not self._waiting:
+        first = islice(self._waiting, LOOKED_AT)
+        looked_at = [r for r in first if r.served.model not in self._writers.computing]
+        if not looked_at:
             return []
-        oldest = self._waiting[0]
+        oldest = looked_at[0]
         key = oldest.served.model.batch_key(oldest.served)
-        looked_at = [self._waiting[n] for n in range(min(len(self._waiting), LOOKED_AT))]
         fitting = [r for r in looked_at if r.served.model.batch_key(r.served) == key]
         chosen = [fitting[n] for n in choose_batch([r.size for r in fitting], self.batch_tokens)]
         self._remove(chosen)
@@ -385,7 +580,7 @@ class ServingEngine:
         try:
             return batch[0].served.model.compute([(r.served, r.encoded) for r in batch])
         except Exception as error:
-            out_of_memory = _is_out_of_memory(error)
+            out_of_memory = is_out_of_memory(error)
             failed: Answer = _too_large(batch[0], error) if out_of_memory else error
         if out_of_memory and torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -398,12 +593,19 @@ class ServingEngine:
     def _count(self, batch: Sequence[_Request], seconds: float) -> None:
         rows = sum(each.size.rows for each in batch)
         tokens = sum(each.size.tokens for each in batch)
+        positions = rows * max(each.size.longest for each in batch)
         self.counts["batches"] += 1
         self.counts["rows"] += rows
         self.counts["tokens"] += tokens
-        self.counts["positions"] += rows * max(each.size.longest for each in batch)
-        rate = tokens / max(seconds, 1e-6)
-        self._rate = rate if not self._rate else (1 - _SLOWER) * self._rate + _SLOWER * rate
+        self.counts["positions"] += positions
+        self.on_batch(ComputedBatch(rows, tokens, positions, seconds))
+        self._measure(tokens, seconds)
+
+    def _measure(self, tokens: int, seconds: float) -> None:
+        """Measure the rate at which tokens leave the queue."""
+        if tokens:
+            rate = tokens / max(seconds, 1e-6)
+            self._rate = rate if not self._rate else (1 - _SLOWER) * self._rate + _SLOWER * rate
 
     def _stop(self, error: StoppedError) -> None:
         """Compute nothing any more, and fail all that waits."""
@@ -415,10 +617,23 @@ class ServingEngine:
             self._changed.notify_all()
         for request in requests:
             self.adapters.end_use(request.served)
-        for future in (*(each.future for each in requests), *pending):
-            _fail(future, error)
+            _fail(request.future, error)
+        for asked in pending:
+            asked.fail(error)
+        self._writers.fail(error)
         for _, job in jobs:
             _fail(job, error)
+
+
+def _source(adapter: str | Source | None, bare: BareBackbone) -> Source:
+    if adapter is None:
+        return bare
+    return AdapterSource(adapter) if isinstance(adapter, str) else adapter
+
+
+def _about(given: Any) -> int:
+    """Return about how many tokens an input has that is not encoded yet."""
+    return len(str(given)) // _CHARACTERS + 2
 
 
 def _run_job(function: Callable[[], Any], future: Future[Any]) -> None:
@@ -452,10 +667,3 @@ def _too_large(request: _Request, error: Exception) -> AdapterhubError:
         offenders=[one_line(str(error))],
         hint="a shorter input, or another device",
     )
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether an allocation has failed; on the processor torch says so in words only."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

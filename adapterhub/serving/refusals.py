@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from adapterhub.errors import ServingError, counted
+import torch
+
+from adapterhub.errors import DataError, ServingError, counted
 
 
 class OverloadedError(ServingError):
@@ -22,11 +24,11 @@ class OverloadedError(ServingError):
 
 
 class DeadlineError(ServingError):
-    """The deadline of a request has passed; it was not computed."""
+    """The deadline of a request has passed; it is not computed, or not to its end."""
 
-    def __init__(self, late: float) -> None:
+    def __init__(self, late: float, what: str = "computed") -> None:
         super().__init__(
-            f"the deadline passed {late:.3f} s before the request was computed",
+            f"the deadline passed {late:.3f} s before the request was {what}",
             expected="a deadline that is longer than the queue",
             hint="a longer deadline, or fewer requests at once",
         )
@@ -42,3 +44,21 @@ class ComputationError(ServingError):
 
 class TooLargeError(ServingError):
     """The memory of the device does not suffice for one request alone."""
+
+
+class TooLongError(DataError):
+    """An input is longer than the adapter's longest, and may not be cut."""
+
+    def __init__(self, lost: int, limit: int) -> None:
+        super().__init__(
+            f"the input is too long: {counted(lost, 'token')} would be cut",
+            expected=f"at most {limit:,} tokens",
+            hint='a shorter input, or "truncate": true',
+        )
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an allocation has failed; on the processor torch says so in words only."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

@@ -1,0 +1,388 @@
+"""Hugging Face Inference: `POST /models/{reference}`, as `InferenceClient` asks an endpoint.
+
+The client sends `inputs` and `parameters` to one address, whatever the task: what the adapter
+prints decides the form of the answer, and the form of `inputs` what is asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import RootModel
+from starlette.responses import Response
+
+from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
+from adapterhub.serving.http.errors import RequestError
+from adapterhub.serving.http.hugging_face_inputs import (
+    InferenceRequest,
+    inference_inputs,
+    listed_at_most,
+)
+from adapterhub.serving.http.hugging_face_texts import written_texts
+from adapterhub.serving.http.openai_generation import (
+    ChatRequest,
+    ChatResponse,
+    answer_chat,
+    chat_example,
+)
+from adapterhub.serving.http.shapes import (
+    gives_classes,
+    gives_scores,
+    gives_vectors,
+    printed_names,
+    ranked_classes,
+    refuse_unless,
+    writes_texts,
+    wrong_shape,
+)
+from adapterhub.serving.http.text_embeddings import EndpointInfo, endpoint_info
+from adapterhub.tasks.masked_lm import LISTED_FILLS
+
+_ENTAILS = "entail"  # how the name of the class begins that says yes in natural language inference
+_TEMPLATE = "This example is {}."
+
+
+class InferenceResponse(RootModel[Any]):
+    """What the client reads of the task."""
+
+
+async def _infer(call: Call) -> Any:
+    asked: InferenceRequest = call.body
+    model = call.path_params["reference"]
+    facts = await call.facts(model)
+    for fits, answer in _ANSWERS:
+        if fits(facts, asked):
+            return await answer(call, facts, asked)
+    raise wrong_shape(call, facts)
+
+
+async def _answers(
+    call: Call, facts: AdapterFacts, asked: InferenceRequest
+) -> tuple[list[dict[str, Any]], bool]:
+    inputs, single = inference_inputs(asked.inputs)
+    return (await call.predict(facts.model, inputs, truncate=asked.truncates)).answers, single
+
+
+# Classes
+
+
+async def _classes(
+    call: Call, facts: AdapterFacts, asked: InferenceRequest
+) -> list[list[dict[str, Any]]]:
+    own = "sigmoid" if "labels" in printed_names(facts) else "softmax"
+    if "value" in printed_names(facts):
+        own = "none"
+    refuse_unless(asked.options, {"function_to_apply": (own,)})
+    most = listed_at_most(asked.options, "top_k")
+    answers, _ = await _answers(call, facts, asked)
+    return [
+        [{"label": label, "score": score} for label, score in ranked_classes(each)[:most]]
+        for each in answers
+    ]
+
+
+async def _zero_shot(
+    call: Call, facts: AdapterFacts, asked: InferenceRequest
+) -> list[Any] | list[dict[str, Any]]:
+    """Answer with the probabilities of labels that the request names.
+
+    They are the adapter's own, or hypotheses for an adapter that was trained to say whether one
+    text follows from another (Yin et al. 2019, https://arxiv.org/abs/1909.00161).
+    """
+    labels = _candidates(asked.options)
+    texts, single = inference_inputs(asked.inputs)
+    if not all(isinstance(each, str) for each in texts):
+        raise RequestError("a pair of texts", parameter="inputs", expected="a text, or several")
+    entails = next((n for n in facts.labels if n.lower().startswith(_ENTAILS)), None)
+    if facts.texts == 2 and entails is not None:
+        found = await _entailed(call, facts, texts, labels, entails, asked.options)
+    else:
+        found = await _own_labels(call, facts, texts, labels, asked.options)
+    ranked = [_ranked(labels, each) for each in found]
+    return ranked[0] if single else ranked
+
+
+async def _own_labels(
+    call: Call,
+    facts: AdapterFacts,
+    texts: Sequence[Any],
+    labels: list[str],
+    options: Mapping[str, Any],
+) -> list[list[float]]:
+    """Return the probabilities of labels that an adapter was trained for."""
+    answers = (await call.predict(facts.model, texts)).answers if gives_classes(facts) else []
+    known = answers[0]["scores"] if answers else {}
+    if unknown := [each for each in labels if each not in known]:
+        raise RequestError(
+            f"{facts.reference} was not trained for the label {unknown[0][:40]!r}",
+            parameter="candidate_labels",
+            expected=", ".join(list(known)[:20]) or "an adapter with labels",
+            hint="an adapter for pairs of texts with a class entailment takes any labels",
+        )
+    scores = [[each["scores"][name] for name in labels] for each in answers]
+    return scores if options.get("multi_label") else [_shares(each) for each in scores]
+
+
+def _candidates(options: Mapping[str, Any]) -> list[str]:
+    labels = options.get("candidate_labels")
+    if isinstance(labels, str):
+        labels = [each.strip() for each in labels.split(",")]
+    if not labels or not isinstance(labels, list) or not all(isinstance(n, str) for n in labels):
+        raise RequestError(
+            "no labels", parameter="candidate_labels", expected="a list of one text or more"
+        )
+    return labels
+
+
+async def _entailed(
+    call: Call,
+    facts: AdapterFacts,
+    texts: Sequence[Any],
+    labels: list[str],
+    entails: str,
+    options: Mapping[str, Any],
+) -> list[list[float]]:
+    """Return how far each text entails the hypothesis of each label."""
+    template = options.get("hypothesis_template") or _TEMPLATE
+    if not isinstance(template, str) or "{}" not in template:
+        raise RequestError(
+            "a template without a place for the label",
+            parameter="hypothesis_template",
+            expected="a text with {}",
+        )
+    pairs = [(text, template.replace("{}", label)) for text in texts for label in labels]
+    found = await call.predict(facts.model, pairs)
+    scores = [_entailment(answer["scores"], entails) for answer in found.answers]
+    rows = [scores[n : n + len(labels)] for n in range(0, len(scores), len(labels))]
+    if options.get("multi_label") or len(labels) == 1:
+        return [[against for _, against in row] for row in rows]
+    return [_shares([alone for alone, _ in row]) for row in rows]
+
+
+def _entailment(scores: Mapping[str, float], entails: str) -> tuple[float, float]:
+    """Return the probability of entailment, and that against contradiction alone."""
+    yes = scores[entails]
+    against = [value for name, value in scores.items() if name.lower().startswith("contra")]
+    no = against[0] if against else 1 - yes
+    return yes, yes / max(yes + no, 1e-12)
+
+
+def _shares(values: Sequence[float]) -> list[float]:
+    total = max(sum(values), 1e-12)
+    return [value / total for value in values]
+
+
+def _ranked(labels: Sequence[str], scores: Sequence[float]) -> list[dict[str, Any]]:
+    pairs = sorted(zip(labels, scores, strict=True), key=lambda each: -each[1])
+    return [{"label": label, "score": score} for label, score in pairs]
+
+
+# Spans
+
+
+async def _entities(call: Call, facts: AdapterFacts, asked: InferenceRequest) -> list[Any]:
+    groups = ("simple", "first", "average", "max")
+    refuse_unless(asked.options, {"aggregation_strategy": groups})
+    ignored = asked.options.get("ignore_labels") or []
+    if not isinstance(ignored, list):
+        raise RequestError(
+            "ignore_labels is no list", parameter="ignore_labels", expected="a list of texts"
+        )
+    answers, single = await _answers(call, facts, asked)
+    found = [
+        [_entity(each) for each in answer["entities"] if each["kind"] not in ignored]
+        for answer in answers
+    ]
+    return found[0] if single else found
+
+
+def _entity(entity: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "entity_group": entity["kind"],
+        "score": entity["score"],
+        "word": entity["text"],
+        "start": entity["start"],
+        "end": entity["end"],
+    }
+
+
+async def _answer_spans(
+    call: Call, facts: AdapterFacts, asked: InferenceRequest
+) -> list[Any] | dict[str, Any]:
+    refuse_unless(asked.options, {"top_k": (1,)})
+    answers, single = await _answers(call, facts, asked)
+    found = [
+        {name: each[name] for name in ("answer", "start", "end")}
+        | {"score": _sigmoid(each["score"])}
+        for each in answers
+    ]
+    return found[0] if single else found
+
+
+def _sigmoid(margin: float) -> float:
+    """Return the share of an answer whose logit is higher than that of no answer by a margin."""
+    return (1 + math.tanh(margin / 2)) / 2
+
+
+async def _fills(call: Call, facts: AdapterFacts, asked: InferenceRequest) -> list[Any]:
+    refuse_unless(asked.options, {"targets": ([],)})
+    most = listed_at_most(asked.options, "top_k", LISTED_FILLS)
+    answers, single = await _answers(call, facts, asked)
+
+    def filled() -> list[Any]:
+        with facts.served.model.encoding:
+            return [_filled(each, facts, most) for each in answers]
+
+    found = await call.with_tokenizer(facts, filled)
+    return found[0] if single else found
+
+
+def _filled(answer: Mapping[str, Any], facts: AdapterFacts, most: int | None) -> list[Any]:
+    """Return the best tokens for the mask of a text; of several masks, a list for each."""
+    tokenizer = facts.tokenizer
+    mask, text = str(tokenizer.mask_token), str(answer["text"])
+    parts = text.split(mask)
+    if len(parts) - 1 != len(answer["fills"]):  # the end of the text was cut
+        parts = [*parts[: len(answer["fills"])], mask.join(parts[len(answer["fills"]) :])]
+    found = []
+    for number, fill in enumerate(answer["fills"]):
+        before, after = mask.join(parts[: number + 1]), mask.join(parts[number + 1 :])
+        found.append(
+            [
+                {
+                    "score": score,
+                    "token": _token_id(tokenizer, token),
+                    "token_str": token,
+                    "sequence": f"{before}{token}{after}",
+                }
+                for token, score in list(fill.items())[:most]
+            ]
+        )
+    return found[0] if len(found) == 1 else found
+
+
+def _token_id(tokenizer: Any, token: str) -> int | None:
+    """Return the number of a token, which some tokenizers know with a space in front only."""
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (token, f" {token}")]
+    return next((each[0] for each in ids if len(each) == 1), None)
+
+
+# Vectors
+
+
+async def _vectors(call: Call, facts: AdapterFacts, asked: InferenceRequest) -> list[Any]:
+    refuse_unless(
+        asked.options,
+        {"normalize": (True,), "prompt_name": ("query",), "encoding_format": ("float",)},
+    )
+    answers, single = await _answers(call, facts, asked)
+    vectors = [answer["vector"] for answer in answers]
+    refuse_unless(asked.options, {"dimensions": (len(vectors[0]),)})
+    return list(vectors[0]) if single else vectors
+
+
+async def _similarities(call: Call, facts: AdapterFacts, asked: InferenceRequest) -> list[float]:
+    source, others = asked.inputs["source_sentence"], asked.inputs.get("sentences")
+    texts = [source, *(others if isinstance(others, list) else [])]
+    if not isinstance(others, list) or not others or not all(isinstance(t, str) for t in texts):
+        raise RequestError(
+            "no sentences", parameter="sentences", expected="a list of one text or more"
+        )
+    found = await call.predict(facts.model, [(source, each) for each in others])
+    return [float(each["similarity"]) for each in found.answers]
+
+
+# Chats, and what is known of an adapter
+
+
+async def _chat(call: Call) -> ChatResponse | Response:
+    asked: ChatRequest = call.body
+    return await answer_chat(call, asked, call.path_params["reference"])
+
+
+async def _info(call: Call) -> EndpointInfo:
+    return endpoint_info(call, await call.facts(call.path_params["reference"]))
+
+
+async def _health(call: Call) -> Response:
+    await call.facts(call.path_params["reference"])
+    return Response(status_code=200 if call.is_ready else 503)
+
+
+def _example(facts: AdapterFacts) -> dict[str, Any] | None:
+    if not any(fits(facts, InferenceRequest(inputs="")) for fits, _ in _ANSWERS):
+        return None
+    first, second = "The train leaves at nine.", "When does it leave?"
+    if {"answer", "start"} <= printed_names(facts):
+        return {"inputs": {"question": second, "context": first}}
+    mask = f"The train leaves at {facts.tokenizer.mask_token}."
+    text = mask if "fills" in printed_names(facts) else first
+    pair = {"text": first, "text_pair": second}
+    return {"inputs": pair if facts.texts == 2 else text}
+
+
+def _chat_example(facts: AdapterFacts) -> dict[str, Any] | None:
+    return chat_example(facts) if writes_texts(facts) else None
+
+
+def _asks_similarity(facts: AdapterFacts, asked: InferenceRequest) -> bool:
+    is_compared = isinstance(asked.inputs, Mapping) and "source_sentence" in asked.inputs
+    return gives_vectors(facts) and is_compared
+
+
+_ANSWERS: tuple[
+    tuple[Callable[[AdapterFacts, InferenceRequest], bool], Callable[..., Any]], ...
+] = (
+    (lambda f, a: gives_scores(f) and "candidate_labels" in a.options, _zero_shot),
+    (lambda f, a: gives_scores(f), _classes),
+    (lambda f, a: "entities" in printed_names(f), _entities),
+    (lambda f, a: {"answer", "score"} <= printed_names(f), _answer_spans),
+    (lambda f, a: "fills" in printed_names(f), _fills),
+    (_asks_similarity, _similarities),
+    (lambda f, a: gives_vectors(f), _vectors),
+    (lambda f, a: writes_texts(f), written_texts),
+)
+
+_TAGS = ("Hugging Face",)
+ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint(
+        "POST",
+        "/models/{reference:path}/v1/chat/completions",
+        "Write the next message of a chat",
+        ChatRequest,
+        ChatResponse,
+        _chat,
+        tags=_TAGS,
+        example=_chat_example,
+    ),
+    Endpoint(
+        "GET",
+        "/models/{reference:path}/info",
+        "Describe an adapter",
+        None,
+        EndpointInfo,
+        _info,
+        tags=_TAGS,
+    ),
+    Endpoint(
+        "GET",
+        "/models/{reference:path}/health",
+        "Load an adapter",
+        None,
+        None,
+        _health,
+        tags=_TAGS,
+    ),
+    Endpoint(
+        "POST",
+        "/models/{reference:path}",
+        "Ask an adapter, in the form of its task",
+        InferenceRequest,
+        InferenceResponse,
+        _infer,
+        tags=_TAGS,
+        example=_example,
+    ),
+)
