@@ -40,30 +40,49 @@ if TYPE_CHECKING:
     from adapterhub.methods._base import METHODS as METHODS
     from adapterhub.methods.adapterfusion import AdapterFusion as AdapterFusion
     from adapterhub.methods.bitfit import BitFit as BitFit
+    from adapterhub.methods.boft import BOFT as BOFT
     from adapterhub.methods.bottleneck import Houlsby as Houlsby
     from adapterhub.methods.bottleneck import Parallel as Parallel
     from adapterhub.methods.bottleneck import Pfeiffer as Pfeiffer
     from adapterhub.methods.bottleneck import ScaledParallel as ScaledParallel
+    from adapterhub.methods.c3a import C3A as C3A
     from adapterhub.methods.compacter import Compacter as Compacter
+    from adapterhub.methods.delora import DeLoRA as DeLoRA
     from adapterhub.methods.dora import DoRA as DoRA
+    from adapterhub.methods.fourierft import FourierFT as FourierFT
     from adapterhub.methods.freeze import Freeze as Freeze
     from adapterhub.methods.full import Full as Full
+    from adapterhub.methods.gralora import GraLoRA as GraLoRA
     from adapterhub.methods.head import Head as Head
+    from adapterhub.methods.hira import HiRA as HiRA
+    from adapterhub.methods.hra import HRA as HRA
     from adapterhub.methods.ia3 import IA3 as IA3
+    from adapterhub.methods.loha import LoHa as LoHa
+    from adapterhub.methods.lokr import LoKr as LoKr
     from adapterhub.methods.lora import LoRA as LoRA
     from adapterhub.methods.lora_plus import LoRAPlus as LoRAPlus
+    from adapterhub.methods.lora_xs import LoRAXS as LoRAXS
+    from adapterhub.methods.lora_xs import TinyLoRA as TinyLoRA
     from adapterhub.methods.mam import Mam as Mam
+    from adapterhub.methods.miss import MiSS as MiSS
     from adapterhub.methods.norms import Norms as Norms
+    from adapterhub.methods.oft import OFT as OFT
     from adapterhub.methods.p_tuning import PTuning as PTuning
     from adapterhub.methods.pissa import PiSSA as PiSSA
     from adapterhub.methods.prefix import Prefix as Prefix
     from adapterhub.methods.prompt import Prompt as Prompt
+    from adapterhub.methods.randlora import RandLoRA as RandLoRA
+    from adapterhub.methods.road import RoAd as RoAd
     from adapterhub.methods.rslora import RsLoRA as RsLoRA
     from adapterhub.methods.scalar_mix import ScalarMix as ScalarMix
     from adapterhub.methods.selected_parameters import SelectedParameters as SelectedParameters
+    from adapterhub.methods.shira import SHiRA as SHiRA
+    from adapterhub.methods.ssf import SSF as SSF
     from adapterhub.methods.staged import Staged as Staged
     from adapterhub.methods.unfreeze import Unfreeze as Unfreeze
     from adapterhub.methods.unipelt import UniPELT as UniPELT
+    from adapterhub.methods.vera import VeRA as VeRA
+    from adapterhub.methods.waveft import WaveFT as WaveFT
     from adapterhub.registry.changes import delete as delete
     from adapterhub.registry.changes import tag as tag
     from adapterhub.registry.changes import yank as yank
@@ -120,31 +139,50 @@ _LAZY = {
 # The classes of the methods, as objects with options: LoRA(rank=16).
 _LAZY |= {
     "AdapterFusion": "methods.adapterfusion",
+    "BOFT": "methods.boft",
     "BitFit": "methods.bitfit",
+    "C3A": "methods.c3a",
     "Compacter": "methods.compacter",
+    "DeLoRA": "methods.delora",
     "DoRA": "methods.dora",
+    "FourierFT": "methods.fourierft",
     "Freeze": "methods.freeze",
     "Full": "methods.full",
+    "GraLoRA": "methods.gralora",
+    "HRA": "methods.hra",
     "Head": "methods.head",
+    "HiRA": "methods.hira",
     "Houlsby": "methods.bottleneck",
     "IA3": "methods.ia3",
+    "LoHa": "methods.loha",
+    "LoKr": "methods.lokr",
     "LoRA": "methods.lora",
     "LoRAPlus": "methods.lora_plus",
+    "LoRAXS": "methods.lora_xs",
     "Mam": "methods.mam",
+    "MiSS": "methods.miss",
     "Norms": "methods.norms",
+    "OFT": "methods.oft",
     "PTuning": "methods.p_tuning",
     "Parallel": "methods.bottleneck",
     "Pfeiffer": "methods.bottleneck",
     "PiSSA": "methods.pissa",
     "Prefix": "methods.prefix",
     "Prompt": "methods.prompt",
+    "RandLoRA": "methods.randlora",
+    "RoAd": "methods.road",
     "RsLoRA": "methods.rslora",
+    "SHiRA": "methods.shira",
+    "SSF": "methods.ssf",
     "ScalarMix": "methods.scalar_mix",
     "ScaledParallel": "methods.bottleneck",
     "SelectedParameters": "methods.selected_parameters",
     "Staged": "methods.staged",
+    "TinyLoRA": "methods.lora_xs",
     "Unfreeze": "methods.unfreeze",
     "UniPELT": "methods.unipelt",
+    "VeRA": "methods.vera",
+    "WaveFT": "methods.waveft",
 }
 
 __all__ = ["AdapterhubError", "__version__", *_LAZY]

@@ -42,7 +42,11 @@ HERE = {
     "p_tuning": "p-tuning",
     "prefix_tuning": "prefix",
     "trainable_tokens": "chosen",
-}
+    **{name: name for name in (
+        "boft", "c3a", "delora", "fourierft", "gralora", "hira", "hra", "loha", "lokr", "miss",
+        "oft", "randlora", "road", "shira", "tinylora", "vera", "waveft",
+    )},
+}  # fmt: skip
 WEIGHTS = "adapter_model.safetensors"
 
 

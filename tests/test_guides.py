@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 # Page -> the tests that its command must run, and how often at least.
 GUIDES = {
     "docs/tutorials/new-method.md": {
-        "test_each_pair_is_a_complex_number_times_another": 3,
-        "test_a_cell": 11,
+        "test_the_weight_gets_a_product_of_three": 3,
+        "test_a_cell": 3,
     },
     "docs/tutorials/new-architecture.md": {
         "test_value_features_are_those_attention_uses": 1,

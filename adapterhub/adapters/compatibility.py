@@ -264,8 +264,11 @@ def check_values(tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
         MismatchError: the error lists every such tensor.
     """
     own, backbone = adapter.tensors(), adapter.model.dtype
+    check_places(tensors, adapter)
     problems = []
     for name, tensor in tensors.items():
+        if not own[name].is_floating_point():
+            continue
         dtypes = (own[name].dtype,) if name.startswith(f"{HEAD}.") else (own[name].dtype, backbone)
         extremes = torch.stack(tensor.detach().aminmax()).double()
         for dtype in dtypes:
@@ -278,6 +281,35 @@ def check_values(tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
             f"numbers of the adapter {adapter.name!r} become infinite on this model",
             expected="numbers within the range of the model's dtype",
             hint="load the backbone with dtype='fp32', or copy or pull the adapter again",
+            offenders=problems,
+        )
+
+
+def check_places(tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
+    """Refuse places that are not whole numbers, or outside of what they are in.
+
+    Raises:
+        MismatchError: the error lists every such tensor.
+    """
+    own = adapter.tensors()
+    limits = {
+        f"{placed.site.id}.{placed.method.name}.{name}": limit
+        for placed in adapter.placed
+        for name, limit in placed.module.limits().items()
+    }
+    problems = [
+        f"{name}: {tensor.dtype}, must be {own[name].dtype}"
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point() and not own[name].is_floating_point()
+    ]
+    for name in limits.keys() & tensors.keys():
+        low, high = tensors[name].long().aminmax()
+        if not 0 <= low <= high < limits[name]:
+            problems.append(f"{name}: {int(low)} to {int(high)}, must be 0 to {limits[name] - 1}")
+    if problems:
+        raise MismatchError(
+            f"places of the adapter {adapter.name!r} do not fit this model",
+            expected="places inside the weights",
             offenders=problems,
         )
 

@@ -35,8 +35,9 @@ from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.errors import ConfigError, FileError, MismatchError, warn_user
 from adapterhub.files.foundation import Foundation, check_foundations
 from adapterhub.files.heads import name_in_file, only_head, with_head, without_heads
-from adapterhub.files.manifest import FAMILY, BackboneRef, Manifest, TaskHead, TensorInfo
+from adapterhub.files.manifest import FAMILY, BackboneRef, Manifest, TaskHead
 from adapterhub.files.native import read_manifest, read_tensors
+from adapterhub.files.tensors import tensor_info
 from adapterhub.interchange.formats import Format, detect
 from adapterhub.interchange.translation import ImportedAdapter
 from adapterhub.methods._skip_init import skip_init
@@ -282,7 +283,7 @@ def _manifest_of(imported: ImportedAdapter, config: PreTrainedConfig) -> Manifes
         head=TaskHead(imported.task, problem_type, activation=imported.activation)
         if imported.head
         else None,
-        tensors={n: TensorInfo("F32", tuple(t.shape)) for n, t in imported.tensors.items()},
+        tensors={n: tensor_info(t) for n, t in imported.tensors.items()},
     )
 
 

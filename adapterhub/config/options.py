@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import re
 import reprlib
 import types
@@ -23,18 +24,47 @@ T = TypeVar("T")
 Check = Callable[[str, Any], list[str]]
 
 
-def option(default: T, help: str = "", *, omitted: bool = False) -> T:
+def option(
+    default: T,
+    help: str = "",
+    *,
+    omitted: bool = False,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+) -> T:
     """Define a dataclass field with a default and a one-line help text.
 
     `omitted`: `to_dict` leaves it out while it has its default, and `from_file` does not require
     it: an option that is added later must not change files, and digests of them, that do not use
-    it.
+    it. `least`, `above` and `most` are the range of a number, which `range_problems` checks.
     """
-    metadata = {"help": help, "omitted": omitted}
+    limits = {"least": least, "above": above, "most": most}
+    metadata = {"help": help, "omitted": omitted, "limits": limits}
     if isinstance(default, dict):  # a mutable default: one copy per object
         return typing.cast(T, dataclasses.field(default_factory=default.copy, metadata=metadata))
     field: T = dataclasses.field(default=default, metadata=metadata)
     return field
+
+
+_WITHIN: Mapping[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "least": ("at least", operator.ge),
+    "above": ("more than", operator.gt),
+    "most": ("at most", operator.le),
+}
+
+
+def range_problems(options: Any) -> list[str]:
+    """Return a line for each number of a dataclass that is out of the range of its option."""
+    problems = []
+    for field in _fields(type(options)):
+        value = getattr(options, field.name)
+        limits = field.metadata.get("limits", {}) if isinstance(value, int | float) else {}
+        given = {name: limit for name, limit in limits.items() if limit is not None}
+        if not all(_WITHIN[name][1](value, limit) for name, limit in given.items()):
+            range_ = " and ".join(f"{_WITHIN[name][0]} {limit:g}" for name, limit in given.items())
+            problems.append(f"{field.name}: {value}, must be {range_}")
+    return problems
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,6 +41,7 @@ class ConfigField:
     required: bool = False
 
 
+_WHOLE = ("torch.int32", "torch.int64")
 TRAINING_ONLY = ConfigField()  # an option that does not change what the adapter computes
 
 
@@ -121,10 +122,12 @@ def read_tensor_file(
     *,
     allow_pickle: bool = False,
     most: int = MAX_TENSOR_BYTES,
+    places: tuple[str, ...] = (),
 ) -> dict[str, Tensor]:
     """Read a checkpoint's tensors from safetensors or, if allowed, from a pickle.
 
-    A pickle is opened with torch's `weights_only` loader, which runs no code.
+    A pickle is opened with torch's `weights_only` loader, which runs no code. Tensors whose names
+    end as `places` may hold whole numbers.
 
     Raises:
         FileError: the file is missing, damaged, too large, or a pickle that was not allowed; or
@@ -148,7 +151,7 @@ def read_tensor_file(
             f"{folder / name} cannot be read: {str(error)[:300]}",
             expected="the tensors next to the configuration",
         ) from None
-    problems = [line for name, t in tensors.items() for line in tensor_problems(name, t)]
+    problems = [line for name, t in tensors.items() for line in tensor_problems(name, t, places)]
     if problems or not tensors:
         raise FileError(
             f"the tensors in {folder / name} cannot be used",
@@ -168,9 +171,10 @@ def _load_pickle(data: bytes) -> dict[str, Tensor]:
         raise UnreadableError(str(error)) from None
 
 
-def tensor_problems(name: str, tensor: Tensor) -> list[str]:
+def tensor_problems(name: str, tensor: Tensor, places: tuple[str, ...] = ()) -> list[str]:
     """Return one line if a tensor cannot belong to an adapter, else none."""
-    if not tensor.is_floating_point():
+    whole = name.endswith(places) if places else False
+    if not tensor.is_floating_point() and not (whole and str(tensor.dtype) in _WHOLE):
         return [f"{name!a}: {tensor.dtype} is not a floating-point dtype"]
     if tensor.numel() == 0:
         return [f"{name!a}: empty, shape {tuple(tensor.shape)}"]

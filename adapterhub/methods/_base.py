@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
+from adapterhub.config.options import range_problems
 from adapterhub.errors import ConfigError, spelled_like, unknown
 from adapterhub.methods._other_names import unknown_method
 
@@ -99,6 +100,14 @@ class Method(ABC):
     trains_backbone: ClassVar[bool] = False
     sized_by: ClassVar[str | None] = None
     training_options: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        if problems := range_problems(self):
+            raise ConfigError(
+                f"options of {self.name} are out of range",
+                offenders=problems,
+                expected="numbers in range",
+            )
 
     @classmethod
     def example(cls) -> Method:
@@ -252,46 +261,6 @@ def method_class(name: str) -> type[Method]:
     if name not in METHODS:
         raise unknown_method(name, METHODS)
     return METHODS[name]
-
-
-def require_positive(method: Method, *names: str) -> None:
-    """Refuse options that are not greater than 0.
-
-    Raises:
-        ConfigError: lists the invalid options.
-    """
-    values = {name: getattr(method, name) for name in names}
-    if invalid := [f"{name}: {value}" for name, value in values.items() if not value > 0]:
-        raise ConfigError(
-            f"options of {method.name} are out of range",
-            offenders=invalid,
-            expected="more than 0",
-        )
-
-
-def require_between(method: Method, low: float, high: float, *names: str) -> None:
-    """Refuse options outside of a range.
-
-    Raises:
-        ConfigError: lists the invalid options.
-    """
-    values = {name: getattr(method, name) for name in names}
-    invalid = [f"{name}: {value}" for name, value in values.items() if not low <= value <= high]
-    if invalid:
-        raise ConfigError(
-            f"options of {method.name} are out of range",
-            offenders=invalid,
-            expected=f"{low:g} to {high:g}",
-        )
-
-
-def require_decay(method: Method) -> None:
-    """Refuse a `decay` whose power over many layers overflows or underflows.
-
-    Raises:
-        ConfigError: it is not between 0.01 and 100.
-    """
-    require_between(method, 0.01, 100, "decay")
 
 
 def activation_module(name: str) -> nn.Module:

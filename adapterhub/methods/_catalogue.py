@@ -14,6 +14,17 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'sites': (Literal['all'] | tuple[str, ...], 'all', 'projections and norms whose bias to train, or all'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to train: all, 'top 4', '0..3', [0, 5]"),
     }),
+    'boft': ('boft', 'rotations of the inputs of projections by butterfly factors', 'Liu et al. 2024, https://arxiv.org/abs/2311.06243', 0.001, None, {
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'block': (int, 8, "largest size of a block; a divisor of the input's size"),
+        'factors': (int, 2, 'factors; 2^factors must divide the input'),
+    }),
+    'c3a': ('c3a', 'circulant blocks as updates of projections', 'Chen et al. 2024, https://arxiv.org/abs/2407.19342', 0.3, None, {
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'block': (int, 128, 'largest size of a block; a common divisor of both sizes'),
+    }),
     'chosen': ('selected_parameters', 'train selected backbone parameters, by default the token embeddings', 'Artetxe et al. 2020, https://arxiv.org/abs/1910.11856', 0.0005, None, {
         'names': (tuple[str, ...], ('embeddings',), 'embeddings, or names as in adapter files with * as a wildcard (decoder.*.attn.q.weight)'),
         'untied': (bool, False, 'train only the named uses of tied parameters, each by itself'),
@@ -27,6 +38,13 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'sites': (tuple[str, ...], ('attn', 'cross', 'ffn'), 'sublayers to adapt'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
     }),
+    'delora': ('delora', 'low-rank updates with normalized factors and a trained strength', 'Bini et al. 2025, https://arxiv.org/abs/2503.18225', 0.001, None, {
+        'rank': (int, 8, 'rank r of the update'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'strength': (float, 15.0, 'initial bound l of the update'),
+    }),
     'dora': ('dora', "low-rank update of a weight's direction, with a trained magnitude", 'Liu et al. 2024, https://arxiv.org/abs/2402.09353', 0.001, None, {
         'rank': (int, 8, 'rank r of the update'),
         'alpha': (float, 16.0, 'numerator of the scale: updates are multiplied by alpha / rank'),
@@ -36,6 +54,14 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'experts': (Literal['each', 'shared'], 'each', 'updates of routed experts: one for each, or one shared by all of a layer'),
     }),
+    'fourierft': ('fourierft', 'updates of projections by a few Fourier coefficients', 'Gao et al. 2024, https://arxiv.org/abs/2405.03003', 0.05, None, {
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'coefficients': (int, 1000, 'coefficients per site; at most all'),
+        'scale': (float, 150.0, 'factor s of the update'),
+        'seed': (int, 0, 'number that the places are drawn from'),
+        'stored': (bool, False, 'the places are in the file'),
+    }),
     'freeze': ('freeze', 'train the top layers, freeze the lower ones', 'Lee et al. 2019, https://arxiv.org/abs/1911.03090', 0.0001, None, {
         'top': (int, 2, 'number of layers to train, from the top'),
         'decay': (float, 1.0, 'learning rate divisor per layer, from the top down'),
@@ -43,7 +69,22 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
     'full': ('full', 'train every parameter of the backbone', 'Devlin et al. 2019, https://arxiv.org/abs/1810.04805', 5e-05, None, {
         'decay': (float, 1.0, 'learning rate divisor per layer, from the top down'),
     }),
+    'gralora': ('gralora', "a low-rank update for each block of a projection's weight", 'Jung et al. 2025, https://arxiv.org/abs/2505.20355', 0.001, None, {
+        'rank': (int, 8, 'rank r of the update'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'alpha': (float, 16.0, 'numerator of the scale, alpha / (rank + hybrid)'),
+        'pieces': (int, 2, 'blocks along each side; must divide the rank and both sizes'),
+        'hybrid': (int, 0, 'rank of a LoRA over the whole weight, beside the blocks'),
+    }),
     'head': ('head', 'train only the task head (linear probe)', 'Alain & Bengio 2017, https://arxiv.org/abs/1610.01644', 0.005, None, {
+    }),
+    'hira': ('hira', 'elementwise products of weights with low-rank matrices, as updates', 'Huang et al. 2025, https://openreview.net/forum?id=TwJrTz9cRS', 0.005, None, {
+        'rank': (int, 8, 'rank r of the update'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
     }),
     'houlsby': ('bottleneck', 'sequential bottleneck adapters after attention and feed-forward', 'Houlsby et al. 2019, https://arxiv.org/abs/1902.00751', 0.001, None, {
         'size': (int, 64, 'bottleneck width'),
@@ -54,11 +95,32 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'sites': (tuple[str, ...], ('attn', 'cross', 'ffn'), 'sublayers to adapt'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
     }),
+    'hra': ('hra', 'reflections of the inputs of projections', 'Yuan et al. 2024, https://arxiv.org/abs/2405.17484', 0.001, None, {
+        'rank': (int, 8, 'rank r of the update'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+    }),
     'ia3': ('ia3', 'learned vectors that rescale keys, values and the feed-forward hidden layer', 'Liu et al. 2022, https://arxiv.org/abs/2205.05638', 0.005, None, {
         'sites': (tuple[str, ...], ('attn.k', 'attn.v', 'cross.k', 'cross.v', 'ffn.down'), 'projections to rescale: at their output, unless listed in inputs'),
         'inputs': (tuple[str, ...], ('ffn.down',), 'projections to rescale at their input; ffn.down: those of experts too'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'experts': (Literal['each', 'shared'], 'each', 'updates of routed experts: one for each, or one shared by all of a layer'),
+    }),
+    'loha': ('loha', 'elementwise products of two low-rank updates of projections', 'Hyeon-Woo et al. 2022, https://arxiv.org/abs/2108.06098', 0.001, None, {
+        'rank': (int, 8, 'rank r of the update'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'alpha': (float, 8.0, 'numerator of the scale: updates are multiplied by alpha / rank'),
+    }),
+    'lokr': ('lokr', 'Kronecker products with a low-rank factor, as updates of projections', 'Yeh et al. 2024, https://arxiv.org/abs/2309.14859', 0.001, None, {
+        'rank': (int, 8, 'rank r of the update'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'alpha': (float, 8.0, 'numerator of the scale: updates are multiplied by alpha / rank'),
+        'factor': (int, -1, 'most rows and columns of C (-1: about the root of the size)'),
     }),
     'lora': ('lora', 'low-rank updates of projections', 'Hu et al. 2022, https://arxiv.org/abs/2106.09685', 0.001, None, {
         'rank': (int, 8, 'rank r of the update'),
@@ -79,15 +141,35 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'experts': (Literal['each', 'shared'], 'each', 'updates of routed experts: one for each, or one shared by all of a layer'),
         'ratio': (float, 16.0, 'learning rate of B, as a multiple of that of A'),
     }),
+    'lora-xs': ('lora_xs', 'small square updates between the principal components of weights', 'Bałazy et al. 2024, https://arxiv.org/abs/2405.17604', 0.001, None, {
+        'rank': (int, 16, 'number of components'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'stored': (bool, True, 'the components are in the file'),
+    }),
     'mam': ('mam', 'prefix tuning + scaled parallel adapters', 'He et al. 2022, https://arxiv.org/abs/2110.04366', 0.001, None, {
         'length': (int, 30, 'prefix length in tokens'),
         'size': (int, 64, 'bottleneck width'),
         'scale': (float, 4.0, "factor s of the adapters' output"),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
     }),
+    'miss': ('miss', 'low-rank updates of projections that sum shards of the input', 'Kang & Yin 2024, https://arxiv.org/abs/2409.15371', 0.001, None, {
+        'rank': (int, 8, 'rank r of the update'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+    }),
     'norms': ('norms', 'train only the normalization layers of the backbone', 'Qi et al. 2022, https://arxiv.org/abs/2211.08682', 0.001, None, {
         'layers': (str | int | tuple[int, ...], 'all', "layers to train: all, 'top 4', '0..3', [0, 5]"),
         'outside': (bool, True, 'also train norms outside the layers, such as the final one'),
+    }),
+    'oft': ('oft', 'rotations of the inputs of projections, block by block', 'Qiu et al. 2023, https://arxiv.org/abs/2306.07280', 0.001, None, {
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'block': (int, 32, "largest size of a block; its divisor of the input's size"),
+        'terms': (int, 5, "terms of the series of Cayley's formula; 0: exact"),
+        'share': (bool, False, 'one rotation for all blocks of a site'),
     }),
     'p-tuning': ('p_tuning', 'virtual tokens in front of the input, computed by a network during training', 'Liu et al. 2021, https://arxiv.org/abs/2103.10385', 0.001, None, {
         'length': (int, 20, 'prompt length in tokens'),
@@ -137,6 +219,21 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'sites': (tuple[str, ...], ('embed',), 'stack to adapt; of two, the encoder'),
         'counts_padding': (bool, False, 'padding of the text counts as text, as in peft'),
     }),
+    'randlora': ('randlora', 'full-rank updates of fixed random bases with trained scales', 'Albert et al. 2025, https://arxiv.org/abs/2502.00987', 0.001, None, {
+        'rank': (int, 32, 'rank of a basis: a lower one has more parameters'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'alpha': (float, 640.0, 'numerator of the scale: updates are multiplied by alpha / rank'),
+        'seed': (int, 0, 'number that the bases are computed from'),
+        'stored': (bool, False, 'the bases are in the file'),
+    }),
+    'road': ('road', 'rotations and scales of pairs of output features', 'Liao et al. 2024, https://arxiv.org/abs/2409.00119', 0.005, None, {
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'group': (int, 64, "largest size of a group; its even divisor of the output's size"),
+        'variant': (Literal[1, 2, 4], 1, 'angles and scales: of a pair (1), a feature (2), all (4)'),
+    }),
     'rslora': ('rslora', 'LoRA with the scale alpha / sqrt(rank), for high ranks', 'Kalajdzievski 2023, https://arxiv.org/abs/2312.03732', 0.001, None, {
         'rank': (int, 16, 'rank r of the update'),
         'alpha': (float, 8.0, 'numerator of the scale: updates are multiplied by alpha / sqrt(rank)'),
@@ -158,11 +255,32 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'sites': (tuple[str, ...], ('ffn',), 'sublayers to adapt'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
     }),
+    'shira': ('shira', 'sparse updates: some entries of each weight train', 'Bhardwaj et al. 2024, https://arxiv.org/abs/2406.13175', 0.001, None, {
+        'rank': (int, 8, 'rank r of the update'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'places': (Literal['seed', 'largest', 'file'], 'seed', 'entries that train: drawn, those of the largest weights, or those in a file'),
+        'seed': (int, 0, 'number that the places are drawn from'),
+    }),
+    'ssf': ('ssf', 'scales and shifts of the output features of projections', 'Lian et al. 2022, https://arxiv.org/abs/2210.08823', 0.005, None, {
+        'sites': (tuple[str, ...], ('attn.q', 'attn.k', 'attn.v', 'attn.o', 'ffn.gate', 'ffn.up', 'ffn.down'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+    }),
     'staged': ('staged', 'train groups of parameters one after the other: top layers, norms, everything', 'Kumar et al. 2022, https://arxiv.org/abs/2202.10054', 5e-05, None, {
         'every': (int | Literal['plateau', 'equal'], 1, 'epochs per stage; equal: all stages have as many steps; plateau: until the main metric stops improving'),
         'patience': (int, 1, 'evaluations without improvement that count as a plateau'),
         'groups': (tuple[str, ...], ('top 2', 'norms', 'everything'), 'one group per stage: top N, norms, embeddings, everything, head, a pattern, or A + B'),
         'decay': (float, 1.0, 'learning rate divisor per layer, from the top down'),
+    }),
+    'tinylora': ('lora_xs', 'a few numbers for the whole model, between principal components', 'Morris et al. 2026, https://arxiv.org/abs/2602.04118', 0.01, None, {
+        'rank': (int, 2, 'number of components'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'stored': (bool, True, 'the components are in the file'),
+        'numbers': (int, 13, 'trained numbers, in all'),
+        'seed': (int, 0, 'number that P is computed from'),
     }),
     'unfreeze': ('unfreeze', 'gradual unfreezing, from the top layer down', 'Howard & Ruder 2018, https://arxiv.org/abs/1801.06146', 0.0001, 'slanted', {
         'every': (int | Literal['plateau', 'equal'], 1, 'epochs per stage; equal: all stages have as many steps; plateau: until the main metric stops improving'),
@@ -180,5 +298,21 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'activation': (str, 'relu', 'activation of the adapters, by its transformers name'),
         'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v', 'attn.kv', 'cross.kv', 'ffn'), 'projections, attentions and sublayers to adapt'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+    }),
+    'vera': ('vera', 'low-rank updates of fixed random matrices with two trained vectors', 'Kopiczko et al. 2024, https://arxiv.org/abs/2310.11454', 0.01, None, {
+        'rank': (int, 256, 'rank r of the random matrices'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'seed': (int, 0, 'number that the matrices are computed from'),
+        'stored': (bool, False, 'one pair of matrices for all sites, in the file'),
+    }),
+    'waveft': ('waveft', 'updates of projections by a few wavelet coefficients', 'Bilican et al. 2025, https://arxiv.org/abs/2505.12532', 0.001, None, {
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'coefficients': (int, 2592, 'coefficients per site; at most all'),
+        'scale': (float, 25.0, 'factor s of the update'),
+        'seed': (int, 0, 'number that the places are drawn from'),
+        'stored': (bool, False, 'the places are in the file'),
     }),
 }

@@ -27,6 +27,16 @@ def cast(parameter: Tensor, like: Tensor) -> Tensor:
     return parameter.to(like.dtype)
 
 
+def wide(tensor: Tensor) -> Tensor:
+    """Return a tensor in fp32 at least, for operations that torch has in no narrower dtype."""
+    return tensor.float() if tensor.element_size() < 4 else tensor
+
+
+def split_last(x: Tensor, *sizes: int) -> Tensor:
+    """Return a tensor with its last dimension as several: (..., d) -> (..., *sizes)."""
+    return x.reshape(*x.shape[:-1], *sizes)
+
+
 def add_product(y: Tensor, u: Tensor, weight: Tensor, scale: float) -> Tensor:
     """Compute y + scale * u weightᵀ in one pass, like y.
 
@@ -97,8 +107,8 @@ def stack_low_rank(modules: Sequence[SiteModule | None]) -> RowStack | None:
     some: Any = next(module for module in modules if module is not None)
     if any(m.training and getattr(m, "dropout", 0) for m in modules if m is not None):
         return None
-    d_out, d_in = (f.shape[n] for n, f in enumerate(some.factors()))
-    empty = some.A.new_zeros(d_out, 0), some.A.new_zeros(0, d_in)
+    left, right = some.factors()
+    empty = left[:, :0], right[:0]
     present: Any = modules
     factors = [empty if m is None else m.factors() for m in present]
     down, up = ([right for _, right in factors], [left.T for left, _ in factors])

@@ -25,6 +25,13 @@ _ALIASES = {
     "activation": "non_linearity",
     "middle": "encoder_hidden_size",
     "reparametrize": "prefix_projection",
+    "block": "oft_block_size boft_block_size",
+    "coefficients": "n_frequency",
+    "pieces": "gralora_k",
+    "hybrid": "hybrid_r",
+    "factor": "decompose_factor",
+    "strength": "delora_lambda",
+    "group": "group_size",
 }
 ALIASES = {alias: option for option, names in _ALIASES.items() for alias in names.split()}
 
@@ -76,6 +83,8 @@ _MEANT = {
     "finetune fine-tune fine-tuning full-finetuning full-fine-tuning ft": "full trains all weights",
     "none": "full trains all weights, head only a classifier on the frozen backbone",
     "fusion": "adapterfusion is this method",
+    "bone": "miss is this method",
+    "oftv2": "oft is this method",
     "mam-adapter": "mam is this method",
     "ulmfit": "unfreeze is this method",
     "elmo": "scalar-mix is this method",

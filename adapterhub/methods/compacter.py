@@ -35,7 +35,6 @@ from adapterhub.methods._base import (
     Placement,
     activation_module,
     register_method,
-    require_positive,
 )
 from adapterhub.methods._ops import cast
 from adapterhub.methods._site_module import OutputModule, SharedModule
@@ -124,18 +123,17 @@ class Compacter(Method):
     start = "near-identity"
     learning_rate = 3e-3
 
-    size: int = option(64, "bottleneck width")
-    n: int = option(4, "number of Kronecker products; must divide size and the backbone's width")
-    rank: int = option(1, "rank of the products s_i t_i")
+    size: int = option(64, "bottleneck width", least=1)
+    n: int = option(
+        4, "number of Kronecker products; must divide size and the backbone's width", least=1
+    )
+    rank: int = option(1, "rank of the products s_i t_i", least=1)
     activation: str = option("gelu", "activation function, by its transformers name")
     source: SequentialSource = option(
         "output", "input of the network: y (output) or norm(r + y) (block)"
     )
     sites: tuple[str, ...] = option(("attn", "cross", "ffn"), "sublayers to adapt")
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
-
-    def __post_init__(self) -> None:
-        require_positive(self, "size", "n", "rank")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """Yield one network per selected sublayer, with one A for all of them.

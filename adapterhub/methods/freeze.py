@@ -21,7 +21,7 @@ from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.layer_depth import layer_count, layers_above
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
-from adapterhub.methods._base import Unfreezing, Unfrozen, register_method, require_decay
+from adapterhub.methods._base import Unfreezing, Unfrozen, register_method
 
 
 @register_method
@@ -36,10 +36,9 @@ class Freeze(Unfreezing):
     learning_rate = 1e-4
 
     top: int = option(2, "number of layers to train, from the top")
-    decay: float = option(1.0, "learning rate divisor per layer, from the top down")
-
-    def __post_init__(self) -> None:
-        require_decay(self)
+    decay: float = option(
+        1.0, "learning rate divisor per layer, from the top down", least=0.01, most=100
+    )
 
     def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
         """Yield the parameters of the top layers and above them."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.layer_depth import layers_above
 from adapterhub.config.options import option
-from adapterhub.methods._base import Unfreezing, Unfrozen, register_method, require_decay
+from adapterhub.methods._base import Unfreezing, Unfrozen, register_method
 
 
 @register_method
@@ -34,10 +34,9 @@ class Full(Unfreezing):
     summary = "train every parameter of the backbone"
     learning_rate = 5e-5
 
-    decay: float = option(1.0, "learning rate divisor per layer, from the top down")
-
-    def __post_init__(self) -> None:
-        require_decay(self)
+    decay: float = option(
+        1.0, "learning rate divisor per layer, from the top down", least=0.01, most=100
+    )
 
     def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
         """Yield all backbone parameters."""

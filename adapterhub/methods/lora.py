@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import Anatomy, Kind, Site
 from adapterhub.config.options import option
 from adapterhub.methods._affine import AffineLayer
-from adapterhub.methods._base import Layers, Method, Placement, register_method, require_between
+from adapterhub.methods._base import Layers, Method, Placement, register_method
 from adapterhub.methods._experts import AtExperts
 from adapterhub.methods._ops import add_product, cast, stack_low_rank
 from adapterhub.methods._site_module import OutputModule, SiteModule
@@ -80,15 +80,12 @@ class LowRank(Method):
 
     rank: int = option(8, "rank r of the update")
     alpha: float = option(16.0, "numerator of the scale: updates are multiplied by alpha / rank")
-    dropout: float = option(0.0, "dropout probability on the input of A")
+    dropout: float = option(0.0, "dropout probability on the input of A", least=0, most=1)
     ranks: dict[str, int] = option({}, "other ranks for some sites: {attn.q: 4}")
     sites: tuple[str, ...] = option(
         ("attn.q", "attn.v", "cross.q", "cross.v"), "projections to adapt"
     )
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
-
-    def __post_init__(self) -> None:
-        require_between(self, 0, 1, "dropout")
 
     def scale(self, rank: int) -> float:
         """Compute alpha / rank."""

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.config.options import option
-from adapterhub.methods._base import Placement, register_method, require_positive
+from adapterhub.methods._base import Placement, register_method
 from adapterhub.methods._site_module import EmbeddingModule
 from adapterhub.methods.prompt import Prompt, VirtualTokens
 
@@ -86,12 +86,9 @@ class PTuning(Prompt):
     learning_rate = 1e-3
 
     encoder: Encoder = option("mlp", "network that computes the prompt")
-    middle: int | None = option(None, "hidden width of the network (null: embedding width)")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.middle is not None:
-            require_positive(self, "middle")
+    middle: int | None = option(
+        None, "hidden width of the network (null: embedding width)", least=1
+    )
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """Yield one prompt, at the input."""

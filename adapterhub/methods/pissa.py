@@ -31,7 +31,7 @@ from adapterhub.backbones.weights import read_weight
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
 from adapterhub.methods._affine import AffineLayer
-from adapterhub.methods._base import Placement, register_method, require_between, require_positive
+from adapterhub.methods._base import Placement, register_method
 from adapterhub.methods._ops import cast, stack_low_rank
 from adapterhub.methods._skip_init import init_is_skipped
 from adapterhub.methods.lora import LoRA, LoRALayer
@@ -118,13 +118,12 @@ class PiSSA(LoRA):
     summary = "LoRA initialized with the principal components of the weight"
     learning_rate = 5e-4
 
-    alpha: float = option(8.0, "numerator of the scale: updates are multiplied by alpha / rank")
-    iterations: int = option(8, "power iterations of the randomized SVD; 0: exact SVD")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(self, "alpha")
-        require_between(self, 0, 100, "iterations")
+    alpha: float = option(
+        8.0, "numerator of the scale: updates are multiplied by alpha / rank", above=0
+    )
+    iterations: int = option(
+        8, "power iterations of the randomized SVD; 0: exact SVD", least=0, most=100
+    )
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """Yield one update per selected projection.

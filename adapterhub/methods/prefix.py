@@ -40,7 +40,7 @@ from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.anatomy.tokens import position_module
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
-from adapterhub.methods._base import Layers, Method, Placement, register_method, require_positive
+from adapterhub.methods._base import Layers, Method, Placement, register_method
 from adapterhub.methods._ops import RowStack, padded
 from adapterhub.methods._site_module import (
     EmbeddingModule,
@@ -179,17 +179,14 @@ class Prefix(Method):
     # as fit the rate (docs/results.md, "Learning rates").
     learning_rate = 3e-2
 
-    length: int = option(30, "prefix length in tokens")
+    length: int = option(30, "prefix length in tokens", least=1)
     reparametrize: bool = option(False, "compute the prefix by a network during training")
-    middle: int = option(512, "hidden width of that network")
+    middle: int = option(512, "hidden width of that network", least=1)
     positions: Positions = option(
         False, "count positions from after the prefix; keys: only relative positions of keys"
     )
     sites: tuple[str, ...] = option(("attn.kv", "cross.kv"), "attentions to adapt")
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
-
-    def __post_init__(self) -> None:
-        require_positive(self, "length", "middle")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """Yield one prefix per selected attention.

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.backbones.weights import device_of
 from adapterhub.config.options import option
-from adapterhub.methods._base import Method, Placement, register_method, require_positive
+from adapterhub.methods._base import Method, Placement, register_method
 from adapterhub.methods._site_module import EmbeddingModule
 from adapterhub.methods._sites import select_sites
 
@@ -58,12 +58,9 @@ class Prompt(Method):
     start = "paper"
     learning_rate = 3e-2
 
-    length: int = option(20, "prompt length in tokens")
+    length: int = option(20, "prompt length in tokens", least=1)
     sites: tuple[str, ...] = option(("embed",), "stack to adapt; of two, the encoder")
     counts_padding: bool = option(False, "padding of the text counts as text, as in peft")
-
-    def __post_init__(self) -> None:
-        require_positive(self, "length")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """Yield one prompt, at the input."""

@@ -32,8 +32,6 @@ from adapterhub.methods._base import (
     Unfreezing,
     Unfrozen,
     register_method,
-    require_decay,
-    require_positive,
 )
 from adapterhub.methods.norms import norm_parameters
 
@@ -53,12 +51,9 @@ class StagedUnfreezing(Unfreezing):
         1,
         "epochs per stage; equal: all stages have as many steps; plateau: until the main metric "
         "stops improving",
+        least=1,
     )
-    patience: int = option(1, "evaluations without improvement that count as a plateau")
-
-    def __post_init__(self) -> None:
-        numeric = ("every",) if isinstance(self.every, int) else ()
-        require_positive(self, *numeric, "patience")
+    patience: int = option(1, "evaluations without improvement that count as a plateau", least=1)
 
     def stage_schedule(self) -> StageSchedule:
         """Begin a stage every `every` epochs, after equal parts of the run, or at each plateau."""
@@ -86,11 +81,12 @@ class Staged(StagedUnfreezing):
         ("top 2", "norms", "everything"),
         "one group per stage: top N, norms, embeddings, everything, head, a pattern, or A + B",
     )
-    decay: float = option(1.0, "learning rate divisor per layer, from the top down")
+    decay: float = option(
+        1.0, "learning rate divisor per layer, from the top down", least=0.01, most=100
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_decay(self)
         if (words := sum(group.count("+") + 1 for group in self.groups)) > MOST_WORDS:
             raise ConfigError(f"{self.name} has {words} words", expected=f"at most {MOST_WORDS}")
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.layer_depth import layer_count, layers_above
 from adapterhub.config.options import option
-from adapterhub.methods._base import Unfrozen, register_method, require_decay, require_positive
+from adapterhub.methods._base import Unfrozen, register_method
 from adapterhub.methods.staged import StagedUnfreezing
 
 
@@ -42,13 +42,10 @@ class Unfreeze(StagedUnfreezing):
     learning_rate = 1e-4
     schedule = "slanted"
 
-    size: int = option(1, "layers per group")
-    decay: float = option(2.6, "learning rate divisor per group, from the top down")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(self, "size")
-        require_decay(self)
+    size: int = option(1, "layers per group", least=1)
+    decay: float = option(
+        2.6, "learning rate divisor per group, from the top down", least=0.01, most=100
+    )
 
     def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
         """Yield all backbone parameters, each from the stage of its group on."""

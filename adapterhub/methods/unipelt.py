@@ -213,6 +213,7 @@ class UniPELT(Method):
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         ambiguous = [site for site in self.sites if set("*?[") & set(_kind(site))]
         if ambiguous or not self.sites:
             raise ConfigError(

@@ -87,11 +87,25 @@ def attached(method: Method, model: PreTrainedModel) -> Iterator[Adapter]:
 
 def refused_cells() -> dict[str, list[str]]:
     """Return the architectures that refuse each method, of the table that `make matrix` writes."""
+    return {
+        method: [architecture for architecture, cell in cells.items() if cell == "-"]
+        for method, cells in _cells().items()
+    }
+
+
+def tested(name: str) -> int:
+    """Return the number of architectures that the table has tests of a method on."""
+    return sum(cell.isdigit() for cell in _cells()[name].values())
+
+
+@cache
+def _cells() -> dict[str, dict[str, str]]:
+    """Return the cells of the table of architectures: method -> architecture -> text."""
     table = SUPPORT.read_text(encoding="utf-8").partition("<!-- architecture:")[2]
     lines = table.partition("<!-- /architecture")[0].splitlines()
     header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[1:]]
     return {
-        method: [row[0] for row in rows if row[column] == "-"]
+        method: {row[0]: row[column] for row in rows}
         for column, method in enumerate(header)
         if column
     }

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from adapterhub.methods import METHODS
 from reference._tables import table
 
 STUDIES = Path(__file__).parents[2] / "benchmarks" / "studies"
@@ -30,7 +31,7 @@ class Group:
     claims: tuple[str, ...] = ()
 
 
-GROUPS = (
+_NAMED = (
     Group(
         "Not sure, or a language model",
         "A low-rank update of the projections. It is merged into the weights and costs nothing "
@@ -83,6 +84,17 @@ GROUPS = (
         ("Gradual unfreezing beats",),
     ),
 )  # fmt: skip
+_OTHERS = tuple(METHODS.keys() - {name for group in _NAMED for name in group.methods})
+GROUPS = (
+    *_NAMED,
+    Group(
+        "To compare, or to bring a checkpoint",
+        "Other changes of a projection: its weight in another form than a low-rank product, or a "
+        "rotation of its input or output. With a tuned learning rate, none has been shown to beat "
+        "LoRA in general; try them on your own data with [bench](../guides/bench.md).",
+        tuple(sorted(_OTHERS)),
+    ),
+)
 
 
 def groups(paths: dict[str, str]) -> dict[str, list[str]]:

@@ -372,13 +372,12 @@ def _quantized(name: str) -> str:
 def _architectures(name: str) -> str:
     """Return which architectures refuse the method, with the reasons."""
     reasons = _backbones.refusals(name)
-    refused = sum(map(len, reasons.values()))
     lines = [
         f"- {_listed(f'`{a}`' for a in where)}: {escaped(why)}\n" for why, where in reasons.items()
     ]
-    fitting = f"{len(FAMILIES) - refused} of the {len(FAMILIES)} architectures"
+    fitting = f"{_backbones.tested(name)} of the {len(FAMILIES)} architectures"
     text = f"Tested on {fitting} of [the support matrix](../reference/support.md)."
-    return f"{text} Refused on the others:\n\n{''.join(lines)}" if lines else f"{text}\n"
+    return f"{text} Refused on:\n\n{''.join(lines)}" if lines else f"{text}\n"
 
 
 def _listed(names: Iterable[str]) -> str:

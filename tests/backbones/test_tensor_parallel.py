@@ -13,15 +13,15 @@ import tensor_parallel_cells
 import tiny_models
 import torch
 import warm
+from matrix import one_of_each_signature
 
 from adapterhub.backbones.tensor_parallel import loading_by_plan, tensor_parallel
 from adapterhub.errors import BackboneError, ConfigError
-from adapterhub.methods import METHODS
 
 pytestmark = pytest.mark.skipif(
     find_spec("transformers.distributed.parallel_utils") is None, reason="no plans that train"
 )
-EVERY = sorted({cls.example().name for cls in METHODS.values()})
+EVERY = one_of_each_signature()
 TOGETHER = 26  # cells of one start
 FEW = ["lora", "prefix", "ia3", "unipelt", "dora"]
 # Fused projections, an activation that IA3 scales, latent attention, experts, linear attention.

@@ -57,11 +57,11 @@ def test_the_prefix_of_the_low_data_study_has_a_thousandth_of_the_parameters(
     assert round(counts["prefix(length=5)"] / counts["full"], 4) == 0.001
 
 
-def test_the_reference_study_has_every_method_that_is_not_built_from_others() -> None:
+def test_the_reference_study_has_the_methods_of_its_time_that_are_not_built_from_others() -> None:
     study = read_study(STUDIES / "glue.yaml")
     names = {method.name for spec in study.labels().values() for method in parse_methods(spec)}
-    assert names == set(METHODS) - {"adapterfusion"}
-    assert len(study.labels()) == 25
+    assert names <= METHODS.keys() - {"adapterfusion"}
+    assert len(study.labels()) == len(names) == 25
     assert study.baseline == "lora"
     assert list(study.tasks()) == list(study.tests()) == ["sst2", "cola", "mrpc", "rte", "stsb"]
     metrics = {

@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selection import ALL
 
-from adapterhub.config.options import from_dict, is_neutral, option, options_of, to_dict, type_text
+from adapterhub.config.options import (
+    from_dict,
+    is_neutral,
+    option,
+    options_of,
+    range_problems,
+    to_dict,
+    type_text,
+)
 from adapterhub.errors import ConfigError
 
 few = settings(max_examples=100 if ALL else 40)
@@ -185,3 +193,21 @@ def test_zero_and_other_values_are_not_neutral(subtests: pytest.Subtests) -> Non
 
 def test_type_text_of_any() -> None:
     assert type_text(Any) == type_text(object) == "anything"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ranged:
+    size: int = option(3, least=1)
+    rate: float | None = option(None, above=0, most=2)
+    word: int | str = option(1, least=1)
+
+
+def test_the_range_of_a_number_belongs_to_its_option():
+    assert range_problems(_Ranged()) == []
+    assert range_problems(_Ranged(rate=2.0, word="any")) == []
+    assert range_problems(_Ranged(size=0, rate=0.0, word=-1)) == [
+        "size: 0, must be at least 1",
+        "rate: 0.0, must be more than 0 and at most 2",
+        "word: -1, must be at least 1",
+    ]
+    assert range_problems(_Ranged(rate=float("nan")))

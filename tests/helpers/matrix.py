@@ -31,12 +31,22 @@ WITHOUT_BIAS = (
     "t5", "mt5", "umt5", "mpt",
 )  # fmt: skip
 PREFIX_METHODS = ("prefix", "mam", "unipelt")
-LOW_RANK_METHODS = ("lora", "rslora", "lora-plus", "dora", "pissa")
+
+
+def _only_in_attention(name: str) -> bool:
+    """Return whether a part of a method has all of its sites at projections of attention."""
+    sites = [getattr(part, "sites", ()) for part in METHODS[name].example().parts()]
+    attention = ("attn.", "cross.")
+    return any(isinstance(each, tuple) and each and all(s.startswith(attention) for s in each)
+               for each in sites)  # fmt: skip
+
+
+ONLY_IN_ATTENTION = tuple(filter(_only_in_attention, sorted(METHODS)))
 REFUSED: dict[tuple[str, str], type[Exception]] = {
     **{(method, a): SiteError for method in PREFIX_METHODS for a in WITHOUT_KEYS_AND_VALUES},
     **{("bitfit", a): SiteError for a in WITHOUT_BIAS},
-    # XLNet's projections are plain tensors, not modules.
-    **{(method, "xlnet"): SiteError for method in LOW_RANK_METHODS},
+    # XLNet's projections of attention are plain tensors, not modules.
+    **{(method, "xlnet"): SiteError for method in ONLY_IN_ATTENTION},
     # OLMo's norms have no parameters.
     ("norms", "olmo"): SiteError,
     ("staged", "olmo"): ConfigError,
@@ -48,6 +58,8 @@ REFUSED: dict[tuple[str, str], type[Exception]] = {
 ALL_CELLS = [(m, a) for m in sorted(METHODS) for a in tiny_models.ARCHITECTURES]
 # An encoder, a decoder and both: every method runs on these.
 EVERY_METHOD_ON = ("bert", "llama", "t5")
+# Of methods with one signature, those that are used most stand for all.
+FIRST = ("lora", "ia3", "pissa", "dora")
 
 
 # DeBERTa-v2 applies these projections to its relative positions too, which belong to no row.
@@ -91,7 +103,7 @@ def _declared(module: Any, site: Any) -> tuple[Any, ...]:
             "affine", "reads_weight", "source", "positions", "counts_padding",
         )),
         bool(getattr(module, "skipped_positions", 0)),
-        type(module).stack is not None,
+        "stack" in vars(type(module)),
         isinstance(module, _site_module.OutputModule) and module.factors() is not None,
         any(True for _ in module.buffers()),
         any(isinstance(each, _site_module.SharedModule) for each in inner),
@@ -128,7 +140,7 @@ def signature(method: str) -> frozenset[Any]:
 def representatives() -> dict[str, str]:
     """Return each method's representative: of its signature, the one that fits most backbones."""
     refused = Counter(method for method, _ in REFUSED)
-    by_fit = sorted(METHODS, key=lambda method: (refused[method], method))
+    by_fit = sorted(METHODS, key=lambda name: (refused[name], name not in FIRST, name))
     first: dict[frozenset[Any], str] = {}
     return {method: first.setdefault(signature(method), method) for method in by_fit}
 

@@ -207,6 +207,94 @@ KINDS: dict[str, Kind] = {
 }
 
 
+def plain(kind: type[peft.PeftConfig], **options: Any) -> Callable[..., peft.PeftConfig]:
+    """Return a function that makes a configuration for every second whole projection."""
+
+    def config(model: PreTrainedModel) -> peft.PeftConfig:
+        return configure(kind, model, **({"target_modules": whole_paths(model)} | options))
+
+    return config
+
+
+def whole_paths(model: PreTrainedModel) -> list[str]:
+    """Return the paths of every second projection that is one site, all of one layer."""
+    sites = anatomy_of(model).sites.values()
+    paths = [s.host for s in sites if s.kind == "linear" and not s.part and s.layer is not None]
+    return paths[::2]
+
+
+def at_wholes(method: str, **options: Any) -> Callable[[PreTrainedModel], Any]:
+    """Return a function that makes a spec with the sites of `whole_paths`."""
+
+    def spec(model: PreTrainedModel) -> Any:
+        hosts, sites = whole_paths(model), anatomy_of(model).sites.values()
+        sites = [s.id for s in sites if s.kind == "linear" and s.host in hosts and not s.part]
+        return {method: {"sites": sites, **options}}
+
+    return spec
+
+
+def ranks(model: PreTrainedModel) -> dict[str, int]:
+    """Return another rank for the last of the adapted modules."""
+    return {re.escape(whole_paths(model)[-1]): 2}
+
+
+def with_ranks(kind: type[peft.PeftConfig], **options: Any) -> Callable[..., peft.PeftConfig]:
+    """Return a function that makes a configuration with another rank for one module."""
+    return lambda model: plain(kind, rank_pattern=ranks(model), **options)(model)
+
+
+# Kinds that differ from ours by names (interchange/peft/plain.py).
+PLAIN_KINDS: dict[str, Kind] = {
+    "loha": Kind(with_ranks(peft.LoHaConfig, r=4), at_wholes("loha", rank=3)),
+    "lokr": Kind(with_ranks(peft.LoKrConfig, r=2), at_wholes("lokr", rank=3)),
+    "lokr: both": Kind(plain(peft.LoKrConfig, r=1, decompose_both=True, decompose_factor=4)),
+    "hira": Kind(plain(peft.HiraConfig, r=4), at_wholes("hira", rank=3)),
+    "miss": Kind(plain(peft.MissConfig, r=6), at_wholes("miss", rank=5)),
+    "miss: mini": Kind(plain(peft.MissConfig, r=8, init_weights="mini", mini_r=4)),
+    "miss: bat": Kind(plain(peft.MissConfig, r=8, init_weights="bat")),
+    "shira": Kind(plain(peft.ShiraConfig, r=3), at_wholes("shira", rank=3)),
+    "gralora": Kind(
+        plain(peft.GraloraConfig, r=4, alpha=6, gralora_k=2, hybrid_r=2),
+        at_wholes("gralora", rank=4, pieces=4),
+    ),
+    "delora": Kind(with_ranks(peft.DeloraConfig, r=4), at_wholes("delora", rank=3)),
+    "oft": Kind(plain(peft.OFTConfig, oft_block_size=8), at_wholes("oft", block=16)),
+    "oft: exact": Kind(
+        plain(peft.OFTConfig, oft_block_size=8, use_cayley_neumann=False),
+        at_wholes("oft", block=8, terms=0),
+    ),
+    "oft: shared": Kind(
+        plain(peft.OFTConfig, oft_block_size=8, block_share=True, num_cayley_neumann_terms=3),
+        at_wholes("oft", block=8, share=True, terms=6),
+    ),
+    "boft": Kind(plain(peft.BOFTConfig, boft_block_size=8), at_wholes("boft", block=16, factors=1)),
+    "hra": Kind(plain(peft.HRAConfig, r=4), at_wholes("hra", rank=4)),
+    "road": Kind(
+        plain(peft.RoadConfig, group_size=8, variant="road_1"),
+        at_wholes("road", group=16, variant=2),
+    ),
+    "road: 4": Kind(
+        plain(peft.RoadConfig, group_size=4, variant="road_4"),
+        at_wholes("road", group=4, variant=4),
+    ),
+    "vera": Kind(plain(peft.VeraConfig, r=6), at_wholes("vera", rank=6, stored=True)),
+    "vera: without matrices": Kind(
+        plain(peft.VeraConfig, r=6, save_projection=False, projection_prng_key=5)
+    ),
+    "randlora": Kind(
+        plain(peft.RandLoraConfig, r=6, randlora_alpha=6),
+        at_wholes("randlora", rank=6, alpha=6.0, stored=True),
+    ),
+    "randlora: without matrices": Kind(
+        plain(peft.RandLoraConfig, r=6, randlora_alpha=6, save_projection=False)
+    ),
+    "fourierft": Kind(plain(peft.FourierFTConfig, n_frequency=40, scaling=20.0)),
+    "waveft": Kind(plain(peft.WaveFTConfig, n_frequency=40, scaling=2.0)),
+    "c3a": Kind(plain(peft.C3AConfig, block_size=8), at_wholes("c3a", block=8)),
+}
+
+
 def path_of(model: PreTrainedModel, module: nn.Module) -> str:
     """Return the path of a module."""
     return next(path for path, m in model.named_modules() if m is module)
@@ -323,7 +411,9 @@ class Differential:
     def _reference(self) -> dict[str, Tensor | Outcome]:
         """Save a checkpoint of peft, and return the logits of peft with it for each mask."""
         torch.manual_seed(5)
-        model = peft.get_peft_model(self._new(), KINDS[self.kind].config(self._new()))
+        model = peft.get_peft_model(
+            self._new(), (KINDS | PLAIN_KINDS)[self.kind].config(self._new())
+        )
         add_noise({n: p for n, p in model.named_parameters() if p.requires_grad})
         model.save_pretrained(self.folder / "theirs")
         model = peft.PeftModel.from_pretrained(self._new(), self.folder / "theirs")
@@ -337,7 +427,7 @@ class Differential:
 
     def _exported(self) -> dict[Cell, Outcome]:
         """Export an adapter of ours."""
-        spec, ours = KINDS[self.kind].spec, self._new()
+        spec, ours = (KINDS | PLAIN_KINDS)[self.kind].spec, self._new()
         if spec is None:
             return _all(("export",), Outcome("none"))
         try:

@@ -1,7 +1,8 @@
 """Generate the tables of docs/reference/support.md from the results of `make matrix`.
 
 Each test with the parameters `method` and `architecture`, or `method` and `task`, counts towards
-one cell, and so does each subtest. A cell is refused by design if its test
+one cell, and so does each subtest. A run of some cells fills those that a table lacks: a new
+method's, which is blank where nothing ran. A cell is refused by design if its test
 `test_a_refused_cell...` passes; the table lists the "reason" that the test records.
 """
 
@@ -50,9 +51,12 @@ def pytest_sessionfinish(session):
         return
     for rows, names in ROWS.items():
         cells = {(name, method) for kind, name, method in _results if kind == rows}
+        page = FILE.read_text(encoding="utf-8")
         if cells >= {(name, method) for name in names for method in METHODS}:
-            page = FILE.read_text(encoding="utf-8")
-            FILE.write_text(with_new_table(page, rows), encoding="utf-8")
+            page = with_new_table(page, rows)
+        elif cells:
+            page = with_new_cells(page, rows)
+        FILE.write_text(page, encoding="utf-8")
 
 
 def with_new_table(page: str, rows: str) -> str:
@@ -60,6 +64,28 @@ def with_new_table(page: str, rows: str) -> str:
     markers = re.compile(rf"(<!-- {rows}: .*? -->\n).*?(<!-- /{rows} -->)", re.DOTALL)
     assert len(markers.findall(page)) == 1
     return markers.sub(lambda match: f"{match[1]}{table(rows)}{match[2]}", page)
+
+
+def with_new_cells(page: str, rows: str) -> str:
+    """Fill the cells that a table does not have: those of new methods that some tests ran."""
+    start = page.index(f"<!-- {rows}:")
+    lines = page[start:].splitlines()[1:]
+    width = next(n for n, line in enumerate(lines) if not line.startswith("|"))
+    head, _, *written = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[:width]]
+    known = {
+        (row[0], method): cell
+        for row in written
+        for method, cell in zip(head[1:], row[1:], strict=True)
+    }
+    methods = sorted(METHODS)
+    new = [f"| {rows} | {' | '.join(methods)} |", "|---" * (len(methods) + 1) + "|"]
+    for row in written:
+        cells = [
+            known.get((row[0], m)) or cell_text(_results.get((rows, row[0], m), Counter()))
+            for m in methods
+        ]
+        new.append(f"| {row[0]} | {' | '.join(cells)} |")
+    return page[:start] + page[start:].replace("\n".join(lines[:width]), "\n".join(new), 1)
 
 
 def table(rows: str) -> str:

@@ -199,6 +199,8 @@ def scramble(adapter: Any, seed: int = 1, std: float = 0.2) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in sorted(adapter.tensors().items()):
+            if not tensor.is_floating_point():
+                continue  # places
             noise = torch.randn(tensor.shape, generator=generator)
             of_backbone = any(name == changed.name for changed in adapter.changed)
             tensor.add_(noise, alpha=std / 10 if of_backbone else std)

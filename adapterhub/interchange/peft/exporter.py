@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from adapterhub.interchange.peft.export_types import (
 )
 from adapterhub.interchange.peft.files import Kind, PeftFiles, neutral
 from adapterhub.interchange.peft.ia3 import export_ia3
+from adapterhub.interchange.peft.plain import PLAIN, PLAIN_MODULES, export_plain
 from adapterhub.interchange.peft.prompts import export_prefix, export_prompt
 from adapterhub.methods.dora import DoRALayer
 from adapterhub.methods.ia3 import InputScale, OutputScale
@@ -53,6 +55,7 @@ _KINDS: Mapping[type[nn.Module], Kind] = {
     **dict.fromkeys((OutputScale, InputScale), "IA3"),
     **dict.fromkeys((PrefixKeyValues, SkippedPositions), "PREFIX_TUNING"),
     VirtualTokens: "PROMPT_TUNING",
+    **PLAIN_MODULES,
 }
 
 
@@ -387,4 +390,5 @@ _EXPORTERS: Mapping[str, Callable[[ExportSource], CheckpointPart]] = {
     "IA3": export_ia3,
     "PROMPT_TUNING": export_prompt,
     "PREFIX_TUNING": export_prefix,
+    **{kind: partial(export_plain, kind) for kind in PLAIN},
 }

@@ -51,6 +51,7 @@ CARD_FILE = "README.md"
 GENERATION_FILE = "generation_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 MAX_CONFIG_BYTES = 16 << 20  # rank_pattern may name every module of a large model
+_PLACES = (".shira_indices",)
 _PROMPT_KINDS = ("PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING")
 
 # peft's task types by our tasks.
@@ -64,7 +65,14 @@ TASK_TYPES = {
     "seq2seq": "SEQ_2_SEQ_LM",
     "features": "FEATURE_EXTRACTION",
 }
-Kind = Literal["LORA", "IA3", "LN_TUNING", "PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"]
+PlainKindName = Literal[
+    "LOHA", "LOKR", "HIRA", "MISS", "SHIRA", "GRALORA", "DELORA", "OFT", "BOFT", "HRA", "ROAD",
+    "VERA", "RANDLORA", "FOURIERFT", "WAVEFT", "C3A",
+]  # fmt: skip
+Kind = (
+    Literal["LORA", "IA3", "LN_TUNING", "PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"]
+    | PlainKindName
+)
 
 
 @dataclass(frozen=True)
@@ -157,7 +165,122 @@ _P_TUNING = (
     *("encoder_num_layers", "encoder_dropout"),
 )
 _PREFIX_TUNING = ("init_weights", "encoder_hidden_size", "prefix_projection")
+_PLACED = {
+    "layers_to_transform": ConfigField(_layers),
+    "layers_pattern": ConfigField(_names),
+    "bias": only("none"),
+    "fan_in_fan_out": ConfigField(schema.boolean, False),
+    "init_weights": TRAINING_ONLY,
+}
+_mini = schema.text("mini", "mini")
+_RANKS = {"rank_pattern": ConfigField(_sizes)}
+_ALPHAS = {"alpha_pattern": ConfigField(_numbers)}
+_DROPPED = dict.fromkeys(("rank_dropout", "module_dropout"), TRAINING_ONLY)
+_PLAIN: Mapping[PlainKindName, dict[str, ConfigField]] = {
+    "LOHA": {
+        "r": ConfigField(_size, 8),
+        "alpha": ConfigField(schema.number, 8),
+        "use_effective_conv2d": TRAINING_ONLY,
+        **_RANKS, **_ALPHAS, **_DROPPED,
+    },
+    "LOKR": {
+        "r": ConfigField(_size, 8),
+        "alpha": ConfigField(schema.number, 8),
+        "decompose_factor": ConfigField(schema.integer(-1, 2**31), -1),
+        "decompose_both": ConfigField(schema.boolean, False),
+        "rank_dropout_scale": TRAINING_ONLY,
+        "use_effective_conv2d": TRAINING_ONLY,
+        **_RANKS, **_ALPHAS, **_DROPPED,
+    },
+    "HIRA": {
+        "r": ConfigField(_size, 32),
+        "hira_dropout": TRAINING_ONLY,
+        "rank_pattern": TRAINING_ONLY,  # peft 0.21 does not read it
+    },
+    "MISS": {
+        "r": ConfigField(_size, 64),
+        "miss_dropout": TRAINING_ONLY,
+        "mini_r": ConfigField(schema.integer(0, 2**31), 1),
+        "init_weights": ConfigField(
+            either("true, false or mini: bat multiplies the weight, too", schema.boolean, _mini),
+            True,
+        ),
+    },
+    "SHIRA": {
+        "r": ConfigField(_size, 32),
+        "mask_type": TRAINING_ONLY,
+        "random_seed": TRAINING_ONLY,
+    },
+    "GRALORA": {
+        "r": ConfigField(_size, 32),
+        "hybrid_r": ConfigField(schema.integer(0, 2**31), 0),
+        "alpha": ConfigField(schema.number, 64),
+        "gralora_k": ConfigField(_size, 2),
+        "gralora_dropout": TRAINING_ONLY,
+    },
+    "DELORA": {
+        "r": ConfigField(_size, 8),
+        "delora_lambda": ConfigField(schema.number, 15),
+        "lambda_pattern": ConfigField(_numbers),
+        **_RANKS, **_DROPPED,
+    },
+    "OFT": {
+        "r": ConfigField(schema.integer(0, 2**31), 0),
+        "oft_block_size": ConfigField(schema.integer(0, 2**31), 32),
+        "coft": only(False),
+        "eps": TRAINING_ONLY,
+        "block_share": ConfigField(schema.boolean, False),
+        "use_cayley_neumann": ConfigField(schema.boolean, True),
+        "num_cayley_neumann_terms": ConfigField(schema.integer(1, 32), 5),
+        **_DROPPED,
+    },
+    "BOFT": {
+        "boft_block_size": ConfigField(schema.integer(0, 2**31), 4),
+        "boft_block_num": ConfigField(schema.integer(0, 2**31), 0),
+        "boft_n_butterfly_factor": ConfigField(schema.integer(1, 64), 1),
+        "boft_dropout": TRAINING_ONLY,
+    },
+    "HRA": {"r": ConfigField(_size, 8), "apply_GS": only(False)},
+    "ROAD": {
+        "variant": ConfigField(schema.text("road_[124]", "road_1, road_2 or road_4"), "road_1"),
+        "group_size": ConfigField(schema.integer(2, 2**31), 64),
+    },
+    "VERA": {
+        "r": ConfigField(_size, 256),
+        "projection_prng_key": ConfigField(schema.integer(0, 2**63), 0),
+        "save_projection": ConfigField(schema.boolean, True),
+        "vera_dropout": TRAINING_ONLY,
+        "d_initial": TRAINING_ONLY,
+    },
+    "RANDLORA": {
+        "r": ConfigField(_size, 32),
+        "randlora_alpha": ConfigField(schema.number, 640),
+        "projection_prng_key": ConfigField(schema.integer(0, 2**63), 0),
+        "save_projection": only(True),  # else drawn in bf16 or fp16, by the machine
+        "sparse": only(False),
+        "very_sparse": only(False),
+        "randlora_dropout": TRAINING_ONLY,
+    },
+    "FOURIERFT": {
+        "n_frequency": ConfigField(_size, 1000),
+        "scaling": ConfigField(schema.number, 150.0),
+        "random_loc_seed": ConfigField(schema.integer(0, 2**63), 777),
+        "n_frequency_pattern": ConfigField(_sizes),
+        "ifft2_norm": only("backward"),
+    },
+    "WAVEFT": {
+        "n_frequency": ConfigField(_size, 2592),
+        "scaling": ConfigField(schema.number, 25.0),
+        "wavelet_family": only("db1"),
+        "use_idwt": only(True),
+        "random_loc_seed": ConfigField(schema.integer(0, 2**63), 777),
+        "n_frequency_pattern": ConfigField(_sizes),
+        "proportional_parameters": only(False),
+    },
+    "C3A": {"block_size": ConfigField(_size, 256), "block_size_pattern": ConfigField(_sizes)},
+}  # fmt: skip
 _FIELDS: Mapping[Kind, Mapping[str, ConfigField]] = {
+    **{kind: _COMMON | _TARGETS | _PLACED | fields for kind, fields in _PLAIN.items()},
     "LORA": _COMMON | _TARGETS | _LORA,
     "IA3": _COMMON | _TARGETS | _IA3,
     "LN_TUNING": _COMMON | _TARGETS,
@@ -182,8 +305,9 @@ def read_peft(
         FileError: a file is missing or damaged, or options are not supported; lists all of them.
     """
     config = read_config(folder)
+    whole = _PLACES if config["peft_type"] == "SHIRA" else ()
     tensors = read_tensor_file(
-        folder, TENSORS_FILE, PICKLE_FILE, allow_pickle=allow_pickle, most=most
+        folder, TENSORS_FILE, PICKLE_FILE, allow_pickle=allow_pickle, most=most, places=whole
     )
     names = [name.removeprefix(_prefix(config["peft_type"])) for name in tensors]
     if len(set(names)) < len(names):
@@ -270,7 +394,7 @@ def write_peft(
         prefix + n if "." in n else n: t.detach().cpu().contiguous().clone()
         for n, t in sorted(files.tensors.items())
     }
-    if problems := [line for n, t in tensors.items() for line in tensor_problems(n, t)]:
+    if problems := [line for n, t in tensors.items() for line in tensor_problems(n, t, _PLACES)]:
         raise OutputError("the adapter cannot be exported", offenders=shorten(problems))
     payload = {
         # transformers requires this metadata.
@@ -297,7 +421,7 @@ def write_peft(
 def _written_config(files: PeftFiles) -> dict[str, Any]:
     """Omit options at their defaults: an older peft refuses fields that it does not have."""
     defaults = neutral(files.kind)
-    required = {"r", "lora_alpha", "target_modules"}  # by vLLM
+    required = {"r", "lora_alpha", "target_modules", "oft_block_size"}  # by vLLM, and by peft
     config = {
         name: value
         for name, value in files.config.items()

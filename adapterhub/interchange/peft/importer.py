@@ -22,13 +22,17 @@ from adapterhub.interchange.peft.files import (
 )
 from adapterhub.interchange.peft.ia3 import import_peft_ia3
 from adapterhub.interchange.peft.low_rank_importer import import_peft_low_rank
+from adapterhub.interchange.peft.plain import PLAIN, import_plain
 from adapterhub.interchange.peft.prompts import import_peft_prefix, import_peft_prompt
 from adapterhub.interchange.peft.targets import ModuleFinder, ends_with
 from adapterhub.interchange.translation import CheckpointInfo, ImportedAdapter, Translation
 
 _WRAPPED = re.compile(r"\.(modules_to_save|base_layer|ln_tuning_layers)(?=\.)")
 _NAMED_COPY = re.compile(r"\.modules_to_save\.[^.]+(?=\.)")  # with the adapter's name, as with bias
-_TUNED = re.compile(r"(.+)\.(?:lora_(?:embedding_)?[AB]|ia3_l|ln_tuning_layers)(?:\..+)?")
+_SUFFIXES = "|".join(re.escape(s) for row in PLAIN.values() for s in row.tensors.values())
+_TUNED = re.compile(
+    rf"(.+)\.(?:lora_(?:embedding_)?[AB]|ia3_l|ln_tuning_layers|{_SUFFIXES})(?:\..+)?"
+)
 _REPLACED = ".original_module"
 _WEIGHT = ".weight"
 
@@ -209,6 +213,7 @@ _IMPORTERS: Mapping[str, Callable[[PeftFiles, ModuleFinder, Translation], dict[s
     "PROMPT_TUNING": import_peft_prompt,
     "P_TUNING": import_peft_prompt,
     "PREFIX_TUNING": import_peft_prefix,
+    **dict.fromkeys(PLAIN, import_plain),
 }
 
 

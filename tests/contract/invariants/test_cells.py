@@ -25,7 +25,7 @@ from matrix import (
     ALL_CELLS,
     CELLS,
     EVERY_METHOD_ON,
-    LOW_RANK_METHODS,
+    ONLY_IN_ATTENTION,
     REFUSED,
     SHARED,
     SMALLER,
@@ -542,7 +542,7 @@ def test_mergeable_and_other_methods_are_covered() -> None:
 def test_the_number_of_refused_cells_is_known() -> None:
     """No cell is skipped: it works, or it is refused by design."""
     counts = collections.Counter(method for method, _ in REFUSED)
-    updates = dict.fromkeys(LOW_RANK_METHODS, 1)
+    updates = dict.fromkeys(ONLY_IN_ATTENTION, 1)
     expected = {
         "prefix": 1,
         "mam": 1,

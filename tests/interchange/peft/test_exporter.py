@@ -109,6 +109,7 @@ def test_every_architecture(tmp_path, method, architecture):
 BACKBONES = {"bert": "classification", "llama": "causal-lm"}
 
 
+# More may be exported: what `blocking` does not block has to be, with equal logits.
 GO = {
     "bert": {"lora", "rslora", "lora-plus", "dora", "pissa", "ia3", "norms"},
     "llama": {"lora", "rslora", "lora-plus", "dora", "pissa", "ia3", "norms", "prompt", "p-tuning"},
@@ -144,7 +145,6 @@ def check_method(folder, architecture, method):
         assert not folder.exists()
         assert method not in GO[architecture]
         return
-    assert method in GO[architecture]
     adapter.export(folder)
     theirs = peft.PeftModel.from_pretrained(tiny_models.model(architecture, task), folder)
     found, expected = outputs(theirs, task), outputs(model, task)

@@ -1,0 +1,582 @@
+"""Kinds of peft checkpoints that differ from a method of ours by names: one row each.
+
+A row is read forwards to import and backwards to export. Where layouts or options differ too, it
+has a function for each direction. Ours and peft's tensors of one module:
+
+    encoder.0.attn.q.loha.A1    ...attention.self.query.hada_w1_b
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from adapterhub.anatomy.sites import Site, sites_option
+from adapterhub.interchange.peft.export_types import (
+    CheckpointPart,
+    ExportedModule,
+    ExportSource,
+    target_options,
+)
+from adapterhub.interchange.peft.files import Kind, PeftFiles
+from adapterhub.interchange.peft.targets import ModuleFinder
+from adapterhub.interchange.translation import Translation, size_options
+from adapterhub.methods._base import Method
+from adapterhub.methods._rotations import skew
+from adapterhub.methods.boft import BOFT, ButterflyRotation
+from adapterhub.methods.c3a import C3A, CirculantUpdate
+from adapterhub.methods.delora import BoundedUpdate, DeLoRA
+from adapterhub.methods.fourierft import FourierFT, SpectralUpdate
+from adapterhub.methods.gralora import BlockUpdates, GraLoRA
+from adapterhub.methods.hira import HadamardWeight, HiRA
+from adapterhub.methods.hra import HRA, Reflections
+from adapterhub.methods.loha import HadamardProduct, LoHa
+from adapterhub.methods.lokr import KroneckerUpdate, LoKr
+from adapterhub.methods.miss import MiSS, SharedShards
+from adapterhub.methods.oft import OFT, CayleyRotation
+from adapterhub.methods.randlora import RandLoRA, ScaledBases
+from adapterhub.methods.road import PairRotation, RoAd
+from adapterhub.methods.shira import SHiRA, SparseUpdate
+from adapterhub.methods.vera import ScaledFactors, VeRA
+from adapterhub.methods.waveft import WaveFT, WaveletUpdate
+
+Values: TypeAlias = dict[str, Any]
+Tensors: TypeAlias = dict[str, Tensor]
+
+
+@dataclass
+class PlainUpdate:
+    """One adapted module: our options and tensors, beside those of peft.
+
+    `config` are peft's options; `theirs` its tensors by suffix.
+    """
+
+    site: Site
+    config: Mapping[str, Any]
+    theirs: Tensors
+    options: Values
+    ours: Tensors
+
+
+# Returns what cannot be expressed, "" if nothing.
+Import: TypeAlias = Callable[[PlainUpdate], str]
+# Returns options and tensors of peft; options that are None cannot be expressed.
+Export: TypeAlias = Callable[[ExportedModule], tuple[Values, Tensors]]
+
+
+# The fixed matrices of all modules, of a rank and the sites.
+Draw: TypeAlias = Callable[[int, list[Site], torch.Generator], tuple[Tensor, Tensor]]
+
+
+def _imports_nothing(update: PlainUpdate) -> str:
+    return ""
+
+
+def _exports_nothing(part: ExportedModule) -> tuple[Values, Tensors]:
+    return {}, {}
+
+
+@dataclass(frozen=True)
+class PlainKind:
+    """A kind of checkpoint.
+
+    `tensors` are the suffixes of peft's tensors by our names, and may be absent where a function
+    replaces them; `more` are other suffixes. `options` are peft's options by ours, `patterns` the
+    options with other values for some modules. `rank` is a tensor of peft, and its dimension that
+    is our rank. `turned` tells that peft adapts Conv1D too. `matrices` are the names of two that
+    all modules share, and `drawn` computes them as peft does.
+    """
+
+    kind: Kind
+    method: type[Method]
+    module: type[nn.Module]
+    tensors: Mapping[str, str]
+    options: Mapping[str, str] = field(default_factory=dict)
+    patterns: Mapping[str, str] = field(default_factory=dict)
+    rank: tuple[str, int] | None = None
+    more: tuple[str, ...] = ()
+    turned: bool = False
+    matrices: tuple[str, ...] = ()
+    drawn: Draw | None = None
+    imported: Import = _imports_nothing
+    exported: Export = _exports_nothing
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """All suffixes of peft's tensors."""
+        return (*self.tensors.values(), *self.more)
+
+
+def _transposed(*names: str) -> tuple[Import, Export]:
+    """Return the functions of a kind some of whose tensors peft has transposed."""
+
+    def imported(update: PlainUpdate) -> str:
+        update.ours |= {name: update.ours[name].mT.contiguous() for name in names}
+        return ""
+
+    def exported(part: ExportedModule) -> tuple[Values, Tensors]:
+        return {}, {name: getattr(part.module, name).detach().mT for name in names}
+
+    return imported, exported
+
+
+def _import_lokr(update: PlainUpdate) -> str:
+    theirs, ours = update.theirs, update.ours
+    if "lokr_w1_a" in theirs:
+        ours["C"] = theirs["lokr_w1_a"] @ theirs["lokr_w1_b"]
+    return ""
+
+
+def _import_miss(update: PlainUpdate) -> str:
+    if update.config["init_weights"] == "mini":
+        repeats = update.site.d_out // update.theirs["miss_block"].shape[1]
+        update.ours["D"] = update.ours["D"].repeat(1, repeats)
+    update.ours["D"] = update.ours["D"].T.contiguous()
+    return ""
+
+
+def _import_gralora(update: PlainUpdate) -> str:
+    for name in ("A", "B"):
+        update.ours[name] = update.ours[name].mT.contiguous()
+    update.options["pieces"] = len(update.ours["A"])
+    return ""
+
+
+def _import_oft(update: PlainUpdate) -> str:
+    config, upper = update.config, update.ours["Q"]
+    size = (1 + math.isqrt(1 + 8 * upper.shape[1])) // 2
+    blocks = update.site.d_in // size
+    if upper.shape != (1 if config["block_share"] else blocks, size * (size - 1) // 2):
+        return f"oft_R has the shape {tuple(upper.shape)}"
+    terms = config["num_cayley_neumann_terms"] if config["use_cayley_neumann"] else 0
+    if terms == 0:
+        update.ours["Q"] = -upper  # peft's exact form is the inverse of its series
+    if config["use_cayley_neumann"] and terms == 1:
+        return "num_cayley_neumann_terms: 1 is no rotation"
+    # peft computes the fourth term with 3, too.
+    update.options |= {"block": size, "terms": 4 if terms == 3 else terms}
+    return ""
+
+
+def _export_oft(part: ExportedModule) -> tuple[Values, Tensors]:
+    module: Any = part.module
+    exact = module.terms == 0
+    terms = None if module.terms in (1, 3) else module.terms
+    options = {
+        "oft_block_size": module.block,
+        "use_cayley_neumann": not exact,
+        "num_cayley_neumann_terms": 5 if exact else terms,
+    }
+    return options, {"Q": -module.Q.detach() if exact else module.Q.detach()}
+
+
+def _import_boft(update: PlainUpdate) -> str:
+    given = update.theirs["boft_R"]
+    if given.ndim != 4 or len(given) != 1:
+        return f"boft_R has the shape {tuple(given.shape)}: one butterfly factor is imported"
+    size = given.shape[-1]
+    rows, columns = torch.triu_indices(size, size, 1)
+    # peft's rotation is the inverse of ours.
+    update.ours["Q"] = -0.5 * (given - given.mT)[..., rows, columns]
+    update.ours["s"] = update.ours["s"].flatten()
+    update.options |= {"block": size, "factors": 1}
+    return ""
+
+
+def _export_boft(part: ExportedModule) -> tuple[Values, Tensors]:
+    module: Any = part.module
+    blocks = -skew(module.Q.detach().flatten(0, 1), module.block)
+    options = {
+        "boft_block_size": module.block,
+        "boft_n_butterfly_factor": 1 if len(module.Q) == 1 else None,
+    }
+    return options, {"Q": blocks[None], "s": module.s.detach()[:, None]}
+
+
+_VARIANTS = {"road_1": 1, "road_2": 2, "road_4": 4}
+
+
+def _import_road(update: PlainUpdate) -> str:
+    group, variant = update.config["group_size"], _VARIANTS[update.config["variant"]]
+    shape = (-1, 2 if variant == 4 else 1, 1 if variant == 1 else 2, group // 2)
+    update.ours |= {name: tensor.reshape(shape) for name, tensor in update.ours.items()}
+    update.options |= {"group": group, "variant": variant}
+    return ""
+
+
+def _export_road(part: ExportedModule) -> tuple[Values, Tensors]:
+    module: Any = part.module
+    method: Any = part.method
+    options = {"group_size": module.group, "variant": f"road_{method.variant}"}
+    return options, {name: getattr(module, name).detach().flatten() for name in ("angle", "scale")}
+
+
+def _import_shira(update: PlainUpdate) -> str:
+    indices = update.theirs["shira_indices"].long()
+    sizes = torch.tensor([[update.site.d_out], [update.site.d_in]])
+    if indices.ndim != 2 or len(indices) != 2 or (indices < 0).any() or (indices >= sizes).any():
+        return "shira_indices are outside of the weight"
+    update.ours["S.places"] = indices[0] * update.site.d_in + indices[1]
+    update.options |= {"rank": update.config["r"], "places": "file"}
+    return ""
+
+
+def _export_shira(part: ExportedModule) -> tuple[Values, Tensors]:
+    module: Any = part.module
+    places, (d_out, d_in) = module.S.places, module.S.shape
+    count = places.numel()
+    rank, rest = divmod(count, d_in + d_out)
+    indices = torch.stack([places // d_in, places % d_in]).int()
+    return {"r": None if rest else rank}, {"S.values": module.S.values.detach(), "indices": indices}
+
+
+def _import_fourierft(update: PlainUpdate) -> str:
+    site, count = update.site, update.ours["E.values"].numel()
+    if count != update.options["coefficients"]:
+        return f"{count} coefficients, n_frequency is {update.options['coefficients']}"
+    generator = torch.Generator().manual_seed(update.config["random_loc_seed"])
+    drawn = torch.randperm(site.d_in * site.d_out, generator=generator)
+    update.ours["E.places"] = drawn[:count].clone()
+    update.options["stored"] = True
+    return ""
+
+
+def _import_waveft(update: PlainUpdate) -> str:
+    if update.site.d_in % 2 or update.site.d_out % 2:
+        return "an odd size, whose transform peft centers"
+    return _import_fourierft(update)
+
+
+def _export_fourierft(part: ExportedModule) -> tuple[Values, Tensors]:
+    return {"places in files": None}, {}
+
+
+def _import_c3a(update: PlainUpdate) -> str:
+    update.options["block"] = update.ours["k"].shape[-1]
+    return ""
+
+
+def _export_c3a(part: ExportedModule) -> tuple[Values, Tensors]:
+    module: Any = part.module
+    return {"block_size": module.k.shape[-1]}, {}
+
+
+_SHARED = "fixed matrices in the file (stored=true)"
+
+
+def _import_vera(update: PlainUpdate) -> str:
+    update.options["stored"] = True
+    return ""
+
+
+def _draw_vera(rank: int, sites: list[Site], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    d_in, d_out = max(site.d_in for site in sites), max(site.d_out for site in sites)
+    return _kaiming((rank, d_in), generator), _kaiming((d_out, rank), generator)
+
+
+def _kaiming(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Draw a tensor as peft does: uniform, with a deviation of sqrt(2 / fan-in)."""
+    bound = math.sqrt(3) * (math.sqrt(2) / math.sqrt(math.prod(shape[1:])))
+    return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+
+
+def _export_vera(part: ExportedModule) -> tuple[Values, Tensors]:
+    method: Any = part.method
+    return {_SHARED: True if method.stored else None}, {}
+
+
+_LEFT_RIGHT = ("A", "B")
+_RANKS = {"r": "rank_pattern"}
+_ROWS = (
+    PlainKind(
+        "LOHA", LoHa, HadamardProduct,
+        {"A1": "hada_w1_b", "B1": "hada_w1_a", "A2": "hada_w2_b", "B2": "hada_w2_a"},
+        {"rank": "r", "alpha": "alpha"}, {**_RANKS, "alpha": "alpha_pattern"}, ("hada_w1_b", 0),
+    ),
+    PlainKind(
+        "LOKR", LoKr, KroneckerUpdate,
+        {"C": "lokr_w1", "A": "lokr_w2_b", "B": "lokr_w2_a", "G": "lokr_w2"},
+        {"rank": "r", "alpha": "alpha", "factor": "decompose_factor"},
+        {**_RANKS, "alpha": "alpha_pattern"}, more=("lokr_w1_a", "lokr_w1_b"),
+        imported=_import_lokr,
+    ),
+    PlainKind(
+        "HIRA", HiRA, HadamardWeight, {"A": "hira_A", "B": "hira_B"}, {"rank": "r"},
+        rank=("hira_A", 0), turned=True,
+    ),
+    PlainKind(
+        "MISS", MiSS, SharedShards, {"D": "miss_block"}, {"rank": "r"},
+        rank=("miss_block", 0), imported=_import_miss, exported=_transposed("D")[1],
+    ),
+    PlainKind(
+        "SHIRA", SHiRA, SparseUpdate, {"S.values": "shira_weight"}, more=("shira_indices",),
+        imported=_import_shira, exported=_export_shira,
+    ),
+    PlainKind(
+        "GRALORA", GraLoRA, BlockUpdates,
+        {"A": "gralora_A", "B": "gralora_B", "A0": "gralora_A_general.weight",
+         "B0": "gralora_B_general.weight"},
+        {"rank": "r", "alpha": "alpha", "pieces": "gralora_k", "hybrid": "hybrid_r"},
+        rank=("gralora_A", 2), imported=_import_gralora, exported=_transposed("A", "B")[1],
+        turned=True,
+    ),
+    PlainKind(
+        "DELORA", DeLoRA, BoundedUpdate,
+        {"A": "delora_A", "B": "delora_B", "strength": "delora_lambda", "norms": "delora_w_norm"},
+        {"rank": "r", "strength": "delora_lambda"}, {**_RANKS, "delora_lambda": "lambda_pattern"},
+        ("delora_A", 0),
+    ),
+    PlainKind(
+        "OFT", OFT, CayleyRotation, {"Q": "oft_R.weight"}, {"share": "block_share"},
+        imported=_import_oft, exported=_export_oft,
+    ),
+    PlainKind(
+        "BOFT", BOFT, ButterflyRotation, {"Q": "boft_R", "s": "boft_s"},
+        imported=_import_boft, exported=_export_boft,
+    ),
+    PlainKind(
+        "HRA", HRA, Reflections, {"U": "hra_u"}, {"rank": "r"}, rank=("hra_u", 1),
+        imported=_transposed("U")[0], exported=_transposed("U")[1],
+    ),
+    PlainKind(
+        "ROAD", RoAd, PairRotation, {"angle": "road_theta", "scale": "road_alpha"},
+        imported=_import_road, exported=_export_road,
+    ),
+    PlainKind(
+        "VERA", VeRA, ScaledFactors, {"b": "vera_lambda_b", "d": "vera_lambda_d"}, {"rank": "r"},
+        rank=("vera_lambda_d", 0), imported=_import_vera, exported=_export_vera, turned=True,
+        matrices=("vera_A", "vera_B"), drawn=_draw_vera,
+    ),
+    PlainKind(
+        "RANDLORA", RandLoRA, ScaledBases, {"l": "randlora_lambda", "g": "randlora_gamma"},
+        {"rank": "r", "alpha": "randlora_alpha"}, rank=("randlora_lambda", 0),
+        imported=_import_vera, exported=_export_vera, turned=True,
+        matrices=("randlora_A", "randlora_B"), more=("randlora_A", "randlora_B"),
+    ),
+    PlainKind(
+        "FOURIERFT", FourierFT, SpectralUpdate, {"E.values": "fourierft_spectrum"},
+        {"coefficients": "n_frequency", "scale": "scaling"}, {"n_frequency": "n_frequency_pattern"},
+        imported=_import_fourierft, exported=_export_fourierft, turned=True,
+    ),
+    PlainKind(
+        "WAVEFT", WaveFT, WaveletUpdate, {"E.values": "waveft_spectrum"},
+        {"coefficients": "n_frequency", "scale": "scaling"}, {"n_frequency": "n_frequency_pattern"},
+        imported=_import_waveft, exported=_export_fourierft, turned=True,
+    ),
+    PlainKind(
+        "C3A", C3A, CirculantUpdate, {"k": "c3a_kernel"}, {}, {"block_size": "block_size_pattern"},
+        imported=_import_c3a, exported=_export_c3a,
+    ),
+)  # fmt: skip
+PLAIN: Mapping[Kind, PlainKind] = {row.kind: row for row in _ROWS}
+PLAIN_MODULES: Mapping[type[nn.Module], Kind] = {row.module: row.kind for row in _ROWS}
+
+
+def import_plain(
+    files: PeftFiles, finder: ModuleFinder, translation: Translation
+) -> dict[str, Tensor]:
+    """Translate the updates of a checkpoint of one of these kinds; return the other tensors."""
+    row, anatomy = PLAIN[files.kind], translation.anatomy
+    sites = {s.host: s for s in anatomy.sites.values() if s.kind == "linear" and not s.part}
+    by_path: dict[str, Tensors] = {}
+    rest: Tensors = {}
+    for name, tensor in files.tensors.items():
+        suffix = next((s for s in row.suffixes if name.endswith(f".{s}")), None)
+        if suffix is None or name == f"base_model.{suffix}":
+            rest[name] = tensor
+            continue
+        value = tensor.to(torch.float32) if tensor.is_floating_point() else tensor
+        by_path.setdefault(name.removesuffix(f".{suffix}"), {})[suffix] = value
+    updates: list[PlainUpdate] = []
+    for file_path, theirs in by_path.items():
+        path = finder.find(file_path)
+        site = sites.get(path or "")
+        if site is None:
+            reason = "no such module" if path is None else "not a site"
+            translation.problems.append(f"{file_path}: {reason} in this backbone")
+            continue
+        update = _update(row, files.config, file_path, site, theirs, finder)
+        if isinstance(update, str):
+            translation.problems.append(f"{file_path}: {update}")
+        else:
+            updates.append(update)
+    _add_methods(row, updates, translation)
+    _add_matrices(row, files, updates, rest, translation)
+    return rest
+
+
+def _update(
+    row: PlainKind,
+    config: Mapping[str, Any],
+    file_path: str,
+    site: Site,
+    theirs: Tensors,
+    finder: ModuleFinder,
+) -> PlainUpdate | str:
+    """Translate the update of one module; return what cannot be expressed."""
+    values = dict(config)
+    for option, pattern in row.patterns.items():
+        values[option] = finder.targets.value_at(config.get(pattern), file_path, config[option])
+    options = {ours: _as_ours(row, ours, values[name]) for ours, name in row.options.items()}
+    if row.rank is not None:
+        suffix, dimension = row.rank
+        shape = tuple(theirs[suffix].shape) if suffix in theirs else ()
+        if dimension >= len(shape) or shape[dimension] != options["rank"]:
+            return f"{suffix} has the shape {shape}, and the rank is {options['rank']}"
+    ours = {name: theirs[each] for name, each in row.tensors.items() if each in theirs}
+    update = PlainUpdate(site, values, theirs, options, ours)
+    try:
+        problem = row.imported(update)
+    except (RuntimeError, LookupError, ArithmeticError):
+        problem = "tensors are missing, or have other shapes"
+    return problem or update
+
+
+def _as_ours(row: PlainKind, option: str, value: Any) -> Any:
+    default = row.method.__dataclass_fields__[option].default  # type: ignore[attr-defined]
+    return float(value) if isinstance(default, float) else value
+
+
+def _add_methods(row: PlainKind, updates: list[PlainUpdate], translation: Translation) -> None:
+    """Add one method for each set of options, with the tensors at its sites."""
+    groups: dict[Any, list[PlainUpdate]] = {}
+    for update in updates:
+        same = tuple(sorted((k, v) for k, v in update.options.items() if k != "rank"))
+        groups.setdefault(same, []).append(update)
+    for group in groups.values():
+        options = {
+            **{k: v for k, v in group[0].options.items() if k != "rank"},
+            "sites": sites_option(translation.anatomy, [update.site for update in group]),
+        }
+        if "rank" in group[0].options:
+            options |= size_options("rank", {u.site.id: u.options["rank"] for u in group})
+        translation.methods.append({row.method.name: options})
+        for update in group:
+            for name, tensor in update.ours.items():
+                full = f"{update.site.id}.{row.method.name}.{name}"
+                translation.tensors[full] = tensor
+
+
+def _add_matrices(
+    row: PlainKind,
+    files: PeftFiles,
+    updates: list[PlainUpdate],
+    rest: Tensors,
+    translation: Translation,
+) -> None:
+    """Add the fixed matrices of all modules, which peft computes again where the file has none."""
+    found = [rest.pop(f"base_model.{name}", None) for name in row.matrices]
+    for number, name in enumerate(row.matrices):
+        own = [update.theirs[name] for update in updates if name in update.theirs]
+        if any(not torch.equal(each, own[0]) for each in own):
+            translation.problems.append(f"{name} is not the same in all modules")
+        found[number] = own[0] if own else found[number]
+    if not updates or not row.matrices:
+        return
+    generator = torch.Generator().manual_seed(files.config["projection_prng_key"] or 0)
+    if any(each is None for each in found):
+        if row.drawn is None:
+            translation.problems.append(f"{' and '.join(row.matrices)} are not in the files")
+            return
+        found = list(row.drawn(files.config["r"], [u.site for u in updates], generator))
+        translation.notes.append(
+            f"the fixed matrices of {row.method.name} are not in the files: computed by torch "
+            f"{torch.__version__}, as peft does"
+        )
+    sites = {update.site for update in updates}
+    first = next(s for s in translation.anatomy.sites.values() if s in sites)
+    for name, matrix in zip(_LEFT_RIGHT, found, strict=True):
+        assert matrix is not None
+        full = f"{first.id}.{row.method.name}.fixed.{name}"
+        flat = matrix.squeeze(1) if name == "A" else matrix
+        translation.tensors[full] = flat.to(torch.float32)
+
+
+def export_plain(kind: Kind, source: ExportSource) -> CheckpointPart:
+    """Return the updates of one of these kinds as peft's, one for each whole module."""
+    row = PLAIN[kind]
+    parts = [part for part in source.parts if PLAIN_MODULES.get(type(part.module)) == kind]
+    problems = [
+        f"{part.site.id}: {part.method.name} at a part of {part.site.host}; peft adapts it whole"
+        for part in parts
+        if part.site.part is not None
+    ]
+    hosts = Counter(part.site.host for part in parts)
+    problems += [
+        f"{host}: peft has no {row.method.name} at a Conv1D"
+        for host in hosts
+        if isinstance(source.modules[host], Conv1D) and not row.turned
+    ]
+    problems += [f"{host}: several updates of one module" for host, n in hosts.items() if n > 1]
+    tensors: Tensors = {}
+    by_host: dict[str, Values] = {}
+    for part in parts:
+        options, converted = row.exported(part)
+        state = {n: t.detach() for n, t in part.module.state_dict(keep_vars=True).items()}
+        state |= converted
+        for ours, suffix in row.tensors.items():
+            if ours in state:
+                tensors[f"{part.site.host}.{suffix}"] = state[ours]
+        if "indices" in converted:
+            tensors[f"{part.site.host}.shira_indices"] = converted["indices"]
+        if "fixed.A" in state and row.matrices:
+            tensors |= _fixed(row, state)
+        by_host[part.site.host] = _their_options(row, part, tensors) | options
+    if any(value is None for options in by_host.values() for value in options.values()):
+        none = {n for options in by_host.values() for n, value in options.items() if value is None}
+        problems += [f"{row.method.name}: peft has no {name} as here" for name in sorted(none)]
+    config, differing = _common(row, by_host)
+    problems += [f"{row.method.name}: {n} differs, peft has one for all" for n in differing]
+    config = {name: value for name, value in config.items() if name != _SHARED}
+    return CheckpointPart(
+        config=target_options(source, hosts) | config,
+        tensors=tensors,
+        targets=sorted(hosts),
+        problems=problems,
+    )
+
+
+def _fixed(row: PlainKind, state: Mapping[str, Tensor]) -> Tensors:
+    """Return the fixed matrices by peft's names; RandLoRA's A has a dimension of its bases."""
+    a, b = (state[f"fixed.{name}"] for name in _LEFT_RIGHT)
+    names = [f"base_model.{name}" for name in row.matrices]
+    return dict(zip(names, (a[:, None] if b.ndim == 3 else a, b), strict=True))
+
+
+def _their_options(row: PlainKind, part: ExportedModule, tensors: Tensors) -> Values:
+    values = {}
+    for ours, theirs in row.options.items():
+        value = getattr(part.method, ours)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        values[theirs] = value
+    if row.rank is not None:
+        suffix, dimension = row.rank
+        values["r"] = tensors[f"{part.site.host}.{suffix}"].shape[dimension]
+    return values
+
+
+def _common(row: PlainKind, by_host: Mapping[str, Values]) -> tuple[Values, list[str]]:
+    """Return the options of a checkpoint with its patterns, and those that differ without one."""
+    config: Values = {}
+    differing = []
+    names = dict.fromkeys(name for options in by_host.values() for name in options)
+    for name in names:
+        values = {host: options.get(name) for host, options in by_host.items()}
+        (usual, _), *others = Counter(values.values()).most_common()
+        config[name] = usual
+        if others and name in row.patterns:
+            config[row.patterns[name]] = {
+                re.escape(host): value for host, value in values.items() if value != usual
+            }
+        elif others:
+            differing.append(name)
+    return config, differing

@@ -1,0 +1,66 @@
+"""Modules that rotate the input of a projection, and the matrices that they rotate by.
+
+At a slice of a fused projection only the slice gets the rotated input (hooks/projection.py).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from adapterhub.methods._ops import split_last, wide
+from adapterhub.methods._site_module import InputModule
+
+
+class BlockRotation(InputModule):
+    """The map x -> x R, with a block-diagonal R that a subclass computes."""
+
+    affine = True
+
+    def rotations(self) -> Tensor:
+        """Return the blocks of R: (blocks, b, b), or (1, b, b) for one that is repeated."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the new input. x: (..., blocks b) -> x' like x."""
+        return in_blocks(x, self.rotations())
+
+
+def in_blocks(x: Tensor, blocks: Tensor) -> Tensor:
+    """Multiply the parts of x by a matrix each.
+
+    x: (..., n b), blocks: (n, b, b), or (1, b, b) for all -> like x.
+    """
+    with torch.autocast(x.device.type, enabled=False):
+        rotated: Tensor = split_last(x, -1, 1, blocks.shape[-1]) @ blocks.to(x.dtype)
+        return rotated.flatten(-3)
+
+
+def skew(upper: Tensor, size: int) -> Tensor:
+    """Return skew-symmetric matrices from what is above their diagonals.
+
+    upper: (n, size (size - 1) / 2), row by row -> (n, size, size).
+    """
+    rows, columns = torch.triu_indices(size, size, 1, device=upper.device)
+    matrix = upper.new_zeros(len(upper), size * size)
+    matrix = split_last(matrix.index_add(1, rows * size + columns, upper), size, size)
+    return matrix - matrix.mT
+
+
+def cayley(skewed: Tensor, terms: int = 0) -> Tensor:
+    """Return rotations (I + Q) (I - Q)^-1 of skew-symmetric matrices Q, (n, b, b).
+
+    `terms`: the number of terms of the series I + 2 Q + 2 Q^2 + ... instead, of which the last one
+    counts once; 0 for the exact inverse.
+    """
+    with torch.autocast(skewed.device.type, enabled=False):
+        skewed = wide(skewed)
+        eye = torch.eye(skewed.shape[-1], device=skewed.device, dtype=skewed.dtype)
+        if not terms:
+            exact: Tensor = torch.linalg.solve(eye - skewed, eye + skewed)
+            return exact
+        total, power = eye.expand_as(skewed), skewed
+        for number in range(1, terms):
+            total = total + (1.0 if number == terms - 1 > 1 else 2.0) * power
+            power = power @ skewed
+        return total

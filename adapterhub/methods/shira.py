@@ -1,0 +1,76 @@
+"""SHiRA: a sparse update of a projection: some entries of its weight train.
+
+    y = W x + S x                                                                 (section 3.1)
+
+    x: (..., d_in)    S: (d_out, d_in), zero but at n fixed places    n = rank (d_in + d_out)
+
+The places are drawn from a seed, or are those of the largest weights (`places: largest`, which
+files then contain). S is zero at first, so the initial update is zero. It has as many parameters as
+a LoRA of that rank, and the rank of S is not limited.
+
+Parameters: rank (d_in + d_out) per site, at most d_in d_out.
+
+Bhardwaj et al. 2024, "Sparse High Rank Adapters", section 3, https://arxiv.org/abs/2406.13175.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from adapterhub.anatomy.sites import Anatomy, Site
+from adapterhub.config.options import option
+from adapterhub.methods._base import register_method
+from adapterhub.methods._delta import DeltaModule
+from adapterhub.methods._generated import PlacedNumbers
+from adapterhub.methods._projections import RankMethod, weight_at
+from adapterhub.methods._skip_init import init_is_skipped
+
+
+class SparseUpdate(DeltaModule):
+    """The map (x, y) -> y + S x."""
+
+    def __init__(self, site: Site, count: int, seed: int, stored: bool) -> None:
+        super().__init__()
+        shape = (site.d_out, site.d_in)
+        self.S = PlacedNumbers(f"shira.{site.id}", seed, count, shape, stored)
+
+    def delta(self) -> Tensor:
+        """Return S: (d_out, d_in)."""
+        return self.S.matrix()
+
+    def limits(self) -> Mapping[str, int]:
+        """Return the number that all places are below."""
+        return {"S.places": self.S.shape[0] * self.S.shape[1]}
+
+
+@register_method
+@dataclass(frozen=True)
+class SHiRA(RankMethod):
+    """Sparse updates of projections."""
+
+    name = "shira"
+    paper = "Bhardwaj et al. 2024, https://arxiv.org/abs/2406.13175"
+    summary = "sparse updates: some entries of each weight train"
+    learning_rate = 1e-3
+
+    places: Literal["seed", "largest", "file"] = option(
+        "seed", "entries that train: drawn, those of the largest weights, or those in a file"
+    )
+    seed: int = option(0, "number that the places are drawn from")
+
+    def module(self, site: Site, rank: int, anatomy: Anatomy) -> SparseUpdate:
+        """Return the update of one site."""
+        count = self.size(site, rank)
+        module = SparseUpdate(site, count, self.seed, self.places != "seed")
+        if self.places == "largest" and not init_is_skipped():
+            largest = weight_at(site, anatomy).abs().flatten().topk(count).indices
+            module.S.places = largest.sort().values
+        return module
+
+    def size(self, site: Site, rank: int) -> int:
+        """Return rank (d_in + d_out), at most all entries."""
+        return min(rank * (site.d_in + site.d_out), site.d_in * site.d_out)

@@ -1,0 +1,109 @@
+"""VeRA: a low-rank update whose matrices are random and fixed; two vectors train.
+
+    y = W x + b * B (d * A x)                                                       (equation 2)
+
+    x: (..., d_in)    A: (rank, d_in), B: (d_out, rank), fixed
+    d: (rank,), 0.1    b: (d_out,), zero
+
+b is zero at first, so the initial update is zero. A and B are uniform within sqrt(6 / d_in) and
+sqrt(6 / rank). They are computed from the seed and the site, and are not in files. With `stored`,
+one A and B for all sites are in the file, of the largest sizes of all sites and cut for each: what
+an import brings.
+
+Parameters: rank + d_out per site.
+
+Kopiczko et al. 2024, "VeRA: Vector-based Random Matrix Adaptation", section 3,
+https://arxiv.org/abs/2310.11454.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from adapterhub.anatomy.sites import Anatomy, Site
+from adapterhub.config.options import option
+from adapterhub.methods._base import Placement, register_method
+from adapterhub.methods._delta import FactorModule
+from adapterhub.methods._generated import uniform
+from adapterhub.methods._ops import stack_low_rank
+from adapterhub.methods._projections import RankMethod
+from adapterhub.methods._site_module import SharedModule
+
+
+class FixedFactors(SharedModule):
+    """A: (rank, d_in) and B: (d_out, rank), uniform, from a seed."""
+
+    A: Tensor
+    B: Tensor
+
+    def __init__(
+        self, name: str, seed: int, rank: int, d_in: int, d_out: int, stored: bool
+    ) -> None:
+        super().__init__()
+        a = uniform(f"{name}.A", seed, (rank, d_in), (6 / d_in) ** 0.5)
+        b = uniform(f"{name}.B", seed, (d_out, rank), (6 / rank) ** 0.5)
+        self.register_buffer("A", a, persistent=stored)
+        self.register_buffer("B", b, persistent=stored)
+
+
+class ScaledFactors(FactorModule):
+    """The map (x, y) -> y + b * B (d * A x)."""
+
+    stack = staticmethod(stack_low_rank)
+
+    def __init__(self, site: Site, rank: int, fixed: FixedFactors, owns: bool) -> None:
+        super().__init__()
+        self.d, self.b = (
+            nn.Parameter(torch.full((rank,), 0.1)),
+            nn.Parameter(torch.zeros(site.d_out)),
+        )
+        self.d_in = site.d_in
+        self.shared = [fixed]  # in a list it is not a child module
+        if owns:
+            self.fixed = fixed
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Return b * B * d: (d_out, rank) and A: (rank, d_in)."""
+        rank, device = len(self.d), self.d.device
+        left = self.shared[0].B[: len(self.b), :rank].to(device)
+        return self.b[:, None] * left * self.d, self.shared[0].A[:rank, : self.d_in].to(device)
+
+
+@register_method
+@dataclass(frozen=True)
+class VeRA(RankMethod):
+    """Low-rank updates of random matrices with two trained vectors."""
+
+    name = "vera"
+    paper = "Kopiczko et al. 2024, https://arxiv.org/abs/2310.11454"
+    summary = "low-rank updates of fixed random matrices with two trained vectors"
+    learning_rate = 1e-2
+
+    rank: int = option(256, "rank r of the random matrices", least=1)
+    seed: int = option(0, "number that the matrices are computed from")
+    stored: bool = option(False, "one pair of matrices for all sites, in the file")
+
+    def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
+        """Yield one update per selected projection."""
+        ranks = self.ranks_by_site(anatomy)
+        if not self.stored:
+            yield from super().plan(anatomy)
+            return
+        sizes = max(ranks.values()), max(s.d_in for s in ranks), max(s.d_out for s in ranks)
+        fixed = FixedFactors("vera", self.seed, *sizes, stored=True)
+        for number, (site, rank) in enumerate(ranks.items()):
+            yield Placement(site, ScaledFactors(site, rank, fixed, owns=number == 0))
+
+    def module(self, site: Site, rank: int, anatomy: Anatomy) -> ScaledFactors:
+        """Return the update of one site, with matrices of its own."""
+        sizes = rank, site.d_in, site.d_out
+        fixed = FixedFactors(f"vera.{site.id}", self.seed, *sizes, stored=False)
+        return ScaledFactors(site, rank, fixed, owns=True)
+
+    def size(self, site: Site, rank: int) -> int:
+        """Return rank + d_out."""
+        return rank + site.d_out
