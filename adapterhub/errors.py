@@ -9,7 +9,9 @@
     ├── MismatchError    valid adapter files for a different backbone, tokenizer or task
     ├── DataError        unusable training or evaluation data
     ├── TrainingError    a run that cannot continue (the loss is NaN, nothing is trainable)
-    ├── RegistryError    not found, refused or unreachable
+    ├── RegistryError    refused or unreachable
+    │   ├── NotPublishedError   no such adapter, or no such version of it
+    │   └── YankedError         a version that was withdrawn
     ├── SignatureError   not signed by a trusted key, where a signature is required
     ├── MergeError       an adapter that cannot be merged, or a merge that changed the outputs
     ├── ServingError     a request that is not answered: the queue is full, the deadline has passed
@@ -99,6 +101,14 @@ class TrainingError(AdapterhubError):
 
 class RegistryError(AdapterhubError):
     """An adapter or registry that was not found, refused the request or is unreachable."""
+
+
+class NotPublishedError(RegistryError):
+    """An adapter, or a version of it, that a store does not have."""
+
+
+class YankedError(RegistryError):
+    """A version of an adapter that was withdrawn, where that matters."""
 
 
 class SignatureError(AdapterhubError):

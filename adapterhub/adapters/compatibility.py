@@ -81,7 +81,7 @@ def identity_differences(
     problems = config_differences(trained.config, sampled.config)
     if (sampled.tokens or 0) < (trained.tokens or 0):
         problems.append(f"token embedding: {sampled.tokens} rows, trained with {trained.tokens}")
-    elif not sampled.same_sample(trained):
+    if not sampled.same_sample(trained):
         problems.append(f"weights: {sampled.fingerprint}")
     if problems or not trained.parts:
         return problems

@@ -22,10 +22,10 @@ from adapterhub.bench.study import (
     BenchOptions,
     Study,
     method_label,
-    seconds_of,
     start_of,
 )
 from adapterhub.bench.task_data import TaskData, read_task_data
+from adapterhub.config.quantities import seconds_of
 from adapterhub.errors import AdapterhubError, ConfigError
 from adapterhub.loop.report import Reporter
 from adapterhub.loop.stop_signals import Stopped

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from adapterhub.config.options import from_dict, option, to_dict
+from adapterhub.config.quantities import seconds_of
 from adapterhub.config.yaml import dump_yaml, load_yaml, merge_options, parse_overrides
 from adapterhub.errors import ConfigError, OutputError
 from adapterhub.files.atomic import replace_file
@@ -25,7 +25,6 @@ STUDY = "study.yaml"
 RECORDS = "records"
 WORK = "work"
 CLAIMS = "claims"
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 # What a study decides for each of its runs.
 _DECIDED = (
     "from_",
@@ -181,12 +180,6 @@ def read_study(
         if each.task is not None:
             parse_task(each.task)
     return study
-
-
-def seconds_of(text: str) -> float | None:
-    """Return the seconds of a duration such as 30m or 1.5h; None if it is none."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\w*\s*", text)
-    return float(found[1]) * _UNITS[found[2]] if found and float(found[1]) > 0 else None
 
 
 def start_of(spec: object) -> str | None:

@@ -195,14 +195,16 @@ def write_files(staged: Path, payload: Mapping[str, bytes | Iterable[bytes]]) ->
     _sync_folder(staged)
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
     """Replace a file atomically: a crash leaves either the old or the new content.
 
     The new content is first in a file of its own, `.NAME.XXXX.new`: another writer or a link that
-    waits there is never written to.
+    waits there is never written to. A `private` one is never readable for others, not even before a
+    chmod.
     """
     staged = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
-    with open(staged, "xb") as handle:
+    mode = 0o600 if private else 0o666
+    with open(staged, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as handle:
         try:
             handle.write(data)
             handle.flush()

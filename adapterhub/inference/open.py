@@ -450,16 +450,22 @@ class PulledAdapter:
         return recipe.get("dtype"), recipe.get("quantize")
 
     def load_model(
-        self, backbone: str | None = None, kind: str | None = None
+        self,
+        backbone: str | None = None,
+        kind: str | None = None,
+        dtype: str | None = None,
+        quantize: str | None = None,
     ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """Load its backbone, ready to compute, and the tokenizer.
 
         `backbone` is where to load it from, if not from the place in the manifest; `kind` is that
-        of the model, if not the adapter's.
+        of the model, if not the adapter's; `dtype` and `quantize` replace those of its training.
         """
         model, tokenizer = load_bare_backbone(
             self.fetched.folder,
             backbone,
+            dtype,
+            quantize,
             head=self.source.head,
             task=self.source.task,
             kind=kind,
@@ -495,6 +501,7 @@ def read_source(
     registry: str | Path | None = None,
     *,
     signed: bool = False,
+    refuse_yanked: bool = False,
 ) -> PulledAdapter:
     """Pull an adapter, verify it, and read what it needs; no model is loaded.
 
@@ -505,7 +512,9 @@ def read_source(
         FileError: its files are broken.
         SignatureError: a signature is required, and there is none by a trusted key.
     """
-    fetched = pull_verified(source.reference, registry=registry, signed=signed)
+    fetched = pull_verified(
+        source.reference, registry=registry, signed=signed, refuse_yanked=refuse_yanked
+    )
     if source.digest and digest_of(fetched.folder) != source.digest:
         raise MismatchError(
             f"{source.reference} is another adapter here than where the job was started",

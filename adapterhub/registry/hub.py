@@ -19,7 +19,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from adapterhub.errors import AdapterhubError, FileError, OutputError, RegistryError, warn_user
+from adapterhub.errors import (
+    AdapterhubError,
+    FileError,
+    NotPublishedError,
+    OutputError,
+    RegistryError,
+    warn_user,
+)
 from adapterhub.files import schema
 from adapterhub.files.atomic import sync_files
 from adapterhub.files.manifest import (
@@ -344,7 +351,7 @@ class HubStore:
         key = (entry.name, entry.version)
         commit = self._commits.get(key) or self._refs(entry.name).tags.get(entry.version)
         if commit is None:
-            raise RegistryError(f"{entry.reference} has no such version")
+            raise NotPublishedError(f"{entry.reference} has no such version")
         return commit
 
     def _manifest_of(self, entry: Entry, commit: str) -> bytes:

@@ -41,7 +41,7 @@ from adapterhub.backbones.origins import (
     redirect_target,
     url_origin,
 )
-from adapterhub.errors import ConfigError, FileError, RegistryError
+from adapterhub.errors import ConfigError, FileError, NotPublishedError, RegistryError
 from adapterhub.registry.store import Stored
 
 GRACE_SECONDS = 30.0  # for the connection and the headers, and for a pause of the network
@@ -419,13 +419,15 @@ def _refusal(status: int, code: str, subject: str, base: str, authorized: bool) 
     if status == 404 and code == "EntryNotFound":
         return MissingFileError(f"{subject} has no such file")
     if code == "RevisionNotFound":
-        return RegistryError(f"{subject} has no such version", hint=f"adapterhub show {subject}")
+        return NotPublishedError(
+            f"{subject} has no such version", hint=f"adapterhub show {subject}"
+        )
     if code == "GatedRepo":
         return RegistryError(
             f"{subject} is gated", hint=f"request access on its page, then {login_hint(base)}"
         )
     if code == "RepoNotFound" or status in (401, 404):
-        return RegistryError(
+        return NotPublishedError(
             f"{subject} does not exist, or you have no access to it", hint=login_hint(base)
         )
     if status == 403:

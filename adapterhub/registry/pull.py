@@ -25,6 +25,7 @@ from adapterhub.errors import (
     FileError,
     RegistryError,
     SignatureError,
+    YankedError,
     one_line,
     warn_user,
 )
@@ -101,8 +102,12 @@ def pull_verified(
     registry: str | Path | None = None,
     allow_pickle: bool = False,
     signed: bool = False,
+    refuse_yanked: bool = False,
 ) -> Fetched:
-    """Return what `pull` does, with the digest that was verified, to load exactly these bytes."""
+    """Return what `pull` does, with the digest that was verified, to load exactly these bytes.
+
+    `refuse_yanked` makes an error of a version that was yanked.
+    """
     parsed = read_reference(reference, registry, signed=signed)
     if parsed.kind == "folder":
         asked, source = parsed, fetch_folder(expanded(parsed.name), signed=signed)
@@ -110,6 +115,8 @@ def pull_verified(
     else:
         store = store_of(parsed, registry, allow_pickle=allow_pickle)
         entry = store.resolve(parsed.name, parsed.version, backbone=backbone)
+        if refuse_yanked and entry.yanked is not None:
+            raise YankedError(f"{entry.reference} was yanked: {one_line(entry.yanked)}")
         found = source = fetch(parsed, store, entry, folder, signed=signed)
         asked = replace(parsed, version=entry.version)  # also where it was named by a tag
     if not (found.folder / MANIFEST_FILE).is_file():

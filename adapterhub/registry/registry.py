@@ -28,6 +28,7 @@ from typing import TypeVar
 from adapterhub.errors import (
     AdapterhubError,
     FileError,
+    NotPublishedError,
     RegistryError,
     did_you_mean,
     one_line,
@@ -271,13 +272,13 @@ class Registry(Store):
         paths = [path for path in self._named(name, backbone) if number in self._numbers(path)]
         if not paths:
             self.resolve(name, version, backbone=backbone)  # an error that says what there is
-            raise RegistryError(f"{self.location} has no {name}@{number}")
+            raise NotPublishedError(f"{self.location} has no {name}@{number}")
         if len(paths) > 1:
             raise _several(name, [path.partition("/")[0] for path in paths])
         (path,) = paths
         with self.storage.writing(path):
             if number not in self._numbers(path):
-                raise RegistryError(f"{name!r} has no version {number}")
+                raise NotPublishedError(f"{name!r} has no version {number}")
             self._change(path, lambda names: names)  # records the highest number so far
             self.storage.remove(f"{path}/{number}")
             self._change(path, lambda names: names.without(number))
@@ -675,7 +676,7 @@ class Registry(Store):
             here[0] += " of peft"
             hint = f"adapterhub import {folders[0]} --output {name}"
         offenders = sorted({f"it has one for {e.backbone}, {e.fingerprint}" for e in others})
-        return RegistryError(
+        return NotPublishedError(
             f"{self.location} has no adapter {name!r}{detail}",
             offenders=[*offenders, *here],
             hint=hint,

@@ -15,7 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from adapterhub.errors import ConfigError, RegistryError, spelled_like
+from adapterhub.errors import (
+    ConfigError,
+    NotPublishedError,
+    RegistryError,
+    YankedError,
+    spelled_like,
+)
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.files.signature import Signature
 
@@ -322,7 +328,8 @@ def choose_version(entries: Sequence[Entry], name: str, version: str | None) -> 
         ):
             return entry
     tags = sorted({tag for entry in entries for tag in entry.tags})
-    raise RegistryError(
+    kind = NotPublishedError if version or not entries else YankedError
+    raise kind(
         f"{name!r} has no version {version}" if version else f"all versions of {name!r} are yanked",
         offenders=[f"{e.version} was yanked: {e.yanked}" for e in entries if e.yanked is not None],
         expected=", ".join((*(entry.version for entry in entries), *tags)),

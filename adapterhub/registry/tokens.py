@@ -25,7 +25,7 @@ from adapterhub.config.options import to_dict
 from adapterhub.config.user_folders import user_folder
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files import schema
-from adapterhub.files.atomic import UnreadableError, explained, read_file
+from adapterhub.files.atomic import UnreadableError, explained, read_file, replace_file
 
 VARIABLE = "ADAPTERHUB_TOKENS"
 _TOKEN = re.compile(r"[\x21-\x7e]{8,4096}")
@@ -155,15 +155,4 @@ def _store(tokens: dict[str, str]) -> None:
     path = _file()
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        staged = path.with_name(f".{path.name}.{os.getpid()}")
-        staged.unlink(missing_ok=True)
-        # Created with its mode: it is never readable for others, not even before a chmod.
-        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with open(descriptor, "wb") as handle:
-                handle.write(schema.canonical_json(to_dict(_TokenFile(tokens))))
-                handle.flush()
-                os.fsync(handle.fileno())
-            os.replace(staged, path)
-        finally:
-            staged.unlink(missing_ok=True)
+        replace_file(path, schema.canonical_json(to_dict(_TokenFile(tokens))), private=True)

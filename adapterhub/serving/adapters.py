@@ -17,11 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from adapterhub.errors import ConfigError, warn_user
+from adapterhub.config.user_folders import expanded
+from adapterhub.errors import YankedError, one_line, warn_user
 from adapterhub.inference.open import AdapterSource, read_source
 from adapterhub.registry.published_files import digest_of
-from adapterhub.registry.store import version_number
-from adapterhub.registry.stores import read_reference
+from adapterhub.registry.pull import fetch_folder
+from adapterhub.registry.stores import read_reference, store_of
 from adapterhub.serving.models import NotSharedError, PlannedAdapter, ServedAdapter, ServedModels
 
 T = TypeVar("T")
@@ -58,7 +59,7 @@ class ServedAdapters:
     """The adapters of an engine.
 
     Args:
-        backbone: where all adapters' backbone is loaded from, if not from where they record.
+        models: the models that they are placed on.
         registry: the registry, if not the user's own.
         signed: whether a signature by a trusted key is required.
         memory: the most bytes of adapters that are kept, besides those in use and pinned ones.
@@ -67,15 +68,15 @@ class ServedAdapters:
 
     def __init__(
         self,
-        backbone: str | None,
+        models: ServedModels,
         registry: str | Path | None,
         signed: bool,
         memory: int,
         between_batches: BetweenBatches,
     ) -> None:
-        self.models = ServedModels(backbone)
-        self.backbone, self.registry, self.signed = backbone, registry, signed
+        self.models, self.registry, self.signed = models, registry, signed
         self.memory, self.between_batches = memory, between_batches
+        self.load_seconds = 0.0
         self.counts: Counter[str] = Counter()  # loads, evictions, refreshes, failed_refreshes
         self.lock = threading.RLock()
         self._by_source: dict[Source, Future[ServedAdapter]] = {}
@@ -92,6 +93,12 @@ class ServedAdapters:
             found = self._by_source[source] = self._loader.submit(self._load, source)
         found.add_done_callback(lambda each: self._forget_failed(source, each))
         return found
+
+    def peek(self, source: Source) -> ServedAdapter | None:
+        """Return what a reference means if it is loaded."""
+        with self.lock:
+            found = self._by_source.get(source)
+            return found.result() if found is not None and not _is_gone(found) else None
 
     def _forget_failed(self, source: Source, found: Future[ServedAdapter]) -> None:
         """Forget a reference that means nothing: names of clients do not gather."""
@@ -142,11 +149,13 @@ class ServedAdapters:
     def refresh(self) -> int:
         """Look up again what each reference means, and load what has moved.
 
+        A version that was yanked is not given to new requests.
+
         Returns:
             How many have moved. One that cannot be loaded stays what it was, with a warning.
         """
         with self.lock:
-            known = [(s, f) for s, f in self._by_source.items() if s is not None and _moves(s)]
+            known = [(s, f) for s, f in self._by_source.items() if s is not None]
         moved = [self._loader.submit(self._refreshed, s, f) for s, f in known if _is_loaded(f)]
         return sum(each.result() for each in moved)
 
@@ -158,41 +167,75 @@ class ServedAdapters:
         old = before.result()
         if old.gone:
             return False  # the next request looks it up
+        new: ServedAdapter | None = None
         try:
+            if self._digest_now(source) == old.digest:
+                return False
             new = self._load(source)
+            if new is old:  # a store without digests
+                return False
+        except YankedError as error:
+            warn_user(f"{old.reference} is not served any more: {error.problem}")
         except Exception as error:
             self.counts["failed_refreshes"] += 1
             warn_user(f"{source.reference} stays at {old.reference}: {error}")
             return False
-        if new.name == old.name:
-            return False
-        found: Future[ServedAdapter] = Future()
-        found.set_result(new)
+        self._exchange(source, old, new)
+        return True
+
+    def _exchange(
+        self, source: AdapterSource, old: ServedAdapter, new: ServedAdapter | None
+    ) -> None:
+        """Let a reference mean another adapter from now on, or none that is loaded."""
         with self.lock:
-            new.pinned = new.pinned or source in self._pinned
-            self._by_source[source] = found
+            if new is None:
+                self._by_source.pop(source, None)
+            else:
+                new.pinned = new.pinned or source in self._pinned
+                self._by_source[source] = Future()
+                self._by_source[source].set_result(new)
             others = [f.result() for f in self._by_source.values() if _is_loaded(f)]
             old.stale = not any(each is old for each in others)
             old.pinned = old.pinned and not old.stale
         self.counts["refreshes"] += 1
         self.between_batches(self._evict).add_done_callback(_ignore)
-        return True
+
+    def _digest_now(self, source: AdapterSource) -> str:
+        """Return the digest of what a reference means now, without its files where it can be.
+
+        Raises:
+            YankedError: it was withdrawn.
+            RegistryError: it cannot be resolved.
+        """
+        reference = read_reference(source.reference, self.registry, signed=self.signed)
+        if reference.kind == "folder":
+            return digest_of(fetch_folder(expanded(reference.name), signed=self.signed).folder)
+        store = store_of(reference, self.registry)
+        entry = store.resolve(reference.name, reference.version)
+        if entry.yanked is not None:
+            raise YankedError(f"{entry.reference} was yanked: {one_line(entry.yanked)}")
+        return entry.digest
 
     def _load(self, source: Source) -> ServedAdapter:
         """Return what a reference means now; load it unless that is in memory."""
         if source is None:
             return self.models.bare()
-        pulled = read_source(source, self.backbone, self.registry, signed=self.signed)
+        pulled = read_source(
+            source, self.models.backbone, self.registry, signed=self.signed, refuse_yanked=True
+        )
         pulled = replace(pulled, digest=pulled.digest or digest_of(pulled.fetched.folder))
         name = "-".join(filter(None, (pulled.digest, source.head, source.task)))
         with self.lock:
             if (served := self._by_name.get(name)) is not None:
                 served.stale = False
                 return served
+        began = time.monotonic()
         try:
             return self._attached(self.models.plan(pulled, name))
         except NotSharedError as error:
             return self._attached(self.models.plan_apart(pulled, name, error.problem))
+        finally:
+            self.load_seconds += time.monotonic() - began
 
     def _attached(self, planned: PlannedAdapter) -> ServedAdapter:
         def attach() -> ServedAdapter:
@@ -237,15 +280,6 @@ def _is_loaded(found: Future[ServedAdapter]) -> bool:
 def _is_gone(found: Future[ServedAdapter]) -> bool:
     """Return whether a reference is to be looked up again: it failed, or its adapter has left."""
     return not _is_loaded(found) or found.result().gone
-
-
-def _moves(source: AdapterSource) -> bool:
-    """Return whether a reference may mean another adapter later: it is no number of a version."""
-    try:
-        version = read_reference(source.reference).version
-    except ConfigError:
-        return False
-    return version is None or version_number(version) is None
 
 
 def _ignore(done: Future[Any]) -> None:

@@ -24,12 +24,13 @@ from adapterhub.errors import AdapterhubError, one_line
 from adapterhub.inference.open import AdapterSource
 from adapterhub.serving.adapters import ModelUse, ServedAdapters, Source
 from adapterhub.serving.batches import RequestSize, choose_batch
-from adapterhub.serving.models import Answer, ServedAdapter
+from adapterhub.serving.models import Answer, ServedAdapter, ServedModels
 from adapterhub.serving.refusals import (
     DeadlineError,
     OverloadedError,
     StoppedError,
     TooLargeError,
+    TooLongError,
 )
 from adapterhub.serving.requests import EncodedInput
 
@@ -46,10 +47,35 @@ class ServedFuture(Future[dict[str, Any]]):
     Attributes:
         reference: the adapter that answers, with its version, as soon as that is known.
         digest: the sha256 of its manifest.
+        tokens: how many are computed for it.
+        lost: how many tokens of its input were cut.
     """
 
     reference: str = ""
     digest: str = ""
+    tokens: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True)
+class ComputedBatch:
+    """What a batch has cost: its rows, tokens, positions with padding, and seconds."""
+
+    rows: int
+    tokens: int
+    positions: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What `submit` was asked for."""
+
+    future: ServedFuture
+    source: Source
+    given: Any
+    deadline: float | None
+    truncate: bool
 
 
 @dataclass(eq=False)
@@ -83,6 +109,8 @@ class ServingEngine:
         queue_tokens: the most tokens that wait.
         adapter_memory: the bytes of adapters that are kept; the least recently used ones leave,
             except for those in use and pinned ones.
+        dtype: that of all backbones, if not the one of each adapter's training.
+        quantize: the quantization of all backbones, likewise.
     """
 
     def __init__(
@@ -94,12 +122,16 @@ class ServingEngine:
         batch_tokens: int | None = None,
         queue_tokens: int = 1 << 17,
         adapter_memory: int = 2 << 30,
+        dtype: str | None = None,
+        quantize: str | None = None,
     ) -> None:
         on_cpu = not torch.cuda.is_available()
         self.batch_tokens = batch_tokens or (CPU_POSITIONS if on_cpu else OTHER_POSITIONS)
         self.queue_tokens = queue_tokens
         self.counts: Counter[str] = Counter()
         """What happened: requests, answers, batches, rows, tokens, positions, expired, ..."""
+        self.on_batch: Callable[[ComputedBatch], None] = lambda batch: None
+        """Called in the compute thread after each batch."""
         self._changed = threading.Condition()
         self._waiting: deque[_Request] = deque()
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -107,10 +139,15 @@ class ServingEngine:
         self._queued = 0  # tokens
         self._rate = 0.0  # tokens per second, 0: unknown
         self._computing = False
+        self._began = 0.0  # when it began to compute
         self._closing = False
         self._stopped: StoppedError | None = None  # why nothing is computed any more
         self.adapters = ServedAdapters(
-            backbone, registry, signed, adapter_memory, self._between_batches
+            ServedModels(backbone, dtype, quantize),
+            registry,
+            signed,
+            adapter_memory,
+            self._between_batches,
         )
         self._thread = threading.Thread(target=self._run, name="adapterhub-compute", daemon=True)
         self._thread.start()
@@ -131,17 +168,31 @@ class ServingEngine:
         """Whether requests are computed: the thread lives, and the engine is not closed."""
         return not self._closing and self._stopped is None and self._thread.is_alive()
 
+    def busy_seconds(self) -> float:
+        """Return for how long the thread has computed one batch; 0 while it waits."""
+        return time.monotonic() - self._began if self._computing else 0.0
+
     @property
     def queued_tokens(self) -> int:
         """The tokens of the requests that wait."""
         return self._queued
+
+    @property
+    def queued_requests(self) -> int:
+        """How many requests wait."""
+        return len(self._waiting) + len(self._pending)
 
     def expected_wait(self) -> float:
         """Return the seconds until what waits now is computed, at the measured rate."""
         return self._queued / self._rate if self._rate else 0.0
 
     def submit(
-        self, adapter: str | AdapterSource | None, given: Any, deadline: float | None = None
+        self,
+        adapter: str | AdapterSource | None,
+        given: Any,
+        deadline: float | None = None,
+        *,
+        truncate: bool = True,
     ) -> ServedFuture:
         """Ask for the answer of an adapter to one input.
 
@@ -153,6 +204,8 @@ class ServingEngine:
                 the backbone without an adapter.
             given: one input, as `Predictor.predict` takes it: a text, a tuple of texts, or a row.
             deadline: the seconds from now after which the answer is worth nothing.
+            truncate: cut an input that is longer than the adapter's longest; otherwise it is an
+                error.
 
         Raises:
             OverloadedError: the queue is full.
@@ -167,7 +220,7 @@ class ServingEngine:
                 self.counts["refused"] += 1
                 raise OverloadedError(self._queued, self.queue_tokens, self.expected_wait())
             self.counts["requests"] += 1
-        self._accept(future, source, given, ends)
+        self._accept(_Asked(future, source, given, ends, truncate))
         return future
 
     def pin(self, *adapters: str | AdapterSource | None) -> None:
@@ -219,42 +272,34 @@ class ServingEngine:
 
     # In the threads that submit, and in the one that loads
 
-    def _accept(
-        self, future: ServedFuture, source: Source, given: Any, deadline: float | None
-    ) -> None:
+    def _accept(self, asked: _Asked) -> None:
         """Encode an input and queue it, now or when its adapter is loaded."""
-        found = self.adapters.find(source)
+        found = self.adapters.find(asked.source)
         if found.done():
-            self._encode(found, future, source, given, deadline)
+            self._encode(found, asked)
             return
-        size = len(str(given)) // _CHARACTERS + 2
+        size = len(str(asked.given)) // _CHARACTERS + 2
         with self._changed:
-            self._pending.add(future)
+            self._pending.add(asked.future)
             self._queued += size
 
         def loaded(found: Future[ServedAdapter]) -> None:
             try:
-                self._encode(found, future, source, given, deadline)
+                self._encode(found, asked)
             finally:
                 with self._changed:
-                    self._pending.discard(future)
+                    self._pending.discard(asked.future)
                     self._queued -= size
                     self._changed.notify_all()
 
         found.add_done_callback(loaded)
 
-    def _encode(
-        self,
-        found: Future[ServedAdapter],
-        future: ServedFuture,
-        source: Source,
-        given: Any,
-        deadline: float | None,
-    ) -> None:
+    def _encode(self, found: Future[ServedAdapter], asked: _Asked) -> None:
+        future = asked.future
         try:
             served = found.result()
             if not self.adapters.begin_use(served):  # it has left memory just now
-                self._accept(future, source, given, deadline)
+                self._accept(asked)
                 return
         except CancelledError:  # its adapter was not loaded any more
             _fail(future, self._stopped or StoppedError("the engine is closed"))
@@ -263,9 +308,12 @@ class ServingEngine:
             _fail(future, error)
             return
         try:
-            encoded = served.model.encode(given, served)
-            request = _Request(future, served, encoded, encoded.size, deadline)
+            encoded = served.model.encode(asked.given, served)
+            request = _Request(future, served, encoded, encoded.size, asked.deadline)
             future.reference, future.digest = served.reference, served.digest
+            future.tokens, future.lost = request.size.tokens, encoded.lost
+            if encoded.lost and not asked.truncate:
+                raise TooLongError(encoded.lost, served.predictor.max_length)
             with self._changed:
                 if self._stopped is not None:
                     raise self._stopped
@@ -307,7 +355,7 @@ class ServingEngine:
             batch = [] if jobs else self._take()
             if not (jobs or batch or self._waiting) and self._ends():
                 return False
-            self._computing = True
+            self._began, self._computing = time.monotonic(), True
         for function, future in jobs:
             _run_job(function, future)
         if batch:
@@ -398,10 +446,12 @@ class ServingEngine:
     def _count(self, batch: Sequence[_Request], seconds: float) -> None:
         rows = sum(each.size.rows for each in batch)
         tokens = sum(each.size.tokens for each in batch)
+        positions = rows * max(each.size.longest for each in batch)
         self.counts["batches"] += 1
         self.counts["rows"] += rows
         self.counts["tokens"] += tokens
-        self.counts["positions"] += rows * max(each.size.longest for each in batch)
+        self.counts["positions"] += positions
+        self.on_batch(ComputedBatch(rows, tokens, positions, seconds))
         rate = tokens / max(seconds, 1e-6)
         self._rate = rate if not self._rate else (1 - _SLOWER) * self._rate + _SLOWER * rate
 

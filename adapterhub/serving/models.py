@@ -498,11 +498,14 @@ def has_modules(pulled: PulledAdapter) -> bool:
 class ServedModels:
     """All models that are loaded, and how an adapter is placed on them.
 
-    `backbone` is where all adapters' backbone is loaded from, if not from where they record.
+    `backbone` is where all adapters' backbone is loaded from, if not from where they record;
+    `dtype` and `quantize` are those of all models, if not those of each adapter's training.
     """
 
-    def __init__(self, backbone: str | None = None) -> None:
-        self.backbone = backbone
+    def __init__(
+        self, backbone: str | None = None, dtype: str | None = None, quantize: str | None = None
+    ) -> None:
+        self.backbone, self.dtype, self.quantize = backbone, dtype, quantize
         self.bodies: dict[Hashable, SharedBody | str] = {}  # a text: why there is none
         self.classes: dict[Hashable, ClassModel] = {}
         self.tensors: dict[Hashable, SharedTensors] = {}
@@ -532,8 +535,8 @@ class ServedModels:
         alone = name if pulled.needs_own_model else None
         key = (pulled.location, pulled.model_class, alone)
         if key not in self.classes:
-            model, tokenizer = pulled.load_model(self.backbone)
-            self._tensors(_form(pulled)).share(model)
+            model, tokenizer = self._loaded(pulled)
+            self._tensors(self._form(pulled)).share(model)
             self.classes[key] = ClassModel(model, tokenizer)
         return PlannedAdapter(pulled, name, self.classes[key], reason)
 
@@ -554,9 +557,11 @@ class ServedModels:
                 "the backbone without an adapter, and none is named",
                 hint='Engine("sentence-transformers/all-MiniLM-L6-v2")',
             )
-        form = ((self.backbone, None), *_FULL)
+        form = ((self.backbone, None), *self._stored_form(None, None))
         if form not in self.bodies:
-            model, tokenizer = load_backbone(self.backbone, task=_FEATURES)
+            model, tokenizer = load_backbone(
+                self.backbone, task=_FEATURES, dtype=self.dtype, quantize=self.quantize
+            )
             make_ready(model)
             self.bodies[form] = self._new_body(form, model, tokenizer)
         body = self.bodies[form]
@@ -569,11 +574,11 @@ class ServedModels:
         return ServedAdapter("", "", body, predictor, pinned=True)
 
     def _body(self, pulled: PulledAdapter) -> SharedBody | str:
-        form = _form(pulled)
+        form = self._form(pulled)
         if form not in self.bodies:
-            model, tokenizer = pulled.load_model(self.backbone, _FEATURES)
+            model, tokenizer = self._loaded(pulled, _FEATURES)
             if newly_initialized(model):  # a pooler: without it, no row computes a random one
-                model, tokenizer = pulled.load_model(self.backbone, _EMBEDDING)
+                model, tokenizer = self._loaded(pulled, _EMBEDDING)
             self.bodies[form] = self._new_body(form, model, tokenizer)
         return self.bodies[form]
 
@@ -590,23 +595,27 @@ class ServedModels:
             return None
         auto = TASK_MODELS[pulled.record.kind].auto
         if auto not in body.heads:
-            model, _ = pulled.load_model(self.backbone)
-            self._tensors(_form(pulled)).share(model)
+            model, _ = self._loaded(pulled)
+            self._tensors(self._form(pulled)).share(model)
             body.heads[auto] = StateHead(model)
         head = body.heads[auto]
         return head.problem or head
 
+    def _loaded(self, pulled: PulledAdapter, kind: str | None = None) -> tuple[Any, Any]:
+        return pulled.load_model(self.backbone, kind, self.dtype, self.quantize)
+
+    def _form(self, pulled: PulledAdapter) -> Hashable:
+        """Return what identifies the weights of a backbone: its place, dtype and quantization."""
+        return (pulled.location, *self._stored_form(*pulled.stored_form))
+
+    def _stored_form(self, dtype: str | None, quantize: str | None) -> tuple[Any, Any]:
+        """Return a dtype and a quantization, after those of all models."""
+        if self.dtype or self.quantize:
+            dtype, quantize = self.dtype, self.quantize
+        return dtype or (None if quantize else "fp32"), quantize
+
     def _tensors(self, form: Hashable) -> SharedTensors:
         return self.tensors.setdefault(form, SharedTensors())
-
-
-_FULL = ("fp32", None)  # the form of a backbone that is not quantized, by default
-
-
-def _form(pulled: PulledAdapter) -> Hashable:
-    """Return what identifies the weights of a backbone: its place, dtype and quantization."""
-    dtype, quantize = pulled.stored_form
-    return pulled.location, dtype or (None if quantize else _FULL[0]), quantize
 
 
 def _apart(pulled: PulledAdapter) -> str:

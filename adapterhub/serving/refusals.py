@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adapterhub.errors import ServingError, counted
+from adapterhub.errors import DataError, ServingError, counted
 
 
 class OverloadedError(ServingError):
@@ -42,3 +42,14 @@ class ComputationError(ServingError):
 
 class TooLargeError(ServingError):
     """The memory of the device does not suffice for one request alone."""
+
+
+class TooLongError(DataError):
+    """An input is longer than the adapter's longest, and may not be cut."""
+
+    def __init__(self, lost: int, limit: int) -> None:
+        super().__init__(
+            f"the input is too long: {counted(lost, 'token')} would be cut",
+            expected=f"at most {limit:,} tokens",
+            hint='a shorter input, or "truncate": true',
+        )

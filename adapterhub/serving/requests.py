@@ -8,7 +8,7 @@ model. What is predicted of them is then what the task predicts anywhere.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from adapterhub.inference.inputs import examples_of
 from adapterhub.inference.open import Predictor
 from adapterhub.serving.batches import RequestSize
 from adapterhub.tasks import Encoded
+from adapterhub.tasks._lengths import lost_tokens
 from adapterhub.tasks._losses import model_inputs
 from adapterhub.tasks._rows import Row
 
@@ -47,7 +48,7 @@ class EncodedInput:
 
     `batches` has the inputs of each row of the task, `rows` the same without padding. `virtual` is
     how many tokens the adapter puts in front of each row: with one of 20, all are computed for each
-    row of its batch.
+    row of its batch. `lost` is how many tokens were cut.
     """
 
     example: Any
@@ -55,6 +56,7 @@ class EncodedInput:
     batches: tuple[dict[str, Tensor], ...] = ()
     rows: tuple[tuple[Row, ...], ...] = ()
     virtual: int = 0
+    lost: int = 0
 
     @property
     def size(self) -> RequestSize:
@@ -69,7 +71,18 @@ class EncodedInput:
 def encode_input(example: Any, predictor: Predictor) -> EncodedInput:
     """Encode an example for its task alone."""
     encoded = predictor.task.encode([example], predictor.setting, labelled=False)
-    return EncodedInput(example, encoded)
+    return EncodedInput(example, encoded, lost=_lost_tokens(encoded))
+
+
+def _lost_tokens(encoded: Encoded) -> int:
+    """Count the tokens that were cut; a row that is not full is not encoded again."""
+    task, setting = encoded.task, encoded.setting
+    limits = [limit - getattr(task, "new_tokens", 0) for _, _, limit in task.limits(setting)]
+    lengths = (zip(task.row_lengths(row), limits, strict=True) for row in encoded.rows)
+    if not limits or all(length < limit for each in lengths for length, limit in each):
+        return 0
+    whole = task.unlimited().encode(encoded.examples, setting.unlimited, labelled=False)
+    return sum(each.lost for each in lost_tokens(whole, encoded))
 
 
 def encode_rows(example: Any, predictor: Predictor, virtual: int = 0) -> EncodedInput:
@@ -80,9 +93,9 @@ def encode_rows(example: Any, predictor: Predictor, virtual: int = 0) -> Encoded
     Raises:
         ServingError: the inputs of the task are not rows of tokens with a mask.
     """
-    encoded = encode_input(example, predictor).encoded
-    batches = tuple(encoded.batch([number]) for number in range(len(encoded.rows)))
-    return EncodedInput(example, encoded, batches, tuple(map(_rows_of, batches)), virtual)
+    whole = encode_input(example, predictor)
+    batches = tuple(whole.encoded.batch([number]) for number in range(len(whole.encoded.rows)))
+    return replace(whole, batches=batches, rows=tuple(map(_rows_of, batches)), virtual=virtual)
 
 
 def _rows_of(batch: Mapping[str, Tensor]) -> tuple[Row, ...]:

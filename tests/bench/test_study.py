@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from adapterhub.bench.study import METHODS_COMPARED, method_label, read_study, seconds_of, start_of
+from adapterhub.bench.study import METHODS_COMPARED, method_label, read_study, start_of
+from adapterhub.config.quantities import seconds_of
 from adapterhub.errors import ConfigError
 
 FLAGS = {"backbone": "some/backbone", "data": {"train": "a/train.tsv"}, "output": "out"}

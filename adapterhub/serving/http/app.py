@@ -1,0 +1,211 @@
+"""The application: the walk of a request, from its path to the bytes of the answer.
+
+`_Handler.__call__` is the walk: who asks, what the body is, what the endpoint answers, and what is
+counted and logged of it. Errors become answers in `errors.py`, in one table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+
+from pydantic import ValidationError
+from pydantic_core import to_json
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from adapterhub.errors import AdapterhubError
+from adapterhub.serving.http.call import Answered, Call, ClientLeftError, Endpoint, adapter_headers
+from adapterhub.serving.http.errors import (
+    HeadError,
+    LimitError,
+    NoTokenError,
+    NotReadyError,
+    Problem,
+    RefusedError,
+    SlowError,
+    Status,
+    body_of,
+    problem_of,
+)
+from adapterhub.serving.http.operations import operations
+from adapterhub.serving.http.predict import ENDPOINTS as PREDICT
+from adapterhub.serving.http.service import Service
+from adapterhub.web.connections import MOST_HEADER_BYTES
+from adapterhub.web.headers import SECURE_HEADERS
+from adapterhub.web.origins import is_of_this_machine
+from adapterhub.web.request_log import log_request, trace_of
+
+log = logging.getLogger("adapterhub.serve")
+
+ENDPOINTS: tuple[Endpoint, ...] = (*PREDICT,)
+"""All paths that clients may ask for; a client's own shape is one file more here."""
+LEFT = 499  # the status of a request whose client has left, in metrics and logs
+BODY_SECONDS = 30.0  # for a body that does not come with its head
+
+
+def make_app(service: Service, endpoints: Sequence[Endpoint] | None = None) -> Starlette:
+    """Return the application of a service, with all endpoints unless some are given."""
+    service.endpoints = (*ENDPOINTS, *operations()) if endpoints is None else tuple(endpoints)
+    routes = [
+        Route(each.path, _Handler(service, each), methods=[each.method])
+        for each in service.endpoints
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _unknown_path})
+
+
+class _Handler:
+    """Answers all requests to one endpoint."""
+
+    def __init__(self, service: Service, endpoint: Endpoint) -> None:
+        self.service, self.endpoint = service, endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, and count and log it."""
+        began, status = time.perf_counter(), LEFT
+        call = Call(self.service, self.endpoint, Request(scope, receive))
+        try:
+            response = await self._answer(call, receive)
+            await response(scope, receive, send)
+            status = response.status_code
+        except ClientLeftError:
+            pass  # there is nobody to answer
+        except asyncio.CancelledError:
+            if not call.has_left:
+                raise
+        finally:
+            call.end()
+            self._note(call, status, time.perf_counter() - began)
+
+    async def _answer(self, call: Call, receive: Receive) -> Response:
+        """Return the answer to a call, or its error as one."""
+        try:
+            admit(call)
+            call.raw_body = await read_body(call.headers, receive, self.service.limits.body)
+            call.watch(receive)
+            if self.endpoint.request is not None:
+                call.body = self.endpoint.request.model_validate_json(call.raw_body)
+            response = rendered(await self.endpoint.answer(call))
+        except ClientLeftError:
+            raise
+        except Exception as error:
+            response = self._error(error, call.request.url.path)
+        if call.facts_of_answer is not None:
+            response.headers.update(adapter_headers(call.facts_of_answer))
+        response.raw_headers.extend(SECURE_HEADERS)
+        return response
+
+    def _error(self, error: Exception, path: str) -> Response:
+        problem = problem_of(error)
+        if not isinstance(error, AdapterhubError | ValidationError):
+            # Its words may quote an input: the log has where it was raised, and of what class.
+            where = "".join(traceback.format_tb(error.__traceback__))
+            log.error("%s: %s\n%s", self.endpoint.path, type(error).__name__, where)
+        elif problem.status.code >= 500:
+            log.error("%s: %s", self.endpoint.path, error)
+        return error_response(problem, path)
+
+    def _note(self, call: Call, status: int, seconds: float) -> None:
+        facts, path = call.facts_of_answer, self.endpoint.path
+        task, reference = (facts.task, facts.reference) if facts else ("", "")
+        self.service.metrics.observe_request(path, task, reference, status, seconds, call.rows)
+        log_request(
+            {
+                "method": self.endpoint.method,
+                "path": path,
+                "status": status,
+                "ms": round(1000 * seconds, 2),
+                "adapter": reference,
+                "inputs": call.rows,
+                "token": call.token.name if call.token else "",
+                "trace": trace_of(call.headers.get("traceparent")),
+            }
+        )
+
+
+def admit(call: Call) -> None:
+    """Refuse a request before its body is read: by its head, its token, or the server's state.
+
+    Raises:
+        AdapterhubError: it is refused.
+    """
+    service, role = call.service, call.endpoint.role
+    head = sum(len(name) + len(value) for name, value in call.request.scope["headers"])
+    if head > MOST_HEADER_BYTES:
+        raise HeadError("the headers are too large", expected=f"{MOST_HEADER_BYTES:,} bytes")
+    if service.tokens is not None:
+        call.token = service.check_token(call.headers.get("authorization"))
+        if role and call.token is None:
+            raise NoTokenError("no valid token", hint="the header Authorization: Bearer TOKEN")
+        if role and call.token is not None and role not in call.token.roles:
+            raise RefusedError(f"this token has not the role {role}")
+    elif not is_of_this_machine(call.headers.get("host"), call.headers.get("origin")):
+        raise RefusedError(
+            "a server without tokens answers this machine alone",
+            expected="the headers Host and Origin of localhost",
+        )
+    if not (service.is_ready or call.endpoint.while_starting):
+        raise NotReadyError("the server is starting, or leaving")
+    if role:
+        service.rate.take(call.token.name if call.token else "")
+
+
+async def read_body(headers: Mapping[str, str], receive: Receive, limit: int) -> bytes:
+    """Read the body of a request.
+
+    Raises:
+        LimitError: it has more bytes.
+        SlowError: it does not come in time.
+        ClientLeftError: it does not end.
+    """
+    too_large = LimitError("the body is too large", expected=f"at most {limit:,} bytes")
+    length = headers.get("content-length", "")
+    if length.isdecimal() and int(length[:20]) > limit:
+        raise too_large
+    chunks: list[bytes] = []
+    size, ends = 0, time.monotonic() + BODY_SECONDS
+    while True:
+        try:
+            wait = receive() if not chunks else asyncio.wait_for(receive(), ends - time.monotonic())
+            message = await wait
+        except asyncio.TimeoutError:
+            raise SlowError("the body does not come in time") from None
+        if message["type"] == "http.disconnect":
+            raise ClientLeftError
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        if size > limit:
+            raise too_large
+        if not message.get("more_body", False):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def rendered(answer: Answered) -> Response:
+    """Return an answer as JSON, unless it is a response already."""
+    if isinstance(answer, Response):
+        return answer
+    return Response(to_json(answer), media_type="application/json")
+
+
+def error_response(problem: Problem, path: str) -> Response:
+    """Return an error in the form that clients of a path read."""
+    body = to_json(body_of(problem, path))
+    return Response(body, problem.status.code, problem.headers, media_type="application/json")
+
+
+async def _unknown_path(request: Request, error: Exception) -> Response:
+    """Answer for a path, or a method, that there is none of."""
+    assert isinstance(error, HTTPException)
+    problem = Problem(
+        Status(error.status_code, "not_found"), error.detail, dict(error.headers or {})
+    )
+    response = error_response(problem, request.url.path)
+    response.raw_headers.extend(SECURE_HEADERS)
+    return response

@@ -1,0 +1,506 @@
+"""What a shape of a client is made of: endpoints, and the call that each of them answers.
+
+An endpoint reads `call.body`, asks `call.predict` or `call.generate`, and returns what the client
+gets. Who may ask for which adapter, limits, deadlines and versions are the same for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from adapterhub.data.media import MediaFile
+from adapterhub.errors import AttachError, ConfigError, DataError, NotPublishedError, SiteError
+from adapterhub.registry.reference import is_name
+from adapterhub.serving.http.allowed import UnknownAdapterError, matches
+from adapterhub.serving.http.errors import LimitError, UnservableError
+from adapterhub.serving.refusals import ComputationError
+from adapterhub.tasks._language_models import Generation
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import Receive
+    from transformers import PreTrainedTokenizerBase
+
+    from adapterhub.inference.open import AdapterSource, Predictor
+    from adapterhub.serving.engine import ServedFuture
+    from adapterhub.serving.http.service import Service
+    from adapterhub.serving.models import ServedAdapter
+    from adapterhub.web.tokens import AccessToken
+
+Answered = BaseModel | dict[str, Any] | list[Any] | Response
+
+
+class ClientLeftError(Exception):
+    """The client has closed its connection before its request was complete."""
+
+
+@dataclass(frozen=True)
+class AdapterFacts:
+    """What is known of an adapter before anything is computed.
+
+    Attributes:
+        model: as the client named it.
+        reference: with its version; the client's name for the backbone, or a folder.
+        digest: the sha256 of its manifest; "" for the backbone.
+        source: what the engine knows it by.
+        predictor: its task, labels and tokenizer.
+    """
+
+    model: str
+    reference: str
+    digest: str
+    source: AdapterSource | None
+    predictor: Predictor
+
+    @property
+    def task(self) -> str:
+        """What it was trained for."""
+        return self.predictor.task.name
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels, in the order of the logits."""
+        return self.predictor.labels
+
+    @property
+    def texts(self) -> int:
+        """How many texts one input has; 0: any number."""
+        return self.predictor.task.fields(self.predictor.data)
+
+    @property
+    def max_length(self) -> int:
+        """The longest input, in tokens."""
+        return self.predictor.max_length
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, with the adapter's new tokens."""
+        return self.predictor.tokenizer
+
+    @property
+    def generates(self) -> bool:
+        """Whether it writes texts."""
+        return isinstance(self.predictor.task, Generation)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether its inputs are pictures or sounds."""
+        return self.predictor.task.decodes
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One path: OpenAPI, limits, tokens, metrics and the documentation are made of a list of these.
+
+    Attributes:
+        method: the method of HTTP.
+        path: as starlette reads it, such as /v2/models/{name}/infer.
+        summary: what it does, in one line.
+        request: the body; None: it has none, or one that the endpoint reads from `raw_body`.
+        response: what is answered; None: another media type.
+        answer: the function that answers a call.
+        role: what a token must allow, predict or admin; "": anybody.
+        tags: its chapter in the documentation.
+        example: returns a body for an adapter, for the documentation; None where it does not fit.
+        while_starting: whether it answers before the server is ready, and while it leaves.
+    """
+
+    method: str
+    path: str
+    summary: str
+    request: type[BaseModel] | None
+    response: type[BaseModel] | None
+    answer: Callable[[Call], Awaitable[Answered]]
+    role: str = "predict"
+    tags: tuple[str, ...] = ()
+    example: Callable[[AdapterFacts], dict[str, Any] | None] | None = None
+    while_starting: bool = False
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """The answers of an adapter.
+
+    Attributes:
+        answers: for each input what `predict --json` prints.
+        facts: the adapter.
+        tokens: of all inputs, as they were computed.
+        truncated: the numbers of the inputs that were cut.
+    """
+
+    answers: list[dict[str, Any]]
+    facts: AdapterFacts
+    tokens: int
+    truncated: tuple[int, ...] = ()
+
+    @property
+    def reference(self) -> str:
+        """The adapter with its version."""
+        return self.facts.reference
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of its manifest."""
+        return self.facts.digest
+
+    @property
+    def task(self) -> str:
+        """What the adapter was trained for."""
+        return self.facts.task
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels, in the order of the logits."""
+        return self.facts.labels
+
+
+@dataclass
+class Call:
+    """One request to an endpoint.
+
+    Attributes:
+        service: what all calls share.
+        endpoint: what is asked for.
+        request: as starlette has it.
+        token: what its token allows; None where none is needed.
+        raw_body: the bytes of the body.
+        body: the validated body, of the class `endpoint.request`.
+        facts_of_answer: the adapter that answers, as soon as that is known.
+        rows: how many inputs it has.
+        generations: the texts that are generated for it.
+    """
+
+    service: Service
+    endpoint: Endpoint
+    request: Request
+    token: AccessToken | None = None
+    raw_body: bytes = b""
+    body: Any = None
+    facts_of_answer: AdapterFacts | None = None
+    rows: int = 0
+    generations: list[AsyncGeneration] = field(default_factory=list)
+    _leaving: asyncio.Task[None] | None = None
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the client has closed its connection."""
+        return self._leaving is not None and self._leaving.done()
+
+    def watch(self, receive: Receive) -> None:
+        """Cancel this task when the client has closed its connection."""
+        task = asyncio.current_task()
+
+        async def cancel_when_left() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            if task is not None:
+                task.cancel()
+
+        self._leaving = asyncio.create_task(cancel_when_left())
+
+    def end(self) -> None:
+        """Watch no more, and let go of what is still generated."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+        for each in self.generations:
+            each.cancel()
+
+    @property
+    def path_params(self) -> dict[str, str]:
+        """The parameters of the path."""
+        found: dict[str, str] = self.request.path_params
+        return found
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers of the request."""
+        return self.request.headers
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Those of the adapters that this client may ask for."""
+        return ("*",) if self.token is None else self.token.adapters
+
+    @property
+    def backbone(self) -> str:
+        """The name of the backbone without an adapter; "" if it is not served."""
+        return self.service.backbone
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the server computes."""
+        return self.service.is_alive
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all adapters are loaded, and the server is not leaving."""
+        return self.service.is_alive and self.service.is_ready
+
+    def adapters(self) -> Sequence[str]:
+        """List the names that this client may ask for, as far as they are known beforehand."""
+        return [each for each in self.service.allowed.names if matches(each, self.patterns)]
+
+    def loaded(self) -> list[AdapterFacts]:
+        """List what is known of the adapters in memory that this client may ask for."""
+        found = []
+        for model in self.adapters():
+            source = self.service.allowed.find(model, self.patterns)
+            served = self.service.engine.adapters.peek(source)
+            if served is not None:
+                found.append(self._facts(model, source, served))
+        return found
+
+    async def facts(self, model: str) -> AdapterFacts:
+        """Return what is known of an adapter, which is loaded if it is not.
+
+        Raises:
+            UnknownAdapterError: there is none, or this client may not ask for it.
+            AdapterhubError: it cannot be loaded.
+        """
+        source = self.service.allowed.find(model, self.patterns)
+        try:
+            served = await _loaded(self.service.engine.adapters.find(source))
+        except NotPublishedError:
+            raise UnknownAdapterError(model, self.adapters()) from None
+        return self._facts(model, source, served)
+
+    def _facts(
+        self, model: str, source: AdapterSource | None, served: ServedAdapter
+    ) -> AdapterFacts:
+        reference = self.service.allowed.shown(model, served.reference)
+        return AdapterFacts(model, reference, served.digest, source, served.predictor)
+
+    async def predict(
+        self, model: str, inputs: Sequence[Any], *, truncate: bool = False
+    ) -> Predicted:
+        """Return the answers of an adapter to inputs, which may be computed in several batches.
+
+        Args:
+            model: the adapter, as the client names it, or the backbone.
+            inputs: each as `Predictor.predict` takes it; for tasks on pictures and sounds the bytes
+                of a file in base64.
+            truncate: cut inputs that are too long; otherwise they are refused.
+
+        Raises:
+            DataError: an input is not valid; the error names it.
+            LimitError: there are too many inputs.
+            AdapterhubError: the adapter cannot be used.
+        """
+        limits, engine = self.service.limits, self.service.engine
+        if len(inputs) > limits.inputs:
+            raise LimitError(
+                f"a request with {len(inputs):,} inputs",
+                expected=f"at most {limits.inputs:,}",
+                hint="several requests",
+            )
+        facts = await self.facts(model)
+        given = [_decoded(n, each) for n, each in enumerate(inputs)] if facts.decodes else inputs
+        self.rows += len(inputs)
+        self.facts_of_answer = facts
+        futures: list[ServedFuture] = []
+        try:
+            for each in given:
+                futures.append(
+                    engine.submit(facts.source, each, limits.deadline, truncate=truncate)
+                )
+            answers = await _results(futures)
+        finally:
+            for future in futures:
+                future.cancel()
+        if futures and futures[0].digest != facts.digest:  # the reference has moved meanwhile
+            facts = self.facts_of_answer = replace(
+                facts,
+                reference=self.service.allowed.shown(model, futures[0].reference),
+                digest=futures[0].digest,
+            )
+        return Predicted(
+            answers=answers,
+            facts=facts,
+            tokens=sum(each.tokens for each in futures),
+            truncated=tuple(n for n, each in enumerate(futures) if each.lost),
+        )
+
+    async def generate(self, model: str, prompt: Any, options: Any) -> AsyncGeneration:
+        """Begin to generate a text.
+
+        Args:
+            model: the adapter, as the client names it, or the backbone.
+            prompt: a text to go on from, or the messages of a chat.
+            options: the `GenerationOptions`.
+
+        Raises:
+            AdapterhubError: the adapter cannot be used.
+        """
+        facts = await self.facts(model)
+        self.facts_of_answer = facts
+        self.rows += 1
+        engine: Any = self.service.engine
+        deadline = self.service.limits.deadline
+        started = engine.generate(facts.source, prompt, options, deadline=deadline)
+        generation = AsyncGeneration(started, facts)
+        self.generations.append(generation)
+        return generation
+
+    async def load_alias(self, name: str, reference: str) -> None:
+        """Let a name mean an adapter from now on, and load it.
+
+        Raises:
+            UnknownAdapterError: this client may not ask for it.
+            ConfigError: the name means another adapter.
+        """
+        allowed = self.service.allowed
+        source = allowed.find(reference, self.patterns)
+        if name in allowed.named or source is None or not is_name(name):
+            raise ConfigError(
+                f"{name[:100]!r} cannot be the name of an adapter here",
+                expected="a new name of letters, digits and . _ -",
+            )
+        await _loaded(self.service.engine.adapters.find(source))
+        allowed.aliases[name] = source
+
+    async def unload_alias(self, name: str) -> None:
+        """Let a name mean nothing any more.
+
+        Raises:
+            UnknownAdapterError: it was not given by `load_alias`.
+        """
+        if self.service.allowed.aliases.pop(name, None) is None:
+            raise UnknownAdapterError(name, self.service.allowed.aliases)
+
+
+def adapter_headers(facts: AdapterFacts) -> dict[str, str]:
+    """Return the headers that say which version of an adapter has answered."""
+    return {"x-adapter-version": facts.reference, "x-adapter-digest": facts.digest}
+
+
+class AsyncGeneration:
+    """A text that is being generated: an iterator of its pieces, for one event loop.
+
+    The compute thread wakes the loop once for all that has come since it last looked.
+    """
+
+    def __init__(self, generation: Any, facts: AdapterFacts) -> None:
+        self.generation, self.facts = generation, facts
+        self._loop = asyncio.get_running_loop()
+        self._pieces: asyncio.Queue[Any] = asyncio.Queue()
+        self._ended: asyncio.Future[Any] = self._loop.create_future()
+        generation.listen(
+            lambda piece: self._call(self._pieces.put_nowait, piece),
+            lambda end: self._call(self._end, end),
+        )
+
+    @property
+    def reference(self) -> str:
+        """The adapter with its version."""
+        return self.facts.reference
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of its manifest."""
+        return self.facts.digest
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        while (piece := await self._pieces.get()) is not None:
+            yield piece
+        if (error := self._ended.exception()) is not None:
+            raise error
+
+    async def result(self) -> Any:
+        """Return the whole text, when it ends; a caller that is cancelled cancels it."""
+        try:
+            return await asyncio.shield(self._ended)
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """Generate nothing more."""
+        self.generation.cancel()
+
+    def _call(self, function: Callable[[Any], None], value: Any) -> None:
+        self._loop.call_soon_threadsafe(function, value)
+
+    def _end(self, end: Any) -> None:
+        if not self._ended.done():
+            if isinstance(end, BaseException):
+                self._ended.set_exception(end)
+                self._ended.exception()  # it is told where somebody asks
+            else:
+                self._ended.set_result(end)
+        self._pieces.put_nowait(None)
+
+
+async def _loaded(found: Future[ServedAdapter]) -> ServedAdapter:
+    """Return an adapter when it is loaded, which others may wait for, too.
+
+    Raises:
+        UnservableError: its files are as published, and cannot be served.
+    """
+    try:
+        return found.result() if found.done() else await asyncio.shield(asyncio.wrap_future(found))
+    except (ConfigError, AttachError, SiteError, DataError) as error:
+        raise UnservableError(str(error)) from error
+
+
+def _decoded(number: int, given: Any) -> MediaFile:
+    """Return a picture or a sound that a client has sent.
+
+    Raises:
+        DataError: it is not text in base64.
+    """
+    try:
+        data = base64.b64decode(given, validate=True)
+    except (ValueError, TypeError):
+        raise DataError(
+            f"input {number} is not the bytes of a file", expected="a text in base64"
+        ) from None
+    return MediaFile(hashlib.sha256(data).hexdigest(), data=data, name=f"input {number}")
+
+
+async def _results(futures: Sequence[ServedFuture]) -> list[dict[str, Any]]:
+    """Return the results of futures, whose thread wakes the loop once for all.
+
+    The error of the first that fails is raised at once.
+    """
+    loop = asyncio.get_running_loop()
+    waiter, left = loop.create_future(), itertools.count(len(futures) - 1, -1)
+
+    def wake() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    def done(future: ServedFuture) -> None:
+        if next(left) == 0 or future.cancelled() or future.exception() is not None:
+            loop.call_soon_threadsafe(wake)
+
+    for each in futures:
+        each.add_done_callback(done)  # type: ignore[arg-type]
+    if futures:
+        await waiter
+    for number, each in enumerate(futures):
+        if each.done() and (error := each.exception()) is not None:
+            raise _of_input(number, error)
+    return [each.result() for each in futures]
+
+
+def _of_input(number: int, error: BaseException) -> BaseException:
+    """Return the error of one input with its number."""
+    if not isinstance(error, DataError | ComputationError):
+        return error
+    kind = DataError if isinstance(error, DataError) else ComputationError
+    return kind(
+        f"input {number}: {error.problem}",
+        expected=error.expected,
+        hint=error.hint,
+        offenders=error.offenders,
+    )

@@ -1,0 +1,187 @@
+"""Which status and which words each error has, in one table, and how each family of paths has it.
+
+An error of the client is told in full. One of an adapter or of the server may name folders of this
+machine: the client gets one sentence, and the log the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from adapterhub.errors import (
+    AdapterhubError,
+    BackboneError,
+    ConfigError,
+    DataError,
+    FileError,
+    MismatchError,
+    NotPublishedError,
+    RegistryError,
+    SignatureError,
+    YankedError,
+)
+from adapterhub.serving.http.allowed import UnknownAdapterError
+from adapterhub.serving.refusals import (
+    ComputationError,
+    DeadlineError,
+    OverloadedError,
+    StoppedError,
+    TooLargeError,
+)
+
+
+class LimitError(AdapterhubError):
+    """A request is larger than the server takes."""
+
+
+class UnservableError(AdapterhubError):
+    """The files of an adapter are as published, and cannot be served."""
+
+
+class WrongShapeError(AdapterhubError):
+    """A path has no answers for the task of the adapter; the error names the one that has."""
+
+
+class RefusedError(AdapterhubError):
+    """A request that this client may not make."""
+
+
+class HeadError(AdapterhubError):
+    """The headers of a request are too large."""
+
+
+class SlowError(AdapterhubError):
+    """The body of a request does not come in time."""
+
+
+class NoTokenError(AdapterhubError):
+    """A request without a token that is valid here."""
+
+
+class NotReadyError(AdapterhubError):
+    """The server is starting, or leaving."""
+
+
+class RateError(AdapterhubError):
+    """A token has made too many requests.
+
+    Attributes:
+        wait: the seconds until the next one is answered.
+    """
+
+    def __init__(self, per_minute: int, wait: float) -> None:
+        self.wait = wait
+        super().__init__(
+            f"more than {per_minute:,} requests in a minute",
+            hint=f"the same request again in {max(wait, 0.1):.1f} s",
+        )
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a client gets for a class of errors.
+
+    Attributes:
+        code: the status of HTTP.
+        name: a word for programs.
+        words: what is said in place of the error; "": the error itself.
+        retry: whether the same request may be answered later.
+    """
+
+    code: int
+    name: str
+    words: str = ""
+    retry: bool = False
+
+
+STATUSES: dict[type[BaseException], Status] = {
+    ConfigError: Status(400, "invalid_request"),
+    DataError: Status(400, "invalid_input"),
+    WrongShapeError: Status(400, "wrong_shape"),
+    NoTokenError: Status(401, "no_valid_token"),
+    RefusedError: Status(403, "not_allowed"),
+    UnknownAdapterError: Status(404, "adapter_not_found"),
+    NotPublishedError: Status(404, "adapter_not_found"),
+    SlowError: Status(408, "too_slow"),
+    MismatchError: Status(409, "backbone_mismatch"),
+    YankedError: Status(410, "adapter_yanked"),
+    LimitError: Status(413, "too_large"),
+    OverloadedError: Status(429, "overloaded", retry=True),
+    RateError: Status(429, "too_many_requests", retry=True),
+    HeadError: Status(431, "head_too_large"),
+    ComputationError: Status(500, "not_finite"),
+    FileError: Status(502, "adapter_not_valid", "the files of the adapter are not valid"),
+    SignatureError: Status(502, "adapter_not_signed", "the adapter has no valid signature"),
+    UnservableError: Status(502, "adapter_not_served", "the adapter cannot be served as it is"),
+    BackboneError: Status(502, "backbone_not_loaded", "the adapter's backbone cannot be loaded"),
+    RegistryError: Status(503, "registry_unreachable", "the registry cannot be read", retry=True),
+    NotReadyError: Status(503, "not_ready", retry=True),
+    StoppedError: Status(503, "not_ready", "the server does not compute now", retry=True),
+    DeadlineError: Status(504, "deadline_passed"),
+    TooLargeError: Status(507, "out_of_memory"),
+}
+"""The status of each class of errors; the first class of an error's ancestors that is here."""
+
+_UNEXPECTED = Status(500, "internal_error", "an error of the server, which its log has")
+
+
+def status_of(error: BaseException) -> Status:
+    """Return what a client gets for an error."""
+    known = (STATUSES[each] for each in type(error).__mro__ if each in STATUSES)
+    return next(known, _UNEXPECTED)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An error as a client gets it: its status, words, and the headers beside it."""
+
+    status: Status
+    message: str
+    headers: dict[str, str]
+    place: str = ""
+
+
+def problem_of(error: BaseException) -> Problem:
+    """Return what a client gets for an error."""
+    if isinstance(error, ValidationError):
+        places = [(_place(each["loc"]), each["msg"]) for each in error.errors()[:10]]
+        message = "; ".join(f"{place}: {words}" for place, words in places)
+        return Problem(Status(422, "malformed"), message, {}, places[0][0])
+    status = status_of(error)
+    headers = {"www-authenticate": "Bearer"} if status.code == 401 else {}
+    if status.retry:
+        headers["retry-after"] = str(max(1, round(getattr(error, "wait", 1.0))))
+    return Problem(status, status.words or _told(error), headers)
+
+
+def _told(error: BaseException) -> str:
+    """Return the words of an error, without those that are for the operator."""
+    if isinstance(error, MismatchError):
+        offenders = [e for e in error.offenders if not e.startswith("this model: ")]
+        error = MismatchError(error.problem, offenders=offenders, expected=error.expected)
+    return str(error)
+
+
+def _place(location: Sequence[int | str]) -> str:
+    return "".join(f"[{e}]" if isinstance(e, int) else f".{e}" for e in location).lstrip(".")
+
+
+def body_of(problem: Problem, path: str) -> dict[str, Any]:
+    """Return an error in the form that clients of a path read."""
+    status = problem.status
+    if path.startswith("/v1/"):
+        kind = "server_error" if status.code >= 500 else "invalid_request_error"
+        place = problem.place or None
+        return {
+            "error": {
+                "message": problem.message,
+                "type": kind,
+                "param": place,
+                "code": status.name,
+            }
+        }
+    return {"error": problem.message, "error_type": status.name}

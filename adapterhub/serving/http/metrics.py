@@ -1,0 +1,138 @@
+"""The numbers of a server for Prometheus, in a registry of their own.
+
+What a client chooses freely is never a label: paths are those of endpoints, and of the adapters
+only so many have their own label, those that came first; all others are `other`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from adapterhub.serving.engine import ComputedBatch, ServingEngine
+
+OTHER = "other"
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_SHARES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.5, 0.75)
+_TOKEN_RATES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+_LABELS = ("path", "task", "adapter")
+
+
+class ServerMetrics:
+    """What a server counts and measures.
+
+    Args:
+        engine: what computes.
+        adapters: how many adapters have a label of their own.
+    """
+
+    def __init__(self, engine: ServingEngine, adapters: int = 100) -> None:
+        self.registry = CollectorRegistry()
+        self._most, self._known = adapters, set[str]()
+        self._requests = self._counter("requests", "Requests that were answered.", *_LABELS)
+        self._errors = self._counter("errors", "Requests that failed.", *_LABELS, "status")
+        self._inputs = self._counter("inputs", "Inputs of answered requests.", *_LABELS)
+        self._seconds = self._histogram("request_seconds", "Time to an answer.", _SECONDS, *_LABELS)
+        self._rows = self._histogram("batch_rows", "Rows that were computed at once.", _ROWS)
+        self._padding = self._histogram("batch_padding", "Share of padding in a batch.", _SHARES)
+        self._forward = self._histogram("forward_seconds", "Time to compute a batch.", _SECONDS)
+        self._first = self._histogram(
+            "first_token_seconds", "Time to the first token of a text.", _SECONDS
+        )
+        self._rate = self._histogram(
+            "tokens_per_second", "Tokens of a text in a second.", _TOKEN_RATES
+        )
+        self.registry.register(_EngineCollector(engine))
+        engine.on_batch = self.observe_batch
+
+    def adapter_label(self, reference: str) -> str:
+        """Return the label of an adapter: its reference, or `other`."""
+        if reference not in self._known:
+            if len(self._known) >= self._most:
+                return OTHER
+            self._known.add(reference)
+        return reference
+
+    def observe_request(
+        self, path: str, task: str, reference: str, status: int, seconds: float, inputs: int
+    ) -> None:
+        """Count a request that was answered."""
+        labels = (path, task, self.adapter_label(reference) if reference else "")
+        self._requests.labels(*labels).inc()
+        self._seconds.labels(*labels).observe(seconds)
+        if inputs:
+            self._inputs.labels(*labels).inc(inputs)
+        if status >= 400:
+            self._errors.labels(*labels, str(status)).inc()
+
+    def observe_batch(self, batch: ComputedBatch) -> None:
+        """Measure a batch, in the compute thread."""
+        self._rows.observe(batch.rows)
+        self._padding.observe(1 - batch.tokens / max(batch.positions, 1))
+        self._forward.observe(batch.seconds)
+
+    def observe_text(self, first: float | None, tokens: int, seconds: float) -> None:
+        """Measure a text that was generated: the time to its first token, and its tokens."""
+        if first is not None:
+            self._first.observe(first)
+        if tokens and seconds > 0:
+            self._rate.observe(tokens / seconds)
+
+    def text(self) -> bytes:
+        """Return all numbers in the format of Prometheus."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, said: str, *labels: str) -> Counter:
+        return Counter(f"adapterhub_{name}", said, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, said: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        return Histogram(
+            f"adapterhub_{name}", said, labels, registry=self.registry, buckets=buckets
+        )
+
+
+class _EngineCollector(Collector):
+    """Reads what the engine counts whenever it is asked for."""
+
+    def __init__(self, engine: ServingEngine) -> None:
+        self.engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the numbers of the engine."""
+        engine, adapters = self.engine, self.engine.adapters
+        uses = engine.models()
+        gauges = {
+            "queue_requests": ("Requests that wait.", engine.queued_requests),
+            "queue_tokens": ("Tokens of requests that wait.", engine.queued_tokens),
+            "adapters_in_memory": ("Adapters in memory.", len(uses)),
+            "adapter_bytes": ("Bytes of adapters in memory.", sum(each.bytes for each in uses)),
+            "up": ("Whether requests are computed.", int(engine.is_alive)),
+        }
+        for name, (said, value) in gauges.items():
+            yield GaugeMetricFamily(f"adapterhub_{name}", said, value=value)
+        counts = {
+            "adapter_loads": ("Adapters loaded.", adapters.counts["loads"]),
+            "adapter_load_seconds": ("Time to load adapters.", adapters.load_seconds),
+            "adapter_evictions": ("Adapters that left memory.", adapters.counts["evictions"]),
+            "adapter_refreshes": ("References that moved.", adapters.counts["refreshes"]),
+            "adapter_failed_refreshes": (
+                "New versions that could not be loaded.",
+                adapters.counts["failed_refreshes"],
+            ),
+            "batches": ("Batches computed.", engine.counts["batches"]),
+            "batches_halved": ("Batches that did not fit into memory.", engine.counts["halved"]),
+            "tokens": ("Tokens computed.", engine.counts["tokens"]),
+            "expired": ("Requests whose deadline passed.", engine.counts["expired"]),
+            "refused": ("Requests that the queue had no room for.", engine.counts["refused"]),
+            "cancelled": ("Requests whose client left.", engine.counts["cancelled"]),
+        }
+        for name, (said, value) in counts.items():
+            yield CounterMetricFamily(f"adapterhub_{name}", said, value=value)

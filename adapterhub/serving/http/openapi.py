@@ -1,0 +1,163 @@
+"""The description of all paths, from the same endpoints and types that answer them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from adapterhub._version import __version__
+from adapterhub.pages.page import framed_page
+from adapterhub.serving.http.call import AdapterFacts, Endpoint
+from adapterhub.serving.http.errors import STATUSES
+
+_SCHEMAS = "#/components/schemas/"
+_PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
+_MOST_EXAMPLES = 20  # of a path
+
+
+def openapi(
+    endpoints: Iterable[Endpoint], adapters: Sequence[AdapterFacts] = (), *, has_tokens: bool
+) -> dict[str, Any]:
+    """Return the description of endpoints in OpenAPI 3.1.
+
+    Args:
+        endpoints: the paths.
+        adapters: those of which the description has examples.
+        has_tokens: whether requests need a token.
+    """
+    known = list(endpoints)
+    paths: dict[str, dict[str, Any]] = {}
+    for each in known:
+        operation = _operation(each, adapters, has_tokens=has_tokens)
+        paths.setdefault(shown_path(each), {})[each.method.lower()] = operation
+    types = {t for each in known for t in (each.request, each.response) if t is not None}
+    ordered = sorted(types, key=lambda each: each.__name__)
+    _, definitions = models_json_schema(
+        [(each, "validation") for each in ordered], ref_template=f"{_SCHEMAS}{{model}}"
+    )
+    components: dict[str, Any] = {"schemas": definitions.get("$defs", {})}
+    if has_tokens:
+        components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "adapterhub serve", "version": __version__},
+        "paths": paths,
+        "components": components,
+    }
+
+
+def shown_path(endpoint: Endpoint) -> str:
+    """Return a path without the converters of its parameters."""
+    return _PARAMETER.sub(r"{\1}", endpoint.path)
+
+
+def _operation(
+    endpoint: Endpoint, adapters: Sequence[AdapterFacts], *, has_tokens: bool
+) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "summary": endpoint.summary,
+        "tags": list(endpoint.tags),
+        "operationId": re.sub(r"\W+", "_", f"{endpoint.method}{endpoint.path}".lower()).strip("_"),
+        "responses": {
+            "200": {"description": "The answer.", **_content(endpoint.response)},
+            **{str(code): {"description": said} for code, said in _errors().items()},
+        },
+    }
+    if names := _PARAMETER.findall(endpoint.path):
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ]
+    if endpoint.request is not None:
+        body = _content(endpoint.request)
+        if examples := examples_of(endpoint, adapters):
+            body["content"]["application/json"]["examples"] = {
+                name: {"value": value} for name, value in examples.items()
+            }
+        operation["requestBody"] = {"required": True, **body}
+    if has_tokens and endpoint.role:
+        operation["security"] = [{"token": []}]
+    return operation
+
+
+def _content(model: type[BaseModel] | None) -> dict[str, Any]:
+    if model is None:
+        return {}
+    return {"content": {"application/json": {"schema": {"$ref": f"{_SCHEMAS}{model.__name__}"}}}}
+
+
+def _errors() -> dict[int, str]:
+    """Return the names of errors by status, in the order of the statuses."""
+    names: dict[int, list[str]] = {422: ["malformed"]}
+    for status in STATUSES.values():
+        known = names.setdefault(status.code, [])
+        if status.name not in known:
+            known.append(status.name)
+    return {code: ", ".join(names[code]) for code in sorted(names)}
+
+
+def examples_of(endpoint: Endpoint, adapters: Sequence[AdapterFacts]) -> dict[str, Any]:
+    """Return a body for each adapter that a path fits, by the adapter's name."""
+    if endpoint.example is None:
+        return {}
+    made = ((facts.model, endpoint.example(facts)) for facts in adapters[:_MOST_EXAMPLES])
+    return {model: body for model, body in made if body is not None}
+
+
+def documentation(
+    endpoints: Iterable[Endpoint],
+    adapters: Sequence[AdapterFacts],
+    address: str,
+    *,
+    has_tokens: bool,
+) -> str:
+    """Return the page that describes all paths, without any asset of others."""
+    chapters: dict[str, list[dict[str, Any]]] = {}
+    for each in endpoints:
+        entry = {
+            "method": each.method,
+            "path": shown_path(each),
+            "summary": f"{each.summary}.",
+            "role": each.role,
+            "fields": _fields(each.request),
+            "command": _command(each, adapters, address, has_tokens=has_tokens),
+        }
+        chapters.setdefault((each.tags or ("other",))[0], []).append(entry)
+    return framed_page(
+        "api.html",
+        ("copy.js",),
+        name="adapterhub serve",
+        subtitle=f"version {__version__}; /openapi.json has the same for programs",
+        chapters=list(chapters.items()),
+        facts=(),
+    )
+
+
+def _fields(model: type[BaseModel] | None) -> list[tuple[str, str]]:
+    if model is None:
+        return []
+    said = {name: field.description or "" for name, field in model.model_fields.items()}
+    return [
+        (name, said[name] or ("required" if field.is_required() else f"default: {field.default}"))
+        for name, field in model.model_fields.items()
+    ]
+
+
+def _command(
+    endpoint: Endpoint, adapters: Sequence[AdapterFacts], address: str, *, has_tokens: bool
+) -> str:
+    """Return the line of curl for the first example of a path; "" if there is none."""
+    examples: Mapping[str, Any] = examples_of(endpoint, adapters)
+    if not examples:
+        return ""
+    body = json.dumps(next(iter(examples.values())), ensure_ascii=False).replace("'", "'\\''")
+    token = '    -H "Authorization: Bearer $TOKEN" \\\n' if has_tokens else ""
+    return (
+        f"curl {address}{shown_path(endpoint)} \\\n{token}"
+        f"    -H 'content-type: application/json' \\\n    -d '{body}'"
+    )

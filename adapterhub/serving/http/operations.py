@@ -1,0 +1,77 @@
+"""The paths for those who run a server: health, metrics, refresh, and the documentation."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.responses import Response
+
+from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
+from adapterhub.serving.http.errors import NotReadyError
+from adapterhub.serving.http.openapi import documentation, openapi
+from adapterhub.web.headers import page_headers
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+async def _healthz(call: Call) -> dict[str, Any]:
+    if not call.is_alive:
+        raise NotReadyError("nothing is computed: the compute thread is dead or stuck")
+    return {"status": "alive"}
+
+
+async def _readyz(call: Call) -> dict[str, Any]:
+    if not call.is_ready:
+        raise NotReadyError("the server is starting, leaving, or computes nothing")
+    return {"status": "ready"}
+
+
+async def _metrics(call: Call) -> Response:
+    return Response(call.service.metrics.text(), media_type=_METRICS_TYPE)
+
+
+async def _refresh(call: Call) -> dict[str, Any]:
+    moved = await asyncio.get_running_loop().run_in_executor(None, call.service.refresh)
+    return {"moved": moved}
+
+
+async def _openapi(call: Call) -> dict[str, Any]:
+    has_tokens = call.service.tokens is not None
+    return openapi(call.service.endpoints, _shown(call), has_tokens=has_tokens)
+
+
+async def _docs(call: Call) -> Response:
+    has_tokens = call.service.tokens is not None
+    address = str(call.request.base_url).rstrip("/")
+    page = documentation(call.service.endpoints, _shown(call), address, has_tokens=has_tokens)
+    script = page.partition("script-src '")[2].partition("'")[0]
+    return Response(page, headers=page_headers(script), media_type="text/html; charset=utf-8")
+
+
+def _shown(call: Call) -> list[AdapterFacts]:
+    """Return the loaded adapters that a page shows: none to those who have given no token."""
+    if call.service.tokens is not None and call.token is None:
+        return []
+    return call.loaded()
+
+
+def operations(metrics: str = "predict", admin: bool = True) -> tuple[Endpoint, ...]:
+    """Return the endpoints of those who run a server.
+
+    Args:
+        metrics: who may read the metrics: a role; "": everybody; "off": nobody.
+        admin: whether there are endpoints that change something.
+    """
+    return tuple(
+        Endpoint(method, path, summary, None, None, answer, role, ("operations",), None, True)
+        for method, path, summary, answer, role in (
+            ("GET", "/healthz", "Whether requests are computed", _healthz, ""),
+            ("GET", "/readyz", "Whether all is loaded and warm", _readyz, ""),
+            ("GET", "/metrics", "Numbers for Prometheus", _metrics, metrics),
+            ("POST", "/admin/refresh", "Look for new versions now", _refresh, "admin"),
+            ("GET", "/openapi.json", "This description, for programs", _openapi, ""),
+            ("GET", "/docs", "This description, for people", _docs, ""),
+        )
+        if role != "off" and (admin or role != "admin" or path == "/metrics")
+    )

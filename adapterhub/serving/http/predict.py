@@ -1,0 +1,76 @@
+"""`POST /v1/predict`: the one path for every task; its answers are those of `predict --json`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
+
+_TEXTS = ("A train was late again.", "Nobody said why, and it did not matter.")
+
+
+class PredictRequest(BaseModel):
+    """Inputs for an adapter, each as `adapterhub predict` takes it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = Field(description="An adapter, name, name@3 or name@tag; or the backbone.")
+    inputs: list[Any] = Field(
+        description="Each is a text, a list of texts (a pair), a row with the columns of the "
+        "training data, a list of messages, or the bytes of a file in base64."
+    )
+    truncate: bool = Field(
+        False, description="Cut inputs that are too long, which are refused otherwise."
+    )
+
+
+class PredictResponse(BaseModel):
+    """A prediction for each input, as `adapterhub predict --json` prints it."""
+
+    model: str = Field(description="The adapter with its version.")
+    predictions: list[dict[str, Any]]
+    truncated: list[int] = Field(description="The numbers of the inputs that were cut.")
+
+
+async def _predict(call: Call) -> dict[str, Any]:
+    asked: PredictRequest = call.body
+    inputs = [_as_tuple(each) for each in asked.inputs]
+    found = await call.predict(asked.model, inputs, truncate=asked.truncate)
+    return {
+        "model": found.reference,
+        "predictions": found.answers,
+        "truncated": list(found.truncated),
+    }
+
+
+def _as_tuple(given: Any) -> Any:
+    """Return the texts of one input as a tuple, which JSON has not; a list is one of messages."""
+    is_texts = isinstance(given, list) and all(isinstance(text, str) for text in given)
+    return tuple(given) if is_texts else given
+
+
+def example_inputs(facts: AdapterFacts) -> list[Any]:
+    """Return inputs that an adapter takes."""
+    if facts.decodes:
+        return ["iVBORw0KGgo="]
+    return [_TEXTS[0] if facts.texts == 1 else list(_TEXTS[: facts.texts or 2])]
+
+
+def _example(facts: AdapterFacts) -> dict[str, Any]:
+    return {"model": facts.model, "inputs": example_inputs(facts)}
+
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint(
+        "POST",
+        "/v1/predict",
+        "Predict with an adapter of any task",
+        PredictRequest,
+        PredictResponse,
+        _predict,
+        tags=("predict",),
+        example=_example,
+    ),
+)

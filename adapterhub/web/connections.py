@@ -1,0 +1,84 @@
+"""Limits of a connection that a server of uvicorn keeps, besides those of a request.
+
+ - A head of a request that is too large, or does not come in time, ends the connection.
+ - A client that does not read what it is sent is dropped after a time.
+
+They are in the methods that asyncio calls, so that both parsers of uvicorn have them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+MOST_HEADER_BYTES = 32 << 10
+HEADER_SECONDS = 20.0
+_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+    b"content-length: 0\r\nconnection: close\r\n\r\n"
+)
+
+
+def limited_protocol(base: type[Any], write_seconds: float) -> type[Any]:
+    """Return a protocol of uvicorn with limits.
+
+    `write_seconds` is how long a client may read nothing of what waits for it.
+    """
+
+    class LimitedProtocol(base):  # type: ignore[misc]
+        _head = 0  # bytes of the request whose head is not complete
+        _writing: asyncio.TimerHandle | None = None
+        _reading: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self._expect_head(transport)
+
+        def connection_lost(self, error: Exception | None) -> None:
+            self._forget()
+            super().connection_lost(error)
+
+        def data_received(self, data: bytes) -> None:
+            before = self.cycle
+            transport = self.transport
+            super().data_received(data)
+            if self.cycle is not before:
+                self._head = 0
+                self._cancel_reading()
+            elif before is None or before.response_complete:
+                if not self._head:
+                    self._expect_head(transport)
+                self._head += len(data)
+                if self._head > MOST_HEADER_BYTES and not transport.is_closing():
+                    transport.write(_TOO_LARGE)
+                    transport.close()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            loop = asyncio.get_running_loop()
+            self._writing = loop.call_later(write_seconds, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            self._cancel_writing()
+            super().resume_writing()
+
+        def _expect_head(self, transport: asyncio.Transport) -> None:
+            self._cancel_reading()
+            loop = asyncio.get_running_loop()
+            self._reading = loop.call_later(HEADER_SECONDS, transport.abort)
+
+        def _forget(self) -> None:
+            self._cancel_reading()
+            self._cancel_writing()
+
+        def _cancel_reading(self) -> None:
+            if self._reading is not None:
+                self._reading.cancel()
+                self._reading = None
+
+        def _cancel_writing(self) -> None:
+            if self._writing is not None:
+                self._writing.cancel()
+                self._writing = None
+
+    return LimitedProtocol

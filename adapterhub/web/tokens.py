@@ -1,0 +1,237 @@
+"""The tokens that clients of our servers have: in a file, as digests, never as they are.
+
+A token is `ah_` and 32 random bytes. The file has its sha256, what it allows, and when it was used
+last; who reads the file cannot use a token. A server reads it again when it has changed, so that a
+token that is revoked ends there, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Annotated
+
+from filelock import FileLock
+
+from adapterhub.config.options import to_dict
+from adapterhub.config.user_folders import user_folder
+from adapterhub.errors import ConfigError, FileError, did_you_mean
+from adapterhub.files import schema
+from adapterhub.files.atomic import UnreadableError, explained, read_file, replace_file
+
+ROLES = ("predict", "admin")
+PREFIX = "ah_"
+_TOKEN = re.compile(r"ah_[A-Za-z0-9_-]{43}")
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+_MAX_BYTES = 16 << 20
+_LOOK_EVERY = 1.0  # seconds between two looks at the file
+_NOTE_EVERY = 60.0  # seconds between two notes of the last use
+_Name = Annotated[str, schema.text(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", "a name")]
+_Digest = Annotated[str, schema.text(r"[0-9a-f]{64}", "a sha256")]
+_Role = Annotated[str, schema.text("|".join(ROLES), "a role")]
+_Pattern = Annotated[str, schema.text(r"[\x21-\x7e]{1,300}", "a pattern")]
+_TIME_TEXT = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+_When = Annotated[str | None, schema.text(_TIME_TEXT, "a time in UTC", null=True)]
+
+
+@dataclass(frozen=True)
+class AccessToken:
+    """What is known of a token.
+
+    Attributes:
+        name: whom it was made for; unique in its file.
+        sha256: of the token.
+        roles: what it allows: predict, admin.
+        adapters: the patterns of adapters that it may ask for.
+        created: a time in UTC.
+        expires: the time from which it is not valid; None: never.
+        used: when it was used last, to about a minute.
+    """
+
+    name: _Name
+    sha256: _Digest
+    roles: tuple[_Role, ...]
+    adapters: tuple[_Pattern, ...]
+    created: _When
+    expires: _When = None
+    used: _When = None
+
+    def is_valid(self, now: datetime) -> bool:
+        """Return whether it has not expired."""
+        return self.expires is None or now < _parsed_time(self.expires)
+
+
+@dataclass(frozen=True)
+class _AccessFile:
+    """The contents of the file."""
+
+    tokens: tuple[AccessToken, ...]
+    version: Annotated[int, schema.integer(1, 1)] = 1
+
+
+def default_token_file() -> Path:
+    """Return the user's own file of tokens."""
+    return user_folder("config") / "server-tokens.json"
+
+
+class TokenFile:
+    """A file of tokens.
+
+    Args:
+        path: the file, which need not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._by_digest: dict[str, AccessToken] = {}
+        self._stamp: tuple[int, int] | None = None
+        self._looked = float("-inf")
+        self._used: dict[str, str] = {}  # by name, what the file does not have yet
+        self._noted = time.monotonic()
+
+    def tokens(self) -> tuple[AccessToken, ...]:
+        """List the tokens; none if there is no file.
+
+        Raises:
+            FileError: the file cannot be read: an unreadable one never means that all are welcome.
+        """
+        if not os.path.lexists(self.path):
+            return ()
+        try:
+            data = read_file(self.path.resolve(), 1, _MAX_BYTES, None)
+        except UnreadableError as error:
+            raise FileError(f"the tokens in {self.path} cannot be read: {error}") from None
+        file, problems = schema.parse_record(_AccessFile, data, _MAX_BYTES)
+        if file is None:
+            raise FileError(f"{self.path} is not a file of tokens", offenders=problems)
+        return file.tokens
+
+    def create(
+        self,
+        name: str,
+        roles: Sequence[str] = ("predict",),
+        adapters: Sequence[str] = ("*",),
+        seconds: float | None = None,
+    ) -> str:
+        """Add a token and return it: it cannot be shown again.
+
+        Args:
+            name: whom it is for.
+            roles: what it allows.
+            adapters: patterns of the adapters that it may ask for.
+            seconds: how long it is valid; None: until it is revoked.
+
+        Raises:
+            ConfigError: the name is taken or not valid, or a role is unknown.
+            OutputError: the file cannot be written.
+        """
+        token = PREFIX + secrets.token_urlsafe(32)
+        now = datetime.now(timezone.utc)
+        expires = None if seconds is None else (now + timedelta(seconds=seconds)).strftime(_TIME)
+        new = AccessToken(
+            name,
+            digest_of_token(token),
+            tuple(roles),
+            tuple(adapters),
+            now.strftime(_TIME),
+            expires,
+        )
+        _, problems = schema.parse_record(
+            _AccessFile, schema.canonical_json(to_dict(_AccessFile((new,)))), _MAX_BYTES
+        )
+        if problems:
+            raise ConfigError("this token cannot be made", offenders=problems)
+        with self._changing() as known:
+            if any(each.name == name for each in known):
+                raise ConfigError(
+                    f"there is a token with the name {name!r}",
+                    hint=f"another name, or first adapterhub token revoke {name}",
+                )
+            self._write((*known, new))
+        return token
+
+    def revoke(self, name: str) -> AccessToken:
+        """Remove a token and return what was known of it.
+
+        Raises:
+            ConfigError: there is none with this name.
+            OutputError: the file cannot be written.
+        """
+        with self._changing() as known:
+            found = [each for each in known if each.name == name]
+            if not found:
+                near = did_you_mean(name, [each.name for each in known])
+                raise ConfigError(f"there is no token with the name {name!r}{near}")
+            self._write([each for each in known if each.name != name])
+        return found[0]
+
+    def check(self, token: str) -> AccessToken | None:
+        """Return what a token of a client allows; None if it is not valid.
+
+        It is found by its digest, which nobody can choose, and compared in constant time.
+        """
+        if _TOKEN.fullmatch(token) is None:
+            return None
+        self._look()
+        digest = digest_of_token(token)
+        found = self._by_digest.get(digest[:16])
+        if found is None or not hmac.compare_digest(found.sha256, digest):
+            return None
+        now = datetime.now(timezone.utc)
+        if not found.is_valid(now):
+            return None
+        self._used[found.name] = now.strftime(_TIME)
+        return found
+
+    def note_uses(self, *, at_once: bool = False) -> None:
+        """Write when tokens were used last, now and then: another process may write, too."""
+        if not self._used or not (at_once or time.monotonic() - self._noted > _NOTE_EVERY):
+            return
+        self._noted, used, self._used = time.monotonic(), self._used, {}
+        with self._changing() as known:
+            self._write([replace(each, used=used.get(each.name, each.used)) for each in known])
+
+    def _look(self) -> None:
+        """Read the file again if it has changed; while it cannot be read, no token is valid."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_EVERY:
+            return
+        self._looked = now
+        try:
+            found = os.stat(self.path)
+            stamp = (found.st_mtime_ns, found.st_ino)
+            if stamp != self._stamp:
+                self._by_digest = {each.sha256[:16]: each for each in self.tokens()}
+                self._stamp = stamp
+        except (OSError, FileError):
+            self._by_digest, self._stamp = {}, None
+
+    @contextmanager
+    def _changing(self) -> Iterator[tuple[AccessToken, ...]]:
+        """Hold the lock that serializes changes of the file; yield its tokens."""
+        with explained(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with FileLock(self.path.with_name(f".{self.path.name}.lock")):
+                yield self.tokens()
+
+    def _write(self, tokens: Sequence[AccessToken]) -> None:
+        data = schema.canonical_json(to_dict(_AccessFile(tuple(tokens))))
+        replace_file(self.path.resolve(), data, private=True)
+
+
+def digest_of_token(token: str) -> str:
+    """Return the sha256 of a token, which is random: it needs no salt."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _parsed_time(text: str) -> datetime:
+    return datetime.strptime(text, _TIME).replace(tzinfo=timezone.utc)
