@@ -63,6 +63,9 @@ HEADINGS = {
         "login": "Store an access token for a hub.",
         "logout": "Delete the access token of a hub.",
     },
+    "Serve": {
+        "hub": "Serve a hub of your own: users, tokens, any client.",
+    },
     "Other libraries": {
         "import": "Import an adapter of another library, such as peft.",
         "export": "Export an adapter to peft, or check that it can be exported.",
@@ -164,6 +167,12 @@ EXAMPLES = {
     "pull": ("adapterhub pull sst2@best", "adapterhub pull hf:acme/sst2 --to adapters/sst2"),
     "login": ("adapterhub login https://hub.example.org",),
     "logout": ("adapterhub logout https://hub.example.org",),
+    "hub": (
+        "adapterhub hub user hub ada --admin",
+        "adapterhub hub token create hub --user ada",
+        "adapterhub hub start hub",
+        "HF_ENDPOINT=http://127.0.0.1:8733 hf auth whoami",
+    ),
     "import": ("adapterhub import their-lora --backbone Qwen/Qwen3-0.6B --output mine",),
     "export": (
         "adapterhub export runs/mine/adapter --output mine-peft",
@@ -216,6 +225,7 @@ SEE_ALSO = {
     "pull": "show, verify, lock",
     "login": "push, pull, logout",
     "logout": "login",
+    "hub": "push, pull, login; registry copy",
     "import": "eval, publish, export",
     "export": "import, merge",
     "lock": "sync, pull",

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from adapterhub.backbones.origins import is_commit
 from adapterhub.errors import (
     AdapterhubError,
     FileError,
@@ -53,11 +54,9 @@ from adapterhub.files.tensor_file import TENSORS_FILE
 from adapterhub.registry.hub_client import Expected, HubClient, UnreachableError
 from adapterhub.registry.hub_reader import (
     MOST_RESULTS,
-    YANKED_FILE,
     HubCache,
     HubReader,
     Refs,
-    is_commit,
 )
 from adapterhub.registry.hub_writer import HubWriter, entry_from_card, hub_card
 from adapterhub.registry.other_formats import (
@@ -70,6 +69,8 @@ from adapterhub.registry.other_formats import (
 )
 from adapterhub.registry.published_files import (
     PUBLISHED,
+    SIGNATURES_FOLDER,
+    YANKED_FILE,
     copy_adapter,
     digest_of,
     entry_of,
@@ -89,7 +90,6 @@ from adapterhub.registry.store import (
 )
 from adapterhub.registry.tokens import token_for
 
-SIGNATURES_FOLDER = "signatures"  # one file for each version, such as v3.sig
 MOST_VERSIONS = 100  # in a list: each needs a request; any version can be requested by its number
 MOST_LOOKUPS = 100  # of repositories in a search whose cards do not suffice
 _LISTED = {MANIFEST_FILE: MAX_MANIFEST_BYTES, CONFIG_FILE: MAX_CONFIG_BYTES}

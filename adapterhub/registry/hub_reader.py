@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote, urlsplit
 
-from adapterhub.backbones.origins import COMMIT, SHA256
+from adapterhub.backbones.origins import COMMIT, SHA256, is_commit
 from adapterhub.config.options import to_dict
 from adapterhub.config.user_folders import user_folder
 from adapterhub.errors import RegistryError, printable
@@ -39,6 +39,7 @@ from adapterhub.files.atomic import (
 )
 from adapterhub.registry.hub_client import Expected, HubClient, MissingFileError
 from adapterhub.registry.other_formats import MAX_CONFIG_BYTES
+from adapterhub.registry.published_files import MAX_YANKED_BYTES, YANKED_FILE
 from adapterhub.registry.reference import is_repository, is_version
 from adapterhub.registry.store import version_number
 
@@ -46,10 +47,8 @@ MAX_REFS_BYTES = 8 << 20  # some 50,000 tags and branches
 MAX_INFO_BYTES = 8 << 20  # the names of some 100,000 files
 MAX_LISTING_BYTES = 4 << 20  # some 10,000 files
 MAX_SEARCH_BYTES = 32 << 20  # a thousand repositories with their cards
-MAX_YANKED_BYTES = 1 << 20
 MAX_FILE_BYTES = 64 << 30  # as the tensors of our own format
 MOST_RESULTS = 1_000
-YANKED_FILE = "yanked.json"
 _Commit = Annotated[str, schema.text(COMMIT.pattern, "a commit")]
 
 
@@ -184,11 +183,6 @@ class HubReader:
             expected="the answer of a hub",
             hint="check the URL; a network with a login page answers in the place of the hub",
         )
-
-
-def is_commit(value: object) -> bool:
-    """Return whether a value is a full commit hash."""
-    return isinstance(value, str) and COMMIT.fullmatch(value) is not None
 
 
 def split_items(data: bytes) -> list[bytes]:
