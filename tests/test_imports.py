@@ -89,13 +89,14 @@ ADAPTER_COMMANDS = {
     "registry index": 0,
     "yank demo@v1 --reason old": 0,
     "delete demo@v1 --yes --force": 0,
+    "token create shop --file tokens.json": 0,
     "report {run}": 0,
     "compare {run} {run}": 0,
 }
 # Those that load a backbone; `push` writes peft's files from it.
 MODEL_COMMANDS = {
     "train", "bench", "suggest", "eval", "predict", "quickstart", "merge", "combine", "import",
-    "export", "inspect", "push",
+    "export", "inspect", "push", "serve",
 }  # fmt: skip
 MOST_SECONDS = 1.0  # of CPU, more than Python itself takes to start; about 0.2 on a quiet machine
 

@@ -38,6 +38,7 @@ ROOMS = (
     "speed",
     "training",
     "inference",
+    "web",
     "serving",
     "bench",
     "cli",
@@ -49,7 +50,7 @@ WINGS = {
     "library": {"config", "anatomy", "backbones", "methods", "files", "hooks", "interchange",
                 "adapters", "merging"},
     "trainer": {"data", "tasks", "recipe", "loop", "speed", "training", "inference", "pages"},
-    "hub": {"registry"},
+    "hub": {"registry", "web"},
     "server": {"serving"},
     "laboratory": {"bench"},
 }  # fmt: skip

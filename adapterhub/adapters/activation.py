@@ -124,6 +124,7 @@ class PerRowActivation:
 
     replaces = False
     outer: RouteActivation | None = None  # of a route: the one that it is nested in
+    plan_class: type[BatchPlan] = BatchPlan
 
     def __init__(
         self, model: PreTrainedModel, adapters: Adapters, compositions: Sequence[Composition]
@@ -138,7 +139,7 @@ class PerRowActivation:
 
     def prepare(self) -> None:
         """Plan the rows in each slot, and add slots through which the heads are called."""
-        for slot, keys in _keys_by_adapter(self.adapters).items():
+        for slot, keys in keys_by_adapter(self.adapters).items():
             used = tuple(key for some in keys.values() for key in some)
             self.table[slot] = AppliedModules(used, self._plan(keys))
         variants_by_path = _variants(self.adapters)
@@ -177,7 +178,7 @@ class PerRowActivation:
             if last:
                 local = {c: p[-1:] if isinstance(p, tuple) else p for c, p in local.items()}
             device = device_of(self.model) or "cpu"
-            self.plans[name] = BatchPlan([local[c] for c in self.compositions], device)
+            self.plans[name] = self.plan_class([local[c] for c in self.compositions], device)
         return self.plans[name]
 
 
@@ -273,7 +274,7 @@ def _keys_by_slot(adapters: Iterable[Adapter]) -> dict[Slot, tuple[str, ...]]:
     return slots
 
 
-def _keys_by_adapter(adapters: Iterable[Adapter]) -> dict[Slot, dict[str, tuple[str, ...]]]:
+def keys_by_adapter(adapters: Iterable[Adapter]) -> dict[Slot, dict[str, tuple[str, ...]]]:
     """Map each slot to the keys of each adapter's modules there."""
     slots: dict[Slot, dict[str, tuple[str, ...]]] = {}
     for adapter in adapters:

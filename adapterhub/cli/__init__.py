@@ -35,6 +35,10 @@ HEADINGS = {
         "eval": "Evaluate an adapter, or an untrained backbone.",
         "predict": "Predict on texts, a file, or lines that you type.",
     },
+    "Serve": {
+        "serve": "Answer requests to any adapter over HTTP.",
+        "token": "Create, list or revoke the tokens of a server's clients.",
+    },
     "Change adapters": {
         "merge": "Merge an adapter into its backbone and write a checkpoint.",
         "combine": "Combine adapters into one: linear, TIES or DARE.",
@@ -116,6 +120,17 @@ EXAMPLES = {
         "adapterhub predict sst2 reviews.csv --output predicted.csv",
         "adapterhub predict sst2             # asks for lines, and answers each",
         "adapterhub predict sst2 --input 'reviews/*.parquet' --output predicted",
+    ),
+    "serve": (
+        "adapterhub serve runs/sst2 polite@3",
+        "adapterhub serve --backbone sentence-transformers/all-MiniLM-L6-v2",
+        "adapterhub serve polite --allow 'team-*' --host 0.0.0.0 --tokens tokens.json",
+        "adapterhub serve --config serve.yaml --check",
+    ),
+    "token": (
+        "adapterhub token create shop --adapter 'team-*' --expires 90d",
+        "adapterhub token list",
+        "adapterhub token revoke shop",
     ),
     "merge": ("adapterhub merge runs/sst2 --output merged",),
     "combine": (
@@ -205,6 +220,8 @@ SEE_ALSO = {
     "compare": "report, diff",
     "eval": "predict, compare, publish",
     "predict": "eval, publish, merge",
+    "serve": "token; publish; predict",
+    "token": "serve",
     "merge": "export, for peft; combine",
     "combine": "merge, eval",
     "recipe": "options, which explains one; train",

@@ -41,6 +41,7 @@ from adapterhub.hooks.keyvalue import (
     RelativeBias,
     note_past,
 )
+from adapterhub.hooks.packed import TokenPlan
 from adapterhub.hooks.slot import SUBLAYER_INPUT, read_sublayer_input
 from adapterhub.hooks.virtual_tokens import as_mask
 from adapterhub.methods._ops import RowStack
@@ -149,6 +150,8 @@ def _attention_with_prefix(name: str) -> Callable[..., Any]:
         assert attend is not None
         call = AttentionCall(query, key, value, attention_mask, slot.take(SUBLAYER_INPUT), options)
         keys, plan, _ = slot.applied
+        if isinstance(plan, TokenPlan):
+            return slot.with_virtual_tokens(call, plan.spans).run(attend, module)
         if plan is None or len(plan.groups) == 1:
             return _attend(attend, module, slot, plan.groups[0] if plan else keys, call)
         biased = options.get("position_bias") is not None

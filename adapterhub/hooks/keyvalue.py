@@ -12,7 +12,7 @@ q_i = i.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.tensor_parallel import TensorParallel
 from adapterhub.hooks.composition import BatchPlan
+from adapterhub.hooks.packed import PrefixSpan
 from adapterhub.hooks.slot import Slot
 from adapterhub.methods._site_module import (
     GatedKeyValueModule,
@@ -122,6 +123,18 @@ class KeyValueSlot(Slot):
         pairs = zip(prefix, call[1:3], strict=True)
         parts = [self.in_heads(own, theirs) for own, theirs in pairs]
         return [part.expand(len(call.key), -1, -1, -1) for part in parts], gate
+
+    def with_virtual_tokens(
+        self, call: AttentionCall, spans: Sequence[PrefixSpan]
+    ) -> AttentionCall:
+        """Replace the keys and values of virtual tokens by those of their prefixes."""
+        key, value = call.key.clone(), call.value.clone()
+        for span in spans:
+            prefix, _ = self._prefix(self.placed(span.key), call)
+            at = slice(span.start, span.start + span.tokens)
+            own = slice(span.first, span.first + span.tokens)
+            key[:, :, at], value[:, :, at] = prefix[0][:, :, own], prefix[1][:, :, own]
+        return call._replace(key=key, value=value)
 
     def joined(self, batch: int, x: Tensor | None) -> JoinedPrefixes:
         """Return the prefixes of this call by row, with the keys and values of all heads.

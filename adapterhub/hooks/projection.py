@@ -13,6 +13,7 @@ from adapterhub.anatomy.sites import CHILD, STREAM, FeatureSlice, Site, Stream
 from adapterhub.backbones.tensor_parallel import WHOLE, tensor_parallel
 from adapterhub.backbones.weights import read_bias, read_weight, reread_weight
 from adapterhub.hooks.composition import as_before, by_row
+from adapterhub.hooks.packed import TokenPlan
 from adapterhub.hooks.row_stacks import StackedColumn
 from adapterhub.hooks.slot import SUBLAYER_INPUT, Mark, Slot, first_input, read_sublayer_input
 from adapterhub.methods._ops import RowStack
@@ -45,6 +46,12 @@ class OutputSlot(Slot):
         assert isinstance(module, OutputModule | InputModule)
         return module
 
+    @property
+    def row_dim(self) -> int:
+        """The dimension of the rows of the route: that of tokens in a packed pass."""
+        packed = isinstance(self.plan, TokenPlan)
+        return 1 - self.batch_dim if packed else self.batch_dim
+
     def enter(self, x: Tensor) -> Tensor:
         """Apply the modules that change the input. x: (batch, tokens, d_in) -> x' like x."""
         share = self.boundary.input
@@ -54,9 +61,9 @@ class OutputSlot(Slot):
 
     def _entered(self, x: Tensor, part: FeatureSlice | None = None) -> Tensor:
         """Change the input of the host, or of one part of it alone."""
-        columns = self.stacked(x, self.batch_dim)
+        columns = self.stacked(x, self.row_dim)
         if columns is None:
-            return self.run(lambda key, x: self._change_input(key, x, part), x, dim=self.batch_dim)
+            return self.run(lambda key, x: self._change_input(key, x, part), x, dim=self.row_dim)
         for stack, example, site in columns:
             if isinstance(example, InputModule) and site.part == part:
                 x = self._rowwise(stack)(x)
@@ -111,24 +118,24 @@ class OutputSlot(Slot):
             read = number.get(site.part, 0)
             return self._change_output(host, module, site, module, read, *tensors)
 
-        return self.run(change, y, *inputs, dim=self.batch_dim)
+        return self.run(change, y, *inputs, dim=self.row_dim)
 
     def _stacked_with(
         self, y: Tensor, inputs: tuple[Tensor | None, ...]
     ) -> list[StackedColumn] | None:
         """Return the stacks of this call if all inputs have its rows."""
-        rows = y.shape[self.batch_dim]
-        if any(x is not None and x.shape[self.batch_dim] != rows for x in inputs):
+        rows = y.shape[self.row_dim]
+        if any(x is not None and x.shape[self.row_dim] != rows for x in inputs):
             return None
-        return self.stacked(y, self.batch_dim)
+        return self.stacked(y, self.row_dim)
 
     def _rowwise(self, stack: RowStack) -> Callable[..., Tensor]:
         """Return a function of (batch, tokens, d) with module i for the rows i of the route."""
 
         def compute(*inputs: Tensor) -> Tensor:
-            rows = [by_row(each, len(stack.tensors[0]), self.batch_dim) for each in inputs]
+            rows = [by_row(each, len(stack.tensors[0]), self.row_dim) for each in inputs]
             changed: Tensor = stack(*rows)
-            return as_before(changed, inputs[-1], self.batch_dim)
+            return as_before(changed, inputs[-1], self.row_dim)
 
         return compute
 

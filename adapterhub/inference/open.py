@@ -439,7 +439,7 @@ class PulledAdapter:
         return "it has a row of sites of its own" if FAMILY in self.manifest.training else ""
 
     @property
-    def model_class(self) -> Hashable:
+    def model_class(self) -> tuple[Hashable, ...]:
         """What its model must be besides its backbone: class, pooling, weights."""
         return TASK_MODELS[self.record.kind].auto, self.record.task.pooling, *self.stored_form
 

@@ -7,5 +7,6 @@ what a row and a prediction are belongs in tasks/, which rows go through which a
 from __future__ import annotations
 
 from adapterhub.serving.engine import ServingEngine as Engine
+from adapterhub.serving.generation import GenerationOptions
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "GenerationOptions"]

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -26,7 +27,16 @@ from adapterhub.registry.stores import read_reference, store_of
 from adapterhub.serving.models import NotSharedError, PlannedAdapter, ServedAdapter, ServedModels
 
 T = TypeVar("T")
-Source = AdapterSource | None  # None: the backbone without an adapter
+
+
+class BareBackbone(Enum):
+    """The backbone without an adapter."""
+
+    VECTORS = "vectors"
+    TEXTS = "texts"
+
+
+Source = AdapterSource | BareBackbone
 
 
 class BetweenBatches(Protocol):
@@ -64,6 +74,7 @@ class ServedAdapters:
         signed: whether a signature by a trusted key is required.
         memory: the most bytes of adapters that are kept, besides those in use and pinned ones.
         between_batches: runs a function when no batch is computed.
+        on_detach: called between batches with an adapter that has left.
     """
 
     def __init__(
@@ -73,10 +84,12 @@ class ServedAdapters:
         signed: bool,
         memory: int,
         between_batches: BetweenBatches,
+        on_detach: Callable[[ServedAdapter], None] = lambda _: None,
     ) -> None:
         self.models, self.registry, self.signed = models, registry, signed
         self.memory, self.between_batches = memory, between_batches
         self.load_seconds = 0.0
+        self.on_detach = on_detach
         self.counts: Counter[str] = Counter()  # loads, evictions, refreshes, failed_refreshes
         self.lock = threading.RLock()
         self._by_source: dict[Source, Future[ServedAdapter]] = {}
@@ -155,7 +168,7 @@ class ServedAdapters:
             How many have moved. One that cannot be loaded stays what it was, with a warning.
         """
         with self.lock:
-            known = [(s, f) for s, f in self._by_source.items() if s is not None]
+            known = [(s, f) for s, f in self._by_source.items() if isinstance(s, AdapterSource)]
         moved = [self._loader.submit(self._refreshed, s, f) for s, f in known if _is_loaded(f)]
         return sum(each.result() for each in moved)
 
@@ -218,8 +231,9 @@ class ServedAdapters:
 
     def _load(self, source: Source) -> ServedAdapter:
         """Return what a reference means now; load it unless that is in memory."""
-        if source is None:
-            return self.models.bare()
+        if isinstance(source, BareBackbone):
+            texts = source is BareBackbone.TEXTS
+            return self.models.bare_writer() if texts else self.models.bare()
         pulled = read_source(
             source, self.models.backbone, self.registry, signed=self.signed, refuse_yanked=True
         )
@@ -254,6 +268,7 @@ class ServedAdapters:
         for served in self._leaving(new):
             served.model.detach(served)
             self.models.forget(served)
+            self.on_detach(served)
             self.counts["evictions"] += 1
 
     def _leaving(self, new: ServedAdapter | None) -> Sequence[ServedAdapter]:

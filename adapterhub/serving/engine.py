@@ -8,35 +8,46 @@ another one, so that it has nothing else to do.
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
 
-from adapterhub.errors import AdapterhubError, one_line
+from adapterhub.errors import AdapterhubError, ConfigError, one_line
 from adapterhub.inference.open import AdapterSource
-from adapterhub.serving.adapters import ModelUse, ServedAdapters, Source
+from adapterhub.serving.adapters import BareBackbone, ModelUse, ServedAdapters, Source
 from adapterhub.serving.batches import RequestSize, choose_batch
-from adapterhub.serving.models import Answer, ServedAdapter, ServedModels
+from adapterhub.serving.generation import GenerationOptions, TextGeneration
+from adapterhub.serving.models import Answer, ClassModel, ServedAdapter, ServedModels
+from adapterhub.serving.prompts import Prompt, encode_prompt
 from adapterhub.serving.refusals import (
     DeadlineError,
     OverloadedError,
     StoppedError,
     TooLargeError,
     TooLongError,
+    is_out_of_memory,
 )
 from adapterhub.serving.requests import EncodedInput
+from adapterhub.serving.sampling import NextToken
+from adapterhub.serving.text_pieces import TextPieces
+from adapterhub.serving.writers import WriteRequest
+from adapterhub.serving.writing import Writers
+from adapterhub.tasks._writing import Writing
 
 T = TypeVar("T")
 LOOKED_AT = 512  # of the waiting requests: the oldest ones, of which a batch is chosen
 CPU_POSITIONS, OTHER_POSITIONS = 192, 16384  # computed at once: more leave a CPU's caches
+CPU_CACHE_TOKENS, OTHER_CACHE_TOKENS = 1 << 14, 1 << 16
 _SLOWER = 0.1  # of a new batch in the measured rate
 _CHARACTERS = 4  # of a token, about, in texts that are not encoded yet
 
@@ -67,17 +78,6 @@ class ComputedBatch:
     seconds: float
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What `submit` was asked for."""
-
-    future: ServedFuture
-    source: Source
-    given: Any
-    deadline: float | None
-    truncate: bool
-
-
 @dataclass(eq=False)
 class _Request:
     """A request whose adapter is loaded, and whose input is encoded."""
@@ -87,6 +87,20 @@ class _Request:
     encoded: EncodedInput
     size: RequestSize
     deadline: float | None
+
+
+@dataclass(eq=False)
+class _Asked:
+    """Something that is asked of an adapter, which may have to be loaded first.
+
+    `size` is about how many tokens it has; `queue` queues it, once the adapter is there, and `fail`
+    tells the client that it is not computed.
+    """
+
+    source: Source
+    size: int
+    queue: Callable[[ServedAdapter], None]
+    fail: Callable[[BaseException], object]
 
 
 class ServingEngine:
@@ -111,6 +125,8 @@ class ServingEngine:
             except for those in use and pinned ones.
         dtype: that of all backbones, if not the one of each adapter's training.
         quantize: the quantization of all backbones, likewise.
+        cache_tokens: the most tokens of texts that are written whose keys and values are kept; more
+            texts wait.
     """
 
     def __init__(
@@ -124,6 +140,7 @@ class ServingEngine:
         adapter_memory: int = 2 << 30,
         dtype: str | None = None,
         quantize: str | None = None,
+        cache_tokens: int | None = None,
     ) -> None:
         on_cpu = not torch.cuda.is_available()
         self.batch_tokens = batch_tokens or (CPU_POSITIONS if on_cpu else OTHER_POSITIONS)
@@ -135,7 +152,9 @@ class ServingEngine:
         self._changed = threading.Condition()
         self._waiting: deque[_Request] = deque()
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._pending: set[ServedFuture] = set()  # whose adapter is being loaded
+        self._pending: set[_Asked] = set()  # whose adapter is being loaded
+        kept = cache_tokens or (CPU_CACHE_TOKENS if on_cpu else OTHER_CACHE_TOKENS)
+        self._writers = Writers(self.batch_tokens, kept, self._between_steps, self.counts)
         self._queued = 0  # tokens
         self._rate = 0.0  # tokens per second, 0: unknown
         self._computing = False
@@ -148,6 +167,7 @@ class ServingEngine:
             signed,
             adapter_memory,
             self._between_batches,
+            self._writers.forget,
         )
         self._thread = threading.Thread(target=self._run, name="adapterhub-compute", daemon=True)
         self._thread.start()
@@ -167,6 +187,11 @@ class ServingEngine:
     def is_alive(self) -> bool:
         """Whether requests are computed: the thread lives, and the engine is not closed."""
         return not self._closing and self._stopped is None and self._thread.is_alive()
+
+    @property
+    def problem(self) -> StoppedError | None:
+        """Why nothing is computed any more; None while it is."""
+        return self._stopped
 
     def busy_seconds(self) -> float:
         """Return for how long the thread has computed one batch; 0 while it waits."""
@@ -213,15 +238,111 @@ class ServingEngine:
         """
         future = ServedFuture()
         ends = None if deadline is None else time.monotonic() + deadline
-        source = AdapterSource(adapter) if isinstance(adapter, str) else adapter
+
+        def queue(served: ServedAdapter) -> None:
+            encoded = served.model.encode(given, served)
+            request = _Request(future, served, encoded, encoded.size, ends)
+            future.reference, future.digest = served.reference, served.digest
+            future.tokens, future.lost = request.size.tokens, encoded.lost
+            if encoded.lost and not truncate:
+                raise TooLongError(encoded.lost, served.predictor.max_length)
+            self._queue(request.size.tokens, lambda: self._waiting.append(request))
+
+        self._admit()
+        source = _source(adapter, BareBackbone.VECTORS)
+        self._accept(_Asked(source, _about(given), queue, lambda error: _fail(future, error)))
+        return future
+
+    def generate(
+        self,
+        adapter: str | AdapterSource | None,
+        prompt: Prompt,
+        options: GenerationOptions | None = None,
+        deadline: float | None = None,
+    ) -> TextGeneration:
+        """Ask an adapter to write a text.
+
+        Texts of any adapters are written together. Errors come as those of `submit` do.
+
+        Args:
+            adapter: as in `submit`; None: the backbone without an adapter.
+            prompt: a text to go on from, or a chat as a list of messages, which is written as in
+                the training of the adapter.
+            options: how it is written.
+            deadline: the seconds from now after which the text is worth nothing.
+
+        Raises:
+            OverloadedError: the queue is full.
+            StoppedError: the engine was closed, or its thread died.
+        """
+        generation, how = TextGeneration(), options or GenerationOptions()
+        ends = None if deadline is None else time.monotonic() + deadline
+        seed = secrets.randbits(63) if how.seed is None else how.seed
+
+        def queue(served: ServedAdapter) -> None:
+            request = self._write_request(generation, served, prompt, NextToken(how, seed, 0), ends)
+            generation.reference, generation.digest = served.reference, served.digest
+
+            def append() -> None:
+                self._writers.waiting.append(request)
+                self._writers.unfinished.add(request)
+
+            self._queue(len(request.prompt.ids), append)
+
+        self._admit()
+        source = _source(adapter, BareBackbone.TEXTS)
+        self._accept(_Asked(source, _about(prompt), queue, generation.finish))
+        return generation
+
+    def _write_request(
+        self,
+        generation: TextGeneration,
+        served: ServedAdapter,
+        prompt: Prompt,
+        first: NextToken,
+        deadline: float | None,
+    ) -> WriteRequest:
+        model, options = served.model, first.options
+        if not isinstance(model, ClassModel):
+            served.predictor.writing(Writing())  # says why it writes no texts
+            raise ConfigError(f"{served.reference} writes no texts")
+        with model.encoding:
+            encoded = encode_prompt(prompt, served, options)
+        before = encoded.ids if encoded.continues else []
+        pieces = TextPieces(self._writers.decoder(model), before, options.stop)
+        return WriteRequest(
+            generation,
+            served,
+            encoded,
+            first,
+            pieces,
+            deadline,
+            self._written,
+            self._left,
+            encoded.limit,
+        )
+
+    def _admit(self) -> None:
+        """Count a request.
+
+        Raises:
+            OverloadedError: the queue is full.
+            StoppedError: the engine was closed, or its thread died.
+        """
         with self._changed:
             self._refuse_stopped()
             if self._queued >= self.queue_tokens:
                 self.counts["refused"] += 1
                 raise OverloadedError(self._queued, self.queue_tokens, self.expected_wait())
             self.counts["requests"] += 1
-        self._accept(_Asked(future, source, given, ends, truncate))
-        return future
+
+    def _queue(self, tokens: int, append: Callable[[], None]) -> None:
+        with self._changed:
+            if self._stopped is not None:
+                raise self._stopped
+            append()
+            self._queued += tokens
+            self._changed.notify_all()
 
     def pin(self, *adapters: str | AdapterSource | None) -> None:
         """Load adapters, and keep them in memory.
@@ -230,7 +351,7 @@ class ServingEngine:
             AdapterhubError: one cannot be loaded.
         """
         for each in adapters:
-            self.adapters.pin(AdapterSource(each) if isinstance(each, str) else each)
+            self.adapters.pin(_source(each, BareBackbone.VECTORS))
 
     def refresh(self) -> int:
         """Notice references that mean another version now, and load these.
@@ -262,7 +383,8 @@ class ServingEngine:
             self._thread.join(drain_seconds)
 
     def _is_drained(self) -> bool:
-        return self._stopped is not None or not (self._waiting or self._pending or self._computing)
+        left = self._waiting or self._pending or self._computing or self._writers.unfinished
+        return self._stopped is not None or not left
 
     def _refuse_stopped(self) -> None:
         if self._closing:
@@ -273,56 +395,43 @@ class ServingEngine:
     # In the threads that submit, and in the one that loads
 
     def _accept(self, asked: _Asked) -> None:
-        """Encode an input and queue it, now or when its adapter is loaded."""
+        """Queue what is asked for, now or when its adapter is loaded."""
         found = self.adapters.find(asked.source)
         if found.done():
-            self._encode(found, asked)
+            self._with_adapter(found, asked)
             return
-        size = len(str(asked.given)) // _CHARACTERS + 2
         with self._changed:
-            self._pending.add(asked.future)
-            self._queued += size
+            self._pending.add(asked)
+            self._queued += asked.size
 
         def loaded(found: Future[ServedAdapter]) -> None:
             try:
-                self._encode(found, asked)
+                self._with_adapter(found, asked)
             finally:
                 with self._changed:
-                    self._pending.discard(asked.future)
-                    self._queued -= size
+                    self._pending.discard(asked)
+                    self._queued -= asked.size
                     self._changed.notify_all()
 
         found.add_done_callback(loaded)
 
-    def _encode(self, found: Future[ServedAdapter], asked: _Asked) -> None:
-        future = asked.future
+    def _with_adapter(self, found: Future[ServedAdapter], asked: _Asked) -> None:
         try:
             served = found.result()
             if not self.adapters.begin_use(served):  # it has left memory just now
                 self._accept(asked)
                 return
         except CancelledError:  # its adapter was not loaded any more
-            _fail(future, self._stopped or StoppedError("the engine is closed"))
+            asked.fail(self._stopped or StoppedError("the engine is closed"))
             return
         except BaseException as error:  # of the adapter
-            _fail(future, error)
+            asked.fail(error)
             return
         try:
-            encoded = served.model.encode(asked.given, served)
-            request = _Request(future, served, encoded, encoded.size, asked.deadline)
-            future.reference, future.digest = served.reference, served.digest
-            future.tokens, future.lost = request.size.tokens, encoded.lost
-            if encoded.lost and not asked.truncate:
-                raise TooLongError(encoded.lost, served.predictor.max_length)
-            with self._changed:
-                if self._stopped is not None:
-                    raise self._stopped
-                self._waiting.append(request)
-                self._queued += request.size.tokens
-                self._changed.notify_all()
+            asked.queue(served)
         except BaseException as error:
             self.adapters.end_use(served)
-            _fail(future, error)
+            asked.fail(error)
 
     def _between_batches(self, function: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
@@ -350,30 +459,58 @@ class ServingEngine:
         with self._changed:
             self._computing = False
             self._changed.notify_all()  # of what `close` waits for
-            self._changed.wait_for(lambda: self._jobs or self._waiting or self._ends())
+            self._changed.wait_for(self._has_work)
             jobs, self._jobs = self._jobs, deque()
             batch = [] if jobs else self._take()
-            if not (jobs or batch or self._waiting) and self._ends():
+            writes = self._writers.busy
+            if not (jobs or batch or self._waiting or writes) and self._ends():
                 return False
             self._began, self._computing = time.monotonic(), True
         for function, future in jobs:
             _run_job(function, future)
         if batch:
             self._answer(batch)
+        if writes and not jobs:
+            self._writers.step()
         return True
 
+    def _has_work(self) -> bool:
+        return bool(self._jobs or self._waiting or self._writers.busy or self._ends())
+
+    def _between_steps(self) -> None:
+        """Compute a batch, and a step of texts, of other models than those that compute now."""
+        with self._changed:
+            batch = self._take()
+        if batch:
+            self._answer(batch)
+        self._writers.step()
+
+    def _written(self, request: WriteRequest) -> None:
+        """Count the prompt of a text no longer among those that wait."""
+        with self._changed:
+            self._queued -= len(request.prompt.ids)
+
+    def _left(self, request: WriteRequest) -> None:
+        """Count a text that has ended."""
+        self.counts[request.generation.outcome] += 1
+        self.adapters.end_use(request.served)
+        with self._changed:
+            self._writers.unfinished.discard(request)
+            self._changed.notify_all()
+
     def _ends(self) -> bool:
-        done = not (self._waiting or self._pending)
+        done = not (self._waiting or self._pending or self._writers.busy)
         return self._stopped is not None or (self._closing and done)
 
     def _take(self) -> list[_Request]:
         """Take the requests of the next batch out of the queue."""
         self._drop_expired()
-        if not self._waiting:
+        first = islice(self._waiting, LOOKED_AT)
+        looked_at = [r for r in first if r.served.model not in self._writers.computing]
+        if not looked_at:
             return []
-        oldest = self._waiting[0]
+        oldest = looked_at[0]
         key = oldest.served.model.batch_key(oldest.served)
-        looked_at = [self._waiting[n] for n in range(min(len(self._waiting), LOOKED_AT))]
         fitting = [r for r in looked_at if r.served.model.batch_key(r.served) == key]
         chosen = [fitting[n] for n in choose_batch([r.size for r in fitting], self.batch_tokens)]
         self._remove(chosen)
@@ -433,7 +570,7 @@ class ServingEngine:
         try:
             return batch[0].served.model.compute([(r.served, r.encoded) for r in batch])
         except Exception as error:
-            out_of_memory = _is_out_of_memory(error)
+            out_of_memory = is_out_of_memory(error)
             failed: Answer = _too_large(batch[0], error) if out_of_memory else error
         if out_of_memory and torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -465,10 +602,23 @@ class ServingEngine:
             self._changed.notify_all()
         for request in requests:
             self.adapters.end_use(request.served)
-        for future in (*(each.future for each in requests), *pending):
-            _fail(future, error)
+            _fail(request.future, error)
+        for asked in pending:
+            asked.fail(error)
+        self._writers.fail(error)
         for _, job in jobs:
             _fail(job, error)
+
+
+def _source(adapter: str | AdapterSource | None, bare: BareBackbone) -> Source:
+    if adapter is None:
+        return bare
+    return AdapterSource(adapter) if isinstance(adapter, str) else adapter
+
+
+def _about(given: Any) -> int:
+    """Return about how many tokens an input has that is not encoded yet."""
+    return len(str(given)) // _CHARACTERS + 2
 
 
 def _run_job(function: Callable[[], Any], future: Future[Any]) -> None:
@@ -502,10 +652,3 @@ def _too_large(request: _Request, error: Exception) -> AdapterhubError:
         offenders=[one_line(str(error))],
         hint="a shorter input, or another device",
     )
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether an allocation has failed; on the processor torch says so in words only."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

@@ -16,10 +16,11 @@ Tensors with the same values in the same place of several models share their sto
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, pairwise
 from typing import Any, Protocol
 
@@ -31,12 +32,13 @@ from adapterhub.adapters.activation import changes_shared_state
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.route import activate, route
 from adapterhub.adapters.state import find_state
+from adapterhub.backbones.end_tokens import end_tokens, with_stops
 from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.backbones.pooling import vector_length
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import AdapterhubError, ConfigError, MismatchError
+from adapterhub.errors import AdapterhubError, BackboneError, ConfigError, MismatchError
 from adapterhub.files.heads import ONE_HEAD
 from adapterhub.inference.open import Predictor, PulledAdapter, predictor_of
 from adapterhub.inference.record import TrainingRecord, task_and_kind
@@ -65,9 +67,10 @@ Answer = dict[str, Any] | Exception
 
 
 class ServedModel(Protocol):
-    """A model that adapters share."""
+    """A model that adapters share; `encoding` is held by a thread that uses its tokenizer."""
 
     model: PreTrainedModel
+    encoding: Any
 
     def encode(self, given: Any, served: ServedAdapter) -> EncodedInput:
         """Encode one input."""
@@ -97,6 +100,7 @@ class ServedAdapter:
         head: its task head, on the body's states.
         bytes: the size of its tensors.
         virtual: how many tokens it puts in front of each row.
+        ends: the tokens at which its texts end, besides those of its task.
         users: how many requests use it.
         used: when it was used last.
         pinned: whether it stays in memory.
@@ -115,6 +119,7 @@ class ServedAdapter:
     head: StateHead | None = None
     bytes: int = 0
     virtual: int = 0
+    ends: tuple[int, ...] = ()
     users: int = 0
     used: float = 0.0
     pinned: bool = False
@@ -324,7 +329,7 @@ def _head_outputs(
 def _answered(served: ServedAdapter, request: EncodedInput, outputs: RowOutputs) -> Answer:
     try:
         if not all(_is_finite(outputs, name, request) for name in outputs.fields):
-            raise _not_finite(served)
+            raise numbers_not_finite(served)
         return served.answer(request, predict_from(outputs, request, served.predictor))
     except Exception as error:  # of this request alone
         return error
@@ -343,7 +348,7 @@ def _is_finite(outputs: RowOutputs, name: str, request: EncodedInput) -> bool:
     return all(bool(each.isfinite().all()) for each in real)
 
 
-def _not_finite(served: ServedAdapter) -> ComputationError:
+def numbers_not_finite(served: ServedAdapter) -> ComputationError:
     """Return the error for an adapter whose outputs are NaN or infinite."""
     return ComputationError(
         f"{served.reference} has computed NaN or infinite numbers for this input",
@@ -363,6 +368,7 @@ class ClassModel:
     tokenizer: PreTrainedTokenizerBase
     trained_on: set[str] = field(default_factory=set)
     encoding: Any = field(default_factory=threading.Lock)
+    _own_processor: Any = None  # of the thread that computes: nobody who submits waits for it
 
     def encode(self, given: Any, served: ServedAdapter) -> EncodedInput:
         """Encode one input."""
@@ -379,13 +385,19 @@ class ClassModel:
         served = asked[0][0]
         activate(self.model, served.name)
         examples = [request.example for _, request in asked]
-        with self.encoding:
-            predictions = served.predictor.predict_examples(examples, len(examples))
+        predictions = self._predictor(served).predict_examples(examples, len(examples))
         answers: list[Answer] = []
         for (each, request), prediction in zip(asked, predictions, strict=True):
             answer = each.answer(request, prediction)
-            answers.append(answer if all(_numbers_are_finite(answer)) else _not_finite(each))
+            answers.append(answer if all(_numbers_are_finite(answer)) else numbers_not_finite(each))
         return answers
+
+    def _predictor(self, served: ServedAdapter) -> Predictor:
+        setting = served.predictor.setting
+        if self._own_processor is None:
+            with self.encoding:
+                self._own_processor = copy.deepcopy(setting.processor)
+        return replace(served.predictor, setting=replace(setting, processor=self._own_processor))
 
     def detach(self, served: ServedAdapter) -> None:
         """Remove an adapter."""
@@ -480,6 +492,7 @@ class PlannedAdapter:
             head=self.head,
             bytes=sum(t.nbytes for each in attached for t in each.tensors().values()),
             virtual=sum(map(_virtual_tokens, attached)),
+            ends=_ends(model, attached),
             alone=bool(self.pulled.needs_own_model),
         )
 
@@ -488,6 +501,13 @@ class PlannedAdapter:
 def _virtual_tokens(adapter: Adapter) -> int:
     placed = (each.module for each in adapter.placed if isinstance(each.module, EmbeddingModule))
     return sum(len(module()) for module in placed)
+
+
+def _ends(model: PreTrainedModel, attached: Sequence[Adapter]) -> tuple[int, ...]:
+    """Return the tokens at which generation stops while adapters apply."""
+    state = find_state(model)
+    own = end_tokens(model) if state is None else state.own_ends
+    return tuple(with_stops(own, [stop for each in attached for stop in each.stops]))
 
 
 def has_modules(pulled: PulledAdapter) -> bool:
@@ -507,7 +527,7 @@ class ServedModels:
     ) -> None:
         self.backbone, self.dtype, self.quantize = backbone, dtype, quantize
         self.bodies: dict[Hashable, SharedBody | str] = {}  # a text: why there is none
-        self.classes: dict[Hashable, ClassModel] = {}
+        self.classes: dict[tuple[Hashable, ...], ClassModel] = {}
         self.tensors: dict[Hashable, SharedTensors] = {}
 
     def plan(self, pulled: PulledAdapter, name: str) -> PlannedAdapter:
@@ -533,7 +553,8 @@ class ServedModels:
             BackboneError: it cannot be loaded.
         """
         alone = name if pulled.needs_own_model else None
-        key = (pulled.location, pulled.model_class, alone)
+        auto, *form = pulled.model_class
+        key = (pulled.location, auto, tuple(form), alone)
         if key not in self.classes:
             model, tokenizer = self._loaded(pulled)
             self._tensors(self._form(pulled)).share(model)
@@ -552,26 +573,57 @@ class ServedModels:
             ConfigError: there is no backbone of all adapters.
             BackboneError: it cannot be loaded.
         """
-        if self.backbone is None:
-            raise ConfigError(
-                "the backbone without an adapter, and none is named",
-                hint='Engine("sentence-transformers/all-MiniLM-L6-v2")',
-            )
-        form = ((self.backbone, None), *self._stored_form(None, None))
+        backbone = self._named_backbone()
+        form = ((backbone, None), *self._stored_form(None, None))
         if form not in self.bodies:
             model, tokenizer = load_backbone(
-                self.backbone, task=_FEATURES, dtype=self.dtype, quantize=self.quantize
+                backbone, task=_FEATURES, dtype=self.dtype, quantize=self.quantize
             )
             make_ready(model)
             self.bodies[form] = self._new_body(form, model, tokenizer)
         body = self.bodies[form]
         if isinstance(body, str):
-            raise ConfigError(f"{self.backbone} does not give vectors: {body}")
+            raise ConfigError(f"{backbone} does not give vectors: {body}")
         task, kind = task_and_kind(_FEATURES)
         length = vector_length(body.model, body.tokenizer)
         record = TrainingRecord(task, DataOptions(), length, kind=kind)
         predictor = predictor_of(body.model, (), body.tokenizer, record)
         return ServedAdapter("", "", body, predictor, pinned=True)
+
+    def bare_writer(self) -> ServedAdapter:
+        """Return the backbone without an adapter, which writes texts.
+
+        Raises:
+            ConfigError: there is no backbone of all adapters.
+            BackboneError: it cannot be loaded, or writes no texts.
+        """
+        backbone = self._named_backbone()
+        location = (backbone, None)
+        for kind in _WRITERS:
+            auto = TASK_MODELS[kind].auto
+            for (place, name, _, alone), known in self.classes.items():
+                if (place, name, alone) == (location, auto, None):
+                    return _bare(known, kind)
+        form: Any = {"dtype": self.dtype, "quantize": self.quantize}
+        try:
+            kind, loaded = _WRITERS[0], load_backbone(backbone, task=_WRITERS[0], **form)
+        except BackboneError:
+            kind, loaded = _WRITERS[1], load_backbone(backbone, task=_WRITERS[1], **form)
+        model, tokenizer = loaded
+        make_ready(model)
+        self._tensors((location, *self._stored_form(None, None))).share(model)
+        task, _ = task_and_kind(kind)
+        key = (location, TASK_MODELS[kind].auto, (task.pooling, None, None), None)
+        self.classes[key] = ClassModel(model, tokenizer)
+        return _bare(self.classes[key], kind)
+
+    def _named_backbone(self) -> str:
+        if self.backbone is None:
+            raise ConfigError(
+                "the backbone without an adapter, and none is named",
+                hint='Engine("sentence-transformers/all-MiniLM-L6-v2")',
+            )
+        return self.backbone
 
     def _body(self, pulled: PulledAdapter) -> SharedBody | str:
         form = self._form(pulled)
@@ -616,6 +668,17 @@ class ServedModels:
 
     def _tensors(self, form: Hashable) -> SharedTensors:
         return self.tensors.setdefault(form, SharedTensors())
+
+
+def _bare(model: ClassModel, kind: str) -> ServedAdapter:
+    """Return a model without an adapter, which writes texts."""
+    task, kind = task_and_kind(kind)
+    record = TrainingRecord(task, DataOptions(), kind=kind)
+    predictor = predictor_of(model.model, (), model.tokenizer, record)
+    return ServedAdapter("", "", model, predictor, ends=_ends(model.model, ()), pinned=True)
+
+
+_WRITERS = ("causal-lm", "seq2seq")  # kinds of models that write texts
 
 
 def _apart(pulled: PulledAdapter) -> str:

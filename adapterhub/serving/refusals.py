@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from adapterhub.errors import DataError, ServingError, counted
 
 
@@ -53,3 +55,10 @@ class TooLongError(DataError):
             expected=f"at most {limit:,} tokens",
             hint='a shorter input, or "truncate": true',
         )
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an allocation has failed; on the processor torch says so in words only."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

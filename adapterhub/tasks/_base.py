@@ -135,6 +135,8 @@ class Task(ABC):
     """What `outcome` returns: classes, sets, choices, numbers, spans, texts, losses or ""."""
     measures: ClassVar[tuple[str, ...]] = ()
     """The metrics of tasks that have the same ones for all examples."""
+    printed_fields: ClassVar[tuple[str, ...]] = ()
+    """What `predict --json` prints besides the input, by name."""
     columns: ClassVar[Wants] = WANTS["texts"]
     """The columns that `read` reads, and their kinds."""
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from adapterhub.backbones.end_tokens import end_tokens, text_stops, with_stops
 from adapterhub.config.options import option
@@ -47,6 +47,8 @@ _BatchLoss = tuple[float, int, _RowLosses]
 class Generation:
     """Options of generation: greedy search or beam search."""
 
+    printed_fields: ClassVar[tuple[str, ...]] = ("generated",)
+
     new_tokens: int = option(64, "longest generated text, in tokens")
     beams: int = option(1, "beams of the search; 1 is greedy")
 
@@ -60,6 +62,14 @@ class Generation:
     def stops(self, setting: Setting) -> list[int]:
         """Return the token that the tokenizer has behind a text."""
         return text_stops(setting.tokenizer)
+
+    def of_texts(self) -> Generation:
+        """Return the task that reads a text as it is, where texts are continued."""
+        return self
+
+    def of_chats(self, setting: Setting) -> Generation:
+        """Return the task that reads chats, where a tokenizer writes them."""
+        return self
 
     def endless_note(self, setting: Setting) -> tuple[str, ...]:
         """Return a line that says that generation will not stop behind an answer, if so."""

@@ -193,6 +193,17 @@ class CausalLM(Generation, LearnsTokens):
         chats = self.data == "chat" or (self.data == "pairs" and self.template is None)
         return Chat(messages) if chats else None
 
+    def of_texts(self) -> CausalLM:
+        """Return the task for raw texts."""
+        return replace(self, data="text", generate=False)
+
+    def of_chats(self, setting: Setting) -> CausalLM:
+        """Return the task for chats, where no template of pairs writes the prompts."""
+        template = prompt_template(self.template, setting.tokenizer)
+        if self.data == "pairs" and template is not None:
+            return self
+        return replace(self, data="chat") if setting.tokenizer.chat_template else self
+
     def shown(self, example: Any) -> list[str]:
         """Return the prompt or the last message."""
         return [example.messages[-1][1] if isinstance(example, Chat) else example.text]

@@ -142,6 +142,7 @@ class OneClass(Task):
     main_metric = "accuracy"
     measures = ("accuracy", "macro_f1", "matthews")
     has_labels = has_scores = True
+    printed_fields = ("label", "scores")
 
     def metrics(
         self, examples: Sequence[Any], predictions: Sequence[Prediction]
@@ -233,6 +234,7 @@ class Regression(OfTexts):
     measures: ClassVar[tuple[str, ...]] = ("pearson", "spearman", "mse")
     lower_is_better = frozenset({"mse"})
     numbers = True
+    printed_fields = ("value",)
     columns = WANTS["numbers"]
     outcomes = "numbers"
 

@@ -111,6 +111,7 @@ class Embedding(Task):
     name = "embedding"
     summary = "one vector per text, similar for texts that belong together"
     columns = WANTS["scored pairs"]
+    printed_fields = ("vector", "similarity")
 
     loss_type: Literal["multiple-negatives", "triplet", "cosent", "cosine"] | None = option(
         None, "multiple-negatives or triplet for pairs, cosent or cosine for scores (null: by data)"

@@ -76,6 +76,7 @@ class MaskedLM(RawText):
     name = "masked-lm"
     summary = "masked tokens of raw text: continued pre-training of encoders"
     main_metric = "loss"
+    printed_fields = ("filled", "fills")
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < 1:

@@ -107,6 +107,7 @@ class MultiLabel(OfTexts):
     main_metric = "micro_f1"
     measures = ("micro_f1", "macro_f1", "exact_match")
     has_labels = has_scores = True
+    printed_fields = ("labels", "scores")
     columns = WANTS["labels"]
     outcomes = "sets"
 

@@ -101,6 +101,7 @@ class MultipleChoice(Task):
     columns = WANTS["choices"]
     has_scores = True
     outcomes = "choices"
+    printed_fields = ("choice", "chosen", "scores")
 
     pooling: Pooling | None = option(None, POOLING_HELP)
 

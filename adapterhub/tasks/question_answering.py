@@ -98,6 +98,7 @@ class QuestionAnswering(Task):
     summary = "the span of a context that answers a question"
     main_metric = "f1"
     outcomes = "texts"
+    printed_fields = ("answer", "start", "end", "score")
     columns = WANTS["answers"]
 
     # Examples

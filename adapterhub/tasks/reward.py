@@ -54,6 +54,7 @@ class Reward(OfComparisons):
 
     name = "reward"
     head = "regression"
+    printed_fields = ("value",)
     summary = "how good a response to a prompt is, learned from comparisons"
 
     # Examples

@@ -93,6 +93,7 @@ class Tagging(WeighsClasses, Task):
     measures = ("f1", "precision", "recall", "accuracy")
     columns = WANTS["tags"]
     has_labels = True
+    printed_fields = ("tags", "entities")
     outcomes = "spans"
     cut_note = "the words that are cut are not learned, and get the tag O"
 

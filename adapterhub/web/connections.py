@@ -19,66 +19,75 @@ _TOO_LARGE = (
 )
 
 
+class LimitedConnection(asyncio.Protocol):
+    """What a protocol of uvicorn has in front of it.
+
+    Attributes:
+        write_seconds: how long a client may read nothing of what waits for it.
+    """
+
+    write_seconds = 30.0
+    cycle: Any
+    transport: asyncio.Transport
+    _head = 0  # bytes of the request whose head is not complete
+    _writing: asyncio.TimerHandle | None = None
+    _reading: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for the head of a request."""
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait for nothing any more."""
+        self._cancel_reading()
+        self._cancel_writing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Let the parser have bytes, and count those of a head that is not complete."""
+        before, transport = self.cycle, self.transport
+        super().data_received(data)
+        if self.cycle is not before:
+            self._head = 0
+            self._cancel_reading()
+        elif before is None or before.response_complete:
+            if not self._head and self._reading is None:
+                self._expect_head()
+            self._head += len(data)
+            if self._head > MOST_HEADER_BYTES and not transport.is_closing():
+                transport.write(_TOO_LARGE)
+                transport.close()
+
+    def pause_writing(self) -> None:
+        """Wait until the client reads."""
+        super().pause_writing()
+        loop = asyncio.get_running_loop()
+        self._writing = loop.call_later(self.write_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on: the client reads."""
+        self._cancel_writing()
+        super().resume_writing()
+
+    def _expect_head(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._reading = loop.call_later(HEADER_SECONDS, self.transport.abort)
+
+    def _cancel_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    def _cancel_writing(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+
+
 def limited_protocol(base: type[Any], write_seconds: float) -> type[Any]:
     """Return a protocol of uvicorn with limits.
 
     `write_seconds` is how long a client may read nothing of what waits for it.
     """
-
-    class LimitedProtocol(base):  # type: ignore[misc]
-        _head = 0  # bytes of the request whose head is not complete
-        _writing: asyncio.TimerHandle | None = None
-        _reading: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:
-            super().connection_made(transport)
-            self._expect_head(transport)
-
-        def connection_lost(self, error: Exception | None) -> None:
-            self._forget()
-            super().connection_lost(error)
-
-        def data_received(self, data: bytes) -> None:
-            before = self.cycle
-            transport = self.transport
-            super().data_received(data)
-            if self.cycle is not before:
-                self._head = 0
-                self._cancel_reading()
-            elif before is None or before.response_complete:
-                if not self._head:
-                    self._expect_head(transport)
-                self._head += len(data)
-                if self._head > MOST_HEADER_BYTES and not transport.is_closing():
-                    transport.write(_TOO_LARGE)
-                    transport.close()
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            loop = asyncio.get_running_loop()
-            self._writing = loop.call_later(write_seconds, self.transport.abort)
-
-        def resume_writing(self) -> None:
-            self._cancel_writing()
-            super().resume_writing()
-
-        def _expect_head(self, transport: asyncio.Transport) -> None:
-            self._cancel_reading()
-            loop = asyncio.get_running_loop()
-            self._reading = loop.call_later(HEADER_SECONDS, transport.abort)
-
-        def _forget(self) -> None:
-            self._cancel_reading()
-            self._cancel_writing()
-
-        def _cancel_reading(self) -> None:
-            if self._reading is not None:
-                self._reading.cancel()
-                self._reading = None
-
-        def _cancel_writing(self) -> None:
-            if self._writing is not None:
-                self._writing.cancel()
-                self._writing = None
-
-    return LimitedProtocol
+    return type("LimitedProtocol", (LimitedConnection, base), {"write_seconds": write_seconds})

@@ -3,3 +3,25 @@
 `app.py` is the walk. A shape is a list of endpoints (`call.py`): it says what a client sends and
 gets, and knows neither tokens, limits nor metrics. What is computed belongs in the engine.
 """
+
+from __future__ import annotations
+
+import importlib.util
+
+from adapterhub.errors import ConfigError
+
+_NEEDED = ("starlette", "uvicorn", "pydantic", "prometheus_client")
+
+
+def check_serve_extra() -> None:
+    """Refuse to serve without the libraries of the extra `serve`.
+
+    Raises:
+        ConfigError: some are missing.
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"adapterhub serve needs {', '.join(missing)}, which is not installed",
+            hint='pip install "adapterhub[serve]"',
+        )

@@ -61,14 +61,14 @@ class AllowedAdapters:
             UnknownAdapterError: there is none, or it is not allowed.
         """
         mine = tuple(patterns)
-        if matches(model, mine):
+        if may_ask_for(model, mine):
             if model in self.aliases:
                 return self.aliases[model]
             if model in self.named:
                 return self.named[model]
             if self._is_allowed(model):
                 return AdapterSource(model)
-        raise UnknownAdapterError(model, (name for name in self.names if matches(name, mine)))
+        raise UnknownAdapterError(model, (name for name in self.names if may_ask_for(name, mine)))
 
     def shown(self, model: str, reference: str) -> str:
         """Return how an adapter is called in answers: by its version, or by the client's name."""
@@ -88,7 +88,7 @@ class AllowedAdapters:
         )
 
 
-def matches(model: str, patterns: Iterable[str]) -> bool:
+def may_ask_for(model: str, patterns: Iterable[str]) -> bool:
     """Return whether a token with these patterns may ask for an adapter, in any version."""
     reference = _parsed(model)
     name = model if reference is None else without_version(reference)

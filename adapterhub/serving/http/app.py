@@ -35,9 +35,16 @@ from adapterhub.serving.http.errors import (
     body_of,
     problem_of,
 )
+from adapterhub.serving.http.hugging_face import ENDPOINTS as HUGGING_FACE
+from adapterhub.serving.http.inference_protocol import ENDPOINTS as INFERENCE_PROTOCOL
+from adapterhub.serving.http.lora_updates import ENDPOINTS as LORA_UPDATES
+from adapterhub.serving.http.openai_embeddings import ENDPOINTS as OPENAI_EMBEDDINGS
+from adapterhub.serving.http.openai_generation import ENDPOINTS as OPENAI_GENERATION
 from adapterhub.serving.http.operations import operations
 from adapterhub.serving.http.predict import ENDPOINTS as PREDICT
+from adapterhub.serving.http.scoring import ENDPOINTS as SCORING
 from adapterhub.serving.http.service import Service
+from adapterhub.serving.http.text_embeddings import ENDPOINTS as TEXT_EMBEDDINGS
 from adapterhub.web.connections import MOST_HEADER_BYTES
 from adapterhub.web.headers import SECURE_HEADERS
 from adapterhub.web.origins import is_of_this_machine
@@ -45,7 +52,16 @@ from adapterhub.web.request_log import log_request, trace_of
 
 log = logging.getLogger("adapterhub.serve")
 
-ENDPOINTS: tuple[Endpoint, ...] = (*PREDICT,)
+ENDPOINTS: tuple[Endpoint, ...] = (
+    *PREDICT,
+    *OPENAI_GENERATION,
+    *OPENAI_EMBEDDINGS,
+    *SCORING,
+    *TEXT_EMBEDDINGS,
+    *HUGGING_FACE,
+    *INFERENCE_PROTOCOL,
+    *LORA_UPDATES,
+)
 """All paths that clients may ask for; a client's own shape is one file more here."""
 LEFT = 499  # the status of a request whose client has left, in metrics and logs
 BODY_SECONDS = 30.0  # for a body that does not come with its head
@@ -90,7 +106,9 @@ class _Handler:
             admit(call)
             call.raw_body = await read_body(call.headers, receive, self.service.limits.body)
             call.watch(receive)
-            if self.endpoint.request is not None:
+            if self.endpoint.read is not None:
+                call.body = self.endpoint.read(call)
+            elif self.endpoint.request is not None:
                 call.body = self.endpoint.request.model_validate_json(call.raw_body)
             response = rendered(await self.endpoint.answer(call))
         except ClientLeftError:
@@ -108,7 +126,7 @@ class _Handler:
             # Its words may quote an input: the log has where it was raised, and of what class.
             where = "".join(traceback.format_tb(error.__traceback__))
             log.error("%s: %s\n%s", self.endpoint.path, type(error).__name__, where)
-        elif problem.status.code >= 500:
+        elif problem.status.code >= 500 and not problem.status.retry:
             log.error("%s: %s", self.endpoint.path, error)
         return error_response(problem, path)
 

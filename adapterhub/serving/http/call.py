@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import itertools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 from starlette.responses import Response
@@ -21,9 +24,10 @@ from starlette.responses import Response
 from adapterhub.data.media import MediaFile
 from adapterhub.errors import AttachError, ConfigError, DataError, NotPublishedError, SiteError
 from adapterhub.registry.reference import is_name
-from adapterhub.serving.http.allowed import UnknownAdapterError, matches
+from adapterhub.serving.adapters import BareBackbone
+from adapterhub.serving.http.allowed import UnknownAdapterError, may_ask_for
 from adapterhub.serving.http.errors import LimitError, UnservableError
-from adapterhub.serving.refusals import ComputationError
+from adapterhub.serving.refusals import ComputationError, DeadlineError
 from adapterhub.tasks._language_models import Generation
 
 if TYPE_CHECKING:
@@ -37,6 +41,8 @@ if TYPE_CHECKING:
     from adapterhub.serving.models import ServedAdapter
     from adapterhub.web.tokens import AccessToken
 
+T = TypeVar("T")
+_ENCODED_HERE = 32 << 10  # bytes of a body whose inputs are encoded between other requests
 Answered = BaseModel | dict[str, Any] | list[Any] | Response
 
 
@@ -53,14 +59,19 @@ class AdapterFacts:
         reference: with its version; the client's name for the backbone, or a folder.
         digest: the sha256 of its manifest; "" for the backbone.
         source: what the engine knows it by.
-        predictor: its task, labels and tokenizer.
+        served: what the engine has loaded.
     """
 
     model: str
     reference: str
     digest: str
     source: AdapterSource | None
-    predictor: Predictor
+    served: ServedAdapter
+
+    @property
+    def predictor(self) -> Predictor:
+        """Its task, labels and tokenizer."""
+        return self.served.predictor
 
     @property
     def task(self) -> str:
@@ -113,6 +124,7 @@ class Endpoint:
         tags: its chapter in the documentation.
         example: returns a body for an adapter, for the documentation; None where it does not fit.
         while_starting: whether it answers before the server is ready, and while it leaves.
+        read: reads a body that is more than JSON; None: it is of the class `request`.
     """
 
     method: str
@@ -125,6 +137,7 @@ class Endpoint:
     tags: tuple[str, ...] = ()
     example: Callable[[AdapterFacts], dict[str, Any] | None] | None = None
     while_starting: bool = False
+    read: Callable[[Call], BaseModel] | None = None
 
 
 @dataclass(frozen=True)
@@ -178,6 +191,7 @@ class Call:
         facts_of_answer: the adapter that answers, as soon as that is known.
         rows: how many inputs it has.
         generations: the texts that are generated for it.
+        began: when it came.
     """
 
     service: Service
@@ -189,6 +203,7 @@ class Call:
     facts_of_answer: AdapterFacts | None = None
     rows: int = 0
     generations: list[AsyncGeneration] = field(default_factory=list)
+    began: float = field(default_factory=time.perf_counter)
     _leaving: asyncio.Task[None] | None = None
 
     @property
@@ -248,20 +263,24 @@ class Call:
 
     def adapters(self) -> Sequence[str]:
         """List the names that this client may ask for, as far as they are known beforehand."""
-        return [each for each in self.service.allowed.names if matches(each, self.patterns)]
+        return [each for each in self.service.allowed.names if may_ask_for(each, self.patterns)]
 
     def loaded(self) -> list[AdapterFacts]:
         """List what is known of the adapters in memory that this client may ask for."""
         found = []
         for model in self.adapters():
             source = self.service.allowed.find(model, self.patterns)
-            served = self.service.engine.adapters.peek(source)
+            served = self.service.engine.adapters.peek(source or BareBackbone.VECTORS)
             if served is not None:
                 found.append(self._facts(model, source, served))
         return found
 
-    async def facts(self, model: str) -> AdapterFacts:
+    async def facts(self, model: str, *, bare: BareBackbone = BareBackbone.VECTORS) -> AdapterFacts:
         """Return what is known of an adapter, which is loaded if it is not.
+
+        Args:
+            model: as the client names it.
+            bare: what is wanted of the backbone, if it is that.
 
         Raises:
             UnknownAdapterError: there is none, or this client may not ask for it.
@@ -269,7 +288,8 @@ class Call:
         """
         source = self.service.allowed.find(model, self.patterns)
         try:
-            served = await _loaded(self.service.engine.adapters.find(source))
+            found = self.service.engine.adapters.find(source or bare)
+            served = await _loaded(found, self.service.limits.deadline)
         except NotPublishedError:
             raise UnknownAdapterError(model, self.adapters()) from None
         return self._facts(model, source, served)
@@ -278,7 +298,7 @@ class Call:
         self, model: str, source: AdapterSource | None, served: ServedAdapter
     ) -> AdapterFacts:
         reference = self.service.allowed.shown(model, served.reference)
-        return AdapterFacts(model, reference, served.digest, source, served.predictor)
+        return AdapterFacts(model, reference, served.digest, source, served)
 
     async def predict(
         self, model: str, inputs: Sequence[Any], *, truncate: bool = False
@@ -297,6 +317,8 @@ class Call:
             AdapterhubError: the adapter cannot be used.
         """
         limits, engine = self.service.limits, self.service.engine
+        if not inputs:
+            raise DataError("a request without inputs", expected="at least one")
         if len(inputs) > limits.inputs:
             raise LimitError(
                 f"a request with {len(inputs):,} inputs",
@@ -308,16 +330,19 @@ class Call:
         self.rows += len(inputs)
         self.facts_of_answer = facts
         futures: list[ServedFuture] = []
-        try:
+
+        def submit() -> None:
             for each in given:
-                futures.append(
-                    engine.submit(facts.source, each, limits.deadline, truncate=truncate)
-                )
+                left = limits.deadline - (time.perf_counter() - self.began)
+                futures.append(engine.submit(facts.source, each, left, truncate=truncate))
+
+        try:
+            await self._encoding(facts, submit)
             answers = await _results(futures)
         finally:
             for future in futures:
                 future.cancel()
-        if futures and futures[0].digest != facts.digest:  # the reference has moved meanwhile
+        if futures[0].digest != facts.digest:  # the reference has moved meanwhile
             facts = self.facts_of_answer = replace(
                 facts,
                 reference=self.service.allowed.shown(model, futures[0].reference),
@@ -341,15 +366,21 @@ class Call:
         Raises:
             AdapterhubError: the adapter cannot be used.
         """
-        facts = await self.facts(model)
+        facts = await self.facts(model, bare=BareBackbone.TEXTS)
         self.facts_of_answer = facts
         self.rows += 1
-        engine: Any = self.service.engine
-        deadline = self.service.limits.deadline
-        started = engine.generate(facts.source, prompt, options, deadline=deadline)
-        generation = AsyncGeneration(started, facts)
+        left = self.service.limits.deadline - (time.perf_counter() - self.began)
+        generate = partial(self.service.engine.generate, facts.source, prompt, options, left)
+        started = await self._encoding(facts, generate)
+        generation = AsyncGeneration(started, facts, self.service.metrics.observe_text)
         self.generations.append(generation)
         return generation
+
+    async def _encoding(self, facts: AdapterFacts, submit: Callable[[], T]) -> T:
+        """Submit inputs, which encodes them: here, or in a thread where that may take long."""
+        if len(self.raw_body) <= _ENCODED_HERE and not facts.served.model.encoding.locked():
+            return submit()
+        return await asyncio.get_running_loop().run_in_executor(self.service.encoders, submit)
 
     async def load_alias(self, name: str, reference: str) -> None:
         """Let a name mean an adapter from now on, and load it.
@@ -365,7 +396,8 @@ class Call:
                 f"{name[:100]!r} cannot be the name of an adapter here",
                 expected="a new name of letters, digits and . _ -",
             )
-        await _loaded(self.service.engine.adapters.find(source))
+        found = self.service.engine.adapters.find(source)
+        await _loaded(found, self.service.limits.deadline)
         allowed.aliases[name] = source
 
     async def unload_alias(self, name: str) -> None:
@@ -389,13 +421,19 @@ class AsyncGeneration:
     The compute thread wakes the loop once for all that has come since it last looked.
     """
 
-    def __init__(self, generation: Any, facts: AdapterFacts) -> None:
-        self.generation, self.facts = generation, facts
+    def __init__(
+        self,
+        generation: Any,
+        facts: AdapterFacts,
+        observe: Callable[[float | None, int, float], None],
+    ) -> None:
+        self.generation, self.facts, self._observe = generation, facts, observe
+        self._began, self._first = time.perf_counter(), 0.0
         self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[Any] = asyncio.Queue()
         self._ended: asyncio.Future[Any] = self._loop.create_future()
         generation.listen(
-            lambda piece: self._call(self._pieces.put_nowait, piece),
+            lambda piece: self._call(self._add, piece),
             lambda end: self._call(self._end, end),
         )
 
@@ -428,26 +466,37 @@ class AsyncGeneration:
         self.generation.cancel()
 
     def _call(self, function: Callable[[Any], None], value: Any) -> None:
-        self._loop.call_soon_threadsafe(function, value)
+        _call_soon(self._loop, function, value)
+
+    def _add(self, piece: Any) -> None:
+        self._first = self._first or time.perf_counter()
+        self._pieces.put_nowait(piece)
 
     def _end(self, end: Any) -> None:
-        if not self._ended.done():
-            if isinstance(end, BaseException):
-                self._ended.set_exception(end)
-                self._ended.exception()  # it is told where somebody asks
-            else:
-                self._ended.set_result(end)
+        if isinstance(end, BaseException):
+            self._ended.set_exception(end)
+            self._ended.exception()  # it is told where somebody asks
+        else:
+            self._ended.set_result(end)
+            first = self._first - self._began if self._first else None
+            self._observe(first, end.completion_tokens, time.perf_counter() - self._began)
         self._pieces.put_nowait(None)
 
 
-async def _loaded(found: Future[ServedAdapter]) -> ServedAdapter:
+async def _loaded(found: Future[ServedAdapter], seconds: float) -> ServedAdapter:
     """Return an adapter when it is loaded, which others may wait for, too.
 
     Raises:
+        DeadlineError: that takes longer.
         UnservableError: its files are as published, and cannot be served.
     """
     try:
-        return found.result() if found.done() else await asyncio.shield(asyncio.wrap_future(found))
+        if found.done():
+            return found.result()
+        waiting = asyncio.shield(asyncio.wrap_future(found))
+        return await asyncio.wait_for(waiting, seconds)
+    except asyncio.TimeoutError:
+        raise DeadlineError(0.0) from None
     except (ConfigError, AttachError, SiteError, DataError) as error:
         raise UnservableError(str(error)) from error
 
@@ -481,7 +530,7 @@ async def _results(futures: Sequence[ServedFuture]) -> list[dict[str, Any]]:
 
     def done(future: ServedFuture) -> None:
         if next(left) == 0 or future.cancelled() or future.exception() is not None:
-            loop.call_soon_threadsafe(wake)
+            _call_soon(loop, wake)
 
     for each in futures:
         each.add_done_callback(done)  # type: ignore[arg-type]
@@ -491,6 +540,12 @@ async def _results(futures: Sequence[ServedFuture]) -> list[dict[str, Any]]:
         if each.done() and (error := each.exception()) is not None:
             raise _of_input(number, error)
     return [each.result() for each in futures]
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *of: Any) -> None:
+    """Call a function in the thread of a loop, unless that has ended."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, *of)
 
 
 def _of_input(number: int, error: BaseException) -> BaseException:

@@ -34,6 +34,18 @@ from adapterhub.serving.refusals import (
 )
 
 
+class RequestError(ConfigError):
+    """A request asks for what there is not.
+
+    Attributes:
+        parameter: the field of the body.
+    """
+
+    def __init__(self, problem: str, *, parameter: str, expected: str = "", hint: str = "") -> None:
+        self.parameter = parameter
+        super().__init__(problem, expected=expected, hint=hint)
+
+
 class LimitError(AdapterhubError):
     """A request is larger than the server takes."""
 
@@ -121,7 +133,7 @@ STATUSES: dict[type[BaseException], Status] = {
     RegistryError: Status(503, "registry_unreachable", "the registry cannot be read", retry=True),
     NotReadyError: Status(503, "not_ready", retry=True),
     StoppedError: Status(503, "not_ready", "the server does not compute now", retry=True),
-    DeadlineError: Status(504, "deadline_passed"),
+    DeadlineError: Status(504, "deadline_passed", retry=True),
     TooLargeError: Status(507, "out_of_memory"),
 }
 """The status of each class of errors; the first class of an error's ancestors that is here."""
@@ -155,7 +167,8 @@ def problem_of(error: BaseException) -> Problem:
     headers = {"www-authenticate": "Bearer"} if status.code == 401 else {}
     if status.retry:
         headers["retry-after"] = str(max(1, round(getattr(error, "wait", 1.0))))
-    return Problem(status, status.words or _told(error), headers)
+    place = getattr(error, "parameter", "")
+    return Problem(status, status.words or _told(error), headers, place)
 
 
 def _told(error: BaseException) -> str:

@@ -118,7 +118,7 @@ class _EngineCollector(Collector):
         }
         for name, (said, value) in gauges.items():
             yield GaugeMetricFamily(f"adapterhub_{name}", said, value=value)
-        counts = {
+        counts: dict[str, tuple[str, float]] = {
             "adapter_loads": ("Adapters loaded.", adapters.counts["loads"]),
             "adapter_load_seconds": ("Time to load adapters.", adapters.load_seconds),
             "adapter_evictions": ("Adapters that left memory.", adapters.counts["evictions"]),
@@ -134,5 +134,5 @@ class _EngineCollector(Collector):
             "refused": ("Requests that the queue had no room for.", engine.counts["refused"]),
             "cancelled": ("Requests whose client left.", engine.counts["cancelled"]),
         }
-        for name, (said, value) in counts.items():
-            yield CounterMetricFamily(f"adapterhub_{name}", said, value=value)
+        for name, (said, count) in counts.items():
+            yield CounterMetricFamily(f"adapterhub_{name}", said, value=count)

@@ -75,7 +75,7 @@ def _operation(
         ]
     if endpoint.request is not None:
         body = _content(endpoint.request)
-        if examples := examples_of(endpoint, adapters):
+        if examples := example_bodies(endpoint, adapters):
             body["content"]["application/json"]["examples"] = {
                 name: {"value": value} for name, value in examples.items()
             }
@@ -101,7 +101,7 @@ def _errors() -> dict[int, str]:
     return {code: ", ".join(names[code]) for code in sorted(names)}
 
 
-def examples_of(endpoint: Endpoint, adapters: Sequence[AdapterFacts]) -> dict[str, Any]:
+def example_bodies(endpoint: Endpoint, adapters: Sequence[AdapterFacts]) -> dict[str, Any]:
     """Return a body for each adapter that a path fits, by the adapter's name."""
     if endpoint.example is None:
         return {}
@@ -152,7 +152,7 @@ def _command(
     endpoint: Endpoint, adapters: Sequence[AdapterFacts], address: str, *, has_tokens: bool
 ) -> str:
     """Return the line of curl for the first example of a path; "" if there is none."""
-    examples: Mapping[str, Any] = examples_of(endpoint, adapters)
+    examples: Mapping[str, Any] = example_bodies(endpoint, adapters)
     if not examples:
         return ""
     body = json.dumps(next(iter(examples.values())), ensure_ascii=False).replace("'", "'\\''")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import Any
 
 from adapterhub.errors import AdapterhubError, warn_user
 from adapterhub.registry.store import Query
@@ -16,9 +17,6 @@ from adapterhub.serving.http.allowed import AllowedAdapters, kind_of_pattern
 from adapterhub.serving.http.errors import RateError
 from adapterhub.serving.http.metrics import ServerMetrics
 from adapterhub.web.tokens import AccessToken, TokenFile
-
-if TYPE_CHECKING:
-    from adapterhub.serving.http.call import Endpoint
 
 STUCK_SECONDS = 120.0  # that the compute thread may take for one batch
 _MOST_LISTED = 100_000  # names of a registry
@@ -82,6 +80,7 @@ class Service:
     Attributes:
         endpoints: all paths.
         is_ready: whether all is loaded and warm, and the server is not leaving.
+        encoders: the threads in which long inputs are encoded.
     """
 
     def __init__(
@@ -100,8 +99,9 @@ class Service:
         self.listed_backbone = listed_backbone
         self.metrics = ServerMetrics(engine, metric_adapters)
         self.rate = RequestRate(self.limits.per_minute)
-        self.endpoints: tuple[Endpoint, ...] = ()
+        self.endpoints: tuple[Any, ...] = ()  # `Endpoint`, whose module needs this one
         self.is_ready = True
+        self.encoders = ThreadPoolExecutor(2, "adapterhub-encode")
         self._refreshing = threading.Lock()
 
     @property

@@ -1,0 +1,315 @@
+"""Texts of any adapters in packed steps: each step computes the next token of all of them.
+
+A step is one row with the tokens of all texts: prompts, or parts of long ones, and one token of
+each text that is being written. Each token goes through the adapter of its text. What cannot be
+computed like this, a model or an adapter, is left to batches of `generate`; whether it can is tried
+once for each model and each configuration of methods.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.packed_route import (
+    PackedAdapter,
+    PackedRoutes,
+    TokenRun,
+    packed_adapter,
+    unpackable,
+)
+from adapterhub.adapters.route import disabled, route
+from adapterhub.serving.models import ClassModel, ServedAdapter
+from adapterhub.serving.paged import PagedRow, PagedSteps, own_processors, paged_problem
+from adapterhub.serving.refusals import TooLargeError
+from adapterhub.serving.sampling import ChosenToken, choose_tokens
+from adapterhub.serving.writers import WriteRequest, attached_adapter, fail_alone
+from adapterhub.tasks._forward import without_gradients
+
+_TRIED = (5, 9)  # the lengths of texts with which a model and its adapters are tried
+_TRIED_STEPS = 2
+_TOLERANCE = {torch.float32: 1e-3}  # of the largest logit
+_TOLERANCE_OTHERS = 5e-2
+MOST_ROWS = 256  # of a step
+MOST_BATCH_TOKENS = 2048  # of a step: the mask has a row for each
+
+
+class PackedModel:
+    """A model in packed steps, and the adapters that were tried on it."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model: Any = model
+        self.routes = PackedRoutes(model)
+        self.adapters: dict[str, PackedAdapter] = {}
+        self.keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.problems: dict[str, str] = {}  # by configuration of methods, "" where there is none
+        self.trial: PagedSteps | None = None
+
+    def problem(self, adapter: Adapter | None) -> str:
+        """Return why texts of an adapter cannot be written in packed steps; "" if they can."""
+        known = "" if adapter is None else repr(adapter.methods)
+        if adapter is not None and (reason := unpackable(adapter)):
+            return reason
+        if adapter is not None:
+            self._know(adapter)
+        if known not in self.problems:
+            try:
+                self.problems[known] = self._tried(adapter)
+            except Exception as error:
+                self.problems[known] = f"{type(error).__name__}: {error}"
+                self.trial = None
+        return self.problems[known]
+
+    def _know(self, adapter: Adapter) -> None:
+        known = self.adapters.get(adapter.name)
+        if known is None or known.adapter is not adapter:
+            self.adapters[adapter.name] = packed_adapter(adapter)
+            self.routes.prefixes[adapter.name] = self.adapters[adapter.name].prefix
+
+    def forget(self, name: str) -> None:
+        """Let go of an adapter that was detached."""
+        self.adapters.pop(name, None)
+        self.routes.prefixes.pop(name, None)
+
+    def virtual(self, name: str | None) -> int:
+        """Return how many virtual tokens an adapter puts in front of its texts."""
+        return 0 if name is None else self.adapters[name].virtual
+
+    def logits(self, inputs: dict[str, Any], runs: Sequence[TokenRun]) -> Tensor:
+        """Compute a packed row: the logits behind each of its runs, (runs, vocabulary)."""
+        last = inputs["logits_indices"]
+        kept = {"logits_to_keep": last} if self.keeps_logits else {}
+        with without_gradients(), self.routes.open(runs):
+            self._place_virtual_tokens(inputs, runs)
+            logits: Tensor = self.model(**inputs, **kept).logits[0]
+        return logits if self.keeps_logits else logits[last]
+
+    def _place_virtual_tokens(self, inputs: dict[str, Any], runs: Sequence[TokenRun]) -> None:
+        """Leave prefixes out of positions, and give prompts in place of what virtual ids mean."""
+        start = 0
+        for run in runs:
+            own = self.adapters.get(run.adapter or "")
+            if own is not None and own.virtual:
+                at = slice(start, start + run.tokens)
+                positions = inputs["position_ids"][:, at]
+                inputs["position_ids"][:, at] = (positions - own.prefix).clamp_min(0)
+                self._place_prompt(inputs, own, run, start)
+            start += run.tokens
+
+    def _place_prompt(
+        self, inputs: dict[str, Any], own: PackedAdapter, run: TokenRun, start: int
+    ) -> None:
+        if own.prompt is None or run.first >= own.virtual:
+            return
+        if "inputs_embeds" not in inputs:
+            embedded = self.model.get_input_embeddings()(inputs.pop("input_ids"))
+            inputs["inputs_embeds"] = embedded.clone()
+        embeds = inputs["inputs_embeds"]
+        first = max(run.first, own.prefix)
+        end = min(run.first + run.tokens, own.virtual)
+        if first < end:
+            at = slice(start + first - run.first, start + end - run.first)
+            prompt = own.prompt[first - own.prefix : end - own.prefix]
+            embeds[0, at] = prompt.to(embeds.device, embeds.dtype)
+
+    # Whether it computes the same
+
+    def _tried(self, adapter: Adapter | None) -> str:
+        """Return what is wrong with packed steps, compared with passes of one text each."""
+        name = None if adapter is None else adapter.name
+        vocabulary = self.model.config.get_text_config().vocab_size
+        lengths = [length + _TRIED_STEPS for length in _TRIED]
+        texts = [[(3 + 7 * i) % vocabulary for i in range(length)] for length in lengths]
+        expected = [self._alone(text, name) for text in texts]
+        found = self._packed(texts, name)
+        pairs = zip(found, expected, strict=True)
+        worst = max(float((one - two).abs().max()) for one, two in pairs)
+        most = _TOLERANCE.get(self.model.dtype, _TOLERANCE_OTHERS)
+        scale = max(float(each.abs().max()) for each in expected)
+        same = worst <= most * max(scale, 1.0)
+        return "" if same else f"packed steps compute other logits: {worst:.3g} of {scale:.3g}"
+
+    def _alone(self, text: Sequence[int], name: str | None) -> Tensor:
+        ids = torch.tensor([text], device=self.model.device)
+        context = disabled(self.model) if name is None else route(self.model, [name])
+        with without_gradients(), context:
+            logits: Tensor = self.model(input_ids=ids, use_cache=False).logits[0].float()
+        return logits[-1 - _TRIED_STEPS : -1]
+
+    def _packed(self, texts: Sequence[Sequence[int]], name: str | None) -> list[Tensor]:
+        self.trial = self.trial or PagedSteps(self.model, 256, 128, 8)
+        virtual = self.virtual(name)
+        for number, text in enumerate(texts):
+            ids = [0] * virtual + list(text[:-_TRIED_STEPS])
+            self.trial.add(str(number), ids, salt=f"{name} {number}")
+        found: list[list[Tensor]] = [[] for _ in texts]
+        try:
+            for step in range(_TRIED_STEPS):
+                rows = self.trial.schedule()
+                runs = [TokenRun(name, row.tokens, row.first) for row in rows]
+                logits = self.logits(self.trial.inputs(), runs).float()
+                for row, own in zip(rows, logits, strict=True):
+                    found[int(row.name)].append(own)
+                chosen = [texts[int(row.name)][step - _TRIED_STEPS] for row in rows]
+                self.trial.advance(rows, chosen)
+        finally:
+            for number in range(len(texts)):
+                self.trial.drop(str(number), share=False)
+        return [torch.stack(each) for each in found]
+
+
+@dataclass(eq=False)
+class ContinuousWriter:
+    """Writes the texts of one model in packed steps.
+
+    Attributes:
+        own: the model.
+        packed: the same, in packed steps.
+        steps: the scheduler and the cache.
+        counts: what happened.
+        running: the texts, by their names in `steps`.
+    """
+
+    own: ClassModel
+    packed: PackedModel
+    steps: PagedSteps
+    counts: Counter[str]
+    running: dict[str, WriteRequest] = field(default_factory=dict)
+    _waiting: deque[WriteRequest] = field(default_factory=deque)
+    _processors: dict[str, Any] = field(default_factory=dict)
+    _groups: dict[str | None, int] = field(default_factory=dict)
+    _number: int = 0
+
+    def add(self, request: WriteRequest) -> None:
+        """Take a request."""
+        tokens = len(request.prompt.ids) + self.packed.virtual(request.served.row)
+        room = self.steps.capacity - tokens
+        if room < 1:
+            request.generation.finish(
+                TooLargeError(
+                    f"a prompt of {tokens:,} tokens does not fit into the cache of generation",
+                    expected=f"fewer than {self.steps.capacity:,}",
+                    hint="a shorter prompt, or a larger cache_tokens",
+                )
+            )
+            request.leave()
+            return
+        self._number += 1
+        name = str(self._number)
+        request.limit = min(request.limit, room)
+        self.running[name] = request
+        served = request.served
+        group = self._groups.setdefault(served.row, len(self._groups))
+        ids = [0] * self.packed.virtual(served.row) + request.prompt.ids
+        self.steps.add(name, ids, salt=served.name if served.row else "", group=group)
+        processors = own_processors(self.own.model, len(request.prompt.ids), request.limit)
+        if processors:
+            self._processors[name] = processors
+
+    def forget(self, served: ServedAdapter) -> None:
+        """Let go of an adapter that was detached."""
+        self._groups.pop(served.row, None)
+        self.packed.forget(str(served.row))
+
+    @property
+    def busy(self) -> bool:
+        """Whether texts are being written."""
+        return bool(self.running)
+
+    def step(self) -> None:
+        """Compute the next token of each text, or a part of its prompt."""
+        self._drop_ended()
+        rows = self.steps.schedule() if self.running else []
+        if not rows:
+            return
+        for row in rows:
+            self.running[row.name].begin()
+        chosen = self._chosen(rows)
+        giving = [(row, token) for row, token in zip(rows, chosen, strict=True) if row.gives]
+        self.counts["steps"] += 1
+        self.counts["generated_tokens"] += len(giving)
+        self.counts["step_tokens"] += sum(row.tokens for row in rows)
+        self.steps.advance(rows, [0 if token is None else token.id for _, token in giving])
+        for row, token in zip(rows, chosen, strict=True):
+            if row.gives or token is None:
+                self.running[row.name].accept(token)
+                if token is None:
+                    self._drop(row.name, share=False)
+        self._drop_ended()
+
+    def _drop_ended(self) -> None:
+        for name, request in list(self.running.items()):
+            if request.expire():
+                self._drop(name)
+
+    def _drop(self, name: str, *, share: bool = True) -> None:
+        self.steps.drop(name, share=share)
+        self._processors.pop(name, None)
+        self.running.pop(name).leave()
+
+    def _chosen(self, rows: Sequence[PagedRow]) -> list[ChosenToken | None]:
+        """Return a token for each row; None for those that cannot be computed."""
+        runs = [TokenRun(self.running[r.name].served.row, r.tokens, r.first) for r in rows]
+        try:
+            logits = self.packed.logits(self.steps.inputs(), runs)
+            chosen = self._tokens(rows, logits)
+            if None not in chosen:
+                return chosen
+        except Exception:  # of one of them, perhaps
+            self.counts["failed_steps"] += 1
+        return self._each_alone(rows, runs)
+
+    def _each_alone(
+        self, rows: Sequence[PagedRow], runs: Sequence[TokenRun]
+    ) -> list[ChosenToken | None]:
+        """Compute each row of a step alone: what one computes may have come into all of them."""
+        chosen: list[ChosenToken | None] = []
+        for number, (row, run) in enumerate(zip(rows, runs, strict=True)):
+            try:
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+                logits = self.packed.logits(self.steps.inputs_of(rows, number), [run])
+                chosen += self._tokens([row], logits)
+            except Exception as error:
+                fail_alone(self.running[row.name], error)
+                chosen.append(None)
+        return chosen
+
+    def _tokens(self, rows: Sequence[PagedRow], logits: Tensor) -> list[ChosenToken | None]:
+        requests = [self.running[row.name] for row in rows]
+        for number, row in enumerate(rows):
+            if row.name in self._processors and row.gives:
+                request = self.running[row.name]
+                ids = torch.tensor([[*request.prompt.ids, *request.written]], device=logits.device)
+                scores = self._processors[row.name](ids, logits[number : number + 1].float())
+                logits = logits.float().index_copy(
+                    0, torch.tensor([number], device=logits.device), scores
+                )
+        return choose_tokens(logits, [request.next for request in requests])
+
+
+def continuous_writer(
+    own: ClassModel, tokens: int, batch_tokens: int, counts: Counter[str]
+) -> ContinuousWriter | str:
+    """Return a writer of packed steps for a model, or why there is none."""
+    if problem := paged_problem(own.model):
+        return problem
+    packed = PackedModel(own.model)
+    if problem := packed.problem(None):
+        return problem
+    size = min(batch_tokens, MOST_BATCH_TOKENS)
+    steps = PagedSteps(own.model, tokens, size, min(size, MOST_ROWS))
+    return ContinuousWriter(own, packed, steps, counts)
+
+
+def writes_packed(writer: ContinuousWriter, served: ServedAdapter) -> bool:
+    """Return whether the texts of an adapter are written in packed steps."""
+    return not writer.packed.problem(attached_adapter(served))

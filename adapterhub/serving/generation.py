@@ -1,0 +1,220 @@
+"""Texts that are written token by token: what is asked for, and what comes back while it runs."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+
+from adapterhub.errors import ConfigError
+from adapterhub.serving.refusals import DeadlineError
+
+MOST_LOGPROBS = 20
+_MOST_STOPS = 16
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """How a text is written.
+
+    Attributes:
+        max_tokens: the longest text, in tokens; None: what the adapter's training recorded, or 256.
+            A text ends with the context of the model in any case.
+        temperature: divides the logits of the tokens that are sampled; 0 takes the most probable.
+        top_p: sample from the most probable tokens that have this probability together.
+        top_k: sample from this many most probable tokens; 0: from all.
+        seed: the same seed and request give the same text, whatever else is computed meanwhile.
+        stop: texts that end the text, and are not part of it.
+        logprobs: how many alternatives to list for each token, with their log-probabilities; 0:
+            that of the token alone, None: nothing.
+
+    Raises:
+        ConfigError: an option is out of range.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        tests: dict[str, Callable[..., bool]] = {
+            "max_tokens": lambda n: n is None or n > 0,
+            "temperature": lambda t: 0 <= t < math.inf,
+            "top_p": lambda p: 0 < p <= 1,
+            "top_k": lambda k: k >= 0,
+            "stop": lambda texts: len(texts) <= _MOST_STOPS and all(texts),
+            "logprobs": lambda n: n is None or 0 <= n <= MOST_LOGPROBS,
+        }
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        if found := [f"{n} is {values[n]!r}" for n, test in tests.items() if not test(values[n])]:
+            raise ConfigError(
+                ", ".join(found),
+                expected="max_tokens of 1 or more, a temperature of 0 or more, a top_p above 0 up "
+                f"to 1, a top_k of 0 or more, at most {_MOST_STOPS} stop texts that are not empty, "
+                f"and logprobs from 0 to {MOST_LOGPROBS}",
+            )
+
+
+@dataclass(frozen=True)
+class GeneratedToken:
+    """A token of a text.
+
+    `text` is what it adds to the text, "" if it only begins or continues a character. `logprob` and
+    `alternatives`, the most probable tokens in its place, are there if they were asked for.
+    """
+
+    id: int
+    text: str
+    logprob: float | None = None
+    alternatives: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a text: whole characters, and no part of a text at which to stop."""
+
+    text: str
+    tokens: tuple[GeneratedToken, ...]
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """A whole text.
+
+    Attributes:
+        text: the text.
+        tokens: its tokens, and the one that ended it, if it was a token.
+        finish_reason: "stop", or "length" where it was cut.
+        prompt_tokens: the tokens of the prompt.
+        completion_tokens: the tokens that were computed.
+        first_token_seconds: the time from the request to its first token.
+        seconds: the time from the request to its last token.
+    """
+
+    text: str
+    tokens: tuple[GeneratedToken, ...]
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    first_token_seconds: float = 0.0
+    seconds: float = 0.0
+
+
+OnPiece = Callable[[Piece], None]
+OnEnd = Callable[[GeneratedText | BaseException], None]
+
+
+@dataclass(eq=False)
+class TextGeneration:
+    """A text that is being written.
+
+    Attributes:
+        reference: the adapter that writes it, with its version, as soon as that is known.
+        digest: the sha256 of its manifest.
+    """
+
+    reference: str = ""
+    digest: str = ""
+    _pieces: list[Piece] = field(default_factory=list)
+    _end: GeneratedText | BaseException | None = None
+    _listeners: list[tuple[OnPiece, OnEnd]] = field(default_factory=list)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def listen(self, on_piece: OnPiece, on_end: OnEnd) -> None:
+        """Call functions with each piece, and with the text or the error at the end.
+
+        They are called at once with what is there already, then in the thread that computes, so
+        they must be short. One that raises an error is not called again.
+        """
+        with self._changed:
+            for piece in self._pieces:
+                on_piece(piece)
+            if self._end is not None:
+                on_end(self._end)
+            else:
+                self._listeners.append((on_piece, on_end))
+
+    def result(self, timeout: float | None = None) -> GeneratedText:
+        """Return the text, once it is complete.
+
+        Raises:
+            TimeoutError: it is not, after so many seconds.
+            CancelledError: it was cancelled.
+            AdapterhubError: it cannot be written; the error says why.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._end is not None, timeout):
+                raise TimeoutError
+        return self._whole()
+
+    def __iter__(self) -> Iterator[Piece]:
+        """Yield the pieces as they come; raises as `result` does."""
+        number = 0
+        while new := self._pieces_from(number):
+            yield from new
+            number += len(new)
+        self._whole()
+
+    def _pieces_from(self, number: int) -> list[Piece]:
+        """Return the pieces from a number on, once there are some; none at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._pieces) > number or self.done)
+            return self._pieces[number:]
+
+    def _whole(self) -> GeneratedText:
+        assert self._end is not None
+        if isinstance(self._end, BaseException):
+            raise self._end
+        return self._end
+
+    @property
+    def done(self) -> bool:
+        """Whether the text is complete, has failed or was cancelled."""
+        return self._end is not None
+
+    @property
+    def outcome(self) -> str:
+        """How it ended: texts, cancelled, expired or errors."""
+        if isinstance(self._end, GeneratedText):
+            return "texts"
+        if isinstance(self._end, DeadlineError):
+            return "expired"
+        return "cancelled" if isinstance(self._end, CancelledError) else "errors"
+
+    def cancel(self) -> None:
+        """End it; what it needs is freed before the next token is computed."""
+        self.finish(CancelledError())
+
+    def deliver(self, piece: Piece) -> None:
+        """Add a piece; nothing is added to a text that has ended."""
+        with self._changed:
+            if self.done:
+                return
+            self._pieces.append(piece)
+            self._changed.notify_all()
+            kept = []
+            for listener in self._listeners:
+                with suppress(Exception):  # a client that left
+                    listener[0](piece)
+                    kept.append(listener)
+            self._listeners = kept
+
+    def finish(self, end: GeneratedText | BaseException) -> bool:
+        """End it, unless it has ended; return whether it had not."""
+        with self._changed:
+            if self.done:
+                return False
+            self._end = end
+            self._changed.notify_all()
+            listeners, self._listeners = self._listeners, []
+            for _, on_end in listeners:
+                with suppress(Exception):
+                    on_end(end)
+            return True

@@ -1,0 +1,394 @@
+"""The Open Inference Protocol, version 2, as KServe and Triton have it over HTTP.
+
+Texts are tensors of the type BYTES, as JSON or in the binary extension: a head of JSON, whose
+length is in a header, and the elements of each tensor behind it, each after its length. What an
+adapter prints is given as tensors where it has such a form, and as JSON in the output `prediction`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, Field
+from starlette.responses import JSONResponse, Response
+
+from adapterhub import __version__
+from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
+from adapterhub.serving.http.errors import RequestError
+
+_HEAD_LENGTH = "inference-header-content-length"
+_BINARY = "binary_data_size"
+_PREDICTION = "prediction"
+_TYPES = {"FP32": "<f4", "INT64": "<i8"}
+_LENGTH = 4  # bytes of the length in front of an element
+
+
+@dataclass(frozen=True)
+class FieldTensor:
+    """The tensor of what adapters print by a name: its type, and whether it has a second axis."""
+
+    datatype: str
+    many: bool = False
+
+
+FIELD_TENSORS = {
+    "label": FieldTensor("BYTES"),
+    "scores": FieldTensor("FP32", many=True),
+    "value": FieldTensor("FP32"),
+    "vector": FieldTensor("FP32", many=True),
+    "similarity": FieldTensor("FP32"),
+    "generated": FieldTensor("BYTES"),
+    "filled": FieldTensor("BYTES"),
+    "answer": FieldTensor("BYTES"),
+    "start": FieldTensor("INT64"),
+    "end": FieldTensor("INT64"),
+    "score": FieldTensor("FP32"),
+    "choice": FieldTensor("INT64"),
+    "chosen": FieldTensor("BYTES"),
+}
+"""What has the same form for all inputs; the rest is in `prediction` alone."""
+
+
+class TensorFacts(BaseModel):
+    """The name, type and shape of a tensor; -1 is any size."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class InputTensor(TensorFacts):
+    """A tensor of a request; its data is here, or behind the JSON."""
+
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    data: list[Any] | None = None
+
+
+class WantedOutput(BaseModel):
+    """An output that is asked for."""
+
+    name: str
+    parameters: dict[str, Any] = Field(default_factory=dict)
+
+
+class InferRequest(BaseModel):
+    """The inputs, and the outputs that are asked for; by default all."""
+
+    id: str | None = None
+    inputs: list[InputTensor] = Field(min_length=1)
+    outputs: list[WantedOutput] | None = None
+    parameters: dict[str, Any] = Field(default_factory=dict)
+
+
+class OutputTensor(TensorFacts):
+    """A tensor of an answer."""
+
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    data: list[Any]
+
+
+class InferResponse(BaseModel):
+    """The outputs."""
+
+    id: str | None = None
+    model_name: str
+    model_version: str
+    outputs: list[OutputTensor]
+
+
+class ModelMetadata(BaseModel):
+    """The inputs and outputs of an adapter."""
+
+    name: str
+    versions: list[str]
+    platform: str = "adapterhub"
+    inputs: list[TensorFacts]
+    outputs: list[TensorFacts]
+
+
+class ServerMetadata(BaseModel):
+    """The server."""
+
+    name: str = "adapterhub"
+    version: str = __version__
+    extensions: list[str] = ["binary_tensor_data"]
+
+
+# Reading a request
+
+
+def read_infer(call: Call) -> InferRequest:
+    """Read a request: JSON, and in the binary extension the tensors behind it.
+
+    Raises:
+        RequestError: lengths and shapes do not fit.
+        ValidationError: it is of another form.
+    """
+    body = call.raw_body
+    if call.headers.get("content-encoding", "identity") != "identity":
+        raise RequestError(
+            "a compressed body", parameter="content-encoding", expected="an uncompressed one"
+        )
+    length = call.headers.get(_HEAD_LENGTH)
+    if length is None:
+        return InferRequest.model_validate_json(body)
+    if not length.isascii() or not length.isdecimal() or not 0 < int(length[:12]) <= len(body):
+        raise RequestError(
+            f"{_HEAD_LENGTH} is {length[:40]}",
+            parameter=_HEAD_LENGTH,
+            expected="the bytes of the JSON in front",
+        )
+    head = InferRequest.model_validate_json(body[: int(length)])
+    rest = memoryview(body)[int(length) :]
+    for each in head.inputs:
+        size = each.parameters.get(_BINARY)
+        if size is not None:
+            if type(size) is not int or not 0 <= size <= len(rest):
+                raise _bad_tensor(each, f"{_BINARY} is {str(size)[:40]}, of {len(rest)} bytes")
+            each.data = list(_elements(each, rest[:size]))
+            rest = rest[size:]
+    if len(rest):
+        raise RequestError(
+            f"{len(rest)} bytes behind the tensors", parameter="inputs", expected="none"
+        )
+    return head
+
+
+def _elements(tensor: InputTensor, data: memoryview) -> Iterator[str]:
+    """Yield the texts of a binary tensor."""
+    while len(data):
+        size = int.from_bytes(data[:_LENGTH], "little")
+        if len(data) < _LENGTH + size:
+            raise _bad_tensor(tensor, "its data ends within an element")
+        try:
+            yield bytes(data[_LENGTH : _LENGTH + size]).decode("utf-8")
+        except UnicodeDecodeError:
+            raise _bad_tensor(tensor, "a text that is not UTF-8") from None
+        data = data[_LENGTH + size :]
+
+
+def _bad_tensor(tensor: TensorFacts, problem: str) -> RequestError:
+    return RequestError(
+        f"the input {tensor.name[:40]!r}: {problem}",
+        parameter="inputs",
+        expected="tensors of the type BYTES and the shape [n], or [n, texts] for several texts",
+    )
+
+
+def texts_of_tensors(tensors: Sequence[InputTensor]) -> list[str | tuple[str, ...]]:
+    """Return the inputs of an adapter: one tensor, or one for each of the texts of an input.
+
+    Raises:
+        RequestError: shapes and data do not fit.
+    """
+    columns = [column for tensor in tensors for column in _columns(tensor)]
+    if len({len(each) for each in columns}) != 1:
+        raise _bad_tensor(tensors[0], "tensors of different lengths")
+    if len(columns) == 1:
+        return list(columns[0])
+    return list(zip(*columns, strict=True))
+
+
+def _columns(tensor: InputTensor) -> list[list[str]]:
+    """Return the first text of each input, the second of each, and so on."""
+    shape, data = tensor.shape, _flat(tensor.data or [])
+    if tensor.datatype != "BYTES" or not all(isinstance(each, str) for each in data):
+        raise _bad_tensor(tensor, f"the type {tensor.datatype[:20]}, or data that is no text")
+    width = shape[1] if len(shape) == 2 else 1
+    if len(shape) not in (1, 2) or width < 1 or shape[0] < 1 or shape[0] * width != len(data):
+        raise _bad_tensor(tensor, f"the shape {shape[:8]}, and {len(data)} texts")
+    return [data[n::width] for n in range(width)]
+
+
+def _flat(data: list[Any]) -> list[Any]:
+    """Return nested lists as one; the protocol allows both."""
+    if any(isinstance(each, list) for each in data):
+        data = [item for each in data for item in (each if isinstance(each, list) else [each])]
+    return data
+
+
+# Writing an answer
+
+
+def output_tensors(answers: Sequence[Mapping[str, Any]]) -> list[OutputTensor]:
+    """Return what was printed as tensors."""
+    tensors = [
+        _tensor(name, [each[name] for each in answers], facts)
+        for name, facts in FIELD_TENSORS.items()
+        if all(name in each for each in answers)
+    ]
+    whole = [json.dumps(each, ensure_ascii=False) for each in answers]
+    last = OutputTensor(name=_PREDICTION, datatype="BYTES", shape=[len(whole)], data=whole)
+    return [*filter(None, tensors), last]
+
+
+def _tensor(name: str, values: list[Any], facts: FieldTensor) -> OutputTensor | None:
+    """Return a tensor; None if its rows have different lengths."""
+    shape = [len(values)]
+    if facts.many:
+        rows = [list(v.values()) if isinstance(v, Mapping) else list(v) for v in values]
+        if len({len(row) for row in rows}) != 1:
+            return None
+        shape, values = [len(rows), len(rows[0])], [value for row in rows for value in row]
+    return OutputTensor(name=name, datatype=facts.datatype, shape=shape, data=values)
+
+
+def chosen_outputs(
+    tensors: Sequence[OutputTensor], wanted: Sequence[WantedOutput] | None
+) -> list[OutputTensor]:
+    """Return the outputs that are asked for, in this order.
+
+    Raises:
+        RequestError: there is none of a name.
+    """
+    if wanted is None:
+        return list(tensors)
+    known = {each.name: each for each in tensors}
+    if missing := [each.name for each in wanted if each.name not in known]:
+        raise RequestError(
+            f"no output {missing[0][:40]!r}", parameter="outputs", expected=", ".join(known)
+        )
+    return [known[each.name] for each in wanted]
+
+
+def _rendered(asked: InferRequest, answer: InferResponse) -> InferResponse | Response:
+    """Return an answer as JSON, or in the binary extension where a tensor is asked for in it."""
+    every = asked.parameters.get("binary_data_output") is True
+    wanted = {each.name: each.parameters.get("binary_data", every) for each in asked.outputs or ()}
+    parts = []
+    head = answer.model_dump(exclude_none=True)
+    for output in head["outputs"]:
+        if wanted.get(output["name"], every) is True:
+            data = _bytes_of(output["datatype"], output.pop("data"))
+            output["parameters"] = {_BINARY: len(data)}
+            parts.append(data)
+    if not parts:
+        return answer
+    text = json.dumps(head).encode()
+    return Response(
+        b"".join((text, *parts)),
+        headers={_HEAD_LENGTH: str(len(text))},
+        media_type="application/octet-stream",
+    )
+
+
+def _bytes_of(datatype: str, data: list[Any]) -> bytes:
+    if datatype == "BYTES":
+        texts = [each.encode() for each in data]
+        return b"".join(len(each).to_bytes(_LENGTH, "little") + each for each in texts)
+    import numpy as np
+
+    return np.asarray(data, dtype=_TYPES[datatype]).tobytes()
+
+
+# Endpoints
+
+
+def _model_of(call: Call) -> str:
+    """Return the adapter that a path means: name and version are its reference."""
+    name, version = call.path_params["name"], call.path_params.get("version")
+    return f"{name}@{version}" if version else name
+
+
+async def _infer(call: Call) -> InferResponse | Response:
+    asked: InferRequest = call.body
+    found = await call.predict(_model_of(call), texts_of_tensors(asked.inputs))
+    outputs = chosen_outputs(output_tensors(found.answers), asked.outputs)
+    answer = InferResponse(
+        id=asked.id,
+        model_name=call.path_params["name"],
+        model_version=_version_of(found.reference),
+        outputs=outputs,
+    )
+    return _rendered(asked, answer)
+
+
+def _version_of(reference: str) -> str:
+    name, _, version = reference.rpartition("@")
+    return version if name else ""
+
+
+def _inputs_of(facts: AdapterFacts) -> list[TensorFacts]:
+    second = facts.predictor.task.pair_name or "pair"
+    names = ["text", second] if facts.texts == 2 else ["text"]
+    return [TensorFacts(name=name, datatype="BYTES", shape=[-1]) for name in names]
+
+
+async def _metadata(call: Call) -> ModelMetadata:
+    facts = await call.facts(_model_of(call))
+    kinds = {**FIELD_TENSORS, _PREDICTION: FieldTensor("BYTES")}
+    outputs = [
+        TensorFacts(name=n, datatype=kinds[n].datatype, shape=[-1, -1] if kinds[n].many else [-1])
+        for n in (*facts.predictor.task.printed_fields, _PREDICTION)
+        if n in kinds
+    ]
+    version = _version_of(facts.reference)
+    return ModelMetadata(
+        name=call.path_params["name"],
+        versions=[version] if version else [],
+        inputs=_inputs_of(facts),
+        outputs=outputs,
+    )
+
+
+async def _model_ready(call: Call) -> dict[str, Any]:
+    await call.facts(_model_of(call))
+    return {"name": call.path_params["name"], "ready": True}
+
+
+async def _live(call: Call) -> Response:
+    return JSONResponse({"live": call.is_alive}, 200 if call.is_alive else 503)
+
+
+async def _ready(call: Call) -> Response:
+    return JSONResponse({"ready": call.is_ready}, 200 if call.is_ready else 503)
+
+
+def _example(facts: AdapterFacts) -> dict[str, Any] | None:
+    if facts.decodes:
+        return None
+    texts = {"datatype": "BYTES", "shape": [1], "data": ["A train was late again."]}
+    return {"inputs": [{"name": each.name, **texts} for each in _inputs_of(facts)]}
+
+
+async def _server(call: Call) -> ServerMetadata:
+    return ServerMetadata()
+
+
+_TAGS = ("Open Inference Protocol",)
+_VERSIONS = ("/v2/models/{name:path}/versions/{version}", "/v2/models/{name:path}")
+ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint("GET", "/v2", "Describe the server", None, ServerMetadata, _server, "", _TAGS),
+    *(
+        Endpoint("GET", f"/v2/health/{name}", summary, None, None, answer, "", _TAGS, None, True)
+        for name, summary, answer in (
+            ("live", "Say whether the server computes", _live),
+            ("ready", "Say whether requests are answered", _ready),
+        )
+    ),
+    *(
+        Endpoint(
+            "POST",
+            f"{path}/infer",
+            "Predict with an adapter on tensors",
+            InferRequest,
+            InferResponse,
+            _infer,
+            tags=_TAGS,
+            example=_example,
+            read=read_infer,
+        )
+        for path in _VERSIONS
+    ),
+    *(
+        Endpoint("GET", f"{path}/ready", "Load an adapter", None, None, _model_ready, tags=_TAGS)
+        for path in _VERSIONS
+    ),
+    *(
+        Endpoint("GET", path, "Describe an adapter", None, ModelMetadata, _metadata, tags=_TAGS)
+        for path in _VERSIONS
+    ),
+)

@@ -1,0 +1,353 @@
+"""The life of a server: open the engine, load, warm up, serve, look for versions, and leave.
+
+Adapters that were named are loaded while the server listens already, and says that it is not ready.
+On SIGTERM it is not ready any more, finishes what is running, and leaves. If the compute thread
+dies, nothing is computed any more, and the process leaves with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from adapterhub.backbones.fingerprint import fingerprint
+from adapterhub.errors import AdapterhubError, ConfigError, ServingError, warn_user
+from adapterhub.inference.open import AdapterSource, Predictor
+from adapterhub.registry.local import default_root
+from adapterhub.registry.reference import Reference
+from adapterhub.registry.store import Query
+from adapterhub.registry.stores import read_reference, registry_at
+from adapterhub.serving.engine import ServingEngine
+from adapterhub.serving.http.allowed import AllowedAdapters
+from adapterhub.serving.http.app import ENDPOINTS, make_app
+from adapterhub.serving.http.operations import operations
+from adapterhub.serving.http.service import RequestLimits, Service
+from adapterhub.serving.options import ServeOptions
+from adapterhub.web.connections import limited_protocol
+from adapterhub.web.tokens import TokenFile, default_token_file
+
+_KEEP_ALIVE = 75  # seconds that an idle connection is kept
+_WATCH = 0.25  # seconds between two looks at the compute thread
+_LAST_ANSWERS = 1.0  # seconds in which a dead server still says so
+_WARM_WORDS = (1, 8, 32, 128)  # of the texts in the passes at the start
+_MOST_LISTED = 100_000
+_CLOSING = 1.0  # seconds for what is still computed when all connections are closed
+_BACKLOG = 2048
+
+
+def open_tokens(options: ServeOptions) -> TokenFile | None:
+    """Return the file of tokens; None if requests need none, which is so for this machine alone.
+
+    Raises:
+        ConfigError: others can reach the address, and there are no tokens.
+        FileError: the file cannot be read.
+    """
+    file = TokenFile(Path(options.tokens) if options.tokens else default_token_file())
+    if file.tokens():
+        return file
+    if options.tokens or not options.is_local:
+        where = f" --file {options.tokens}" if options.tokens else ""
+        reached = f"others can reach {options.host}, and there are no tokens"
+        raise ConfigError(
+            f"{options.tokens} has no tokens" if options.tokens else reached,
+            expected="a token for each client, or an address of this machine",
+            hint=f"adapterhub token create NAME{where}",
+        )
+    return None
+
+
+def named_adapters(options: ServeOptions) -> tuple[dict[str, AdapterSource | None], frozenset[str]]:
+    """Return the named adapters by the names that clients use, and which of them are folders.
+
+    Raises:
+        ConfigError: a reference is malformed, or two adapters have one name.
+    """
+    named: dict[str, AdapterSource | None] = {}
+    folders = set()
+    for text in options.adapters:
+        name, equals, rest = text.partition("=")
+        reference = read_reference(rest if equals else text, options.registry)
+        shown = name if equals else _client_name(reference)
+        if shown in named:
+            raise ConfigError(f"two adapters have the name {shown!r}", hint=f"OTHER={reference}")
+        if reference.kind == "folder":
+            folders.add(shown)
+            named[shown] = AdapterSource(str(Path(reference.name).resolve()))
+        else:
+            named[shown] = AdapterSource(str(reference))
+    return named, frozenset(folders)
+
+
+def _client_name(reference: Reference) -> str:
+    """Return what clients call an adapter: its reference, or the name of its folder."""
+    if reference.kind != "folder":
+        return str(reference)
+    path = Path(reference.name).resolve()
+    return path.parent.name if path.name == "adapter" else path.name
+
+
+def listed_backbone(options: ServeOptions, registry: str) -> str | None:
+    """Return the id or the fingerprint of the backbone whose adapters of the registry are served.
+
+    Raises:
+        ConfigError: the registry has adapters of several, and none is named.
+        BackboneError: the named one cannot be read.
+    """
+    if options.backbone is not None:
+        is_folder = Path(options.backbone).is_dir()
+        return fingerprint(options.backbone) if is_folder else options.backbone
+    found = registry_at(registry).search(Query(limit=_MOST_LISTED))
+    backbones = sorted({each.backbone for each in found})
+    if len(backbones) != 1:
+        raise ConfigError(
+            f"the registry {registry} has adapters for {len(backbones)} backbones",
+            offenders=backbones,
+            expected="references of adapters, or one backbone",
+            hint=f"--backbone {backbones[0]}" if backbones else "adapterhub publish",
+        )
+    return backbones[0]
+
+
+def open_service(options: ServeOptions) -> Service:
+    """Open the engine, and decide who may ask for what; no adapter is loaded.
+
+    Raises:
+        ConfigError: options do not go together.
+        RegistryError: all of the registry is served, and it cannot be read.
+    """
+    tokens = open_tokens(options)
+    named, folders = named_adapters(options)
+    # A bare name of a client is one of the registry, and never a folder where the server started.
+    registry = options.registry or os.environ.get("ADAPTERHUB_REGISTRY") or str(default_root())
+    patterns = options.allow if named or options.allow else ("*",)
+    backbone = listed_backbone(options, registry) if patterns and not named else options.backbone
+    if options.backbone:
+        named[options.backbone] = None
+    engine = ServingEngine(
+        options.backbone,
+        registry=registry,
+        signed=options.require_signature,
+        batch_tokens=options.batch_tokens,
+        queue_tokens=options.queue_tokens,
+        adapter_memory=options.size("adapter_memory"),
+        dtype=options.dtype,
+        quantize=options.quantize,
+    )
+    service = Service(
+        engine,
+        AllowedAdapters(named, tuple(patterns), folders),
+        backbone=options.backbone or "",
+        limits=RequestLimits(
+            options.size("body"),
+            options.inputs,
+            options.seconds("deadline"),
+            options.requests_per_minute,
+        ),
+        tokens=tokens,
+        metric_adapters=options.metric_adapters,
+        listed_backbone=backbone,
+    )
+    service.is_ready = False
+    return service
+
+
+def load_named(service: Service) -> None:
+    """Load the named adapters and keep them, and look up the names of the registry.
+
+    Raises:
+        AdapterhubError: one cannot be loaded.
+    """
+    service.list_published()
+    service.engine.pin(*(each for each in service.allowed.named.values() if each is not None))
+
+
+def warm_up(service: Service) -> None:
+    """Compute one pass for each kind of adapter in memory, and each length of texts."""
+    kinds: dict[Any, tuple[AdapterSource, Predictor]] = {}
+    for source in service.allowed.named.values():
+        served = None if source is None else service.engine.adapters.peek(source)
+        if source is not None and served is not None:
+            kind = (id(served.model), id(served.head), served.virtual)
+            kinds.setdefault(kind, (source, served.predictor))
+    futures = [
+        service.engine.submit(source, _sample(predictor, " ".join(["a"] * words)))
+        for source, predictor in kinds.values()
+        for words in _WARM_WORDS
+        if not predictor.task.decodes
+    ]
+    for future in futures:
+        if (error := future.exception()) is not None:
+            raise error
+
+
+def _sample(predictor: Predictor, text: str) -> Any:
+    """Return an input of an adapter that is made of one text."""
+    count = predictor.task.fields(predictor.data)
+    return text if count == 1 else (text,) * (count or 2)
+
+
+def check_all(service: Service) -> dict[str, str]:
+    """Load all adapters that may be asked for, predict once with each, and return the problems."""
+    problems: dict[str, str] = {}
+    for name in service.allowed.names:
+        source = service.allowed.find(name)
+        if source is None:
+            continue
+        try:
+            served = service.engine.adapters.find(source).result()
+            if not served.predictor.task.decodes:
+                service.engine.submit(source, _sample(served.predictor, "a text")).result()
+        except AdapterhubError as error:
+            problems[name] = str(error)
+    return problems
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves when it is told to, says before that it is not ready, and has tasks beside it."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        service: Service,
+        beside: Callable[[], Sequence[Coroutine[Any, Any, None]]],
+    ) -> None:
+        super().__init__(config)
+        self.service, self.beside = service, beside
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until the server is told to leave."""
+        tasks = [asyncio.create_task(each) for each in self.beside()]
+        try:
+            await super().serve(sockets)
+        finally:
+            for each in tasks:
+                each.cancel()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop taking requests; a second signal ends at once."""
+        self.service.is_ready = False
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+class HttpServer:
+    """A server for one service.
+
+    Args:
+        service: what is served.
+        options: where, and for how long.
+        started: called in a thread of its own when all is loaded, with the address.
+    """
+
+    def __init__(
+        self, service: Service, options: ServeOptions, started: Callable[[str], None]
+    ) -> None:
+        self.service, self.options, self.started = service, options, started
+        self.error: Exception | None = None
+        endpoints = (*ENDPOINTS, *operations(_metrics_role(options, service), options.admin))
+        config = uvicorn.Config(
+            make_app(service, endpoints),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            ws="none",
+            proxy_headers=False,
+            timeout_keep_alive=_KEEP_ALIVE,
+            timeout_graceful_shutdown=max(1, int(options.seconds("drain") - _CLOSING)),
+        )
+        config.load()
+        config.http_protocol_class = limited_protocol(
+            config.http_protocol_class, options.seconds("write_timeout")
+        )
+        self.server = _Uvicorn(config, service, lambda: (self._watch(), self._refresh()))
+
+    def run(self) -> None:
+        """Serve until the process is told to leave.
+
+        Raises:
+            AdapterhubError: an adapter that was named cannot be loaded, the address cannot be
+                listened at, or the compute thread has died.
+        """
+        try:
+            listening = _listen(self.options)
+            threading.Thread(target=self._load, args=(listening,), daemon=True).start()
+            self.server.run(sockets=[listening])
+        finally:
+            self.service.is_ready = False
+            self.service.engine.close(_CLOSING)
+            if self.service.tokens is not None:
+                self.service.tokens.note_uses(at_once=True)
+        if self.error is not None:
+            raise self.error
+
+    def stop(self) -> None:
+        """Leave, as on SIGTERM."""
+        self.service.is_ready = False
+        self.server.should_exit = True
+
+    def _load(self, listening: socket.socket) -> None:
+        address = _address(listening)
+        try:
+            load_named(self.service)
+            warm_up(self.service)
+            self.service.is_ready = not self.server.should_exit
+            self.started(address)
+        except Exception as error:
+            self._leave(error)
+
+    async def _watch(self) -> None:
+        """Leave when nothing is computed any more."""
+        while self.service.engine.is_alive:
+            await asyncio.sleep(_WATCH)
+        await asyncio.sleep(_LAST_ANSWERS)
+        self._leave(self.service.engine.problem or ServingError("the engine was closed"))
+
+    async def _refresh(self) -> None:
+        """Look for new versions, now and then."""
+        seconds = self.options.seconds("refresh")
+        while seconds < float("inf"):
+            await asyncio.sleep(seconds)
+            try:
+                await asyncio.get_running_loop().run_in_executor(None, self.service.refresh)
+            except Exception as error:
+                warn_user(f"new versions could not be looked for: {type(error).__name__}")
+
+    def _leave(self, error: Exception) -> None:
+        self.error = self.error or error
+        self.stop()
+
+
+def _listen(options: ServeOptions) -> socket.socket:
+    """Open the address that is listened at.
+
+    Raises:
+        ConfigError: it is taken, or is none of this machine.
+    """
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    try:
+        return socket.create_server((options.host, options.port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen at {options.host}, port {options.port}: {error.strerror or error}",
+            hint="--port 0 for a free one",
+        ) from None
+
+
+def _address(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _metrics_role(options: ServeOptions, service: Service) -> str:
+    """Return the role that reads the metrics: without tokens there is none."""
+    role = {"open": ""}.get(options.metrics, options.metrics)
+    return role if role == "off" or service.tokens is not None else ""

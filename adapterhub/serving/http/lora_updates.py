@@ -1,0 +1,70 @@
+"""vLLM's `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, for programs that train.
+
+An adapter is a reference that may be asked for, never a path of the server: it is pulled and
+verified, as everywhere. What a client calls `lora_path` is this reference.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+from starlette.responses import PlainTextResponse
+
+from adapterhub.serving.http.call import Call, Endpoint
+from adapterhub.serving.http.errors import RequestError
+
+
+class LoadLoraRequest(BaseModel):
+    """A name for clients, and the reference that it means: `lora_path`, as vLLM calls it."""
+
+    lora_name: str = Field(min_length=1, max_length=200)
+    lora_path: str = Field(min_length=1, max_length=1000)
+    load_inplace: bool = False
+
+
+class UnloadLoraRequest(BaseModel):
+    """The name that is served no more."""
+
+    lora_name: str
+
+
+async def _load(call: Call) -> PlainTextResponse:
+    asked: LoadLoraRequest = call.body
+    if asked.lora_name in call.service.allowed.aliases and not asked.load_inplace:
+        raise RequestError(
+            f"{asked.lora_name!r} is served already",
+            parameter="lora_name",
+            expected="another name, or load_inplace: true",
+        )
+    await call.load_alias(asked.lora_name, asked.lora_path)
+    return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' added successfully.")
+
+
+async def _unload(call: Call) -> PlainTextResponse:
+    asked: UnloadLoraRequest = call.body
+    await call.unload_alias(asked.lora_name)
+    return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
+
+
+_TAGS = ("vLLM",)
+ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint(
+        "POST",
+        "/v1/load_lora_adapter",
+        "Serve an adapter by a name",
+        LoadLoraRequest,
+        None,
+        _load,
+        role="admin",
+        tags=_TAGS,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/unload_lora_adapter",
+        "Serve a name no more",
+        UnloadLoraRequest,
+        None,
+        _unload,
+        role="admin",
+        tags=_TAGS,
+    ),
+)

@@ -1,0 +1,157 @@
+"""OpenAI's `/v1/embeddings` and `/v1/models`."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
+from adapterhub.serving.http.errors import RequestError
+from adapterhub.serving.http.shapes import (
+    AdapterRequest,
+    ModelUsage,
+    TextsOrTokens,
+    fitting_example,
+    fitting_facts,
+    gives_vectors,
+    listed_inputs,
+    now,
+    usage_of,
+)
+
+_STARTED = now()
+
+
+class EmbeddingsRequest(AdapterRequest):
+    """Texts, or the tokens of each."""
+
+    input: TextsOrTokens
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+
+
+class EmbeddingItem(BaseModel):
+    """The vector of one input: numbers, or those of 32 bits in base64."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsResponse(BaseModel):
+    """The vectors of all inputs."""
+
+    object: Literal["list"] = "list"
+    data: list[EmbeddingItem]
+    model: str
+    usage: ModelUsage
+    truncated: list[int] = []
+
+
+class ListedModel(BaseModel):
+    """An adapter, or the backbone, which has no parent."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = _STARTED
+    owned_by: str = "adapterhub"
+    root: str
+    parent: str | None = None
+
+
+class ListedModels(BaseModel):
+    """What may be asked for by name."""
+
+    object: Literal["list"] = "list"
+    data: list[ListedModel]
+
+
+async def _embeddings(call: Call) -> EmbeddingsResponse:
+    asked: EmbeddingsRequest = call.body
+    facts = await fitting_facts(call, asked.model, gives_vectors)
+    texts = listed_inputs(asked.input, facts, "input")
+    found = await call.predict(asked.model, texts, truncate=asked.truncate)
+    vectors = [answer["vector"] for answer in found.answers]
+    _check_dimensions(asked.dimensions, vectors)
+    as_text = asked.encoding_format == "base64"
+    data = [
+        EmbeddingItem(index=n, embedding=in_base64(each) if as_text else each)
+        for n, each in enumerate(vectors)
+    ]
+    return EmbeddingsResponse(
+        data=data,
+        model=found.reference,
+        usage=usage_of(found.tokens),
+        truncated=list(found.truncated),
+    )
+
+
+def _check_dimensions(wanted: int | None, vectors: Sequence[Sequence[float]]) -> None:
+    """Refuse another length: an adapter is not trained so that a part of its vectors is one."""
+    if wanted is not None and wanted != (length := len(vectors[0])):
+        raise RequestError(
+            f"vectors of {wanted} numbers; the adapter has not learned shorter ones",
+            parameter="dimensions",
+            expected=f"{length}, or a request without dimensions",
+        )
+
+
+def in_base64(vector: Sequence[float]) -> str:
+    """Return numbers of 32 bits, the low byte first, in base64."""
+    import numpy as np
+
+    return base64.b64encode(np.asarray(vector, dtype="<f4").tobytes()).decode()
+
+
+def _listed(call: Call, name: str, reference: str) -> ListedModel:
+    parent = call.backbone if call.backbone not in ("", name) else None
+    return ListedModel(id=name, root=reference, parent=parent)
+
+
+async def _models(call: Call) -> ListedModels:
+    return ListedModels(data=[_listed(call, name, name) for name in sorted(call.adapters())])
+
+
+async def _model(call: Call) -> ListedModel:
+    facts = await call.facts(call.path_params["model"])
+    return _listed(call, facts.model, facts.reference)
+
+
+def _example(facts: AdapterFacts) -> dict[str, Any]:
+    return {"model": facts.model, "input": ["A train was late again."]}
+
+
+_TAGS = ("OpenAI",)
+ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint(
+        "POST",
+        "/v1/embeddings",
+        "Return the vectors of texts",
+        EmbeddingsRequest,
+        EmbeddingsResponse,
+        _embeddings,
+        tags=_TAGS,
+        example=fitting_example(gives_vectors, _example),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/models",
+        "List the adapters that may be asked for by name",
+        None,
+        ListedModels,
+        _models,
+        tags=_TAGS,
+    ),
+    Endpoint(
+        "GET",
+        "/v1/models/{model:path}",
+        "Return which version an adapter's name means",
+        None,
+        ListedModel,
+        _model,
+        tags=_TAGS,
+    ),
+)

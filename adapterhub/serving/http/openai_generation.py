@@ -1,0 +1,435 @@
+"""OpenAI's `/v1/chat/completions` and `/v1/completions`, also as streams."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
+from adapterhub.serving.http.errors import RequestError
+from adapterhub.serving.http.shapes import (
+    ModelUsage,
+    TextsOrTokens,
+    fitting_example,
+    listed_inputs,
+    new_id,
+    now,
+    refuse_unless,
+    usage_of,
+    writes_texts,
+    writing_facts,
+)
+from adapterhub.serving.http.text_generation import (
+    StartedText,
+    event_stream,
+    events_of,
+    generation_options,
+    start_texts,
+    stop_texts,
+)
+
+if TYPE_CHECKING:
+    from adapterhub.serving.generation import GeneratedText, GeneratedToken, Piece
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "functions": ([],),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "suffix": ("",),
+    "echo": (False,),
+}
+"""What clients may send that is not supported, with the values that change nothing."""
+
+
+class StreamOptions(BaseModel):
+    """What a stream has besides the text."""
+
+    include_usage: bool = False
+
+
+class WritingRequest(BaseModel):
+    """What requests for texts have in common; fields that are not here are not supported."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=1 << 31)
+    seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 63) - 1)
+    stop: str | list[str] | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    def check(self) -> None:
+        """Refuse what is not supported.
+
+        Raises:
+            RequestError: a field has a value that would be ignored.
+        """
+        refuse_unless(self.model_extra or {}, _NEUTRAL)
+
+    @property
+    def with_usage(self) -> bool:
+        """Whether a stream ends with the number of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def options(self, **more: Any) -> Any:
+        """Return the options of generation."""
+        return generation_options(
+            {},
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=None if self.top_k == -1 else self.top_k,
+            seed=self.seed,
+            stop=stop_texts(self.stop),
+            **more,
+        )
+
+
+class ContentPart(BaseModel):
+    """A part of a message: a text."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    text: str = ""
+
+
+class ChatMessage(BaseModel):
+    """A message of a chat."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+
+
+class ChatRequest(WritingRequest):
+    """The messages of a chat, of which the next is written."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+
+
+class CompletionRequest(WritingRequest):
+    """Texts to go on from, or the tokens of each."""
+
+    prompt: TextsOrTokens
+    logprobs: int | None = Field(None, ge=0, le=20)
+
+
+class TokenAlternative(BaseModel):
+    """A token and its log-probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenToken(TokenAlternative):
+    """A token of the text, and the most probable ones in its place."""
+
+    top_logprobs: list[TokenAlternative]
+
+
+class ChatLogprobs(BaseModel):
+    """The tokens of a message."""
+
+    content: list[ChosenToken]
+
+
+class WrittenMessage(BaseModel):
+    """The message that is written."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(BaseModel):
+    """The message, and why it ends."""
+
+    index: int = 0
+    message: WrittenMessage
+    finish_reason: str
+    logprobs: ChatLogprobs | None = None
+
+
+class ChatResponse(BaseModel):
+    """The next message of a chat."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: ModelUsage
+
+
+class CompletionLogprobs(BaseModel):
+    """The tokens of a text."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    """The text for a prompt, and why it ends."""
+
+    index: int
+    text: str
+    finish_reason: str
+    logprobs: CompletionLogprobs | None = None
+
+
+class CompletionResponse(BaseModel):
+    """The text for each prompt."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: ModelUsage
+
+
+# Chats
+
+
+def chat_messages(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
+    """Return messages as chat templates read them.
+
+    Raises:
+        RequestError: a message has something else than text.
+    """
+    return [_message(number, each) for number, each in enumerate(messages)]
+
+
+def _message(number: int, message: ChatMessage) -> dict[str, str]:
+    content = message.content
+    place = f"messages[{number}]"
+    if isinstance(content, list):
+        if wrong := [each.type for each in content if each.type != "text"]:
+            raise RequestError(
+                f"content of the type {wrong[0]!r}", parameter=place, expected="the type text"
+            )
+        content = "".join(each.text for each in content)
+    calls = message.model_extra or {}
+    if content is None or calls.get("tool_calls") or calls.get("function_call"):
+        raise RequestError("a message without a text", parameter=place, expected="content")
+    return {"role": "system" if message.role == "developer" else message.role, "content": content}
+
+
+async def _chat(call: Call) -> ChatResponse | Response:
+    asked: ChatRequest = call.body
+    return await answer_chat(call, asked, asked.model)
+
+
+async def answer_chat(call: Call, asked: ChatRequest, model: str) -> ChatResponse | Response:
+    """Write the next message of a chat, at once or as a stream.
+
+    Raises:
+        RequestError: something is asked for that is not supported.
+        AdapterhubError: it cannot be written.
+    """
+    asked.check()
+    await writing_facts(call, model)
+    if asked.top_logprobs and not asked.logprobs:
+        raise RequestError(
+            "top_logprobs without logprobs", parameter="top_logprobs", expected="logprobs: true"
+        )
+    options = asked.options(
+        max_tokens=asked.max_completion_tokens or asked.max_tokens,
+        logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+    )
+    (text,) = await start_texts(call, model, [chat_messages(asked.messages)], options)
+    if asked.stream:
+        return event_stream(call, _chat_events(text, asked))
+    whole = await text.result()
+    choice = ChatChoice(
+        message=WrittenMessage(content=whole.text),
+        finish_reason=whole.finish_reason,
+        logprobs=_chat_logprobs(whole.tokens) if asked.logprobs else None,
+    )
+    return ChatResponse(
+        id=new_id("chatcmpl"),
+        created=now(),
+        model=text.model,
+        choices=[choice],
+        usage=_usage([whole]),
+    )
+
+
+async def _chat_events(text: StartedText, asked: ChatRequest) -> AsyncIterator[dict[str, Any]]:
+    """Yield the chunks of a message: its role, its pieces, its end, and its tokens."""
+    head = {
+        "id": new_id("chatcmpl"),
+        "object": "chat.completion.chunk",
+        "created": now(),
+        "model": text.model,
+    }
+    usage = {"usage": None} if asked.with_usage else {}
+
+    def chunk(delta: dict[str, str], end: str | None = None, of: Any = None) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "finish_reason": end, "logprobs": of}
+        return {**head, "choices": [choice], **usage}
+
+    def of_piece(number: int, piece: Piece) -> dict[str, Any] | None:
+        logprobs = _chat_logprobs(piece.tokens).model_dump() if asked.logprobs else None
+        return chunk({"content": piece.text}, of=logprobs) if piece.text or logprobs else None
+
+    def of_end(number: int, whole: GeneratedText) -> dict[str, Any]:
+        return chunk({}, whole.finish_reason)
+
+    yield chunk({"role": "assistant", "content": ""})
+    async for event in events_of([text], of_piece, of_end):
+        yield event
+    if asked.with_usage:
+        yield {**head, "choices": [], "usage": _usage([await text.result()])}
+
+
+def _chat_logprobs(tokens: Iterable[GeneratedToken]) -> ChatLogprobs:
+    return ChatLogprobs(
+        content=[
+            ChosenToken(
+                **_alternative(each.text, each.logprob or 0.0),
+                top_logprobs=[TokenAlternative(**_alternative(*a)) for a in each.alternatives],
+            )
+            for each in tokens
+        ]
+    )
+
+
+def _alternative(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def _usage(texts: Sequence[GeneratedText]) -> ModelUsage:
+    prompts = sum(each.prompt_tokens for each in texts)
+    return usage_of(prompts, sum(each.completion_tokens for each in texts))
+
+
+# Texts
+
+
+async def _completion(call: Call) -> CompletionResponse | Response:
+    asked: CompletionRequest = call.body
+    asked.check()
+    facts = await writing_facts(call, asked.model)
+    prompts = listed_inputs(asked.prompt, facts, "prompt")
+    options = asked.options(max_tokens=asked.max_tokens, logprobs=asked.logprobs)
+    texts = await start_texts(call, asked.model, prompts, options)
+    if asked.stream:
+        return event_stream(call, _text_events(texts, asked))
+    wholes = [await each.result() for each in texts]
+    choices = [
+        CompletionChoice(
+            index=number,
+            text=whole.text,
+            finish_reason=whole.finish_reason,
+            logprobs=_text_logprobs(whole.tokens) if asked.logprobs is not None else None,
+        )
+        for number, whole in enumerate(wholes)
+    ]
+    return CompletionResponse(
+        id=new_id("cmpl"),
+        created=now(),
+        model=texts[0].model,
+        choices=choices,
+        usage=_usage(wholes),
+    )
+
+
+async def _text_events(
+    texts: list[StartedText], asked: CompletionRequest
+) -> AsyncIterator[dict[str, Any]]:
+    head = {
+        "id": new_id("cmpl"),
+        "object": "text_completion",
+        "created": now(),
+        "model": texts[0].model,
+    }
+    usage = {"usage": None} if asked.with_usage else {}
+    lengths = [0] * len(texts)
+
+    def chunk(number: int, text: str, end: str | None, of: Any = None) -> dict[str, Any]:
+        choice = {"index": number, "text": text, "finish_reason": end, "logprobs": of}
+        return {**head, "choices": [choice], **usage}
+
+    def of_piece(number: int, piece: Piece) -> dict[str, Any] | None:
+        logprobs = None
+        if asked.logprobs is not None:
+            logprobs = _text_logprobs(piece.tokens, lengths[number]).model_dump()
+        lengths[number] += len(piece.text)
+        return chunk(number, piece.text, None, logprobs) if piece.text or logprobs else None
+
+    def of_end(number: int, whole: GeneratedText) -> dict[str, Any]:
+        return chunk(number, "", whole.finish_reason)
+
+    async for event in events_of(texts, of_piece, of_end):
+        yield event
+    if asked.with_usage:
+        wholes = [await each.result() for each in texts]
+        yield {**head, "choices": [], "usage": _usage(wholes)}
+
+
+def _text_logprobs(tokens: Iterable[GeneratedToken], start: int = 0) -> CompletionLogprobs:
+    found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+    for each in tokens:
+        found.tokens.append(each.text)
+        found.token_logprobs.append(each.logprob or 0.0)
+        found.top_logprobs.append(dict(each.alternatives))
+        found.text_offset.append(start)
+        start += len(each.text)
+    return found
+
+
+def chat_example(facts: AdapterFacts) -> dict[str, Any]:
+    """Return a body for an adapter."""
+    message = {"role": "user", "content": "When does the train leave?"}
+    return {"model": facts.model, "messages": [message], "max_tokens": 16}
+
+
+def _text_example(facts: AdapterFacts) -> dict[str, Any]:
+    return {"model": facts.model, "prompt": "The train leaves", "max_tokens": 16}
+
+
+_TAGS = ("OpenAI",)
+ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint(
+        "POST",
+        "/v1/chat/completions",
+        "Write the next message of a chat",
+        ChatRequest,
+        ChatResponse,
+        _chat,
+        tags=_TAGS,
+        example=fitting_example(writes_texts, chat_example),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/completions",
+        "Go on from a text",
+        CompletionRequest,
+        CompletionResponse,
+        _completion,
+        tags=_TAGS,
+        example=fitting_example(writes_texts, _text_example),
+    ),
+)

@@ -1,0 +1,357 @@
+"""Classes, scores and ranks of texts, as vLLM, Cohere, Jina and text-embeddings-inference ask.
+
+`/rerank` has two shapes, told apart by the field with the texts: `documents` of Cohere, Jina and
+vLLM, `texts` of text-embeddings-inference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, BaseModel, Field
+
+from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint, Predicted
+from adapterhub.serving.http.errors import RequestError
+from adapterhub.serving.http.openai_embeddings import in_base64
+from adapterhub.serving.http.shapes import (
+    AdapterRequest,
+    ModelUsage,
+    Texts,
+    TextsOrTokens,
+    chosen_facts,
+    class_scores,
+    compares_texts,
+    comparison,
+    fitting_example,
+    fitting_facts,
+    gives_classes,
+    gives_numbers,
+    listed_inputs,
+    listed_texts,
+    new_id,
+    now,
+    usage_of,
+)
+
+TextsOrPairs = TextsOrTokens | list[Annotated[list[str], Field(min_length=2, max_length=2)]]
+_EXAMPLE = ("When does the train leave?", "It leaves at nine.")
+
+
+class ClassifyRequest(AdapterRequest):
+    """Texts, or pairs of texts for adapters that read two."""
+
+    input: TextsOrPairs
+
+
+class ClassifiedItem(BaseModel):
+    """The most probable class of an input, and the probabilities in the order of the classes."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ScoringAnswer(BaseModel):
+    """What answers to several inputs have in common."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    usage: ModelUsage
+    truncated: list[int] = []
+
+
+class ClassifyResponse(ScoringAnswer):
+    """The class of each input."""
+
+    data: list[ClassifiedItem]
+
+
+class ScoreRequest(AdapterRequest):
+    """Pairs of texts: one with each of several, or the first with the first and so on."""
+
+    text_1: Texts = Field(validation_alias=AliasChoices("text_1", "queries", "data_1"))
+    text_2: Texts = Field(validation_alias=AliasChoices("text_2", "documents", "data_2"))
+
+
+class ScoredItem(BaseModel):
+    """The number for a pair."""
+
+    index: int
+    object: Literal["score"] = "score"
+    score: float
+
+
+class ScoreResponse(ScoringAnswer):
+    """The number for each pair."""
+
+    data: list[ScoredItem]
+
+
+class PoolingRequest(AdapterRequest):
+    """Texts, pairs of texts, or the tokens of each."""
+
+    input: TextsOrPairs
+    encoding_format: Literal["float", "base64"] = "float"
+
+
+class PooledItem(BaseModel):
+    """A vector, the probabilities of classes, or a number."""
+
+    index: int
+    object: Literal["pooling"] = "pooling"
+    data: list[float] | str
+
+
+class PoolingResponse(ScoringAnswer):
+    """What an adapter reads off each input."""
+
+    data: list[PooledItem]
+
+
+class RankedDocument(BaseModel):
+    """A document that is ranked."""
+
+    text: str
+
+
+class RerankRequest(BaseModel):
+    """A query, and documents to rank by it; or `texts`, as text-embeddings-inference asks."""
+
+    model: str | None = None
+    truncate: bool = False
+    query: str
+    documents: list[str | RankedDocument] | None = None
+    top_n: int | None = Field(None, ge=1)
+    return_documents: bool | None = None
+    texts: list[str] | None = None
+    raw_scores: bool = False
+    return_text: bool = False
+
+
+class RankedItem(BaseModel):
+    """A document's place in the request, and its relevance."""
+
+    index: int
+    relevance_score: float
+    document: RankedDocument | None = None
+
+
+class RerankResponse(BaseModel):
+    """The documents, the most relevant one first."""
+
+    id: str
+    model: str
+    results: list[RankedItem]
+    usage: ModelUsage
+    meta: dict[str, Any]
+
+
+def _answer_of(kind: str, found: Predicted) -> dict[str, Any]:
+    return {
+        "id": new_id(kind),
+        "created": now(),
+        "model": found.reference,
+        "usage": usage_of(found.tokens),
+        "truncated": list(found.truncated),
+    }
+
+
+async def _classify(call: Call) -> ClassifyResponse:
+    asked: ClassifyRequest = call.body
+    facts = await fitting_facts(call, asked.model, gives_classes)
+    inputs = _inputs(asked.input, facts)
+    found = await call.predict(asked.model, inputs, truncate=asked.truncate)
+    data = [_classified(n, each, found.labels) for n, each in enumerate(found.answers)]
+    return ClassifyResponse(data=data, **_answer_of("classify", found))
+
+
+def _inputs(given: Any, facts: AdapterFacts) -> list[Any]:
+    """Return texts, pairs of texts, or the texts of tokens, as a list."""
+    nested = isinstance(given, list) and given and isinstance(given[0], list) and given[0]
+    if nested and isinstance(nested[0], str):
+        return [tuple(each) for each in given]
+    return list(listed_inputs(given, facts, "input"))
+
+
+def _classified(index: int, answer: Mapping[str, Any], labels: Sequence[str]) -> ClassifiedItem:
+    probabilities = _probabilities(answer, labels)
+    best, _ = class_scores(answer)[0]
+    return ClassifiedItem(
+        index=index, label=best, probs=probabilities, num_classes=len(probabilities)
+    )
+
+
+def _probabilities(answer: Mapping[str, Any], labels: Sequence[str]) -> list[float]:
+    """Return the probabilities in the order of the head's classes, where that is known."""
+    scores = answer["scores"]
+    return [scores[name] for name in (labels or scores)]
+
+
+async def _score(call: Call) -> ScoreResponse:
+    asked: ScoreRequest = call.body
+    await fitting_facts(call, asked.model, compares_texts)
+    first, second = listed_texts(asked.text_1), listed_texts(asked.text_2)
+    pairs = _pairs(first, second)
+    found = await call.predict(asked.model, pairs, truncate=asked.truncate)
+    data = [ScoredItem(index=n, score=comparison(a)) for n, a in enumerate(found.answers)]
+    return ScoreResponse(data=data, **_answer_of("score", found))
+
+
+def _pairs(first: list[str], second: list[str]) -> list[tuple[str, str]]:
+    if len(first) == 1:
+        first = first * len(second)
+    if len(first) != len(second) or not first:
+        raise RequestError(
+            f"{len(first)} texts to compare with {len(second)}",
+            parameter="text_1",
+            expected="one text and several, or two lists of one length",
+        )
+    return list(zip(first, second, strict=True))
+
+
+async def _pooling(call: Call) -> PoolingResponse:
+    asked: PoolingRequest = call.body
+    facts = await fitting_facts(call, asked.model, gives_numbers)
+    inputs = _inputs(asked.input, facts)
+    found = await call.predict(asked.model, inputs, truncate=asked.truncate)
+    as_text = asked.encoding_format == "base64"
+    numbers = [_pooled(each, found.labels) for each in found.answers]
+    data = [
+        PooledItem(index=n, data=in_base64(each) if as_text else each)
+        for n, each in enumerate(numbers)
+    ]
+    return PoolingResponse(data=data, **_answer_of("pool", found))
+
+
+def _pooled(answer: Mapping[str, Any], labels: Sequence[str]) -> list[float]:
+    if "vector" in answer:
+        return list(answer["vector"])
+    return _probabilities(answer, labels) if "scores" in answer else [answer["value"]]
+
+
+async def _rerank(call: Call) -> RerankResponse | list[dict[str, Any]]:
+    asked: RerankRequest = call.body
+    if (asked.texts is None) == (asked.documents is None):
+        raise RequestError(
+            "no documents" if asked.texts is None else "documents, and texts",
+            parameter="documents",
+            expected="documents (Cohere, Jina, vLLM) or texts (text-embeddings-inference)",
+        )
+    if asked.documents is None:
+        return await _rank_texts(call, asked, asked.texts or [])
+    documents = [d if isinstance(d, str) else d.text for d in asked.documents]
+    found, ranks = await _ranked(call, asked, documents)
+    returned = asked.return_documents
+    if returned is None:  # as each of these by default: Cohere's second version has none
+        returned = not call.endpoint.path.startswith("/v2")
+    results = [
+        RankedItem(
+            index=n,
+            relevance_score=value,
+            document=RankedDocument(text=documents[n]) if returned else None,
+        )
+        for n, value in ranks[: asked.top_n]
+    ]
+    return RerankResponse(
+        id=new_id("rerank"),
+        model=found.reference,
+        results=results,
+        usage=usage_of(found.tokens),
+        meta={"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
+    )
+
+
+async def _rank_texts(call: Call, asked: RerankRequest, texts: list[str]) -> list[dict[str, Any]]:
+    """Answer as text-embeddings-inference does."""
+    if asked.raw_scores:
+        raise RequestError(
+            "scores before the sigmoid", parameter="raw_scores", expected="raw_scores: false"
+        )
+    _, ranks = await _ranked(call, asked, texts)
+    return [
+        {"index": n, "score": value} | ({"text": texts[n]} if asked.return_text else {})
+        for n, value in ranks
+    ]
+
+
+async def _ranked(
+    call: Call, asked: RerankRequest, texts: list[str]
+) -> tuple[Predicted, list[tuple[int, float]]]:
+    """Return the numbers of the texts with their relevance, the most relevant one first."""
+    if not texts:
+        raise RequestError("nothing to rank", parameter="documents", expected="one text or more")
+    facts = await chosen_facts(call, asked.model, compares_texts)
+    pairs = [(asked.query, each) for each in texts]
+    found = await call.predict(facts.model, pairs, truncate=asked.truncate)
+    values = list(enumerate(map(comparison, found.answers)))
+    return found, sorted(values, key=lambda each: -each[1])
+
+
+def _classify_example(facts: AdapterFacts) -> dict[str, Any]:
+    given: Any = list(_EXAMPLE) if facts.texts == 2 else _EXAMPLE[0]
+    return {"model": facts.model, "input": [given]}
+
+
+def _score_example(facts: AdapterFacts) -> dict[str, Any]:
+    return {"model": facts.model, "text_1": _EXAMPLE[0], "text_2": [_EXAMPLE[1]]}
+
+
+def _rerank_example(facts: AdapterFacts) -> dict[str, Any]:
+    return {"model": facts.model, "query": _EXAMPLE[0], "documents": list(_EXAMPLE)}
+
+
+_VLLM = ("vLLM",)
+_RERANK = ("Cohere, Jina, vLLM",)
+ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint(
+        "POST",
+        "/classify",
+        "Return the class of texts, with all probabilities",
+        ClassifyRequest,
+        ClassifyResponse,
+        _classify,
+        tags=_VLLM,
+        example=fitting_example(gives_classes, _classify_example),
+    ),
+    Endpoint(
+        "POST",
+        "/score",
+        "Return a number for each pair of texts",
+        ScoreRequest,
+        ScoreResponse,
+        _score,
+        tags=_VLLM,
+        example=fitting_example(compares_texts, _score_example),
+    ),
+    Endpoint(
+        "POST",
+        "/pooling",
+        "Return the vector, the probabilities or the number of texts",
+        PoolingRequest,
+        PoolingResponse,
+        _pooling,
+        tags=_VLLM,
+        example=fitting_example(gives_numbers, _classify_example),
+    ),
+    *(
+        Endpoint(
+            "POST",
+            path,
+            summary,
+            RerankRequest,
+            RerankResponse,
+            _rerank,
+            tags=_RERANK,
+            example=fitting_example(compares_texts, _rerank_example),
+        )
+        for path, summary in (
+            ("/v1/rerank", "Rank documents by a query"),
+            ("/v2/rerank", "Rank documents by a query, without returning them"),
+            ("/rerank", "Rank documents (or `texts`, of text-embeddings-inference) by a query"),
+        )
+    ),
+)

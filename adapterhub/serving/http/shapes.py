@@ -1,0 +1,269 @@
+"""What the shapes of clients share: which adapters fit them, and the forms of inputs and answers.
+
+An adapter fits a shape by what it prints (`Task.printed_fields`) and by how many texts it reads,
+not by the name of its task: a new task has all shapes that its answers can be given in.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from adapterhub.errors import AdapterhubError, BackboneError
+from adapterhub.serving.adapters import BareBackbone
+from adapterhub.serving.http.call import AdapterFacts, Call
+from adapterhub.serving.http.errors import RequestError, WrongShapeError
+
+Texts = str | list[str]
+TextsOrTokens = str | list[str] | list[int] | list[list[int]]
+"""Texts, or tokens of the backbone in place of each of them."""
+_TRIED = 32  # adapters among which the only one that fits is looked for
+
+
+class AdapterRequest(BaseModel):
+    """What each request has.
+
+    Attributes:
+        model: the adapter.
+        truncate: cut inputs that are too long, and say so; otherwise they are refused.
+    """
+
+    model: str
+    truncate: bool = False
+
+
+class ModelUsage(BaseModel):
+    """The tokens that were computed."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+
+
+# Which adapters fit
+
+
+def printed_names(facts: AdapterFacts) -> frozenset[str]:
+    """Return the names of what an adapter prints; of none whose inputs are files."""
+    return frozenset(() if facts.decodes else facts.predictor.task.printed_fields)
+
+
+def gives_vectors(facts: AdapterFacts) -> bool:
+    """Return whether an adapter gives a vector of each text."""
+    return "vector" in printed_names(facts)
+
+
+def gives_classes(facts: AdapterFacts) -> bool:
+    """Return whether an adapter gives the probability of each of its classes."""
+    names = printed_names(facts)
+    return "scores" in names and not names.isdisjoint({"label", "labels"})
+
+
+def gives_scores(facts: AdapterFacts) -> bool:
+    """Return whether an adapter gives classes or a number."""
+    return gives_classes(facts) or "value" in printed_names(facts)
+
+
+def compares_texts(facts: AdapterFacts) -> bool:
+    """Return whether an adapter gives a number for two texts: a relevance, or a similarity."""
+    names = printed_names(facts)
+    return "similarity" in names or ("value" in names and facts.texts == 2)
+
+
+def gives_numbers(facts: AdapterFacts) -> bool:
+    """Return whether an adapter gives a vector, classes or a number."""
+    return gives_vectors(facts) or gives_scores(facts)
+
+
+def writes_texts(facts: AdapterFacts) -> bool:
+    """Return whether an adapter writes texts."""
+    return "generated" in printed_names(facts)
+
+
+Fits = Callable[[AdapterFacts], bool]
+Example = Callable[[AdapterFacts], dict[str, Any] | None]
+
+
+def fitting_example(fits: Fits, example: Callable[[AdapterFacts], dict[str, Any]]) -> Example:
+    """Return what gives an example for an adapter that fits, and None for others."""
+    return lambda facts: example(facts) if fits(facts) else None
+
+
+async def fitting_facts(call: Call, model: str, fits: Fits) -> AdapterFacts:
+    """Return what is known of an adapter that fits.
+
+    Raises:
+        WrongShapeError: it does not.
+        AdapterhubError: it cannot be used.
+    """
+    facts = await call.facts(model)
+    if not fits(facts):
+        raise wrong_shape(call, facts)
+    return facts
+
+
+async def writing_facts(call: Call, model: str) -> AdapterFacts:
+    """Return what is known of an adapter that writes texts, or of the backbone if that does.
+
+    Raises:
+        WrongShapeError: it does not.
+        AdapterhubError: it cannot be used.
+    """
+    try:
+        facts = await call.facts(model, bare=BareBackbone.TEXTS)
+    except BackboneError:
+        if model != call.backbone:
+            raise
+        facts = await call.facts(model)
+    if not writes_texts(facts):
+        raise wrong_shape(call, facts)
+    return facts
+
+
+def wrong_shape(call: Call, facts: AdapterFacts) -> WrongShapeError:
+    """Return the error for an adapter that does not fit, which names the paths that it fits."""
+    known = ((each.path.replace(":path}", "}"), each) for each in call.service.endpoints)
+    paths = [path for path, each in known if each.example and each.example(facts) is not None]
+    return WrongShapeError(
+        f"{facts.reference} is for {facts.task}, for which {call.request.url.path} has no answer",
+        expected=" or ".join(dict.fromkeys(paths)),
+        hint="POST /v1/predict, which answers for every task",
+    )
+
+
+# Answers
+
+
+def class_scores(answer: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return the classes with their probabilities, the most probable one first.
+
+    A number is one class, which has the name that transformers gives it.
+    """
+    scores = answer["scores"] if "scores" in answer else {"LABEL_0": answer["value"]}
+    return sorted(scores.items(), key=lambda each: -each[1])
+
+
+def comparison(answer: Mapping[str, Any]) -> float:
+    """Return the number for two texts."""
+    return float(answer["similarity"] if "similarity" in answer else answer["value"])
+
+
+def new_id(kind: str) -> str:
+    """Return the id of an answer."""
+    return f"{kind}-{uuid.uuid4().hex}"
+
+
+def now() -> int:
+    """Return the time in seconds since 1970."""
+    return int(time.time())
+
+
+def usage_of(prompt: int, written: int = 0) -> ModelUsage:
+    """Return the tokens of inputs and of written texts."""
+    return ModelUsage(
+        prompt_tokens=prompt, completion_tokens=written, total_tokens=prompt + written
+    )
+
+
+# Inputs
+
+
+def listed_texts(given: Texts) -> list[str]:
+    """Return one text, or several, as a list."""
+    return [given] if isinstance(given, str) else given
+
+
+def listed_inputs(given: TextsOrTokens, facts: AdapterFacts, parameter: str) -> list[str]:
+    """Return texts, or those that tokens stand for, as a list.
+
+    Raises:
+        RequestError: there are none, or the tokens are not those of the backbone.
+    """
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise RequestError("no input", parameter=parameter, expected="one text or more")
+    if isinstance(given[0], int):
+        given = [given]
+    return [_text_of(each, facts, parameter) for each in given]
+
+
+def _text_of(given: Any, facts: AdapterFacts, parameter: str) -> str:
+    """Return the text of tokens, if these are its tokens: others would silently mean another."""
+    if isinstance(given, str):
+        return given
+    tokenizer = facts.tokenizer
+    if all(0 <= each < len(tokenizer) for each in given):
+        text = str(tokenizer.decode(given, skip_special_tokens=True))
+        around = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
+        kept = [each for each in given if each not in around]
+        if kept and tokenizer(text, add_special_tokens=False)["input_ids"] == kept:
+            return text
+    raise RequestError(
+        "the input has tokens that are not those of the backbone",
+        parameter=parameter,
+        expected="texts, or tokens of the backbone's own tokenizer",
+        hint="texts; in LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False)",
+    )
+
+
+def refuse_unless(
+    parameters: Mapping[str, Any], neutral: Mapping[str, Sequence[Any]], hint: str = ""
+) -> None:
+    """Refuse parameters that have another value than those that change nothing.
+
+    Raises:
+        RequestError: one has.
+    """
+    for name, values in neutral.items():
+        value = parameters.get(name)
+        if value is not None and value not in values:
+            raise RequestError(
+                f"{name} is not supported",
+                parameter=name,
+                expected=" or ".join(map(repr, values)) or f"a request without {name}",
+                hint=hint,
+            )
+
+
+# Which adapter
+
+
+async def chosen_facts(call: Call, named: str | None, fits: Fits) -> AdapterFacts:
+    """Return the adapter of a client that may name none: the only one that fits.
+
+    It may be named in the body, or in the header `x-adapter`.
+
+    Raises:
+        RequestError: several fit, or none.
+        WrongShapeError: the one that is named does not fit.
+    """
+    named = named or call.headers.get("x-adapter")
+    names = list(call.adapters())
+    if named or len(names) == 1:
+        return await fitting_facts(call, named or names[0], fits)
+    found = [await _facts_if_fitting(call, each, fits) for each in names[:_TRIED]]
+    fitting = [each for each in found if each is not None]
+    adapters = [each for each in fitting if each.source is not None]
+    chosen = adapters or fitting  # an adapter rather than the backbone alone
+    if len(chosen) == 1 and len(names) <= _TRIED:
+        return chosen[0]
+    shown = [each.model for each in chosen] or names[:_TRIED]
+    raise RequestError(
+        "several adapters fit this path" if chosen else "no adapter fits this path",
+        parameter="model",
+        expected=f"one of {', '.join(shown)}",
+        hint="its name in the field model of the body, or in the header x-adapter",
+    )
+
+
+async def _facts_if_fitting(call: Call, name: str, fits: Fits) -> AdapterFacts | None:
+    try:
+        facts = await call.facts(name)
+    except AdapterhubError:
+        return None
+    return facts if fits(facts) else None

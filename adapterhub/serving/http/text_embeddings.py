@@ -1,0 +1,219 @@
+"""The shapes of text-embeddings-inference: `/embed`, `/predict`, `/info` and `/health`.
+
+Its clients know one model and name none: the only adapter that fits answers, or the one that the
+field `model` or the header `x-adapter` names. `/rerank` is in `scoring.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from adapterhub import __version__
+from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
+from adapterhub.serving.http.errors import RequestError
+from adapterhub.serving.http.shapes import (
+    TextsOrTokens,
+    chosen_facts,
+    class_scores,
+    fitting_example,
+    gives_numbers,
+    gives_scores,
+    gives_vectors,
+    listed_inputs,
+)
+
+_LENGTH_1 = 1e-3  # how far from it vectors of length 1 may be
+
+
+class EmbedRequest(BaseModel):
+    """Texts, or the tokens of each."""
+
+    model: str | None = None
+    inputs: TextsOrTokens
+    truncate: bool = False
+    truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
+    normalize: bool | None = None
+    prompt_name: str | None = None
+    dimensions: int | None = None
+
+
+class PredictPairsRequest(BaseModel):
+    """A text, a pair of texts, or a list of lists of one or two texts."""
+
+    model: str | None = None
+    inputs: str | list[str] | list[list[str]]
+    truncate: bool = False
+    raw_scores: bool = False
+
+
+class EndpointInfo(BaseModel):
+    """What the server has loaded, in the words of text-embeddings-inference."""
+
+    model_id: str
+    model_sha: str | None
+    model_dtype: str
+    model_type: dict[str, Any]
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int
+    max_client_batch_size: int
+    auto_truncate: bool = False
+    version: str = __version__
+
+
+async def _embed(call: Call) -> list[list[float]]:
+    asked: EmbedRequest = call.body
+    facts = await chosen_facts(call, asked.model, gives_vectors)
+    _check_embed(asked, facts)
+    texts = listed_inputs(asked.inputs, facts, "inputs")
+    found = await call.predict(facts.model, texts, truncate=asked.truncate)
+    vectors = [answer["vector"] for answer in found.answers]
+    return _of_length(vectors, asked)
+
+
+def _check_embed(asked: EmbedRequest, facts: AdapterFacts) -> None:
+    """Refuse what would give other vectors than the adapter's."""
+    own, prefixes = asked.prompt_name, ("query_prefix", "passage_prefix")
+    query, passage = (getattr(facts.predictor.task, name, "") for name in prefixes)
+    if own not in (None, "query") and query != passage:
+        raise RequestError(
+            f"no prompt {own!r}", parameter="prompt_name", expected=f"query, which is {query!r}"
+        )
+    if asked.truncate and asked.truncation_direction.lower() == "left":
+        raise RequestError(
+            "texts are cut at their end", parameter="truncation_direction", expected="right"
+        )
+
+
+def _of_length(vectors: list[list[float]], asked: EmbedRequest) -> list[list[float]]:
+    """Return vectors as the adapter gives them, or of length 1 where that is asked for."""
+    if asked.dimensions not in (None, len(vectors[0])):
+        raise RequestError(
+            "the adapter has not learned shorter vectors",
+            parameter="dimensions",
+            expected=f"{len(vectors[0])}, or a request without dimensions",
+        )
+    if asked.normalize is None:
+        return vectors
+    sizes = [math.hypot(*each) for each in vectors]
+    same = all(abs(size - 1) < _LENGTH_1 for size in sizes)
+    if same and not asked.normalize:
+        raise RequestError(
+            "the vectors of this adapter have length 1",
+            parameter="normalize",
+            expected="normalize: true, or a request without it",
+        )
+    if same or not asked.normalize:
+        return vectors
+    pairs = zip(vectors, sizes, strict=True)
+    return [[value / max(size, 1e-12) for value in each] for each, size in pairs]
+
+
+async def _predict(call: Call) -> list[Any]:
+    asked: PredictPairsRequest = call.body
+    if asked.raw_scores:
+        raise RequestError(
+            "scores before the softmax", parameter="raw_scores", expected="raw_scores: false"
+        )
+    facts = await chosen_facts(call, asked.model, gives_scores)
+    given = asked.inputs
+    if not given:
+        raise RequestError("no input", parameter="inputs", expected="one text or more")
+    single = isinstance(given, str) or isinstance(given[0], str)
+    items: list[Any] = [given] if single else list(given)
+    inputs = [each if isinstance(each, str) else _one_or_two(each) for each in items]
+    found = await call.predict(facts.model, inputs, truncate=asked.truncate)
+    answers = [
+        [{"score": score, "label": label} for label, score in class_scores(each)]
+        for each in found.answers
+    ]
+    return answers[0] if single else answers
+
+
+def _one_or_two(texts: list[str]) -> str | tuple[str, str]:
+    if len(texts) == 1:
+        return texts[0]
+    if len(texts) == 2:
+        return texts[0], texts[1]
+    raise RequestError(
+        f"{len(texts)} texts in one input",
+        parameter="inputs",
+        expected="a text, a pair [text, text], or a batch [[text], [text]] or [[text, text]]",
+    )
+
+
+def endpoint_info(call: Call, facts: AdapterFacts) -> EndpointInfo:
+    """Return what a client may know of an adapter before it asks."""
+    service = call.service
+    labels = {str(n): label for n, label in enumerate(facts.labels)}
+    ids = {label: int(n) for n, label in labels.items()}
+    kind = "embedding" if gives_vectors(facts) else "classifier"
+    known = gives_vectors(facts) or gives_scores(facts)
+    return EndpointInfo(
+        model_id=facts.reference,
+        model_sha=facts.digest or None,
+        model_dtype=str(facts.predictor.model.dtype).removeprefix("torch."),
+        model_type={kind: {"id2label": labels, "label2id": ids} if labels else {}} if known else {},
+        max_concurrent_requests=service.engine.queue_tokens,
+        max_input_length=facts.max_length,
+        max_batch_tokens=service.engine.batch_tokens,
+        max_client_batch_size=service.limits.inputs,
+    )
+
+
+async def _info(call: Call) -> EndpointInfo:
+    return endpoint_info(call, await chosen_facts(call, None, gives_numbers))
+
+
+async def _health(call: Call) -> Response:
+    return Response(status_code=200 if call.is_ready else 503)
+
+
+def _embed_example(facts: AdapterFacts) -> dict[str, Any]:
+    return {"model": facts.model, "inputs": "A train was late again."}
+
+
+def _predict_example(facts: AdapterFacts) -> dict[str, Any]:
+    texts = ["When does the train leave?", "It leaves at nine."]
+    return {"model": facts.model, "inputs": [texts[: facts.texts or 1]]}
+
+
+_TAGS = ("text-embeddings-inference",)
+ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint(
+        "POST",
+        "/embed",
+        "Return the vectors of texts",
+        EmbedRequest,
+        None,
+        _embed,
+        tags=_TAGS,
+        example=fitting_example(gives_vectors, _embed_example),
+    ),
+    Endpoint(
+        "POST",
+        "/predict",
+        "Return the classes of texts with their probabilities",
+        PredictPairsRequest,
+        None,
+        _predict,
+        tags=_TAGS,
+        example=fitting_example(gives_scores, _predict_example),
+    ),
+    Endpoint("GET", "/info", "Describe the adapter", None, EndpointInfo, _info, tags=_TAGS),
+    Endpoint(
+        "GET",
+        "/health",
+        "Say whether requests are answered",
+        None,
+        None,
+        _health,
+        role="",
+        tags=_TAGS,
+        while_starting=True,
+    ),
+)

@@ -1,0 +1,133 @@
+"""What shapes of generated texts share: options as clients give them, and streams of events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import to_json
+from starlette.responses import StreamingResponse
+
+from adapterhub.errors import ConfigError
+from adapterhub.serving.http.call import AsyncGeneration, Call
+from adapterhub.serving.http.errors import LimitError, RequestError, body_of, problem_of
+
+if TYPE_CHECKING:
+    from adapterhub.serving.generation import GeneratedText, GenerationOptions, Piece
+
+_DONE = b"data: [DONE]\n\n"
+_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+Event = Any  # a model of pydantic, or what JSON has
+
+
+def generation_options(names: dict[str, str], **options: Any) -> GenerationOptions:
+    """Return options of generation.
+
+    Args:
+        names: what the client calls an option, where that has another name.
+        options: those that the client gave; None is left out.
+
+    Raises:
+        RequestError: one is out of range.
+    """
+    from adapterhub.serving.generation import GenerationOptions
+
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        return GenerationOptions(**given)
+    except ConfigError as error:
+        name = next((each for each in given if each in error.problem), "")
+        raise RequestError(
+            error.problem, parameter=names.get(name, name), expected=error.expected
+        ) from error
+
+
+def stop_texts(given: str | list[str] | None) -> tuple[str, ...]:
+    """Return the texts at which to stop."""
+    return (given,) if isinstance(given, str) else tuple(given or ())
+
+
+@dataclass
+class StartedText:
+    """A text whose first piece is there, so that what prevents it has been told.
+
+    Attributes:
+        generation: the text.
+        model: the adapter that writes it, with its version.
+        first: its first piece; None: it has ended without one.
+        rest: the other pieces.
+    """
+
+    generation: AsyncGeneration
+    model: str
+    first: Piece | None
+    rest: AsyncIterator[Piece]
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Yield all pieces as they come."""
+        if self.first is not None:
+            yield self.first
+            async for piece in self.rest:
+                yield piece
+
+    async def result(self) -> GeneratedText:
+        """Return the whole text."""
+        whole: GeneratedText = await self.generation.result()
+        return whole
+
+
+async def start_texts(
+    call: Call, model: str, prompts: Iterable[Any], options: GenerationOptions
+) -> list[StartedText]:
+    """Begin to write a text for each prompt, all at the same time.
+
+    Raises:
+        LimitError: there are too many.
+        AdapterhubError: one cannot be written.
+    """
+    asked, limit = list(prompts), call.service.limits.inputs
+    if len(asked) > limit:
+        raise LimitError(f"{len(asked):,} prompts", expected=f"at most {limit:,}")
+    started = [await call.generate(model, prompt, options) for prompt in asked]
+    found = []
+    for each in started:
+        pieces = each.__aiter__()
+        first = await anext(pieces, None)
+        found.append(StartedText(each, each.reference, first, pieces))
+    return found
+
+
+def event_stream(call: Call, events: AsyncIterator[Event]) -> StreamingResponse:
+    """Return a stream of server-sent events, the last of which is `[DONE]`.
+
+    An error is an event in the form of the path, and the last one.
+    """
+
+    async def written() -> AsyncIterator[bytes]:
+        try:
+            async for event in events:
+                yield _line(event)
+        except Exception as error:  # the status of the answer was sent before
+            yield _line(body_of(problem_of(error), call.request.url.path))
+            return
+        yield _DONE
+
+    return StreamingResponse(written(), headers=_HEADERS, media_type="text/event-stream")
+
+
+def _line(event: Event) -> bytes:
+    return b"data: " + to_json(event) + b"\n\n"
+
+
+async def events_of(
+    texts: list[StartedText],
+    of_piece: Callable[[int, Piece], Event | None],
+    of_end: Callable[[int, GeneratedText], Event],
+) -> AsyncIterator[Event]:
+    """Yield the events of texts, one text after the other; None is no event."""
+    for number, text in enumerate(texts):
+        async for piece in text.pieces():
+            if (event := of_piece(number, piece)) is not None:
+                yield event
+        yield of_end(number, await text.result())

@@ -1,0 +1,101 @@
+"""What `adapterhub serve` can be told, by flags or in a YAML file."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from adapterhub.config.options import from_dict, option
+from adapterhub.config.quantities import seconds_of, size_in_bytes
+from adapterhub.config.yaml import load_yaml
+from adapterhub.errors import ConfigError
+from adapterhub.registry.reference import is_loopback
+
+_TIMES = ("refresh", "deadline", "drain", "write_timeout")
+_SIZES = ("adapter_memory", "body")
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What is served, to whom, and within which limits."""
+
+    adapters: tuple[str, ...] = option((), "references, or NAME=REFERENCE; none: the registry's")
+    backbone: str | None = option(None, "where the backbone of all adapters is loaded from")
+    allow: tuple[str, ...] = option((), "patterns of adapters that may be asked for: team-*")
+    registry: str | None = option(None, "folder, bucket or https URL")
+    require_signature: bool = option(False, "refuse adapters that no trusted key has signed")
+    host: str = option("127.0.0.1", "address to listen at")
+    port: int = option(8000, "port to listen at; 0: a free one")
+    tokens: str | None = option(None, "file of tokens (null: your own, if there are some)")
+    metrics: Literal["open", "predict", "admin", "off"] = option(
+        "admin", "who reads /metrics where there are tokens: all, a role, or nobody"
+    )
+    admin: bool = option(True, "whether there are paths that change something")
+    batch_tokens: int | None = option(None, "most positions at once (null: by the device)")
+    queue_tokens: int = option(1 << 17, "most tokens that wait")
+    adapter_memory: str = option("2GiB", "bytes of adapters that are kept in memory")
+    refresh: str = option("10s", "how often new versions are looked for; off: never")
+    deadline: str = option("30s", "time until a request must be computed")
+    drain: str = option("30s", "time to finish what is running when the server leaves")
+    write_timeout: str = option("30s", "time after which a client that reads nothing is dropped")
+    body: str = option("4MiB", "most bytes of a request")
+    inputs: int = option(1024, "most inputs of a request")
+    requests_per_minute: int = option(0, "of each token; 0: any number")
+    metric_adapters: int = option(100, "most adapters with metrics of their own")
+    threads: int | None = option(None, "threads of torch (null: its own choice)")
+    device: str | None = option(None, "cpu, cuda or cuda:N (null: a GPU if there is one)")
+    dtype: str | None = option(None, "fp32, bf16 or fp16 (null: as each adapter was trained)")
+    quantize: str | None = option(None, "nf4, int8, ... (null: as each adapter was trained)")
+    log_requests: bool = option(True, "one line of JSON for each request")
+
+    def seconds(self, name: str) -> float:
+        """Return an option that is a time, in seconds; infinity if it is off."""
+        text = getattr(self, name)
+        return float("inf") if text == "off" else seconds_of(text) or 0.0
+
+    def size(self, name: str) -> int:
+        """Return an option that is a size, in bytes."""
+        return size_in_bytes(getattr(self, name)) or 0
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the address is reached from this machine alone."""
+        if is_loopback(self.host):
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def read_serve_options(file: str | None, given: Mapping[str, Any]) -> ServeOptions:
+    """Return the options of a file, and those that are given in their place.
+
+    Raises:
+        ConfigError: the file cannot be read, or options are not valid.
+    """
+    data = load_yaml(file) if file else {}
+    options = from_dict(ServeOptions, {**data, **given})
+    problems = [
+        f"{name}: {getattr(options, name)!r} is not a time such as 30s or 5m"
+        for name in _TIMES
+        if not options.seconds(name) or (name != "refresh" and getattr(options, name) == "off")
+    ]
+    problems += [
+        f"{name}: {getattr(options, name)!r} is not a size such as 2GiB"
+        for name in _SIZES
+        if not options.size(name)
+    ]
+    least = {"port": 0, "queue_tokens": 1, "inputs": 1, "requests_per_minute": 0,
+             "metric_adapters": 0, "batch_tokens": 1, "threads": 1}  # fmt: skip
+    for name, low in least.items():
+        value = getattr(options, name)
+        if value is not None and value < low:
+            problems.append(f"{name}: {value} is less than {low}")
+    if options.port > 65535:
+        problems.append(f"port: {options.port} is more than 65535")
+    if problems:
+        raise ConfigError("options of the server are not valid", offenders=problems)
+    return options

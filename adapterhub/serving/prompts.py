@@ -1,0 +1,111 @@
+"""What a text is written from: a text, or a chat as it was written in the adapter's training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from adapterhub.backbones.pooling import max_positions
+from adapterhub.data.chat_formats import messages_of
+from adapterhub.errors import ConfigError, DataError
+from adapterhub.inference.open import Predictor
+from adapterhub.serving.generation import GenerationOptions
+from adapterhub.serving.models import ServedAdapter
+from adapterhub.tasks import Setting
+from adapterhub.tasks._language_models import Generation
+from adapterhub.tasks._rows import Row
+from adapterhub.tasks._writing import Writing
+
+Prompt = str | Sequence[Mapping[str, Any]]
+_MOST_TOKENS = 256  # of a text, where nothing else is said
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt as tokens.
+
+    Attributes:
+        row: the row of the task that a model reads.
+        limit: the most tokens that are written.
+        ends: the tokens at which the text ends.
+        continues: whether the text continues the tokens of the row.
+    """
+
+    row: Row
+    limit: int
+    ends: frozenset[int]
+    continues: bool
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens of the row."""
+        return list(self.row["input_ids"])
+
+
+def encode_prompt(
+    prompt: Prompt, served: ServedAdapter, options: GenerationOptions
+) -> EncodedPrompt:
+    """Return the tokens of a prompt for an adapter.
+
+    Raises:
+        ConfigError: the adapter does not write texts, or takes no chats.
+        DataError: the prompt is of another form, or leaves no place for a text.
+    """
+    predictor = served.predictor
+    task: Any = predictor.task
+    predictor.writing(Writing())  # a model that cannot is refused
+    setting = predictor.setting.unlimited
+    task, example = _example(prompt, task, predictor, setting)
+    row = task.encode([example], setting, labelled=False).rows[0]
+    if row.keys() - {"input_ids", "attention_mask"}:
+        raise ConfigError(
+            f"{task.name} reads more than a text", expected="engine.submit(...) for such inputs"
+        )
+    continues = not predictor.model.config.is_encoder_decoder
+    limit = options.max_tokens or _recorded_limit(task, bare=not served.digest)
+    room = _room(predictor, served, len(row["input_ids"]), continues)
+    ends = frozenset((*served.ends, *task.stops(setting)))
+    return EncodedPrompt(row, min(limit, room), ends, continues)
+
+
+def _example(prompt: Prompt, task: Any, predictor: Predictor, setting: Setting) -> tuple[Any, Any]:
+    """Return the task that reads a prompt, and its example."""
+    if isinstance(prompt, str):
+        task = task.of_texts()
+        return task, task.example((prompt,), predictor.data)
+    messages = messages_of(prompt)
+    if messages is None:
+        raise DataError(
+            f"a prompt of the type {type(prompt).__name__}",
+            expected="a text, or a list of messages, {role: ..., content: ...}",
+        )
+    task = task.of_chats(setting)
+    if (chat := task.chat_example(messages)) is not None:
+        return task, chat
+    if len(messages) == 1 and messages[0][0] == "user":
+        return task, task.example((messages[0][1],), predictor.data)
+    raise ConfigError(
+        f"a chat of {len(messages)} messages, and the prompts of this adapter are single texts",
+        expected="one message of the role user, or a text",
+    )
+
+
+def _recorded_limit(task: Generation, bare: bool) -> int:
+    """Return the longest text that the training recorded, if it recorded another than usual."""
+    usual = type(task)().new_tokens
+    return _MOST_TOKENS if bare or task.new_tokens == usual else task.new_tokens
+
+
+def _room(predictor: Predictor, served: ServedAdapter, tokens: int, continues: bool) -> int:
+    """Return how many tokens may be written behind a prompt."""
+    positions = max_positions(predictor.model)
+    used = tokens + served.virtual
+    room = positions - used if continues else positions
+    if room < 1 or used > positions:
+        raise DataError(
+            f"the prompt has {tokens:,} tokens",
+            expected=f"fewer than {positions - served.virtual:,}, the context of the model",
+            hint="a shorter prompt",
+        )
+    return room

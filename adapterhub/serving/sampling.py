@@ -1,0 +1,107 @@
+"""Which token comes next, for rows with options of their own.
+
+The random number of a token follows from the seed of its request and its place in the text alone,
+and chooses among the tokens in the order of their ids. So neither the other rows of a batch nor a
+text that is computed again change what is sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from adapterhub.serving.generation import GenerationOptions
+
+_FIRST = 256  # most probable tokens that mostly have the probability top_p together
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """What is asked for at one place of one text."""
+
+    options: GenerationOptions
+    seed: int
+    place: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether the token is drawn."""
+        return self.options.temperature > 0
+
+    def number(self) -> float:
+        """Return the random number of the place, from 0 to 1."""
+        key = self.seed.to_bytes(16, "little", signed=True) + self.place.to_bytes(8, "little")
+        return int.from_bytes(blake2b(key, digest_size=7).digest(), "little") / 2**56
+
+
+@dataclass(frozen=True)
+class ChosenToken:
+    """A token, and the log-probabilities that were asked for."""
+
+    id: int
+    logprob: float | None = None
+    alternatives: tuple[tuple[int, float], ...] = ()
+
+
+def choose_tokens(logits: Tensor, asked: Sequence[NextToken]) -> list[ChosenToken | None]:
+    """Choose a token for each row of logits, (rows, tokens).
+
+    Returns:
+        The tokens; None for rows with numbers that are not finite.
+    """
+    logits = logits.float()
+    best, ids = logits.max(dim=-1)
+    finite = best.isfinite().tolist()
+    drawn = [n for n, each in enumerate(asked) if each.samples and finite[n]]
+    if drawn:
+        ids = ids.clone()
+        ids[drawn] = _sampled(logits[drawn], [asked[n] for n in drawn])
+    chosen: list[ChosenToken | None] = [
+        ChosenToken(token) if known else None
+        for token, known in zip(ids.tolist(), finite, strict=True)
+    ]
+    for n, each in enumerate(asked):
+        if each.options.logprobs is not None and (token := chosen[n]) is not None:
+            chosen[n] = _with_logprobs(token.id, logits[n], each.options.logprobs)
+    return chosen
+
+
+def _sampled(logits: Tensor, asked: Sequence[NextToken]) -> Tensor:
+    """Draw a token of each row."""
+    heat = torch.tensor([each.options.temperature for each in asked], device=logits.device)
+    scaled = (logits - logits.max(dim=-1, keepdim=True).values) / heat[:, None]
+    weights = scaled.softmax(dim=-1).double()
+    for row, each in zip(weights, asked, strict=True):
+        _drop_improbable(row, each.options)
+    totals = weights.cumsum(dim=-1)
+    numbers = torch.tensor([[each.number()] for each in asked], device=logits.device).double()
+    places = torch.searchsorted(totals, numbers * totals[:, -1:], right=True)
+    last = weights.shape[-1] - 1 - (weights.flip(-1) > 0).int().argmax(dim=-1)
+    return torch.minimum(places[:, 0], last)
+
+
+def _drop_improbable(weights: Tensor, options: GenerationOptions) -> None:
+    """Set the probability of tokens that are not sampled to 0."""
+    least = weights.new_zeros(())
+    if 0 < options.top_k < len(weights):
+        least = weights.topk(options.top_k).values[-1]
+    if options.top_p < 1:
+        kept = weights.where(weights >= least, 0.0)
+        most = options.top_p * kept.sum()
+        values = kept.topk(min(_FIRST, len(kept))).values
+        if values.sum() < most:
+            values = kept.sort(descending=True).values
+        enough = int((values.cumsum(0) < most).sum())
+        least = torch.maximum(least, values[min(enough, len(values) - 1)])
+    weights.masked_fill_(weights < least, 0.0)
+
+
+def _with_logprobs(token: int, logits: Tensor, count: int) -> ChosenToken:
+    scores = logits.log_softmax(dim=-1)
+    found = scores.topk(min(count, len(scores)))
+    pairs = zip(found.indices.tolist(), found.values.tolist(), strict=True)
+    return ChosenToken(token, float(scores[token]), tuple(pairs))

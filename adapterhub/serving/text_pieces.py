@@ -1,0 +1,101 @@
+"""Tokens as text while they come: characters are whole, and stop texts are found before they show.
+
+A token may end within a character, and a stop text may begin in one token and end in a later one.
+What may still change is held back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from adapterhub.serving.generation import GeneratedToken, Piece
+
+_BEFORE = 5  # tokens of the prompt that are decoded with the first ones: a space may depend on them
+_INCOMPLETE = "\ufffd"  # what a decoder writes for bytes that are no character yet
+
+
+@dataclass
+class TextPieces:
+    """The text of the tokens so far.
+
+    Attributes:
+        tokenizer: decodes tokens; used by one thread.
+        ids: the last tokens of the prompt, then those of the text.
+        stop: texts at which it ends.
+        stopped: whether one was found.
+        text: what was given out.
+    """
+
+    tokenizer: Any
+    ids: list[int]
+    stop: Sequence[str] = ()
+    stopped: bool = False
+    text: str = ""
+    tokens: list[GeneratedToken] = field(default_factory=list)
+    _held: str = ""
+    _waiting: list[tuple[int, GeneratedToken]] = field(default_factory=list)  # by where each ends
+    _begin: int = 0
+    _read: int = 0
+
+    def __post_init__(self) -> None:
+        self.ids = list(self.ids[-_BEFORE:])
+        self._read = len(self.ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, without special ones."""
+        return str(
+            self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )
+
+    def next_text(self, token: int) -> str:
+        """Return what a token adds to the text; "" if it ends within a character."""
+        self.ids.append(token)
+        added = self._undecoded()
+        if not added or added.endswith(_INCOMPLETE):
+            return ""
+        self._begin, self._read = self._read, len(self.ids)
+        return added
+
+    def _undecoded(self) -> str:
+        """Return the text of the tokens that were not given out; those before them are read too."""
+        before = self.decode(self.ids[self._begin : self._read])
+        return self.decode(self.ids[self._begin :])[len(before) :]
+
+    def add(self, token: GeneratedToken) -> Piece | None:
+        """Add a token, and return what is certain now, if it is anything."""
+        text = self._held + token.text
+        self._waiting.append((len(self.text) + len(text), token))
+        found = [place for place in map(text.find, self.stop) if place >= 0]
+        if found:
+            self.stopped = True
+            return self._given_out(text[: min(found)], "")
+        kept = max((_overlap(text, stop) for stop in self.stop), default=0)
+        return self._given_out(text[: len(text) - kept], text[len(text) - kept :])
+
+    def end(self) -> Piece | None:
+        """Return what was held back; the text is complete."""
+        rest = "" if self.stopped else self._held + self._undecoded()
+        piece = self._given_out(rest, "")
+        tokens = tuple(token for _, token in self._waiting) if not self.stopped else ()
+        self._waiting = []
+        self.tokens += tokens
+        if not tokens:
+            return piece
+        return Piece(piece.text if piece else "", (*(piece.tokens if piece else ()), *tokens))
+
+    def _given_out(self, text: str, held: str) -> Piece | None:
+        self.text += text
+        self._held = held
+        end = len(self.text)
+        tokens = tuple(token for place, token in self._waiting if place <= end)
+        self._waiting = self._waiting[len(tokens) :]
+        self.tokens += tokens
+        return Piece(text, tokens) if text or tokens else None
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return how many characters at the end of a text may begin a stop text."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,301 @@
+"""Texts that are written together: one step for all of them, then the engine does something else.
+
+Every model that writes texts has one or two writers. One computes batches of transformers'
+`generate`, each row through its adapter; a batch ends with its last text, and between two of its
+steps the engine computes batches of other models. The other one is in continuous.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from adapterhub.adapters.activation import changes_shared_state
+from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.route import route
+from adapterhub.adapters.state import find_state
+from adapterhub.errors import one_line
+from adapterhub.serving.batches import RequestSize, choose_batch
+from adapterhub.serving.generation import GeneratedText, GeneratedToken, Piece, TextGeneration
+from adapterhub.serving.models import ClassModel, ServedAdapter, numbers_not_finite
+from adapterhub.serving.prompts import EncodedPrompt
+from adapterhub.serving.refusals import DeadlineError, TooLargeError, is_out_of_memory
+from adapterhub.serving.sampling import ChosenToken, NextToken, choose_tokens
+from adapterhub.serving.text_pieces import TextPieces
+from adapterhub.tasks._forward import on_device, without_gradients
+from adapterhub.tasks._rows import pad
+
+_PADDING = 0.5  # of a batch of prompts: most of the time is spent behind them
+_ROWS = 32  # of a batch of `generate`
+
+
+@dataclass(eq=False)
+class WriteRequest:
+    """A text that is asked for, and what was written of it.
+
+    Attributes:
+        generation: what the client holds.
+        served: the adapter that writes it.
+        prompt: the tokens that it is written from.
+        next: what is asked for at its next place.
+        pieces: the text so far.
+        deadline: the time after which it is worth nothing.
+        on_begin: called once, when the prompt is computed or dropped.
+        on_end: called once, when nothing is computed for it any more.
+        limit: the most tokens that are written.
+        begun: the time at which it was asked for.
+    """
+
+    generation: TextGeneration
+    served: ServedAdapter
+    prompt: EncodedPrompt
+    next: NextToken
+    pieces: TextPieces
+    deadline: float | None
+    on_begin: Callable[[WriteRequest], None]
+    on_end: Callable[[WriteRequest], None]
+    limit: int
+    begun: float = field(default_factory=time.monotonic)
+    first: float = 0.0
+    written: list[int] = field(default_factory=list)  # with those that do not show
+    _is_begun: bool = False
+    _is_left: bool = False
+
+    def begin(self) -> None:
+        """Count it no longer among those that wait."""
+        if not self._is_begun:
+            self._is_begun = True
+            self.on_begin(self)
+
+    def leave(self) -> None:
+        """Say that nothing is computed for it any more."""
+        self.begin()
+        if not self._is_left:
+            self._is_left = True
+            self.on_end(self)
+
+    def expire(self) -> bool:
+        """Return whether it has ended, or its deadline has passed."""
+        late = 0.0 if self.deadline is None else time.monotonic() - self.deadline
+        if late > 0:
+            self.generation.finish(DeadlineError(late))
+        return self.generation.done
+
+    def accept(self, chosen: ChosenToken | None) -> None:
+        """Add the next token, and end the text where it ends; None: its numbers are not finite."""
+        if self.generation.done:
+            return
+        if chosen is None:
+            self.generation.finish(numbers_not_finite(self.served))
+            return
+        self.first = self.first or time.monotonic()
+        self.written.append(chosen.id)
+        self.next = NextToken(self.next.options, self.next.seed, len(self.written))
+        ends = chosen.id in self.prompt.ends
+        token = self._token(chosen, "" if ends else self.pieces.next_text(chosen.id))
+        self._deliver(self.pieces.add(token))
+        if ends or self.pieces.stopped:
+            self._finish("stop")
+        elif len(self.written) >= self.limit:
+            self._finish("length")
+
+    def _token(self, chosen: ChosenToken, text: str) -> GeneratedToken:
+        pairs = tuple((self.pieces.decode([i]), value) for i, value in chosen.alternatives)
+        return GeneratedToken(chosen.id, text, chosen.logprob, pairs)
+
+    def _deliver(self, piece: Piece | None) -> None:
+        if piece is not None:
+            self.generation.deliver(piece)
+
+    def _finish(self, reason: str) -> None:
+        self._deliver(self.pieces.end())
+        now = time.monotonic()
+        self.generation.finish(
+            GeneratedText(
+                self.pieces.text,
+                tuple(self.pieces.tokens),
+                reason,
+                len(self.prompt.row["input_ids"]),
+                len(self.written),
+                self.first - self.begun,
+                now - self.begun,
+            )
+        )
+
+
+class Writer(Protocol):
+    """Writes the texts of one model."""
+
+    def add(self, request: WriteRequest) -> None:
+        """Take a request."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to write."""
+
+    def step(self) -> None:
+        """Compute the next token of some texts, or a batch."""
+
+
+def fail_alone(request: WriteRequest, error: Exception) -> None:
+    """End a text with the error that computing it alone has raised."""
+    if is_out_of_memory(error):
+        tokens = len(request.prompt.row["input_ids"]) + len(request.written)
+        error = TooLargeError(
+            f"a text of {tokens:,} tokens does not fit into memory alone",
+            offenders=[one_line(str(error))],
+            hint="a shorter prompt, fewer max_tokens, or another device",
+        )
+    request.generation.finish(error)
+
+
+def attached_adapter(served: ServedAdapter) -> Adapter | None:
+    """Return the adapter on its model; None: the bare backbone."""
+    state = None if served.row is None else find_state(served.model.model)
+    return None if state is None else state.adapters[str(served.row)]
+
+
+@dataclass(eq=False)
+class BatchWriter:
+    """Writes texts in batches of `generate`, each row through its adapter.
+
+    Attributes:
+        own: the model.
+        positions: the most positions of a batch of prompts.
+        between: lets the engine compute batches of other models.
+        counts: what happened.
+    """
+
+    own: ClassModel
+    positions: int
+    between: Callable[[], None]
+    counts: Counter[str]
+    waiting: deque[WriteRequest] = field(default_factory=deque)
+
+    def add(self, request: WriteRequest) -> None:
+        """Take a request."""
+        self.waiting.append(request)
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests wait."""
+        return bool(self.waiting)
+
+    def step(self) -> None:
+        """Write the texts of a batch."""
+        for request in (each for each in self.waiting if each.expire()):
+            request.leave()
+        self.waiting = deque(each for each in self.waiting if not each.generation.done)
+        if not self.waiting:
+            return
+        batch = self._take()
+        for request in batch:
+            request.begin()
+        try:
+            self._write(batch)
+        finally:
+            for request in batch:
+                request.leave()
+
+    def _take(self) -> list[WriteRequest]:
+        """Take the oldest request, and those that fit it, out of the queue."""
+        key = _route_key(self.waiting[0].served)
+        fitting = [each for each in self.waiting if _route_key(each.served) == key]
+        lengths = [len(each.prompt.row["input_ids"]) + each.served.virtual for each in fitting]
+        sizes = [RequestSize(1, length, length) for length in lengths]
+        chosen = [fitting[n] for n in choose_batch(sizes, self.positions, _PADDING)[:_ROWS]]
+        gone = set(map(id, chosen))
+        self.waiting = deque(each for each in self.waiting if id(each) not in gone)
+        return chosen
+
+    def _write(self, batch: Sequence[WriteRequest]) -> None:
+        """Write a batch; if that fails, each half of what is not finished."""
+        try:
+            self._generate(batch)
+            return
+        except Exception as error:
+            if len(batch) == 1:
+                fail_alone(batch[0], error)
+                return
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        self.counts["halved"] += 1
+        rest = [each for each in batch if not each.generation.done]
+        for part in (rest[: len(rest) // 2], rest[len(rest) // 2 :]):
+            if part:
+                self._write(part)
+
+    def _generate(self, batch: Sequence[WriteRequest]) -> None:
+        model: Any = self.own.model
+        side = "left" if batch[0].prompt.continues else "right"
+        with self.own.encoding:
+            inputs = pad([each.prompt.row for each in batch], self.own.tokenizer, side)
+        steps = _Steps(batch, self.between, self.counts)
+        padding = self.own.tokenizer.pad_token_id
+        with without_gradients(), self._routed([each.served.row for each in batch]):
+            model.generate(
+                **on_device(inputs, model, model.device),
+                max_new_tokens=max(each.limit for each in batch),
+                pad_token_id=0 if padding is None else padding,
+                logits_processor=[steps.choose],
+                stopping_criteria=[steps.ended],
+                do_sample=False,
+                num_beams=1,
+                use_cache=True,
+            )
+
+    def _routed(self, names: Sequence[str | None]) -> AbstractContextManager[Any]:
+        return route(self.own.model, names) if find_state(self.own.model) else nullcontext()
+
+
+def _route_key(served: ServedAdapter) -> Hashable:
+    """Return what texts of one batch have in common: some adapters are alone in theirs."""
+    adapter = attached_adapter(served)
+    return id(served) if adapter is not None and changes_shared_state(adapter) else None
+
+
+@dataclass(eq=False)
+class _Steps:
+    """What `generate` calls at each of its steps: the choice of tokens, and where texts end.
+
+    A batch that is computed again, after a failure, repeats what its texts have already.
+    """
+
+    batch: Sequence[WriteRequest]
+    between: Callable[[], None]
+    counts: Counter[str]
+    place: int = 0
+
+    def choose(self, ids: Tensor, scores: Tensor) -> Tensor:
+        """Return scores of which only those of the chosen tokens are finite."""
+        new = [n for n, r in enumerate(self.batch) if self._is_new(r)]
+        tokens = scores.argmax(dim=-1)
+        for n, request in enumerate(self.batch):
+            if self.place < len(request.written):
+                tokens[n] = request.written[self.place]
+        if new:
+            chosen = choose_tokens(scores[new], [self.batch[n].next for n in new])
+            self.counts["generated_tokens"] += len(new)
+            for n, token in zip(new, chosen, strict=True):
+                self.batch[n].accept(token)
+                tokens[n] = 0 if token is None else token.id
+        self.place += 1
+        return torch.full_like(scores, -torch.inf).scatter_(1, tokens[:, None], 0.0)
+
+    def _is_new(self, request: WriteRequest) -> bool:
+        return not request.generation.done and self.place >= len(request.written)
+
+    def ended(self, ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
+        """Return which rows have ended, after the engine had its turn."""
+        self.between()
+        for request in self.batch:
+            if request.expire():
+                request.leave()
+        return torch.tensor([r.generation.done for r in self.batch], device=ids.device)

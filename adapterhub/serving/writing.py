@@ -1,0 +1,120 @@
+"""All texts that an engine writes, by model: in packed steps, or in batches of `generate`."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from adapterhub.serving.continuous import ContinuousWriter, continuous_writer, writes_packed
+from adapterhub.serving.models import ClassModel, ServedAdapter
+from adapterhub.serving.writers import BatchWriter, Writer, WriteRequest
+
+
+class Writers:
+    """The texts that an engine writes.
+
+    Args:
+        positions: the most positions of a batch of prompts, and the most tokens of a packed step.
+        cache_tokens: the most tokens of a model whose keys and values are kept.
+        between: lets the engine compute batches of other models.
+        counts: what happened.
+    """
+
+    def __init__(
+        self,
+        positions: int,
+        cache_tokens: int,
+        between: Callable[[], None],
+        counts: Counter[str],
+    ) -> None:
+        self.positions, self.cache_tokens = positions, cache_tokens
+        self.between, self.counts = between, counts
+        self.waiting: deque[WriteRequest] = deque()  # added by any thread, taken by the computing
+        self.unfinished: set[WriteRequest] = set()
+        self.batches: dict[ClassModel, BatchWriter] = {}
+        self.continuous: dict[ClassModel, ContinuousWriter | str] = {}  # a text: why there is none
+        self.computing: list[ClassModel] = []  # the models of which a step is being computed
+        self._decoders: dict[ClassModel, Any] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to write."""
+        return bool(self.waiting) or any(each.busy for _, each in self._all())
+
+    def _all(self) -> Iterator[tuple[ClassModel, Writer]]:
+        yield from list(self.batches.items())
+        for own, writer in list(self.continuous.items()):
+            if isinstance(writer, ContinuousWriter):
+                yield own, writer
+
+    def step(self) -> None:
+        """Compute the next tokens of all models' texts, except for models that compute now."""
+        self._distribute()
+        for own, writer in self._all():
+            if writer.busy and own not in self.computing:
+                self.computing.append(own)
+                try:
+                    writer.step()
+                finally:
+                    self.computing.remove(own)
+
+    def _distribute(self) -> None:
+        """Give what waits to the writers of its models."""
+        kept: list[WriteRequest] = []
+        while self.waiting:
+            request = self.waiting.popleft()
+            own = request.served.model
+            assert isinstance(own, ClassModel)
+            if request.expire():
+                request.leave()
+            elif own in self.computing:  # which nothing is tried on now
+                kept.append(request)
+            else:
+                self._give(own, request)
+        self.waiting.extendleft(reversed(kept))
+
+    def _give(self, own: ClassModel, request: WriteRequest) -> None:
+        try:
+            self._writer(own, request.served).add(request)
+        except Exception as error:
+            request.generation.finish(error)
+            request.leave()
+
+    def _writer(self, own: ClassModel, served: ServedAdapter) -> Writer:
+        if own not in self.continuous:
+            self.continuous[own] = continuous_writer(
+                own, self.cache_tokens, self.positions, self.counts
+            )
+        packed = self.continuous[own]
+        if isinstance(packed, ContinuousWriter) and writes_packed(packed, served):
+            return packed
+        if own not in self.batches:
+            self.batches[own] = BatchWriter(own, self.positions, self.between, self.counts)
+        return self.batches[own]
+
+    def forget(self, served: ServedAdapter) -> None:
+        """Let go of an adapter that was detached, and of the model that it had for itself."""
+        own = served.model
+        if not isinstance(own, ClassModel):
+            return
+        packed = self.continuous.get(own)
+        if isinstance(packed, ContinuousWriter):
+            packed.forget(served)
+        if served.alone:
+            self.batches.pop(own, None)
+            self.continuous.pop(own, None)
+            self._decoders.pop(own, None)
+
+    def decoder(self, own: ClassModel) -> Any:
+        """Return a tokenizer that decodes, and that no thread encodes with."""
+        if own not in self._decoders:
+            with own.encoding:
+                self._decoders[own] = copy.deepcopy(own.tokenizer)
+        return self._decoders[own]
+
+    def fail(self, error: Exception) -> None:
+        """End all texts."""
+        for request in list(self.unfinished):
+            request.generation.finish(error)

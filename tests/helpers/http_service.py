@@ -1,0 +1,73 @@
+"""A server of small adapters over HTTP, in a thread of this process, for clients of all kinds."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+from served import CONTEXT, EXAMPLES, TEXTS, TaskExample, write_adapter
+
+from adapterhub.inference.open import AdapterSource
+from adapterhub.serving import Engine
+from adapterhub.serving.http.allowed import AllowedAdapters
+from adapterhub.serving.http.app import make_app
+from adapterhub.serving.http.service import Service
+
+BACKBONE = "the-backbone"
+PAIRS = ((CONTEXT, "the movie was good"), ("a plot", "the end was poor"))
+NAMED: Mapping[str, TaskExample] = {
+    **{("many" if n == 1 else e.task): e for n, e in enumerate(EXAMPLES)},
+    "entailment": TaskExample(
+        "classification",
+        "classification",
+        ("entailment", "neutral", "contradiction"),
+        PAIRS,
+        "pair",
+    ),
+    "masked": TaskExample("masked-lm", "masked-lm", (), ("the [MASK] was good", "a [MASK] [MASK]")),
+    "choices": TaskExample("multiple-choice", "multiple-choice", (), (("a plot", "good", "bad"),)),
+}
+"""An adapter for each form of answers of an encoder, by the name that clients use."""
+
+
+def write_named(backbone: Path, folder: Path) -> dict[str, str]:
+    """Save the adapters; return the folder of each."""
+    return {
+        name: write_adapter(backbone, folder / name, "lora(rank=2)", example, seed=seed)
+        for seed, (name, example) in enumerate(NAMED.items())
+    }
+
+
+def service_of(engine: Engine, folders: Mapping[str, str], **more: str) -> Service:
+    """Return a service of folders, of references and of the engine's backbone."""
+    references = {name: AdapterSource(reference) for name, reference in more.items()}
+    named = {name: AdapterSource(folder) for name, folder in folders.items()}
+    allowed = AllowedAdapters({BACKBONE: None, **named, **references}, folders=frozenset(folders))
+    return Service(engine, allowed, backbone=BACKBONE)
+
+
+@contextmanager
+def running(service: Service) -> Iterator[str]:
+    """Serve on a free port of the loopback; yield the address."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(make_app(service), log_level="error", lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        deadline = time.monotonic() + 30
+        while not server.started and time.monotonic() < deadline:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        listener.close()
+
+
+__all__ = ["BACKBONE", "CONTEXT", "NAMED", "PAIRS", "TEXTS", "running", "service_of", "write_named"]

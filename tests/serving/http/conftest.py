@@ -1,0 +1,49 @@
+"""A running server with an adapter for each form of answers, and what `predict` prints for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason='pip install "adapterhub[serve]"')
+pytest.importorskip("uvicorn", reason='pip install "adapterhub[serve]"')
+
+from http_service import NAMED, running, service_of, write_named
+from served import expected_answers
+
+from adapterhub.serving import Engine
+from adapterhub.serving.adapters import BareBackbone
+from adapterhub.serving.http.service import Service
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server: its address, its service, and the folders of its adapters."""
+
+    url: str
+    service: Service
+    folders: dict[str, str]
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the backbone."""
+        bare = self.service.engine.adapters.find(BareBackbone.VECTORS)
+        return bare.result().predictor.tokenizer
+
+    def expected(self, name: str, *inputs: Any) -> list[dict[str, Any]]:
+        """Return what `predict --json` prints; by default for the inputs of the task."""
+        return expected_answers(self.folders[name], inputs or NAMED[name].inputs)
+
+
+@pytest.fixture(scope="session")
+def server(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Serve an adapter for each form of answers."""
+    folders = write_named(backbone, tmp_path_factory.mktemp("named"))
+    with Engine(str(backbone)) as engine:
+        service = service_of(engine, folders)
+        with running(service) as url:
+            yield Served(url, service, folders)

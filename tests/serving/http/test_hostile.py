@@ -1,0 +1,309 @@
+"""A client that means harm: paths, hubs, tokens of others, headers, labels, logs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import time
+from urllib.parse import urlsplit
+
+import pytest
+from http_client import ask, predict
+from http_service import running
+from served import EXAMPLES, TEXTS, write_adapter
+
+import adapterhub as ah
+from adapterhub.inference.open import AdapterSource
+from adapterhub.serving import Engine
+from adapterhub.serving.http.allowed import AllowedAdapters
+from adapterhub.serving.http.service import RequestLimits, Service
+from adapterhub.web.tokens import TokenFile
+
+TEXT = TEXTS[0]
+
+
+@pytest.fixture(scope="module")
+def registry(backbone, tmp_path_factory, request):
+    """Publish adapters of two teams."""
+    root = tmp_path_factory.mktemp("hostile")
+    for seed, name in enumerate(("red-one", "blue-one"), 1):
+        folder = write_adapter(backbone, root / name, seed=seed, example=EXAMPLES[seed - 1])
+        ah.publish(folder, name, registry=root / "registry")
+    return root / "registry"
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    """Two teams' tokens, one that has expired, and one of an administrator."""
+    file = TokenFile(tmp_path / "tokens.json")
+    return file, {
+        "red": file.create("red", adapters=["red-*"]),
+        "blue": file.create("blue", adapters=["blue-*"]),
+        "old": file.create("old", seconds=1e-6),
+        "admin": file.create("admin", roles=["admin", "predict"]),
+    }
+
+
+@pytest.fixture
+def service(registry, tokens):
+    """Allow all of the registry."""
+    with Engine(registry=registry) as engine:
+        service = Service(engine, AllowedAdapters({}, ("*",)), tokens=tokens[0], metric_adapters=1)
+        service.list_published()
+        yield service
+
+
+@pytest.fixture
+def url(service):
+    with running(service) as url:
+        yield url
+
+
+@pytest.fixture
+def local(registry, tmp_path, backbone, monkeypatch):
+    """A server without tokens; a folder where it was started has the name of no adapter."""
+    write_adapter(backbone, tmp_path / "stray", seed=9)
+    monkeypatch.chdir(tmp_path)
+    with Engine(registry=registry) as engine:
+        service = Service(engine, AllowedAdapters({"red-one": AdapterSource("red-one")}, ("*",)))
+        with running(service) as url:
+            yield url, service, tmp_path
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "{folder}",
+        "./stray",
+        "stray",
+        "../{name}/stray",
+        "~/stray",
+        "file://{folder}",
+        "hf:acme/polite",
+        "http://127.0.0.1:9/acme/polite",
+        "http://localhost:9/acme/polite",
+        "https://169.254.169.254/latest/meta-data",
+        "https://10.0.0.1/acme/polite",
+        "https://user:secret@hub.example.org/a/b",
+        "s3://bucket/prefix",
+        "red-one@../../etc/passwd",
+        "red-one\n",
+        "red-one\x00",
+        "RED-ONE/../red-one",
+        "x" * 100_000,
+        "red-one@" + "9" * 5000,
+        "",
+        "\u202ered-one",
+    ],
+)
+def test_a_clients_word_opens_nothing(local, model, monkeypatch):
+    url, service, folder = local
+    asked, look_up = set(), socket.getaddrinfo
+
+    def seen(host, port, *args, **more):
+        asked.add(f"http://{host}:{port}")
+        return look_up(host, port, *args, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", seen)
+    answer = predict(url, model.format(folder=folder / "stray", name=folder.name), TEXT)
+    assert answer.status == 404
+    assert answer.json["error"]["code"] == "adapter_not_found"
+    assert len(answer.data) < 600
+    assert asked == {url}
+    assert not service.engine.models()
+
+
+def test_a_hub_is_asked_only_where_the_operator_named_it(registry):
+    allowed = AllowedAdapters({}, ("hf:acme/*", "https://hub.example.org/acme/*"))
+    assert allowed.find("hf:acme/polite@main") == AdapterSource("hf:acme/polite@main")
+    found = allowed.find("https://hub.example.org/acme/polite")
+    assert found == AdapterSource("https://hub.example.org/acme/polite")
+    for model in ("hf:other/polite", "red-one", "https://hub.example.org.evil.com/acme/polite",
+                  "http://127.0.0.1/acme/polite"):  # fmt: skip
+        with pytest.raises(ah.errors.AdapterhubError, match="is served"):
+            allowed.find(model)
+
+
+def test_a_named_version_allows_no_other_one():
+    named = {"red-one@1": AdapterSource("red-one@1"), "blue-one": AdapterSource("blue-one")}
+    allowed = AllowedAdapters(named)
+    assert allowed.find("blue-one@7") == AdapterSource("blue-one@7")
+    for model in ("red-one", "red-one@2", "red-one@v1"):
+        with pytest.raises(ah.errors.AdapterhubError):
+            allowed.find(model)
+
+
+def test_requests_without_a_valid_token(url, tokens):
+    good = tokens[1]["red"]
+    bad = ["", "x", "ah_", good[:-1], good + "x", good.lower(), f"ah_{'A' * 43}", tokens[1]["old"]]
+    for token in bad:
+        answer = predict(url, "red-one", TEXT, token=token)
+        assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+        assert answer.message.startswith("no valid token")
+    assert predict(url, "red-one", TEXT).status == 401
+    assert ask(url, "/v1/predict", b"", {"authorization": f"Basic {good}"}).status == 401
+    assert predict(url, "red-one", TEXT, token=good).status == 200
+
+
+def test_an_adapter_of_another_token_is_one_that_does_not_exist(url, tokens):
+    """The words and the headers are the same, and so is the work: nothing is looked up."""
+    red = tokens[1]["red"]
+    blue = predict(url, "blue-one", TEXT, token=tokens[1]["blue"])
+    assert blue.status == 200
+    answers = {name: predict(url, name, TEXT, token=red) for name in ("blue-one", "glue-one")}
+    for answer in answers.values():
+        assert answer.status == 404
+        assert "blue-one" not in answer.message.replace("no adapter 'blue-one'", "")
+        assert "x-adapter-digest" not in answer.headers
+    same = answers["glue-one"].data.replace(b"glue-one", b"blue-one")
+    assert same == answers["blue-one"].data
+    assert answers["blue-one"].headers.keys() == answers["glue-one"].headers.keys()
+
+
+def test_roles(url, tokens):
+    red, admin = tokens[1]["red"], tokens[1]["admin"]
+    for path, body in (("/admin/refresh", {}), ("/metrics", None)):
+        for token, status in ((red, 403 if body is not None else 200), (admin, 200)):
+            answer = ask(url, path, body, {"authorization": f"Bearer {token}"})
+            assert answer.status == status
+        assert ask(url, path, body).status == 401
+
+
+def test_a_revoked_token_ends_within_seconds(url, tokens):
+    file, made = tokens
+    assert predict(url, "red-one", TEXT, token=made["red"]).status == 200
+    TokenFile(file.path).revoke("red")
+    deadline = time.monotonic() + 10
+    while predict(url, "red-one", TEXT, token=made["red"]).status != 401:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert predict(url, "blue-one", TEXT, token=made["blue"]).status == 200
+
+
+def test_each_token_has_its_own_rate(registry, tokens):
+    with Engine(registry=registry) as engine:
+        limits = RequestLimits(per_minute=2)
+        service = Service(engine, AllowedAdapters({}, ("*",)), tokens=tokens[0], limits=limits)
+        with running(service) as url:
+            for name in ("red", "blue"):
+                found = [predict(url, f"{name}-one", TEXT, token=tokens[1][name]) for _ in range(3)]
+                assert [each.status for each in found] == [200, 200, 429]
+                assert 1 <= int(found[2].headers["retry-after"]) <= 30
+            assert ask(url, "/healthz").status == 200
+
+
+def test_no_text_and_no_token_is_logged(url, tokens, caplog, monkeypatch):
+    marked, token = "a secret sentence", tokens[1]["red"]
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    with caplog.at_level(logging.DEBUG):
+        headers = {"authorization": f"Bearer {token}", "traceparent": trace}
+        body = {"model": "red-one", "inputs": [marked]}
+        assert ask(url, "/v1/predict", body, headers).status == 200
+        assert ask(url, f"/v1/{token}/{marked.replace(' ', '_')}").status == 404
+        predict(url, marked, marked, token=token)
+        predict(url, "red-one", {"text": marked, marked: marked}, 7, token=token)
+        ask(url, "/v1/predict", marked.encode(), headers)
+
+        def fail(*args, **more):
+            raise KeyError(marked)
+
+        monkeypatch.setattr("adapterhub.serving.http.app.rendered", fail)
+        assert ask(url, "/v1/predict", body, headers).status == 500
+    logged = caplog.text + "".join(str(record.__dict__) for record in caplog.records)
+    assert "KeyError" in caplog.text
+    assert marked not in logged
+    assert marked.replace(" ", "_") not in logged
+    assert token not in logged
+    lines = [json.loads(r.message) for r in caplog.records if r.name == "adapterhub.requests"]
+    assert lines[0]["trace"] == "0af7651916cd43dd8448eb211c80319c"
+    assert lines[0]["adapter"] == "red-one@v1"
+    assert lines[0]["token"] == "red"
+    assert lines[0]["status"] == 200
+
+
+def test_labels_of_metrics_do_not_grow(url, tokens):
+    admin = tokens[1]["admin"]
+    predict(url, "red-one", TEXT, token=admin)
+    predict(url, "blue-one", TEXT, token=admin)
+    before = ask(url, "/metrics", headers={"authorization": f"Bearer {admin}"}).data.count(b"\n")
+    for number in range(50):
+        predict(url, f"unknown-{number}", TEXT, token=admin)
+        ask(url, f"/v1/nothing/{number}")
+        predict(url, "red-one@1", TEXT, token=admin)
+    text = ask(url, "/metrics", headers={"authorization": f"Bearer {admin}"}).data.decode()
+    assert text.count("\n") - before < 60  # the first 404, with its histogram
+    assert 'adapter="red-one@v1"' in text
+    assert 'adapter="other"' in text
+    assert "blue-one" not in text
+    assert "unknown" not in text
+
+
+def raw(url, data, seconds=10.0):
+    """Send bytes; return what comes until the server closes, or there is nothing for a second."""
+    with socket.create_connection(("127.0.0.1", urlsplit(url).port), timeout=seconds) as client:
+        client.sendall(data)
+        client.settimeout(1.0)
+        found = b""
+        try:
+            while more := client.recv(65536):
+                found += more
+        except TimeoutError:
+            pass
+        return found
+
+
+def test_smuggled_requests(local):
+    """Two lengths, or a length and chunks, are refused; the rest is never a second request."""
+    url, service, _ = local
+    inner = b"GET /admin HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    for heads in (
+        b"content-length: 4\r\ntransfer-encoding: chunked\r\n",
+        b"content-length: 4\r\ncontent-length: 40\r\n",
+        b"transfer-encoding: chunked\r\ntransfer-encoding: identity\r\n",
+        b"transfer-encoding : chunked\r\n",
+        b"content-length: +4\r\n",
+        b"content-length: 4\r\n content-length: 40\r\n",
+    ):
+        head = b"POST /v1/predict HTTP/1.1\r\nhost: localhost\r\n" + heads + b"\r\n"
+        found = raw(url, head + b"0\r\n\r\n" + inner)
+        assert found.count(b"HTTP/1.1 ") <= 1, heads
+        assert b" 200 " not in found
+
+
+def test_headers_that_are_too_large(local):
+    url, _, _ = local
+    large = {"x-large": "a" * 40_000}
+    assert ask(url, "/healthz", headers=large).status == 431
+    assert ask(url, "/healthz", headers={f"x-{n}": "a" * 100 for n in range(90)}).status == 200
+
+
+def test_pages_of_others_do_not_reach_a_server_without_tokens(local):
+    """A name that resolves to this machine, or a request across origins."""
+    url, _, _ = local
+    for headers in (
+        {"host": "evil.example.org"},
+        {"host": "localhost.evil.example.org"},
+        {"host": "[::ffff:1.2.3.4]"},
+        {"host": "]["},
+        {"origin": "https://evil.example.org"},
+        {"origin": "null"},
+    ):
+        body = {"model": "red-one", "inputs": [TEXT]}
+        assert ask(url, "/v1/predict", body, headers).status == 403, headers
+        assert ask(url, "/admin/refresh", {}, headers).status == 403
+    assert ask(url, "/healthz", headers={"origin": url, "host": "localhost"}).status == 200
+
+
+def test_every_answer_is_of_its_type_and_is_not_kept(local):
+    url, _, _ = local
+    for path in ("/healthz", "/docs", "/openapi.json", "/v1/nothing", "/v1/predict"):
+        headers = ask(url, path).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store"
+
+
+def test_a_head_of_a_request_says_no_more_than_get(local):
+    url, _, _ = local
+    answer = ask(url, "/healthz", method="HEAD")
+    assert (answer.status, answer.data) == (200, b"")

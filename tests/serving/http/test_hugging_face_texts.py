@@ -1,0 +1,127 @@
+"""`InferenceClient`, unmodified: texts, summaries, translations and chats, whole and as streams."""
+
+from __future__ import annotations
+
+import huggingface_hub
+import pytest
+from http_service import TEXTS, running, service_of
+from huggingface_hub.errors import BadRequestError, ValidationError
+from served import TaskExample, expected_answers, write_adapter
+
+from adapterhub.serving import Engine
+
+MESSAGES = [{"role": "user", "content": TEXTS[0]}]
+TOKENS = 6
+
+
+@pytest.fixture(autouse=True)
+def online(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+
+
+@pytest.fixture(scope="module")
+def writing(backbones, tmp_path_factory):
+    """Serve an adapter that writes, and one for summaries; return each's address and folder."""
+    folder, found = tmp_path_factory.mktemp("hf-texts"), {}
+    kinds = {
+        "writer": ("llama", TaskExample(f"causal-lm(new_tokens={TOKENS})", "causal-lm")),
+        "summary": ("t5", TaskExample(f"seq2seq(metric=rouge, new_tokens={TOKENS})", "seq2seq")),
+    }
+    for name, (kind, example) in kinds.items():
+        found[name] = write_adapter(backbones(kind), folder / name, "lora(rank=2)", example)
+    with (
+        Engine(str(backbones("llama"))) as one,
+        Engine(str(backbones("t5"))) as other,
+        running(service_of(one, {"writer": found["writer"]})) as first,
+        running(service_of(other, {"summary": found["summary"]})) as second,
+    ):
+        expected = {name: expected_answers(f, TEXTS[:2]) for name, f in found.items()}
+        yield {"writer": first, "summary": second}, expected
+
+
+@pytest.fixture
+def client(writing):
+    def client(name):
+        return huggingface_hub.InferenceClient(f"{writing[0][name]}/models/{name}")
+
+    return client
+
+
+@pytest.fixture
+def written(writing):
+    return {name: answers[0]["generated"] for name, answers in writing[1].items()}
+
+
+def test_texts_are_those_of_predict(client, written):
+    writer = client("writer")
+    assert writer.text_generation(TEXTS[0]) == written["writer"]
+    limited = writer.text_generation(TEXTS[0], max_new_tokens=TOKENS)
+    assert limited.strip() == written["writer"].strip()
+    assert client("summary").summarization(TEXTS[0]).summary_text == written["summary"]
+    limits = {"max_new_tokens": 2}
+    short = client("summary").summarization(TEXTS[0], generate_parameters=limits).summary_text
+    assert written["summary"].startswith(short)
+    assert client("summary").translation(TEXTS[0]).translation_text == written["summary"]
+    full = writer.text_generation(TEXTS[0], return_full_text=True)
+    assert full == TEXTS[0] + written["writer"]
+
+
+def test_a_stream_is_the_text_in_tokens(client):
+    writer = client("writer")
+    whole = writer.text_generation(TEXTS[0], max_new_tokens=TOKENS)
+    assert "".join(writer.text_generation(TEXTS[0], stream=True)).startswith(whole)
+    parts = list(writer.text_generation(TEXTS[0], max_new_tokens=TOKENS, stream=True))
+    assert "".join(parts) == whole
+    assert len(parts) > 3
+    detailed = list(
+        writer.text_generation(TEXTS[0], max_new_tokens=TOKENS, stream=True, details=True)
+    )
+    assert detailed[-1].generated_text == whole
+    assert detailed[-1].details.finish_reason in ("length", "eos_token")
+    assert detailed[0].token.logprob <= 0
+
+
+def test_details_and_sampling(client):
+    writer = client("writer")
+    found = writer.text_generation(TEXTS[0], max_new_tokens=TOKENS, details=True, seed=1)
+    assert found.details.generated_tokens == len(found.details.tokens) <= TOKENS
+    assert all(token.logprob <= 0 for token in found.details.tokens)
+
+    def sampled(**options):
+        return writer.text_generation(TEXTS[0], max_new_tokens=12, temperature=1.5, **options)
+
+    assert sampled(seed=3) == sampled(seed=3)
+    assert len({sampled(seed=seed) for seed in range(6)}) > 1
+    word = found.generated_text.split()[1]
+    stopped = writer.text_generation(TEXTS[0], max_new_tokens=TOKENS, stop=[word])
+    assert found.generated_text.startswith(stopped)
+    assert word not in stopped
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_chats(writing, client, streamed):
+    """At the address of an adapter, where the client names no model, and at that of the server."""
+    server = huggingface_hub.InferenceClient(base_url=f"{writing[0]['writer']}/v1")
+    found = []
+    for each, model in ((client("writer"), None), (server, "writer")):
+        answer = each.chat_completion(
+            MESSAGES, model=model, max_tokens=TOKENS, temperature=0, stream=streamed
+        )
+        if streamed:
+            found.append("".join(c.choices[0].delta.content or "" for c in answer if c.choices))
+        else:
+            assert answer.model == "writer"
+            found.append(answer.choices[0].message.content)
+    assert found[0] == found[1]
+    assert found[0]
+
+
+def test_what_is_refused(client):
+    writer = client("writer")
+    with pytest.raises((BadRequestError, ValidationError), match="repetition_penalty"):
+        writer.text_generation(TEXTS[0], repetition_penalty=1.5)
+    for wrong in ({"temperature": -1.0}, {"max_new_tokens": 0}, {"top_p": 3.0}, {"seed": "x"}):
+        with pytest.raises(BadRequestError, match=next(iter(wrong))):
+            writer.summarization(TEXTS[0], generate_parameters=wrong)
+    with pytest.raises(BadRequestError, match="/v1/chat/completions"):
+        writer.zero_shot_image_classification(b"a", ["a"])
