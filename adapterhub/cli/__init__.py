@@ -38,6 +38,7 @@ HEADINGS = {
     "Serve": {
         "serve": "Answer requests to any adapter over HTTP.",
         "token": "Create, list or revoke the tokens of a server's clients.",
+        "hub": "Serve a hub of your own: users, tokens, any client.",
     },
     "Change adapters": {
         "merge": "Merge an adapter into its backbone and write a checkpoint.",
@@ -66,9 +67,6 @@ HEADINGS = {
         "pull": "Fetch the files of a published adapter and verify them.",
         "login": "Store an access token for a hub.",
         "logout": "Delete the access token of a hub.",
-    },
-    "Serve": {
-        "hub": "Serve a hub of your own: users, tokens, any client.",
     },
     "Other libraries": {
         "import": "Import an adapter of another library, such as peft.",

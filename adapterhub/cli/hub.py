@@ -42,7 +42,9 @@ def command() -> None:
     metavar="SIZE",
     help="Largest file that a client sends within a commit.",
 )
-@click.option("--max-file", metavar="SIZE", default="64GiB", show_default=True, help="Largest file.")
+@click.option(
+    "--max-file", metavar="SIZE", default="64GiB", show_default=True, help="Largest file."
+)
 @click.option("--quota", metavar="SIZE", help="Most that a user or organisation may keep.")
 @click.option("--trust-user-header", metavar="NAME", help="Header with the user, of the proxy.")
 @click.option("--trusted-proxy", multiple=True, metavar="ADDRESS", help="Address of the proxy.")
@@ -104,7 +106,9 @@ def user(folder: Path, names: tuple[str, ...], admin: bool, as_json: bool) -> No
 @click.option("--quota", metavar="SIZE", help="Most that it may keep.")
 @click.option("--allow", "allowed", multiple=True, metavar="RULE", help="Let a rule not hold here.")
 @click.option("--allow-finding", "findings", multiple=True, metavar="CODE", help="It is no secret.")
-@click.option("--protect", "protected", multiple=True, metavar="TAG", help="For admins only: 'prod*'.")
+@click.option(
+    "--protect", "protected", multiple=True, metavar="TAG", help="For admins only: 'prod*'."
+)
 @click.option("--signer", "signers", multiple=True, metavar="KEY", help="Require its signature.")
 @as_json_option
 def org(folder: Path, name: str | None, as_json: bool, **options: Any) -> None:
@@ -342,9 +346,9 @@ def _new_org(hub: Hub, connection: Any, name: str) -> Any:
 
 def _change_owner(hub: Hub, connection: Any, owner: Any, options: dict[str, Any]) -> dict[str, Any]:
     """Write the rules and the quota of a namespace; return what holds now."""
+    from adapterhub.files.signature import read_public_key
     from adapterhub.hub.accepted import RULES, parse_rules, rules_text
     from adapterhub.hub.accounts import change_owner, members_of
-    from adapterhub.files.signature import read_public_key
 
     if unknown := sorted({*options["allowed"]} - {*RULES}):
         raise ConfigError(f"there is no rule {unknown[0]!r}", expected=", ".join(RULES))
@@ -357,7 +361,9 @@ def _change_owner(hub: Hub, connection: Any, owner: Any, options: dict[str, Any]
     }
     changed = replace(
         rules,
-        **{name: tuple(dict.fromkeys((*getattr(rules, name), *new))) for name, new in added.items()},
+        **{
+            name: tuple(dict.fromkeys((*getattr(rules, name), *new))) for name, new in added.items()
+        },
     )
     quota = _size("--quota", options["quota"]) if options["quota"] else owner.quota
     change_owner(connection, owner.id, rules_text(changed), quota)

@@ -47,8 +47,9 @@ _TEXTS = re.compile(
 )
 _MAGIC = {
     ".parquet": b"PAR1", ".arrow": b"ARROW1", ".png": b"\x89PNG", ".jpg": b"\xff\xd8\xff",
-    ".jpeg": b"\xff\xd8\xff", ".gif": b"GIF8", ".webp": b"RIFF", ".gguf": b"GGUF", ".gz": b"\x1f\x8b",
-    ".flac": b"fLaC", ".wav": b"RIFF", ".pdf": b"%PDF", ".zst": b"\x28\xb5\x2f\xfd",
+    ".jpeg": b"\xff\xd8\xff", ".gif": b"GIF8", ".webp": b"RIFF", ".gguf": b"GGUF",
+    ".gz": b"\x1f\x8b", ".flac": b"fLaC", ".wav": b"RIFF", ".pdf": b"%PDF",
+    ".zst": b"\x28\xb5\x2f\xfd",
 }  # fmt: skip
 _SENTENCEPIECE = (".model", ".spm")  # protocol buffers, which have no mark
 

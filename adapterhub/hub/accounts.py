@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, CursorResult, delete, func, insert, select, update
 
 from adapterhub.errors import ConfigError, did_you_mean
 from adapterhub.hub.refusals import DeniedError
@@ -24,8 +25,35 @@ from adapterhub.web.tokens import digest_of_token, is_token, new_token
 READ, WRITE, ADMIN = "read", "write", "admin"
 HUB_ROLES = (READ, WRITE, ADMIN)
 _RESERVED = frozenset(
-    "api models datasets spaces kernels buckets resolve raw blob tree commit lfs cas v1 v2 docs "
-    "settings login logout static health ready metrics search new join organizations".split()
+    [
+        "api",
+        "models",
+        "datasets",
+        "spaces",
+        "kernels",
+        "buckets",
+        "resolve",
+        "raw",
+        "blob",
+        "tree",
+        "commit",
+        "lfs",
+        "cas",
+        "v1",
+        "v2",
+        "docs",
+        "settings",
+        "login",
+        "logout",
+        "static",
+        "health",
+        "ready",
+        "metrics",
+        "search",
+        "new",
+        "join",
+        "organizations",
+    ]
 )
 
 
@@ -169,7 +197,13 @@ def create_namespace(
             name=name, folded=name.casefold(), kind=kind, is_admin=is_admin, created=now_text()
         )
     )
-    return Owner(int(made.inserted_primary_key[0]), name, kind)
+    return Owner(new_id(made), name, kind)
+
+
+def new_id(made: CursorResult[Any]) -> int:
+    """Return the id of a row that was inserted."""
+    assert made.inserted_primary_key is not None
+    return int(made.inserted_primary_key[0])
 
 
 def require_owner(connection: Connection, name: str, kind: str = "") -> Owner:

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 import traceback
-from collections.abc import Mapping
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -23,6 +22,7 @@ from adapterhub.errors import AdapterhubError, one_line
 from adapterhub.hub.accounts import READ, Visitor, note_use, visitor_of, visitor_of_proxy
 from adapterhub.hub.calls import (
     OPEN,
+    PAGE,
     TOKEN,
     HubCall,
     HubRoute,
@@ -149,7 +149,7 @@ class HubApp:
         if call.visitor.token:
             self.hub.note_token(call.visitor.token)
         may_ask = call.visitor.user or (needs == READ and self.hub.options.open_reading)
-        if "owner" not in values and not may_ask:
+        if "owner" not in values and not (may_ask or needs == PAGE):
             raise HubRefusal(
                 f"this needs a token of this hub: {call.base}/settings/tokens", status=401
             )
@@ -182,7 +182,7 @@ class HubApp:
             HubRefusal: nobody said that it is this hub's.
         """
         host = request.headers.get("host", "").lower()
-        if host in self._hosts or (is_loopback_host(host) and not _is_of_browser(request)):
+        if host in self._hosts or is_loopback_host(host):
             return (self._public or f"{request.url.scheme}://{host}").rstrip("/")
         raise HubRefusal(
             f"this hub is not known as {one_line(host, 100)!r}: its operator says its address with "
@@ -246,10 +246,3 @@ def _complete(response: Response) -> None:
     """Add the headers that every answer has."""
     known = {name for name, _ in response.raw_headers}
     response.raw_headers.extend(pair for pair in SECURE_HEADERS if pair[0] not in known)
-
-
-def _is_of_browser(request: Request) -> bool:
-    """Return whether a page of another site makes a browser send a request to this machine."""
-    headers: Mapping[str, str] = request.headers
-    site = headers.get("sec-fetch-site", "none")
-    return site not in ("none", "same-origin") and headers.get("sec-fetch-mode") != "navigate"

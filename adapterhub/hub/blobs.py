@@ -109,7 +109,7 @@ class BlobReceiver:
         self.size = 0
         self._sha256 = hashlib.sha256()
         self._done = False
-        self._file = _written(lambda: open(path, "xb", buffering=0))
+        self._file = _written(lambda: open(path, "xb", buffering=0))  # noqa: SIM115
 
     def __enter__(self) -> BlobReceiver:
         return self

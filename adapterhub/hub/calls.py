@@ -22,8 +22,8 @@ from adapterhub.hub.refusals import HubRefusal, MissingRepositoryError, TooLarge
 from adapterhub.hub.repositories import HubRepository, find_repository, missing, namespace_of
 from adapterhub.hub.state import Hub
 
-OPEN, TOKEN = "", "token"
-"""What an endpoint needs, besides the roles: nothing at all, or any token."""
+OPEN, TOKEN, PAGE = "", "token", "page"
+"""What an endpoint needs, besides the roles: nothing at all, any token, or what it says itself."""
 _MOST_DEPTH = 16
 _PIECE = 256 << 10
 _PARTS = {

@@ -8,7 +8,7 @@ since its answer was lost, gets the head that it had made.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, and_, insert, or_, select, update
@@ -147,7 +147,7 @@ def changed_tree(
         for path in inside:
             del tree[path]
     tree |= {path: staged.info for path, staged in change.files.items()}
-    return tree | large
+    return {**tree, **large}
 
 
 def _large_files(
@@ -192,10 +192,10 @@ def _insert(
 
 
 def grant(
-    connection: Connection, repository: int, infos: object, *, is_committed: bool = True
+    connection: Connection, repository: int, infos: Iterable[BlobInfo], *, is_committed: bool = True
 ) -> None:
     """Let a repository name files, which are in their places."""
-    wanted = {info.sha256: info for info in infos}  # type: ignore[attr-defined]
+    wanted = {info.sha256: info for info in infos}
     if not wanted:
         return
     known = set(

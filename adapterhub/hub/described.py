@@ -48,8 +48,9 @@ class HubDescription:
 
 def parse_description(text: str) -> HubDescription:
     """Return what the database has."""
-    fields = json.loads(text)
-    return HubDescription(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+    fields: dict[str, Any] = json.loads(text)
+    fields |= {name: tuple(fields[name]) for name in ("tags", "files")}
+    return HubDescription(**fields)
 
 
 def describe(tree: Tree, read: ReadBlob) -> HubDescription:

@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -109,9 +109,9 @@ def backup_hub(folder: Path, target: Path) -> int:
     """
     require_schema(folder)
     source = BlobFolder(folder)
-    if target.exists() and not (target / DATABASE).exists() and any(target.iterdir()):
-        if not (target / _PART).exists():
-            raise OutputError(f"{target} has other files", expected="an empty folder, or a backup")
+    is_known = any((target / name).exists() for name in (DATABASE, _PART))
+    if target.exists() and not is_known and any(target.iterdir()):
+        raise OutputError(f"{target} has other files", expected="an empty folder, or a backup")
     with explained(target), FileLock(folder / _KEEPING):
         target.mkdir(parents=True, exist_ok=True, mode=0o700)
         place = BlobFolder(target)
@@ -224,8 +224,8 @@ def _problems_of_commits(connection: Connection) -> Iterator[str]:
         .where(commits.c.is_removed.is_(False))
     ).all()
     granted: dict[int, set[str]] = {}
-    for row in connection.execute(select(grants.c.repository, grants.c.sha256)):
-        granted.setdefault(row.repository, set()).add(row.sha256)
+    for repository, sha256 in connection.execute(select(grants.c.repository, grants.c.sha256)):
+        granted.setdefault(repository, set()).add(sha256)
     for row in rows:
         own = granted.get(row.id, set())
         for path, blob in read_tree(connection, row.tree).items():
@@ -329,5 +329,3 @@ def _batches(items: Iterable[str]) -> Iterator[list[str]]:
     rest = iter(items)
     while some := [*islice(rest, _AT_ONCE)]:
         yield some
-
-

@@ -110,21 +110,14 @@ def search_listings(connection: Connection, query: HubQuery) -> list[HubListing]
         "offset": query.offset,
     }
     is_few = bool(terms) and _count(connection, values["match"]) < _FEW
-    seen = "(l.is_private = 0 OR l.namespace IN :namespaces)"
-    if query.namespaces is None:
-        seen = "1"
+    seen = "1"
+    if query.namespaces is not None:
+        seen, values["seen"] = "(l.is_private = 0 OR l.namespace IN :seen)", [*query.namespaces]
     statement = text((_SORT if is_few else _SCAN).format(seen=seen, order=ORDERS[query.order]))
     if query.namespaces is not None:
-        statement = statement.bindparams(bindparam("namespaces", expanding=True))
-        values["namespaces"] = [*query.namespaces]
-    used = {
-        name: value
-        for name, value in values.items()
-        if f":{name}" in str(statement) or name == "namespaces"
-    }
-    if query.namespaces is None:
-        used.pop("namespaces", None)
-    return [_listing(row) for row in connection.execute(statement, used)]
+        statement = statement.bindparams(bindparam("seen", expanding=True))
+    del values["tokens" if is_few else "match"]
+    return [_listing(row) for row in connection.execute(statement, values)]
 
 
 def listing_of(connection: Connection, repository: int) -> HubListing | None:
@@ -149,7 +142,7 @@ def values_of_facets(connection: Connection, most: int) -> dict[str, list[tuple[
 
 def refresh_listing(connection: Connection, repository: HubRepository, read: ReadBlob) -> None:
     """Write the row of a repository anew; call it inside the transaction of its change."""
-    _remove(connection, repository.id)
+    remove_listing(connection, repository.id)
     head = head_of(connection, repository.id)
     if head is None:
         return
@@ -217,7 +210,7 @@ def shown_version(
 ) -> PublishedVersion | Entry | None:
     """Return a version as its page shows it; an entry alone for an adapter of another library."""
     name, number = repository.name, version.name if version else commit.oid
-    place = {"reference": f"{name}@{number}", "name": name, "version": number}
+    place: dict[str, Any] = {"reference": f"{name}@{number}", "name": name, "version": number}
     try:
         if MANIFEST_FILE in tree:
             data = read(tree[MANIFEST_FILE].sha256, MAX_MANIFEST_BYTES)
@@ -260,7 +253,7 @@ def _signatures(
         return (), error.problem
 
 
-def _remove(connection: Connection, repository: int) -> None:
+def remove_listing(connection: Connection, repository: int) -> None:
     """Remove the row of a repository, its texts and its counts."""
     old = connection.execute(
         select(listings.c.tokens).where(listings.c.repository == repository)
@@ -279,9 +272,6 @@ def _remove(connection: Connection, repository: int) -> None:
         {"repository": repository, "tokens": old.tokens},
     )
     connection.execute(delete(listings).where(listings.c.repository == repository))
-
-
-remove_listing = _remove
 
 
 def _add_facets(connection: Connection, repository: int, listed: ListedVersion) -> None:
@@ -388,7 +378,8 @@ def _listed(written: str) -> ListedVersion:
     score = None
     if fields["score"]:
         error = ScoreError(**fields["error"]) if fields["error"] else None
-        score = MainScore(*fields["score"], error)
+        metric, value = fields["score"]
+        score = MainScore(metric, value, error)
     entry = entry_of_row(fields["name"], fields["version"], fields["row"])
     return ListedVersion(entry, score, tuple(fields["signers"]), True)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, delete, insert, select, update
 
 from adapterhub.errors import ConfigError, one_line
-from adapterhub.hub.accounts import ADMIN, READ, WRITE, Owner, Visitor, find_owner
+from adapterhub.hub.accounts import ADMIN, READ, WRITE, Owner, Visitor, find_owner, new_id
 from adapterhub.hub.refusals import (
     DeniedError,
     HubRefusal,
@@ -135,8 +135,8 @@ def check_repository_name(name: str) -> None:
     owner, _, own = name.partition("/")
     if not (is_name(owner) and is_name(own)) or re.search(r"--|\.git(/|$)", name):
         raise HubRefusal(
-            f"{one_line(name, 100)!r} cannot be the name of a repository; expected OWNER/NAME, each "
-            f"{NAME_RULE}; without --, and not ending with .git"
+            f"{one_line(name, 100)!r} cannot be the name of a repository; expected OWNER/NAME, "
+            f"each {NAME_RULE}; without --, and not ending with .git"
         )
 
 
@@ -164,7 +164,7 @@ def create_repository(
         "highest": _highest_before(connection, type, full),
     }
     made = connection.execute(insert(repositories).values(folded=full.casefold(), **values))
-    return HubRepository(id=int(made.inserted_primary_key[0]), **values)  # type: ignore[arg-type]
+    return HubRepository(id=new_id(made), **values)  # type: ignore[arg-type]
 
 
 def delete_repository(connection: Connection, repository: HubRepository) -> None:

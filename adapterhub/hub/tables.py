@@ -8,6 +8,8 @@ searches and pages.
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -29,7 +31,7 @@ SCHEMA_REVISION = "0001"
 metadata = MetaData()
 
 
-def _owned_by(name: str, target: str, **options: bool) -> Column[int]:
+def _owned_by(name: str, target: str, **options: Any) -> Column[int]:
     return Column(name, Integer, ForeignKey(target, ondelete="CASCADE"), **options)
 
 

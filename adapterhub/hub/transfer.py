@@ -35,7 +35,7 @@ _DAY = 24 * 3600.0
 
 
 def import_registry(
-    hub: Hub, registry: str, owner: str, note: Callable[[str], object] = lambda line: None
+    hub: Hub, registry: str, owner: str, note: Callable[[str], None] = lambda line: None
 ) -> CopyReport:
     """Copy all versions of a registry to repositories of an owner.
 
@@ -48,7 +48,7 @@ def import_registry(
 
 
 def export_registry(
-    hub: Hub, registry: str, owner: str | None, note: Callable[[str], object] = lambda line: None
+    hub: Hub, registry: str, owner: str | None, note: Callable[[str], None] = lambda line: None
 ) -> CopyReport:
     """Copy all versions of an owner to a registry, whose names have no owners.
 
@@ -70,7 +70,7 @@ def _only_owner(hub: Hub) -> str:
             .distinct()
             .order_by(namespaces.c.name)
         ).scalars()
-        names = list(owners)
+        names: list[str] = list(owners)
     if len(names) != 1:
         raise ConfigError(
             f"adapters of {len(names)} owners are on this hub, and a registry's names have none",

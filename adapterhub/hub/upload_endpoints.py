@@ -94,7 +94,7 @@ async def put_whole(call: HubCall) -> Response:
 
 async def put_part(call: HubCall) -> Response:
     """Receive a part of a file."""
-    _, oid, size = _key(call)
+    _, _, size = _key(call)
     number = call.values["number"]
     count = -(-size // PART_BYTES)
     if not number.isdecimal() or not 1 <= int(number[:6]) <= count:
@@ -194,13 +194,14 @@ def _object(value: object) -> tuple[str, int]:
     return oid, size
 
 
-UPLOADS = tuple(
-    HubRoute(
-        "POST", f"{start}/{{owner}}/{{name}}.git/info/lfs/objects/{verb}", answer, WRITE, _BODY
-    )
-    for start in ("/{kind}", "")
-    for verb, answer in (("batch", batch), ("verify", verify))
-) + (
+UPLOADS = (
+    *(
+        HubRoute(
+            "POST", f"{start}/{{owner}}/{{name}}.git/info/lfs/objects/{verb}", answer, WRITE, _BODY
+        )
+        for start in ("/{kind}", "")
+        for verb, answer in (("batch", batch), ("verify", verify))
+    ),
     HubRoute("PUT", "/lfs/{key}", put_whole, OPEN, reads_itself=True),
     HubRoute("POST", "/lfs/{key}", complete, OPEN, _BODY),
     HubRoute("PUT", "/lfs/{key}/{number}", put_part, OPEN, reads_itself=True),
