@@ -45,7 +45,7 @@ class CommitLines:
         self._line = bytearray()  # what was read of it, without the text of its file
         self._receiver: BlobReceiver | None = None
         self._staged: StagedBlob | None = None  # of this line
-        self._rest = b""  # of the text, less than four characters
+        self._rest = b""  # of the text, less than eight characters
         self._has_header = False
 
     def feed(self, data: bytes) -> None:
@@ -107,7 +107,8 @@ class CommitLines:
         text = self._rest + (data if end < 0 else data[:end])
         if b"\\" in text:
             text = text.replace(b"\\/", b"/")
-        whole = len(text) - len(text) % 4 if end < 0 else len(text)
+        # The last four characters wait: they may be the end, which alone has padding.
+        whole = max(0, len(text) - len(text) % 4 - 4) if end < 0 else len(text)
         self._rest = text[whole:]
         self._receiver.write(_decoded(text[:whole], is_last=end >= 0))
         if end < 0:
