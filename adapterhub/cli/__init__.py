@@ -59,7 +59,7 @@ HEADINGS = {
         "diff": "Compare two adapters: settings, scores and tensors.",
         "tag": "Name a published version, or list such names.",
         "yank": "Withdraw a published version, without deleting it.",
-        "delete": "Delete a version from a local registry.",
+        "delete": "Delete a version from a registry or your own hub.",
         "registry": "Verify, index, copy or clean a registry, or write pages of it.",
     },
     "Share on a hub": {

@@ -178,6 +178,7 @@ def list_refs(call: HubCall) -> Response:
             "converts": [],
             "tags": items(TAG, "tags"),
             "pullRequests": [],
+            "highestVersion": call.repository.highest,  # our own word: the next one is above it
         }
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,8 @@ def serve_hub(
             date_header=True,
             timeout_graceful_shutdown=_STOP_SECONDS,
         )
-        _telling_server(config, started).run()
+        with suppress(KeyboardInterrupt):  # it has stopped by then
+            _telling_server(config, started).run()
 
 
 def known_hosts(host: str, port: int) -> tuple[str, ...]:

@@ -155,8 +155,8 @@ def test_answers_name_the_public_address(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["con", "a..b", "a--b", "x.git", "-x", "x.", "a b", "ä", "x" * 97, "x\n", "nul.txt", "index.json",
-     "api", "models", "Settings"],
+    ["con", "a..b", "a--b", "x.git", "-x", "x.", "a b", "ä", "x" * 97, "x\n", "nul.txt",
+     "index.json", "api", "models", "Settings"],
 )  # fmt: skip
 def test_names_that_would_be_something_else_are_refused(places, name):
     with places.hub.database.writing() as connection, pytest.raises(ConfigError):

@@ -106,7 +106,8 @@ def test_a_file_above_the_limit_is_refused_while_it_comes(blobs):
 
 @pytest.mark.parametrize("text", ["a", "ab=c", "abc", "####", "YQ=YQ===", "YQ==YQ=="])
 def test_what_is_not_base64_is_refused(blobs, text):
-    body = b'{"key":"header","value":{}}\n{"key":"file","value":{"content":"%s","path":"a","encoding":"base64"}}\n'
+    body = b'{"key":"header","value":{}}\n{"key":"file","value":{"content":"%s","path":"a",'
+    body += b'"encoding":"base64"}}\n'
     for sizes in ((1 << 20,), (1,)):
         with pytest.raises(HubRefusal, match="base64"):
             read(blobs, body % text.encode(), sizes)
