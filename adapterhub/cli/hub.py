@@ -146,7 +146,7 @@ def token() -> None:
     """Create, list or revoke the tokens of a hub's users."""
 
 
-@token.command()
+@token.command("create")
 @_folder
 @click.option("--user", required=True, metavar="NAME", help="User whose token it is.")
 @click.option("--name", help="Name of the token.  [default: the user's, with a number]")
@@ -154,7 +154,7 @@ def token() -> None:
 @click.option("--scope", metavar="OWNER", help="Only namespace that it is for.")
 @click.option("--expires", metavar="TIME", help="How long it is valid: 90d, 12h.")
 @as_json_option
-def create(
+def create_access(
     folder: Path,
     user: str,
     name: str | None,
@@ -180,7 +180,7 @@ def create(
 @token.command("list")
 @_folder
 @as_json_option
-def list_tokens(folder: Path, as_json: bool) -> None:
+def list_access(folder: Path, as_json: bool) -> None:
     """List the tokens: whose they are, what they allow, and when they were used last."""
     from adapterhub.hub.accounts import token_rows
 
@@ -195,10 +195,10 @@ def list_tokens(folder: Path, as_json: bool) -> None:
         say("no tokens", err=True)
 
 
-@token.command()
+@token.command("revoke")
 @_folder
 @click.argument("name")
-def revoke(folder: Path, name: str) -> None:
+def revoke_access(folder: Path, name: str) -> None:
     """Revoke a token: it is not valid from now on."""
     from adapterhub.hub.accounts import revoke_hub_token
 
@@ -281,11 +281,11 @@ def backup(folder: Path, target: Path, as_json: bool) -> None:
     print_result(said, {"backup": str(target), "files": copied}, as_json=as_json)
 
 
-@command.command()
+@command.command("restore")
 @click.argument("source", metavar="BACKUP", type=click.Path(path_type=Path))
 @_folder
 @as_json_option
-def restore(source: Path, folder: Path, as_json: bool) -> None:
+def restore_backup(source: Path, folder: Path, as_json: bool) -> None:
     """Make a hub in DIR of a BACKUP, and verify it."""
     from adapterhub.hub.housekeeping import restore_hub
 
@@ -294,9 +294,9 @@ def restore(source: Path, folder: Path, as_json: bool) -> None:
     print_result(said, {"hub": str(folder), "files": copied}, as_json=as_json)
 
 
-@command.command()
+@command.command("upgrade")
 @_folder
-def upgrade(folder: Path) -> None:
+def upgrade_tables(folder: Path) -> None:
     """Bring the tables of an older hub to this release; the database as it was is kept."""
     from adapterhub.hub.housekeeping import upgrade_hub
 

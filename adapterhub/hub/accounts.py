@@ -197,10 +197,10 @@ def create_namespace(
             name=name, folded=name.casefold(), kind=kind, is_admin=is_admin, created=now_text()
         )
     )
-    return Owner(new_id(made), name, kind)
+    return Owner(inserted_id(made), name, kind)
 
 
-def new_id(made: CursorResult[Any]) -> int:
+def inserted_id(made: CursorResult[Any]) -> int:
     """Return the id of a row that was inserted."""
     assert made.inserted_primary_key is not None
     return int(made.inserted_primary_key[0])

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from adapterhub.files.atomic import sync_folder
-from adapterhub.hub.refusals import FullDiskError, TooLargeError
+from adapterhub.hub.refusals import FullDiskError, TooManyBytesError
 
 _PIECE = 1 << 20
 _Result = TypeVar("_Result")
@@ -128,11 +128,11 @@ class BlobReceiver:
         """Receive bytes.
 
         Raises:
-            TooLargeError: they are too many.
+            TooManyBytesError: they are too many.
             FullDiskError: there is no room for them.
         """
         if self.size + len(data) > self.most:
-            raise TooLargeError(f"the file has more than {self.most:,} bytes, {self.limit}")
+            raise TooManyBytesError(f"the file has more than {self.most:,} bytes, {self.limit}")
         _written(lambda: self._write(data))
         self._sha256.update(data)
         self.size += len(data)

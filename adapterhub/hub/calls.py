@@ -18,7 +18,7 @@ from starlette.responses import Response
 from adapterhub.files.schema import json_depth
 from adapterhub.hub.accepted import NamespaceRules, parse_rules
 from adapterhub.hub.accounts import Visitor
-from adapterhub.hub.refusals import HubRefusal, MissingRepositoryError, TooLargeError
+from adapterhub.hub.refusals import HubRefusal, MissingRepositoryError, TooManyBytesError
 from adapterhub.hub.repositories import HubRepository, find_repository, missing, namespace_of
 from adapterhub.hub.state import Hub
 
@@ -161,7 +161,7 @@ class HubCall:
         """Read the body.
 
         Raises:
-            TooLargeError: it has more bytes, as its head says, or as they come.
+            TooManyBytesError: it has more bytes, as its head says, or as they come.
         """
         chunks: list[bytes] = []
         size = 0
@@ -174,10 +174,10 @@ class HubCall:
         """Yield the body in pieces of a quarter of a mebibyte.
 
         Raises:
-            TooLargeError: it has more bytes than `most`.
+            TooManyBytesError: it has more bytes than `most`.
         """
         length = self.request.headers.get("content-length", "")
-        too_large = TooLargeError(f"the body has more than {most or 0:,} bytes")
+        too_large = TooManyBytesError(f"the body has more than {most or 0:,} bytes")
         if most is not None and length.isdecimal() and int(length[:20]) > most:
             raise too_large
         size, held = 0, bytearray()

@@ -21,9 +21,9 @@ from adapterhub.hub.accounts import WRITE
 from adapterhub.hub.blobs import require_room
 from adapterhub.hub.calls import HubCall, HubRoute, in_thread, json_answer
 from adapterhub.hub.commit_lines import CommitLines
-from adapterhub.hub.commits import CommitChange, commit_at, granted, head_of, write_commit
+from adapterhub.hub.commits import CommitChange, branch_head, commit_at, granted, write_commit
 from adapterhub.hub.listings import refresh_listing
-from adapterhub.hub.refusals import HubRefusal, TooLargeError
+from adapterhub.hub.refusals import HubRefusal, TooManyBytesError
 from adapterhub.hub.repositories import namespace_of
 from adapterhub.hub.tables import blobs, grants, repositories
 from adapterhub.hub.trees import Tree, read_tree
@@ -46,7 +46,7 @@ def preupload(call: HubCall) -> Response:
     if not isinstance(files, list) or len(files) > _MOST_FILES:
         raise HubRefusal(f"the body has no list of at most {_MOST_FILES} files")
     with call.hub.database.reading() as connection:
-        head = head_of(connection, call.repository.id, call.values["rev"])
+        head = branch_head(connection, call.repository.id, call.values["rev"])
         if head is None:
             commit_at(connection, call.repository.id, call.values["rev"])
         tree: Tree = read_tree(connection, head.tree) if head else {}
@@ -131,7 +131,7 @@ def check_quota(call: HubCall, connection: Connection, size: int) -> None:
     """Refuse what a namespace has no room for.
 
     Raises:
-        TooLargeError: it has not.
+        TooManyBytesError: it has not.
     """
     owner = namespace_of(connection, call.repository)
     quota = call.hub.options.quota if owner.quota is None else owner.quota
@@ -139,7 +139,7 @@ def check_quota(call: HubCall, connection: Connection, size: int) -> None:
         return
     used = used_bytes(connection, owner.id)
     if used + size > quota:
-        raise TooLargeError(
+        raise TooManyBytesError(
             f"{owner.name} has used {used:,} of its {quota:,} bytes, so {size:,} more do not fit; "
             "adapterhub hub org DIR NAME --quota SIZE changes it"
         )
@@ -174,7 +174,7 @@ def _way(
     check_name_of_file(path, rules)
     _check_sample(path, file.get("sample"), rules)
     if size > call.hub.options.max_file:
-        raise TooLargeError(
+        raise TooManyBytesError(
             f"{one_line(path, 200)} has {size:,} bytes; this hub takes at most "
             f"{call.hub.options.max_file:,} (--max-file)"
         )

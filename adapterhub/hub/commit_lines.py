@@ -16,7 +16,7 @@ from adapterhub.errors import one_line
 from adapterhub.files.schema import json_depth
 from adapterhub.hub.blobs import BlobFolder, BlobReceiver, StagedBlob, discard_staged
 from adapterhub.hub.commits import CommitChange
-from adapterhub.hub.refusals import HubRefusal, TooLargeError
+from adapterhub.hub.refusals import HubRefusal, TooManyBytesError
 
 MOST_LINE = 1 << 20
 _MOST_DEPTH, _MOST_TITLE, _MOST_MESSAGE = 8, 400, 20_000
@@ -53,7 +53,7 @@ class CommitLines:
 
         Raises:
             HubRefusal: it is no commit.
-            TooLargeError: a line or a file is too large.
+            TooManyBytesError: a line or a file is too large.
         """
         while data:
             data = self._text(data) if self._receiver is not None else self._words(data)
@@ -94,7 +94,7 @@ class CommitLines:
                 )
                 return rest
         if len(self._line) > MOST_LINE:
-            raise TooLargeError(f"a line of the commit has more than {MOST_LINE:,} bytes")
+            raise TooManyBytesError(f"a line of the commit has more than {MOST_LINE:,} bytes")
         if end < 0:
             return b""
         self._end_line()

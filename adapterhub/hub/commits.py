@@ -106,7 +106,7 @@ def write_commit(
         MissingRevisionError: there is no such branch.
         HubRefusal: a file is not known, or paths cannot be beside each other.
     """
-    head = head_of(connection, repository, branch)
+    head = branch_head(connection, repository, branch)
     old: Tree = read_tree(connection, head.tree) if head else {}
     if head is None and branch != MAIN:
         raise MissingRevisionError(branch)
@@ -244,7 +244,7 @@ def granted(
     return {row.sha256: BlobInfo(row.sha256, row.size, row.git_sha1) for row in rows}
 
 
-def head_of(connection: Connection, repository: int, branch: str = MAIN) -> CommitRecord | None:
+def branch_head(connection: Connection, repository: int, branch: str = MAIN) -> CommitRecord | None:
     """Return the commit of a branch."""
     return _commit_of(
         connection,

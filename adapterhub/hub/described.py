@@ -53,7 +53,7 @@ def parse_description(text: str) -> HubDescription:
     return HubDescription(**fields)
 
 
-def describe(tree: Tree, read: ReadBlob) -> HubDescription:
+def describe_tree(tree: Tree, read: ReadBlob) -> HubDescription:
     """Describe the files of a commit."""
     card = card_of(tree, read)
     config = _peft_config(tree, read)

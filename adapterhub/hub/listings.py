@@ -20,8 +20,8 @@ from adapterhub.files.manifest import MAX_MANIFEST_BYTES
 from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, MAX_CARD_BYTES, SIGNATURE_FILE
 from adapterhub.files.scores import ScoreError
 from adapterhub.files.signature import MAX_SIGNATURE_BYTES, parse_signatures
-from adapterhub.hub.commits import CommitRecord, commit_at, head_of
-from adapterhub.hub.described import HubDescription, ReadBlob, describe, parse_description
+from adapterhub.hub.commits import CommitRecord, branch_head, commit_at
+from adapterhub.hub.described import HubDescription, ReadBlob, describe_tree, parse_description
 from adapterhub.hub.repositories import HubRepository
 from adapterhub.hub.tables import facet_counts, facets, listings
 from adapterhub.hub.trees import Tree, read_tree
@@ -143,11 +143,11 @@ def values_of_facets(connection: Connection, most: int) -> dict[str, list[tuple[
 def refresh_listing(connection: Connection, repository: HubRepository, read: ReadBlob) -> None:
     """Write the row of a repository anew; call it inside the transaction of its change."""
     remove_listing(connection, repository.id)
-    head = head_of(connection, repository.id)
+    head = branch_head(connection, repository.id)
     if head is None:
         return
     tree = read_tree(connection, head.tree)
-    about, listed = describe(tree, read), None
+    about, listed = describe_tree(tree, read), None
     if repository.type == "models":
         listed = current_version(connection, repository, head, tree, read)
     row = {
@@ -384,7 +384,7 @@ def _listed(written: str) -> ListedVersion:
     return ListedVersion(entry, score, tuple(fields["signers"]), True)
 
 
-def labels_of(fields: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def form_labels(fields: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the labels of the fields of a form that are set."""
     yield from ((name, value) for name, value in fields.items() if name in FIELDS and value)
 

@@ -23,12 +23,12 @@ from adapterhub.files.shown_table import ShownTable, TableCell
 from adapterhub.hub.accounts import READ, token_rows, visitor_of
 from adapterhub.hub.blobs import BlobInfo
 from adapterhub.hub.calls import OPEN, PAGE, HubCall, HubRoute, part_of_list
-from adapterhub.hub.commits import BRANCH, TAG, commit_at, head_of, history, refs_of
+from adapterhub.hub.commits import BRANCH, TAG, branch_head, commit_at, history, refs_of
 from adapterhub.hub.listings import (
     ORDERS,
     HubListing,
     HubQuery,
-    labels_of,
+    form_labels,
     search_listings,
     shown_version,
     values_of_facets,
@@ -67,7 +67,7 @@ def front(call: HubCall) -> Response:
     params = dict(call.request.query_params)
     order = params.get("sort", "newest")
     offset, _ = part_of_list(call, _ON_A_PAGE, _ON_A_PAGE)
-    labels = [*labels_of(params), ("adapter", "yes")]
+    labels = [*form_labels(params), ("adapter", "yes")]
     if author := params.get("author"):
         labels.append(("author", author))
     query = HubQuery(
@@ -100,7 +100,7 @@ def repository_page(call: HubCall) -> Response:
     """Show an adapter with its versions; of another repository, its files and card."""
     read = call.hub.blobs.read
     with call.hub.database.reading() as connection:
-        head = head_of(connection, call.repository.id)
+        head = branch_head(connection, call.repository.id)
         tree: Tree = read_tree(connection, head.tree) if head else {}
         numbered = versions_of(connection, call.repository.id, read)
         found: list[PublishedVersion] = []
@@ -195,7 +195,7 @@ def tokens_page(call: HubCall) -> Response:
     return page_answer(form_page(place, "Your tokens", note, "logout", "Log out", table=table))
 
 
-def login(call: HubCall) -> Response:
+def log_in(call: HubCall) -> Response:
     """Log in with a token: its holder reads pages for some hours."""
     token = parse_qs(call.body.decode("utf-8", "replace")).get("token", [""])[0].strip()
     if call.request.headers.get("origin", "null") not in (
@@ -225,7 +225,7 @@ def login(call: HubCall) -> Response:
     return answer
 
 
-def logout(call: HubCall) -> Response:
+def log_out(call: HubCall) -> Response:
     """Forget a login."""
     answer = _redirect(call, _LOGIN)
     answer.delete_cookie(COOKIE, path=_prefix(call) or "/", httponly=True, samesite="strict")
@@ -360,8 +360,8 @@ def _own_tokens(connection: Connection, user: str) -> list[tuple[Any, ...]]:
 PAGES = (
     HubRoute("GET HEAD", "/", front, PAGE),
     HubRoute("GET", _LOGIN, tokens_page, PAGE),
-    HubRoute("POST", "/settings/login", login, OPEN, _FORM_BODY),
-    HubRoute("POST", "/settings/logout", logout, OPEN, _FORM_BODY),
+    HubRoute("POST", "/settings/login", log_in, OPEN, _FORM_BODY),
+    HubRoute("POST", "/settings/logout", log_out, OPEN, _FORM_BODY),
     *(
         HubRoute("GET HEAD", f"{start}/{{owner}}/{{name}}{end}", answer, READ)
         for start in ("/{kind}", "")

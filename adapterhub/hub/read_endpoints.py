@@ -23,7 +23,7 @@ from adapterhub.hub.calls import (
     part_of_list,
 )
 from adapterhub.hub.commits import BRANCH, MAIN, TAG, CommitRecord, commit_at, history, refs_of
-from adapterhub.hub.described import HubDescription, describe
+from adapterhub.hub.described import HubDescription, describe_tree
 from adapterhub.hub.listings import (
     HubListing,
     HubQuery,
@@ -106,7 +106,7 @@ def repository_info(call: HubCall) -> Response:
     if listing is not None and listing.head == commit.oid:
         about = listing.about
     else:
-        about = describe(tree, call.hub.blobs.read)
+        about = describe_tree(tree, call.hub.blobs.read)
     repository = call.repository
     found = {
         **_common(repository.name, repository.is_private, commit.oid, about),

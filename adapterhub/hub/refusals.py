@@ -61,7 +61,7 @@ class FullDiskError(HubRefusal):
         super().__init__("the disk of the hub is full: nothing was written; ask its administrator")
 
 
-class TooLargeError(HubRefusal):
+class TooManyBytesError(HubRefusal):
     """More bytes than a request, a file or a namespace may have."""
 
     status = 413

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, delete, insert, select, update
 
 from adapterhub.errors import ConfigError, one_line
-from adapterhub.hub.accounts import ADMIN, READ, WRITE, Owner, Visitor, find_owner, new_id
+from adapterhub.hub.accounts import ADMIN, READ, WRITE, Owner, Visitor, find_owner, inserted_id
 from adapterhub.hub.refusals import (
     DeniedError,
     HubRefusal,
@@ -164,7 +164,7 @@ def create_repository(
         "highest": _highest_before(connection, type, full),
     }
     made = connection.execute(insert(repositories).values(folded=full.casefold(), **values))
-    return HubRepository(id=new_id(made), **values)  # type: ignore[arg-type]
+    return HubRepository(id=inserted_id(made), **values)  # type: ignore[arg-type]
 
 
 def delete_repository(connection: Connection, repository: HubRepository) -> None:

@@ -21,13 +21,13 @@ SESSION_SECONDS = 12 * 3600.0
 UPLOAD_SECONDS = 24 * 3600.0
 
 
-def signed_text(secret: bytes, kind: str, parts: Sequence[str], seconds: float) -> str:
+def sealed_text(secret: bytes, kind: str, parts: Sequence[str], seconds: float) -> str:
     """Return a text that says these parts, for some time; none of them has a dot."""
     said = ".".join((*parts, str(int(time.time() + seconds))))
     return f"{said}.{_mark(secret, kind, said)}"
 
 
-def read_signed(secret: bytes, kind: str, text: str) -> list[str] | None:
+def read_sealed(secret: bytes, kind: str, text: str) -> list[str] | None:
     """Return the parts of a signed text; None if it is not ours, or has expired."""
     said, _, mark = text.rpartition(".")
     if not hmac.compare_digest(mark.encode(), _mark(secret, kind, said).encode()):
@@ -38,12 +38,12 @@ def read_signed(secret: bytes, kind: str, text: str) -> list[str] | None:
 
 def new_session(secret: bytes, token_id: int) -> str:
     """Return the cookie of a login with a token."""
-    return signed_text(secret, "session", [str(token_id)], SESSION_SECONDS)
+    return sealed_text(secret, "session", [str(token_id)], SESSION_SECONDS)
 
 
 def session_visitor(connection: Connection, secret: bytes, cookie: str) -> Visitor:
     """Return who a cookie stands for, who only reads; a stranger if it is not valid."""
-    parts = read_signed(secret, "session", cookie)
+    parts = read_sealed(secret, "session", cookie)
     if parts is None:
         return Visitor()
     row = connection.execute(select(tokens.c.sha256).where(tokens.c.id == int(parts[0]))).first()

@@ -20,7 +20,7 @@ from adapterhub.hub.calls import OPEN, HubCall, HubRoute, in_thread, json_answer
 from adapterhub.hub.commit_endpoints import check_quota
 from adapterhub.hub.commits import grant, granted
 from adapterhub.hub.refusals import DeniedError, HubRefusal
-from adapterhub.hub.sessions import UPLOAD_SECONDS, read_signed, signed_text
+from adapterhub.hub.sessions import UPLOAD_SECONDS, read_sealed, sealed_text
 
 PART_BYTES = 128 << 20
 _WHOLE_BYTES = 512 << 20  # a larger file is sent in parts, where the client can
@@ -70,7 +70,7 @@ def _actions(
     if oid not in new:
         return {}
     secret, parts = call.hub.secret, [str(call.repository.id), oid, str(size)]
-    key = signed_text(secret, "upload", parts, UPLOAD_SECONDS)
+    key = sealed_text(secret, "upload", parts, UPLOAD_SECONDS)
     place = call.repository.path
     actions: dict[str, Any] = {
         "verify": {"href": f"{call.base}/{place}.git/info/lfs/objects/verify"},
@@ -128,7 +128,7 @@ def complete(call: HubCall) -> Response:
     return json_answer({})
 
 
-def verify(call: HubCall) -> Response:
+def verify_upload(call: HubCall) -> Response:
     """Say that the repository has a file."""
     oid, size = _object(call.json())
     with call.hub.database.reading() as connection:
@@ -173,7 +173,7 @@ def _key(call: HubCall) -> tuple[int, str, int]:
     Raises:
         DeniedError: it was not signed here, or is too old.
     """
-    parts = read_signed(call.hub.secret, "upload", call.values["key"])
+    parts = read_sealed(call.hub.secret, "upload", call.values["key"])
     if parts is None:
         raise DeniedError("this address is not one of this hub's, or has expired; ask for it again")
     return int(parts[0]), parts[1], int(parts[2])
@@ -200,7 +200,7 @@ UPLOADS = (
             "POST", f"{start}/{{owner}}/{{name}}.git/info/lfs/objects/{verb}", answer, WRITE, _BODY
         )
         for start in ("/{kind}", "")
-        for verb, answer in (("batch", batch), ("verify", verify))
+        for verb, answer in (("batch", batch), ("verify", verify_upload))
     ),
     HubRoute("PUT", "/lfs/{key}", put_whole, OPEN, reads_itself=True),
     HubRoute("POST", "/lfs/{key}", complete, OPEN, _BODY),

@@ -24,7 +24,7 @@ from adapterhub.hub.commits import (
     MAIN,
     TAG,
     CommitChange,
-    head_of,
+    branch_head,
     move_ref,
     refs_of,
     write_commit,
@@ -78,7 +78,7 @@ def versions_of(connection: Connection, repository: int, read: ReadBlob) -> list
     ).all()
     if not rows:
         return []
-    head = head_of(connection, repository)
+    head = branch_head(connection, repository)
     yanked = yanked_in(read_tree(connection, head.tree), read) if head else {}
     tags: dict[str, list[str]] = {}
     for tag, commit in refs_of(connection, repository)[TAG].items():
@@ -274,7 +274,7 @@ def _leave_head(
     author: str,
 ) -> None:
     """Commit the files of the newest other version, if the head has those of one to delete."""
-    head = head_of(connection, repository.id)
+    head = branch_head(connection, repository.id)
     assert head is not None
     tree = read_tree(connection, head.tree)
     if _digest(tree) != gone.digest and head.oid != gone.commit:

@@ -43,7 +43,7 @@ ATTRIBUTES = b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
 """The first file of each repository: a repository has a commit from the beginning."""
 
 
-def create(call: HubCall) -> Response:
+def add_repository(call: HubCall) -> Response:
     """Create a repository; one that exists is named in the refusal, as clients expect."""
     fields = call.json()
     type, name = _type_of(call), _full_name(call)
@@ -70,7 +70,7 @@ def create(call: HubCall) -> Response:
     )
 
 
-def remove(call: HubCall) -> Response:
+def remove_repository(call: HubCall) -> Response:
     """Delete a repository."""
     type, name = _type_of(call), _full_name(call)
     with call.hub.database.writing() as connection:
@@ -81,7 +81,7 @@ def remove(call: HubCall) -> Response:
     return json_answer({})
 
 
-def move(call: HubCall) -> Response:
+def rename_repository(call: HubCall) -> Response:
     """Give a repository another name, in a namespace in which the visitor may create one."""
     source, target, type = call.text("fromRepo"), call.text("toRepo"), _type_of(call)
     with call.hub.database.writing() as connection:
@@ -195,9 +195,9 @@ def _full_name(call: HubCall) -> str:
 
 
 WRITES = (
-    HubRoute("POST", "/api/repos/create", create, TOKEN, _BODY),
-    HubRoute("DELETE", "/api/repos/delete", remove, TOKEN, _BODY),
-    HubRoute("POST", "/api/repos/move", move, TOKEN, _BODY),
+    HubRoute("POST", "/api/repos/create", add_repository, TOKEN, _BODY),
+    HubRoute("DELETE", "/api/repos/delete", remove_repository, TOKEN, _BODY),
+    HubRoute("POST", "/api/repos/move", rename_repository, TOKEN, _BODY),
     HubRoute("PUT", "/api/{type}/{owner}/{name}/settings", change_settings, ADMIN, _BODY),
     HubRoute("POST", "/api/{type}/{owner}/{name}/tag/{rev}", add_tag, WRITE, _BODY),
     HubRoute("DELETE", "/api/{type}/{owner}/{name}/tag/{rev}", remove_tag, WRITE, _BODY),

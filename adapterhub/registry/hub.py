@@ -225,6 +225,11 @@ class HubStore:
     def delete(self, name: str, version: str, *, backbone: str | None = None) -> None:
         """Delete a version for good, on a hub of adapterhub.
 
+        Args:
+            name: the repository.
+            version: the version number.
+            backbone: a backbone's id or fingerprint, which must be that of the version.
+
         Raises:
             ConfigError: another hub, which cannot.
             RegistryError: no such version, or the token does not allow it.

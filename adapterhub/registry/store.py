@@ -198,6 +198,11 @@ class Store(Protocol):
     def delete(self, name: str, version: str, *, backbone: str | None = None) -> None:
         """Delete a version for good; its number is not used again.
 
+        Args:
+            name: the adapter's name.
+            version: the version number.
+            backbone: a backbone's id or fingerprint, to choose between adapters of a name.
+
         Raises:
             ConfigError: the store deletes nothing.
             RegistryError: no such version, or the store denies it.

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from adapterhub.hub.blobs import BlobFolder
 from adapterhub.hub.commit_lines import CommitLines
-from adapterhub.hub.refusals import HubRefusal, TooLargeError
+from adapterhub.hub.refusals import HubRefusal, TooManyBytesError
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_memory_does_not_grow_with_a_file(blobs):
 
 def test_a_file_above_the_limit_is_refused_while_it_comes(blobs):
     body = commit_body.lines({"a": b"x" * 1000})
-    with pytest.raises(TooLargeError, match="999"):
+    with pytest.raises(TooManyBytesError, match="999"):
         read(blobs, body, most=999)
     assert list(blobs.incoming.iterdir()) == []
 
