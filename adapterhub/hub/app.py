@@ -11,6 +11,7 @@ import logging
 import time
 import traceback
 from contextlib import suppress
+from functools import partial
 from urllib.parse import urlsplit
 
 from sqlalchemy import Connection
@@ -36,7 +37,7 @@ from adapterhub.hub.own_endpoints import OWN
 from adapterhub.hub.page_endpoints import PAGES
 from adapterhub.hub.read_endpoints import READS
 from adapterhub.hub.refusals import HubRefusal, UnknownTokenError
-from adapterhub.hub.repositories import visible_repository
+from adapterhub.hub.repositories import HubRepository, visible_repository
 from adapterhub.hub.sessions import session_visitor
 from adapterhub.hub.state import Hub
 from adapterhub.hub.upload_endpoints import UPLOADS
@@ -113,53 +114,60 @@ class HubApp:
     async def _walk(self, call: HubCall) -> Response:
         """Answer a call: who asks, whether they may, what the body is, what the endpoint says."""
         route = call.route
-        if route.body or route.reads_itself:
-            await in_thread(self._admit, call)
-            if not route.reads_itself:
-                call.body = await call.read_body(route.body)
+        if route.needs != OPEN:
+            self._check_address(call)
+            admit = partial(self._admitted, call)
+            call.visitor, call.found = await call.remembered(self._key_of(call), admit)
+            self._check_visitor(call)
         if route.reads_itself:
             response: Response = await route.answer(call)
-        elif route.body:
-            response = await in_thread(route.answer, call)
-        else:
-            response = await in_thread(self._admit_and_answer, call)
+            return response
+        if route.body:
+            call.body = await call.read_body(route.body)
+        response = await in_thread(route.answer, call)
         return response
 
-    def _admit_and_answer(self, call: HubCall) -> Response:
-        self._admit(call)
-        response: Response = call.route.answer(call)
-        return response
+    def _check_address(self, call: HubCall) -> None:
+        if "authorization" in call.request.headers:
+            self.hub.failed_logins.check(call.address)
 
-    def _admit(self, call: HubCall) -> None:
+    def _key_of(self, call: HubCall) -> tuple[object, ...]:
+        """Return all that decides who asks, about what, and what is needed."""
+        headers, values = call.request.headers, call.values
+        place = (values.get("type", values.get("kind")), values.get("owner"), values.get("name"))
+        known = (headers.get("authorization"), headers.get("cookie"), self._named_user(call))
+        return ("admitted", call.route.needs, call.request.method, *place, *known)
+
+    def _admitted(self, call: HubCall) -> tuple[Visitor, HubRepository | None]:
         """Find out who asks and about which repository; refuse those who may not."""
         needs, values = call.route.needs, call.values
-        if needs == OPEN:
-            return
         with self.hub.database.reading() as connection:
-            call.visitor = self._visitor(call, connection)
-            if "owner" in values:
-                call.found = visible_repository(
-                    connection,
-                    values.get("type", values.get("kind", "models")),
-                    f"{values['owner']}/{values['name']}",
-                    call.visitor,
-                    READ if needs == TOKEN else needs,
-                    open_reading=self.hub.options.open_reading,
-                )
+            visitor = self._visitor(call, connection)
+            if "owner" not in values:
+                return visitor, None
+            return visitor, visible_repository(
+                connection,
+                values.get("type", values.get("kind", "models")),
+                f"{values['owner']}/{values['name']}",
+                visitor,
+                READ if needs == TOKEN else needs,
+                open_reading=self.hub.options.open_reading,
+            )
+
+    def _check_visitor(self, call: HubCall) -> None:
+        """Refuse a stranger where no repository has said who may read it."""
         if call.visitor.token:
             self.hub.note_token(call.visitor.token)
-        may_ask = call.visitor.user or (needs == READ and self.hub.options.open_reading)
-        if "owner" not in values and not (may_ask or needs == PAGE):
-            raise HubRefusal(
-                f"this needs a token of this hub: {call.base}/settings/tokens", status=401
-            )
+        is_open = call.route.needs == READ and self.hub.options.open_reading
+        if call.found or call.visitor.user or is_open or call.route.needs == PAGE:
+            return
+        raise HubRefusal(f"this needs a token of this hub: {call.base}/settings/tokens", status=401)
 
     def _visitor(self, call: HubCall, connection: Connection) -> Visitor:
         """Return who asks, by a token, by the cookie of a login, or by what a proxy says."""
-        headers, options = call.request.headers, self.hub.options
+        headers = call.request.headers
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind:
-            self.hub.failed_logins.check(call.address)
             found = None
             if kind.lower() == "bearer" and is_token(token.strip()):
                 found = visitor_of(connection, token.strip())
@@ -168,12 +176,18 @@ class HubApp:
                 raise UnknownTokenError
             return found
         if call.request.method in ("GET", "HEAD"):
-            if options.user_header and call.address in options.proxies:
-                if user := headers.get(options.user_header):
-                    return visitor_of_proxy(connection, user)
-            elif cookie := call.request.cookies.get("adapterhub"):
+            if user := self._named_user(call):
+                return visitor_of_proxy(connection, user)
+            if cookie := call.request.cookies.get("adapterhub"):
                 return session_visitor(connection, self.hub.secret, cookie)
         return Visitor()
+
+    def _named_user(self, call: HubCall) -> str:
+        """Return whom a trusted proxy names."""
+        options = self.hub.options
+        if options.user_header and call.address in options.proxies:
+            return call.request.headers.get(options.user_header, "")
+        return ""
 
     def _base(self, request: Request) -> str:
         """Return the address that the client asks by.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -156,6 +156,13 @@ class HubCall:
     def note(self, connection: Connection, action: str, target: str) -> None:
         """Write to the audit log, in the transaction that does it."""
         self.hub.note_action(connection, self.visitor, action, target, self.address)
+
+    async def remembered(self, key: Hashable, read: Callable[[], _Result]) -> _Result:
+        """Return what `read` returns; in a thread, unless it is known and nobody has written."""
+        known = self.hub.remembered
+        if known.has(key):
+            return known.get(key, read)
+        return await in_thread(known.get, key, read)
 
     async def read_body(self, most: int) -> bytes:
         """Read the body.

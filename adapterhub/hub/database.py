@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +46,8 @@ class Database:
     def __init__(self, path: Path, lock_seconds: float = LOCK_SECONDS) -> None:
         self.path = path
         self.engine = _engine(path, lock_seconds)
+        self._watch: sqlite3.Connection | None = None  # never writes, so it sees all writers
+        self._watching = threading.Lock()
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -69,9 +72,20 @@ class Database:
             with connection.begin():
                 yield connection
 
+    def state(self) -> int:
+        """Return a number that changes when anybody, in any process, has written."""
+        with self._watching:
+            if self._watch is None:
+                self._watch = sqlite3.connect(self.path, check_same_thread=False)
+            return int(self._watch.execute("PRAGMA data_version").fetchone()[0])
+
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()
+        with self._watching:
+            if self._watch is not None:
+                self._watch.close()
+                self._watch = None
 
 
 def create_tables(database: Database) -> None:

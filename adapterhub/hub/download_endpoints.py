@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import BinaryIO
+from functools import partial
+from pathlib import Path
 
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from adapterhub.hub.accounts import READ
 from adapterhub.hub.blobs import BlobInfo
@@ -22,6 +24,7 @@ from adapterhub.hub.refusals import HubRefusal, MissingEntryError
 from adapterhub.hub.trees import MAX_REGULAR_LISTED, read_tree
 
 _PIECE = 256 << 10
+_NO_WAIT = getattr(os, "RWF_NOWAIT", 0)
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _SAFE_NAME = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -35,13 +38,12 @@ class SentPart:
     is_part: bool = False
 
 
-def download(call: HubCall) -> Response:
+async def download(call: HubCall) -> Response:
     """Send a file, or its headers alone."""
     path = call.values["rest"]
-    with call.hub.database.reading() as connection:
-        commit = commit_at(connection, call.repository.id, call.values["rev"])
-        blob = read_tree(connection, commit.tree).get(path)
-    headers = {"x-repo-commit": commit.oid}
+    key = ("file", call.repository.id, call.values["rev"], path)
+    commit, blob = await call.remembered(key, partial(_find, call))
+    headers = {"x-repo-commit": commit}
     if blob is None:
         raise MissingEntryError(f"there is no file {path[:200]!r} in this revision").with_headers(
             headers
@@ -56,14 +58,63 @@ def download(call: HubCall) -> Response:
         last = part.first + part.size - 1
         headers["content-range"] = f"bytes {part.first}-{last}/{blob.size}"
     status = 206 if part.is_part else 200
-    if call.request.method == "HEAD":
+    if call.request.method == "HEAD" or not part.size:
         return Response(b"", status, headers)
-    file = open(call.hub.blobs.path(blob.sha256), "rb")  # noqa: SIM115, see _pieces
-    first = os.pread(file.fileno(), min(_PIECE, part.size), part.first)
-    if len(first) == part.size:
-        file.close()
-        return Response(first, status, headers)
-    return StreamingResponse(_pieces(file, part, first), status, headers)
+    return SentFile(call.hub.blobs.path(blob.sha256), part, status, headers)
+
+
+def _find(call: HubCall) -> tuple[str, BlobInfo | None]:
+    """Return the commit of a revision, and the file in it."""
+    with call.hub.database.reading() as connection:
+        commit = commit_at(connection, call.repository.id, call.values["rev"])
+        return commit.oid, read_tree(connection, commit.tree).get(call.values["rest"])
+
+
+class SentFile(Response):
+    """A part of a file, sent piece by piece.
+
+    A piece that the system has in memory is read at once; a thread waits for others.
+    """
+
+    def __init__(self, path: Path, part: SentPart, status: int, headers: Mapping[str, str]) -> None:
+        super().__init__(None, status, headers)
+        self.path, self.part = path, part
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        file = os.open(self.path, os.O_RDONLY)
+        try:
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
+            place, end = self.part.first, self.part.first + self.part.size
+            while place < end:
+                piece = _piece_in_memory(file, min(_PIECE, end - place), place)
+                if not piece:
+                    piece = await in_thread(os.pread, file, min(_PIECE, end - place), place)
+                if not piece:
+                    raise OSError("the file is shorter than it was")
+                place += len(piece)
+                more = place < end
+                await send({"type": "http.response.body", "body": piece, "more_body": more})
+        finally:
+            os.close(file)
+
+
+def _piece_in_memory(file: int, size: int, place: int) -> bytes | bytearray:
+    """Return bytes of a file that can be read without waiting; none if there are none."""
+    if not _NO_WAIT:
+        return b""
+    buffer = bytearray(size)
+    try:
+        count = os.preadv(file, [buffer], place, _NO_WAIT)
+    except OSError:  # it would wait, or this file system cannot say
+        return b""
+    return buffer if count == size else buffer[:count]
 
 
 def part_of(size: int, wanted: str, call: HubCall, tag: str) -> SentPart:
@@ -106,22 +157,9 @@ def _headers(path: str, blob: BlobInfo, tag: str) -> dict[str, str]:
     return headers
 
 
-async def _pieces(file: BinaryIO, part: SentPart, first: bytes) -> AsyncIterator[bytes]:
-    """Yield the bytes of a part; the first ones were read already."""
-    try:
-        yield first
-        place, end = part.first + len(first), part.first + part.size
-        while place < end:
-            piece = await in_thread(os.pread, file.fileno(), min(_PIECE, end - place), place)
-            if not piece:
-                raise OSError("the file is shorter than it was")
-            place += len(piece)
-            yield piece
-    finally:
-        file.close()
-
-
 DOWNLOADS = (
-    HubRoute("GET HEAD", "/{kind}/{owner}/{name}/resolve/{rev}/{rest}", download, READ),
-    HubRoute("GET HEAD", "/{owner}/{name}/resolve/{rev}/{rest}", download, READ),
+    HubRoute(
+        "GET HEAD", "/{kind}/{owner}/{name}/resolve/{rev}/{rest}", download, READ, reads_itself=True
+    ),
+    HubRoute("GET HEAD", "/{owner}/{name}/resolve/{rev}/{rest}", download, READ, reads_itself=True),
 )

@@ -26,6 +26,7 @@ from adapterhub.hub.blobs import BlobFolder
 from adapterhub.hub.database import Database, create_tables, schema_revision
 from adapterhub.hub.hub_metrics import HubMetrics
 from adapterhub.hub.refusals import HubRefusal
+from adapterhub.hub.remembered import Remembered
 from adapterhub.hub.tables import SCHEMA_REVISION, audit, settings
 from adapterhub.hub.times import now_text
 
@@ -104,6 +105,7 @@ class Hub:
         self.folder, self.options = folder, options or HubOptions()
         require_schema(folder)
         self.database = Database(folder / DATABASE)
+        self.remembered = Remembered(self.database)
         self.blobs = BlobFolder(folder)
         with self.database.reading() as connection:
             self.secret = bytes.fromhex(setting(connection, "secret"))
