@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import hashlib
 import http.client
 import json
 import multiprocessing
@@ -28,36 +29,35 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
+import sample_adapters
 import web_servers
+from sqlalchemy import Connection
 
-from adapterhub.hub.accounts import create_hub_token, create_namespace
+from adapterhub.files.manifest import Manifest, from_json, to_json
+from adapterhub.hub.accounts import (
+    Owner,
+    create_hub_token,
+    create_namespace,
+    require_owner,
+)
 from adapterhub.hub.blobs import BlobInfo
 from adapterhub.hub.commits import CommitChange, grant, write_commit
 from adapterhub.hub.housekeeping import verify_hub
 from adapterhub.hub.listings import refresh_listing
 from adapterhub.hub.repositories import create_repository
-from adapterhub.hub.state import create_hub, open_hub
+from adapterhub.hub.state import Hub, create_hub, open_hub
 from adapterhub.hub.versions import create_tag
 
 START = "import sys; from adapterhub.cli import main; sys.argv[0] = 'adapterhub'; main()"
 WORDS = [
-    "red",
-    "green",
-    "blue",
-    "sad",
-    "happy",
-    "long",
-    "short",
-    "polite",
-    "rude",
-    "legal",
-    "medical",
+    "red", "green", "blue", "sad", "happy", "long", "short", "polite", "rude", "legal", "medical",
     "news",
-]
+]  # fmt: skip
 
 
 @contextmanager
@@ -268,7 +268,8 @@ def lists_part(folder: Path, options: argparse.Namespace) -> dict[str, float]:
                 session if path.startswith("/?") or path in ("/", "/ada/a777") else client,
                 [],
             )
-            for _ in range(20):
+            own.ask("GET", path)
+            for _ in range(60):
                 start = time.perf_counter()
                 own.ask("GET", path)
                 times.append(time.perf_counter() - start)
@@ -277,51 +278,57 @@ def lists_part(folder: Path, options: argparse.Namespace) -> dict[str, float]:
 
 
 def fill(folder: Path, number: int) -> None:
-    """Write adapters into a hub, without their bytes: what lists read is there."""
-    import sample_adapters
+    """Write adapters into a hub, without their bytes: what lists read is there.
 
+    The first thousands are written as pushes are; the others are copies of their rows.
+    """
     made = sample_adapters.write(folder.parent / "made", 0, accuracy=0.5)
-    manifest = (made / "adapter.json").read_bytes()
-    text = json.loads(manifest)
-    with open_hub(folder) as hub:
-        owner = None
-        for first in range(0, number, 500):
-            with hub.database.writing() as connection:
-                from adapterhub.hub.accounts import find_owner
-
-                owner = owner or find_owner(connection, "ada")
-                assert owner is not None
-                for n in range(first, min(first + 500, number)):
-                    add_one(connection, hub, owner, n, dict(text))
+    manifest = from_json((made / "adapter.json").read_bytes())
     shutil.rmtree(made)
+    with open_hub(folder) as hub:
+        pushed = min(number, _PUSHED)
+        with hub.database.writing() as connection:
+            owner = require_owner(connection, "ada")
+            for n in range(pushed):
+                add_one(hub, connection, owner, n, manifest)
+        for copy in range(1, number // pushed):
+            with hub.database.writing() as connection:
+                for statement in _COPIES:
+                    connection.exec_driver_sql(statement, {"copy": f"-{copy}"})
 
 
-def add_one(
-    connection: object, hub: object, owner: object, n: int, fields: dict[str, object]
-) -> None:
+_PUSHED = 2_000
+_COPIES = (
+    """INSERT INTO repositories
+    (type, namespace, name, folded, is_private, created, modified, highest)
+    SELECT type, namespace, name || :copy, folded || :copy, is_private, created, modified, highest
+    FROM repositories WHERE id <= 2000""",
+    """INSERT INTO listings SELECT c.id, l.type, c.name, l.namespace, l.is_private, l.modified,
+    l.size, l.score, l.head, l.about, replace(l.entry, l.name, c.name), l.tokens FROM listings l
+    JOIN repositories c ON c.folded = l.name || :copy WHERE l.repository <= 2000""",
+    """INSERT INTO listing_texts (rowid, tokens) SELECT l.repository, l.tokens FROM listings l
+    JOIN repositories r ON r.id = l.repository WHERE r.name LIKE '%' || :copy""",
+)
+
+
+def add_one(hub: Hub, connection: Connection, owner: Owner, n: int, base: Manifest) -> None:
     """Write one adapter; its manifest differs from the others in what lists show."""
-    import hashlib
-
-    from adapterhub.files import manifest as files
-    from adapterhub.files.manifest import from_json, to_json
-
-    backbone = {**fields["backbone"], "id": f"acme/bert-{n % 20}"}  # type: ignore[dict-item]
-    fields |= {"backbone": backbone, "metrics": {"accuracy": (n % 997) / 997}}
-    fields |= {"description": f"adapter {n} {WORDS[n % 12]} {WORDS[n // 12 % 12]}"}
-    fields.pop("sha256")
-    fields["sha256"] = files._digest(fields)
-    data = to_json(from_json(json.dumps(fields).encode()))
+    manifest = replace(
+        base,
+        backbone=replace(base.backbone, id=f"acme/bert-{n % 20}"),
+        metrics={"accuracy": (n % 997) / 997},
+        description=f"adapter {n} {WORDS[n % 12]} {WORDS[n // 12 % 12]}",
+    )
+    data = to_json(manifest)
     info = BlobInfo(hashlib.sha256(data).hexdigest(), len(data), "0" * 40)
-    texts = {info.sha256: data}
-    repository = create_repository(connection, "models", f"ada/a{n}", owner, is_private=False)  # type: ignore[arg-type]
-    grant(connection, repository.id, [info])  # type: ignore[arg-type]
+    repository = create_repository(connection, "models", f"ada/a{n}", owner, is_private=False)
+    grant(connection, repository.id, [info])
     change = CommitChange("x", large={"adapter.json": (info.sha256, info.size)})
-    done = write_commit(connection, hub.blobs, repository.id, "main", change, "ada")  # type: ignore[arg-type, attr-defined]
-    create_tag(connection, repository, "v1", done.commit.oid)  # type: ignore[arg-type]
-    refresh_listing(connection, repository, lambda sha256, most: texts[sha256])  # type: ignore[arg-type]
+    done = write_commit(connection, hub.blobs, repository.id, "main", change, "ada")
+    create_tag(connection, repository, "v1", done.commit.oid)
+    refresh_listing(connection, repository, lambda sha256, most: data)
     if n == 777:  # its page is read
-        path = hub.blobs.path(info.sha256)  # type: ignore[attr-defined]
-        path.write_bytes(data)
+        hub.blobs.path(info.sha256).write_bytes(data)
 
 
 def kills_part(folder: Path, options: argparse.Namespace) -> dict[str, float]:

@@ -261,9 +261,10 @@ def remove_listing(connection: Connection, repository: int) -> None:
     if old is None:
         return
     own = facets.c.repository == repository
-    for row in connection.execute(select(facets.c.field, facets.c.value).where(own)).all():
-        _count_facet(connection, row.field, row.value, -1)
-    connection.execute(delete(facets).where(own))
+    rows = connection.execute(select(facets.c.field, facets.c.value).where(own)).mappings().all()
+    if rows:
+        _count_facets(connection, [{**row} for row in rows], -1)
+        connection.execute(delete(facets).where(own))
     connection.execute(
         text(
             "INSERT INTO listing_texts (listing_texts, rowid, tokens)"
@@ -275,27 +276,26 @@ def remove_listing(connection: Connection, repository: int) -> None:
 
 
 def _add_facets(connection: Connection, repository: int, listed: ListedVersion) -> None:
-    for name, (_, read) in FIELDS.items():
-        for value in dict.fromkeys(str(value)[:300] for value in read(listed)):
-            connection.execute(
-                insert(facets).values(field=name, value=value, repository=repository)
-            )
-            _count_facet(connection, name, value, 1)
+    found = {
+        (name, str(value)[:300]) for name, (_, read) in FIELDS.items() for value in read(listed)
+    }
+    if found:
+        rows = [{"field": name, "value": value} for name, value in sorted(found)]
+        connection.execute(insert(facets), [{**row, "repository": repository} for row in rows])
+        _count_facets(connection, rows, 1)
 
 
-def _count_facet(connection: Connection, name: str, value: str, change: int) -> None:
+def _count_facets(connection: Connection, rows: Sequence[Mapping[str, str]], change: int) -> None:
+    """Count values of fields up or down."""
     connection.execute(
         text(
             "INSERT INTO facet_counts VALUES (:field, :value, :change) ON CONFLICT (field, value)"
             " DO UPDATE SET number = number + :change"
         ),
-        {"field": name, "value": value, "change": change},
+        [{**row, "change": change} for row in rows],
     )
-    connection.execute(
-        delete(facet_counts).where(
-            facet_counts.c.field == name, facet_counts.c.value == value, facet_counts.c.number <= 0
-        )
-    )
+    if change < 0:
+        connection.execute(delete(facet_counts).where(facet_counts.c.number <= 0))
 
 
 def _tokens(

@@ -195,7 +195,7 @@ facet_counts = Table(
     metadata,
     Column("field", String(16), primary_key=True),
     Column("value", String(300), primary_key=True),
-    Column("number", Integer, nullable=False),
+    Column("number", Integer, nullable=False, index=True),
 )
 
 audit = Table(
