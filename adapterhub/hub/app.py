@@ -36,7 +36,7 @@ from adapterhub.hub.download_endpoints import DOWNLOADS
 from adapterhub.hub.own_endpoints import OWN
 from adapterhub.hub.page_endpoints import PAGES
 from adapterhub.hub.read_endpoints import READS
-from adapterhub.hub.refusals import HubRefusal, UnknownTokenError
+from adapterhub.hub.refusals import DeniedError, HubRefusal, UnknownTokenError
 from adapterhub.hub.repositories import HubRepository, visible_repository
 from adapterhub.hub.sessions import session_visitor
 from adapterhub.hub.state import Hub
@@ -114,6 +114,8 @@ class HubApp:
     async def _walk(self, call: HubCall) -> Response:
         """Answer a call: who asks, whether they may, what the body is, what the endpoint says."""
         route = call.route
+        if self.hub.options.is_read_only and call.request.method not in ("GET", "HEAD"):
+            raise_if_writing(call)
         if route.needs != OPEN:
             self._check_address(call)
             admit = partial(self._admitted, call)
@@ -241,6 +243,18 @@ class HubApp:
         if used := self.hub.take_used():
             with self.hub.database.writing() as connection:
                 note_use(connection, used)
+
+
+def raise_if_writing(call: HubCall) -> None:
+    """Refuse to change what a registry in a folder has.
+
+    Raises:
+        DeniedError: the endpoint would.
+    """
+    if call.route.needs not in (OPEN, READ):
+        raise DeniedError(
+            "this hub shows a registry in a folder and changes nothing: adapterhub publish does"
+        )
 
 
 def refused(error: HubRefusal) -> Response:

@@ -55,6 +55,7 @@ class CommitChange:
         large: digests and sizes of files that were uploaded before, by path; -1 for a copy.
         removed: the paths of files to remove.
         removed_folders: those of folders.
+        created: when it was made; None for now.
     """
 
     title: str = "Change files"
@@ -64,6 +65,7 @@ class CommitChange:
     large: dict[str, tuple[str, int]] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
     removed_folders: list[str] = field(default_factory=list)
+    created: str | None = None
 
     def reader(self, folder: BlobFolder) -> Callable[[str, int], bytes]:
         """Return what reads a file, also one of these before it is in its place."""
@@ -179,9 +181,9 @@ def _insert(
     change: CommitChange,
     author: str,
 ) -> CommitRecord:
-    oid_tree, created = keep_tree(connection, tree), now_precisely()
+    oid_tree, created = keep_tree(connection, tree), change.created or now_precisely()
     title, message = change.title or "Change files", change.message
-    text = "\0".join((str(repository), parent or "", oid_tree, created, author, title, message))
+    text = "\0".join((parent or "", oid_tree, created, author, title, message))
     oid = hashlib.sha1(text.encode("utf-8", "replace")).hexdigest()
     record = CommitRecord(oid, parent, oid_tree, title, message, author, created)
     connection.execute(insert(commits).values(repository=repository, **vars(record)))

@@ -167,9 +167,12 @@ def create_repository(
     return HubRepository(id=inserted_id(made), **values)  # type: ignore[arg-type]
 
 
-def delete_repository(connection: Connection, repository: HubRepository) -> None:
-    """Delete a repository; the numbers of its versions are not given again."""
-    _retire(connection, repository)
+def delete_repository(
+    connection: Connection, repository: HubRepository, *, is_final: bool = True
+) -> None:
+    """Delete a repository; if that is final, the numbers of its versions are not given again."""
+    if is_final:
+        _retire(connection, repository)
     connection.execute(delete(repositories).where(repositories.c.id == repository.id))
 
 

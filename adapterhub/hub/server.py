@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 from adapterhub.errors import ConfigError
 from adapterhub.hub.accounts import count_tokens
 from adapterhub.hub.app import HubApp
-from adapterhub.hub.state import HubOptions, create_hub, open_hub, serving_alone
+from adapterhub.hub.registry_view import is_registry, viewing
+from adapterhub.hub.state import Hub, HubOptions, create_hub, open_hub, serving_alone
 from adapterhub.web.connections import limited_protocol
 
 _WRITE_SECONDS = 60.0
@@ -30,6 +31,8 @@ def serve_hub(
 ) -> None:
     """Create the hub of a folder, unless there is one, and answer until the process is stopped.
 
+    The folder of a registry is shown as a hub that only reads.
+
     `started` receives the address when the hub answers.
 
     Raises:
@@ -38,16 +41,16 @@ def serve_hub(
     import uvicorn
 
     check_address(options.public_url)
-    create_hub(folder)
     options = replace(options, hosts=(*options.hosts, *known_hosts(host, port)))
-    with serving_alone(folder), open_hub(folder, options) as hub:
-        with hub.database.reading() as connection:
-            if not is_loopback_address(host) and not count_tokens(connection):
-                raise ConfigError(
-                    f"others could reach {host}, and this hub has no token yet",
-                    hint=f"adapterhub hub user {folder} NAME --admin, then adapterhub hub token "
-                    f"create {folder} --user NAME",
-                )
+    with ExitStack() as stack:
+        if is_registry(folder):
+            hub = stack.enter_context(viewing(folder, options))
+        else:
+            create_hub(folder)
+            stack.enter_context(serving_alone(folder))
+            hub = stack.enter_context(open_hub(folder, options))
+        if not (is_loopback_address(host) or options.open_reading):
+            _require_token(hub, folder, host)
         config = uvicorn.Config(
             HubApp(hub),
             host=host,
@@ -57,11 +60,26 @@ def serve_hub(
             log_level="warning",
             access_log=False,
             server_header=False,
-            date_header=True,
             timeout_graceful_shutdown=_STOP_SECONDS,
         )
         with suppress(KeyboardInterrupt):  # it has stopped by then
             _telling_server(config, started).run()
+
+
+def _require_token(hub: Hub, folder: Path, host: str) -> None:
+    """Refuse to listen to others where nobody could be told from anybody.
+
+    Raises:
+        ConfigError: the hub has no token.
+    """
+    with hub.database.reading() as connection:
+        if count_tokens(connection):
+            return
+    raise ConfigError(
+        f"others could reach {host}, and this hub has no token yet",
+        hint=f"adapterhub hub user {folder} NAME --admin, then adapterhub hub token create {folder}"
+        " --user NAME; or --open-reading, where all may read and nobody writes",
+    )
 
 
 def known_hosts(host: str, port: int) -> tuple[str, ...]:

@@ -48,6 +48,7 @@ class HubOptions:
         hosts: the names that a request may ask by, besides that of `public_url`.
         user_header: the header in which a trusted proxy says who is logged in.
         proxies: the addresses of trusted proxies.
+        is_read_only: whether nobody writes, since it shows something else.
     """
 
     public_url: str | None = None
@@ -58,6 +59,7 @@ class HubOptions:
     hosts: tuple[str, ...] = ()
     user_header: str | None = None
     proxies: tuple[str, ...] = ()
+    is_read_only: bool = False
 
 
 @dataclass
