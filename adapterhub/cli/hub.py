@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,19 @@ if TYPE_CHECKING:
     from adapterhub.registry.copying import CopyReport
 
 _folder = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+_LIBRARIES = ("sqlalchemy", "alembic", "starlette", "uvicorn", "pathspec", "nh3", "markdown_it")
 _roles = click.Choice(["read", "write", "admin"])
 
 
 @click.group("hub")
 def command() -> None:
     """Serve a hub of your own, with users and tokens, to any client of the Hub's protocol."""
+    if missing := [name for name in _LIBRARIES if find_spec(name) is None]:
+        raise ConfigError(
+            f"a hub needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
+            "installed",
+            hint='pip install "adapterhub[hub]"',
+        )
 
 
 @command.command()

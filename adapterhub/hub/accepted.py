@@ -38,7 +38,7 @@ RULES = {
     "backbone": "an adapter names its backbone by the id that others find it by",
 }
 MAX_HEADER = 25 << 20  # bytes of the header of a safetensors file
-_MOST_TEXT_SEARCHED = 4 << 20  # bytes of a text in which secrets are searched for
+_MOST_TEXT_SEARCHED = 1 << 20  # bytes of a text in which secrets are searched for
 _PICKLES = re.compile(r"(?i)\.(bin|pt|pth|ckpt|pkl|pickle|joblib|dill|npy|npz|h5|keras|mar|t7)$")
 _CODE = re.compile(r"(?i)\.(py|pyc|pyx|so|dll|dylib|exe|sh|bat|ps1|js|jar|whl|ipynb|html?|svg)$")
 _TEXTS = re.compile(

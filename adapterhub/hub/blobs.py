@@ -14,6 +14,7 @@ import errno
 import hashlib
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -169,8 +170,7 @@ def require_room(folder: Path, size: int) -> None:
     Raises:
         FullDiskError: it has not.
     """
-    found = os.statvfs(folder)
-    if size + _FREE_BYTES > found.f_bavail * found.f_frsize:
+    if size + _FREE_BYTES > shutil.disk_usage(folder).free:
         raise FullDiskError
 
 

@@ -20,6 +20,7 @@ from adapterhub.registry.other_formats import CONFIG_FILE, MAX_CONFIG_BYTES
 
 ReadBlob = Callable[[str, int], bytes]
 """Returns the first bytes of a file, by its sha256."""
+MOST_METADATA = 64 << 10
 _MOST_TAGS, _MOST_TAG = 200, 200
 
 
@@ -76,8 +77,18 @@ def card_of(tree: Tree, read: ReadBlob) -> dict[str, Any]:
     if blob is None or blob.size > 2 * MAX_CARD_BYTES:
         return {}
     text = read(blob.sha256, 2 * MAX_CARD_BYTES).decode("utf-8", "replace")
+    if front_matter_size(text) > MOST_METADATA:
+        return {}
     metadata: dict[str, Any] = json.loads(json.dumps(split_card(text)[0], default=str))
     return metadata
+
+
+def front_matter_size(card: str) -> int:
+    """Return how many characters the metadata of a card has, about: to parse many takes seconds."""
+    if not card.startswith("---"):
+        return 0
+    end = card.find("\n---", 3)
+    return end if end >= 0 else 0
 
 
 def manifest_in(tree: Tree, read: ReadBlob) -> Manifest | None:

@@ -23,7 +23,12 @@ from adapterhub.hub.calls import (
     part_of_list,
 )
 from adapterhub.hub.commits import BRANCH, MAIN, TAG, CommitRecord, commit_at, history, refs_of
-from adapterhub.hub.described import HubDescription, describe_tree
+from adapterhub.hub.described import (
+    MOST_METADATA,
+    HubDescription,
+    describe_tree,
+    front_matter_size,
+)
 from adapterhub.hub.listings import (
     HubListing,
     HubQuery,
@@ -209,11 +214,14 @@ def allowed(call: HubCall) -> Response:
 
 def validate_yaml(call: HubCall) -> Response:
     """Check the metadata of a card."""
-    content = call.text("content", "")
-    front = content.replace("\r\n", "\n").split("---\n")
+    content = call.text("content", "").replace("\r\n", "\n")
+    size = front_matter_size(content)
+    if size > MOST_METADATA:
+        said = f"the metadata has more than {MOST_METADATA:,} characters"
+        return json_answer({"errors": [{"message": said}], "warnings": []}, 400)
     try:
-        if content.startswith("---") and len(front) > 2 and front[1].strip():
-            parse_mapping(front[1], "the card")
+        if content[4:size].strip():
+            parse_mapping(content[4:size], "the card")
     except AdapterhubError as error:
         return json_answer({"errors": [{"message": error.problem}], "warnings": []}, 400)
     return json_answer({"errors": [], "warnings": []})

@@ -67,6 +67,11 @@ def test_users_organisations_and_tokens(adapterhub, folder):
     assert token.strip() not in out
 
 
+def test_without_its_libraries_a_hub_says_what_to_install(adapterhub, folder, monkeypatch):
+    monkeypatch.setattr("adapterhub.cli.hub._LIBRARIES", ("json", "no_such_library"))
+    refused(adapterhub("hub", "user", folder), "needs no_such_library", "adapterhub[hub]")
+
+
 def test_keeping_house(adapterhub, folder, tmp_path):
     with real_hub.serving(tmp_path / "hub") as hub:
         hub.user("ada")

@@ -129,5 +129,7 @@ def test_other_paths_and_methods_are_said_to_be_none(client):
     assert client.post("/api/validate-yaml", json=card).status_code == 400
     card["content"] = "---\na: b\n---\n"
     assert client.post("/api/validate-yaml", json=card).json() == {"errors": [], "warnings": []}
+    card["content"] = "---\n" + "a: b\n" * 50_000 + "---\n"
+    assert client.post("/api/validate-yaml", json=card).status_code == 400
     assert client.post("/api/validate-yaml", content=b"[" * 9999).status_code == 400
     assert client.post("/api/validate-yaml", content=b"x" * (5 << 20)).status_code == 413

@@ -10,7 +10,7 @@ import signing
 from commit_body import commit, create, head
 
 import adapterhub as ah
-from adapterhub.errors import AdapterhubError, RegistryError
+from adapterhub.errors import AdapterhubError, FileError, RegistryError
 from adapterhub.files.native import read_adapter
 from adapterhub.files.signature import Statement, sign_statement, signatures_to_json
 from adapterhub.hub.accepted import NamespaceRules, rules_text
@@ -144,6 +144,21 @@ def test_a_version_that_no_listed_key_signed_is_refused(new_hub, tmp_path):
         else:
             with pytest.raises(RegistryError, match="keys has signed"):
                 store.put(folder, Publication("acme/signed"))
+
+
+def test_our_client_refuses_a_flipped_bit(new_hub, publish):
+    entry = publish(0)
+    with new_hub.client("wil") as client:
+        sha256 = hashlib.sha256(
+            client.get("/acme/polite/resolve/v1/adapter.safetensors").content
+        ).hexdigest()
+    path = new_hub.hub.blobs.path(sha256)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(data)
+    with pytest.raises(FileError, match="not what was published"):
+        store_of(new_hub, "wil").get(entry)
 
 
 def test_a_hub_finds_what_its_adapters_are(new_hub, publish):
