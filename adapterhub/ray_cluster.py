@@ -78,6 +78,26 @@ def import_ray() -> Any:
     return ray
 
 
+def import_serve() -> tuple[Any, Any]:
+    """Return the modules ray and ray.serve.
+
+    Raises:
+        ConfigError: they, or what they need, are not installed.
+    """
+    try:
+        ray = import_ray()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from ray import serve
+    except (ImportError, ConfigError) as error:
+        raise ConfigError(
+            "serve --ray needs Ray Serve, which is not installed",
+            hint='pip install "adapterhub[serve,ray-serve]"',
+        ) from error
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    return ray, serve
+
+
 def connect_ray(ray: Any, address: str | None) -> None:
     """Connect to a cluster at HOST:PORT, by default at RAY_ADDRESS, or start Ray on this machine.
 

@@ -14,7 +14,11 @@ from pathlib import Path
 
 import pytest
 
-CASES = ["bench/ray_engine_cases.py", "inference/table_engine_cases.py"]
+CASES = [
+    "bench/ray_engine_cases.py",
+    "inference/table_engine_cases.py",
+    "serving/replicas_cases.py",
+]
 
 
 @pytest.mark.apart

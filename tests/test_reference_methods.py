@@ -205,6 +205,9 @@ def test_the_facts_of_a_page_come_from_the_code(name):
 def test_merging_and_exporting_are_decided_by_the_code():
     lora, mam = _backbones.fit("lora", _backbones.QWEN), _backbones.fit("mam", _backbones.QWEN)
     assert (lora.merge, lora.peft, lora.vllm) == ((), (), ())
+    assert not lora.converted
+    dora = _backbones.fit("dora", _backbones.QWEN)
+    assert (dora.vllm, dora.converted) == ((), True)
     assert mam.merge
     assert mam.peft
     assert "biases" in _backbones.fit("bitfit", _backbones.QWEN).refused
@@ -228,7 +231,7 @@ PREDICTIONS = {
     "regression": Number(4.213),
     "multi-label": Labels(("insult", "threat"), {"insult": 0.912, "threat": 0.604}),
     "multiple-choice": Choice(0, "it burned.", (0.874, 0.126)),
-    "tagging": Tags(("B-PER",), (Entity("PER", "Ada", 0, 3),)),
+    "tagging": Tags(("B-PER",), (Entity("PER", "Ada", 0, 3, 0.97),)),
     "question-answering": Answer("Ada", 0, 3, 5.21),
     "seq2seq": Generated("Die Katze schläft."),
     "unified-qa": Generated("the cat"),
@@ -268,6 +271,13 @@ def test_the_page_of_a_task(name):
 
 def test_the_predictions_are_of_every_task():
     assert PREDICTIONS.keys() == TASKS.keys()
+
+
+@every_task
+def test_a_prediction_prints_what_its_task_names(name):
+    names = TASKS[name].printed_fields
+    optional = {"similarity"}  # of two texts
+    assert tuple(PREDICTIONS[name].as_dict()) == tuple(n for n in names if n not in optional)
 
 
 def test_columns_are_described_by_their_names():

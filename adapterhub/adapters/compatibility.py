@@ -16,7 +16,7 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.parts import HEAD, AdapterHead
 from adapterhub.adapters.state import ModelState, find_state, new_state
 from adapterhub.backbones.checkpoint_form import HEAD_PART
-from adapterhub.backbones.find import is_local_name
+from adapterhub.backbones.find import find_backbone, is_local_name
 from adapterhub.backbones.fingerprint import (
     BackboneIdentity,
     ModelIdentities,
@@ -45,13 +45,16 @@ def check_backbone(manifest: Manifest, state: ModelState) -> None:
     Raises:
         MismatchError: the error names both backbones, and lists the differences.
     """
+    if differences := backbone_differences(manifest, state):
+        raise _other_backbone(manifest, state.model.config._name_or_path, differences)
+
+
+def _other_backbone(manifest: Manifest, found: str, differences: Sequence[str]) -> MismatchError:
     trained_on = manifest.backbone
     at = f" at {trained_on.revision}" if trained_on.revision else ""
-    if not (differences := backbone_differences(manifest, state)):
-        return
-    raise MismatchError(
+    return MismatchError(
         f"the adapter {manifest.name!r} was trained on a different backbone",
-        offenders=[f"this model: {state.model.config._name_or_path}", *differences],
+        offenders=[f"this model: {found}", *differences],
         expected=f"{trained_on.id}{at}, {trained_on.fingerprint}",
         hint=f"--backbone {trained_on.location}; in Python load_backbone({trained_on.location!r}), "
         "or load(..., any_backbone=True)",
@@ -77,16 +80,38 @@ def identity_differences(
 
     `without_head`: the values of a language-model head may differ.
     """
-    sampled = identities.identity(complete=False)
+    problems = _sample_differences(trained, identities.identity(complete=False))
+    if problems or not trained.parts:
+        return problems
+    parts = identities.identity(complete=True).different_parts(trained)
+    return [f"{p}: other values" for p in parts if not (without_head and p.startswith(HEAD_PART))]
+
+
+def _sample_differences(trained: BackboneIdentity, sampled: BackboneIdentity) -> list[str]:
     problems = config_differences(trained.config, sampled.config)
     if (sampled.tokens or 0) < (trained.tokens or 0):
         problems.append(f"token embedding: {sampled.tokens} rows, trained with {trained.tokens}")
     if not sampled.same_sample(trained):
         problems.append(f"weights: {sampled.fingerprint}")
-    if problems or not trained.parts:
-        return problems
-    parts = identities.identity(complete=True).different_parts(trained)
-    return [f"{p}: other values" for p in parts if not (without_head and p.startswith(HEAD_PART))]
+    return problems
+
+
+def check_backbone_files(manifest: Manifest, backbone: str, revision: str | None = None) -> None:
+    """Refuse an adapter that was trained on another backbone than one in files, by its fingerprint.
+
+    No model is loaded, and a sample of the values is read.
+
+    Raises:
+        BackboneError: the backbone was not found, or its files cannot be read.
+        MismatchError: the error names both backbones, and lists the differences.
+    """
+    folder, _ = find_backbone(backbone, revision)
+    trained = BackboneIdentity.from_record(
+        manifest.backbone.fingerprint, manifest.backbone.identity
+    )
+    found = identity_of_files(folder, vocabulary=trained.vocabulary, complete=False)
+    if differences := _sample_differences(trained, found):
+        raise _other_backbone(manifest, backbone, differences)
 
 
 def check_backbone_name(imported: ImportedAdapter, model: PreTrainedModel) -> list[str]:

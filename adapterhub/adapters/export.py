@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,24 +31,16 @@ from adapterhub.backbones.probe import probe_batch
 from adapterhub.backbones.same import same
 from adapterhub.backbones.stand_in import stand_in
 from adapterhub.backbones.task_models import TASK_MODELS
-from adapterhub.errors import AdapterhubError, BackboneError, ConfigError, unknown
+from adapterhub.errors import AdapterhubError, BackboneError, ConfigError
 from adapterhub.files.card import model_kind
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest, read_tensors
 from adapterhub.files.run_folder import backbone_of_adapter
-from adapterhub.interchange.peft.exporter import (
-    DEFAULT_RANK,
-    NEW_TOKENS,
-    on_others,
-    to_peft,
-    try_peft,
-    vllm_problems,
-)
+from adapterhub.interchange.peft.exporter import NEW_TOKENS, on_others, to_peft, try_peft
 from adapterhub.interchange.peft.files import PeftFiles, write_peft
 from adapterhub.methods._spec import Spec, parse_methods
 from adapterhub.status import quiet_loading
 
-TARGETS = ("peft", "vllm")
 _TOKENS, _PADDING = 11, 4
 _PER_TOKEN = ("start_logits", "end_logits")
 
@@ -86,7 +79,7 @@ def in_peft(folder: Path, backbone: str | None = None) -> PeftExport:
     if manifest.on:
         return PeftExport(None, (on_others(ref.name for ref in manifest.on),), kind)
     try:
-        kind = kind or _kind_of_checkpoint(location, revision)
+        kind = kind or kind_of_checkpoint(location, revision)
         options: dict[str, Any] = {"task": kind, "labels": manifest.labels, "revision": revision}
         result = _export_without_weights(meta_model(location, **options), folder, manifest)
         if result is None:
@@ -105,39 +98,47 @@ def in_peft(folder: Path, backbone: str | None = None) -> PeftExport:
     return PeftExport(None if problems else files, tuple(problems), kind)
 
 
-def blocking(
-    model: PreTrainedModel, method: Spec, target: str, *, max_rank: int = DEFAULT_RANK
-) -> list[str]:
-    """List the features of a method that a target library does not support on a model.
+def blocking(model: PreTrainedModel, method: Spec) -> list[str]:
+    """List the features of a method that peft does not support on a model.
 
-    The model may be without weights (`meta_model`), and is left as it was. `target` is peft or
-    vllm, `max_rank` the largest LoRA rank that vLLM is started with.
+    The model may be without weights (`meta_model`), and is left as it was.
 
     Raises:
-        ConfigError: an unknown target, method or option.
+        ConfigError: an unknown method or option.
     """
-    if target not in TARGETS:
-        raise unknown("target library", target, TARGETS)
+    with attached_for_a_check(model, method) as adapter:
+        if isinstance(adapter, list):
+            return adapter
+        return try_peft(adapter.export_source())[1]
+
+
+@contextmanager
+def attached_for_a_check(model: PreTrainedModel, method: Spec) -> Iterator[Adapter | list[str]]:
+    """Attach a method to a model inside; yield instead why it does not fit, if it does not.
+
+    Raises:
+        ConfigError: an unknown method or option.
+    """
     methods = parse_methods(method)
     try:
         with torch.random.fork_rng(devices=[]), torch.device(model.device):
-            adapter = attach(model, methods, name=f"check for {target}")
+            adapter = attach(model, methods, name="check of an export")
     except ConfigError:
         raise
-    except AdapterhubError as error:  # the method does not fit the backbone at all
-        return ["; ".join([error.problem, *error.offenders])]
+    except AdapterhubError as error:
+        yield ["; ".join([error.problem, *error.offenders])]
+        return
     try:
-        files, problems = try_peft(adapter.export_source())
+        yield adapter
     finally:
         adapter.detach()
-    return problems + (vllm_problems(files, model, max_rank) if target == "vllm" else [])
 
 
 def _export_without_weights(
     model: PreTrainedModel, folder: Path, manifest: Manifest
 ) -> tuple[PeftFiles, Sequence[str]] | None:
     """Export from a model without weights; None if peft's files need some of them."""
-    adapter = _attach_without_weights(model, folder, manifest)
+    adapter = attach_without_weights(model, folder, manifest)
     try:
         files, problems = _export(adapter, manifest)
     except RuntimeError:  # torch does not compute with weights on the meta device
@@ -152,7 +153,7 @@ def _export(adapter: Adapter, manifest: Manifest) -> tuple[PeftFiles, Sequence[s
     return try_peft(source)
 
 
-def _kind_of_checkpoint(location: str, revision: str | None) -> str:
+def kind_of_checkpoint(location: str, revision: str | None) -> str:
     """Return the kind of model that saved a checkpoint; "features" if it is none of ours."""
     config = meta_model(location, revision=revision).config
     saved_as = set(config.architectures or ())
@@ -163,8 +164,12 @@ def _kind_of_checkpoint(location: str, revision: str | None) -> str:
     return "features"
 
 
-def _attach_without_weights(model: PreTrainedModel, folder: Path, manifest: Manifest) -> Adapter:
-    """Attach an adapter, with its tensors, to a backbone on the meta device."""
+def attach_without_weights(model: PreTrainedModel, folder: Path, manifest: Manifest) -> Adapter:
+    """Attach an adapter, with its tensors, to a backbone on the meta device.
+
+    Raises:
+        MismatchError: it does not fit.
+    """
     _mark_newly_initialized(model, manifest)
     with torch.device("meta"):
         adapter = load_folder(model, folder, any_backbone=True, any_tokenizer=True)

@@ -252,8 +252,8 @@ def _refuse_batching(state: AttachedAdapters) -> None:
         raise AttachError(
             "continuous batching computes in a thread of its own, where route(...) and "
             "disabled(...) do not apply",
-            hint="model.generate(...) inside of it; or leave it, and activate(model, NAME) for "
-            "all requests",
+            hint="model.generate(...) inside of it; activate(model, NAME) for all requests; or "
+            "adapterhub.serving.Engine().generate(NAME, ...), each request with its own adapter",
         )
     virtual = {
         f"{adapter.name}: {placed.method.name}": None
@@ -265,7 +265,7 @@ def _refuse_batching(state: AttachedAdapters) -> None:
         raise AttachError(
             "the paged cache of continuous batching has no place for prefixes and prompts",
             offenders=list(virtual),
-            hint="model.generate(...)",
+            hint="model.generate(...), or adapterhub.serving.Engine().generate(NAME, ...)",
         )
 
 

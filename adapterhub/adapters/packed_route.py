@@ -86,7 +86,7 @@ def _prefix_problem(adapter: Adapter) -> str:
     prefixes = [p for p in adapter.placed if isinstance(p.module, KeyValueModule)]
     virtual = prefixes or any(isinstance(p.module, EmbeddingModule) for p in adapter.placed)
     config: Any = adapter.model.config.get_text_config()
-    if virtual and getattr(config, "sliding_window", None) and _slides(config):
+    if virtual and _slides(config):
         return "its virtual tokens would leave the sliding window"
     if not prefixes:
         return ""
@@ -97,6 +97,10 @@ def _prefix_problem(adapter: Adapter) -> str:
 
 
 def _slides(config: Any) -> bool:
+    """Return whether a layer attends to fewer tokens than a text may have."""
+    window = getattr(config, "sliding_window", None)
+    if not window or window >= getattr(config, "max_position_embeddings", 1 << 30):
+        return False
     kinds = getattr(config, "layer_types", None)
     return kinds is None or any("full" not in kind for kind in kinds)
 

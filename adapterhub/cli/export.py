@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,17 +17,19 @@ from adapterhub.cli._options import (
     registry_option,
     require_signature_option,
 )
-from adapterhub.errors import ConfigError
+from adapterhub.errors import ConfigError, unknown
 from adapterhub.status import doing
 
 if TYPE_CHECKING:
     from adapterhub.methods._spec import Spec
 
+_TARGETS = ("peft", "vllm")  # of --check
+
 
 @click.command("export")
 @click.argument("source", metavar="[ADAPTER | RECIPE.yaml]", required=False)
 @click.option(
-    "--to", "form", default="peft", show_default=True, help="Target format: peft, or gguf."
+    "--to", "form", default="peft", show_default=True, help="Target format: peft, gguf or vllm."
 )
 @click.option("--output", help="Folder for the exported adapter; of gguf, the file.")
 @click.option("--overwrite", is_flag=True, help="Replace the export in the output folder.")
@@ -44,6 +47,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="Value of vLLM's --max-lora-rank.",
 )
+@click.option(
+    "--max-lost",
+    type=float,
+    default=0.1,
+    show_default=True,
+    help="For vLLM: the share of an update that the conversion to LoRA may lose.",
+)
 def command(
     source: str | None,
     form: str,
@@ -56,8 +66,12 @@ def command(
     head: str | None,
     registry: str | None,
     max_lora_rank: int,
+    max_lost: float,
 ) -> None:
     """Export an adapter to another library, or check that it can be exported.
+
+    To vllm, DoRA and IA3 are converted to the closest LoRA of rank --max-lora-rank, and what it
+    loses is printed; if that is more than --max-lost, nothing is written.
 
     --check writes nothing and loads no weights: it lists what prevents the export of ADAPTER, or
     of what RECIPE.yaml or --method would train. Where peft is installed, it also compares the
@@ -66,6 +80,10 @@ def command(
     """
     if target:
         _check(target, source, method, backbone, task, max_lora_rank, registry)
+    elif source and output and form == "vllm":
+        _export_to_vllm(
+            source, output, overwrite, backbone, head, registry, max_lora_rank, max_lost
+        )
     elif source and output:
         _export(source, form, output, overwrite, backbone, task, head, registry)
     else:
@@ -110,6 +128,41 @@ def _export(
     say(f"{output}: {manifest.name} in {form} format")
 
 
+def _export_to_vllm(
+    source: str,
+    output: str,
+    overwrite: bool,
+    backbone: str | None,
+    head: str | None,
+    registry: str | None,
+    max_rank: int,
+    max_lost: float,
+) -> None:
+    from adapterhub.files.native import read_manifest
+    from adapterhub.registry.pull import pull_verified
+
+    fetched = pull_verified(source, registry=registry)
+    manifest = read_manifest(fetched.folder)
+    with doing("loading torch"):
+        from adapterhub.merging.vllm import in_vllm
+
+    export = in_vllm(
+        fetched.folder,
+        sha256=fetched.digest,
+        backbone=backbone,
+        head=head,
+        max_rank=max_rank,
+        max_lost=max_lost,
+    )
+    export.write(Path(output), overwrite=overwrite)
+    say(f"{output}: {manifest.name} for vLLM, a LoRA of rank {export.rank}")
+    for note in export.notes:
+        say(f"- {note}")
+    place = shlex.quote(backbone or manifest.backbone.location)
+    module = shlex.quote(f"{manifest.name}={output}")
+    say(f"vllm serve {place} --enable-lora --max-lora-rank {max_rank} --lora-modules {module}")
+
+
 def _check(
     target: str,
     source: str | None,
@@ -119,22 +172,34 @@ def _check(
     max_lora_rank: int,
     registry: str | None,
 ) -> None:
+    if target not in _TARGETS:
+        raise unknown("target library", target, _TARGETS)
     with doing("loading torch"):
         from adapterhub.adapters.export import blocking, compare_method, peft_is_installed
         from adapterhub.backbones.load import meta_model
         from adapterhub.backbones.task_models import TASK_MODELS
+        from adapterhub.merging.vllm import blocking_vllm
 
     spec, place, kind, labels = _subject(source, method, backbone, task, registry)
     names = labels or (("0", "1") if TASK_MODELS[kind].classes else ())
     model = meta_model(place, task=kind, labels=names)
-    problems = blocking(model, spec, target, max_rank=max_lora_rank)
-    compared = not problems and peft_is_installed()
+    converted = False
+    if target == "vllm":
+        problems, converted = blocking_vllm(model, spec, max_lora_rank)
+    else:
+        problems = blocking(model, spec)
+    compared = not problems and not converted and peft_is_installed()
     if compared:
         problems = compare_method(model, spec)
     for problem in problems:
         say(f"- {problem}")
     if problems:
         summary = f"{len(problems)} problem{'s' * (len(problems) != 1)}"
+    elif converted:
+        summary = (
+            f"no problems; converted to a LoRA of rank {max_lora_rank}: --to vllm prints what is "
+            "lost"
+        )
     else:
         outputs = "equal with random weights" if compared else "not compared, peft is missing"
         summary = f"no problems; outputs {outputs}"

@@ -11,7 +11,7 @@ import click
 
 from adapterhub.cli._format import bytes_text, print_table, say
 from adapterhub.cli._options import registry_option, several_options
-from adapterhub.errors import ConfigError, ServingError
+from adapterhub.errors import ConfigError, ServingError, counted
 from adapterhub.files.shown_table import ShownTable
 from adapterhub.status import doing
 
@@ -44,6 +44,7 @@ _where = several_options(
         help="Who reads /metrics where there are tokens.  [default: admin]",
     ),
     click.option("--admin/--no-admin", default=None, help="Whether /admin is there.  [yes]"),
+    click.option("--try", "try_page", is_flag=True, default=None, help="A page to try them, at /."),
 )
 _limits = several_options(
     click.option("--batch-tokens", type=int, help="Most positions computed at once."),
@@ -64,6 +65,9 @@ _how = several_options(
     click.option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N."),
     click.option("--dtype", help="fp32, bf16 or fp16, if not as in training."),
     click.option("--quantize", help="nf4, int8, ..., if not as in training."),
+    click.option("--ray", is_flag=True, default=None, help="In replicas on a Ray cluster."),
+    click.option("--ray-address", metavar="HOST:PORT", help="Of a cluster that runs already."),
+    click.option("--workers", type=int, help="Replicas.  [default: one a GPU, or 4 CPUs]"),
 )
 
 
@@ -88,6 +92,9 @@ def command(adapters: tuple[str, ...], file: str | None, check: bool, **given: A
 
     flags = {name: value for name, value in given.items() if value not in (None, ())}
     options = read_serve_options(file, flags | ({"adapters": adapters} if adapters else {}))
+    if options.ray:
+        _serve_on_ray(options)
+        return
     _use_device(options)
     with doing("opening the server"):
         from adapterhub.serving.http.lifecycle import HttpServer, open_service
@@ -98,6 +105,16 @@ def command(adapters: tuple[str, ...], file: str | None, check: bool, **given: A
         return
     _log_to_stderr(options)
     HttpServer(service, options, lambda address: _say_started(service, address)).run()
+
+
+def _serve_on_ray(options: ServeOptions) -> None:
+    from adapterhub.serving.http.lifecycle import HttpServer
+    from adapterhub.serving.replicas import open_replicas
+
+    with doing("starting replicas"):
+        service, endpoints = open_replicas(options)
+    _log_to_stderr(options)
+    HttpServer(service, options, lambda where: _say_started(service, where), endpoints).run()
 
 
 def _check(service: Service) -> None:
@@ -117,8 +134,9 @@ def _check(service: Service) -> None:
         service.engine.close(1.0)
     if problems:
         offenders = [f"{name}: {problem}" for name, problem in problems.items()]
-        raise ServingError(f"{len(problems)} adapters cannot be served", offenders=offenders)
-    say(f"{len(service.allowed.names)} adapters can be served")
+        count = counted(len(problems), "adapter")
+        raise ServingError(f"{count} cannot be served", offenders=offenders)
+    say(f"{counted(len(service.allowed.names), 'adapter')} can be served")
 
 
 def _show_adapters(service: Service) -> None:

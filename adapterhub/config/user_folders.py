@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import stat
 import tempfile
 import time
@@ -86,7 +87,8 @@ class KeyedFiles:
     A file is named by the digest of its key and by its size. It appears when it is complete, and is
     never changed: of several processes that make the same one, one wins. A file of another size
     than in its name is damaged, and made again. When all files take more than `limit` bytes, those
-    that were used longest ago are deleted.
+    that were used longest ago are deleted. In place of a file there may be a folder of files, which
+    has the size of all of them.
 
     Attributes:
         folder: the folder, which is created with the first file.
@@ -102,7 +104,7 @@ class KeyedFiles:
         """Return the file of a key, or None if it is missing or damaged."""
         for path in self.folder.glob(f"{self._name(key)}.*"):
             with contextlib.suppress(FileNotFoundError):  # another process deletes it
-                if path.suffix == f".{path.stat().st_size}":
+                if path.suffix == f".{_size(path)}":
                     with contextlib.suppress(OSError):  # a cache that is only read
                         os.utime(path)  # the time of its last use
                     return path
@@ -116,19 +118,40 @@ class KeyedFiles:
         Raises:
             OSError: the file cannot be written.
         """
+
+        def write_file(draft: Path) -> None:
+            with open(draft, "xb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+
+        return self._make(key, write_file)
+
+    def make_folder(self, key: Any, write: Callable[[Path], object]) -> Path:
+        """Return the folder of a key; if it is missing, `write` first makes it at a path.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        return self._make(key, write)
+
+    def _make(self, key: Any, write: Callable[[Path], object]) -> Path:
         if (found := self.find(key)) is not None:
             return found
         self.folder.mkdir(parents=True, exist_ok=True)
         draft = self.folder / f"{secrets.token_hex(8)}.new"
         try:
-            with open(draft, "xb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            path = self.folder / f"{self._name(key)}.{draft.stat().st_size}"
-            os.replace(draft, path)
+            write(draft)
+            path = self.folder / f"{self._name(key)}.{_size(draft)}"
+            try:
+                os.replace(draft, path)
+            except OSError:  # a folder is there: another process was first, or it is damaged
+                if (found := self.find(key)) is not None:
+                    return found
+                _delete(path)
+                os.replace(draft, path)
         finally:
-            draft.unlink(missing_ok=True)
+            _delete(draft)
         self._evict(path)
         return path
 
@@ -146,14 +169,27 @@ class KeyedFiles:
             with contextlib.suppress(OSError):  # another process deletes it
                 found = path.stat()
                 if path.suffix != ".new":
-                    files.append((found.st_mtime_ns, found.st_size, path))
+                    files.append((found.st_mtime_ns, _size(path), path))
                 elif found.st_mtime < time.time() - _DRAFT_SECONDS:
-                    path.unlink()
+                    _delete(path)
         size = sum(each for _, each, _ in files)
         for _, each, path in sorted(files):
             if size <= self.limit:
                 return
             if path != newest:
                 with contextlib.suppress(OSError):  # Windows deletes no file that is mapped
-                    path.unlink()
+                    _delete(path)
                     size -= each
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file, or of the files in a folder."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -427,6 +427,11 @@ class PulledAdapter:
     location: tuple[str, str | None]
 
     @property
+    def reference(self) -> str:
+        """What was asked for, with the version that it means."""
+        return str(self.fetched.reference or self.source.reference)
+
+    @property
     def needs_own_model(self) -> str:
         """Why no other adapter may be on its model; "" if others may.
 
@@ -502,8 +507,12 @@ def read_source(
     *,
     signed: bool = False,
     refuse_yanked: bool = False,
+    among: str | None = None,
 ) -> PulledAdapter:
     """Pull an adapter, verify it, and read what it needs; no model is loaded.
+
+    `refuse_yanked` makes an error of a version that was yanked; `among` is the id or fingerprint of
+    a backbone, whose adapter is meant where several have one of this name.
 
     Raises:
         ConfigError: it has several heads and none is named, or no task.
@@ -513,7 +522,11 @@ def read_source(
         SignatureError: a signature is required, and there is none by a trusted key.
     """
     fetched = pull_verified(
-        source.reference, registry=registry, signed=signed, refuse_yanked=refuse_yanked
+        source.reference,
+        backbone=among,
+        registry=registry,
+        signed=signed,
+        refuse_yanked=refuse_yanked,
     )
     if source.digest and digest_of(fetched.folder) != source.digest:
         raise MismatchError(

@@ -40,8 +40,10 @@ from adapterhub.methods._base import Method
 from adapterhub.methods._site_module import OutputModule
 from adapterhub.methods._skip_init import skip_init
 from adapterhub.methods.lora import LoRA, LoRALayer
+from adapterhub.methods.pissa import principal
 from adapterhub.methods.staged import Staged
 
+_LARGE, _ITERATIONS = 512, 8  # of a randomized singular value decomposition
 RULES = ("linear", "ties", "dare", "dare-ties")
 
 
@@ -455,8 +457,10 @@ def low_rank(delta: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Approximate a matrix by the nearest one of a rank, as a product (d_out, rank) (rank, d_in).
 
     These are the first singular components (Eckart & Young 1936); each factor gets the square root
-    of the singular values.
+    of the singular values. Of a large matrix, few are found by a randomized method, in a fraction
+    of the time and nearly as near.
     """
-    u, s, vh = torch.linalg.svd(delta, full_matrices=False)
-    root = s[:rank].sqrt()
-    return u[:, :rank] * root, root[:, None] * vh[:rank]
+    few = min(delta.shape) >= max(_LARGE, 8 * rank)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return principal(delta, rank, _ITERATIONS if few else 0)

@@ -62,7 +62,9 @@ def _in_vllm(version: PublishedVersion, registry: str | None) -> Way:
     if refused:
         return Way("vLLM", "", f"vLLM cannot serve it: {refused}.")
     served = f"vllm serve {shlex.quote(manifest.backbone.location)} --enable-lora"
-    text = f"{_export(version, registry)}\n{served} --lora-modules {entry.name}={_folder(version)}"
+    place = f"{entry.name}-vllm"
+    export = f"adapterhub export {entry.reference}{_option(registry)} --to vllm --output {place}"
+    text = f"{export}\n{served} --lora-modules {entry.name}={place}"
     return Way("vLLM", text, f"Is it one that vLLM serves? {_checked(version, registry)}")
 
 

@@ -76,13 +76,20 @@ class LocalRegistry(Registry):
     def __init__(self, root: str | Path | None = None) -> None:
         self.root = Path(root) if root is not None else default_root()
         self.folder = Folder(self.root, may_be_missing=root is None)
+        self._last: tuple[dict[str, str], dict[str, Contents]] | None = None  # as last read
         super().__init__(self.folder)
 
     def everything(self, backbone: str | None = None) -> dict[str, Contents]:
         """Read all names: from the cache, where a folder has not changed since."""
         if not self.exists():
             return {}
-        cached, stamps = self._cached(), self._stamps()
+        stamps = self._stamps()
+        if self._last is None or self._last[0] != stamps:
+            self._last = stamps, self._everything(stamps)
+        return dict(self._last[1])
+
+    def _everything(self, stamps: Mapping[str, str]) -> dict[str, Contents]:
+        cached = self._cached()
         current = {path: seen for path, seen in cached.items() if seen[0] == stamps.get(path)}
         others = stamps.keys() - current.keys()
         new = {path: (stamps[path], self._with_words(path)) for path in others}

@@ -8,6 +8,7 @@ keeps the adapter that its reference meant when it was made, which stays until t
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import Counter
@@ -15,15 +16,25 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import Enum
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from adapterhub.config.user_folders import expanded
-from adapterhub.errors import YankedError, one_line, warn_user
+from adapterhub.errors import (
+    FileError,
+    NotPublishedError,
+    RegistryError,
+    YankedError,
+    one_line,
+    warn_user,
+)
 from adapterhub.inference.open import AdapterSource, read_source
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import fetch_folder
-from adapterhub.registry.stores import read_reference, store_of
+from adapterhub.registry.registry import Registry
+from adapterhub.registry.store import Entry, choose_version
+from adapterhub.registry.stores import read_reference, registry_at, store_of
 from adapterhub.serving.models import NotSharedError, PlannedAdapter, ServedAdapter, ServedModels
 
 T = TypeVar("T")
@@ -71,6 +82,7 @@ class ServedAdapters:
     Args:
         models: the models that they are placed on.
         registry: the registry, if not the user's own.
+        among: the id or fingerprint of the backbone whose adapters names of the registry mean.
         signed: whether a signature by a trusted key is required.
         memory: the most bytes of adapters that are kept, besides those in use and pinned ones.
         between_batches: runs a function when no batch is computed.
@@ -81,12 +93,15 @@ class ServedAdapters:
         self,
         models: ServedModels,
         registry: str | Path | None,
+        among: str | None,
         signed: bool,
         memory: int,
         between_batches: BetweenBatches,
         on_detach: Callable[[ServedAdapter], None] = lambda _: None,
     ) -> None:
-        self.models, self.registry, self.signed = models, registry, signed
+        self.models, self.signed = models, signed
+        self.registry, self.among = registry, among
+        self._registry: Registry | None = None
         self.memory, self.between_batches = memory, between_batches
         self.load_seconds = 0.0
         self.on_detach = on_detach
@@ -107,11 +122,10 @@ class ServedAdapters:
         found.add_done_callback(lambda each: self._forget_failed(source, each))
         return found
 
-    def peek(self, source: Source) -> ServedAdapter | None:
-        """Return what a reference means if it is loaded."""
+    def loaded(self) -> dict[Source, ServedAdapter]:
+        """Return what is in memory, by the references that it was asked for with."""
         with self.lock:
-            found = self._by_source.get(source)
-            return found.result() if found is not None and not _is_gone(found) else None
+            return {s: f.result() for s, f in self._by_source.items() if not _is_gone(f)}
 
     def _forget_failed(self, source: Source, found: Future[ServedAdapter]) -> None:
         """Forget a reference that means nothing: names of clients do not gather."""
@@ -162,15 +176,57 @@ class ServedAdapters:
     def refresh(self) -> int:
         """Look up again what each reference means, and load what has moved.
 
-        A version that was yanked is not given to new requests.
+        A version that was yanked is not given to new requests. While the registry cannot be read,
+        its adapters stay.
 
         Returns:
             How many have moved. One that cannot be loaded stays what it was, with a warning.
         """
         with self.lock:
             known = [(s, f) for s, f in self._by_source.items() if isinstance(s, AdapterSource)]
-        moved = [self._loader.submit(self._refreshed, s, f) for s, f in known if _is_loaded(f)]
+        loaded = [(source, found) for source, found in known if _is_loaded(found)]
+        try:
+            published = self.published() if loaded else {}
+        except (RegistryError, FileError) as error:
+            self.counts["failed_refreshes"] += 1
+            warn_user(f"the registry is not read: {error.problem}")
+            published = None
+        moved = [
+            self._loader.submit(self._refreshed, source, found)
+            for source, found in loaded
+            if self._may_have_moved(source, found.result(), published)
+        ]
         return sum(each.result() for each in moved)
+
+    def published(self) -> dict[str, list[Entry]]:
+        """Return the versions of each name of the registry, for the backbone if one is named.
+
+        Raises:
+            RegistryError: it cannot be read.
+        """
+        self._registry = self._registry or registry_at(self.registry)
+        found: dict[str, list[Entry]] = {}
+        for path, contents in self._registry.everything(self.among).items():
+            own = [e for e in contents.entries if self.among in (None, e.backbone, e.fingerprint)]
+            if own:
+                found.setdefault(path.rpartition("/")[2], []).extend(own)
+        return found
+
+    def _may_have_moved(
+        self, source: AdapterSource, old: ServedAdapter, published: dict[str, list[Entry]] | None
+    ) -> bool:
+        """Return whether a reference is to be looked up again: it may mean another version."""
+        reference = read_reference(source.reference, self.registry, signed=self.signed)
+        if reference.kind != "local":
+            return True
+        if published is None:
+            return False
+        try:
+            entries = published.get(reference.name, [])
+            entry = choose_version(entries, reference.name, reference.version)
+        except RegistryError:
+            return True
+        return entry.yanked is not None or entry.digest != old.digest
 
     def close(self) -> None:
         """Load nothing more."""
@@ -224,7 +280,10 @@ class ServedAdapters:
         if reference.kind == "folder":
             return digest_of(fetch_folder(expanded(reference.name), signed=self.signed).folder)
         store = store_of(reference, self.registry)
-        entry = store.resolve(reference.name, reference.version)
+        entry = self._of_backbone(
+            source,
+            lambda among: store.resolve(reference.name, reference.version, backbone=among),
+        )
         if entry.yanked is not None:
             raise YankedError(f"{entry.reference} was yanked: {one_line(entry.yanked)}")
         return entry.digest
@@ -234,11 +293,21 @@ class ServedAdapters:
         if isinstance(source, BareBackbone):
             texts = source is BareBackbone.TEXTS
             return self.models.bare_writer() if texts else self.models.bare()
-        pulled = read_source(
-            source, self.models.backbone, self.registry, signed=self.signed, refuse_yanked=True
+        pulled = self._of_backbone(
+            source,
+            lambda among: read_source(
+                source,
+                self.models.backbone,
+                self.registry,
+                signed=self.signed,
+                refuse_yanked=True,
+                among=among,
+            ),
         )
         pulled = replace(pulled, digest=pulled.digest or digest_of(pulled.fetched.folder))
-        name = "-".join(filter(None, (pulled.digest, source.head, source.task)))
+        # The same bytes under another reference are another adapter: an answer names the own one.
+        asked = sha256(pulled.reference.encode()).hexdigest()[:8]
+        name = "-".join(filter(None, (pulled.digest, asked, source.head, source.task)))
         with self.lock:
             if (served := self._by_name.get(name)) is not None:
                 served.stale = False
@@ -250,6 +319,14 @@ class ServedAdapters:
             return self._attached(self.models.plan_apart(pulled, name, error.problem))
         finally:
             self.load_seconds += time.monotonic() - began
+
+    def _of_backbone(self, source: AdapterSource, look_up: Callable[[str | None], T]) -> T:
+        """Look a name up among the adapters of one backbone, if one is named, then among all."""
+        reference = read_reference(source.reference, self.registry, signed=self.signed)
+        if self.among is not None and reference.kind == "local":
+            with contextlib.suppress(NotPublishedError):  # an error says for which backbone it is
+                return look_up(self.among)
+        return look_up(None)
 
     def _attached(self, planned: PlannedAdapter) -> ServedAdapter:
         def attach() -> ServedAdapter:

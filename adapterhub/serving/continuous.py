@@ -9,7 +9,7 @@ once for each model and each configuration of methods.
 from __future__ import annotations
 
 import inspect
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,11 +27,12 @@ from adapterhub.adapters.packed_route import (
     unpackable,
 )
 from adapterhub.adapters.route import disabled, route
+from adapterhub.errors import ServingError, warn_user
 from adapterhub.serving.models import ClassModel, ServedAdapter
 from adapterhub.serving.paged import PagedRow, PagedSteps, own_processors, paged_problem
 from adapterhub.serving.refusals import TooLargeError
 from adapterhub.serving.sampling import ChosenToken, choose_tokens
-from adapterhub.serving.writers import WriteRequest, attached_adapter, fail_alone
+from adapterhub.serving.writers import WriteRequest, fail_alone
 from adapterhub.tasks._forward import without_gradients
 
 _TRIED = (5, 9)  # the lengths of texts with which a model and its adapters are tried
@@ -183,7 +184,6 @@ class ContinuousWriter:
     steps: PagedSteps
     counts: Counter[str]
     running: dict[str, WriteRequest] = field(default_factory=dict)
-    _waiting: deque[WriteRequest] = field(default_factory=deque)
     _processors: dict[str, Any] = field(default_factory=dict)
     _groups: dict[str | None, int] = field(default_factory=dict)
     _number: int = 0
@@ -227,9 +227,18 @@ class ContinuousWriter:
     def step(self) -> None:
         """Compute the next token of each text, or a part of its prompt."""
         self._drop_ended()
-        rows = self.steps.schedule() if self.running else []
-        if not rows:
+        if not self.running:
             return
+        try:
+            self._compute(self.steps.schedule())
+        except Exception as error:  # of the scheduler or the cache: which text's is not known
+            for request in self.running.values():
+                request.generation.finish(error)
+        self._drop_ended()
+
+    def _compute(self, rows: Sequence[PagedRow]) -> None:
+        if not rows:
+            raise ServingError("no text can be written, though none has ended")
         for row in rows:
             self.running[row.name].begin()
         chosen = self._chosen(rows)
@@ -243,7 +252,6 @@ class ContinuousWriter:
                 self.running[row.name].accept(token)
                 if token is None:
                     self._drop(row.name, share=False)
-        self._drop_ended()
 
     def _drop_ended(self) -> None:
         for name, request in list(self.running.items()):
@@ -284,16 +292,20 @@ class ContinuousWriter:
         return chosen
 
     def _tokens(self, rows: Sequence[PagedRow], logits: Tensor) -> list[ChosenToken | None]:
+        """Choose a token for each row; what a row gives that is in its prompt is not taken."""
         requests = [self.running[row.name] for row in rows]
-        for number, row in enumerate(rows):
-            if row.name in self._processors and row.gives:
-                request = self.running[row.name]
-                ids = torch.tensor([[*request.prompt.ids, *request.written]], device=logits.device)
-                scores = self._processors[row.name](ids, logits[number : number + 1].float())
-                logits = logits.float().index_copy(
-                    0, torch.tensor([number], device=logits.device), scores
-                )
+        if any(row.name in self._processors for row in rows):
+            scores = zip(rows, requests, logits.float()[:, None], strict=True)
+            logits = torch.cat([self._processed(*each) for each in scores])
         return choose_tokens(logits, [request.next for request in requests])
+
+    def _processed(self, row: PagedRow, request: WriteRequest, scores: Tensor) -> Tensor:
+        """Return the scores of a text as `generate` changes them before it chooses."""
+        if not row.gives or row.name not in self._processors:
+            return scores
+        ids = torch.tensor([[*request.prompt.ids, *request.written]], device=scores.device)
+        changed: Tensor = self._processors[row.name](ids, scores)
+        return changed
 
 
 def continuous_writer(
@@ -306,10 +318,9 @@ def continuous_writer(
     if problem := packed.problem(None):
         return problem
     size = min(batch_tokens, MOST_BATCH_TOKENS)
-    steps = PagedSteps(own.model, tokens, size, min(size, MOST_ROWS))
+    try:
+        steps = PagedSteps(own.model, tokens, size, min(size, MOST_ROWS))
+    except (MemoryError, RuntimeError) as error:
+        warn_user(f"texts are written in batches, the cache has no place in memory: {error}")
+        return str(error)
     return ContinuousWriter(own, packed, steps, counts)
-
-
-def writes_packed(writer: ContinuousWriter, served: ServedAdapter) -> bool:
-    """Return whether the texts of an adapter are written in packed steps."""
-    return not writer.packed.problem(attached_adapter(served))

@@ -47,7 +47,6 @@ from adapterhub.tasks._writing import Writing
 T = TypeVar("T")
 LOOKED_AT = 512  # of the waiting requests: the oldest ones, of which a batch is chosen
 CPU_POSITIONS, OTHER_POSITIONS = 192, 16384  # computed at once: more leave a CPU's caches
-CPU_CACHE_TOKENS, OTHER_CACHE_TOKENS = 1 << 14, 1 << 16
 _SLOWER = 0.1  # of a new batch in the measured rate
 _CHARACTERS = 4  # of a token, about, in texts that are not encoded yet
 
@@ -117,6 +116,8 @@ class ServingEngine:
         backbone: where the backbone of all adapters is loaded from; by default from where each of
             them records. Its fingerprint must match. It is also what `submit(None, ...)` means.
         registry: the registry, if not the user's own.
+        among: the id or fingerprint of the backbone that names of the registry are looked up for,
+            where several backbones have an adapter of one name.
         signed: whether a signature by a trusted key is required, also where the configuration does
             not.
         batch_tokens: the most positions that are computed at once, with padding.
@@ -134,6 +135,7 @@ class ServingEngine:
         backbone: str | None = None,
         *,
         registry: str | Path | None = None,
+        among: str | None = None,
         signed: bool = False,
         batch_tokens: int | None = None,
         queue_tokens: int = 1 << 17,
@@ -153,8 +155,7 @@ class ServingEngine:
         self._waiting: deque[_Request] = deque()
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._pending: set[_Asked] = set()  # whose adapter is being loaded
-        kept = cache_tokens or (CPU_CACHE_TOKENS if on_cpu else OTHER_CACHE_TOKENS)
-        self._writers = Writers(self.batch_tokens, kept, self._between_steps, self.counts)
+        self._writers = Writers(batch_tokens, cache_tokens, self._between_steps, self.counts)
         self._queued = 0  # tokens
         self._rate = 0.0  # tokens per second, 0: unknown
         self._computing = False
@@ -164,6 +165,7 @@ class ServingEngine:
         self.adapters = ServedAdapters(
             ServedModels(backbone, dtype, quantize),
             registry,
+            among,
             signed,
             adapter_memory,
             self._between_batches,
@@ -284,6 +286,7 @@ class ServingEngine:
             generation.reference, generation.digest = served.reference, served.digest
 
             def append() -> None:
+                request.ahead = self._queued
                 self._writers.waiting.append(request)
                 self._writers.unfinished.add(request)
 
@@ -317,7 +320,7 @@ class ServingEngine:
             first,
             pieces,
             deadline,
-            self._written,
+            self._begun,
             self._left,
             encoded.limit,
         )
@@ -344,8 +347,10 @@ class ServingEngine:
             self._queued += tokens
             self._changed.notify_all()
 
-    def pin(self, *adapters: str | AdapterSource | None) -> None:
+    def pin(self, *adapters: str | AdapterSource | BareBackbone | None) -> None:
         """Load adapters, and keep them in memory.
+
+        None is the backbone without an adapter, for vectors; `BareBackbone.TEXTS` for texts.
 
         Raises:
             AdapterhubError: one cannot be loaded.
@@ -453,6 +458,8 @@ class ServingEngine:
             self._stop(_dead(error))
         else:
             self._stop(StoppedError("the engine is closed"))
+        finally:
+            self._writers.close()
 
     def _step(self) -> bool:
         """Do what waits: change a model, or compute a batch; return False at the end."""
@@ -485,10 +492,13 @@ class ServingEngine:
             self._answer(batch)
         self._writers.step()
 
-    def _written(self, request: WriteRequest) -> None:
+    def _begun(self, request: WriteRequest) -> None:
         """Count the prompt of a text no longer among those that wait."""
+        tokens = len(request.prompt.ids)
+        self.counts["prompt_tokens"] += tokens
         with self._changed:
-            self._queued -= len(request.prompt.ids)
+            self._queued -= tokens
+            self._measure(request.ahead, time.monotonic() - request.queued)
 
     def _left(self, request: WriteRequest) -> None:
         """Count a text that has ended."""
@@ -589,8 +599,13 @@ class ServingEngine:
         self.counts["tokens"] += tokens
         self.counts["positions"] += positions
         self.on_batch(ComputedBatch(rows, tokens, positions, seconds))
-        rate = tokens / max(seconds, 1e-6)
-        self._rate = rate if not self._rate else (1 - _SLOWER) * self._rate + _SLOWER * rate
+        self._measure(tokens, seconds)
+
+    def _measure(self, tokens: int, seconds: float) -> None:
+        """Measure the rate at which tokens leave the queue."""
+        if tokens:
+            rate = tokens / max(seconds, 1e-6)
+            self._rate = rate if not self._rate else (1 - _SLOWER) * self._rate + _SLOWER * rate
 
     def _stop(self, error: StoppedError) -> None:
         """Compute nothing any more, and fail all that waits."""
@@ -610,7 +625,7 @@ class ServingEngine:
             _fail(job, error)
 
 
-def _source(adapter: str | AdapterSource | None, bare: BareBackbone) -> Source:
+def _source(adapter: str | Source | None, bare: BareBackbone) -> Source:
     if adapter is None:
         return bare
     return AdapterSource(adapter) if isinstance(adapter, str) else adapter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -49,6 +50,7 @@ class GenerationOptions:
             "temperature": lambda t: 0 <= t < math.inf,
             "top_p": lambda p: 0 < p <= 1,
             "top_k": lambda k: k >= 0,
+            "seed": lambda n: n is None or abs(n) < 1 << 63,
             "stop": lambda texts: len(texts) <= _MOST_STOPS and all(texts),
             "logprobs": lambda n: n is None or 0 <= n <= MOST_LOGPROBS,
         }
@@ -57,7 +59,8 @@ class GenerationOptions:
             raise ConfigError(
                 ", ".join(found),
                 expected="max_tokens of 1 or more, a temperature of 0 or more, a top_p above 0 up "
-                f"to 1, a top_k of 0 or more, at most {_MOST_STOPS} stop texts that are not empty, "
+                "to 1, a top_k of 0 or more, a seed of 64 bits, at most "
+                f"{_MOST_STOPS} stop texts that are not empty, "
                 f"and logprobs from 0 to {MOST_LOGPROBS}",
             )
 
@@ -118,10 +121,12 @@ class TextGeneration:
     Attributes:
         reference: the adapter that writes it, with its version, as soon as that is known.
         digest: the sha256 of its manifest.
+        asked: the time at which it was asked for.
     """
 
     reference: str = ""
     digest: str = ""
+    asked: float = field(default_factory=time.monotonic)
     _pieces: list[Piece] = field(default_factory=list)
     _end: GeneratedText | BaseException | None = None
     _listeners: list[tuple[OnPiece, OnEnd]] = field(default_factory=list)

@@ -482,7 +482,7 @@ class PlannedAdapter:
         model = self.head.model if self.head else self.model.model
         on_model = any(each.model is self.model.model for each in attached)
         return ServedAdapter(
-            reference=str(self.pulled.fetched.reference or self.pulled.source.reference),
+            reference=self.pulled.reference,
             digest=self.pulled.digest or "",
             model=self.model,
             predictor=predictor_of(model, labels, self.model.tokenizer, self.pulled.record),

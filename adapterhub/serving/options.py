@@ -33,6 +33,7 @@ class ServeOptions:
         "admin", "who reads /metrics where there are tokens: all, a role, or nobody"
     )
     admin: bool = option(True, "whether there are paths that change something")
+    try_page: bool = option(False, "whether / is a page to try adapters")
     batch_tokens: int | None = option(None, "most positions at once (null: by the device)")
     queue_tokens: int = option(1 << 17, "most tokens that wait")
     adapter_memory: str = option("2GiB", "bytes of adapters that are kept in memory")
@@ -48,6 +49,9 @@ class ServeOptions:
     device: str | None = option(None, "cpu, cuda or cuda:N (null: a GPU if there is one)")
     dtype: str | None = option(None, "fp32, bf16 or fp16 (null: as each adapter was trained)")
     quantize: str | None = option(None, "nf4, int8, ... (null: as each adapter was trained)")
+    ray: bool = option(False, "compute in replicas on a Ray cluster")
+    ray_address: str | None = option(None, "HOST:PORT of a running cluster (null: start Ray here)")
+    workers: int | None = option(None, "replicas (null: one for each GPU, or every 4 CPUs)")
     log_requests: bool = option(True, "one line of JSON for each request")
 
     def seconds(self, name: str) -> float:
@@ -89,7 +93,7 @@ def read_serve_options(file: str | None, given: Mapping[str, Any]) -> ServeOptio
         if not options.size(name)
     ]
     least = {"port": 0, "queue_tokens": 1, "inputs": 1, "requests_per_minute": 0,
-             "metric_adapters": 0, "batch_tokens": 1, "threads": 1}  # fmt: skip
+             "metric_adapters": 0, "workers": 1, "batch_tokens": 1, "threads": 1}  # fmt: skip
     for name, low in least.items():
         value = getattr(options, name)
         if value is not None and value < low:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-PAGE = 16  # tokens
+PAGE = 8  # tokens: of a prefix, those of its last page are computed for each text
 _ID_BITS = 31  # of an id in the cache's hash
 _MODULE = "transformers.generation.continuous_batching"
 _NAMES = {
@@ -195,6 +195,7 @@ class PagedSteps:
             self._steps.cache.free_blocks(name, no_cache=True)
         self._steps.scheduler.set_request_cancellation(name)
         self._steps.scheduler.clear_cancelled_requests()
+        self._steps.scheduler.block_new_requests = False  # as after a text that has ended itself
         self._salts.pop(name, None)
         self._groups.pop(name, None)
 

@@ -24,11 +24,11 @@ class OverloadedError(ServingError):
 
 
 class DeadlineError(ServingError):
-    """The deadline of a request has passed; it was not computed."""
+    """The deadline of a request has passed; it is not computed, or not to its end."""
 
-    def __init__(self, late: float) -> None:
+    def __init__(self, late: float, what: str = "computed") -> None:
         super().__init__(
-            f"the deadline passed {late:.3f} s before the request was computed",
+            f"the deadline passed {late:.3f} s before the request was {what}",
             expected="a deadline that is longer than the queue",
             hint="a longer deadline, or fewer requests at once",
         )

@@ -50,7 +50,10 @@ class WriteRequest:
         on_begin: called once, when the prompt is computed or dropped.
         on_end: called once, when nothing is computed for it any more.
         limit: the most tokens that are written.
-        begun: the time at which it was asked for.
+        queued: the time at which it began to wait.
+        ahead: the tokens that waited then.
+        first: the time of its first token.
+        written: the tokens so far, with the end token.
     """
 
     generation: TextGeneration
@@ -62,9 +65,10 @@ class WriteRequest:
     on_begin: Callable[[WriteRequest], None]
     on_end: Callable[[WriteRequest], None]
     limit: int
-    begun: float = field(default_factory=time.monotonic)
+    queued: float = field(default_factory=time.monotonic)
+    ahead: int = 0
     first: float = 0.0
-    written: list[int] = field(default_factory=list)  # with those that do not show
+    written: list[int] = field(default_factory=list)
     _is_begun: bool = False
     _is_left: bool = False
 
@@ -85,7 +89,7 @@ class WriteRequest:
         """Return whether it has ended, or its deadline has passed."""
         late = 0.0 if self.deadline is None else time.monotonic() - self.deadline
         if late > 0:
-            self.generation.finish(DeadlineError(late))
+            self.generation.finish(DeadlineError(late, "complete" if self.written else "computed"))
         return self.generation.done
 
     def accept(self, chosen: ChosenToken | None) -> None:
@@ -124,8 +128,8 @@ class WriteRequest:
                 reason,
                 len(self.prompt.row["input_ids"]),
                 len(self.written),
-                self.first - self.begun,
-                now - self.begun,
+                self.first - self.generation.asked,
+                now - self.generation.asked,
             )
         )
 

@@ -7,29 +7,38 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from adapterhub.serving.continuous import ContinuousWriter, continuous_writer, writes_packed
+import torch
+
+from adapterhub.adapters.packed_route import unpackable
+from adapterhub.serving.continuous import ContinuousWriter, continuous_writer
 from adapterhub.serving.models import ClassModel, ServedAdapter
-from adapterhub.serving.writers import BatchWriter, Writer, WriteRequest
+from adapterhub.serving.writers import BatchWriter, Writer, WriteRequest, attached_adapter
+
+# The most tokens of a step, and those whose keys and values are kept: on a CPU, and elsewhere.
+BATCH_TOKENS, CACHE_TOKENS = (192, 2048), (1 << 14, 1 << 16)
 
 
 class Writers:
     """The texts that an engine writes.
 
     Args:
-        positions: the most positions of a batch of prompts, and the most tokens of a packed step.
-        cache_tokens: the most tokens of a model whose keys and values are kept.
+        batch_tokens: the most positions of a batch of prompts, and the most tokens of a packed
+            step; None: as many as the device computes well at once.
+        cache_tokens: the most tokens of a model whose keys and values are kept; None: as above.
         between: lets the engine compute batches of other models.
         counts: what happened.
     """
 
     def __init__(
         self,
-        positions: int,
-        cache_tokens: int,
+        batch_tokens: int | None,
+        cache_tokens: int | None,
         between: Callable[[], None],
         counts: Counter[str],
     ) -> None:
-        self.positions, self.cache_tokens = positions, cache_tokens
+        elsewhere = torch.cuda.is_available()
+        self.positions = batch_tokens or BATCH_TOKENS[elsewhere]
+        self.cache_tokens = cache_tokens or CACHE_TOKENS[elsewhere]
         self.between, self.counts = between, counts
         self.waiting: deque[WriteRequest] = deque()  # added by any thread, taken by the computing
         self.unfinished: set[WriteRequest] = set()
@@ -83,13 +92,19 @@ class Writers:
             request.leave()
 
     def _writer(self, own: ClassModel, served: ServedAdapter) -> Writer:
+        adapter = attached_adapter(served)
+        if adapter is not None and unpackable(adapter):
+            return self._batches_of(own)
         if own not in self.continuous:
             self.continuous[own] = continuous_writer(
                 own, self.cache_tokens, self.positions, self.counts
             )
         packed = self.continuous[own]
-        if isinstance(packed, ContinuousWriter) and writes_packed(packed, served):
+        if isinstance(packed, ContinuousWriter) and not packed.packed.problem(adapter):
             return packed
+        return self._batches_of(own)
+
+    def _batches_of(self, own: ClassModel) -> BatchWriter:
         if own not in self.batches:
             self.batches[own] = BatchWriter(own, self.positions, self.between, self.counts)
         return self.batches[own]
@@ -113,6 +128,10 @@ class Writers:
             with own.encoding:
                 self._decoders[own] = copy.deepcopy(own.tokenizer)
         return self._decoders[own]
+
+    def close(self) -> None:
+        """Let go of all models."""
+        self.batches, self.continuous, self._decoders = {}, {}, {}
 
     def fail(self, error: Exception) -> None:
         """End all texts."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_CANDIDATES = 5  # most probable tokens that a prediction lists per mask
+LISTED_FILLS = 5  # most probable tokens that a prediction lists per mask
 _Fills = list[dict[str, float]]
 
 
@@ -208,9 +208,11 @@ def _checked(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 
 
 def _most_probable(logits: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
-    top = logits.float().softmax(-1).topk(_CANDIDATES)
-    tokens = (str(tokenizer.decode([i])).strip() for i in top.indices.tolist())
-    return dict(zip(tokens, top.values.tolist(), strict=True))
+    top = logits.float().softmax(-1).topk(LISTED_FILLS)
+    found: dict[str, float] = {}
+    for token, value in zip(top.indices.tolist(), top.values.tolist(), strict=True):
+        found.setdefault(str(tokenizer.decode([token])).strip(), value)  # with or without a space
+    return found
 
 
 def _filled(text: str, fills: _Fills, mask: str) -> Filled:

@@ -45,12 +45,16 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Entity:
-    """An entity: its kind, its text, and its first and end character in the sentence."""
+    """An entity: its kind, its text, and its first and end character in the sentence.
+
+    `score` is the mean probability of the tags of its tokens.
+    """
 
     kind: str
     text: str
     start: int
     end: int
+    score: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -84,8 +88,8 @@ class Tagging(WeighsClasses, Task):
     `predict` prints the entities, or `-`; `start` and `end` count characters:
 
         PER: Ada
-        {"tags": ["B-PER"], "entities": [{"kind": "PER", "text": "Ada", "start": 0, "end": 3}]}
-    """
+        {"tags": ["B-PER"], "entities": [{"kind": "PER", "text": "Ada", "start": 0, "end": 3, "score": 0.97}]}
+    """  # noqa: E501
 
     name = "tagging"
     summary = "named entities in a sentence, by BIO tags"
@@ -171,16 +175,17 @@ class Tagging(WeighsClasses, Task):
     def read_output(self, data: Encoded, passed: Passed) -> Iterator[Prediction]:
         """Return the most probable tag of each token; O where the sentence was truncated."""
         left = data.setting.tokenizer.padding_side == "left"
-        for i, classes in zip(
-            passed.indices, passed.output.logits.argmax(-1).tolist(), strict=True
-        ):
+        best = passed.output.logits.float().softmax(-1).max(-1)
+        rows = zip(passed.indices, best.indices.tolist(), best.values.tolist(), strict=True)
+        for i, classes, values in rows:
             sentence, first = data.examples[i], data.rows[i]["first"]
             offset = len(classes) - len(first) if left else 0
-            tags = ["O"] * len(sentence.tokens)
+            tags, scores = ["O"] * len(sentence.tokens), [1.0] * len(sentence.tokens)
             for position, token in enumerate(first, start=offset):
                 if token >= 0:
                     tags[token] = data.setting.labels[classes[position]]
-            yield Tags(tuple(tags), tuple(entities(sentence, tags)))
+                    scores[token] = values[position]
+            yield Tags(tuple(tags), tuple(entities(sentence, tags, scores)))
 
     # Metrics
 
@@ -201,23 +206,28 @@ class Tagging(WeighsClasses, Task):
         return {"texts": [example.text], "label": label, "prediction": predicted}
 
 
-def entities(sentence: Sentence, tags: Sequence[str]) -> list[Entity]:
+def entities(
+    sentence: Sentence, tags: Sequence[str], scores: Sequence[float] | None = None
+) -> list[Entity]:
     """List the entities that tags form.
 
     An I-x that follows no entity of kind x begins one, as in seqeval's default mode.
+
+    `scores` are the probabilities of the tags; by default they are 1.
     """
-    spans: list[tuple[str, int, int]] = []
+    spans: list[tuple[str, int, int, list[float]]] = []
     end, before = 0, "O"
-    for token, tag in zip(sentence.tokens, tags, strict=True):
+    known = scores or [1.0] * len(tags)
+    for token, tag, score in zip(sentence.tokens, tags, known, strict=True):
         start = sentence.text.index(token, end)
         end = start + len(token)
         if tag.startswith("I-") and before[2:] == tag[2:]:
-            kind, first, _ = spans.pop()
-            spans.append((kind, first, end))
+            kind, first, _, values = spans.pop()
+            spans.append((kind, first, end, [*values, score]))
         elif tag != "O":
-            spans.append((tag[2:], start, end))
+            spans.append((tag[2:], start, end, [score]))
         before = tag
-    return [Entity(kind, sentence.text[a:b], a, b) for kind, a, b in spans]
+    return [Entity(k, sentence.text[a:b], a, b, sum(v) / len(v)) for k, a, b, v in spans]
 
 
 def _sentence(tokens: Any, tags: Any = None) -> Sentence:

@@ -6,11 +6,13 @@ it: under a name that resolves to this machine, or across origins. Both are seen
 
 from __future__ import annotations
 
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
+@lru_cache(maxsize=64)
 def is_of_this_machine(host: str | None, origin: str | None) -> bool:
     """Return whether a request is for this machine by its headers Host and Origin."""
     if host is not None and not is_loopback_host(host):

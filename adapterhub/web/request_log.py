@@ -21,8 +21,12 @@ def trace_of(traceparent: str | None) -> str:
     return found[1] if found else ""
 
 
-def log_request(facts: dict[str, Any]) -> None:
+def log_request(**facts: Any) -> None:
     """Write the line of a request; facts that are empty are left out."""
-    if log.isEnabledFor(logging.INFO):
-        known = {name: value for name, value in facts.items() if value not in ("", None)}
-        log.info("%s", json.dumps(known))
+    known = {name: value for name, value in facts.items() if value not in ("", None)}
+    log.info("%s", json.dumps(known))
+
+
+def logs_requests() -> bool:
+    """Return whether lines of requests are written."""
+    return log.isEnabledFor(logging.INFO)

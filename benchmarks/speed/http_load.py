@@ -31,11 +31,20 @@ from urllib.parse import urlsplit
 
 @dataclass
 class Answers:
-    """What a server answered: for each request the status, and the seconds that it took."""
+    """What a server answered, in the order of the answers.
 
+    Attributes:
+        numbers: which request it was, from 0.
+        statuses: of HTTP; 0: the connection broke.
+        seconds: that it took.
+        bodies: if they are kept.
+        wall: the seconds until all had been answered.
+        first_error: of a connection.
+    """
+
+    numbers: list[int] = field(default_factory=list)
     statuses: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    ended: list[float] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     wall: float = 0.0
     first_error: str = ""
@@ -121,23 +130,22 @@ class Load:
         ]
         return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
 
-    async def _send(self, connection: Connection, request: bytes, due: float) -> None:
+    async def _send(self, connection: Connection, number: int, due: float) -> None:
         status, body = 0, b""
         try:
-            status, body = await connection.ask(request)
+            status, body = await connection.ask(self.requests[number])
         except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
             connection.close()
             self.answers.first_error = self.answers.first_error or repr(error)
-        now = time.perf_counter()
+        self.answers.numbers.append(number)
         self.answers.statuses.append(status)
-        self.answers.seconds.append(now - due)
-        self.answers.ended.append(now)
+        self.answers.seconds.append(time.perf_counter() - due)
         if self.keep:
             self.answers.bodies.append(body)
 
     async def closed(self, clients: int) -> Answers:
         """Ask with so many clients, each of which waits for its answer."""
-        left = deque(self.requests)
+        left = deque(range(len(self.requests)))
 
         async def client() -> None:
             connection = Connection(self.host, self.port)
@@ -158,17 +166,17 @@ class Load:
         for connection in opened:
             free.put_nowait(connection)
 
-        async def one(request: bytes, due: float) -> None:
+        async def one(number: int, due: float) -> None:
             connection = await free.get()
-            await self._send(connection, request, due)
+            await self._send(connection, number, due)
             free.put_nowait(connection)
 
         start = due = time.perf_counter()
         running = []
-        for request in self.requests:
+        for number in range(len(self.requests)):
             due += drawn.expovariate(rate)
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            running.append(asyncio.create_task(one(request, due)))
+            running.append(asyncio.create_task(one(number, due)))
         await asyncio.gather(*running)
         self.answers.wall = time.perf_counter() - start
         for connection in opened:

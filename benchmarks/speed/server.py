@@ -129,7 +129,10 @@ def running(*command: object) -> Iterator[Server]:
         port = free.getsockname()[1]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     process = subprocess.Popen(
-        [sys.executable, *map(str, command), str(port)], env=environment, stdout=subprocess.DEVNULL
+        [sys.executable, *map(str, command), str(port)],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
         wait_until_ready(process, f"http://127.0.0.1:{port}/readyz")
@@ -161,7 +164,7 @@ def served(given: Measured, *words: object) -> Any:
     tokens = given.options.batch_tokens
     return running(
         "-m", "adapterhub", "serve", *words, "--backbone", MINILM, "--registry", given.registry,
-        "--threads", 1, "--refresh", "0s", *(["--batch-tokens", tokens] if tokens else []),
+        "--threads", 1, "--refresh", "off", *(["--batch-tokens", tokens] if tokens else []),
         "--port",
     )  # fmt: skip
 
@@ -270,7 +273,7 @@ def overhead(given: Measured) -> Summary:
 def cold(given: Measured) -> Summary:
     """Measure the first answer of an adapter, and what others take meanwhile."""
     spare = given.lora[len(given.lora) // 2 :]
-    used = given.lora[: len(given.lora) // 2]
+    used, late = given.lora[: len(given.lora) // 2], len(spare) // 4
     with served(given, *used, "--allow", "lora-*") as server:
         server.asked(given.bodies(used), "--clients", CLIENTS)
         rate = 0.5 * server.asked(given.bodies(used), "--clients", CLIENTS)["per second"]
@@ -279,7 +282,7 @@ def cold(given: Measured) -> Summary:
         first: list[float] = []
 
         def load_others() -> None:
-            for name in spare[: len(spare) - 8]:
+            for name in spare[late:]:
                 time.sleep(0.25)
                 first.extend(asyncio.run(once(server.url, name, given.texts[0])).seconds)
 
@@ -288,7 +291,7 @@ def cold(given: Measured) -> Summary:
         meanwhile = server.asked(given.bodies(used, count, seed=1), "--rate", rate)
         loading.join()
         alone = [
-            asyncio.run(once(server.url, name, given.texts[0])).seconds[0] for name in spare[-8:]
+            asyncio.run(once(server.url, name, given.texts[0])).seconds[0] for name in spare[:late]
         ]
     return {
         "first answer, idle, ms": round(1000 * statistics.median(alone), 1),

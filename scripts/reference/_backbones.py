@@ -23,8 +23,9 @@ from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.quantized import QUANTIZATIONS
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.errors import AdapterhubError
-from adapterhub.interchange.peft.exporter import try_peft, vllm_problems
+from adapterhub.interchange.peft.exporter import try_peft
 from adapterhub.merging.merge import blockers
+from adapterhub.merging.vllm import blocking_vllm
 from adapterhub.methods import METHODS, Method
 from adapterhub.methods._base import PlanStep
 from adapterhub.methods._skip_init import skip_init
@@ -159,14 +160,15 @@ def quantized_refusal(name: str) -> str:
 class Fit:
     """What other programs do with a method on a backbone; each list is why not.
 
-    `refused` is why the method itself does not fit the backbone, "" if it does; `warnings` are
-    those of the export to peft.
+    `refused` is why the method itself does not fit the backbone, "" if it does; `converted` is
+    whether it is converted for vLLM; `warnings` are those of the export to peft.
     """
 
     refused: str = ""
     merge: tuple[str, ...] = ()
     peft: tuple[str, ...] = ()
     vllm: tuple[str, ...] = ()
+    converted: bool = False
     warnings: tuple[str, ...] = ()
 
 
@@ -175,14 +177,16 @@ def fit(name: str, backbone: str) -> Fit:
     """Check merging and exporting a method, on a copy of a named backbone with two layers."""
     model = named(backbone, layers=2)
     try:
+        vllm, converted = blocking_vllm(model, METHODS[name].example())
         with attached(METHODS[name].example(), model) as adapter:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                files, problems = try_peft(adapter.export_source())
+                _, problems = try_peft(adapter.export_source())
             return Fit(
                 merge=tuple(blockers(adapter)),
                 peft=tuple(problems),
-                vllm=(*problems, *vllm_problems(files, model)),
+                vllm=tuple(vllm),
+                converted=converted,
                 warnings=tuple(str(each.message) for each in caught),
             )
     except AdapterhubError as error:

@@ -340,13 +340,15 @@ def _serving(name: str) -> str:
     return (
         f"{table(('', *NAMED), rows)}\n{''.join(lines)}{chr(10) if lines else ''}"
         "By the checks of `adapterhub merge` and `adapterhub export --check`, on models for "
-        f"{_listed(row[1] for row in NAMED.values())}. vLLM serves LoRA on decoders only. More in "
+        f"{_listed(row[1] for row in NAMED.values())}. vLLM serves LoRA on decoders only; what is "
+        "converted to it loses a part. More in "
         "[to and from other libraries](../guides/interchange.md).\n"
     )
 
 
 def _cell(result: Fit, use: str) -> str:
-    return "refused" if result.refused else "no" if getattr(result, use) else "yes"
+    good = "converted" if use == "vllm" and result.converted else "yes"
+    return "refused" if result.refused else "no" if getattr(result, use) else good
 
 
 def _problems(result: Fit) -> Iterator[str]:

@@ -37,7 +37,7 @@ def test_an_export_is_equal_or_refused(method, architecture, is_classifier):
     kind = "seq2seq" if architecture in tiny_models.ENCODER_DECODERS else kind
     model = make(architecture) if is_classifier else make(architecture, kind)
     spec = METHODS[method]
-    if not blocking(model, spec, "peft"):
+    if not blocking(model, spec):
         assert compare_method(model, spec) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import tiny_models
+from language_adapters import write_language_model, write_noisy
 
 from adapterhub.adapters import export
 from adapterhub.interchange.peft import exporter
@@ -24,7 +25,7 @@ def test_a_run_is_exported_to_peft(train, adapterhub, tmp_path):
     assert (code, out) == (0, "peft: no problems; outputs equal with random weights\n")
     code, out, _ = adapterhub("export", tmp_path / "run", "--check", "vllm")
     assert code == 1
-    assert "modules_to_save" in out
+    assert "BertForSequenceClassification: vLLM serves LoRA on" in out
     code, _, err = adapterhub("export", tmp_path / "run", "--output", tmp_path / "theirs")
     assert code == 2
     assert "already exists" in err
@@ -41,16 +42,39 @@ def test_check_before_training(adapterhub, config_only):
     where = ("--backbone", config_only)
     code, out, err = adapterhub("export", "--check", "vllm", "--method", "lora(rank=16)", *where)
     assert (code, out) == (0, "vllm: no problems; outputs equal with random weights\n"), err
-    code, out, _ = adapterhub("export", "--check", "vllm", "--method", "dora(rank=64)", *where)
+    code, out, _ = adapterhub("export", "--check", "vllm", "--method", "lora(rank=64)", *where)
     assert code == 1
     assert "--max-lora-rank 64" in out
-    assert "DoRA" in out
+    code, out, _ = adapterhub("export", "--check", "vllm", "--method", "dora(rank=64)", *where)
+    assert code == 0
+    assert "converted to a LoRA of rank 16" in out
     code, out, _ = adapterhub("export", "--check", "peft", "--method", "houlsby", *where)
     assert code == 1
     assert "houlsby: peft has no such method" in out
     code, _, err = adapterhub("export", "--check", "tgi", "--method", "lora", *where)
     assert code == 2
     assert "one of peft, vllm" in err
+
+
+def test_an_adapter_is_exported_to_vllm(adapterhub, tmp_path):
+    backbone, adapter, output = tmp_path / "llama", tmp_path / "noisy", tmp_path / "out"
+    write_language_model(backbone, "llama")
+    write_noisy(adapter, backbone, "dora(rank=2)")
+    where = ("export", adapter, "--to", "vllm", "--output", output)
+    code, _, err = adapterhub(*where, "--max-lora-rank", "8")
+    assert code == 2
+    assert "as a LoRA of rank 8, noisy loses" in err
+    assert "--max-lost" in err
+    assert not output.exists()
+    code, out, err = adapterhub(*where, "--max-lora-rank", "8", "--max-lost", "1")
+    assert code == 0, err
+    told, note, serve = out.splitlines()
+    assert told == f"{output}: noisy for vLLM, a LoRA of rank 8"
+    assert note.startswith("- converted to a LoRA of rank 8, which loses up to ")
+    assert serve.startswith("vllm serve ")
+    assert serve.endswith(f" --enable-lora --max-lora-rank 8 --lora-modules noisy={output}")
+    files = {path.name for path in output.iterdir()}
+    assert files == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
 
 
 def test_check_compares_outputs(adapterhub, config_only, monkeypatch):

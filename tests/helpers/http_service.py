@@ -5,17 +5,19 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 import uvicorn
-from served import CONTEXT, EXAMPLES, TEXTS, TaskExample, write_adapter
+from served import CONTEXT, EXAMPLES, TEXTS, TaskExample, expected_answers, write_adapter
 
 from adapterhub.inference.open import AdapterSource
 from adapterhub.serving import Engine
 from adapterhub.serving.http.allowed import AllowedAdapters
 from adapterhub.serving.http.app import make_app
+from adapterhub.serving.http.call import Endpoint
 from adapterhub.serving.http.service import Service
 
 BACKBONE = "the-backbone"
@@ -37,10 +39,28 @@ NAMED: Mapping[str, TaskExample] = {
 
 def write_named(backbone: Path, folder: Path) -> dict[str, str]:
     """Save the adapters; return the folder of each."""
-    return {
-        name: write_adapter(backbone, folder / name, "lora(rank=2)", example, seed=seed)
-        for seed, (name, example) in enumerate(NAMED.items())
-    }
+    folders = {}
+    for seed, (name, example) in enumerate(NAMED.items()):
+        torch.manual_seed(seed)  # heads are new
+        folders[name] = write_adapter(backbone, folder / name, example=example, seed=seed)
+    return folders
+
+
+def write_wordy(
+    backbone: Path, folder: Path, example: TaskExample, method: str = "lora(rank=2)", least: int = 3
+) -> str:
+    """Save an adapter that writes some words about the first text; return its folder.
+
+    Most random ones repeat a word, or write numbers that no token of the tokenizer has.
+    """
+    for seed in range(40):
+        torch.manual_seed(seed)
+        saved = write_adapter(backbone, folder / f"{seed}", method, example, seed=seed)
+        (answer,) = expected_answers(saved, TEXTS[:1])
+        words = answer["generated"].split()
+        if len({*words}) >= least:
+            return saved
+    raise AssertionError(f"no adapter writes {least} words")
 
 
 def service_of(engine: Engine, folders: Mapping[str, str], **more: str) -> Service:
@@ -52,10 +72,10 @@ def service_of(engine: Engine, folders: Mapping[str, str], **more: str) -> Servi
 
 
 @contextmanager
-def running(service: Service) -> Iterator[str]:
+def running(service: Service, endpoints: Sequence[Endpoint] | None = None) -> Iterator[str]:
     """Serve on a free port of the loopback; yield the address."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(make_app(service), log_level="error", lifespan="off")
+    config = uvicorn.Config(make_app(service, endpoints), log_level="error", lifespan="off")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -68,6 +88,3 @@ def running(service: Service) -> Iterator[str]:
         server.should_exit = True
         thread.join(30)
         listener.close()
-
-
-__all__ = ["BACKBONE", "CONTEXT", "NAMED", "PAIRS", "TEXTS", "running", "service_of", "write_named"]

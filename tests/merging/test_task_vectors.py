@@ -46,3 +46,15 @@ def test_low_rank_is_exact_at_full_rank(rows, columns, seed):
     matrix = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
     left, right = low_rank(matrix, min(rows, columns))
     torch.testing.assert_close(left @ right, matrix, atol=1e-5, rtol=1e-4)
+
+
+def test_of_a_large_matrix_few_components_are_found_nearly_as_near():
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(512, 640, generator=generator)
+    state = torch.random.get_rng_state()
+    left, right = low_rank(matrix, 16)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    values = torch.linalg.svdvals(matrix)
+    nearest = values[16:].square().sum().sqrt()
+    assert nearest <= (matrix - left @ right).norm() < 1.002 * nearest
+    assert all(map(torch.equal, low_rank(matrix, 16), (left, right)))

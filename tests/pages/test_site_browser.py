@@ -1,17 +1,12 @@
-"""The pages of a registry in chromium: sizes, colours, no scripts, the keyboard, axe-core.
-
-AXE=path/to/axe.min.js    or npm install --no-save --prefix build axe-core
-"""
+"""The pages of a registry in chromium: sizes, colours, no scripts, the keyboard, axe-core."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import shutil
-from pathlib import Path
 
 import pytest
+from browsers import AXE, MISSING, axe_findings, browser, overflow, press, shown_as, tab_to
 from copied_adapters import write_adapters
 from team_registry import BACKBONE, write_team
 
@@ -20,13 +15,7 @@ from adapterhub.pages.listed import file_part
 from adapterhub.pages.site import SiteOptions, StudyBoard, write_site
 from adapterhub.registry.stores import registry_at
 
-MISSING = [
-    *(name for name in ("chromedriver", "chromium") if shutil.which(name) is None),
-    *(["selenium"] if importlib.util.find_spec("selenium") is None else []),
-]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
-ROOT = Path(__file__).parents[2]
-AXE = Path(os.environ.get("AXE", ROOT / "build/node_modules/axe-core/axe.min.js"))
 PAGES = (
     "index.html",
     "leaderboards.html",
@@ -41,7 +30,6 @@ PAGES = (
     f"datasets/{file_part('data 4')}/index.html",
     "studies/study/task.html",
 )
-FOCUSED = "return document.activeElement.outerHTML.slice(0, 200)"
 
 
 @pytest.fixture(scope="module")
@@ -58,32 +46,11 @@ def site(tmp_path_factory):
     return folder / "site"
 
 
-def browser(*, scripts: bool = True):
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    if not scripts:
-        setting = "profile.managed_default_content_settings.javascript"
-        options.add_experimental_option("prefs", {setting: 2})
-    return webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
-
-
 @pytest.fixture(scope="module")
 def driver():
     found = browser()
     yield found
     found.quit()
-
-
-def shown_as(driver, width: int, scheme: str) -> None:
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    feature = {"name": "prefers-color-scheme", "value": scheme}
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
 
 
 def complaints(driver) -> list[str]:
@@ -95,11 +62,6 @@ def complaints(driver) -> list[str]:
             address = message["params"]["request"]["url"]
             found += [address] * (not address.startswith(("file:", "data:,", "chrome:")))
     return found
-
-
-def overflow(driver) -> int:
-    metrics = driver.execute_cdp_cmd("Page.getLayoutMetrics", {})
-    return metrics["cssContentSize"]["width"] - metrics["cssLayoutViewport"]["clientWidth"]
 
 
 @pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "no-scripts"])
@@ -119,31 +81,18 @@ def test_pages_fit_ask_for_nothing_and_complain_of_nothing(site, scripts, driver
 
 
 def test_from_the_front_page_to_a_copied_line_by_keyboard_alone(site, driver):
-    from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys
-
-    def press(*keys: str) -> None:
-        ActionChains(driver).send_keys(*keys).perform()
-
-    def tab_to(text: str) -> None:
-        for _ in range(60):
-            press(Keys.TAB)
-            if text in driver.execute_script(FOCUSED):
-                style = "return getComputedStyle(document.activeElement).outlineStyle"
-                assert driver.execute_script(style) != "none"
-                return
-        raise AssertionError(f"{text} cannot be reached")
 
     shown_as(driver, 1280, "light")
     driver.get((site / "index.html").as_uri())
-    tab_to('href="#main"')
-    tab_to('name="q"')
-    press("several")
-    tab_to("several.html")
-    press(Keys.ENTER)
+    tab_to(driver, 'href="#main"')
+    tab_to(driver, 'name="q"')
+    press(driver, "several")
+    tab_to(driver, "several.html")
+    press(driver, Keys.ENTER)
     assert driver.current_url.endswith("several.html")
-    tab_to("Copy: adapterhub")
-    press(Keys.ENTER)
+    tab_to(driver, "Copy: adapterhub")
+    press(driver, Keys.ENTER)
     copied = "return document.querySelector('[role=status]').textContent"
     for _ in range(20):
         if driver.execute_script(copied):
@@ -226,15 +175,8 @@ def test_ten_thousand_rows_are_filtered_in_a_fifth_of_a_second(site, driver, tmp
 
 @pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not installed")
 def test_axe_has_no_findings(site, driver):
-    source = AXE.read_text(encoding="utf-8")
     for scheme in ("light", "dark"):
         shown_as(driver, 390 if scheme == "dark" else 1280, scheme)
         for path in PAGES:
             driver.get((site / path).as_uri())
-            # By the debugger's protocol: the page's policy allows no further script.
-            driver.execute_cdp_cmd("Runtime.evaluate", {"expression": source})
-            result = driver.execute_async_script(
-                "const done = arguments[0]; axe.run().then((r) => done(r.violations.map("
-                "(v) => [v.id, v.nodes.map((n) => n.html.slice(0, 160)).slice(0, 3)])))"
-            )
-            assert result == [], (path, scheme)
+            assert axe_findings(driver) == [], (path, scheme)

@@ -2,11 +2,44 @@
 
 from __future__ import annotations
 
-import pytest
-from written import PROMPTS, SEQ2SEQ, tokens_alone, write_writers, written_alone
+import itertools
+import shutil
+import threading
+from concurrent.futures import CancelledError
+from pathlib import Path
 
+import pytest
+import tiny_models
+import torch
+from served import write_adapter
+from written import (
+    CAUSAL,
+    LONG_PROMPT,
+    PROMPTS,
+    SEQ2SEQ,
+    tokens_alone,
+    write_writers,
+    written_alone,
+)
+
+import adapterhub as ah
 from adapterhub.backbones.load import load_backbone
+from adapterhub.backbones.local_folders import remember_folder
+from adapterhub.errors import ConfigError, DataError
+from adapterhub.files.native import read_manifest
+from adapterhub.inference.open import open_adapter
+from adapterhub.registry.local import LocalRegistry
 from adapterhub.serving import Engine, GenerationOptions
+from adapterhub.serving.continuous import ContinuousWriter, PackedModel
+from adapterhub.serving.generation import GeneratedText, Piece, TextGeneration
+from adapterhub.serving.paged import PAGE
+from adapterhub.serving.refusals import (
+    ComputationError,
+    DeadlineError,
+    OverloadedError,
+    StoppedError,
+    TooLargeError,
+)
 
 GREEDY = GenerationOptions(max_tokens=10, temperature=0)
 
@@ -17,37 +50,555 @@ def writers(backbones, tmp_path_factory):
     return write_writers(backbones("llama"), tmp_path_factory.mktemp("writers"))
 
 
+@pytest.fixture(autouse=True)
+def known_llama(backbones, writers, known_backbone):
+    """Let the adapters find their backbone from the home of a test."""
+    remember_folder(read_manifest(Path(writers[0])).backbone.id, backbones("llama"))
+
+
 @pytest.fixture
 def engine(backbones, writers):
     with Engine(str(backbones("llama"))) as engine:
         yield engine
 
 
+@pytest.fixture
+def held(engine):
+    """Keep the compute thread busy until the event is set."""
+    free = threading.Event()
+    engine._between_batches(lambda: free.wait(30))
+    yield free
+    free.set()
+
+
 def ids_of(text):
     return [token.id for token in text.tokens]
 
 
+def writer_of(engine):
+    """Return the writer of packed steps of the only model."""
+    (writer,) = engine._writers.continuous.values()
+    assert isinstance(writer, ContinuousWriter)
+    return writer
+
+
+def ask_all(engine, asked, options=GREEDY):
+    """Return the tokens of several texts that are asked for at once."""
+    running = [engine.generate(adapter, prompt, options) for adapter, prompt in asked]
+    return [ids_of(each.result(60)) for each in running]
+
+
+def long_text(writers, tokens):
+    """Return an adapter and a prompt whose text has so many tokens, of several words."""
+    for asked in itertools.product(writers, PROMPTS):
+        written = written_alone(*asked, tokens)
+        if len(written) == tokens and len({*written[-6:]} - {0, 1, 2, 3, 4}) > 3:
+            return asked
+    raise AssertionError("no text is long enough")
+
+
 def test_greedy_texts_of_eight_methods_are_those_of_generate(engine, writers):
     asked = [(folder, prompt) for prompt in PROMPTS for folder in writers]
-    running = [engine.generate(folder, prompt, GREEDY) for folder, prompt in asked]
-    for (folder, prompt), generation in zip(asked, running, strict=True):
-        assert ids_of(generation.result(60)) == written_alone(folder, prompt, 10), folder
+    expected = [written_alone(folder, prompt, 10) for folder, prompt in asked]
+    assert ask_all(engine, asked) == expected
+    assert len({str(each) for each in expected}) > 30
     assert 10 <= engine.counts["steps"] < 30  # packed: far fewer than texts times tokens
+    assert engine.counts["texts"] == len(asked)
+    assert not engine._writers.batches
 
 
-def test_the_backbone_without_an_adapter_writes_too(engine, backbones):
+def test_the_backbone_without_an_adapter_writes_too(engine, writers, backbones):
     model, tokenizer = load_backbone(str(backbones("llama")), task="causal-lm")
-    running = [engine.generate(None, prompt, GREEDY) for prompt in PROMPTS]
-    for prompt, generation in zip(PROMPTS, running, strict=True):
-        assert ids_of(generation.result(60)) == tokens_alone(model, tokenizer, prompt, 10)
+    expected = [tokens_alone(model, tokenizer, prompt, 10) for prompt in PROMPTS]
+    assert ask_all(engine, [(None, prompt) for prompt in PROMPTS]) == expected
+    assert ask_all(engine, [(a, PROMPTS[0]) for a in (writers[0], None, writers[5])]) == [
+        written_alone(writers[0], PROMPTS[0], 10),
+        expected[0],
+        written_alone(writers[5], PROMPTS[0], 10),
+    ]
+    assert len({use.model for use in engine.models() if use.reference}) == 1
 
 
-def test_an_encoder_decoder_writes(backbones, tmp_path):
-    folders = write_writers(
-        backbones("t5"), tmp_path, ("lora(rank=2)", "prefix(length=3)"), SEQ2SEQ
-    )
-    with Engine(str(backbones("t5"))) as engine:
-        asked = [(folder, prompt) for prompt in PROMPTS for folder in folders]
-        running = [engine.generate(folder, prompt, GREEDY) for folder, prompt in asked]
-        for (folder, prompt), generation in zip(asked, running, strict=True):
-            assert ids_of(generation.result(60)) == written_alone(folder, prompt, 10)
+def test_classes_and_texts_take_turns(engine, writers, held):
+    """`submit` activates one adapter after the other on the model that texts are written with."""
+    running = [engine.generate(folder, PROMPTS[0], GREEDY) for folder in writers]
+    futures = [engine.submit(folder, PROMPTS[1]) for folder in writers]
+    vectors = engine.submit(None, PROMPTS[0])
+    held.set()
+    for folder, generation, future in zip(writers, running, futures, strict=True):
+        assert ids_of(generation.result(60)) == written_alone(folder, PROMPTS[0], 10)
+        assert future.result(60) == {
+            "text": PROMPTS[1],
+            "generated": str(open_adapter(folder).predict(PROMPTS[1])),
+        }
+    assert vectors.result(60)
+
+
+# The prefix cache
+
+
+def test_a_prompt_through_several_adapters_shares_no_pages(engine, writers):
+    """In all orders of two adapters and none, and through eight adapters forwards and backwards."""
+    names = (writers[0], writers[5], None)
+    model, tokenizer = load_backbone(engine.adapters.models.backbone, task="causal-lm")
+    expected = {name: written_alone(name, LONG_PROMPT, 6) for name in writers}
+    expected[None] = tokens_alone(model, tokenizer, LONG_PROMPT, 6)
+    assert len({str(each) for each in expected.values()}) == len(expected)
+    options = GenerationOptions(max_tokens=6, temperature=0)
+    for order in (*itertools.permutations(names), writers, reversed(writers)):
+        for name in order:  # one after the other: what the first one computed is there
+            assert ask_all(engine, [(name, LONG_PROMPT)], options) == [expected[name]], order
+
+
+def test_a_prompt_is_computed_once_for_each_adapter(engine, writers):
+    tokens = []
+    for name in (writers[0], writers[0], writers[6], writers[6], writers[0], None, None):
+        before = engine.counts["step_tokens"]
+        ask_all(engine, [(name, LONG_PROMPT)], GenerationOptions(max_tokens=1, temperature=0))
+        tokens.append(engine.counts["step_tokens"] - before)
+    first, again, prompted, prompted_again, *rest = tokens
+    assert first > 2 * PAGE
+    assert (again, rest) == (first % PAGE or PAGE, [again, first, again])
+    assert prompted == first + 4
+    assert prompted_again < PAGE
+
+
+def test_short_texts_of_two_adapters_share_no_pages(engine, writers):
+    """Their first page ends in what was written: a page of equal tokens, of other adapters."""
+    options = GenerationOptions(max_tokens=2 * PAGE, temperature=0)
+    for name in (writers[0], writers[1], writers[0]):
+        assert ask_all(engine, [(name, "a")], options) == [written_alone(name, "a", 2 * PAGE)]
+
+
+def test_a_new_version_shares_nothing_with_the_old_one(backbones, tmp_path):
+    folders = [
+        write_adapter(backbones("llama"), tmp_path / f"v{n}", example=CAUSAL, seed=n)
+        for n in (1, 2)
+    ]
+    for folder in folders:
+        ah.publish(folder, "writer", registry=tmp_path / "registry")
+    store = LocalRegistry(tmp_path / "registry")
+    store.tag(store.resolve("writer", "v1"), "stable")
+    old, new = (written_alone(folder, LONG_PROMPT, 10) for folder in folders)
+    assert old != new
+    with Engine(registry=tmp_path / "registry") as engine:
+        assert ask_all(engine, [("writer@stable", LONG_PROMPT)]) == [old]
+        begun = threading.Event()
+        running = engine.generate("writer@stable", LONG_PROMPT, GREEDY)
+        running.listen(lambda _: begun.wait(30), lambda _: None)  # it is computed still
+        store.tag(store.resolve("writer", "v2"), "stable")
+        refreshing = threading.Thread(target=engine.refresh)
+        refreshing.start()
+        begun.set()
+        refreshing.join(60)
+        assert ask_all(engine, [("writer@stable", LONG_PROMPT)]) == [new]
+        assert ids_of(running.result(60)) == old
+        assert running.reference == "writer@v1"
+        engine._between_batches(lambda: None).result(60)
+        assert {use.reference for use in engine.models()} == {"writer@v2"}
+        assert ask_all(engine, [("writer@v1", LONG_PROMPT), ("writer@2", LONG_PROMPT)]) == [
+            old,
+            new,
+        ]
+
+
+# Options
+
+
+def test_a_seed_gives_the_same_text_in_any_company(engine, writers, held):
+    options = GenerationOptions(max_tokens=12, seed=3, top_p=0.9)
+    crowd = [
+        engine.generate(a, p, GenerationOptions(max_tokens=9)) for a in writers for p in PROMPTS
+    ]
+    together = engine.generate(writers[2], PROMPTS[0], options)
+    other = engine.generate(writers[2], PROMPTS[0], GenerationOptions(max_tokens=12, seed=4))
+    held.set()
+    together = ids_of(together.result(60))
+    assert all(each.result(60) for each in crowd)
+    alone = ask_all(engine, [(writers[2], PROMPTS[0])], options)
+    assert alone == [together]
+    assert ids_of(other.result(60)) != together
+
+
+def test_requests_have_their_own_options(engine, writers):
+    options = [
+        GenerationOptions(max_tokens=3, temperature=0, logprobs=2),
+        GenerationOptions(max_tokens=7, temperature=0),
+        GenerationOptions(max_tokens=5, top_k=1, logprobs=0),
+    ]
+    running = [engine.generate(writers[0], PROMPTS[0], each) for each in options]
+    texts = [each.result(60) for each in running]
+    assert [text.completion_tokens for text in texts] == [3, 7, 5]
+    assert {text.finish_reason for text in texts} == {"length"}
+    assert ids_of(texts[0]) == ids_of(texts[1])[:3] == ids_of(texts[2])[:3]
+    first = texts[0].tokens[0]
+    assert first.alternatives[0] == (first.text.strip(), first.logprob)
+    assert len(first.alternatives) == 2
+    assert texts[1].tokens[0].logprob is None
+    assert texts[2].tokens[0].logprob == pytest.approx(first.logprob, abs=1e-4)
+    assert texts[0].prompt_tokens == 5
+    assert 0 < texts[0].first_token_seconds <= texts[0].seconds
+
+
+def test_a_text_ends_at_its_stop_text(engine, writers):
+    adapter, prompt = long_text(writers, 10)
+    whole = engine.generate(adapter, prompt, GREEDY).result(60)
+    words = whole.text.split()
+    stop = f"{words[-3]} {words[-2]}"  # two tokens
+    cut = whole.text.index(stop)
+    options = GenerationOptions(max_tokens=10, temperature=0, stop=(stop, "none of these"))
+    generation = engine.generate(adapter, prompt, options)
+    pieces = list(generation)
+    text = generation.result(0)
+    assert text.text == "".join(piece.text for piece in pieces) == whole.text[:cut]
+    assert text.finish_reason == "stop"
+    assert text.completion_tokens < 10
+
+
+def test_a_text_ends_with_the_end_token_of_its_adapter(backbones, tmp_path):
+    """Where the training recorded one; others in the batch do not end there."""
+    backbone = backbones("llama")
+    folder = write_adapter(backbone, tmp_path / "a", example=CAUSAL)
+    written = written_alone(folder, PROMPTS[0], 10)
+    end = next(token for n, token in enumerate(written) if n > 2 and token not in written[:n])
+    model, _ = load_backbone(str(backbone), task="causal-lm")
+    adapter = ah.load(model, folder)
+    adapter.metadata.training = {"recipe": {"task": "causal-lm"}, "stops": [end]}
+    adapter.save(tmp_path / "ends")
+    with Engine() as engine:
+        asked = [(folder, PROMPTS[0]), (str(tmp_path / "ends"), PROMPTS[0])]
+        running = [engine.generate(a, p, GREEDY) for a, p in asked]
+        whole, ended = (each.result(60) for each in running)
+    assert ids_of(whole) == written
+    assert ids_of(ended) == written[: written.index(end) + 1]
+    assert len(ids_of(ended)) < len(written)
+    assert ended.finish_reason == "stop"
+    assert ended.tokens[-1].text == ""
+
+
+def test_a_penalty_of_the_generation_config_counts(backbones, writers, tmp_path):
+    folder = tmp_path / "llama"
+    shutil.copytree(backbones("llama"), folder)
+    model, tokenizer = load_backbone(str(folder), task="causal-lm")
+    plain = tokens_alone(model, tokenizer, PROMPTS[1], 10)
+    model.generation_config.update(repetition_penalty=1.6, suppress_tokens=plain[:1])
+    model.generation_config.save_pretrained(folder)
+    expected = [tokens_alone(model, tokenizer, prompt, 10) for prompt in PROMPTS]
+    with Engine(str(folder)) as engine:
+        assert ask_all(engine, [(None, prompt) for prompt in PROMPTS]) == expected
+        assert engine.counts["steps"]
+    assert expected[1] != plain
+
+
+def test_chats_are_written_by_the_template(engine, writers):
+    chat = [{"role": "user", "content": "the movie was good"}]
+    text = engine.generate(writers[0], chat, GREEDY).result(60)
+    assert ids_of(text) == written_alone(writers[0], chat, 10)
+    assert text.prompt_tokens == 9
+    more = [*chat, {"role": "assistant", "content": "fine"}, {"role": "user", "content": "a plot"}]
+    text = engine.generate(None, more, GREEDY).result(60)
+    assert text.prompt_tokens == 18
+
+
+def test_an_adapter_for_pairs_with_a_template_takes_one_message(backbones, tmp_path):
+    folder = write_adapter(backbones("llama"), tmp_path / "a", example=CAUSAL)
+    model, _ = load_backbone(str(backbones("llama")), task="causal-lm")
+    adapter = ah.load(model, folder)
+    task = {"causal-lm": {"template": "the film : {text}", "new_tokens": 5}}
+    adapter.metadata.training = {"recipe": {"task": task}}
+    adapter.save(tmp_path / "templated")
+    with Engine() as engine:
+        chat = [{"role": "user", "content": "a plot"}]
+        text = engine.generate(str(tmp_path / "templated"), chat).result(60)
+        assert text.prompt_tokens == 6
+        assert text.completion_tokens <= 5  # as it was trained for
+        with pytest.raises(ConfigError, match="a chat of 2 messages"):
+            engine.generate(str(tmp_path / "templated"), chat * 2).result(60)
+
+
+# What goes wrong
+
+
+def test_a_text_that_is_cancelled_frees_its_pages_within_a_step(engine, writers):
+    adapter, prompt = long_text(writers, 40)
+    options = GenerationOptions(max_tokens=40, temperature=0)
+    generation = engine.generate(adapter, prompt, options)
+    begun, ended = threading.Event(), []
+    generation.listen(lambda _: begun.set(), ended.append)
+    steps = []
+
+    def cancel():
+        begun.wait(30)
+        generation.cancel()
+        steps.append(engine.counts["steps"])
+
+    threading.Thread(target=cancel).start()
+    with pytest.raises(CancelledError):
+        generation.result(60)
+    engine._between_batches(lambda: None).result(30)
+    engine._between_batches(lambda: None).result(30)
+    assert engine.counts["steps"] <= steps[0] + 1
+    assert writer_of(engine).steps.used_pages == 0
+    assert not writer_of(engine).busy
+    assert engine.counts["cancelled"] == 1
+    assert isinstance(ended[0], CancelledError)
+    assert ask_all(engine, [(writers[5], PROMPTS[0])]) == [
+        written_alone(writers[5], PROMPTS[0], 10)
+    ]
+
+
+def test_a_text_that_waits_can_be_cancelled(engine, writers, held):
+    generation = engine.generate(writers[0], PROMPTS[0], GREEDY)
+    other = engine.generate(writers[0], PROMPTS[1], GREEDY)
+    generation.cancel()
+    held.set()
+    assert other.result(60)
+    assert generation.done
+    assert engine.queued_tokens == 0
+
+
+def test_deadlines_of_texts(engine, writers):
+    engine.pin(*writers[:1])
+    free = threading.Event()
+    engine._between_batches(lambda: free.wait(30))
+    late = engine.generate(writers[0], PROMPTS[0], GREEDY, deadline=0.01)
+    other = engine.generate(writers[0], PROMPTS[0], GREEDY, deadline=60)
+    threading.Timer(0.1, free.set).start()
+    assert other.result(60)
+    with pytest.raises(DeadlineError):
+        late.result(60)
+    assert engine.counts["expired"] == 1
+
+
+def test_nan_in_an_adapter_ends_its_texts_alone(engine, writers, backbones, tmp_path):
+    broken = write_adapter(backbones("llama"), tmp_path / "broken", example=CAUSAL, seed=5)
+    engine.pin(broken)
+    (served,) = (each for each in engine.adapters._by_name.values() if each.reference == broken)
+    with torch.no_grad():
+        for name, parameter in served.model.model.named_parameters():
+            if served.name[:16] in name and ".1." in name:
+                parameter.fill_(float("nan"))
+        ah.adapters(served.model.model)[served.name].hold()  # once more, as it has changed
+    asked = [(a, p) for p in PROMPTS[:3] for a in (writers[0], broken, writers[5], None)]
+    running = [engine.generate(a, p, GREEDY) for a, p in asked]
+    for (adapter, prompt), generation in zip(asked, running, strict=True):
+        if adapter == broken:
+            with pytest.raises(ComputationError, match="NaN"):
+                generation.result(60)
+        elif adapter:
+            assert ids_of(generation.result(60)) == written_alone(adapter, prompt, 10)
+        else:
+            assert generation.result(60)
+    assert engine.counts["errors"] == 3
+    assert writer_of(engine).steps.used_pages == 0
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), ValueError("a bug")])
+def test_a_step_that_fails_is_computed_text_by_text(engine, writers, monkeypatch, error):
+    compute = PackedModel.logits
+
+    def small(self, inputs, runs):
+        if len(runs) > 1 or (runs[0].tokens > 20 and runs[0].adapter):
+            raise error
+        return compute(self, inputs, runs)
+
+    ask_all(engine, [(a, PROMPTS[0]) for a in writers[:2]])  # both were tried
+    monkeypatch.setattr(PackedModel, "logits", small)
+    asked = [(writers[0], PROMPTS[0]), (writers[1], PROMPTS[1]), (writers[0], LONG_PROMPT)]
+    *fine, large = [engine.generate(a, p, GREEDY) for a, p in asked]
+    assert [ids_of(each.result(60)) for each in fine] == [
+        written_alone(a, p, 10) for a, p in asked[:2]
+    ]
+    memory = isinstance(error, torch.OutOfMemoryError)
+    with pytest.raises(TooLargeError if memory else ValueError):
+        large.result(60)
+
+
+def test_prompts_that_cannot_be_written_from(engine, writers, polite):
+    with pytest.raises(DataError, match=r"the prompt has 7\d tokens"):
+        engine.generate(writers[0], "a " * 70, GREEDY).result(60)
+    with pytest.raises(DataError, match="a prompt of the type dict"):
+        engine.generate(writers[0], {"text": "a"}, GREEDY).result(60)
+    assert engine.generate(writers[0], "a " * 60, GREEDY).result(60).completion_tokens == 3
+
+
+def test_an_adapter_that_writes_no_texts_is_refused(polite):
+    with Engine() as engine, pytest.raises(ConfigError, match="does not generate texts"):
+        engine.generate(polite, "a plot", GREEDY).result(60)
+
+
+def test_no_backbone_is_named(writers):
+    with Engine() as engine, pytest.raises(ConfigError, match="the backbone without an adapter"):
+        engine.generate(None, "a plot", GREEDY).result(60)
+
+
+def test_texts_wait_in_the_queue(backbones, writers):
+    with Engine(queue_tokens=20) as engine:
+        ask_all(engine, [(writers[0], PROMPTS[0])])
+        free = threading.Event()
+        held = engine._between_batches(lambda: free.wait(30))
+        first = [engine.generate(writers[0], PROMPTS[2], GREEDY) for _ in range(2)]
+        with pytest.raises(OverloadedError):
+            engine.generate(writers[0], PROMPTS[0], GREEDY)
+        free.set()
+        held.result(30)
+        assert all(each.result(60) for each in first)
+        assert engine.queued_tokens == 0
+
+
+def test_closing_finishes_texts(backbones, writers):
+    engine = Engine()
+    running = [engine.generate(writers[0], prompt, GREEDY) for prompt in PROMPTS]
+    engine.close()
+    assert all(each.result(0) for each in running)
+    with pytest.raises(StoppedError):
+        engine.generate(writers[0], PROMPTS[0])
+
+
+def test_texts_that_are_not_finished_in_time_fail(writers):
+    engine = Engine()
+    engine.pin(writers[0])
+    free = threading.Event()
+    engine._between_batches(lambda: free.wait(30))
+    running = [engine.generate(writers[0], prompt, GREEDY) for prompt in PROMPTS]
+    threading.Timer(0.3, free.set).start()
+    engine.close(drain_seconds=0.05)
+    for each in running:
+        with pytest.raises(StoppedError, match="closed before"):
+            each.result(30)
+    engine._thread.join(30)
+    assert not engine._writers.busy
+
+
+# A small cache
+
+
+def test_texts_that_do_not_fit_into_the_cache_together_wait(backbones, writers):
+    """Some are begun, and computed again from their first token later."""
+    asked = [(a, p) for p in (LONG_PROMPT, PROMPTS[4]) for a in writers[:6]]
+    with Engine(cache_tokens=20 * PAGE) as engine:
+        found = ask_all(engine, asked, GenerationOptions(max_tokens=18, temperature=0))
+        assert found == [written_alone(a, p, 18) for a, p in asked]
+        assert writer_of(engine).steps.used_pages == 0
+
+
+def test_a_long_prompt_is_computed_in_parts(backbones, writers):
+    asked = [(a, LONG_PROMPT) for a in writers]
+    with Engine(batch_tokens=24) as engine:
+        assert ask_all(engine, asked) == [written_alone(a, p, 10) for a, p in asked]
+        with (
+            pytest.raises(TooLargeError, match="does not fit into the cache"),
+            Engine(cache_tokens=2 * PAGE) as small,
+        ):
+            small.generate(writers[0], LONG_PROMPT, GREEDY).result(60)
+
+
+# Batches of `generate`
+
+
+@pytest.mark.parametrize("architecture", ["t5", "bart"])
+def test_encoder_decoders_write(backbones, tmp_path, architecture):
+    methods = ("lora(rank=2)", "prefix(length=3)")
+    folders = write_writers(backbones(architecture), tmp_path, methods, SEQ2SEQ)
+    asked = [(folder, prompt) for prompt in PROMPTS for folder in folders]
+    with Engine(str(backbones(architecture))) as engine:
+        assert ask_all(engine, asked) == [written_alone(a, p, 10) for a, p in asked]
+        assert not engine.counts["steps"]
+        sampled = GenerationOptions(max_tokens=8, seed=3)
+        together = ask_all(engine, asked, sampled)
+        assert ask_all(engine, asked[4:5], sampled) == together[4:5]
+        assert len(ask_all(engine, [(None, PROMPTS[0])])[0]) == 10
+        pieces = list(engine.generate(folders[0], PROMPTS[0], GREEDY))
+        assert len(pieces) > 5
+
+
+def test_adapters_that_change_shared_state_write_alone(backbones, tmp_path, writers):
+    methods = ("full", "norms", "unipelt", "lora(rank=2)")
+    folders = write_writers(backbones("llama"), tmp_path, methods)
+    asked = [(folder, prompt) for prompt in PROMPTS[:3] for folder in folders]
+    with Engine() as engine:
+        assert ask_all(engine, asked) == [written_alone(a, p, 10) for a, p in asked]
+        assert engine.counts["steps"] > 5
+        assert engine._writers.batches
+
+
+def test_others_are_answered_between_the_steps_of_a_batch(backbones, tmp_path, polite):
+    (folder,) = write_writers(backbones("t5"), tmp_path, ("lora(rank=2)",), SEQ2SEQ)
+    with Engine() as engine:
+        engine.pin(folder, polite)
+        begun, order = threading.Event(), []
+        generation = engine.generate(folder, PROMPTS[0], GenerationOptions(max_tokens=40))
+
+        def on_piece(piece):
+            order.append("piece")
+            if not begun.is_set():
+                begun.set()
+                engine.submit(polite, "a plot").add_done_callback(lambda _: order.append("answer"))
+
+        generation.listen(on_piece, lambda _: order.append("end"))
+        generation.result(60)
+    assert order.index("answer") < order.index("end")
+
+
+def test_an_adapter_with_new_tokens_writes_on_a_model_of_its_own(backbones, tmp_path, writers):
+    """And its texts may have them."""
+    tokens = ("<x>", "<y>")
+    model, tokenizer = load_backbone(str(backbones("llama")), task="causal-lm", new_tokens=tokens)
+    adapter = ah.attach(model, "lora(rank=2)", name="new", tokenizer=tokenizer)
+    tiny_models.scramble(adapter, seed=3)
+    adapter.metadata.training = {"recipe": {"task": "causal-lm"}}
+    adapter.save(tmp_path / "new")
+    asked = [(str(tmp_path / "new"), "the <x> was <y>"), (writers[0], PROMPTS[0])]
+    with Engine() as engine:
+        assert ask_all(engine, asked) == [written_alone(a, p, 10) for a, p in asked]
+        assert {use.reason for use in engine.models()} >= {"it has new tokens"}
+
+
+# What a client holds
+
+
+def test_a_listener_gets_what_was_there_and_what_comes():
+    generation, heard = TextGeneration(), []
+    first, second = Piece("a", ()), Piece("b", ())
+    generation.deliver(first)
+    generation.listen(heard.append, heard.append)
+    assert heard == [first]
+    generation.deliver(second)
+    end = GeneratedText("ab", (), "stop", 1, 2)
+    assert generation.finish(end)
+    assert not generation.finish(ValueError())
+    generation.deliver(Piece("late", ()))
+    assert heard == [first, second, end]
+    late = []
+    generation.listen(late.append, late.append)
+    assert late == heard
+    assert list(generation) == [first, second]
+    assert generation.result(0) is end
+
+
+def test_a_listener_that_fails_is_not_called_again():
+    """Nor do others notice: the loop of a client that has left is closed."""
+    generation, calls, heard = TextGeneration(), [], []
+
+    def broken(piece):
+        calls.append(piece)
+        raise RuntimeError("the event loop is closed")
+
+    generation.listen(broken, broken)
+    generation.listen(heard.append, heard.append)
+    for letter in "ab":
+        generation.deliver(Piece(letter, ()))
+    generation.cancel()
+    assert [len(calls), len(heard)] == [1, 3]
+    with pytest.raises(CancelledError):
+        generation.result(0)
+    with pytest.raises(CancelledError):
+        list(generation)
+
+
+def test_a_result_is_waited_for():
+    generation = TextGeneration()
+    with pytest.raises(TimeoutError):
+        generation.result(0.01)
+    threading.Timer(0.05, generation.finish, [GeneratedText("", (), "stop", 1, 0)]).start()
+    assert generation.result(30).finish_reason == "stop"

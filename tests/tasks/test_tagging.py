@@ -78,6 +78,12 @@ def test_entities_are_spans_of_the_text():
     assert [e.kind for e in entities(sentence, ["I-x", "I-y", "O", "O", "I-y"])] == ["x", "y", "y"]
 
 
+def test_the_score_of_an_entity_is_the_mean_of_its_tags():
+    sentence = Sentence("New York or Rome", ("New", "York", "or", "Rome"))
+    found = entities(sentence, ["B-x", "I-x", "O", "B-x"], [0.5, 1.0, 0.9, 0.7])
+    assert [each.score for each in found] == [0.75, 0.7]
+
+
 @pytest.mark.parametrize(
     ("file", "text", "expected"),
     [

@@ -49,6 +49,7 @@ TENSORS_FILE = "adapter_model.safetensors"
 PICKLE_FILE = "adapter_model.bin"
 CARD_FILE = "README.md"
 GENERATION_FILE = "generation_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
 MAX_CONFIG_BYTES = 16 << 20  # rank_pattern may name every module of a large model
 _PROMPT_KINDS = ("PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING")
 
@@ -247,10 +248,17 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
         raise FileError(f"{path} cannot be read: {error}") from None
 
 
-def write_peft(folder: Path, files: PeftFiles, *, card: str = "", overwrite: bool = False) -> None:
+def write_peft(
+    folder: Path,
+    files: PeftFiles,
+    *,
+    card: str = "",
+    overwrite: bool = False,
+    template: str | None = None,
+) -> None:
     """Write a peft checkpoint and a card atomically, in canonical bytes, and read it back.
 
-    Without a card, a short one is written.
+    Without a card, a short one is written. `template` is that of chats, which peft does not read.
 
     Raises:
         OutputError: the folder exists or cannot be written, or a value is not finite.
@@ -272,8 +280,10 @@ def write_peft(folder: Path, files: PeftFiles, *, card: str = "", overwrite: boo
     }
     if files.ends:
         payload[GENERATION_FILE] = canonical_json({"eos_token_id": list(files.ends)})
+    if template is not None:
+        payload[TEMPLATE_FILE] = template.encode()
     with explained(folder):
-        check_place(folder, overwrite, payload.keys())
+        check_place(folder, overwrite, {*payload, GENERATION_FILE, TEMPLATE_FILE})
         with staging(folder) as staged:
             write_files(staged, payload)
             written = read_peft(staged).tensors

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import chain, islice
 
-from adapterhub.errors import AdapterhubError, ConfigError, nearest
+from adapterhub.errors import ConfigError, ServingError, nearest
 from adapterhub.inference.open import AdapterSource
 from adapterhub.registry.reference import Reference, parse_reference
 
 _LONGEST = 512  # characters of a name that is looked up
 _SHOWN = 100  # and of one that is repeated in an error
+_NEAR = 200  # names that are compared with an unknown one
 
 
-class UnknownAdapterError(AdapterhubError):
+class UnknownAdapterError(ServingError):
     """No such adapter, or none that this client may ask for: the words are the same."""
 
     def __init__(self, model: str, known: Iterable[str]) -> None:
@@ -68,7 +70,19 @@ class AllowedAdapters:
                 return self.named[model]
             if self._is_allowed(model):
                 return AdapterSource(model)
-        raise UnknownAdapterError(model, (name for name in self.names if may_ask_for(name, mine)))
+        raise self.unknown(model, mine)
+
+    def unknown(self, model: str, patterns: Iterable[str]) -> UnknownAdapterError:
+        """Return the error for a name, with near ones among those that a token may ask for.
+
+        Of many names, the first ones with its first letter are compared.
+        """
+        known: Iterable[str] = chain(self.named, self.aliases, self.listed)
+        mine = tuple(patterns)
+        if len(self.named) + len(self.listed) > _NEAR:
+            known = (name for name in known if name[:1] == model[:1])
+        near = (name for name in known if may_ask_for(name, mine))
+        return UnknownAdapterError(model, islice(near, _NEAR))
 
     def shown(self, model: str, reference: str) -> str:
         """Return how an adapter is called in answers: by its version, or by the client's name."""
@@ -90,9 +104,11 @@ class AllowedAdapters:
 
 def may_ask_for(model: str, patterns: Iterable[str]) -> bool:
     """Return whether a token with these patterns may ask for an adapter, in any version."""
+    if "*" in (mine := tuple(patterns)):
+        return True
     reference = _parsed(model)
     name = model if reference is None else without_version(reference)
-    return any(pattern == "*" or fnmatchcase(name, pattern) for pattern in patterns)
+    return any(fnmatchcase(name, pattern) for pattern in mine)
 
 
 def without_version(reference: Reference) -> str:

@@ -48,7 +48,7 @@ from adapterhub.serving.http.text_embeddings import ENDPOINTS as TEXT_EMBEDDINGS
 from adapterhub.web.connections import MOST_HEADER_BYTES
 from adapterhub.web.headers import SECURE_HEADERS
 from adapterhub.web.origins import is_of_this_machine
-from adapterhub.web.request_log import log_request, trace_of
+from adapterhub.web.request_log import log_request, logs_requests, trace_of
 
 log = logging.getLogger("adapterhub.serve")
 
@@ -64,7 +64,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 )
 """All paths that clients may ask for; a client's own shape is one file more here."""
 LEFT = 499  # the status of a request whose client has left, in metrics and logs
-BODY_SECONDS = 30.0  # for a body that does not come with its head
+BODY_SECONDS = 30.0  # that a body may take to come
 
 
 def make_app(service: Service, endpoints: Sequence[Endpoint] | None = None) -> Starlette:
@@ -134,18 +134,17 @@ class _Handler:
         facts, path = call.facts_of_answer, self.endpoint.path
         task, reference = (facts.task, facts.reference) if facts else ("", "")
         self.service.metrics.observe_request(path, task, reference, status, seconds, call.rows)
-        log_request(
-            {
-                "method": self.endpoint.method,
-                "path": path,
-                "status": status,
-                "ms": round(1000 * seconds, 2),
-                "adapter": reference,
-                "inputs": call.rows,
-                "token": call.token.name if call.token else "",
-                "trace": trace_of(call.headers.get("traceparent")),
-            }
-        )
+        if logs_requests():
+            log_request(
+                method=self.endpoint.method,
+                path=path,
+                status=status,
+                ms=round(1000 * seconds, 2),
+                adapter=reference,
+                inputs=call.rows,
+                token=call.token.name if call.token else "",
+                trace=trace_of(call.headers.get("traceparent")),
+            )
 
 
 def admit(call: Call) -> None:
@@ -183,26 +182,44 @@ async def read_body(headers: Mapping[str, str], receive: Receive, limit: int) ->
         SlowError: it does not come in time.
         ClientLeftError: it does not end.
     """
-    too_large = LimitError("the body is too large", expected=f"at most {limit:,} bytes")
     length = headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > limit:
-        raise too_large
+        raise _too_large(limit)
+    task, is_late = asyncio.current_task(), []
+    assert task is not None
+
+    def end() -> None:
+        is_late.append(True)
+        task.cancel()
+
+    timer = asyncio.get_running_loop().call_later(BODY_SECONDS, end)
+    try:
+        return await _whole_body(receive, limit)
+    except asyncio.CancelledError:
+        if not is_late:
+            raise
+        raise SlowError("the body does not come in time") from None
+    finally:
+        timer.cancel()
+
+
+async def _whole_body(receive: Receive, limit: int) -> bytes:
     chunks: list[bytes] = []
-    size, ends = 0, time.monotonic() + BODY_SECONDS
-    while True:
-        try:
-            wait = receive() if not chunks else asyncio.wait_for(receive(), ends - time.monotonic())
-            message = await wait
-        except asyncio.TimeoutError:
-            raise SlowError("the body does not come in time") from None
+    size, more = 0, True
+    while more:
+        message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientLeftError
         chunks.append(message.get("body", b""))
         size += len(chunks[-1])
         if size > limit:
-            raise too_large
-        if not message.get("more_body", False):
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            raise _too_large(limit)
+        more = message.get("more_body", False)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _too_large(limit: int) -> LimitError:
+    return LimitError("the body is too large", expected=f"at most {limit:,} bytes")
 
 
 def rendered(answer: Answered) -> Response:

@@ -23,6 +23,7 @@ from starlette.responses import Response
 
 from adapterhub.data.media import MediaFile
 from adapterhub.errors import AttachError, ConfigError, DataError, NotPublishedError, SiteError
+from adapterhub.inference.open import AdapterSource
 from adapterhub.registry.reference import is_name
 from adapterhub.serving.adapters import BareBackbone
 from adapterhub.serving.http.allowed import UnknownAdapterError, may_ask_for
@@ -35,13 +36,14 @@ if TYPE_CHECKING:
     from starlette.types import Receive
     from transformers import PreTrainedTokenizerBase
 
-    from adapterhub.inference.open import AdapterSource, Predictor
+    from adapterhub.inference.open import Predictor
     from adapterhub.serving.engine import ServedFuture
     from adapterhub.serving.http.service import Service
     from adapterhub.serving.models import ServedAdapter
     from adapterhub.web.tokens import AccessToken
 
 T = TypeVar("T")
+_WATCHED_AFTER = 0.02  # seconds
 _ENCODED_HERE = 32 << 10  # bytes of a body whose inputs are encoded between other requests
 Answered = BaseModel | dict[str, Any] | list[Any] | Response
 
@@ -205,6 +207,7 @@ class Call:
     generations: list[AsyncGeneration] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
     _leaving: asyncio.Task[None] | None = None
+    _watching: asyncio.TimerHandle | None = None
 
     @property
     def has_left(self) -> bool:
@@ -212,8 +215,11 @@ class Call:
         return self._leaving is not None and self._leaving.done()
 
     def watch(self, receive: Receive) -> None:
-        """Cancel this task when the client has closed its connection."""
-        task = asyncio.current_task()
+        """Cancel this task when the client has closed its connection.
+
+        Most requests are answered before that is looked at.
+        """
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
 
         async def cancel_when_left() -> None:
             while (await receive())["type"] != "http.disconnect":
@@ -221,12 +227,16 @@ class Call:
             if task is not None:
                 task.cancel()
 
-        self._leaving = asyncio.create_task(cancel_when_left())
+        def begin() -> None:
+            self._leaving = loop.create_task(cancel_when_left())
+
+        self._watching = loop.call_later(_WATCHED_AFTER, begin)
 
     def end(self) -> None:
         """Watch no more, and let go of what is still generated."""
-        if self._leaving is not None:
-            self._leaving.cancel()
+        for waiting in (self._watching, self._leaving):
+            if waiting is not None:
+                waiting.cancel()
         for each in self.generations:
             each.cancel()
 
@@ -267,13 +277,15 @@ class Call:
 
     def loaded(self) -> list[AdapterFacts]:
         """List what is known of the adapters in memory that this client may ask for."""
-        found = []
-        for model in self.adapters():
-            source = self.service.allowed.find(model, self.patterns)
-            served = self.service.engine.adapters.peek(source or BareBackbone.VECTORS)
-            if served is not None:
-                found.append(self._facts(model, source, served))
-        return found
+        allowed, found = self.service.allowed, dict[str, AdapterFacts]()
+        known = {**allowed.aliases, **allowed.named}
+        names = {source: name for name, source in known.items()}
+        for source, served in self.service.engine.adapters.loaded().items():
+            own = source if isinstance(source, AdapterSource) else None
+            model = names.get(own, own.reference if own else self.backbone)
+            if model and may_ask_for(model, self.patterns):
+                found[model] = self._facts(model, own, served)
+        return list(found.values())
 
     async def facts(self, model: str, *, bare: BareBackbone = BareBackbone.VECTORS) -> AdapterFacts:
         """Return what is known of an adapter, which is loaded if it is not.
@@ -291,7 +303,7 @@ class Call:
             found = self.service.engine.adapters.find(source or bare)
             served = await _loaded(found, self.service.limits.deadline)
         except NotPublishedError:
-            raise UnknownAdapterError(model, self.adapters()) from None
+            raise self.service.allowed.unknown(model, self.patterns) from None
         return self._facts(model, source, served)
 
     def _facts(
@@ -330,16 +342,20 @@ class Call:
         self.rows += len(inputs)
         self.facts_of_answer = facts
         futures: list[ServedFuture] = []
+        is_over = False
 
         def submit() -> None:
             for each in given:
+                if is_over:
+                    return
                 left = limits.deadline - (time.perf_counter() - self.began)
                 futures.append(engine.submit(facts.source, each, left, truncate=truncate))
 
         try:
-            await self._encoding(facts, submit)
+            await self.with_tokenizer(facts, submit)
             answers = await _results(futures)
         finally:
+            is_over = True
             for future in futures:
                 future.cancel()
         if futures[0].digest != facts.digest:  # the reference has moved meanwhile
@@ -371,16 +387,19 @@ class Call:
         self.rows += 1
         left = self.service.limits.deadline - (time.perf_counter() - self.began)
         generate = partial(self.service.engine.generate, facts.source, prompt, options, left)
-        started = await self._encoding(facts, generate)
+        started = await self.with_tokenizer(facts, generate)
         generation = AsyncGeneration(started, facts, self.service.metrics.observe_text)
         self.generations.append(generation)
         return generation
 
-    async def _encoding(self, facts: AdapterFacts, submit: Callable[[], T]) -> T:
-        """Submit inputs, which encodes them: here, or in a thread where that may take long."""
+    async def with_tokenizer(self, facts: AdapterFacts, function: Callable[[], T]) -> T:
+        """Return the result of a function that holds the lock of an adapter's tokenizer.
+
+        It runs here, or in a thread where that may take long.
+        """
         if len(self.raw_body) <= _ENCODED_HERE and not facts.served.model.encoding.locked():
-            return submit()
-        return await asyncio.get_running_loop().run_in_executor(self.service.encoders, submit)
+            return function()
+        return await asyncio.get_running_loop().run_in_executor(self.service.encoders, function)
 
     async def load_alias(self, name: str, reference: str) -> None:
         """Let a name mean an adapter from now on, and load it.
@@ -412,7 +431,8 @@ class Call:
 
 def adapter_headers(facts: AdapterFacts) -> dict[str, str]:
     """Return the headers that say which version of an adapter has answered."""
-    return {"x-adapter-version": facts.reference, "x-adapter-digest": facts.digest}
+    reference = facts.reference.encode("ascii", "backslashreplace").decode()
+    return {"x-adapter-version": reference, "x-adapter-digest": facts.digest}
 
 
 class AsyncGeneration:

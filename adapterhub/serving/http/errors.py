@@ -13,7 +13,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from adapterhub.errors import (
-    AdapterhubError,
     BackboneError,
     ConfigError,
     DataError,
@@ -21,6 +20,7 @@ from adapterhub.errors import (
     MismatchError,
     NotPublishedError,
     RegistryError,
+    ServingError,
     SignatureError,
     YankedError,
 )
@@ -46,39 +46,39 @@ class RequestError(ConfigError):
         super().__init__(problem, expected=expected, hint=hint)
 
 
-class LimitError(AdapterhubError):
+class LimitError(ServingError):
     """A request is larger than the server takes."""
 
 
-class UnservableError(AdapterhubError):
+class UnservableError(ServingError):
     """The files of an adapter are as published, and cannot be served."""
 
 
-class WrongShapeError(AdapterhubError):
+class WrongShapeError(ServingError):
     """A path has no answers for the task of the adapter; the error names the one that has."""
 
 
-class RefusedError(AdapterhubError):
+class RefusedError(ServingError):
     """A request that this client may not make."""
 
 
-class HeadError(AdapterhubError):
+class HeadError(ServingError):
     """The headers of a request are too large."""
 
 
-class SlowError(AdapterhubError):
+class SlowError(ServingError):
     """The body of a request does not come in time."""
 
 
-class NoTokenError(AdapterhubError):
+class NoTokenError(ServingError):
     """A request without a token that is valid here."""
 
 
-class NotReadyError(AdapterhubError):
+class NotReadyError(ServingError):
     """The server is starting, or leaving."""
 
 
-class RateError(AdapterhubError):
+class RateError(ServingError):
     """A token has made too many requests.
 
     Attributes:
@@ -161,7 +161,7 @@ def problem_of(error: BaseException) -> Problem:
     """Return what a client gets for an error."""
     if isinstance(error, ValidationError):
         places = [(_place(each["loc"]), each["msg"]) for each in error.errors()[:10]]
-        message = "; ".join(f"{place}: {words}" for place, words in places)
+        message = "; ".join(f"{place}: {words}".lstrip(": ") for place, words in places)
         return Problem(Status(422, "malformed"), message, {}, places[0][0])
     status = status_of(error)
     headers = {"www-authenticate": "Bearer"} if status.code == 401 else {}
@@ -183,18 +183,18 @@ def _place(location: Sequence[int | str]) -> str:
     return "".join(f"[{e}]" if isinstance(e, int) else f".{e}" for e in location).lstrip(".")
 
 
+_LIKE_OPENAI = ("/v1/", "/classify", "/score", "/pooling", "/v2/rerank")  # vLLM's are, too
+_HUGGING_FACE_WORDS = {429: "Overloaded", 503: "Unhealthy"}  # of text-embeddings-inference
+
+
 def body_of(problem: Problem, path: str) -> dict[str, Any]:
     """Return an error in the form that clients of a path read."""
     status = problem.status
-    if path.startswith("/v1/"):
+    if path.startswith(_LIKE_OPENAI):
         kind = "server_error" if status.code >= 500 else "invalid_request_error"
-        place = problem.place or None
-        return {
-            "error": {
-                "message": problem.message,
-                "type": kind,
-                "param": place,
-                "code": status.name,
-            }
-        }
-    return {"error": problem.message, "error_type": status.name}
+        error = {"message": problem.message, "type": kind, "param": problem.place or None}
+        return {"error": {**error, "code": status.name}}
+    word = _HUGGING_FACE_WORDS.get(status.code, "Validation" if status.code < 500 else "Backend")
+    if path.startswith("/models/"):
+        word = {"Backend": "generation"}.get(word, word.lower())
+    return {"error": problem.message, "error_type": word, "code": status.name}

@@ -7,14 +7,20 @@ prints decides the form of the answer, and the form of `inputs` what is asked.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import RootModel
 from starlette.responses import Response
 
 from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
 from adapterhub.serving.http.errors import RequestError
+from adapterhub.serving.http.hugging_face_inputs import (
+    InferenceRequest,
+    inference_inputs,
+    listed_at_most,
+)
+from adapterhub.serving.http.hugging_face_texts import written_texts
 from adapterhub.serving.http.openai_generation import (
     ChatRequest,
     ChatResponse,
@@ -22,47 +28,24 @@ from adapterhub.serving.http.openai_generation import (
     chat_example,
 )
 from adapterhub.serving.http.shapes import (
-    class_scores,
+    gives_classes,
     gives_scores,
     gives_vectors,
     printed_names,
+    ranked_classes,
     refuse_unless,
     writes_texts,
     wrong_shape,
 )
 from adapterhub.serving.http.text_embeddings import EndpointInfo, endpoint_info
-from adapterhub.serving.http.text_generation import (
-    StartedText,
-    event_stream,
-    generation_options,
-    start_texts,
-    stop_texts,
-)
-
-if TYPE_CHECKING:
-    from adapterhub.serving.generation import GeneratedText, GeneratedToken
+from adapterhub.tasks.masked_lm import LISTED_FILLS
 
 _ENTAILS = "entail"  # how the name of the class begins that says yes in natural language inference
 _TEMPLATE = "This example is {}."
-_ROW_TYPES = {
-    "question-answering": ("question", "context"),
-    "text-pair": ("text", "text_pair"),
-}
 
 
-class InferenceRequest(BaseModel):
-    """Inputs of the form of the task, and its parameters."""
-
-    model_config = ConfigDict(extra="allow")
-
-    inputs: Any
-    parameters: dict[str, Any] = Field(default_factory=dict)
-    stream: bool | None = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The parameters; those of vectors are beside `inputs`."""
-        return {**(self.model_extra or {}), **self.parameters}
+class InferenceResponse(RootModel[Any]):
+    """What the client reads of the task."""
 
 
 async def _infer(call: Call) -> Any:
@@ -75,46 +58,11 @@ async def _infer(call: Call) -> Any:
     raise wrong_shape(call, facts)
 
 
-# Inputs
-
-
-def inference_inputs(given: Any) -> tuple[list[Any], bool]:
-    """Return inputs as adapters read them, and whether what is given is one and no list.
-
-    Raises:
-        RequestError: they are of another form.
-    """
-    single = not isinstance(given, list)
-    items = [given] if single else given
-    if not items:
-        raise RequestError("no input", parameter="inputs", expected="one or more")
-    return [_input(each) for each in items], single
-
-
-def _input(given: Any) -> str | tuple[str, str]:
-    if isinstance(given, str):
-        return given
-    if isinstance(given, Mapping):
-        for names in _ROW_TYPES.values():
-            texts = [given.get(name) for name in names]
-            if all(isinstance(each, str) for each in texts):
-                return str(texts[0]), str(texts[1])
-    if isinstance(given, list) and len(given) == 2 and all(isinstance(t, str) for t in given):
-        return str(given[0]), str(given[1])
-    raise RequestError(
-        f"an input of the type {type(given).__name__}",
-        parameter="inputs",
-        expected='a text, {"question": ..., "context": ...}, {"text": ..., "text_pair": ...}, '
-        "or a list of these",
-    )
-
-
 async def _answers(
     call: Call, facts: AdapterFacts, asked: InferenceRequest
 ) -> tuple[list[dict[str, Any]], bool]:
     inputs, single = inference_inputs(asked.inputs)
-    truncate = bool(asked.options.get("truncate") or asked.options.get("truncation"))
-    return (await call.predict(facts.model, inputs, truncate=truncate)).answers, single
+    return (await call.predict(facts.model, inputs, truncate=asked.truncates)).answers, single
 
 
 # Classes
@@ -127,29 +75,12 @@ async def _classes(
     if "value" in printed_names(facts):
         own = "none"
     refuse_unless(asked.options, {"function_to_apply": (own,)})
-    most = _count(asked.options, "top_k")
+    most = listed_at_most(asked.options, "top_k")
     answers, _ = await _answers(call, facts, asked)
     return [
-        [{"label": label, "score": score} for label, score in class_scores(each)[:most]]
+        [{"label": label, "score": score} for label, score in ranked_classes(each)[:most]]
         for each in answers
     ]
-
-
-def _count(options: Mapping[str, Any], name: str, highest: int | None = None) -> int | None:
-    """Return how many of the best answers are asked for.
-
-    Raises:
-        RequestError: it is no such number.
-    """
-    value = options.get(name)
-    if value is None:
-        return None
-    if type(value) is not int or value < 1 or (highest is not None and value > highest):
-        most = f" up to {highest}" if highest else ""
-        raise RequestError(
-            f"{name} is {str(value)[:40]}", parameter=name, expected=f"a number from 1{most}"
-        )
-    return value
 
 
 async def _zero_shot(
@@ -160,25 +91,38 @@ async def _zero_shot(
     They are the adapter's own, or hypotheses for an adapter that was trained to say whether one
     text follows from another (Yin et al. 2019, https://arxiv.org/abs/1909.00161).
     """
-    labels, several = _candidates(asked.options), bool(asked.options.get("multi_label"))
+    labels = _candidates(asked.options)
     texts, single = inference_inputs(asked.inputs)
-    own = set(labels) <= set(facts.labels or ())
-    entailing = [n for n in facts.labels if n.lower().startswith(_ENTAILS)]
-    if own and not (facts.texts == 2 and entailing):
-        answers = (await call.predict(facts.model, texts)).answers
-        scores = [[each["scores"][name] for name in labels] for each in answers]
-        found = [each if several else _shares(each) for each in scores]
-    elif facts.texts == 2 and entailing:
-        found = await _entailed(call, facts, texts, labels, entailing[0], asked.options)
+    if not all(isinstance(each, str) for each in texts):
+        raise RequestError("a pair of texts", parameter="inputs", expected="a text, or several")
+    entails = next((n for n in facts.labels if n.lower().startswith(_ENTAILS)), None)
+    if facts.texts == 2 and entails is not None:
+        found = await _entailed(call, facts, texts, labels, entails, asked.options)
     else:
-        raise RequestError(
-            "labels that the adapter was not trained for",
-            parameter="candidate_labels",
-            expected=f"some of {', '.join(facts.labels[:20])}, or an adapter for pairs of "
-            "texts with a class entailment",
-        )
+        found = await _own_labels(call, facts, texts, labels, asked.options)
     ranked = [_ranked(labels, each) for each in found]
     return ranked[0] if single else ranked
+
+
+async def _own_labels(
+    call: Call,
+    facts: AdapterFacts,
+    texts: Sequence[Any],
+    labels: list[str],
+    options: Mapping[str, Any],
+) -> list[list[float]]:
+    """Return the probabilities of labels that an adapter was trained for."""
+    answers = (await call.predict(facts.model, texts)).answers if gives_classes(facts) else []
+    known = answers[0]["scores"] if answers else {}
+    if unknown := [each for each in labels if each not in known]:
+        raise RequestError(
+            f"{facts.reference} was not trained for the label {unknown[0][:40]!r}",
+            parameter="candidate_labels",
+            expected=", ".join(list(known)[:20]) or "an adapter with labels",
+            hint="an adapter for pairs of texts with a class entailment takes any labels",
+        )
+    scores = [[each["scores"][name] for name in labels] for each in answers]
+    return scores if options.get("multi_label") else [_shares(each) for each in scores]
 
 
 def _candidates(options: Mapping[str, Any]) -> list[str]:
@@ -242,6 +186,10 @@ async def _entities(call: Call, facts: AdapterFacts, asked: InferenceRequest) ->
     groups = ("simple", "first", "average", "max")
     refuse_unless(asked.options, {"aggregation_strategy": groups})
     ignored = asked.options.get("ignore_labels") or []
+    if not isinstance(ignored, list):
+        raise RequestError(
+            "ignore_labels is no list", parameter="ignore_labels", expected="a list of texts"
+        )
     answers, single = await _answers(call, facts, asked)
     found = [
         [_entity(each) for each in answer["entities"] if each["kind"] not in ignored]
@@ -253,7 +201,7 @@ async def _entities(call: Call, facts: AdapterFacts, asked: InferenceRequest) ->
 def _entity(entity: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "entity_group": entity["kind"],
-        "score": entity.get("score"),
+        "score": entity["score"],
         "word": entity["text"],
         "start": entity["start"],
         "end": entity["end"],
@@ -280,11 +228,14 @@ def _sigmoid(margin: float) -> float:
 
 async def _fills(call: Call, facts: AdapterFacts, asked: InferenceRequest) -> list[Any]:
     refuse_unless(asked.options, {"targets": ([],)})
+    most = listed_at_most(asked.options, "top_k", LISTED_FILLS)
     answers, single = await _answers(call, facts, asked)
-    most = _count(
-        asked.options, "top_k", min((len(f) for a in answers for f in a["fills"]), default=1)
-    )
-    found = [_filled(each, facts, most) for each in answers]
+
+    def filled() -> list[Any]:
+        with facts.served.model.encoding:
+            return [_filled(each, facts, most) for each in answers]
+
+    found = await call.with_tokenizer(facts, filled)
     return found[0] if single else found
 
 
@@ -343,153 +294,7 @@ async def _similarities(call: Call, facts: AdapterFacts, asked: InferenceRequest
     return [float(each["similarity"]) for each in found.answers]
 
 
-# Texts
-
-
-async def _texts(
-    call: Call, facts: AdapterFacts, asked: InferenceRequest
-) -> list[dict[str, Any]] | Response:
-    """Answer with texts, as `predict` writes them unless the request says how."""
-    options = asked.options
-    options = {**options, **(options.get("generate_parameters") or {})}
-    refuse_unless(options, _NOT_GENERATED)
-    inputs, _ = inference_inputs(asked.inputs)
-    chosen = {name: options[name] for name in _GENERATES if options.get(name) is not None}
-    before = [each if options.get("return_full_text") else "" for each in inputs]
-    if not (chosen or asked.stream or options.get("details")):
-        found = await call.predict(facts.model, inputs, truncate=bool(options.get("truncate")))
-        return [
-            _named_text(f"{b}{a['generated']}") for b, a in zip(before, found.answers, strict=True)
-        ]
-    prompts = [as_trained(each, facts) for each in inputs]
-    texts = await start_texts(call, facts.model, prompts, _how(chosen, options))
-    if asked.stream:
-        return event_stream(call, _token_events(texts[:1], before[0], chosen.get("seed")))
-    wholes = [await each.result() for each in texts]
-    return [
-        _named_text(f"{b}{whole.text}")
-        | (_details(whole, chosen) if options.get("details") else {})
-        for b, whole in zip(before, wholes, strict=True)
-    ]
-
-
-_GENERATES = (
-    "max_new_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_sequences",
-    "do_sample",
-)  # fmt: skip
-_NOT_GENERATED: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "decoder_input_details": (False,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "grammar": (),
-    "top_n_tokens": (0,),
-    "typical_p": (1,),
-    "watermark": (False,),
-    "adapter_id": (),
-    "num_beams": (1,),
-}
-
-
-def _how(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Return the options of generation; as in the client, nothing is sampled unless asked for."""
-    names = ("temperature", "top_p", "top_k")
-    samples = chosen.get("do_sample") or any(chosen.get(name) for name in names)
-    details = 0 if options.get("details") else None
-    stops = chosen.get("stop", chosen.get("stop_sequences"))
-    for name, kind in _KINDS.items():
-        if name in chosen and not isinstance(chosen[name], kind):
-            raise RequestError(
-                f"{name} is a {type(chosen[name]).__name__}", parameter=name, expected="a number"
-            )
-    if stops is not None and not (
-        isinstance(stops, str)
-        or (isinstance(stops, list) and all(isinstance(s, str) for s in stops))
-    ):
-        raise RequestError("stop is no list of texts", parameter="stop", expected="a list of texts")
-    return generation_options(
-        {"max_tokens": "max_new_tokens"},
-        max_tokens=chosen.get("max_new_tokens"),
-        temperature=chosen.get("temperature", 1.0) if samples else 0.0,
-        top_p=chosen.get("top_p"),
-        top_k=chosen.get("top_k"),
-        seed=chosen.get("seed"),
-        stop=stop_texts(stops),
-        logprobs=details,
-    )
-
-
-_KINDS: dict[str, Any] = {
-    "max_new_tokens": int,
-    "temperature": int | float,
-    "top_p": int | float,
-    "top_k": int,
-    "seed": int,
-}
-
-
-def as_trained(given: Any, facts: AdapterFacts) -> Any:
-    """Return a prompt as the adapter reads inputs: a message where it was trained on answers."""
-    task = facts.predictor.task
-    if isinstance(given, str) and task.predicts_next and not task.streams:
-        return [{"role": "user", "content": given}]
-    return given
-
-
-def _named_text(text: str) -> dict[str, Any]:
-    """Return a text by the names that clients read: of generation, summaries and translations."""
-    return {name: text for name in ("generated_text", "summary_text", "translation_text")}
-
-
-def _details(whole: GeneratedText, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "details": {
-            "finish_reason": _reason(whole),
-            "generated_tokens": whole.completion_tokens,
-            "seed": chosen.get("seed"),
-            "prefill": [],
-            "tokens": [_token(each) for each in whole.tokens],
-        }
-    }
-
-
-def _reason(whole: GeneratedText) -> str:
-    return "length" if whole.finish_reason == "length" else "eos_token"
-
-
-def _token(token: GeneratedToken) -> dict[str, Any]:
-    return {
-        "id": token.id,
-        "text": token.text,
-        "logprob": token.logprob,
-        "special": not token.text,
-    }
-
-
-async def _token_events(
-    texts: list[StartedText], before: str, seed: int | None
-) -> AsyncIterator[dict[str, Any]]:
-    """Yield an event for each token; the last one has the whole text as well."""
-    index = 0
-    last: dict[str, Any] = {"id": 0, "text": "", "logprob": 0.0, "special": True}
-
-    def event(token: dict[str, Any], **more: Any) -> dict[str, Any]:
-        return {"index": index, "token": token, "generated_text": None, "details": None, **more}
-
-    async for piece in texts[0].pieces():
-        tokens = [_token(each) for each in piece.tokens] or [last | {"text": piece.text}]
-        for token in tokens:
-            index += 1
-            yield event(token)
-    whole = await texts[0].result()
-    details = {
-        "finish_reason": _reason(whole),
-        "generated_tokens": whole.completion_tokens,
-        "input_length": whole.prompt_tokens,
-        "seed": seed,
-    }
-    index += 1
-    yield event(last, generated_text=f"{before}{whole.text}", details=details)
+# Chats, and what is known of an adapter
 
 
 async def _chat(call: Call) -> ChatResponse | Response:
@@ -507,7 +312,7 @@ async def _health(call: Call) -> Response:
 
 
 def _example(facts: AdapterFacts) -> dict[str, Any] | None:
-    if facts.decodes:
+    if not any(fits(facts, InferenceRequest(inputs="")) for fits, _ in _ANSWERS):
         return None
     first, second = "The train leaves at nine.", "When does it leave?"
     if {"answer", "start"} <= printed_names(facts):
@@ -537,7 +342,7 @@ _ANSWERS: tuple[
     (lambda f, a: "fills" in printed_names(f), _fills),
     (_asks_similarity, _similarities),
     (lambda f, a: gives_vectors(f), _vectors),
-    (lambda f, a: writes_texts(f), _texts),
+    (lambda f, a: writes_texts(f), written_texts),
 )
 
 _TAGS = ("Hugging Face",)
@@ -575,7 +380,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "/models/{reference:path}",
         "Ask an adapter, in the form of its task",
         InferenceRequest,
-        None,
+        InferenceResponse,
         _infer,
         tags=_TAGS,
         example=_example,

@@ -254,7 +254,7 @@ def chosen_outputs(
     return [known[each.name] for each in wanted]
 
 
-def _rendered(asked: InferRequest, answer: InferResponse) -> InferResponse | Response:
+def _rendered(asked: InferRequest, answer: InferResponse) -> dict[str, Any] | Response:
     """Return an answer as JSON, or in the binary extension where a tensor is asked for in it."""
     every = asked.parameters.get("binary_data_output") is True
     wanted = {each.name: each.parameters.get("binary_data", every) for each in asked.outputs or ()}
@@ -266,7 +266,7 @@ def _rendered(asked: InferRequest, answer: InferResponse) -> InferResponse | Res
             output["parameters"] = {_BINARY: len(data)}
             parts.append(data)
     if not parts:
-        return answer
+        return head
     text = json.dumps(head).encode()
     return Response(
         b"".join((text, *parts)),
@@ -293,7 +293,7 @@ def _model_of(call: Call) -> str:
     return f"{name}@{version}" if version else name
 
 
-async def _infer(call: Call) -> InferResponse | Response:
+async def _infer(call: Call) -> dict[str, Any] | Response:
     asked: InferRequest = call.body
     found = await call.predict(_model_of(call), texts_of_tensors(asked.inputs))
     outputs = chosen_outputs(output_tensors(found.answers), asked.outputs)
@@ -314,7 +314,8 @@ def _version_of(reference: str) -> str:
 def _inputs_of(facts: AdapterFacts) -> list[TensorFacts]:
     second = facts.predictor.task.pair_name or "pair"
     names = ["text", second] if facts.texts == 2 else ["text"]
-    return [TensorFacts(name=name, datatype="BYTES", shape=[-1]) for name in names]
+    shape = [-1] if facts.texts else [-1, -1]  # one text, or several
+    return [TensorFacts(name=name, datatype="BYTES", shape=shape) for name in names]
 
 
 async def _metadata(call: Call) -> ModelMetadata:
@@ -350,8 +351,11 @@ async def _ready(call: Call) -> Response:
 def _example(facts: AdapterFacts) -> dict[str, Any] | None:
     if facts.decodes:
         return None
-    texts = {"datatype": "BYTES", "shape": [1], "data": ["A train was late again."]}
-    return {"inputs": [{"name": each.name, **texts} for each in _inputs_of(facts)]}
+    texts = ["A train was late again.", "Why?", "Nobody knows."]
+    tensors = _inputs_of(facts)
+    shape = [1] if facts.texts else [1, len(texts)]
+    given = {"datatype": "BYTES", "shape": shape, "data": texts[: shape[-1]]}
+    return {"inputs": [{"name": each.name, **given} for each in tensors]}
 
 
 async def _server(call: Call) -> ServerMetadata:
@@ -378,7 +382,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
             InferResponse,
             _infer,
             tags=_TAGS,
-            example=_example,
+            example=None if "{version}" in path else _example,
             read=read_infer,
         )
         for path in _VERSIONS

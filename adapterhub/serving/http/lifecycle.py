@@ -8,6 +8,7 @@ dies, nothing is computed any more, and the process leaves with an error.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import threading
@@ -19,17 +20,19 @@ from typing import Any
 import uvicorn
 
 from adapterhub.backbones.fingerprint import fingerprint
-from adapterhub.errors import AdapterhubError, ConfigError, ServingError, warn_user
+from adapterhub.errors import AdapterhubError, ConfigError, RegistryError, ServingError, warn_user
 from adapterhub.inference.open import AdapterSource, Predictor
 from adapterhub.registry.local import default_root
-from adapterhub.registry.reference import Reference
+from adapterhub.registry.reference import NAME_RULE, Reference, is_name
 from adapterhub.registry.store import Query
 from adapterhub.registry.stores import read_reference, registry_at
 from adapterhub.serving.engine import ServingEngine
 from adapterhub.serving.http.allowed import AllowedAdapters
 from adapterhub.serving.http.app import ENDPOINTS, make_app
+from adapterhub.serving.http.call import Endpoint
 from adapterhub.serving.http.operations import operations
 from adapterhub.serving.http.service import RequestLimits, Service
+from adapterhub.serving.http.try_page import ENDPOINTS as TRY_PAGE
 from adapterhub.serving.options import ServeOptions
 from adapterhub.web.connections import limited_protocol
 from adapterhub.web.tokens import TokenFile, default_token_file
@@ -37,6 +40,7 @@ from adapterhub.web.tokens import TokenFile, default_token_file
 _KEEP_ALIVE = 75  # seconds that an idle connection is kept
 _WATCH = 0.25  # seconds between two looks at the compute thread
 _LAST_ANSWERS = 1.0  # seconds in which a dead server still says so
+_TRIED = 3  # adapters of the registry, until one is loaded
 _WARM_WORDS = (1, 8, 32, 128)  # of the texts in the passes at the start
 _MOST_LISTED = 100_000
 _CLOSING = 1.0  # seconds for what is still computed when all connections are closed
@@ -76,6 +80,10 @@ def named_adapters(options: ServeOptions) -> tuple[dict[str, AdapterSource | Non
         name, equals, rest = text.partition("=")
         reference = read_reference(rest if equals else text, options.registry)
         shown = name if equals else _client_name(reference)
+        if (equals or reference.kind == "folder") and not is_name(shown):
+            raise ConfigError(
+                f"{shown!r} is no name for clients", expected=NAME_RULE, hint=f"NAME={reference}"
+            )
         if shown in named:
             raise ConfigError(f"two adapters have the name {shown!r}", hint=f"OTHER={reference}")
         if reference.kind == "folder":
@@ -92,6 +100,13 @@ def _client_name(reference: Reference) -> str:
         return str(reference)
     path = Path(reference.name).resolve()
     return path.parent.name if path.name == "adapter" else path.name
+
+
+def _backbone_name(backbone: str | None) -> str:
+    """Return what clients call the backbone without an adapter; "" if there is none."""
+    if backbone is None:
+        return ""
+    return Path(backbone).resolve().name if Path(backbone).is_dir() else backbone
 
 
 def listed_backbone(options: ServeOptions, registry: str) -> str | None:
@@ -128,12 +143,15 @@ def open_service(options: ServeOptions) -> Service:
     # A bare name of a client is one of the registry, and never a folder where the server started.
     registry = options.registry or os.environ.get("ADAPTERHUB_REGISTRY") or str(default_root())
     patterns = options.allow if named or options.allow else ("*",)
-    backbone = listed_backbone(options, registry) if patterns and not named else options.backbone
-    if options.backbone:
-        named[options.backbone] = None
+    of_all = bool(patterns) and not named
+    among = listed_backbone(options, registry) if of_all or options.backbone else None
+    bare = _backbone_name(options.backbone)
+    if bare:
+        named[bare] = None
     engine = ServingEngine(
         options.backbone,
         registry=registry,
+        among=among,
         signed=options.require_signature,
         batch_tokens=options.batch_tokens,
         queue_tokens=options.queue_tokens,
@@ -144,7 +162,7 @@ def open_service(options: ServeOptions) -> Service:
     service = Service(
         engine,
         AllowedAdapters(named, tuple(patterns), folders),
-        backbone=options.backbone or "",
+        backbone=bare,
         limits=RequestLimits(
             options.size("body"),
             options.inputs,
@@ -153,7 +171,6 @@ def open_service(options: ServeOptions) -> Service:
         ),
         tokens=tokens,
         metric_adapters=options.metric_adapters,
-        listed_backbone=backbone,
     )
     service.is_ready = False
     return service
@@ -162,19 +179,31 @@ def open_service(options: ServeOptions) -> Service:
 def load_named(service: Service) -> None:
     """Load the named adapters and keep them, and look up the names of the registry.
 
+    If none is named, one of the registry is loaded, so that the backbone is there; if some are, the
+    registry need not be there yet.
+
     Raises:
-        AdapterhubError: one cannot be loaded.
+        AdapterhubError: a named one cannot be loaded.
     """
-    service.list_published()
-    service.engine.pin(*(each for each in service.allowed.named.values() if each is not None))
+    try:
+        service.list_published()
+    except RegistryError as error:
+        if not service.allowed.named:
+            raise
+        warn_user(f"{error.problem}: only what was named is served until it can be read")
+    named = [each for each in service.allowed.named.values() if each is not None]
+    service.engine.pin(*named)
+    for name in service.allowed.listed[: 0 if named else _TRIED]:
+        with contextlib.suppress(AdapterhubError):  # requests for it will be told
+            service.engine.adapters.find(AdapterSource(name)).result()
+            return
 
 
 def warm_up(service: Service) -> None:
     """Compute one pass for each kind of adapter in memory, and each length of texts."""
     kinds: dict[Any, tuple[AdapterSource, Predictor]] = {}
-    for source in service.allowed.named.values():
-        served = None if source is None else service.engine.adapters.peek(source)
-        if source is not None and served is not None:
+    for source, served in service.engine.adapters.loaded().items():
+        if isinstance(source, AdapterSource):
             kind = (id(served.model), id(served.head), served.virtual)
             kinds.setdefault(kind, (source, served.predictor))
     futures = [
@@ -245,16 +274,20 @@ class HttpServer:
         service: what is served.
         options: where, and for how long.
         started: called in a thread of its own when all is loaded, with the address.
+        endpoints: the paths, if not those of the options.
     """
 
     def __init__(
-        self, service: Service, options: ServeOptions, started: Callable[[str], None]
+        self,
+        service: Service,
+        options: ServeOptions,
+        started: Callable[[str], None],
+        endpoints: Sequence[Endpoint] = (),
     ) -> None:
         self.service, self.options, self.started = service, options, started
         self.error: Exception | None = None
-        endpoints = (*ENDPOINTS, *operations(_metrics_role(options, service), options.admin))
         config = uvicorn.Config(
-            make_app(service, endpoints),
+            make_app(service, endpoints or served_endpoints(options, service)),
             log_config=None,
             access_log=False,
             server_header=False,
@@ -347,7 +380,10 @@ def _address(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _metrics_role(options: ServeOptions, service: Service) -> str:
-    """Return the role that reads the metrics: without tokens there is none."""
+def served_endpoints(options: ServeOptions, service: Service) -> tuple[Endpoint, ...]:
+    """Return all paths, with those for who runs the server: without tokens there are no roles."""
     role = {"open": ""}.get(options.metrics, options.metrics)
-    return role if role == "off" or service.tokens is not None else ""
+    role = role if role == "off" or service.tokens is not None else ""
+    page = TRY_PAGE if options.try_page else ()
+    shapes = (each for each in ENDPOINTS if options.admin or each.role != "admin")
+    return (*shapes, *page, *operations(role, options.admin))

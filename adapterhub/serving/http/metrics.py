@@ -7,7 +7,7 @@ only so many have their own label, those that came first; all others are `other`
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -35,6 +35,7 @@ class ServerMetrics:
     def __init__(self, engine: ServingEngine, adapters: int = 100) -> None:
         self.registry = CollectorRegistry()
         self._most, self._known = adapters, set[str]()
+        self._by_labels: dict[tuple[str, ...], Any] = {}
         self._requests = self._counter("requests", "Requests that were answered.", *_LABELS)
         self._errors = self._counter("errors", "Requests that failed.", *_LABELS, "status")
         self._inputs = self._counter("inputs", "Inputs of answered requests.", *_LABELS)
@@ -64,10 +65,14 @@ class ServerMetrics:
     ) -> None:
         """Count a request that was answered."""
         labels = (path, task, self.adapter_label(reference) if reference else "")
-        self._requests.labels(*labels).inc()
-        self._seconds.labels(*labels).observe(seconds)
+        known = self._by_labels.get(labels)
+        if known is None:
+            metrics = (self._requests, self._inputs, self._seconds)
+            known = self._by_labels[labels] = tuple(each.labels(*labels) for each in metrics)
+        known[0].inc()
         if inputs:
-            self._inputs.labels(*labels).inc(inputs)
+            known[1].inc(inputs)
+        known[2].observe(seconds)
         if status >= 400:
             self._errors.labels(*labels, str(status)).inc()
 

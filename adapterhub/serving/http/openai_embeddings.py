@@ -72,7 +72,7 @@ class ListedModels(BaseModel):
 async def _embeddings(call: Call) -> EmbeddingsResponse:
     asked: EmbeddingsRequest = call.body
     facts = await fitting_facts(call, asked.model, gives_vectors)
-    texts = listed_inputs(asked.input, facts, "input")
+    texts = await listed_inputs(call, asked.input, facts, "input")
     found = await call.predict(asked.model, texts, truncate=asked.truncate)
     vectors = [answer["vector"] for answer in found.answers]
     _check_dimensions(asked.dimensions, vectors)

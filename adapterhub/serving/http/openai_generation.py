@@ -140,7 +140,7 @@ class TokenAlternative(BaseModel):
     bytes: list[int]
 
 
-class ChosenToken(TokenAlternative):
+class WrittenToken(TokenAlternative):
     """A token of the text, and the most probable ones in its place."""
 
     top_logprobs: list[TokenAlternative]
@@ -149,7 +149,7 @@ class ChosenToken(TokenAlternative):
 class ChatLogprobs(BaseModel):
     """The tokens of a message."""
 
-    content: list[ChosenToken]
+    content: list[WrittenToken]
 
 
 class WrittenMessage(BaseModel):
@@ -307,7 +307,7 @@ async def _chat_events(text: StartedText, asked: ChatRequest) -> AsyncIterator[d
 def _chat_logprobs(tokens: Iterable[GeneratedToken]) -> ChatLogprobs:
     return ChatLogprobs(
         content=[
-            ChosenToken(
+            WrittenToken(
                 **_alternative(each.text, each.logprob or 0.0),
                 top_logprobs=[TokenAlternative(**_alternative(*a)) for a in each.alternatives],
             )
@@ -332,7 +332,7 @@ async def _completion(call: Call) -> CompletionResponse | Response:
     asked: CompletionRequest = call.body
     asked.check()
     facts = await writing_facts(call, asked.model)
-    prompts = listed_inputs(asked.prompt, facts, "prompt")
+    prompts = await listed_inputs(call, asked.prompt, facts, "prompt")
     options = asked.options(max_tokens=asked.max_tokens, logprobs=asked.logprobs)
     texts = await start_texts(call, asked.model, prompts, options)
     if asked.stream:

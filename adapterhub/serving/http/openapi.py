@@ -6,9 +6,12 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import models_json_schema
+from pydantic_core import PydanticUndefined
 
 from adapterhub._version import __version__
 from adapterhub.pages.page import framed_page
@@ -68,14 +71,18 @@ def _operation(
             **{str(code): {"description": said} for code, said in _errors().items()},
         },
     }
+    examples = example_bodies(endpoint, adapters)
     if names := _PARAMETER.findall(endpoint.path):
         operation["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in names
         ]
+        if examples and len(names) == 1:  # the adapter
+            shown = {model: {"value": model} for model in examples}
+            operation["parameters"][0]["examples"] = shown
     if endpoint.request is not None:
         body = _content(endpoint.request)
-        if examples := example_bodies(endpoint, adapters):
+        if examples:
             body["content"]["application/json"]["examples"] = {
                 name: {"value": value} for name, value in examples.items()
             }
@@ -123,7 +130,7 @@ def documentation(
             "method": each.method,
             "path": shown_path(each),
             "summary": f"{each.summary}.",
-            "role": each.role,
+            "role": each.role if has_tokens else "",
             "fields": _fields(each.request),
             "command": _command(each, adapters, address, has_tokens=has_tokens),
         }
@@ -139,13 +146,17 @@ def documentation(
 
 
 def _fields(model: type[BaseModel] | None) -> list[tuple[str, str]]:
+    """Return the fields of a body, with what is said of each, or whether it is needed."""
     if model is None:
         return []
-    said = {name: field.description or "" for name, field in model.model_fields.items()}
-    return [
-        (name, said[name] or ("required" if field.is_required() else f"default: {field.default}"))
-        for name, field in model.model_fields.items()
-    ]
+    return [(name, field.description or _need(field)) for name, field in model.model_fields.items()]
+
+
+def _need(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    has_default = field.default not in (None, PydanticUndefined)
+    return f"optional; {json.dumps(field.default, default=str)}" if has_default else "optional"
 
 
 def _command(
@@ -155,9 +166,11 @@ def _command(
     examples: Mapping[str, Any] = example_bodies(endpoint, adapters)
     if not examples:
         return ""
-    body = json.dumps(next(iter(examples.values())), ensure_ascii=False).replace("'", "'\\''")
+    model, example = next(iter(examples.items()))
+    body = json.dumps(example, ensure_ascii=False).replace("'", "'\\''")
+    path = _PARAMETER.sub(quote(model), endpoint.path)
     token = '    -H "Authorization: Bearer $TOKEN" \\\n' if has_tokens else ""
     return (
-        f"curl {address}{shown_path(endpoint)} \\\n{token}"
+        f"curl {address}{path} \\\n{token}"
         f"    -H 'content-type: application/json' \\\n    -d '{body}'"
     )

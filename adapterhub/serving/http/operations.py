@@ -12,7 +12,7 @@ from adapterhub.serving.http.errors import NotReadyError
 from adapterhub.serving.http.openapi import documentation, openapi
 from adapterhub.web.headers import page_headers
 
-_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def _healthz(call: Call) -> dict[str, Any]:
@@ -28,7 +28,7 @@ async def _readyz(call: Call) -> dict[str, Any]:
 
 
 async def _metrics(call: Call) -> Response:
-    return Response(call.service.metrics.text(), media_type=_METRICS_TYPE)
+    return Response(call.service.metrics.text(), media_type=METRICS_TYPE)
 
 
 async def _refresh(call: Call) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
 
-_TEXTS = ("A train was late again.", "Nobody said why, and it did not matter.")
+_TEXTS = ("A train was late again.", "Nobody said why, and it did not matter.", "It was full.")
 
 
 class PredictRequest(BaseModel):
@@ -55,7 +55,7 @@ def example_inputs(facts: AdapterFacts) -> list[Any]:
     """Return inputs that an adapter takes."""
     if facts.decodes:
         return ["iVBORw0KGgo="]
-    return [_TEXTS[0] if facts.texts == 1 else list(_TEXTS[: facts.texts or 2])]
+    return [_TEXTS[0] if facts.texts == 1 else list(_TEXTS[: facts.texts or 3])]
 
 
 def _example(facts: AdapterFacts) -> dict[str, Any]:

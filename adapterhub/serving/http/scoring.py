@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, Field
+from pydantic import AliasChoices, BaseModel, Field, RootModel
 
 from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint, Predicted
 from adapterhub.serving.http.errors import RequestError
@@ -20,7 +20,6 @@ from adapterhub.serving.http.shapes import (
     Texts,
     TextsOrTokens,
     chosen_facts,
-    class_scores,
     compares_texts,
     comparison,
     fitting_example,
@@ -31,6 +30,7 @@ from adapterhub.serving.http.shapes import (
     listed_texts,
     new_id,
     now,
+    ranked_classes,
     usage_of,
 )
 
@@ -140,7 +140,15 @@ class RankedItem(BaseModel):
     document: RankedDocument | None = None
 
 
-class RerankResponse(BaseModel):
+class RankedText(BaseModel):
+    """A text's place in the request, and its relevance, as text-embeddings-inference says it."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+class RankedDocuments(BaseModel):
     """The documents, the most relevant one first."""
 
     id: str
@@ -148,6 +156,10 @@ class RerankResponse(BaseModel):
     results: list[RankedItem]
     usage: ModelUsage
     meta: dict[str, Any]
+
+
+class RerankResponse(RootModel[RankedDocuments | list[RankedText]]):
+    """The documents; or, of `texts`, a list as of text-embeddings-inference."""
 
 
 def _answer_of(kind: str, found: Predicted) -> dict[str, Any]:
@@ -163,23 +175,23 @@ def _answer_of(kind: str, found: Predicted) -> dict[str, Any]:
 async def _classify(call: Call) -> ClassifyResponse:
     asked: ClassifyRequest = call.body
     facts = await fitting_facts(call, asked.model, gives_classes)
-    inputs = _inputs(asked.input, facts)
+    inputs = await _inputs(call, asked.input, facts)
     found = await call.predict(asked.model, inputs, truncate=asked.truncate)
     data = [_classified(n, each, found.labels) for n, each in enumerate(found.answers)]
     return ClassifyResponse(data=data, **_answer_of("classify", found))
 
 
-def _inputs(given: Any, facts: AdapterFacts) -> list[Any]:
+async def _inputs(call: Call, given: Any, facts: AdapterFacts) -> list[Any]:
     """Return texts, pairs of texts, or the texts of tokens, as a list."""
     nested = isinstance(given, list) and given and isinstance(given[0], list) and given[0]
     if nested and isinstance(nested[0], str):
         return [tuple(each) for each in given]
-    return list(listed_inputs(given, facts, "input"))
+    return list(await listed_inputs(call, given, facts, "input"))
 
 
 def _classified(index: int, answer: Mapping[str, Any], labels: Sequence[str]) -> ClassifiedItem:
     probabilities = _probabilities(answer, labels)
-    best, _ = class_scores(answer)[0]
+    best, _ = ranked_classes(answer)[0]
     return ClassifiedItem(
         index=index, label=best, probs=probabilities, num_classes=len(probabilities)
     )
@@ -216,7 +228,7 @@ def _pairs(first: list[str], second: list[str]) -> list[tuple[str, str]]:
 async def _pooling(call: Call) -> PoolingResponse:
     asked: PoolingRequest = call.body
     facts = await fitting_facts(call, asked.model, gives_numbers)
-    inputs = _inputs(asked.input, facts)
+    inputs = await _inputs(call, asked.input, facts)
     found = await call.predict(asked.model, inputs, truncate=asked.truncate)
     as_text = asked.encoding_format == "base64"
     numbers = [_pooled(each, found.labels) for each in found.answers]
@@ -233,7 +245,7 @@ def _pooled(answer: Mapping[str, Any], labels: Sequence[str]) -> list[float]:
     return _probabilities(answer, labels) if "scores" in answer else [answer["value"]]
 
 
-async def _rerank(call: Call) -> RerankResponse | list[dict[str, Any]]:
+async def _rerank(call: Call) -> RankedDocuments | list[dict[str, Any]]:
     asked: RerankRequest = call.body
     if (asked.texts is None) == (asked.documents is None):
         raise RequestError(
@@ -256,7 +268,7 @@ async def _rerank(call: Call) -> RerankResponse | list[dict[str, Any]]:
         )
         for n, value in ranks[: asked.top_n]
     ]
-    return RerankResponse(
+    return RankedDocuments(
         id=new_id("rerank"),
         model=found.reference,
         results=results,

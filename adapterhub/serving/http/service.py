@@ -10,8 +10,6 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from adapterhub.errors import AdapterhubError, warn_user
-from adapterhub.registry.store import Query
-from adapterhub.registry.stores import registry_at
 from adapterhub.serving.engine import ServingEngine
 from adapterhub.serving.http.allowed import AllowedAdapters, kind_of_pattern
 from adapterhub.serving.http.errors import RateError
@@ -19,7 +17,6 @@ from adapterhub.serving.http.metrics import ServerMetrics
 from adapterhub.web.tokens import AccessToken, TokenFile
 
 STUCK_SECONDS = 120.0  # that the compute thread may take for one batch
-_MOST_LISTED = 100_000  # names of a registry
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,6 @@ class Service:
         limits: of each request.
         tokens: those that clients need; None: none is needed, from this machine.
         metric_adapters: how many adapters have metrics of their own.
-        listed_backbone: the id or the fingerprint of the backbone whose adapters are listed.
 
     Attributes:
         endpoints: all paths.
@@ -92,11 +88,9 @@ class Service:
         limits: RequestLimits | None = None,
         tokens: TokenFile | None = None,
         metric_adapters: int = 100,
-        listed_backbone: str | None = None,
     ) -> None:
         self.engine, self.allowed, self.backbone = engine, allowed, backbone
         self.limits, self.tokens = limits or RequestLimits(), tokens
-        self.listed_backbone = listed_backbone
         self.metrics = ServerMetrics(engine, metric_adapters)
         self.rate = RequestRate(self.limits.per_minute)
         self.endpoints: tuple[Any, ...] = ()  # `Endpoint`, whose module needs this one
@@ -130,12 +124,11 @@ class Service:
             RegistryError: it cannot be read.
         """
         patterns = [p for p in self.allowed.patterns if kind_of_pattern(p) == "local"]
-        if not patterns:
-            return
-        query = Query(backbone=self.listed_backbone, limit=_MOST_LISTED)
-        names = {each.name for each in registry_at(self.engine.adapters.registry).search(query)}
-        matching = (name for name in names if any(fnmatchcase(name, p) for p in patterns))
-        self.allowed.listed = tuple(sorted(matching))
+        if patterns:
+            published = self.engine.adapters.published().items()
+            names = [name for name, own in published if any(each.yanked is None for each in own)]
+            matching = (name for name in names if any(fnmatchcase(name, p) for p in patterns))
+            self.allowed.listed = tuple(sorted(matching))
 
     def check_token(self, header: str | None) -> AccessToken | None:
         """Return what the token in a header allows; None if it is not valid."""

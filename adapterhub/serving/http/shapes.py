@@ -17,6 +17,7 @@ from adapterhub.errors import AdapterhubError, BackboneError
 from adapterhub.serving.adapters import BareBackbone
 from adapterhub.serving.http.call import AdapterFacts, Call
 from adapterhub.serving.http.errors import RequestError, WrongShapeError
+from adapterhub.serving.http.openapi import shown_path
 
 Texts = str | list[str]
 TextsOrTokens = str | list[str] | list[int] | list[list[int]]
@@ -126,8 +127,8 @@ async def writing_facts(call: Call, model: str) -> AdapterFacts:
 
 def wrong_shape(call: Call, facts: AdapterFacts) -> WrongShapeError:
     """Return the error for an adapter that does not fit, which names the paths that it fits."""
-    known = ((each.path.replace(":path}", "}"), each) for each in call.service.endpoints)
-    paths = [path for path, each in known if each.example and each.example(facts) is not None]
+    known = call.service.endpoints
+    paths = [shown_path(e) for e in known if e.example and e.example(facts) is not None]
     return WrongShapeError(
         f"{facts.reference} is for {facts.task}, for which {call.request.url.path} has no answer",
         expected=" or ".join(dict.fromkeys(paths)),
@@ -138,7 +139,7 @@ def wrong_shape(call: Call, facts: AdapterFacts) -> WrongShapeError:
 # Answers
 
 
-def class_scores(answer: Mapping[str, Any]) -> list[tuple[str, float]]:
+def ranked_classes(answer: Mapping[str, Any]) -> list[tuple[str, float]]:
     """Return the classes with their probabilities, the most probable one first.
 
     A number is one class, which has the name that transformers gives it.
@@ -177,7 +178,9 @@ def listed_texts(given: Texts) -> list[str]:
     return [given] if isinstance(given, str) else given
 
 
-def listed_inputs(given: TextsOrTokens, facts: AdapterFacts, parameter: str) -> list[str]:
+async def listed_inputs(
+    call: Call, given: TextsOrTokens, facts: AdapterFacts, parameter: str
+) -> list[str]:
     """Return texts, or those that tokens stand for, as a list.
 
     Raises:
@@ -187,15 +190,19 @@ def listed_inputs(given: TextsOrTokens, facts: AdapterFacts, parameter: str) -> 
         return [given]
     if not given:
         raise RequestError("no input", parameter=parameter, expected="one text or more")
-    if isinstance(given[0], int):
-        given = [given]
-    return [_text_of(each, facts, parameter) for each in given]
+    items: list[Any] = [given] if isinstance(given[0], int) else list(given)
+    if all(isinstance(each, str) for each in items):
+        return items
+
+    def read() -> list[str]:
+        with facts.served.model.encoding:
+            return [_text_of(each, facts, parameter) for each in items]
+
+    return await call.with_tokenizer(facts, read)
 
 
 def _text_of(given: Any, facts: AdapterFacts, parameter: str) -> str:
     """Return the text of tokens, if these are its tokens: others would silently mean another."""
-    if isinstance(given, str):
-        return given
     tokenizer = facts.tokenizer
     if all(0 <= each < len(tokenizer) for each in given):
         text = str(tokenizer.decode(given, skip_special_tokens=True))
@@ -246,15 +253,16 @@ async def chosen_facts(call: Call, named: str | None, fits: Fits) -> AdapterFact
     names = list(call.adapters())
     if named or len(names) == 1:
         return await fitting_facts(call, named or names[0], fits)
-    found = [await _facts_if_fitting(call, each, fits) for each in names[:_TRIED]]
+    tried = names if len(names) <= _TRIED else []  # each of them is loaded
+    found = [await _facts_if_fitting(call, each, fits) for each in tried]
     fitting = [each for each in found if each is not None]
     adapters = [each for each in fitting if each.source is not None]
     chosen = adapters or fitting  # an adapter rather than the backbone alone
-    if len(chosen) == 1 and len(names) <= _TRIED:
+    if len(chosen) == 1:
         return chosen[0]
     shown = [each.model for each in chosen] or names[:_TRIED]
     raise RequestError(
-        "several adapters fit this path" if chosen else "no adapter fits this path",
+        "no adapter is named, and not exactly one fits this path",
         parameter="model",
         expected=f"one of {', '.join(shown)}",
         hint="its name in the field model of the body, or in the header x-adapter",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 from starlette.responses import Response
 
 from adapterhub import __version__
@@ -18,12 +18,12 @@ from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.shapes import (
     TextsOrTokens,
     chosen_facts,
-    class_scores,
     fitting_example,
     gives_numbers,
     gives_scores,
     gives_vectors,
     listed_inputs,
+    ranked_classes,
 )
 
 _LENGTH_1 = 1e-3  # how far from it vectors of length 1 may be
@@ -50,6 +50,21 @@ class PredictPairsRequest(BaseModel):
     raw_scores: bool = False
 
 
+class EmbedResponse(RootModel[list[list[float]]]):
+    """The vector of each text."""
+
+
+class LabelScore(BaseModel):
+    """A class, and its probability."""
+
+    score: float
+    label: str
+
+
+class PredictPairsResponse(RootModel[list[LabelScore] | list[list[LabelScore]]]):
+    """The classes of an input, the most probable one first; of a batch, a list for each."""
+
+
 class EndpointInfo(BaseModel):
     """What the server has loaded, in the words of text-embeddings-inference."""
 
@@ -69,7 +84,7 @@ async def _embed(call: Call) -> list[list[float]]:
     asked: EmbedRequest = call.body
     facts = await chosen_facts(call, asked.model, gives_vectors)
     _check_embed(asked, facts)
-    texts = listed_inputs(asked.inputs, facts, "inputs")
+    texts = await listed_inputs(call, asked.inputs, facts, "inputs")
     found = await call.predict(facts.model, texts, truncate=asked.truncate)
     vectors = [answer["vector"] for answer in found.answers]
     return _of_length(vectors, asked)
@@ -128,7 +143,7 @@ async def _predict(call: Call) -> list[Any]:
     inputs = [each if isinstance(each, str) else _one_or_two(each) for each in items]
     found = await call.predict(facts.model, inputs, truncate=asked.truncate)
     answers = [
-        [{"score": score, "label": label} for label, score in class_scores(each)]
+        [{"score": score, "label": label} for label, score in ranked_classes(each)]
         for each in found.answers
     ]
     return answers[0] if single else answers
@@ -189,7 +204,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "/embed",
         "Return the vectors of texts",
         EmbedRequest,
-        None,
+        EmbedResponse,
         _embed,
         tags=_TAGS,
         example=fitting_example(gives_vectors, _embed_example),
@@ -199,7 +214,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "/predict",
         "Return the classes of texts with their probabilities",
         PredictPairsRequest,
-        None,
+        PredictPairsResponse,
         _predict,
         tags=_TAGS,
         example=fitting_example(gives_scores, _predict_example),

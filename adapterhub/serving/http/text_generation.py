@@ -37,10 +37,11 @@ def generation_options(names: dict[str, str], **options: Any) -> GenerationOptio
     try:
         return GenerationOptions(**given)
     except ConfigError as error:
-        name = next((each for each in given if each in error.problem), "")
-        raise RequestError(
-            error.problem, parameter=names.get(name, name), expected=error.expected
-        ) from error
+        name = next((each for each in given if error.problem.startswith(each)), "")
+        words = [error.problem, error.expected]
+        for own, shown in names.items():
+            words = [each.replace(own, shown) for each in words]
+        raise RequestError(words[0], parameter=names.get(name, name), expected=words[1]) from error
 
 
 def stop_texts(given: str | list[str] | None) -> tuple[str, ...]:

@@ -126,7 +126,7 @@ def check_method(folder, architecture, method):
     task = BACKBONES[architecture]
     with torch.device("meta"):
         bare = tiny_models.model(architecture, task)
-    known = blocking(bare, example(method), "peft")
+    known = blocking(bare, example(method))
     model = tiny_models.model(architecture, task)
     try:
         adapter = ah.attach(model, example(method))

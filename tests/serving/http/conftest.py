@@ -8,10 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("starlette", reason='pip install "adapterhub[serve]"')
-pytest.importorskip("uvicorn", reason='pip install "adapterhub[serve]"')
-
 from http_service import NAMED, running, service_of, write_named
 from served import expected_answers
 

@@ -255,7 +255,7 @@ def raw(url, data, seconds=10.0):
 
 def test_smuggled_requests(local):
     """Two lengths, or a length and chunks, are refused; the rest is never a second request."""
-    url, service, _ = local
+    url, _, _ = local
     inner = b"GET /admin HTTP/1.1\r\nhost: localhost\r\n\r\n"
     for heads in (
         b"content-length: 4\r\ntransfer-encoding: chunked\r\n",
@@ -307,3 +307,22 @@ def test_a_head_of_a_request_says_no_more_than_get(local):
     url, _, _ = local
     answer = ask(url, "/healthz", method="HEAD")
     assert (answer.status, answer.data) == (200, b"")
+
+
+def test_the_same_bytes_under_two_names_have_the_name_that_was_asked_for(
+    backbone, polite, tmp_path, no_home
+):
+    """Neither the folder of an adapter nor the name that another client may ask for is told."""
+    ah.publish(polite, "team-one", registry=tmp_path / "registry")
+    ah.publish(polite, "team-two", registry=tmp_path / "registry")
+    with Engine(str(backbone), registry=tmp_path / "registry") as engine:
+        names = {each: AdapterSource(each) for each in ("team-one", "team-two")}
+        allowed = AllowedAdapters(
+            {"mine": AdapterSource(polite), **names}, folders=frozenset({"mine"})
+        )
+        with running(Service(engine, allowed)) as url:
+            found = [predict(url, name, TEXTS[0]) for name in ("mine", "team-one", "team-two")]
+    assert [each.json["model"] for each in found] == ["mine", "team-one@v1", "team-two@v1"]
+    predictions = [each.json["predictions"] for each in found]
+    assert predictions[0] == predictions[1] == predictions[2]
+    assert len({each.headers["x-adapter-digest"] for each in found}) == 1

@@ -7,9 +7,9 @@ import math
 import huggingface_hub
 import pytest
 import requests
-from http_service import CONTEXT, NAMED, PAIRS, TEXTS
+from http_service import NAMED, PAIRS
 from huggingface_hub.errors import BadRequestError, HfHubHTTPError
-from served import same_answer
+from served import CONTEXT, TEXTS, same_answer
 
 
 @pytest.fixture(autouse=True)
@@ -49,13 +49,17 @@ def test_regression(server, client):
 
 
 def test_token_classification(server, client):
+    count = 0
     for text in (*TEXTS, CONTEXT):
         found = client("tagging").token_classification(text, aggregation_strategy="simple")
         expected = server.expected("tagging", text)[0]["entities"]
         assert [(e.entity_group, e.word, e.start, e.end) for e in found] == [
             (e["kind"], e["text"], e["start"], e["end"]) for e in expected
         ]
-    assert found
+        assert same_answer([e.score for e in found], [e["score"] for e in expected])
+        assert all(0 < each.score < 1 for each in found)
+        count += len(found)
+    assert count
     assert client("tagging").token_classification(CONTEXT, ignore_labels=["x"]) == []
     with pytest.raises(BadRequestError, match="aggregation_strategy"):
         client("tagging").token_classification(CONTEXT, aggregation_strategy="none")
@@ -96,7 +100,7 @@ def test_zero_shot_classification_among_the_labels_of_an_adapter(server, client)
     found = client("many").zero_shot_classification(CONTEXT, ["b", "d"])
     both = scores["b"] + scores["d"]
     assert scores_of(found) == pytest.approx({n: scores[n] / both for n in "bd"}, abs=1e-5)
-    with pytest.raises(BadRequestError, match="not trained for"):
+    with pytest.raises(BadRequestError, match="not trained for the label"):
         client("many").zero_shot_classification(CONTEXT, ["b", "new"])
 
 
@@ -146,6 +150,7 @@ def test_pairs_and_lists(server):
     assert len(ask("tagging", [CONTEXT, CONTEXT])) == 2
     assert "error" in ask("tagging", [])
     assert "error" in ask("tagging", 5)
+    assert "error" in ask("tagging", {"question": "a"})
     assert "error" in ask("embedding", {"source_sentence": CONTEXT, "sentences": []})
 
 

@@ -6,11 +6,11 @@ import json
 
 import numpy as np
 import pytest
-from http_service import CONTEXT, NAMED, TEXTS
+from http_service import NAMED
 from requests import get, post
-from served import same_answer
+from served import CONTEXT, TEXTS, same_answer
 
-triton = pytest.importorskip("tritonclient.http", reason='pip install "tritonclient[http]"')
+triton = pytest.importorskip("tritonclient.http", reason='pip install "adapterhub[clients]"')
 from tritonclient.utils import InferenceServerException  # noqa: E402
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from http_service import TEXTS, running, service_of
+from http_service import running, service_of
 from requests import get, post
-from served import expected_answers, same_answer, write_adapter
+from served import TEXTS, expected_answers, same_answer, write_adapter
 
 import adapterhub as ah
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.serving import Engine
+from adapterhub.serving.http.lifecycle import HttpServer
+from adapterhub.serving.options import ServeOptions
 
 
 @pytest.fixture
@@ -25,9 +27,11 @@ def registry(backbone, tmp_path):
 
 @pytest.fixture
 def url(backbone, registry, tmp_path):
-    with Engine(str(backbone), registry=tmp_path / "registry") as engine:
-        with running(service_of(engine, {}, polite="polite")) as url:
-            yield url
+    with (
+        Engine(str(backbone), registry=tmp_path / "registry") as engine,
+        running(service_of(engine, {}, polite="polite")) as url,
+    ):
+        yield url
 
 
 def classify(url, model):
@@ -77,6 +81,14 @@ def test_a_name_is_given_and_taken(url, tmp_path):
     assert answer.text == "Success: LoRA adapter 'mine' removed successfully."
     assert classify(url, "mine").status_code == 404
     assert post(f"{url}/v1/unload_lora_adapter", json=unload, timeout=60).status_code == 404
+
+
+def test_a_server_may_have_no_paths_that_change_it(backbone):
+    with Engine(str(backbone)) as engine:
+        service = service_of(engine, {})
+        HttpServer(service, ServeOptions(admin=False), print)
+        assert service.endpoints
+        assert "admin" not in {each.role for each in service.endpoints}
 
 
 def test_a_path_or_another_hub_is_no_adapter(url, registry, tmp_path):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from http_service import BACKBONE, NAMED, TEXTS
-from served import same_answer
+from http_service import BACKBONE, NAMED
+from served import TEXTS, same_answer
 
-openai = pytest.importorskip("openai", reason="pip install openai")
+openai = pytest.importorskip("openai", reason='pip install "adapterhub[clients]"')
 
 
 @pytest.fixture

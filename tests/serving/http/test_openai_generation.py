@@ -7,17 +7,20 @@ import time
 from pathlib import Path
 
 import pytest
-from http_service import BACKBONE, TEXTS, running, service_of
-from served import expected_answers, write_adapter
-from written import CAUSAL, SEQ2SEQ, written_alone
+from http_service import BACKBONE, running, service_of, write_wordy
+from served import TEXTS, TaskExample, expected_answers, write_adapter
+from written import SEQ2SEQ, written_alone
 
 from adapterhub.backbones.local_folders import remember_folder
 from adapterhub.files.native import read_manifest
 from adapterhub.serving import Engine
 from adapterhub.serving.adapters import BareBackbone
+from adapterhub.serving.http.text_generation import StartedText
+from adapterhub.serving.refusals import StoppedError
 
-openai = pytest.importorskip("openai", reason="pip install openai")
+openai = pytest.importorskip("openai", reason='pip install "adapterhub[clients]"')
 TOKENS = 8
+SHORT = TaskExample(f"causal-lm(new_tokens={TOKENS})", "causal-lm")
 GREEDY = {"max_tokens": TOKENS, "temperature": 0}
 
 
@@ -26,8 +29,8 @@ def writing(backbones, tmp_path_factory):
     """Serve two adapters that write, and one that has classes; return address, folders, service."""
     backbone, folder = backbones("llama"), tmp_path_factory.mktemp("written")
     folders = {
-        "writer": write_adapter(backbone, folder / "one", "lora(rank=2)", CAUSAL, seed=1),
-        "other": write_adapter(backbone, folder / "two", "prefix(length=3)", CAUSAL, seed=2),
+        "writer": write_wordy(backbone, folder / "one", SHORT),
+        "other": write_wordy(backbone, folder / "two", SHORT, "prefix(length=3)"),
         "classes": write_adapter(backbone, folder / "three"),
     }
     with Engine(str(backbone)) as engine:
@@ -94,7 +97,7 @@ def test_several_prompts_and_tokens(writing, client, text_of):
 
 
 def test_a_stream_is_the_text_in_pieces(client):
-    asked = {"model": "writer", "messages": [{"role": "user", "content": "a plot"}], **GREEDY}
+    asked = {"model": "writer", "messages": [{"role": "user", "content": TEXTS[0]}], **GREEDY}
     whole = client.chat.completions.create(**asked)
     chunks = list(
         client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
@@ -122,16 +125,16 @@ def test_seeds_and_temperatures(client):
 
 
 def test_stop_texts(client):
-    whole = client.completions.create(model="writer", prompt="a plot", **GREEDY).choices[0].text
+    whole = client.completions.create(model="writer", prompt=TEXTS[0], **GREEDY).choices[0].text
     word = whole.split()[2]
     for stop in (word, [word, "nowhere"]):
-        found = client.completions.create(model="writer", prompt="a plot", stop=stop, **GREEDY)
+        found = client.completions.create(model="writer", prompt=TEXTS[0], stop=stop, **GREEDY)
         assert found.choices[0].text == whole[: whole.index(word)]
         assert found.choices[0].finish_reason == "stop"
 
 
 def test_probabilities_of_tokens(client):
-    asked = {"model": "writer", "messages": [{"role": "user", "content": "a plot"}], **GREEDY}
+    asked = {"model": "writer", "messages": [{"role": "user", "content": TEXTS[0]}], **GREEDY}
     found = client.chat.completions.create(**asked, logprobs=True, top_logprobs=3)
     content = found.choices[0].logprobs.content
     assert len(content) >= found.usage.completion_tokens - 1
@@ -153,7 +156,7 @@ def test_probabilities_of_tokens(client):
 
 
 def test_names_of_the_limit(client):
-    message = [{"role": "user", "content": "a plot"}]
+    message = [{"role": "user", "content": TEXTS[0]}]
     for name in ("max_tokens", "max_completion_tokens"):
         found = client.chat.completions.create(
             model="writer", messages=message, temperature=0, **{name: 2}
@@ -199,7 +202,7 @@ def test_the_backbone_alone_writes(client):
     ],
 )
 def test_what_is_not_supported(client, option):
-    message = [{"role": "user", "content": "a plot"}]
+    message = [{"role": "user", "content": TEXTS[0]}]
     with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(model="writer", messages=message, **option)
     assert error.value.param in option
@@ -230,7 +233,7 @@ def test_other_messages_than_texts_are_refused(client):
 
 
 def test_wrong_adapters(writing, client):
-    message = [{"role": "user", "content": "a plot"}]
+    message = [{"role": "user", "content": TEXTS[0]}]
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError, match="/classify"):
             client.chat.completions.create(model="classes", messages=message, stream=stream)
@@ -240,6 +243,29 @@ def test_wrong_adapters(writing, client):
         client.embeddings.create(model="writer", input="a plot")
     with pytest.raises(openai.BadRequestError, match="context"):
         client.completions.create(model="writer", prompt="a plot " * 4000, stream=True)
+
+
+def test_an_error_within_a_stream(client, monkeypatch):
+    """The status was sent before: the error is the last event, which the client raises."""
+
+    async def fail(text):
+        raise StoppedError("the engine is closed")
+
+    monkeypatch.setattr(StartedText, "result", fail)
+    message = [{"role": "user", "content": TEXTS[0]}]
+    stream = client.chat.completions.create(model="writer", messages=message, stream=True, **GREEDY)
+    chunks = []
+    with pytest.raises(openai.APIError, match="does not compute now") as error:
+        chunks.extend(stream)
+    assert error.value.code == "not_ready"
+
+
+def test_a_full_queue(writing, client, monkeypatch):
+    monkeypatch.setattr(writing[2].engine, "queue_tokens", 0)
+    for stream in (False, True):
+        with pytest.raises(openai.RateLimitError) as error:
+            client.completions.create(model="writer", prompt="a", stream=stream)
+        assert int(error.value.response.headers["retry-after"]) >= 1
 
 
 def test_a_client_that_leaves_a_stream(writing, client):

@@ -18,13 +18,14 @@ import pytest
 import tiny_models
 import torch
 from http_client import ask, predict
-from http_service import running, service_of
+from http_service import running
 from served import TEXTS, expected_answers, same_answer, write_adapter
 
 import adapterhub as ah
 from adapterhub.inference.open import AdapterSource
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.serving import Engine
+from adapterhub.serving.http import app
 from adapterhub.serving.http.allowed import AllowedAdapters
 from adapterhub.serving.http.service import RequestLimits, Service
 from adapterhub.serving.models import SharedBody
@@ -168,7 +169,7 @@ def test_without_the_registry_loaded_adapters_go_on(url, registry, service):
     before = predict(url, "team-polite", TEXT)
     registry.root.rename(registry.root.with_name("away"))
     assert predict(url, "team-polite", TEXT).json == before.json
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="the registry is not read|stays at"):
         service.refresh()
     assert predict(url, "team-polite", TEXT).json == before.json
     missing = predict(url, "team-polite@1", TEXT)
@@ -195,7 +196,7 @@ def test_nan_in_one_adapter_fails_its_rows_alone(url, service, tmp_path):
     predict(url, "team-polite@1", TEXT)
     predict(url, "team-polite@2", TEXT)
     adapters = service.engine.adapters
-    broken = adapters.peek(AdapterSource("team-polite@1"))
+    broken = adapters.loaded()[AdapterSource("team-polite@1")]
     with torch.no_grad():
         for name, parameter in broken.model.model.named_parameters():
             if broken.name[:16] in name:
@@ -276,9 +277,20 @@ def test_a_body_without_a_length_is_limited_too(url):
         assert b" 413 " in client.recv(1000)
 
 
+@pytest.mark.parametrize("begun", [b"", b'{"model": '])
+def test_a_body_that_does_not_come(url, begun, monkeypatch):
+    monkeypatch.setattr(app, "BODY_SECONDS", 0.2)
+    with socket.create_connection(("127.0.0.1", urlsplit(url).port)) as client:
+        head = b"POST /v1/predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n"
+        client.sendall(head + begun)
+        client.settimeout(10)
+        assert client.recv(1000).startswith(b"HTTP/1.1 408 ")
+
+
 def test_an_input_that_is_too_long_is_cut_only_where_asked(url, service):
     predict(url, "team-polite", TEXT)
-    limit = service.engine.adapters.peek(AdapterSource("team-polite")).predictor.max_length
+    loaded = service.engine.adapters.loaded()[AdapterSource("team-polite")]
+    limit = loaded.predictor.max_length
     long = " ".join(["movie"] * (2 * limit))
     refused = predict(url, "team-polite", TEXT, long)
     assert refused.status == 400

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
-from http_service import CONTEXT, NAMED, PAIRS, TEXTS, running, service_of
+from http_service import NAMED, PAIRS, running, service_of
 from requests import get, post
-from served import TaskExample, expected_answers, same_answer, write_adapter
+from served import CONTEXT, TEXTS, TaskExample, expected_answers, same_answer, write_adapter
 
 from adapterhub.serving import Engine
 
@@ -49,6 +49,17 @@ def test_several_that_fit_are_named(server):
     answer = post(f"{server.url}/predict", json={"inputs": "a"}, headers={"x-adapter": "many"})
     assert answer.headers["x-adapter-version"] == "many"
     assert len(answer.json()) == len(NAMED["many"].labels)
+
+
+def test_of_very_many_adapters_none_is_loaded_to_find_one(server, monkeypatch):
+    engine = server.service.engine
+    names = {f"n{n}": f"missing-{n}" for n in range(40)}
+    asked = []
+    monkeypatch.setattr(engine.adapters, "find", asked.append)
+    with running(service_of(engine, names)) as url:
+        found = ask(f"{url}/embed", {"inputs": "a"}, 400)["error"]
+        assert "n0, n1" in found
+        assert not asked
 
 
 def test_texts_pairs_and_batches(server):

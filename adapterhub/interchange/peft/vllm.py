@@ -1,0 +1,119 @@
+"""What vLLM serves of a peft checkpoint, and the form of a LoRA that every release of it takes.
+
+    y + (alpha / r) B A x      one r and one alpha for all modules, no other tensors
+
+Factors of a smaller rank are padded with zeros. Where scales differ, each is multiplied into its B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch.nn.functional as F
+from transformers import PreTrainedModel
+
+from adapterhub.interchange.peft.export_types import ExportSource
+from adapterhub.interchange.peft.exporter import (
+    ModuleUpdate,
+    low_rank_updates,
+    pattern_options,
+    try_peft,
+)
+from adapterhub.interchange.peft.files import PeftFiles
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values of --max-lora-rank
+DEFAULT_RANK = 16
+# The decoders of our families that vLLM's table of models marks for LoRA.
+ARCHITECTURES = frozenset(
+    {
+        "Gemma3ForCausalLM",
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "MixtralForCausalLM",
+        "OPTForCausalLM",
+        "Olmo2ForCausalLM",
+        "OlmoForCausalLM",
+        "Phi3ForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+    }
+)
+
+
+def try_vllm(source: ExportSource, max_rank: int = DEFAULT_RANK) -> tuple[PeftFiles, list[str]]:
+    """Return a LoRA in the form for vLLM, as far as possible, and what vLLM does not serve.
+
+    `max_rank` is the server's `--max-lora-rank`.
+    """
+    files, problems = try_peft(source)
+    updates = at_one_rank(low_rank_updates(source)[0])
+    if updates and files.kind == "LORA":
+        tensors = {
+            f"{host}.{name}": tensor
+            for host, update in updates.items()
+            for name, tensor in update.tensors.items()
+        }
+        options = pattern_options(updates, rooted=False)
+        options |= {"rank_pattern": None, "alpha_pattern": None}  # empty by now
+        files = replace(
+            files, config={**files.config, **options}, tensors={**files.tensors, **tensors}
+        )
+    return files, problems + vllm_problems(files, source.anatomy.model, max_rank)
+
+
+def at_one_rank(updates: Mapping[str, ModuleUpdate]) -> dict[str, ModuleUpdate]:
+    """Return updates with the largest of their ranks and one scale, which compute the same."""
+    rank = max((update.rank for update in updates.values()), default=0)
+    scales = {update.scale for update in updates.values()}
+    scale = scales.pop() if len(scales) == 1 else 1.0
+    return {host: _padded(update, rank, scale) for host, update in updates.items()}
+
+
+def _padded(update: ModuleUpdate, rank: int, scale: float) -> ModuleUpdate:
+    low, high = (update.tensors[f"lora_{factor}.weight"] for factor in "AB")
+    missing = rank - update.rank
+    if update.scale != scale:  # equal scales leave the factors bit-identical
+        high = high * (update.scale / scale)
+    tensors = {
+        "lora_A.weight": F.pad(low, (0, 0, 0, missing)),
+        "lora_B.weight": F.pad(high, (0, missing)),
+    }
+    return ModuleUpdate({**update.tensors, **tensors}, rank, scale)
+
+
+def architecture_problems(model: PreTrainedModel) -> list[str]:
+    """Return the reason why vLLM serves no LoRA on a model, if there is one."""
+    if (name := type(model).__name__) in ARCHITECTURES:
+        return []
+    return [f"{name}: vLLM serves LoRA on {', '.join(sorted(ARCHITECTURES))}"]
+
+
+def vllm_problems(
+    files: PeftFiles, model: PreTrainedModel, max_rank: int = DEFAULT_RANK
+) -> list[str]:
+    """List the reasons why vLLM would refuse the adapter or compute something else.
+
+    vLLM serves LoRA on decoders, at ranks up to `--max-lora-rank`, which accepts a few values. Some
+    releases use one scale for all modules, and none supports biases, DoRA or `modules_to_save`.
+    Sources: its LoRA configuration, its reader of peft's options and its table of models,
+    https://docs.vllm.ai/en/latest/models/supported_models.html and
+    https://docs.vllm.ai/en/latest/features/lora.html (2026).
+
+    `max_rank` is the server's `--max-lora-rank`.
+    """
+    config, problems = files.config, architecture_problems(model)
+    if files.kind != "LORA":
+        return [*problems, f"{files.kind}: vLLM serves only LORA"]
+    ranks = {config.get("r", 0), *(config.get("rank_pattern") or {}).values()}
+    if max(ranks) > max_rank:
+        fitting = next((r for r in RANKS if r >= max(ranks)), None)
+        remedy = f"serve with --max-lora-rank {fitting}" if fitting else f"at most {RANKS[-1]}"
+        problems.append(f"rank {max(ranks)}: more than the server's {max_rank}; {remedy}")
+    if config.get("use_dora"):
+        problems.append("use_dora: vLLM does not serve DoRA")
+    if config.get("bias", "none") != "none":
+        problems.append("bias: vLLM does not support trained biases")
+    if saved := config.get("modules_to_save"):
+        problems.append(f"modules_to_save: vLLM does not support it, here {', '.join(saved)}")
+    return problems

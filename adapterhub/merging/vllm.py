@@ -1,0 +1,261 @@
+"""An adapter as a LoRA for vLLM, converted where it is none.
+
+LoRA, rsLoRA and PiSSA are copied, which needs no weights. What changes a projection in another
+affine way, such as DoRA or IA3, becomes the closest LoRA of the server's rank, which loses a part:
+
+    lost     ||W' - W - s B A|| / ||W' - W|| of the projection where it is largest
+    missed   ||z - z'|| / ||z' - z0|| of the outputs for a probe: z with the LoRA, z' with the
+             adapter, z0 without
+
+Everything else is refused, by the name of its method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedModel
+
+from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.compatibility import check_backbone_files
+from adapterhub.adapters.export import (
+    attach_without_weights,
+    attached_for_a_check,
+    kind_of_checkpoint,
+)
+from adapterhub.adapters.load import load_folder
+from adapterhub.adapters.route import disabled
+from adapterhub.backbones.find import find_backbone
+from adapterhub.backbones.load import load_backbone, meta_model
+from adapterhub.backbones.probe import probe
+from adapterhub.errors import MismatchError
+from adapterhub.files.card import model_kind
+from adapterhub.files.heads import with_head
+from adapterhub.files.manifest import Manifest
+from adapterhub.files.native import read_manifest
+from adapterhub.files.run_folder import backbone_of_adapter
+from adapterhub.files.schema import shorten
+from adapterhub.interchange.peft.export_types import ExportSource
+from adapterhub.interchange.peft.exporter import NEW_TOKENS, on_others
+from adapterhub.interchange.peft.files import PeftFiles, write_peft
+from adapterhub.interchange.peft.vllm import DEFAULT_RANK, architecture_problems, try_vllm
+from adapterhub.merging.combine import combine
+from adapterhub.merging.merge import blockers
+from adapterhub.methods._site_module import OutputModule
+from adapterhub.methods._spec import Spec
+from adapterhub.status import doing
+
+MOST_LOST = 0.1  # of the update of a projection, by default
+
+
+@dataclass(frozen=True)
+class VllmExport:
+    """An adapter as a LoRA for vLLM.
+
+    Attributes:
+        files: the LoRA.
+        lost: the share of the update of a projection that it could not keep, the largest one.
+        missed: the share of the change of the outputs that it misses.
+        template: the template of chats, if it is not the backbone's.
+    """
+
+    files: PeftFiles
+    lost: float = 0.0
+    missed: float = 0.0
+    template: str | None = None
+
+    @property
+    def rank(self) -> int:
+        """The rank of all updates."""
+        return int(self.files.config["r"])
+
+    @property
+    def notes(self) -> list[str]:
+        """What whoever serves it has to know."""
+        notes = []
+        if self.lost:
+            notes.append(
+                f"converted to a LoRA of rank {self.rank}, which loses up to {self.lost:.2%} of "
+                f"the update of a projection and misses {self.missed:.2%} of the change of the "
+                "outputs for a probe"
+            )
+        if self.files.ends:
+            ends = ", ".join(map(str, self.files.ends))
+            notes.append(f"it ends texts at the tokens {ends}: send them as stop_token_ids")
+        if self.template is not None:
+            notes.append("its chats have a template of their own: serve with --chat-template")
+        return notes
+
+    def write(self, folder: Path, *, overwrite: bool = False) -> None:
+        """Write the LoRA to a folder.
+
+        Raises:
+            OutputError: the folder exists (unless `overwrite`), or cannot be written.
+        """
+        card = "\n".join(["A LoRA for vLLM.", *(f"- {note}" for note in self.notes), ""])
+        write_peft(folder, self.files, card=card, overwrite=overwrite, template=self.template)
+
+
+def in_vllm(
+    folder: Path,
+    *,
+    sha256: str | None = None,
+    backbone: str | None = None,
+    head: str | None = None,
+    max_rank: int = DEFAULT_RANK,
+    max_lost: float = MOST_LOST,
+) -> VllmExport:
+    """Convert the adapter of a folder to a LoRA for vLLM.
+
+    Args:
+        folder: the folder of the adapter.
+        sha256: the digest of its manifest, if the files were verified before.
+        backbone: where to find its backbone, if not where its run or its manifest says.
+        head: which head, of an adapter with several.
+        max_rank: the server's `--max-lora-rank`.
+        max_lost: the largest share of the update of a projection that may be lost.
+
+    Raises:
+        MismatchError: vLLM cannot serve it, and every reason is listed; too much would be lost; or
+            the backbone is another one.
+        FileError: the folder has no valid adapter.
+        BackboneError: the backbone cannot be loaded.
+    """
+    manifest = with_head(read_manifest(folder, sha256), head)
+    _refuse([NEW_TOKENS] if manifest.tokens else [])
+    _refuse([on_others(ref.name for ref in manifest.on)] if manifest.on else [])
+    if backbone is not None:
+        check_backbone_files(manifest, backbone)
+    location, revision = backbone_of_adapter(folder, manifest, backbone)
+    kind = model_kind(manifest) or kind_of_checkpoint(location, revision)
+    options: dict[str, Any] = {"task": kind, "labels": manifest.labels, "revision": revision}
+    adapter = attach_without_weights(meta_model(location, **options), folder, manifest)
+    _refuse(_problems(adapter))
+    template = _own_template(manifest, location, revision)
+    if _is_exact(adapter):
+        files, problems = try_vllm(_named(adapter, manifest), max_rank)
+        _refuse(problems)
+        return VllmExport(files, template=template)
+    with doing(f"loading {location}"):
+        model, _ = load_backbone(location, **options)
+    adapter = load_folder(model, folder, sha256=sha256, head=head or True)
+    with doing(f"converting {manifest.name}"):
+        converted, missed = _converted(adapter, max_rank)
+    files, problems = try_vllm(_named(converted, manifest), max_rank)
+    _refuse([*_biases(adapter, converted), *problems])
+    lost = converted.metadata.training["combined"]["lost"]
+    if lost > max_lost:
+        raise MismatchError(
+            f"as a LoRA of rank {max_rank}, {manifest.name} loses {lost:.1%} of the update of a "
+            f"projection, and misses {missed:.1%} of the change of the outputs",
+            expected=f"at most {max_lost:.1%} of an update",
+            hint="a larger --max-lora-rank, also of the server, or a larger --max-lost (of vLLM's "
+            "plugin: ADAPTERHUB_VLLM_MAX_LORA_RANK, ADAPTERHUB_VLLM_MAX_LOST); or adapterhub "
+            "merge, and serve the merged model",
+        )
+    return VllmExport(files, lost, missed, template)
+
+
+def blocking_vllm(
+    model: PreTrainedModel, method: Spec, max_rank: int = DEFAULT_RANK
+) -> tuple[list[str], bool]:
+    """List the features of a method that vLLM does not serve, also converted, on a model.
+
+    The model may be without weights (`meta_model`), and is left as it was.
+
+    Returns:
+        The reasons, and whether it is converted, with a loss that depends on the weights.
+
+    Raises:
+        ConfigError: an unknown method or option.
+    """
+    with attached_for_a_check(model, method) as adapter:
+        if isinstance(adapter, list):
+            return adapter, False
+        exact, problems = _is_exact(adapter), _problems(adapter)
+        if exact and not problems:
+            problems = try_vllm(adapter.export_source(), max_rank)[1]
+        return problems, not exact
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise MismatchError(
+            "vLLM cannot serve the adapter",
+            offenders=shorten(problems),
+            expected="updates of projections of a language model: lora, rslora, pissa, dora, ia3",
+            hint="adapterhub serve; or adapterhub merge, and serve the merged model",
+        )
+
+
+def _problems(adapter: Adapter) -> list[str]:
+    """List what prevents an adapter from being a LoRA in vLLM, by method."""
+    problems = architecture_problems(adapter.model) + blockers(adapter)
+    problems += [
+        f"{method.name}: trains parameters of the backbone whole; vLLM adds only low-rank updates "
+        "to projections"
+        for method in adapter.methods
+        if any(part.trains_backbone for part in method.parts())
+    ]
+    held = {
+        f"{p.method.name} at {p.site.stack}.{p.site.role}" for p in adapter.placed if p.site.held
+    }
+    return problems + [
+        f"{place}: only updates of projections are exported" for place in sorted(held)
+    ]
+
+
+def _is_exact(adapter: Adapter) -> bool:
+    """Return whether all updates are low-rank, so that they can be copied."""
+    return all(
+        isinstance(placed.module, OutputModule) and placed.module.factors() is not None
+        for placed in adapter.placed
+    )
+
+
+def _converted(adapter: Adapter, rank: int) -> tuple[Adapter, float]:
+    """Attach the LoRA of a rank that is closest to an adapter; return it and what it misses."""
+    model, expected = adapter.model, probe(adapter.model)
+    with disabled(model):
+        bare = probe(model)
+    converted = combine(model, [adapter.name], rank=rank, name=f"{adapter.name} for vLLM")
+    found = probe(model)
+    shares = (_share(found[n], expected[n], bare[n]) for n in bare)
+    return converted, max(shares)
+
+
+def _share(found: Tensor, expected: Tensor, bare: Tensor) -> float:
+    moved = (expected - bare).float().norm().clamp(min=1e-30)
+    return float((found - expected).float().norm() / moved)
+
+
+def _biases(adapter: Adapter, converted: Adapter) -> Iterator[str]:
+    """Yield which methods change biases."""
+    if changed := converted.changed:
+        names = ", ".join(dict.fromkeys(placed.method.name for placed in adapter.placed))
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        yield f"{names}: changes {changed[0].name}{more}; vLLM has no biases in a LoRA"
+
+
+def _named(adapter: Adapter, manifest: Manifest) -> ExportSource:
+    """Return what an exporter reads, with the backbone as the manifest names it."""
+    backbone = manifest.backbone
+    return replace(adapter.export_source(), backbone=backbone.id, revision=backbone.revision)
+
+
+def _own_template(manifest: Manifest, location: str, revision: str | None) -> str | None:
+    """Return the template of an adapter's chats, unless it is the backbone's."""
+    if manifest.chat_template is None:
+        return None
+    folder, _ = find_backbone(location, revision)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError):
+        return manifest.chat_template
+    own = tokenizer.chat_template
+    own = own.get("default") if isinstance(own, dict) else own
+    return None if own == manifest.chat_template else manifest.chat_template

@@ -1,0 +1,165 @@
+"""Adapters as LoRAs in the user's cache, each converted once: what the plugin of vLLM serves."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adapterhub.adapters.compatibility import check_backbone_files
+from adapterhub.config.user_folders import KeyedFiles, user_folder
+from adapterhub.errors import MismatchError
+from adapterhub.files.atomic import explained, file_digest
+from adapterhub.files.native import read_manifest
+from adapterhub.files.schema import canonical_json
+from adapterhub.merging.vllm import in_vllm
+from adapterhub.registry.pull import Fetched, pull_verified
+from adapterhub.registry.reference import Reference, parse_reference
+from adapterhub.serving.http.allowed import AllowedAdapters
+
+_MOST_BYTES = 64 << 30  # of all LoRAs in the cache: vLLM reads one again when it has left memory
+_LORA, _RECORD = "lora", "record.json"
+_FORM = "vllm-1"  # of what is in the cache
+
+
+@dataclass(frozen=True)
+class ConvertedAdapter:
+    """A LoRA that vLLM can read.
+
+    Attributes:
+        reference: the adapter, with its version.
+        digest: the sha256 of its manifest.
+        folder: the folder of the LoRA.
+        notes: what was lost, and what whoever serves it has to know.
+    """
+
+    reference: Reference
+    digest: str
+    folder: Path
+    notes: tuple[str, ...]
+
+
+class ConvertedAdapters:
+    """Finds adapters by reference, and has each converted once, however many ask.
+
+    What a name meant first, it means for as long as this object lives.
+
+    Args:
+        allow: patterns of the references that may be asked for.
+        max_rank: the server's largest rank.
+        max_lost: the largest share of an update that a conversion may lose.
+        registry: the registry, if not the user's own.
+    """
+
+    def __init__(
+        self,
+        allow: Sequence[str],
+        max_rank: int,
+        max_lost: float,
+        registry: str | Path | None = None,
+    ) -> None:
+        self.allowed = AllowedAdapters({}, tuple(allow))
+        self.max_rank, self.max_lost, self.registry = max_rank, max_lost, registry
+        self._found: dict[str, ConvertedAdapter] = {}
+        self._converting = threading.Lock()
+
+    def find(self, base: str, name: str) -> ConvertedAdapter:
+        """Return the LoRA of an adapter; pull, verify and convert it first.
+
+        Args:
+            base: the folder or Hub id of the backbone that is served.
+            name: a reference, of a client.
+
+        Raises:
+            UnknownAdapterError: it may not be asked for.
+            RegistryError: the reference cannot be resolved.
+            SignatureError: a signature is required, and there is none by a trusted key.
+            FileError: its files are broken.
+            MismatchError: it is for another backbone, or vLLM cannot serve it.
+            BackboneError: the backbone cannot be read.
+            OutputError: the cache cannot be written.
+        """
+        self.allowed.find(name)
+        known = self._found.get(name)
+        if known is not None and is_unchanged(known.folder.parent):
+            return known
+        # A parsed reference: the same name of a folder in the working directory is not meant.
+        asked = known.reference if known else parse_reference(name)
+        fetched = pull_verified(asked, registry=self.registry)
+        if fetched.digest is None:
+            raise MismatchError(
+                f"{name} is another library's adapter, whose backbone is not known by its weights",
+                hint=f"adapterhub import {name}, and publish the result",
+            )
+        if known is not None and known.digest != fetched.digest:
+            raise MismatchError(f"{known.reference} is another adapter than before")
+        found = self._cached(base, fetched, fetched.digest)
+        if found is None:
+            with self._converting:  # one at a time: each may need the weights of the backbone
+                found = self._cached(base, fetched, fetched.digest)
+                found = found or self._converted(base, fetched, fetched.digest)
+        self._found[name] = found
+        return found
+
+    def _cached(self, base: str, fetched: Fetched, digest: str) -> ConvertedAdapter | None:
+        path = self._files().find(self._key(digest))
+        if path is None:
+            return None
+        if not is_unchanged(path):
+            shutil.rmtree(path, ignore_errors=True)
+            return None
+        check_backbone_files(read_manifest(fetched.folder, digest), base)
+        return _read(path, fetched, digest)
+
+    def _converted(self, base: str, fetched: Fetched, digest: str) -> ConvertedAdapter:
+        files = self._files()
+        with explained(files.folder):
+            path = files.make_folder(
+                self._key(digest), lambda draft: self._write(draft, base, fetched)
+            )
+        return _read(path, fetched, digest)
+
+    def _files(self) -> KeyedFiles:
+        return KeyedFiles(user_folder("cache") / "vllm", _FORM, _MOST_BYTES)
+
+    def _key(self, digest: str) -> list[Any]:
+        return [digest, self.max_rank, self.max_lost]
+
+    def _write(self, draft: Path, base: str, fetched: Fetched) -> None:
+        export = in_vllm(
+            fetched.folder,
+            sha256=fetched.digest,
+            backbone=base,
+            max_rank=self.max_rank,
+            max_lost=self.max_lost,
+        )
+        draft.mkdir()
+        export.write(draft / _LORA)
+        digests = {each.name: file_digest(each).sha256 for each in (draft / _LORA).iterdir()}
+        (draft / _RECORD).write_bytes(canonical_json({"files": digests, "notes": export.notes}))
+
+
+def _read(folder: Path, fetched: Fetched, digest: str) -> ConvertedAdapter:
+    assert fetched.reference is not None
+    notes = _record(folder)["notes"]
+    return ConvertedAdapter(fetched.reference, digest, folder / _LORA, tuple(notes))
+
+
+def is_unchanged(folder: Path) -> bool:
+    """Return whether the files of a LoRA in the cache are those that were written."""
+    try:
+        files = _record(folder)["files"]
+        return bool(files) and all(
+            file_digest(folder / _LORA / name).sha256 == digest for name, digest in files.items()
+        )
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / _RECORD).read_bytes())
+    return found

@@ -1,0 +1,81 @@
+"""What `InferenceClient` sends: inputs of several forms, and parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from adapterhub.serving.http.errors import RequestError
+
+_ROWS = (("question", "context"), ("text", "text_pair"))  # names of two texts in one input
+
+
+class InferenceRequest(BaseModel):
+    """Inputs of the form of the task, and its parameters."""
+
+    model_config = ConfigDict(extra="allow")
+
+    inputs: Any
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    stream: bool | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The parameters; those of vectors are beside `inputs`."""
+        return {**(self.model_extra or {}), **self.parameters}
+
+    @property
+    def truncates(self) -> bool:
+        """Whether inputs that are too long are cut."""
+        given = (self.options.get("truncate"), self.options.get("truncation"))
+        return any(each not in (None, False, "do_not_truncate") for each in given)
+
+
+def inference_inputs(given: Any) -> tuple[list[Any], bool]:
+    """Return inputs as adapters read them, and whether what is given is one and no list.
+
+    Raises:
+        RequestError: they are of another form.
+    """
+    single = not isinstance(given, list)
+    items = [given] if single else given
+    if not items:
+        raise RequestError("no input", parameter="inputs", expected="one or more")
+    return [_input(each) for each in items], single
+
+
+def _input(given: Any) -> str | tuple[str, str]:
+    if isinstance(given, str):
+        return given
+    if isinstance(given, Mapping):
+        for names in _ROWS:
+            texts = [given.get(name) for name in names]
+            if all(isinstance(each, str) for each in texts):
+                return str(texts[0]), str(texts[1])
+    if isinstance(given, list) and len(given) == 2 and all(isinstance(t, str) for t in given):
+        return str(given[0]), str(given[1])
+    raise RequestError(
+        f"an input of the type {type(given).__name__}",
+        parameter="inputs",
+        expected='a text, {"question": ..., "context": ...}, {"text": ..., "text_pair": ...}, '
+        "or a list of these",
+    )
+
+
+def listed_at_most(options: Mapping[str, Any], name: str, highest: int | None = None) -> int | None:
+    """Return how many of the best answers are asked for.
+
+    Raises:
+        RequestError: it is no such number.
+    """
+    value = options.get(name)
+    if value is None:
+        return None
+    if type(value) is not int or value < 1 or (highest is not None and value > highest):
+        most = f" up to {highest}" if highest else ""
+        raise RequestError(
+            f"{name} is {str(value)[:40]}", parameter=name, expected=f"a number from 1{most}"
+        )
+    return value

@@ -1,0 +1,66 @@
+"""`serve --try`: a page on which two adapters answer the same text, side by side.
+
+Its script sends what a program would send: `/v1/predict`, or a stream of the paths of OpenAI for
+adapters that write texts. A server with tokens shows nothing before a token is given, and the page
+keeps that in its field alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from adapterhub.pages.page import framed_page
+from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
+from adapterhub.web.headers import page_headers
+
+_TEXT = "A train was late again, and nobody said why."
+_WRITERS = ("ForCausalLM", "ForConditionalGeneration")  # classes whose checkpoints are generators
+_PREDICT, _CHAT, _WRITE = "/v1/predict", "/v1/chat/completions", "/v1/completions"
+
+
+async def _page(call: Call) -> Response:
+    service = call.service
+    page = framed_page(
+        "try.html",
+        ("copy.js", "try.js"),
+        name="adapterhub serve",
+        subtitle=f"adapters of {call.backbone}" if call.backbone else "adapters",
+        has_tokens=service.tokens is not None,
+        text=_TEXT,
+        connects=True,
+        facts=(),
+    )
+    script = page.partition("script-src '")[2].partition("'")[0]
+    return Response(page, headers=page_headers(script), media_type="text/html; charset=utf-8")
+
+
+async def _adapters(call: Call) -> dict[str, Any]:
+    """Return what the page knows of one adapter, or of all; only loaded ones have a task."""
+    if model := call.request.query_params.get("model"):
+        return {"adapters": [_shown(await call.facts(model))]}
+    loaded = {facts.model: _shown(facts) for facts in call.loaded()}
+    names = sorted(call.adapters(), key=lambda name: name == call.backbone)  # which is last
+    return {"adapters": [loaded.get(name, {"model": name}) for name in names]}
+
+
+def _shown(facts: AdapterFacts) -> dict[str, Any]:
+    path = _PREDICT
+    if facts.generates or _may_write(facts):
+        path = _CHAT if getattr(facts.tokenizer, "chat_template", None) else _WRITE
+    return {"model": facts.model, "task": facts.task, "texts": facts.texts, "path": path}
+
+
+def _may_write(facts: AdapterFacts) -> bool:
+    """Return whether an adapter is the backbone alone, and that one writes texts."""
+    names = facts.predictor.model.config.architectures or ()
+    return facts.source is None and any(name.endswith(_WRITERS) for name in names)
+
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint("GET", "/", "A page to try adapters", None, None, _page, "", ("try",), None, True),
+    Endpoint(
+        "GET", "/try/adapters", "What that page lists", None, None, _adapters, "predict", ("try",)
+    ),
+)

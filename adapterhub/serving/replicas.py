@@ -1,0 +1,469 @@
+"""A server on a Ray cluster: replicas that compute, and a front that clients talk to.
+
+The walk of a request is that of one machine (`http/app.py`), in two parts. The front checks who
+asks, how often, and how large the body is; then the whole request goes to a replica, which has the
+same application and an engine of its own. Batches are those of that engine, with rows of any
+adapters. Ray Serve starts replicas, replaces dead ones, and chooses one for each request, if it can
+one that has its adapter (`multiplexed`).
+
+A replica that dies loses no request of which no byte was sent: the front asks another one. New
+versions are looked for by the front, for all replicas at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from starlette.responses import Response, StreamingResponse
+
+from adapterhub._version import __version__
+from adapterhub.errors import ServingError
+from adapterhub.ray_cluster import connect_ray, import_serve, share_out
+from adapterhub.registry.local import default_root
+from adapterhub.serving.adapters import ModelUse
+from adapterhub.serving.engine import ServingEngine
+from adapterhub.serving.http.allowed import AllowedAdapters
+from adapterhub.serving.http.app import make_app
+from adapterhub.serving.http.call import Call, Endpoint
+from adapterhub.serving.http.errors import NotReadyError
+from adapterhub.serving.http.lifecycle import (
+    load_named,
+    open_service,
+    open_tokens,
+    served_endpoints,
+    warm_up,
+)
+from adapterhub.serving.http.operations import METRICS_TYPE
+from adapterhub.serving.http.service import RequestLimits, Service
+from adapterhub.serving.options import ServeOptions
+from adapterhub.web.headers import SECURE_HEADERS
+from adapterhub.web.tokens import AccessToken, TokenFile
+
+_TRIES = 3  # of a request: one that kills each replica must not kill all
+_HINTS = 1000  # adapters of a replica that Ray Serve knows of
+_ONGOING = 10_000  # requests of a replica; the engine refuses what it has no room for
+_LOOKING = 60.0  # seconds in which all replicas have looked for new versions
+_HEALTH = 2.0  # seconds between two questions to a replica whether it computes
+_MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,512})"')
+_HEAD = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string",
+         "root_path", "headers", "client", "server")  # fmt: skip
+_OF_THE_FRONT = ("/healthz", "/readyz", "/admin/refresh")
+_SECURE = {name for name, _ in SECURE_HEADERS}
+Message = MutableMapping[str, Any]
+
+
+class ForwardedTokens:
+    """The tokens of requests that the front has checked: each comes with what it allows."""
+
+    def check(self, text: str) -> AccessToken:
+        """Return what a token allows."""
+        record = json.loads(text)
+        fields: dict[str, Any] = {
+            n: tuple(v) if isinstance(v, list) else v for n, v in record.items()
+        }
+        return AccessToken(**fields)
+
+    def note_uses(self, at_once: bool = False) -> None:
+        """Note nothing: the front does."""
+
+
+def forwarded(token: AccessToken | None, headers: Sequence[tuple[bytes, bytes]]) -> list[Any]:
+    """Return the headers of a request with what its token allows in place of the token."""
+    others = [(name, value) for name, value in headers if name != b"authorization"]
+    if token is None:
+        return others
+    return [*others, (b"authorization", b"Bearer " + json.dumps(asdict(token)).encode())]
+
+
+class Replica:
+    """A server without connections, in a process of the cluster.
+
+    Args:
+        options: what is served.
+        front: the version of adapterhub in front, and its working directory, for relative paths.
+        needs_tokens: whether requests come with what their tokens allow.
+        threads: threads of torch.
+
+    Raises:
+        ServingError: this node has another version of adapterhub.
+        AdapterhubError: an adapter that was named cannot be loaded.
+    """
+
+    def __init__(
+        self, options: ServeOptions, front: tuple[str, str], needs_tokens: bool, threads: int
+    ) -> None:
+        version, folder = front
+        if version != __version__:
+            raise ServingError(
+                f"a node has adapterhub {__version__}; the server was started with {version}"
+            )
+        _, serve = import_serve()
+        torch.set_num_threads(threads)
+        if Path(folder).is_dir():
+            os.chdir(folder)
+        # Who asks, and how often, is checked by the front.
+        inside = replace(options, host="127.0.0.1", tokens=None, requests_per_minute=0)
+        self.service = open_service(inside)
+        self.service.tokens = cast(TokenFile, ForwardedTokens()) if needs_tokens else None
+        load_named(self.service)
+        warm_up(self.service)
+        self.service.is_ready = True
+        self.app = make_app(self.service, served_endpoints(options, self.service))
+
+        async def noted(model: str) -> str:
+            return model
+
+        self.note = serve.multiplexed(max_num_models_per_replica=_HINTS)(noted)
+
+    async def answer(
+        self, scope: dict[str, Any], body: bytes, model: str
+    ) -> AsyncIterator[list[Message]]:
+        """Yield the messages that answer a request, those that are there at once together."""
+        messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        request = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Message:
+            if not request:
+                await asyncio.Event().wait()  # the client stays until this task is cancelled
+            return request.pop()
+
+        task = asyncio.create_task(self.app({**scope, "state": {}}, receive, messages.put))
+        task.add_done_callback(lambda _: messages.put_nowait(None))
+        try:
+            ended = False
+            while not ended:
+                batch = [await messages.get()]
+                while not messages.empty():
+                    batch.append(messages.get_nowait())
+                ended = batch[-1] is None
+                found = [each for each in batch if each is not None]
+                if model and any(each.get("status") == 200 for each in found):
+                    await self.note(model)
+                if found:
+                    yield found
+            task.result()
+        finally:
+            task.cancel()
+
+    async def answer_whole(self, scope: dict[str, Any], body: bytes) -> list[Message]:
+        """Return the messages that answer a request."""
+        return [each async for batch in self.answer(scope, body, "") for each in batch]
+
+    def refresh(self) -> int:
+        """Look for new versions; return how many have moved."""
+        return self.service.refresh()
+
+    def models(self) -> list[ModelUse]:
+        """List which model computes which adapter."""
+        return self.service.engine.models()
+
+    def process(self) -> tuple[int, str]:
+        """Return the process, and the node that it is on."""
+        import ray
+
+        return os.getpid(), ray.get_runtime_context().get_node_id()
+
+    def numbers(self) -> tuple[str, str]:
+        """Return the name of this replica, and its numbers in the format of Prometheus."""
+        from ray import serve
+
+        return serve.get_replica_context().replica_tag, self.service.metrics.text().decode()
+
+    def check_health(self) -> None:
+        """Fail when nothing is computed any more: Ray Serve replaces the replica."""
+        if not self.service.is_alive:
+            raise RuntimeError("the compute thread is dead or stuck")
+
+
+class ReplicaEngine:
+    """What the server in front needs of an engine, of all replicas.
+
+    Args:
+        handle: that of the deployment.
+        close: takes the deployment away.
+    """
+
+    queued_requests = queued_tokens = 0
+
+    def __init__(self, handle: Any, close: Callable[[], None]) -> None:
+        self.handle, self._close = handle, close
+        self.is_alive = True
+        self.on_batch: Any = None
+
+    def busy_seconds(self) -> float:
+        """Return 0: what is stuck is replaced by Ray Serve."""
+        return 0.0
+
+    def pin(self, *sources: Any) -> None:
+        """Do nothing: the replicas have loaded what was named."""
+
+    def refresh(self) -> int:
+        """Have all replicas look for new versions; return how many have moved in one of them."""
+        return max(self.all("refresh"), default=0)
+
+    def models(self) -> list[ModelUse]:
+        """List which model computes which adapter, on one of the replicas."""
+        return next(iter(self.all("models")), [])
+
+    def has_replicas(self) -> bool:
+        """Return whether some answer."""
+        try:
+            return bool(self.all("process"))
+        except Exception:  # of any class: what Ray raises while it replaces one
+            return False
+
+    def all(self, method: str, *given: Any) -> list[Any]:
+        """Call a method of all replicas, and return their results."""
+        found: list[Any] = self.handle.broadcast(method, *given).results(timeout_s=_LOOKING)
+        return found
+
+    def close(self, seconds: float = 0.0) -> None:
+        """Take the replicas away."""
+        self.is_alive = False
+        self._close()
+
+
+class Front:
+    """Hands requests to replicas."""
+
+    def __init__(self, engine: ReplicaEngine) -> None:
+        self.engine = engine
+
+    def endpoints(self, endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
+        """Return the same endpoints, answered by replicas."""
+        return tuple(map(self._endpoint, endpoints))
+
+    def _endpoint(self, endpoint: Endpoint) -> Endpoint:
+        if endpoint.path in _OF_THE_FRONT:
+            return endpoint
+        answers = {"/metrics": self.metrics}
+        usual = self.to_all if endpoint.role == "admin" else self.to_one
+        answer = answers.get(endpoint.path, usual)
+        return replace(endpoint, request=None, read=None, answer=answer)
+
+    async def to_one(self, call: Call) -> Response:
+        """Have a replica answer, and another one if that dies before a byte was sent.
+
+        Raises:
+            NotReadyError: all that were asked have died, or there is none.
+        """
+        from ray.exceptions import RayActorError
+
+        scope, model = _scope(call), adapter_hint(call.path_params, call.raw_body)
+        handle = self.engine.handle.options(
+            method_name="answer", stream=True, multiplexed_model_id=model
+        )
+        for _ in range(_TRIES):
+            try:
+                return await self._patiently(
+                    _begun(handle.remote(scope, call.raw_body, model)), call.service.limits.deadline
+                )
+            except RayActorError:
+                continue
+        raise NotReadyError("the replicas that were asked have died")
+
+    async def _patiently(self, answer: Coroutine[Any, Any, Response], seconds: float) -> Response:
+        """Wait for an answer for as long as there are replicas; look every so many seconds."""
+        task = asyncio.create_task(answer)
+        try:
+            while not (await asyncio.wait({task}, timeout=seconds))[0]:
+                if not await asyncio.to_thread(self.engine.has_replicas):
+                    raise NotReadyError("all replicas have died, and none is there yet")
+            return task.result()
+        finally:
+            task.cancel()
+
+    async def to_all(self, call: Call) -> Response:
+        """Have each replica answer a request that changes something; return the first answer."""
+        given = "answer_whole", _scope(call), call.raw_body
+        found = await asyncio.to_thread(self.engine.all, *given)
+        failed = [each for each in found if each[0]["status"] >= 400]
+        return _whole((failed or found)[0])
+
+    async def metrics(self, call: Call) -> Response:
+        """Return the numbers of all replicas."""
+        texts = await asyncio.to_thread(self.engine.all, "numbers")
+        registry = CollectorRegistry()
+        registry.register(ReplicaNumbers(dict(texts)))
+        return Response(generate_latest(registry), media_type=METRICS_TYPE)
+
+
+def open_replicas(options: ServeOptions) -> tuple[Service, tuple[Endpoint, ...]]:
+    """Start replicas on a cluster, and wait until all adapters that were named are loaded.
+
+    Returns:
+        A service and endpoints for a server, which hands requests to them. Closing its engine takes
+        them away.
+
+    Raises:
+        ConfigError: Ray Serve is not installed, nothing answers at the address, or the cluster is
+            too small.
+        ServingError: a replica cannot be started, such as for an adapter that cannot be loaded.
+    """
+    tokens = open_tokens(options)
+    ray, serve = import_serve()
+    connect_ray(ray, options.ray_address)
+    name = f"adapterhub-{socket.gethostname()}-{os.getpid()}"
+
+    def close() -> None:
+        serve.delete(name)
+        ray.shutdown()
+
+    try:
+        handle = _deployed(ray, serve, name, options, tokens is not None)
+    except BaseException:
+        close()
+        raise
+    engine = ReplicaEngine(handle, close)
+    service = Service(
+        cast(ServingEngine, engine),
+        AllowedAdapters({}),
+        backbone=options.backbone or "",
+        limits=RequestLimits(
+            options.size("body"),
+            deadline=options.seconds("deadline"),
+            per_minute=options.requests_per_minute,
+        ),
+        tokens=tokens,
+    )
+    service.is_ready = False
+    return service, Front(engine).endpoints(served_endpoints(options, service))
+
+
+def _deployed(ray: Any, serve: Any, name: str, options: ServeOptions, needs_tokens: bool) -> Any:
+    """Start the replicas, and return their handle when all are ready."""
+    shares = share_out(ray.nodes(), options.workers)
+    cpus, gpus = min(share.cpus for share in shares), min(share.gpus for share in shares)
+    registry = options.registry or os.environ.get("ADAPTERHUB_REGISTRY") or str(default_root())
+    deployment = serve.deployment(
+        Replica,
+        name="engine",
+        num_replicas=len(shares),
+        max_ongoing_requests=_ONGOING,
+        max_constructor_retry_count=1,
+        health_check_period_s=_HEALTH,
+        graceful_shutdown_timeout_s=options.seconds("drain"),
+        ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
+    )
+    bound = deployment.bind(
+        replace(options, registry=registry),
+        (__version__, os.getcwd()),
+        needs_tokens,
+        options.threads or cpus,
+    )
+    serve.start(proxy_location="Disabled")
+    try:
+        return serve.run(bound, name=name, route_prefix=None)
+    except RuntimeError:
+        failed = serve.status().applications[name].deployments.values()
+        raise ServingError(
+            "the replicas cannot be started",
+            offenders=[_error_in(each.message) for each in failed],
+        ) from None
+
+
+def _error_in(traceback: str) -> str:
+    """Return the words of the error at the end of a traceback."""
+    *_, last = re.finditer(r"^(?:\w+\.)*\w+: ", f"\nRay: {traceback}", re.MULTILINE)
+    return f"\nRay: {traceback}"[last.end() :]
+
+
+def _scope(call: Call) -> dict[str, Any]:
+    """Return what a replica gets of a request besides its body."""
+    scope = {name: call.request.scope[name] for name in _HEAD if name in call.request.scope}
+    return {**scope, "headers": forwarded(call.token, scope["headers"])}
+
+
+def adapter_hint(path_params: Mapping[str, str], body: bytes) -> str:
+    """Return which adapter a request is probably for, "" if that is not seen at once.
+
+    A replica that has it is preferred. A wrong guess changes no answer.
+    """
+    named = next((path_params[n] for n in ("reference", "name", "model") if n in path_params), "")
+    if not named and (found := _MODEL.search(body)):
+        named = found[1].decode(errors="replace")
+    return named[:512]
+
+
+async def _begun(responses: Any) -> Response:
+    """Return the answer of a replica when it is whole, or when more is sent than its beginning."""
+    messages: list[Message] = []
+    parts = aiter(responses)
+    try:
+        while len(messages) < 2:
+            messages += await anext(parts)
+    except StopAsyncIteration:
+        raise NotReadyError("a replica has ended without an answer") from None
+    except BaseException:
+        responses.cancel()
+        raise
+    if not messages[-1].get("more_body", False):
+        return _whole(messages)
+    return _as_sent(StreamingResponse(_rest(messages[1:], parts, responses)), messages[0])
+
+
+async def _rest(
+    messages: list[Message], parts: AsyncIterator[list[Message]], responses: Any
+) -> AsyncIterator[bytes]:
+    try:
+        for each in messages:
+            yield each.get("body", b"")
+        async for batch in parts:
+            for each in batch:
+                yield each.get("body", b"")
+    finally:
+        responses.cancel()
+
+
+def _whole(messages: Sequence[Message]) -> Response:
+    body = b"".join(each.get("body", b"") for each in messages[1:])
+    return _as_sent(Response(body), messages[0])
+
+
+def _as_sent(response: Response, start: Message) -> Response:
+    """Give an answer the status and the headers that a replica has sent."""
+    response.status_code = start["status"]
+    # The front adds these again.
+    response.raw_headers = [(n, v) for n, v in start["headers"] if n not in _SECURE]
+    return response
+
+
+class ReplicaNumbers(Collector):
+    """The numbers of all replicas, each with a label of its own."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.texts = texts
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each number of all replicas."""
+        families: dict[str, Metric] = {}
+        for replica, text in self.texts.items():
+            for found in text_string_to_metric_families(text):
+                family = families.setdefault(
+                    found.name, Metric(found.name, found.documentation, found.type)
+                )
+                for sample in found.samples:
+                    labels = {**sample.labels, "replica": replica}
+                    family.add_sample(sample.name, labels, sample.value)
+        yield from families.values()

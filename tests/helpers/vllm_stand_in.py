@@ -1,0 +1,85 @@
+"""A stand-in for vLLM, which needs a GPU: its plugin interface, and how its server resolves names.
+
+The signatures are those of `vllm/lora/request.py`, `vllm/lora/resolver.py` and `resolve_lora` in
+`vllm/entrypoints/openai/models/serving.py`, of 2025 and 2026.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import types
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(eq=False)
+class LoRARequest:
+    lora_name: str
+    lora_int_id: int
+    lora_path: str = ""
+    base_model_name: str | None = None
+    tensorizer_config_dict: dict[str, Any] | None = None
+    load_inplace: bool = False
+
+    def __post_init__(self) -> None:
+        if self.lora_int_id < 1:
+            raise ValueError(f"id must be > 0, got {self.lora_int_id}")
+        assert self.lora_path, "lora_path cannot be empty"
+
+
+class LoRAResolver(ABC):
+    @abstractmethod
+    async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None: ...
+
+
+@dataclass
+class _LoRAResolverRegistry:
+    resolvers: dict[str, LoRAResolver] = field(default_factory=dict)
+
+    def register_resolver(self, resolver_name: str, resolver: LoRAResolver) -> None:
+        self.resolvers[resolver_name] = resolver
+
+
+@contextmanager
+def standing_in() -> Iterator[_LoRAResolverRegistry]:
+    """Put the stand-in into `sys.modules`; yield its registry."""
+    registry = _LoRAResolverRegistry()
+    modules = {name: types.ModuleType(name) for name in ("vllm", "vllm.lora")}
+    modules["vllm.lora.request"] = types.ModuleType("vllm.lora.request")
+    modules["vllm.lora.request"].LoRARequest = LoRARequest
+    modules["vllm.lora.resolver"] = types.ModuleType("vllm.lora.resolver")
+    modules["vllm.lora.resolver"].LoRAResolver = LoRAResolver
+    modules["vllm.lora.resolver"].LoRAResolverRegistry = registry
+    before = {name: sys.modules.get(name) for name in modules}
+    sys.modules.update(modules)
+    try:
+        yield registry
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
+
+
+class Server:
+    """What vLLM's server does with the names of models that it does not know."""
+
+    def __init__(self, base: str, registry: _LoRAResolverRegistry) -> None:
+        self.base, self.registry = base, registry
+        self.requests: dict[str, LoRARequest] = {}
+        self.locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def resolve(self, name: str) -> LoRARequest | None:
+        async with self.locks[name]:
+            if name not in self.requests:
+                for resolver in self.registry.resolvers.values():
+                    if (found := await resolver.resolve_lora(self.base, name)) is not None:
+                        self.requests[name] = found
+                        break
+            return self.requests.get(name)

@@ -1,0 +1,182 @@
+"""Adapters as LoRAs for vLLM: equal in peft where copied, near and told where converted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+from fixtures import word_tokenizer
+from language_adapters import text_logits, write_language_model, write_noisy
+from safetensors.torch import load_file
+from torch import Tensor
+
+import adapterhub as ah
+from adapterhub.errors import MismatchError
+from adapterhub.interchange.peft.files import CONFIG_FILE, TENSORS_FILE
+from adapterhub.interchange.peft.vllm import RANKS
+from adapterhub.merging.vllm import blocking_vllm, in_vllm
+
+peft = pytest.importorskip("peft")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+# By case: the architecture, the method, what is refused, and whether it is converted.
+CHECKED = {
+    "rank": ("llama", "lora(rank=24)", ["--max-lora-rank 32"], False),
+    "too high": ("llama", "rslora(rank=1024)", ["at most 512"], False),
+    "ranks": ("llama", {"lora": {"ranks": {"attn.q": 4}}}, [], False),
+    "dora": ("llama", "dora", [], True),
+    "ia3": ("llama", "ia3", [], True),
+    "both": ("llama", ["lora", "ia3"], [], True),
+    "whole": ("llama", ["lora", "chosen"], ["chosen: trains parameters"], False),
+    "bias": ("qwen2", ["lora", "bitfit"], ["bitfit: trains parameters"], False),
+    "prefix": ("llama", "prefix", ["prefix at decoder.attn.kv: it adds keys"], True),
+    "bottleneck": ("llama", ["lora", "pfeiffer"], ["pfeiffer at decoder"], True),
+    "architecture": ("gpt2", "lora", ["GPT2LMHeadModel: vLLM serves LoRA on"], False),
+    "none": ("llama", "lora(rank=16)", [], False),
+}
+
+
+def test_what_vllm_does_not_serve_is_listed_before_training(subtests):
+    for case, (architecture, spec, reasons, is_converted) in CHECKED.items():
+        with subtests.test(case=case):
+            with torch.device("meta"):
+                model = tiny_models.model(architecture, "causal-lm")
+            found, converted = blocking_vllm(model, spec)
+            assert converted == is_converted
+            for reason in reasons:
+                assert any(reason in line for line in found), (reason, found)
+            assert bool(found) == bool(reasons), found
+            assert not hasattr(model, "_adapterhub")
+    assert max(RANKS) == 512
+
+
+def saved(folder: Path, architecture: str, spec: object) -> tuple[Path, Path]:
+    """Save a backbone and an adapter; return their folders."""
+    write_language_model(folder / architecture, architecture)
+    adapter = write_noisy(folder / "adapter", folder / architecture, spec)
+    return folder / architecture, adapter
+
+
+def compare(backbone: Path, adapter: Path, exported: Path) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the logits of the backbone, with our adapter, and with its export in peft."""
+    model, _ = ah.load_backbone(str(backbone), task="causal-lm")
+    bare = text_logits(model)
+    loaded = ah.load(model, adapter)
+    ours = text_logits(model)
+    loaded.detach()
+    return bare, ours, text_logits(peft.PeftModel.from_pretrained(model, exported).eval())
+
+
+COPIED = {
+    "lora": "lora(rank=4)",
+    "ranks": {"lora": {"rank": 6, "ranks": {"attn.q": 2}, "sites": ["attn.q", "attn.v", "ffn.up"]}},
+    "rslora": "rslora(rank=4)",
+    "pissa": "pissa(rank=4)",
+    "two": ["lora(rank=4)", "rslora(rank=3, sites=['attn.q'])"],
+}
+CELLS = [(name, "llama") for name in COPIED] + [("ranks", "phi3"), ("ranks", "opt")]
+
+
+@pytest.mark.parametrize(("method", "architecture"), CELLS)
+def test_a_copy_computes_the_same_in_peft(tmp_path, method, architecture):
+    backbone, adapter = saved(tmp_path, architecture, COPIED[method])
+    export = in_vllm(adapter, backbone=str(backbone))
+    assert (export.lost, export.missed, export.notes, export.template) == (0, 0, [], None)
+    export.write(tmp_path / "out")
+    bare, ours, theirs = compare(backbone, adapter, tmp_path / "out")
+    assert not torch.allclose(bare, ours, atol=1e-3)
+    assert torch.allclose(ours, theirs, atol=2e-5)
+    check_form(tmp_path / "out", export.rank)
+
+
+def check_form(folder: Path, rank: int) -> None:
+    """Check what every release of vLLM requires of the files."""
+    config = json.loads((folder / CONFIG_FILE).read_bytes())
+    assert config["peft_type"] == "LORA"
+    assert config["r"] == rank
+    assert {"r", "lora_alpha", "target_modules"} <= config.keys()
+    refused = {"rank_pattern", "alpha_pattern", "modules_to_save", "use_dora", "use_rslora", "bias"}
+    assert not refused & config.keys()
+    for name, tensor in load_file(folder / TENSORS_FILE).items():
+        assert name.startswith("base_model.model.")
+        factor = name.split(".")[-2]
+        assert name.endswith(".weight")
+        assert factor in ("lora_A", "lora_B")
+        assert tensor.shape[0 if factor == "lora_A" else 1] == rank
+
+
+def test_copies_need_no_weights(tmp_path):
+    backbone, adapter = saved(tmp_path, "llama", COPIED["ranks"])
+    (backbone / "model.safetensors").unlink()
+    assert in_vllm(adapter).rank == 6
+
+
+# All updates have full rank; 32 is the size of the model.
+CONVERTED = {"dora": "dora(rank=2)", "ia3": "ia3", "both": ["lora(rank=2)", "ia3"]}
+
+
+@pytest.mark.parametrize("method", CONVERTED)
+def test_a_conversion_of_full_rank_is_equal_and_a_smaller_one_tells_its_error(tmp_path, method):
+    backbone, adapter = saved(tmp_path, "llama", CONVERTED[method])
+    whole = in_vllm(adapter, backbone=str(backbone), max_rank=64)
+    whole.write(tmp_path / "whole")
+    _, ours, theirs = compare(backbone, adapter, tmp_path / "whole")
+    assert torch.allclose(ours, theirs, atol=1e-4)
+    assert whole.lost < 1e-5
+    with pytest.raises(MismatchError, match="as a LoRA of rank 4, noisy loses") as refused:
+        in_vllm(adapter, backbone=str(backbone), max_rank=4)
+    assert "--max-lost" in str(refused.value)
+    part = in_vllm(adapter, backbone=str(backbone), max_rank=4, max_lost=1.0)
+    part.write(tmp_path / "part")
+    bare, ours, theirs = compare(backbone, adapter, tmp_path / "part")
+    missed = float((theirs - ours).norm() / (ours - bare).norm())
+    assert 0.01 < part.missed < 1
+    assert 0.2 * part.missed < missed < 5 * part.missed, "of other tokens"
+    assert f"loses up to {part.lost:.2%}" in part.notes[0]
+    assert part.notes[0] in (tmp_path / "part" / "README.md").read_text()
+    check_form(tmp_path / "part", 4)
+
+
+REFUSED = {
+    "bias": ("qwen2", "ia3", "ia3: changes .*bias and 3 more; vLLM has no biases"),
+    "prefix": ("llama", "prefix", "prefix at decoder.attn.kv"),
+    "norms": ("llama", ["lora", "norms"], "norms: trains parameters"),
+    "architecture": ("gpt2", "lora", "GPT2LMHeadModel"),
+    "rank": ("llama", "lora(rank=24)", "serve with --max-lora-rank 32"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_lora_is_refused_by_name(tmp_path, case):
+    architecture, spec, reason = REFUSED[case]
+    backbone, adapter = saved(tmp_path, architecture, spec)
+    with pytest.raises(MismatchError, match=reason):
+        in_vllm(adapter, backbone=str(backbone), max_lost=1.0)
+
+
+@pytest.mark.parametrize("method", ["lora(rank=2)", "dora(rank=2)"])
+def test_the_backbone_is_that_of_the_adapter(tmp_path, method):
+    _, adapter = saved(tmp_path, "llama", method)
+    write_language_model(tmp_path / "other", "llama", seed=5)
+    with pytest.raises(MismatchError, match="trained on a different backbone"):
+        in_vllm(adapter, backbone=str(tmp_path / "other"))
+
+
+def test_a_template_of_its_own_is_told_and_written(tmp_path):
+    backbone, adapter = saved(tmp_path, "llama", "lora(rank=2)")
+    tokenizer = word_tokenizer("<s>")
+    tokenizer.chat_template = "{{ messages }}"
+    tokenizer.save_pretrained(backbone)
+    export = in_vllm(adapter, backbone=str(backbone))
+    export.write(tmp_path / "out")
+    export.write(tmp_path / "out", overwrite=True)
+    assert "--chat-template" in export.notes[0]
+    assert (tmp_path / "out" / "chat_template.jinja").read_text() == export.template

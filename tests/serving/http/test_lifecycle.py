@@ -1,0 +1,295 @@
+"""The life of a server: what it opens, loads and warms, and how connections and it end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from contextlib import contextmanager, suppress
+from urllib.parse import urlsplit
+
+import pytest
+from http_client import ask, predict
+from served import EXAMPLES, TEXTS, write_adapter
+from starlette.responses import StreamingResponse
+
+import adapterhub as ah
+from adapterhub.errors import AdapterhubError, ConfigError, NotPublishedError
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.serving.http import lifecycle
+from adapterhub.serving.http.call import Endpoint
+from adapterhub.serving.http.lifecycle import HttpServer, check_all, open_service
+from adapterhub.serving.models import SharedBody
+from adapterhub.serving.options import ServeOptions
+from adapterhub.web import connections
+from adapterhub.web.tokens import TokenFile
+
+
+@pytest.fixture(scope="module")
+def registry(backbone, tmp_path_factory):
+    root = tmp_path_factory.mktemp("lifecycle")
+    for seed, example in enumerate((EXAMPLES[0], EXAMPLES[4], EXAMPLES[5])):
+        folder = write_adapter(backbone, root / example.task, example=example, seed=seed)
+        ah.publish(folder, example.task, registry=root / "registry")
+    return root / "registry"
+
+
+@contextmanager
+def started(**given):
+    """Run a server with options; yield its address and itself."""
+    options = ServeOptions(port=0, **given)
+    addresses, errors, ready = [], [], threading.Event()
+
+    def say(address):
+        addresses.append(address)
+        ready.set()
+
+    server = HttpServer(open_service(options), options, say)
+
+    def run():
+        try:
+            server.run()
+        except Exception as error:
+            errors.append(error)
+        ready.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert ready.wait(60)
+        yield addresses[0] if addresses else "", server, errors
+    finally:
+        server.stop()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_named_adapters_are_loaded_and_each_length_is_warm(registry, tmp_path, backbone):
+    folder = write_adapter(backbone, tmp_path / "mine", seed=5)
+    named = ("classification", "tags=tagging@1", folder)
+    with started(adapters=named, registry=str(registry), backbone=str(backbone)) as (
+        url,
+        server,
+        _,
+    ):
+        assert {use.reference for use in server.service.engine.models()} >= {
+            "classification@v1",
+            "tagging@v1",
+            folder,
+        }
+        assert server.service.engine.counts["answers"] == 2 * len(lifecycle._WARM_WORDS)
+        assert predict(url, "mine", TEXTS[0]).json["model"] == "mine"
+        assert predict(url, "tags", TEXTS[0]).json["model"] == "tagging@v1"
+        assert predict(url, "classification@v1", TEXTS[0]).status == 200
+        assert "vector" in predict(url, backbone.name, TEXTS[0]).json["predictions"][0]
+        for model in (str(backbone), "reranking", "tagging", "tagging@1", folder):
+            assert predict(url, model, TEXTS[0]).status == 404
+
+
+def test_all_that_the_registry_has_for_the_backbone(registry, backbone):
+    with started(registry=str(registry), refresh="0.1s") as (url, server, _):
+        assert server.service.allowed.names == ["classification", "reranking", "tagging"]
+        assert [use.reference for use in server.service.engine.models()] == ["classification@v1"]
+        assert server.service.engine.counts["answers"] == len(lifecycle._WARM_WORDS)
+        assert predict(url, "tagging", TEXTS[0]).status == 200
+        store = LocalRegistry(registry)
+        before = predict(url, "classification", TEXTS[0]).json
+        folder = write_adapter(backbone, registry.parent / "new", seed=9)
+        ah.publish(folder, "classification", registry=registry)
+        ah.publish(folder, "later", registry=registry)
+        deadline = time.monotonic() + 30
+        while "later" not in server.service.allowed.names:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        while (after := predict(url, "classification", TEXTS[0]).json)["model"][-1] == "1":
+            assert time.monotonic() < deadline
+        assert after["predictions"] != before["predictions"]
+        store.delete("classification", "v2")
+        store.delete("later", "v1")
+
+
+def test_check_predicts_once_with_each(registry, tmp_path):
+    service = open_service(ServeOptions(registry=str(registry)))
+    service.list_published()
+    assert check_all(service) == {}
+    assert service.engine.counts["answers"] == 3
+    service.engine.close()
+    service = open_service(ServeOptions(("nothing", "tagging"), registry=str(registry)))
+    assert [*check_all(service)] == ["nothing"]
+    service.engine.close()
+
+
+def test_an_adapter_that_cannot_be_loaded_ends_the_server(registry):
+    with started(adapters=("tagging", "nothing"), registry=str(registry)) as (url, _, errors):
+        assert not url
+    assert isinstance(errors[0], NotPublishedError)
+
+
+def test_an_address_that_is_taken(registry):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        options = ServeOptions(("tagging",), registry=str(registry), port=taken.getsockname()[1])
+        with pytest.raises(ConfigError, match="cannot listen at"):
+            HttpServer(open_service(options), options, print).run()
+
+
+def test_others_need_tokens(registry, tmp_path):
+    with pytest.raises(ConfigError, match=r"others can reach 0\.0\.0\.0"):
+        open_service(ServeOptions(registry=str(registry), host="0.0.0.0"))
+    file = tmp_path / "tokens.json"
+    with pytest.raises(ConfigError, match="has no tokens"):
+        open_service(ServeOptions(registry=str(registry), tokens=str(file)))
+    token = TokenFile(file).create("one")
+    with started(registry=str(registry), tokens=str(file)) as (url, _, _):
+        assert predict(url, "tagging", TEXTS[0]).status == 401
+        assert predict(url, "tagging", TEXTS[0], token=token).status == 200
+        assert ask(url, "/metrics").status == 401
+    assert TokenFile(file).tokens()[0].used
+
+
+def test_names_for_clients(tmp_path):
+    (tmp_path / "mod\u00e8le").mkdir()
+    for words in ((f"{tmp_path}/mod\u00e8le",), ("a b=polite",)):
+        with pytest.raises(ConfigError, match="is no name for clients"):
+            open_service(ServeOptions(words))
+    with pytest.raises(ConfigError, match="two adapters have the name 'a'"):
+        open_service(ServeOptions(("a=polite", "a=other")))
+
+
+def test_a_registry_of_several_backbones_needs_one_named(registry, tmp_path, backbones):
+    folder = write_adapter(backbones("llama"), tmp_path / "llama")
+    other = tmp_path / "registry"
+    ah.publish(folder, "one", registry=other)
+    ah.publish(str(registry.parent / "tagging"), "two", registry=other)
+    ah.publish(str(registry.parent / "tagging"), "both", registry=other)
+    ah.publish(folder, "both", registry=other)
+    with pytest.raises(ConfigError, match="adapters for 2 backbones"):
+        open_service(ServeOptions(registry=str(other)))
+    with started(registry=str(other), backbone=str(backbones("llama"))) as (url, server, _):
+        assert server.service.allowed.listed == ("both", "one")
+        one, both = (predict(url, name, TEXTS[0]) for name in ("one", "both"))
+        assert (one.status, both.json["predictions"]) == (200, one.json["predictions"])
+        assert server.service.refresh() == 0
+        assert predict(url, "two", TEXTS[0]).status == 409
+
+
+def test_a_compute_thread_that_dies_ends_the_server(registry, monkeypatch):
+    monkeypatch.setattr(lifecycle, "_LAST_ANSWERS", 0.3)
+    with started(adapters=("tagging",), registry=str(registry)) as (url, _, errors):
+
+        def die(self, asked):
+            raise KeyboardInterrupt("by a test")
+
+        monkeypatch.setattr(SharedBody, "compute", die)
+        assert predict(url, "tagging", TEXTS[0]).status == 503
+        assert ask(url, "/healthz").status == 503
+        deadline = time.monotonic() + 30
+        while not errors:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    assert isinstance(errors[0], AdapterhubError)
+    assert "KeyboardInterrupt: by a test" in str(errors[0])
+
+
+def ends(client):
+    """Return whether a connection ends, by its end or by a reset, however much is read before."""
+    with suppress(ConnectionError):
+        while client.recv(1 << 20):
+            pass
+    return True
+
+
+@contextmanager
+def streaming(registry, monkeypatch, **given):
+    """Run a server with an endpoint that sends without an end."""
+    sent = []
+
+    async def answer(call):
+        async def pieces():
+            while True:
+                sent.append(1)
+                yield b"x" * 65536
+                await asyncio.sleep(0)
+
+        return StreamingResponse(pieces())
+
+    endpoint = Endpoint("GET", "/stream", "Send", None, None, answer)
+    monkeypatch.setattr(lifecycle, "ENDPOINTS", (*lifecycle.ENDPOINTS, endpoint))
+    with started(adapters=("tagging",), registry=str(registry), **given) as (url, _, _):
+        yield url, sent
+
+
+def test_a_slow_reader_is_dropped(registry, monkeypatch):
+    with streaming(registry, monkeypatch, write_timeout="0.3s") as (url, sent):
+        with socket.create_connection(("127.0.0.1", urlsplit(url).port)) as client:
+            client.sendall(b"GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            deadline, before = time.monotonic() + 30, -1
+            while len(sent) != before or not sent:  # until it waits for the client
+                assert time.monotonic() < deadline
+                before = len(sent)
+                time.sleep(0.2)
+            time.sleep(0.5)
+            client.settimeout(10)
+            assert ends(client)
+        metrics = ask(url, "/metrics").data.decode()
+        assert 'adapterhub_errors_total{adapter="",path="/stream",status="499"' in metrics
+
+
+def test_a_reader_that_is_not_slow_stays(registry, monkeypatch):
+    with (
+        streaming(registry, monkeypatch, write_timeout="0.3s") as (url, _),
+        socket.create_connection(("127.0.0.1", urlsplit(url).port)) as client,
+    ):
+        client.sendall(b"GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            assert client.recv(1 << 20)
+
+
+def test_a_head_that_does_not_end(registry, monkeypatch):
+    """It is dropped when it is too large, and when it takes too long."""
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.5)
+    with started(adapters=("tagging",), registry=str(registry)) as (url, _, _):
+        address = ("127.0.0.1", urlsplit(url).port)
+        with socket.create_connection(address) as client:
+            client.settimeout(10)
+            client.sendall(b"GET /healthz HTTP/1.1\r\n")
+            with suppress(ConnectionError):
+                for _ in range(100):
+                    client.sendall(b"x-more: " + b"a" * 1000 + b"\r\n")
+                    time.sleep(0.001)
+            assert ends(client)
+        began = time.monotonic()
+        with socket.create_connection(address) as client:
+            client.settimeout(10)
+            client.sendall(b"GET /healthz HTTP/1.1\r\n")
+            assert ends(client)
+        assert time.monotonic() - began < 5
+        assert ask(url, "/healthz").status == 200
+
+
+def test_what_runs_is_finished_when_the_server_leaves(registry):
+    with started(adapters=("tagging",), registry=str(registry)) as (url, server, errors):
+        begun, free = threading.Event(), threading.Event()
+
+        def wait():
+            begun.set()
+            free.wait(30)
+
+        server.service.engine._between_batches(wait)
+        assert begun.wait(30)
+        found = []
+        client = threading.Thread(
+            target=lambda: found.append(predict(url, "tagging", TEXTS[0])), daemon=True
+        )
+        client.start()
+        while not server.service.engine.queued_requests:
+            time.sleep(0.01)
+        server.stop()
+        time.sleep(0.3)
+        with pytest.raises(ConnectionError):
+            ask(url, "/healthz")
+        free.set()
+        client.join(30)
+        assert found[0].status == 200
+    assert not errors

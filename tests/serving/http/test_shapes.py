@@ -1,0 +1,147 @@
+"""All shapes together: examples, requests that a fuzzer makes, and which adapter fits which."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+from http_service import BACKBONE, NAMED, running, service_of
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from requests import Session, get, request
+from selection import ALL
+from served import TEXTS, TaskExample, same_answer, write_adapter
+
+from adapterhub.serving import Engine
+from adapterhub.serving.http.app import ENDPOINTS
+from adapterhub.serving.http.openapi import shown_path
+from adapterhub.tasks import TASKS, parse_task
+
+schemathesis = pytest.importorskip("schemathesis", reason='pip install "adapterhub[clients]"')
+CASES = 200 if ALL else 4
+PATHS = [(each.method, shown_path(each)) for each in ENDPOINTS]
+ANSWERS = {shown_path(each): each.response for each in ENDPOINTS}
+MEANT = 503  # the only status of 500 and more that a request may lead to: a server that leaves
+
+
+@pytest.fixture(scope="module")
+def writer(backbones, tmp_path_factory):
+    """Serve an adapter that writes texts."""
+    example = TaskExample("causal-lm(new_tokens=4)", "causal-lm")
+    folder = write_adapter(backbones("llama"), tmp_path_factory.mktemp("w") / "w", example=example)
+    with (
+        Engine(str(backbones("llama"))) as engine,
+        running(service_of(engine, {"writer": folder})) as url,
+    ):
+        yield url
+
+
+def examples_at(url):
+    """Yield what the description has an example of: method, path, adapter and body."""
+    for path, methods in get(f"{url}/openapi.json", timeout=60).json()["paths"].items():
+        for method, operation in methods.items():
+            content = operation.get("requestBody", {}).get("content", {})
+            examples = content.get("application/json", {}).get("examples", {})
+            for model, example in examples.items():
+                yield method, path, model, example["value"]
+
+
+def test_every_example_is_answered(server, writer):
+    for name in (*NAMED, BACKBONE):  # loaded adapters have examples
+        get(f"{server.url}/v1/models/{name}", timeout=60)
+    get(f"{writer}/v1/models/writer", timeout=60)
+    seen = set()
+    for url in (server.url, writer):
+        for method, path, model, body in examples_at(url):
+            names = {"{reference}": model, "{name}": model}
+            shown = path
+            for name, value in names.items():
+                shown = shown.replace(name, value)
+            answer = request(method, url + shown, json=body, timeout=60)
+            assert answer.status_code == 200, (path, model, answer.text)
+            seen.add((path, model))
+            if (response := ANSWERS[path]) is not None:
+                response.model_validate(answer.json())
+    posts = {shown_path(e) for e in ENDPOINTS if e.method == "POST" and e.role != "admin"}
+    posts -= {"/v2/models/{name}/versions/{version}/infer"}  # the same with a version
+    assert {path for path, _ in seen} == posts
+    assert {model for _, model in seen} == {*NAMED, BACKBONE, "writer"}
+
+
+@pytest.mark.parametrize(("method", "path"), PATHS)
+def test_no_request_of_a_fuzzer_is_an_error_of_the_server(server, writer, method, path):
+    """Requests of the described form, of which most name an adapter that there is."""
+    url, names = (writer, ["writer", BACKBONE]) if "completions" in path else (
+        server.url,
+        [*NAMED, BACKBONE],
+    )  # fmt: skip
+    operation = schemathesis.openapi.from_url(f"{url}/openapi.json")[path][method]
+
+    @settings(
+        max_examples=CASES,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(operation.as_strategy(), st.sampled_from(names), st.booleans())
+    def check(case, name, is_named):
+        body = case.body
+        if is_named and isinstance(body, dict) and "model" in body:
+            body = {**body, "model": name, **({"max_tokens": 3} if "completion" in path else {})}
+            case.body = body
+        if is_named:
+            case.path_parameters = {key: name for key in case.path_parameters or {}}
+        answer = case.call(timeout=60)
+        assert answer.status_code < 500 or answer.status_code == MEANT, (case.body, answer.text)
+
+    check()
+
+
+def test_shapes_from_many_threads(server):
+    """Each answer is that of `predict`, whatever else is asked for, with tokens and with texts."""
+    texts = [text for text in TEXTS if "[UNK]" not in server.tokenizer.tokenize(text)]
+    ids = [server.tokenizer(text)["input_ids"] for text in texts]
+    expected = {
+        name: server.expected(name, *texts) for name in ("many", "multi-label", "embedding")
+    }
+    vectors = [each["vector"] for each in expected["embedding"]]
+
+    def classes(name, n):
+        answer = ask("/predict", {"model": name, "inputs": texts[n]})
+        return {each["label"]: each["score"] for each in answer}, expected[name][n]["scores"]
+
+    def of_text(n):
+        return ask("/embed", {"model": "embedding", "inputs": texts[n]})[0], vectors[n]
+
+    def of_tokens(n):
+        answer = ask("/v1/embeddings", {"model": "embedding", "input": ids[n]})
+        return answer["data"][0]["embedding"], vectors[n]
+
+    def ask(path, body):
+        return session.post(server.url + path, json=body, timeout=60).json()
+
+    kinds = [of_text, of_tokens, partial(classes, "many"), partial(classes, "multi-label")]
+    asked = [(kind, n) for kind in kinds for n in range(len(texts))] * 4
+    random.Random(0).shuffle(asked)
+    with Session() as session, ThreadPoolExecutor(8) as pool:
+        pairs = list(pool.map(lambda each: each[0](each[1]), asked))
+    assert len(texts) > 3
+    assert not [pair for pair in pairs if not same_answer(*pair)]
+
+
+def test_every_task_says_what_it_prints():
+    """Else an adapter of it has no shape but that of /v1/predict."""
+    missing = [name for name, task in TASKS.items() if not task.printed_fields]
+    assert not missing
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_what_is_printed_has_the_declared_names(server, name):
+    task = parse_task(NAMED[name].task)
+    for answer in server.expected(name):
+        declared = {*task.printed_fields, task.input_name}
+        assert declared - {"similarity"} <= answer.keys() <= declared

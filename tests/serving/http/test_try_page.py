@@ -1,0 +1,164 @@
+"""The page of `serve --try` in chromium: two answers side by side, the keyboard, hostile names."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from browsers import AXE, MISSING, axe_findings, browser, overflow, press, shown_as, tab_to
+from http_service import BACKBONE, running, service_of
+from served import TEXTS, expected_answers
+from starlette.testclient import TestClient
+
+from adapterhub.serving.http import try_page
+from adapterhub.serving.http.app import ENDPOINTS, make_app
+from adapterhub.serving.http.operations import operations
+from adapterhub.web.tokens import TokenFile
+
+in_browser = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+ALL = (*ENDPOINTS, *try_page.ENDPOINTS, *operations())
+
+
+@pytest.fixture(scope="module")
+def named(server):
+    return server.folders
+
+
+@pytest.fixture(scope="module")
+def engine(server):
+    return server.service.engine
+
+
+@pytest.fixture(scope="module")
+def address(engine, named):
+    with running(service_of(engine, named), ALL) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def driver():
+    found = browser()
+    yield found
+    found.quit()
+
+
+def ask(driver, first: str, second: str, text: str = TEXTS[0]) -> list[str]:
+    """Fill the form in and send it; return what each place shows when both have answered."""
+    for name, value in (("first", first), ("second", second), ("text", text)):
+        field = driver.find_element("name", name)
+        field.clear()
+        field.send_keys(value)
+    driver.find_element("css selector", "button[type=submit]").click()
+    return answers(driver)
+
+
+def answers(driver) -> list[str]:
+    shown = (
+        "return [...document.querySelectorAll('.answers section')].map((s) => s.hidden ? '' : "
+        "[...s.querySelectorAll('h2, .note, .answer, pre')].map((e) => e.innerText).join('\\n'))"
+    )
+    for _ in range(300):
+        found: list[str] = driver.execute_script(shown)
+        if any(found) and not any("asked …" in each for each in found):
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"no answer: {found}")
+
+
+@in_browser
+def test_two_adapters_answer_side_by_side(address, driver, named):
+    driver.get(address)
+    names = sorted(name for name in named if name in ("classification", "regression"))
+    shown = ask(driver, *names)
+    for name, text in zip(names, shown, strict=True):
+        expected = expected_answers(named[name], TEXTS[:1])[0]
+        lines = text.splitlines()
+        assert lines[0] == name
+        assert " ms; digest " in text
+        command = text[text.index("curl ") :]
+        body = json.loads(command[command.index("{") : command.rindex("}") + 1])
+        assert body == {"model": name, "inputs": [TEXTS[0]]}
+        if "label" in expected:
+            assert f"label: {expected['label']}" in text
+            best = max(expected["scores"].values())
+            assert f"{best:.3f}" in text
+        else:
+            assert f"value: {expected['value']:.3f}"[:-1] in text
+
+
+@in_browser
+def test_a_pair_has_a_field_and_the_backbone_gives_a_vector(address, driver):
+    driver.get(address)
+    shown = ask(driver, "entailment", BACKBONE)
+    assert driver.find_element("name", "pair").is_displayed()
+    assert "label: " in shown[0]
+    assert "numbers" in shown[1]
+    assert "no adapter" in shown[1]
+
+
+@in_browser
+def test_what_is_unknown_is_said_and_nothing_is_markup(address, driver):
+    driver.get(address)
+    name = "<img src=x onerror=alert(1)>"
+    shown = ask(driver, name, "", f"{name} & more")
+    assert "not answered" in shown[0]
+    assert shown[1] == ""
+    assert driver.execute_script("return document.images.length") == 0
+    log = [entry["message"] for entry in driver.get_log("browser")]
+    assert not [line for line in log if "404" not in line]
+
+
+@in_browser
+def test_by_keyboard_alone(address, driver):
+    from selenium.webdriver.common.keys import Keys
+
+    shown_as(driver, 1280, "light")
+    driver.get(address)
+    time.sleep(0.5)
+    tab_to(driver, 'name="first"')
+    tab_to(driver, 'name="text"')
+    press(driver, "a plot")
+    tab_to(driver, "Ask")
+    press(driver, Keys.ENTER)
+    assert all("curl " in each for each in answers(driver))
+    tab_to(driver, "Copy")
+    press(driver, Keys.ENTER)
+
+
+@in_browser
+def test_it_fits_in_light_and_dark(address, driver):
+    for width in (390, 1280):
+        for scheme in ("light", "dark"):
+            shown_as(driver, width, scheme)
+            driver.get(address)
+            ask(driver, "classification", "tagging")
+            assert overflow(driver) <= 0, (width, scheme)
+            if AXE.is_file():
+                assert axe_findings(driver) == [], (width, scheme)
+
+
+def test_a_server_with_tokens_lists_nothing_without_one(engine, named, tmp_path):
+    tokens = TokenFile(tmp_path / "tokens.json")
+    token = tokens.create("reader", adapters=("classification",))
+    service = service_of(engine, named)
+    service.tokens = tokens
+    client = TestClient(make_app(service, ALL), base_url="http://localhost")
+    page = client.get("/")
+    assert page.status_code == 200
+    assert 'type="password"' in page.text
+    assert "classification" not in page.text
+    assert client.get("/try/adapters").status_code == 401
+    headers = {"Authorization": f"Bearer {token}"}
+    listed = client.get("/try/adapters", headers=headers).json()["adapters"]
+    assert [each["model"] for each in listed] == ["classification"]
+    other = client.get("/try/adapters", params={"model": "regression"}, headers=headers)
+    assert other.status_code == 404
+
+
+def test_the_policy_allows_the_script_of_the_page_alone(engine, named):
+    client = TestClient(make_app(service_of(engine, named), ALL), base_url="http://localhost")
+    policy = client.get("/").headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "connect-src 'self'" in policy
+    assert "unsafe-inline" not in policy.partition("script-src")[2].partition(";")[0]

@@ -1,0 +1,258 @@
+"""A server in replicas on a real local Ray of two nodes. `tests/test_on_ray.py` runs these."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+from ray_nodes import two_nodes
+from served import EXAMPLES, TEXTS, expected_answers, same_answer, write_adapter
+
+import adapterhub as ah
+from adapterhub.backbones.local_folders import remember_folder
+from adapterhub.errors import ConfigError, ServingError
+from adapterhub.files.native import read_manifest
+from adapterhub.ray_cluster import connect_ray, import_serve
+from adapterhub.serving.http.lifecycle import HttpServer
+from adapterhub.serving.options import ServeOptions
+from adapterhub.serving.replicas import open_replicas
+from adapterhub.web.tokens import TokenFile
+
+NAMES = tuple(f"polite-{number}" for number in range(8))
+pytestmark = [
+    pytest.mark.timeout(400),
+    pytest.mark.filterwarnings("ignore"),  # of Ray's own code
+]
+
+
+@dataclass
+class Running:
+    """A server with two replicas, the folder of its adapters, and a token for each client."""
+
+    address: str
+    engine: Any
+    folder: Path
+    tokens: dict[str, str]
+    stop: Callable[[], None]
+
+    def ask(self, path: str, body: Any = None, token: str = "all") -> tuple[int, Any, Any]:
+        """Return status, answer and headers of a request; GET without a body."""
+        headers = {"authorization": f"Bearer {self.tokens[token]}"} if token else {}
+        data = None if body is None else json.dumps(body).encode()
+        request = Request(self.address + path, data, headers)
+        try:
+            with urlopen(request, timeout=120) as answer:
+                return answer.status, answer.read(), answer.headers
+        except HTTPError as error:
+            return error.code, error.read(), error.headers
+
+    def predict(self, name: str, *inputs: Any, token: str = "all") -> tuple[int, Any, Any]:
+        """Return status, answers and headers."""
+        body = {"model": name, "inputs": inputs}
+        status, answer, headers = self.ask("/v1/predict", body, token)
+        return status, json.loads(answer), headers
+
+    def pids(self) -> list[int]:
+        """Return the processes of the replicas."""
+        return [int(pid) for pid, _ in self.engine.all("process")]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    with two_nodes() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def options(
+    backbone: Path, session_home: None, cluster: str, tmp_path_factory: pytest.TempPathFactory
+) -> ServeOptions:
+    """Publish adapters, and return what is served."""
+    folder = tmp_path_factory.mktemp("replicas")
+    for number, name in enumerate(NAMES):
+        write_adapter(backbone, folder / name, "lora(rank=2)", EXAMPLES[number % 2], number)
+        ah.publish(folder / name, name, registry=folder / "registry")
+    remember_folder(read_manifest(folder / NAMES[0]).backbone.id, backbone)
+    return ServeOptions(
+        adapters=(NAMES[0],),
+        backbone=str(backbone),
+        allow=("polite-*",),
+        registry=str(folder / "registry"),
+        port=0,
+        refresh="off",
+        ray=True,
+        ray_address=cluster,
+        workers=2,
+    )
+
+
+def test_an_adapter_that_cannot_be_loaded_is_told(options: ServeOptions) -> None:
+    with pytest.raises(ServingError, match="the replicas cannot be started") as error:
+        open_replicas(replace(options, adapters=("nobody@7",)))
+    assert "nobody" in str(error.value)
+    with pytest.raises(ConfigError, match="3 workers on a Ray cluster with 2 CPUs"):
+        open_replicas(replace(options, workers=3))
+
+
+@pytest.fixture(scope="module")
+def server(options: ServeOptions) -> Iterator[Running]:
+    """Start a server with two replicas on two nodes."""
+    folder = Path(str(options.registry)).parent
+    file = TokenFile(folder / "tokens.json")
+    tokens = {
+        "all": file.create("all", ("predict", "admin")),
+        "one": file.create("one", adapters=(NAMES[1],)),
+    }
+    options = replace(options, tokens=str(file.path))
+    service, endpoints = open_replicas(options)
+    started: list[str] = []
+    ready = threading.Event()
+
+    def begin(where: str) -> None:
+        started.append(where)
+        ready.set()
+
+    http = HttpServer(service, options, begin, endpoints)
+    thread = threading.Thread(target=http.run)
+    thread.start()
+
+    def stop() -> None:
+        http.stop()
+        thread.join(60)
+
+    try:
+        assert ready.wait(60)
+        yield Running(started[0], service.engine, folder, tokens, stop)
+    finally:
+        stop()
+
+
+def test_answers_are_those_of_one_machine(server: Running) -> None:
+    for name in NAMES:
+        status, answer, headers = server.predict(name, *TEXTS)
+        assert status == 200, answer
+        assert same_answer(
+            answer["predictions"], expected_answers(str(server.folder / name), TEXTS)
+        )
+        assert headers["x-adapter-version"].startswith(f"{name}@")
+        assert len(headers.get_all("x-content-type-options")) == 1
+
+
+def test_two_nodes_compute(server: Running) -> None:
+    nodes = {node for _, node in server.engine.all("process")}
+    assert len(nodes) == 2
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda n: server.predict(NAMES[n % 8], TEXTS[n % 6])[0], range(200)))
+    assert set(found) == {200}
+    text = server.ask("/metrics")[1].decode()
+    lines = [line for line in text.splitlines() if line.startswith("adapterhub_batches_total{")]
+    assert len(lines) == 2
+    assert all(float(line.split()[-1]) > 0 for line in lines), lines
+    assert text.count("# TYPE adapterhub_batches_total counter") == 1
+
+
+def test_an_adapter_is_asked_of_a_replica_that_has_it(server: Running) -> None:
+    time.sleep(1)  # until the replicas have said what they have
+    before = Counter(
+        (replica, use.reference)
+        for replica, uses in enumerate(server.engine.all("models"))
+        for use in uses
+    )
+    for _ in range(10):
+        for name in NAMES[1:]:
+            assert server.predict(name, TEXTS[0])[0] == 200
+    after = Counter(
+        (replica, use.reference)
+        for replica, uses in enumerate(server.engine.all("models"))
+        for use in uses
+    )
+    assert after == before, "no adapter was loaded a second time"
+
+
+def test_tokens_limits_and_refusals_are_those_of_one_machine(server: Running) -> None:
+    assert server.predict(NAMES[1], TEXTS[0], token="")[0] == 401
+    assert server.predict(NAMES[1], TEXTS[0], token="one")[0] == 200
+    assert server.predict(NAMES[2], TEXTS[0], token="one")[0] == 404
+    assert server.predict("impolite", TEXTS[0])[0] == 404
+    assert server.predict(NAMES[1], 7)[0] == 400
+    assert server.ask("/healthz", token="")[0] == 200
+    assert server.ask("/openapi.json", token="")[0] == 200
+    assert server.ask("/admin/refresh", {}, token="one")[0] == 403
+
+
+def test_a_new_version_reaches_all_replicas(
+    server: Running, tmp_path: Path, backbone: Path
+) -> None:
+    name = NAMES[3]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: server.predict(name, TEXTS[0]), range(40)))
+    write_adapter(backbone, tmp_path / "new", "lora(rank=2)", EXAMPLES[1], seed=99)
+    entry = ah.publish(tmp_path / "new", name, registry=server.folder / "registry")
+    status, answer, _ = server.ask("/admin/refresh", {})
+    assert (status, json.loads(answer)["moved"]) == (200, 1)
+    expected = expected_answers(str(tmp_path / "new"), TEXTS)
+
+    def ask(_: int) -> tuple[str, bool]:
+        _, answer, headers = server.predict(name, *TEXTS)
+        return headers["x-adapter-digest"], same_answer(answer["predictions"], expected)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(ask, range(40))) == {(entry.digest, True)}
+
+
+def test_a_killed_replica_loses_no_request(server: Running) -> None:
+    expected = {name: expected_answers(str(server.folder / name), TEXTS) for name in NAMES[:3]}
+    stop = threading.Event()
+
+    def ask(number: int) -> list[tuple[int, bool]]:
+        found = []
+        while not stop.is_set():
+            name = NAMES[number % 3]
+            status, answer, _ = server.predict(name, *TEXTS)
+            same = status == 200 and same_answer(answer["predictions"], expected[name])
+            found.append((status, same))
+        return found
+
+    first = server.pids()
+    with ThreadPoolExecutor(16) as pool:
+        asked = [pool.submit(ask, number) for number in range(16)]
+        time.sleep(1)
+        os.kill(first[0], signal.SIGKILL)
+        ends = time.monotonic() + 120
+        time.sleep(2)
+        while time.monotonic() < ends and not _has_two_others(server, first):
+            time.sleep(0.5)
+        stop.set()
+        found = [each for future in asked for each in future.result()]
+    assert len(found) > 100
+    assert set(found) == {(200, True)}
+    assert _has_two_others(server, first), "the replica was replaced"
+    assert server.predict(NAMES[0], TEXTS[0])[0] == 200
+
+
+def _has_two_others(server: Running, first: list[int]) -> bool:
+    try:
+        now = server.pids()
+    except Exception:  # of Ray, while a replica is being replaced
+        return False
+    return len(now) == 2 and first[0] not in now
+
+
+def test_a_server_that_leaves_takes_its_replicas_along(server: Running, cluster: str) -> None:
+    server.stop()
+    ray, serve = import_serve()
+    connect_ray(ray, cluster)
+    assert serve.status().applications == {}
+    assert not server.engine.is_alive

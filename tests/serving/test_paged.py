@@ -1,0 +1,182 @@
+"""What is read of transformers' continuous batching, and packed steps of several architectures."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_models
+import torch
+import transformers
+from written import METHODS
+
+import adapterhub as ah
+from adapterhub.adapters.packed_route import TokenRun
+from adapterhub.serving.continuous import PackedModel
+from adapterhub.serving.paged import PAGE, PagedSteps, missing_names, paged_problem
+
+# Those that attend by the interface of transformers, with functions that know the paged cache.
+PACKED = ("gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen3", "olmo2", "gemma3_text", "phi3",
+          "mixtral")  # fmt: skip
+BATCHED = ("gpt_neo", "bloom", "falcon", "mpt")
+
+
+def test_this_version_of_transformers_has_what_is_read():
+    """The first release without it breaks packed steps: texts are written in batches then."""
+    assert not missing_names(), f"transformers {transformers.__version__} breaks serving/paged.py"
+
+
+@pytest.mark.parametrize("architecture", [*PACKED, *BATCHED])
+def test_architectures(architecture):
+    """Packed steps compute what passes of one text each do, or are not used."""
+    model = tiny_models.model(architecture, "causal-lm")
+    packed = PackedModel(model)
+    problem = paged_problem(model) or packed.problem(None)
+    assert (problem == "") == (architecture in PACKED), problem
+    if problem:
+        return
+    for method in ("lora(rank=2)", "prefix(length=3)", "prompt(length=2)", "pfeiffer(size=4)"):
+        adapter = ah.attach(model, method, name=method.partition("(")[0])
+        tiny_models.scramble(adapter)
+        ah.activate(model)
+        found = packed.problem(adapter)
+        slides = architecture == "gemma3_text" and method.startswith(("prefix", "prompt"))
+        assert found == ("its virtual tokens would leave the sliding window" if slides else "")
+
+
+def test_encoder_decoders_are_not_packed():
+    assert paged_problem(tiny_models.model("t5", "seq2seq")) == "an encoder-decoder"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_trial_sees_an_adapter_that_is_not_applied(method, monkeypatch):
+    model = tiny_models.model("llama", "causal-lm")
+    adapter = ah.attach(model, method, name="own")
+    tiny_models.scramble(adapter)
+    ah.activate(model)
+    packed = PackedModel(model)
+    assert not packed.problem(None)
+    compute = packed.logits
+
+    def without(inputs, runs):
+        return compute(inputs, [TokenRun(None, run.tokens, run.first) for run in runs])
+
+    monkeypatch.setattr(packed, "logits", without)
+    assert "other logits" in packed.problem(adapter)
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        ("full", "it changes what all texts share"),
+        ("norms", "it changes what all texts share"),
+        ("unipelt", "reads more than the tokens"),
+        ("scalar-mix", "reads more than the tokens"),
+        ("prefix(length=2, layers='top 1')", "one in each layer"),
+    ],
+)
+def test_methods_that_are_not_packed(method, reason):
+    model = tiny_models.model("llama", "causal-lm")
+    adapter = ah.attach(model, method, name="own")
+    ah.activate(model)
+    assert reason in PackedModel(model).problem(adapter)
+
+
+# Steps
+
+
+@pytest.fixture
+def steps():
+    return PagedSteps(tiny_models.model("llama", "causal-lm"), 32 * PAGE, 48, 8)
+
+
+def computed(steps, chosen=7):
+    """Schedule steps until all prompts are computed; return the rows of each."""
+    found = []
+    while rows := steps.schedule():
+        steps.inputs()
+        steps.advance(rows, [chosen for row in rows if row.gives])
+        found.append([(row.name, row.first, row.tokens) for row in rows])
+        if all(row.gives for row in rows):
+            return found
+    return found
+
+
+def test_equal_beginnings_share_pages_with_one_salt_alone(steps):
+    ids = list(range(3, 3 + 2 * PAGE + 4))
+    steps.add("first", ids, salt="a")
+    assert computed(steps) == [[("first", 0, len(ids))]]
+    for name, salt, begin in (("same", "a", 2 * PAGE), ("other", "b", 0), ("none", "", 0)):
+        steps.add(name, ids, salt=salt)
+        (*_, last) = computed(steps)
+        assert {row[0]: row[1] for row in last}[name] == begin
+    pages = steps.used_pages
+    for name in ("first", "same", "other", "none"):
+        steps.drop(name)
+    assert pages > 0
+    assert steps.used_pages == 0
+    assert not steps.busy
+
+
+def test_what_was_written_is_salted_too(steps, monkeypatch):
+    """Of a prompt of one token, whose few bits may be equal for two adapters."""
+    salt = steps._salt
+    monkeypatch.setattr(steps, "_salt", lambda name: [0, *salt(name)[1:]])
+    for name in ("a", "b"):
+        steps.add(name, [5], salt=name)
+    for _ in range(PAGE + 1):  # the same tokens in both
+        steps.advance(steps.schedule(), [7, 7])
+    tables = next(iter(steps._steps.cache.cache_allocators.values())).block_table
+    assert not {*tables["a"]} & {*tables["b"]}
+
+
+def test_ids_and_positions_are_plain(steps):
+    ids = list(range(3, 3 + PAGE + 4))
+    steps.add("one", ids, salt="a digest")
+    rows = steps.schedule()
+    inputs = steps.inputs()
+    assert inputs["input_ids"].tolist() == [ids]
+    assert inputs["position_ids"].tolist() == [list(range(len(ids)))]
+    assert inputs["logits_indices"].tolist() == [len(ids) - 1]
+    steps.advance(rows, [9])
+    steps.schedule()
+    assert steps.inputs()["input_ids"].tolist() == [[9]]
+
+
+def test_what_was_not_finite_is_not_kept_for_others(steps):
+    ids = list(range(3, 3 + 2 * PAGE))
+    steps.add("broken", ids, salt="a")
+    computed(steps)
+    steps.drop("broken", share=False)
+    steps.add("next", ids, salt="a")
+    assert computed(steps)[0] == [("next", 0, len(ids))]
+
+
+def test_texts_of_one_group_are_next_to_each_other(steps):
+    for number, group in enumerate((0, 1, 0, 2, 1, 0)):
+        steps.add(str(number), [5, 6], salt="", group=group)
+    computed(steps)
+    assert [row.name for row in steps.schedule()] == ["0", "2", "5", "1", "4", "3"]
+
+
+@torch.no_grad()
+def test_a_row_alone_computes_what_it_does_in_its_step():
+    model = tiny_models.model("llama", "causal-lm")
+    steps = PagedSteps(model, 32 * PAGE, 64, 8)
+    for name, length in (("a", 5), ("b", 20), ("c", 9)):
+        steps.add(name, list(range(3, 3 + length)), salt=name)
+    for _ in range(3):
+        rows = steps.schedule()
+        inputs = steps.inputs()
+        together = model(**inputs).logits[0, inputs["logits_indices"]]
+        for number in range(len(rows)):
+            alone = steps.inputs_of(rows, number)
+            logits = model(**alone).logits[0, alone["logits_indices"]]
+            assert torch.allclose(logits[0], together[number], atol=1e-5)
+        steps.advance(rows, [11] * len(rows))
+
+
+def test_the_seed_of_the_process_stays():
+    torch.manual_seed(3)
+    expected = torch.rand(3).tolist()
+    torch.manual_seed(3)
+    PagedSteps(tiny_models.model("llama", "causal-lm"), 4 * PAGE, 16, 2)
+    assert torch.rand(3).tolist() == expected

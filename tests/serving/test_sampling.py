@@ -1,0 +1,122 @@
+"""What is sampled: by the options of each row, and its seed and place alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from adapterhub.errors import ConfigError
+from adapterhub.serving import GenerationOptions
+from adapterhub.serving.sampling import NextToken, choose_tokens
+
+LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -30.0])
+
+
+def draws(options, count=4000, logits=LOGITS):
+    asked = [NextToken(options, 7, place) for place in range(count)]
+    chosen = choose_tokens(logits.expand(count, -1), asked)
+    return Counter(token.id for token in chosen)
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, [0, 1, 2, 3, 4]),
+        ({"temperature": 0.5}, [0, 1, 2, 3, 4]),
+        ({"temperature": 2.0}, [0, 1, 2, 3, 4]),
+        ({"top_k": 2}, [0, 1]),
+        ({"top_k": 1}, [0]),
+        ({"top_p": 0.5}, [0]),
+        ({"top_p": 0.8}, [0, 1, 2]),
+        ({"top_p": 0.8, "top_k": 2}, [0, 1]),
+        ({"temperature": 0.3, "top_p": 0.9}, [0]),
+        ({"temperature": 1e-6}, [0]),
+    ],
+)
+def test_tokens_have_the_probabilities_of_the_options(options, kept):
+    """As transformers filters: temperature first, then top_k, then top_p."""
+    options = GenerationOptions(**options)
+    found = draws(options)
+    expected = (LOGITS / options.temperature).softmax(0)[kept]
+    expected = expected / expected.sum()
+    assert set(found) == set(kept)
+    for token, share in zip(kept, expected.tolist(), strict=True):
+        assert found[token] / 4000 == pytest.approx(share, abs=0.03)
+
+
+def test_temperature_0_takes_the_most_probable():
+    assert set(draws(GenerationOptions(temperature=0))) == {0}
+
+
+def test_a_large_vocabulary_is_filtered_as_a_small_one():
+    """More tokens than are looked at first have the probability together."""
+    logits = torch.zeros(1000)
+    found = draws(GenerationOptions(top_p=0.5), logits=logits)
+    assert len(found) > 400
+    logits[:3] = 12
+    assert set(draws(GenerationOptions(top_p=0.5), logits=logits)) <= {0, 1, 2}
+
+
+def test_a_row_gets_the_same_token_in_any_batch():
+    options = [GenerationOptions(top_p=0.9), GenerationOptions(temperature=0), GenerationOptions()]
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(12, 50, generator=generator)
+    asked = [NextToken(options[n % 3], n, 3 * n) for n in range(12)]
+    together = choose_tokens(logits, asked)
+    alone = [choose_tokens(logits[n : n + 1], [asked[n]])[0] for n in range(12)]
+    assert together == alone
+    order = torch.randperm(12, generator=generator).tolist()
+    mixed = choose_tokens(logits[order], [asked[n] for n in order])
+    assert [mixed[order.index(n)] for n in range(12)] == together
+
+
+def test_places_and_seeds_differ():
+    options = GenerationOptions()
+    same = choose_tokens(torch.zeros(40, 50), [NextToken(options, 1, 0)] * 40)
+    places = choose_tokens(torch.zeros(40, 50), [NextToken(options, 1, n) for n in range(40)])
+    seeds = choose_tokens(torch.zeros(40, 50), [NextToken(options, n, 0) for n in range(40)])
+    assert len({token.id for token in same}) == 1
+    assert min(len({token.id for token in each}) for each in (places, seeds)) > 15
+
+
+def test_log_probabilities_are_those_of_the_model():
+    options = GenerationOptions(temperature=0.3, logprobs=2, top_k=1)
+    (token,) = choose_tokens(LOGITS[None], [NextToken(options, 0, 0)])
+    scores = LOGITS.log_softmax(0)
+    assert token.logprob == pytest.approx(float(scores[0]))
+    assert token.alternatives == ((0, float(scores[0])), (1, float(scores[1])))
+    (token,) = choose_tokens(LOGITS[None], [NextToken(GenerationOptions(logprobs=0), 0, 0)])
+    assert token.logprob is not None
+    assert token.alternatives == ()
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_give_no_token(wrong):
+    logits = torch.stack([LOGITS, LOGITS.index_fill(0, torch.tensor([3]), wrong), LOGITS])
+    for temperature in (0, 1):
+        asked = [NextToken(GenerationOptions(temperature=temperature), 0, n) for n in range(3)]
+        found = choose_tokens(logits, asked)
+        assert [token is None for token in found] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_tokens": 0},
+        {"temperature": -1},
+        {"temperature": float("nan")},
+        {"top_p": 0},
+        {"top_p": 1.5},
+        {"top_k": -1},
+        {"seed": 1 << 64},
+        {"stop": ("",)},
+        {"stop": ("a",) * 17},
+        {"logprobs": 21},
+        {"logprobs": -1},
+    ],
+)
+def test_options_out_of_range_are_refused(options):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        GenerationOptions(**options)

@@ -1,0 +1,253 @@
+"""The plugin of vLLM: which LoRA a name is, and when there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from language_adapters import text_logits, write_language_model, write_noisy
+from safetensors.torch import load_file
+from vllm_stand_in import LoRARequest, Server, standing_in
+
+import adapterhub as ah
+from adapterhub.errors import ConfigError
+from adapterhub.serving import converted
+from adapterhub.serving.vllm import ALLOW, MAX_LOST, MAX_RANK, int_id, register
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save a backbone, and adapters of it."""
+    folder = tmp_path_factory.mktemp("language")
+    write_language_model(folder / "llama", "llama")
+    write_language_model(folder / "other", "llama", seed=1)
+    write_noisy(folder / "one", folder / "llama", "lora(rank=2)")
+    write_noisy(folder / "two", folder / "llama", "lora(rank=2)", seed=1)
+    write_noisy(folder / "dora", folder / "llama", "dora(rank=2)")
+    write_noisy(folder / "prefix", folder / "llama", "prefix(length=2)")
+    return folder
+
+
+@pytest.fixture
+def server(language: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """Publish adapters, register the plugin, and return a server."""
+    for name in ("one", "dora", "prefix"):
+        ah.publish(language / name, name)
+    with standing_in() as registry:
+        monkeypatch.setenv(ALLOW, "one, dora,pre*,hf:acme/*")
+        register()
+        yield Server(str(language / "llama"), registry)
+
+
+def ask(server: Server, *names: str) -> list[LoRARequest | None]:
+    """Ask for several names at once."""
+
+    async def together() -> list[LoRARequest | None]:
+        return await asyncio.gather(*map(server.resolve, names))
+
+    return asyncio.run(together())
+
+
+def in_weights(backbone: Path, lora: Path) -> torch.nn.Module:
+    """Add a LoRA to the weights by vLLM's rule: W + alpha / r B A, by the names of its tensors."""
+    model, _ = ah.load_backbone(str(backbone), task="causal-lm")
+    config = json.loads((lora / "adapter_config.json").read_bytes())
+    tensors = load_file(lora / "adapter_model.safetensors")
+    for name, low in tensors.items():
+        if name.endswith(".lora_A.weight"):
+            high = tensors[name.replace("lora_A", "lora_B")]
+            host = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            with torch.no_grad():
+                model.get_submodule(host).weight += config["lora_alpha"] / config["r"] * high @ low
+    return model
+
+
+def test_a_reference_is_a_lora_that_computes_the_same(server, language):
+    (found,) = ask(server, "one@1")
+    assert found is not None
+    assert found.lora_name == "one@1"
+    model, _ = ah.load_backbone(server.base, task="causal-lm")
+    bare = text_logits(model)
+    ah.load(model, language / "one")
+    expected = text_logits(model)
+    assert not torch.allclose(bare, expected, atol=1e-3)
+    served = text_logits(in_weights(language / "llama", Path(found.lora_path)))
+    assert torch.allclose(served, expected, atol=2e-5)
+
+
+def test_a_conversion_tells_its_error(server, caplog, monkeypatch):
+    def asked_with(rank: str, lost: str) -> LoRARequest | None:
+        monkeypatch.setenv(MAX_RANK, rank)
+        monkeypatch.setenv(MAX_LOST, lost)
+        register()
+        server.requests.clear()
+        return ask(server, "dora@1")[0]
+
+    caplog.set_level(logging.INFO, "vllm.adapterhub")
+    assert asked_with("2", "") is None
+    assert "as a LoRA of rank 2, noisy loses" in caplog.text
+    assert "ADAPTERHUB_VLLM_MAX_LOST" in caplog.text
+    near = asked_with("2", "1")
+    assert "converted to a LoRA of rank 2, which loses up to" in caplog.text
+    assert "'dora@1' is dora@v1, sha256" in caplog.text
+    equal = asked_with("32", "0.001")
+    assert near is not None
+    assert equal is not None
+    assert near.lora_path != equal.lora_path
+
+
+REFUSED = {
+    "not allowed": ("two", "no adapter 'two' is served"),
+    "a folder": ("./one", "no adapter './one' is served"),
+    "a hub": ("hf:other/one", "no adapter 'hf:other/one' is served"),
+    "another host": ("https://example.org/acme/one", "is served"),
+    "no reference": ("one\n@1", "is served"),
+    "unknown": ("prelude", "prelude"),
+    "no such version": ("one@7", "one"),
+    "no LoRA": ("prefix@1", "prefix at decoder.attn.kv: it adds keys and values"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_is_not_found_and_the_log_says_why(server, caplog, case):
+    name, reason = REFUSED[case]
+    assert ask(server, name) == [None]
+    assert reason in caplog.text
+    assert len(caplog.records) == 1
+
+
+def test_a_folder_of_the_same_name_is_not_meant(server, language, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_noisy(tmp_path / "one", language / "llama", "lora(rank=4)", seed=7)
+    (found,) = ask(server, "one")
+    assert found is not None
+    assert json.loads((Path(found.lora_path) / "adapter_config.json").read_bytes())["r"] == 2
+
+
+def test_the_backbone_is_compared_by_its_fingerprint(server, language, caplog):
+    assert ask(server, "one@1") != [None]  # it is in the cache by now
+    other = Server(str(language / "other"), server.registry)
+    server.registry.resolvers.clear()
+    register()
+    assert ask(other, "one@1", "dora@1") == [None, None]
+    assert caplog.text.count("was trained on a different backbone") == 2
+    for backbone in ("llama", "other"):
+        assert ah.fingerprint(language / backbone) in caplog.text
+
+
+class Conversions(list[Path]):
+    """The adapters that are converted, each when `go` is set."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.go.set()
+
+
+@pytest.fixture
+def conversions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Conversions:
+    """List the adapters that are converted from here on; none is in the cache."""
+    found, convert = Conversions(), converted.in_vllm
+
+    def recorded(folder, **options):
+        found.append(folder)
+        found.go.wait(10)
+        return convert(folder, **options)
+
+    monkeypatch.setattr(converted, "in_vllm", recorded)
+    monkeypatch.setattr(converted, "_FORM", str(tmp_path))
+    return found
+
+
+def test_one_conversion_however_many_ask_and_others_go_on_meanwhile(server, conversions):
+    conversions.go.clear()
+
+    async def together() -> int:
+        asked = [asyncio.create_task(server.resolve(n)) for n in ["one", "one@1", "one@v1"] * 3]
+        turns = 0
+        while not all(task.done() for task in asked):
+            await asyncio.sleep(0.01)
+            turns += 1
+            if turns == 20:
+                conversions.go.set()
+        assert None not in [task.result() for task in asked]
+        return turns
+
+    assert asyncio.run(together()) >= 20
+    assert len(conversions) == 1
+    one, same, _ = server.requests.values()
+    assert one.lora_path == same.lora_path
+    assert one.lora_int_id == same.lora_int_id
+
+
+def test_a_name_means_the_same_until_the_server_is_started_again(server, language):
+    (first,) = ask(server, "one")
+    ah.publish(language / "two", "one")
+    server.requests.clear()  # POST /v1/unload_lora_adapter
+    (again,) = ask(server, "one")
+    assert first is not None
+    assert again is not None
+    assert first.lora_path == again.lora_path
+    (second,) = ask(server, "one@2")
+    register()
+    server.requests.clear()
+    (started,) = ask(server, "one")
+    assert started is not None
+    assert second is not None
+    assert first.lora_path != started.lora_path == second.lora_path
+
+
+def test_a_damaged_copy_in_the_cache_is_made_again(server, conversions):
+    (found,) = ask(server, "one")
+    assert found is not None
+    file = Path(found.lora_path) / "adapter_model.safetensors"
+    whole = file.read_bytes()
+    for restart in (False, True):
+        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        server.requests.clear()
+        if restart:
+            register()
+        ask(server, "one")
+        assert file.read_bytes() == whole
+    assert len(conversions) == 3
+
+
+def test_nothing_is_registered_or_imported_unless_adapters_are_named(monkeypatch):
+    with standing_in() as registry:
+        monkeypatch.delenv(ALLOW, raising=False)
+        register()
+        monkeypatch.setenv(ALLOW, " , ")
+        register()
+        assert not registry.resolvers
+    code = (
+        "import sys; from adapterhub.serving.vllm import register; register(); "
+        "print({'torch', 'vllm', 'transformers'} & sys.modules.keys())"
+    )
+    monkeypatch.delenv(ALLOW)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [(MAX_RANK, "0"), (MAX_RANK, "1.5"), (MAX_RANK, "x"), (MAX_LOST, "2"), (MAX_LOST, "-1")],
+)
+def test_a_setting_that_is_no_number_is_refused_at_the_start(monkeypatch, variable, value):
+    monkeypatch.setenv(ALLOW, "one")
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=variable):
+        register()
+
+
+def test_ids_are_positive_and_fit_into_32_bits():
+    assert int_id("0" * 64) == 1
+    assert int_id("f" * 64) == int_id("F" * 64)
+    digests = [f"{number:064x}" for number in (0, 2**31 - 2, 2**31 - 1, 2**255)]
+    assert all(0 < int_id(digest) < 2**31 for digest in digests)
