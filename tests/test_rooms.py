@@ -40,6 +40,7 @@ ROOMS = (
     "inference",
     "web",
     "serving",
+    "hub",
     "bench",
     "cli",
 )
@@ -51,7 +52,7 @@ WINGS = {
                 "adapters", "merging"},
     "trainer": {"data", "tasks", "recipe", "loop", "speed", "training", "inference", "pages"},
     "hub": {"registry", "web"},
-    "server": {"serving"},
+    "server": {"serving", "hub"},
     "laboratory": {"bench"},
 }  # fmt: skip
 READS = {

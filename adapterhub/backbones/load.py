@@ -24,7 +24,6 @@ from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
 from adapterhub.backbones.pooling import check_pooling, remember_pooling
 from adapterhub.backbones.probe import check_causal
 from adapterhub.backbones.processor import (
-    PICTURES_WITH_TEXT,
     PictureTextProcessor,
     processor_options,
     remember_processor,
@@ -40,6 +39,7 @@ from adapterhub.backbones.quantized import (
 from adapterhub.backbones.quantized_layers import keep_4bit_layout
 from adapterhub.backbones.task_models import (
     CAUSAL_LM,
+    PICTURES_WITH_TEXT,
     TASK_MODELS,
     TaskModel,
     label_options,

@@ -20,6 +20,11 @@ _URL = re.compile(r"[\x21-\x7e]{1,8192}")  # signed URLs of object stores have u
 _HOST = re.compile(r"[A-Za-z0-9_.:-]{1,255}")
 
 
+def is_commit(value: object) -> bool:
+    """Return whether a value is a full commit hash."""
+    return isinstance(value, str) and COMMIT.fullmatch(value) is not None
+
+
 class Reach(IntEnum):
     """Who can reach an address: everyone, one network, or one machine."""
 

@@ -142,7 +142,6 @@ def _settings(processor: Any) -> Iterator[dict[str, Any]]:
             yield {k: v for k, v in facts if k not in _NAMES and not is_neutral(v)}
 
 
-PICTURES_WITH_TEXT = "PictureTextProcessor"
 """Stands for the class below where the auto class of a processor is named."""
 
 _FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")

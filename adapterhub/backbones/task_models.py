@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import transformers
-from transformers import PreTrainedConfig, PreTrainedModel
-
-from adapterhub.backbones.processor import PICTURES_WITH_TEXT
 from adapterhub.errors import ConfigError, unknown
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+# transformers is imported where it is used: pages and commands read the table without it.
+PICTURES_WITH_TEXT = "PictureTextProcessor"
 CAUSAL_LM = "causal-lm"
 REGRESSION = "regression"
 MULTI_LABEL = "multi_label_classification"
@@ -59,6 +60,10 @@ class TaskModel:
 
     def auto_of_type(self, model_type: str) -> str:
         """Return the same for a type of model."""
+        if not self.other_auto:
+            return self.auto
+        import transformers
+
         known = model_type in transformers.CONFIG_MAPPING
         return self.auto_name(transformers.CONFIG_MAPPING[model_type]) if known else self.auto
 
@@ -82,6 +87,8 @@ class TaskModel:
 
 def _mapping(auto: str) -> Any:
     """Return the classes of an auto class by the class of their configuration."""
+    import transformers
+
     return getattr(transformers, auto)._model_mapping
 
 

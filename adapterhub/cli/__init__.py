@@ -38,6 +38,7 @@ HEADINGS = {
     "Serve": {
         "serve": "Answer requests to any adapter over HTTP.",
         "token": "Create, list or revoke the tokens of a server's clients.",
+        "hub": "Serve a hub of your own: users, tokens, any client.",
     },
     "Change adapters": {
         "merge": "Merge an adapter into its backbone and write a checkpoint.",
@@ -58,7 +59,7 @@ HEADINGS = {
         "diff": "Compare two adapters: settings, scores and tensors.",
         "tag": "Name a published version, or list such names.",
         "yank": "Withdraw a published version, without deleting it.",
-        "delete": "Delete a version from a local registry.",
+        "delete": "Delete a version from a registry or your own hub.",
         "registry": "Verify, index, copy or clean a registry, or write pages of it.",
     },
     "Share on a hub": {
@@ -179,6 +180,12 @@ EXAMPLES = {
     "pull": ("adapterhub pull sst2@best", "adapterhub pull hf:acme/sst2 --to adapters/sst2"),
     "login": ("adapterhub login https://hub.example.org",),
     "logout": ("adapterhub logout https://hub.example.org",),
+    "hub": (
+        "adapterhub hub user hub ada --admin",
+        "adapterhub hub token create hub --user ada",
+        "adapterhub hub start hub",
+        "HF_ENDPOINT=http://127.0.0.1:8733 hf auth whoami",
+    ),
     "import": ("adapterhub import their-lora --backbone Qwen/Qwen3-0.6B --output mine",),
     "export": (
         "adapterhub export runs/mine/adapter --output mine-peft",
@@ -233,6 +240,7 @@ SEE_ALSO = {
     "pull": "show, verify, lock",
     "login": "push, pull, logout",
     "logout": "login",
+    "hub": "push, pull, login; registry copy",
     "import": "eval, publish, export",
     "export": "import, merge",
     "lock": "sync, pull",

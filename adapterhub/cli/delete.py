@@ -26,17 +26,18 @@ def command(
     registry: str | None,
     as_json: bool,
 ) -> None:
-    """Delete a version from a local registry, for good.
+    """Delete a version from a registry, or from a hub of adapterhub, for good.
 
-    Its number is not used again. Who has pinned or copied it keeps only their own copy. On a hub,
-    use its web page.
+    Its number is not used again. Who has pinned or copied it keeps only their own copy. On the
+    Hugging Face Hub, use its web page.
     """
     from adapterhub.registry.changes import deletable, delete
     from adapterhub.registry.stores import registry_at
 
-    deletable(reference)
+    parsed = deletable(reference)
     if not yes:
-        _ask(f"Delete {reference} from {registry_at(registry).location} for good?")
+        place = f" from {registry_at(registry).location}" if parsed.kind == "local" else ""
+        _ask(f"Delete {reference}{place} for good?")
     deleted = delete(reference, registry=registry, backbone=backbone, force=force)
     print_result(f"deleted {deleted}", {"deleted": deleted}, as_json=as_json)
 

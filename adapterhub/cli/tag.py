@@ -23,7 +23,7 @@ def command(
     registry: str | None,
     as_json: bool,
 ) -> None:
-    """Name a version of a local registry, move such a name, or list them.
+    """Name a version in a registry or on a hub, move such a name, or list them.
 
     NAME@TAG is then that version. Without a version, the newest one is tagged; without TAG, the
     tags are listed.

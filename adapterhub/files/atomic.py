@@ -192,7 +192,7 @@ def write_files(staged: Path, payload: Mapping[str, bytes | Iterable[bytes]]) ->
                 handle.write(piece)
             handle.flush()
             os.fsync(handle.fileno())
-    _sync_folder(staged)
+    sync_folder(staged)
 
 
 def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
@@ -220,10 +220,10 @@ def sync_files(folder: Path) -> None:
     """Wait until the disk has the files of `folder`, which other code wrote, and their names."""
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         _sync(path, os.O_RDWR)  # Windows flushes no descriptor that is read-only
-    _sync_folder(folder)
+    sync_folder(folder)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make renames durable; Windows cannot open a folder and needs no such call."""
     if os.name != "nt":
         _sync(folder, os.O_RDONLY)
@@ -256,7 +256,7 @@ def put_in_place(staged: Path, folder: Path, overwrite: bool) -> None:
             shutil.rmtree(old, ignore_errors=True)
     # Without this, a power cut may bring the old folder back.
     with contextlib.suppress(OSError):
-        _sync_folder(folder.parent)
+        sync_folder(folder.parent)
 
 
 def _exchange(first: Path, second: Path) -> bool:

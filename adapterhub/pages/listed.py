@@ -76,16 +76,21 @@ def newest_first(versions: Iterable[ListedVersion]) -> list[ListedVersion]:
     return sorted(versions, key=lambda v: (v.entry.published or "", v.entry.name), reverse=True)
 
 
-def listing(versions: Sequence[ListedVersion], root: str) -> ShownTable:
-    """Return a table of versions; `root` leads from the page to the root of the site."""
-    return ShownTable(_TITLES, [_cells(each, root) for each in versions])
+def listing(
+    versions: Sequence[ListedVersion], root: str, path_of: Callable[[Entry], str] | None = None
+) -> ShownTable:
+    """Return a table of versions; `root` leads from the page to the root of the site.
+
+    `path_of` returns the path of the page of a version, if not that of a file of the site.
+    """
+    return ShownTable(_TITLES, [_cells(v, root, path_of or adapter_page_path) for v in versions])
 
 
-def _cells(each: ListedVersion, root: str) -> list[TableCell]:
+def _cells(each: ListedVersion, root: str, path_of: Callable[[Entry], str]) -> list[TableCell]:
     entry, score = each.entry, each.score
     at = "" if each.is_current else f"@{entry.version}"
     return [
-        TableCell(f"{entry.name}{at}", link=root + adapter_page_path(entry)),
+        TableCell(f"{entry.name}{at}", link=root + path_of(entry)),
         TableCell(entry.backbone),
         TableCell(entry.task or "-"),
         TableCell(" + ".join(entry.methods) or "-"),

@@ -128,16 +128,30 @@ def _version(registry: Registry, path: str, entry: Entry) -> PublishedVersion:
     stored = registry.storage.read(f"{path}/{MANIFEST_FILE}", MAX_MANIFEST_BYTES)
     if stored is None or hashlib.sha256(stored.data).hexdigest() != entry.digest:
         raise FileError(f"{path}/{MANIFEST_FILE} has changed while it was read")
+    signatures, unchecked = _signatures(registry, entry)
+    return version_to_show(stored.data, entry, _card(registry, path), signatures, unchecked)
+
+
+def version_to_show(
+    manifest: bytes,
+    entry: Entry,
+    card: str,
+    signatures: tuple[CheckedSignature, ...] = (),
+    unchecked: str = "",
+) -> PublishedVersion:
+    """Return a version as its page shows it, given its manifest, which has been verified.
+
+    Raises:
+        FileError: it is no manifest.
+    """
     # The digest says that these are the bytes that were listed: they need no further check.
-    fields = json.loads(stored.data)
+    fields = json.loads(manifest)
     del fields["sha256"]
     fields["tensors"] = {}
-    manifest, offenders = from_file(Manifest, fields)
-    if manifest is None:
-        raise FileError(f"{path}/{MANIFEST_FILE} is not a manifest", offenders=offenders)
-    signatures, unchecked = _signatures(registry, entry)
-    card, size = _card(registry, path), len(stored.data)
-    return PublishedVersion(entry, manifest, card, signatures, unchecked, size)
+    parsed, offenders = from_file(Manifest, fields)
+    if parsed is None:
+        raise FileError(f"the manifest of {entry.reference} cannot be read", offenders=offenders)
+    return PublishedVersion(entry, parsed, card, signatures, unchecked, len(manifest))
 
 
 def _card(registry: Registry, path: str) -> str:

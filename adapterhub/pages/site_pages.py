@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from adapterhub.pages.loading import citation, ways_to_load
 from adapterhub.pages.page import Tile, framed_page, number_text
 from adapterhub.pages.published import PublishedName, PublishedVersion
 from adapterhub.pages.run_files import submapping
+from adapterhub.registry.store import Entry
 from adapterhub.registry.trust import CheckedSignature
 
 SORTS_SHOWN = ("newest", "score", "size", "name")
@@ -53,12 +54,16 @@ class SitePlace:
         navigation: the pages that every page leads to.
         registry: what a reader names to find the registry; None for their own.
         is_answered: whether a server answers forms; otherwise a script does.
+        adapter_path: returns the path of the page of an adapter, if it is no file of a site.
+        backbone_page: the same, of a backbone.
     """
 
     root: str
     navigation: Links
     registry: str | None = None
     is_answered: bool = False
+    adapter_path: Callable[[Entry], str] | None = None
+    backbone_page: Callable[[str], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,9 @@ def front_page(
     *,
     rows: str = "",
     chosen: Mapping[str, str] | None = None,
+    choices: Mapping[str, Sequence[str]] | None = None,
+    count: str = "",
+    links: Links = (),
 ) -> str:
     """Return the page that browses and searches.
 
@@ -100,29 +108,34 @@ def front_page(
         boards: titles, paths and remarks of leaderboards.
         rows: the address of the script with the rows; "" where a server searches.
         chosen: the fields of the form that are set.
+        choices: the values of the fields of the form; those of the versions, if not given.
+        count: what is said of the number of those shown.
+        links: other pages of what is found.
     """
     current = [each for each in versions if each.is_current]
     shown = (current if rows else versions)[:_MOST_SHOWN]
+    values = choices or {name: field_values(name, versions) for name in FIELDS}
     fields = [
-        {"name": name, "title": head, "choices": field_values(name, versions)[:_MOST_VALUES]}
+        {"name": name, "title": head, "choices": values[name][:_MOST_VALUES]}
         for name, (head, _) in FIELDS.items()
     ]
-    total = len(current if rows else versions)
-    count = f"{total:,} adapter{'s' * (total != 1)}"
+    total = sum(counts.values()) if choices else len(current if rows else versions)
+    number = f"{total:,} adapter{'s' * (total != 1)}"
     return _page(
         "site_front.html",
         place,
         "Adapters",
         title,
-        f"{count} for {len(counts):,} backbone{'s' * (len(counts) != 1)}",
+        f"{number} for {len(counts):,} backbone{'s' * (len(counts) != 1)}",
         scripts=("filter.js",),
         rows_script=rows,
         chosen=dict(chosen or {}),
         fields=[each for each in fields if each["choices"]],
         sorts=SORTS_SHOWN,
         most=_MOST_SHOWN,
-        count=f"The newest {len(shown)}:" if len(shown) < total else "",
-        table=listing(shown, place.root),
+        count=count or (f"The newest {len(shown)}:" if len(shown) < total else ""),
+        table=listing(shown, place.root, place.adapter_path),
+        links=links,
         backbones=backbone_table(place, counts, _MOST_BACKBONES),
         boards=list(boards),
     )
@@ -133,7 +146,7 @@ def backbone_table(place: SitePlace, counts: Mapping[str, int], most: int) -> Sh
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]
     rows = [
         (
-            TableCell(backbone, link=f"{place.root}{backbone_path(backbone)}"),
+            TableCell(backbone, link=place.root + (place.backbone_page or backbone_path)(backbone)),
             TableCell(f"{count:,}", count),
         )
         for backbone, count in ordered
@@ -253,6 +266,31 @@ def adapter_page(place: SitePlace, name: PublishedName, about: AdapterLinks) -> 
         differences=_differences(name) if several else None,
         diff_command=_diff_command(name, place.registry) if several else "",
         citation=citation(version),
+    )
+
+
+def form_page(
+    place: SitePlace,
+    title: str,
+    note: str,
+    action: str,
+    button: str,
+    *,
+    field: str = "",
+    table: ShownTable | None = None,
+) -> str:
+    """Return a page with one button, a field for a secret if it has a name, and a table."""
+    return _page(
+        "site_form.html",
+        place,
+        title,
+        title,
+        "",
+        note=note,
+        action=action,
+        button=button,
+        field=field,
+        table=table,
     )
 
 

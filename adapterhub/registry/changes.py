@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from adapterhub.errors import ConfigError, RegistryError, printable, unknown
 from adapterhub.registry.lockfile import LOCK_FILE, read_lock
 from adapterhub.registry.reference import Reference, parse_reference
 from adapterhub.registry.registry import Registry
-from adapterhub.registry.store import Entry, version_number
+from adapterhub.registry.store import Entry, Store, version_number
 from adapterhub.registry.stores import registry_at, store_of
 
 
@@ -20,7 +21,7 @@ def tag(
     registry: str | Path | None = None,
     backbone: str | None = None,
 ) -> dict[str, str]:
-    """Set a tag on a version in a local registry, remove it, or only list the tags.
+    """Set a tag on a version in a registry or on a hub, remove it, or only list the tags.
 
     A tag is on one version of a name; setting it again moves it.
 
@@ -35,42 +36,24 @@ def tag(
         The version by tag, of all tags of the name, afterwards.
 
     Raises:
-        ConfigError: the tag is invalid, or none of the name, or the reference is not in a local
-            registry.
+        ConfigError: the tag is invalid, or none of the name.
         RegistryError: no such adapter or version.
         OutputError: the registry cannot be written.
     """
     parsed = parse_reference(reference)
     store = store_of(parsed, registry)
     if tag is not None:
-        local = _writable(store, parsed, tag)
-        entry = local.resolve(parsed.name, parsed.version, backbone=backbone)
+        entry = store.resolve(parsed.name, parsed.version, backbone=backbone)
         if remove:
-            _remove(local, entry, parsed.version, tag)
+            _remove(store, entry, parsed.version, tag)
         else:
-            local.tag(entry, tag)
+            store.tag(entry, tag)
         backbone = entry.backbone
     versions = store.versions(parsed.name, backbone=backbone)
     return {name: entry.version for entry in versions for name in sorted(entry.tags)}
 
 
-def _writable(store: object, reference: Reference, tag: str) -> Registry:
-    """Return the local registry of a reference.
-
-    Raises:
-        ConfigError: it is on a hub.
-    """
-    if isinstance(store, Registry):
-        return store
-    name = reference.name
-    raise ConfigError(
-        f"{reference} is on a hub, whose tags are git tags",
-        hint=f"adapterhub push FOLDER {reference} --tag {tag}, or on the Hub: hf repos tag create"
-        f" {name} {tag} --revision {reference.version or 'v1'}",
-    )
-
-
-def _remove(store: Registry, entry: Entry, version: str | None, tag: str) -> None:
+def _remove(store: Store, entry: Entry, version: str | None, tag: str) -> None:
     """Remove a tag; with a version, only from that one.
 
     Raises:
@@ -123,7 +106,7 @@ def delete(
     backbone: str | None = None,
     force: bool = False,
 ) -> str:
-    """Delete one version of an adapter from a local registry, for good.
+    """Delete one version of an adapter, for good: from a registry, or a hub of adapterhub.
 
     Its number is not used again, and its tags are removed.
 
@@ -137,31 +120,32 @@ def delete(
         The reference of the version that was deleted.
 
     Raises:
-        ConfigError: the reference is no version in a local registry.
+        ConfigError: the reference is no version, or on a hub that deletes none.
         RegistryError: there is no such version, or the lock file here pins it.
         FileError: the lock file, or the tags of the name, cannot be read.
         OutputError: the registry cannot be written.
     """
     parsed = deletable(reference)
-    store, version = registry_at(registry), f"v{version_number(str(parsed.version))}"
+    store, version = store_of(parsed, registry), f"v{version_number(str(parsed.version))}"
+    deleted = replace(parsed, version=version)
     if not force:
-        _refuse_pinned(parsed.name, version, store)
+        _refuse_pinned(deleted, store)
     store.delete(parsed.name, version, backbone=backbone)
-    return f"{parsed.name}@{version}"
+    return str(deleted)
 
 
 def deletable(reference: str) -> Reference:
-    """Parse the reference of a version in a local registry, which alone can be deleted.
+    """Parse the reference of a version that can be deleted.
 
     Raises:
-        ConfigError: it is a folder, on a hub, or has no version number.
+        ConfigError: it is a folder, on the Hugging Face Hub, or has no version number.
     """
     parsed = parse_reference(reference)
     if parsed.kind == "folder":
         raise ConfigError(f"{reference} is a folder, not a published version", hint="remove it")
-    if parsed.kind != "local":
+    if parsed.kind == "hub":
         raise ConfigError(
-            f"{reference} is on a hub, where adapterhub deletes nothing",
+            f"{reference} is on the Hub, where adapterhub deletes nothing",
             hint=f"adapterhub yank {reference} --reason REASON withdraws a version; the settings"
             " of the repository on the hub delete it",
         )
@@ -174,18 +158,20 @@ def deletable(reference: str) -> Reference:
     return parsed
 
 
-def _refuse_pinned(name: str, version: str, store: Registry) -> None:
+def _refuse_pinned(reference: Reference, store: Store) -> None:
     """Refuse a version that the lock file of the working directory pins.
 
     Raises:
         RegistryError: it does.
     """
-    here = Path(store.location).resolve()
     for own_name, pinned in read_lock(Path(LOCK_FILE)).items():
-        same = Path(registry_at(pinned.registry).location).resolve() == here
-        if same and parse_reference(pinned.reference) == Reference("local", name, version):
+        same = parse_reference(pinned.reference) == reference
+        if same and isinstance(store, Registry):
+            here = Path(store.location).resolve()
+            same = Path(registry_at(pinned.registry).location).resolve() == here
+        if same:
             raise RegistryError(
-                f"{name}@{version} is pinned as {own_name!r} by {LOCK_FILE} here",
+                f"{reference} is pinned as {own_name!r} by {LOCK_FILE} here",
                 expected="a version that no project uses",
                 hint="lock another version first, or --force (force=True) to delete it anyway",
             )

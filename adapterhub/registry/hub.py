@@ -19,8 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from adapterhub.backbones.origins import is_commit
 from adapterhub.errors import (
     AdapterhubError,
+    ConfigError,
     FileError,
     NotPublishedError,
     OutputError,
@@ -53,11 +55,9 @@ from adapterhub.files.tensor_file import TENSORS_FILE
 from adapterhub.registry.hub_client import Expected, HubClient, UnreachableError
 from adapterhub.registry.hub_reader import (
     MOST_RESULTS,
-    YANKED_FILE,
     HubCache,
     HubReader,
     Refs,
-    is_commit,
 )
 from adapterhub.registry.hub_writer import HubWriter, entry_from_card, hub_card
 from adapterhub.registry.other_formats import (
@@ -70,6 +70,8 @@ from adapterhub.registry.other_formats import (
 )
 from adapterhub.registry.published_files import (
     PUBLISHED,
+    SIGNATURES_FOLDER,
+    YANKED_FILE,
     copy_adapter,
     digest_of,
     entry_of,
@@ -89,7 +91,6 @@ from adapterhub.registry.store import (
 )
 from adapterhub.registry.tokens import token_for
 
-SIGNATURES_FOLDER = "signatures"  # one file for each version, such as v3.sig
 MOST_VERSIONS = 100  # in a list: each needs a request; any version can be requested by its number
 MOST_LOOKUPS = 100  # of repositories in a search whose cards do not suffice
 _LISTED = {MANIFEST_FILE: MAX_MANIFEST_BYTES, CONFIG_FILE: MAX_CONFIG_BYTES}
@@ -164,7 +165,9 @@ class HubStore:
         entries = self._entries(name, refs)
         digest = digest_of(folder)
         existing = next((entry.version for entry in entries if entry.digest == digest), None)
-        version = existing or free_version(name, publication.version, _stubs(name, refs))
+        version = existing or free_version(
+            name, publication.version, _stubs(name, refs), refs.highest
+        )
         if existing is None:
             tensors = {TENSORS_FILE: folder / TENSORS_FILE}
             commit = self._commit_version(files, tensors, publication, version, refs.head, entries)
@@ -209,6 +212,35 @@ class HubStore:
         refs = self._online_refs(entry.name)
         files = {YANKED_FILE: schema.canonical_json({**refs.yanked, entry.version: reason})}
         self._writer.commit(entry.name, files, f"Yank {entry.version}", refs.head)
+
+    def tag(self, entry: Entry, tag: str) -> None:
+        """Let a tag name a version."""
+        check_tags((tag,))
+        self._tag(entry.name, tag, self._commit_of(entry))
+
+    def untag(self, entry: Entry, tag: str) -> None:
+        """Remove a tag of the name of a version."""
+        self._writer.delete_tag(entry.name, tag)
+
+    def delete(self, name: str, version: str, *, backbone: str | None = None) -> None:
+        """Delete a version for good, on a hub of adapterhub.
+
+        Args:
+            name: the repository.
+            version: the version number.
+            backbone: a backbone's id or fingerprint, which must be that of the version.
+
+        Raises:
+            ConfigError: another hub, which cannot.
+            RegistryError: no such version, or the token does not allow it.
+        """
+        if "delete-version" not in self._reader.own_words():
+            raise ConfigError(
+                f"{self.prefix}{name} is on a hub that deletes no versions",
+                hint=f"adapterhub yank {self.prefix}{name}@{version} --reason REASON withdraws one",
+            )
+        _refuse_other_backbone(self._resolve(name, version), backbone)
+        self._writer.delete_version(name, version)
 
     def signatures(self, entry: Entry) -> Sequence[Signature]:
         """List the signatures that were added to a version after its publication."""
@@ -396,6 +428,9 @@ class HubStore:
     def _tag(self, name: str, tag: str, commit: str) -> None:
         tags = self._reader.refs(name).tags
         if tags.get(tag) == commit:
+            return
+        if tag in tags and "move-tag" in self._reader.own_words():
+            self._writer.move_tag(name, tag, commit)
             return
         if tag in tags:
             self._writer.delete_tag(name, tag)

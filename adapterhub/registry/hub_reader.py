@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote, urlsplit
 
-from adapterhub.backbones.origins import COMMIT, SHA256
+from adapterhub.backbones.origins import COMMIT, SHA256, is_commit
 from adapterhub.config.options import to_dict
 from adapterhub.config.user_folders import user_folder
 from adapterhub.errors import RegistryError, printable
@@ -37,8 +37,14 @@ from adapterhub.files.atomic import (
     replace_file,
     staging,
 )
-from adapterhub.registry.hub_client import Expected, HubClient, MissingFileError
+from adapterhub.registry.hub_client import (
+    Expected,
+    HubClient,
+    MissingFileError,
+    UnreachableError,
+)
 from adapterhub.registry.other_formats import MAX_CONFIG_BYTES
+from adapterhub.registry.published_files import MAX_YANKED_BYTES, YANKED_FILE
 from adapterhub.registry.reference import is_repository, is_version
 from adapterhub.registry.store import version_number
 
@@ -46,10 +52,8 @@ MAX_REFS_BYTES = 8 << 20  # some 50,000 tags and branches
 MAX_INFO_BYTES = 8 << 20  # the names of some 100,000 files
 MAX_LISTING_BYTES = 4 << 20  # some 10,000 files
 MAX_SEARCH_BYTES = 32 << 20  # a thousand repositories with their cards
-MAX_YANKED_BYTES = 1 << 20
 MAX_FILE_BYTES = 64 << 30  # as the tensors of our own format
 MOST_RESULTS = 1_000
-YANKED_FILE = "yanked.json"
 _Commit = Annotated[str, schema.text(COMMIT.pattern, "a commit")]
 
 
@@ -57,13 +61,15 @@ _Commit = Annotated[str, schema.text(COMMIT.pattern, "a commit")]
 class Refs:
     """The commits of a repository: of the head of `main`, of its branches and of its tags.
 
-    `yanked` has the reason by yanked version.
+    `yanked` has the reason by yanked version, `highest` the highest version that there ever was,
+    where the hub says it.
     """
 
     head: _Commit | None
     branches: Mapping[str, _Commit] = field(default_factory=dict)
     tags: Mapping[str, _Commit] = field(default_factory=dict)
     yanked: Mapping[str, str] = field(default_factory=dict)
+    highest: Annotated[int, schema.integer(0, 10**9)] = 0
 
     def versions(self) -> dict[str, tuple[str, ...]]:
         """Return the tags of each version, oldest version first."""
@@ -87,7 +93,10 @@ class HubReader:
         data = self.client.read(f"/api/models/{name}/refs", MAX_REFS_BYTES, self.subject(name))
         tree = self._object(data, MAX_REFS_BYTES, name)
         branches = _commits(tree.get("branches"))
-        return Refs(branches.get("main"), branches, _commits(tree.get("tags")))
+        highest = tree.get("highestVersion", 0)
+        is_number = type(highest) is int and 0 <= highest <= 10**9
+        tags = _commits(tree.get("tags"))
+        return Refs(branches.get("main"), branches, tags, highest=highest if is_number else 0)
 
     def commit_of(self, name: str, revision: str) -> str:
         """Return the commit of a revision that is neither a branch nor a tag."""
@@ -133,6 +142,17 @@ class HubReader:
         if not all(isinstance(reason, str) for reason in tree.values()):
             raise self._malformed(name, [f"{YANKED_FILE}: the reasons are not texts"])
         return {version: printable(reason) for version, reason in tree.items()}
+
+    def own_words(self) -> frozenset[str]:
+        """Return what a hub of adapterhub can do beyond the Hub's protocol; nothing on others."""
+        try:
+            data = self.client.read("/api/adapterhub", MAX_YANKED_BYTES, self.subject(""))
+        except UnreachableError:
+            raise
+        except RegistryError:
+            return frozenset()
+        words = schema.parse_object(data, MAX_YANKED_BYTES)[0].get("can")
+        return frozenset(filter(_is_word, words)) if isinstance(words, list) else frozenset()
 
     def search(self, filters: Collection[str], owner: str = "") -> list[dict[str, Any]]:
         """Return what the hub lists of the repositories with all of these tags, or of one owner.
@@ -186,11 +206,6 @@ class HubReader:
         )
 
 
-def is_commit(value: object) -> bool:
-    """Return whether a value is a full commit hash."""
-    return isinstance(value, str) and COMMIT.fullmatch(value) is not None
-
-
 def split_items(data: bytes) -> list[bytes]:
     """Return the items of a JSON list as they are, without parsing them.
 
@@ -215,6 +230,10 @@ def split_items(data: bytes) -> list[bytes]:
                 items.append(data[start : match.start()])
                 break
     return [item for item in items if item.strip()]
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch("[a-z-]{1,40}", value) is not None
 
 
 def _commits(items: object) -> dict[str, str]:

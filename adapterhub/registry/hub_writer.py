@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCard, ModelCardData
 from huggingface_hub.errors import (  # type: ignore[attr-defined]
@@ -20,6 +21,11 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
     HTTPError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
+)
+from huggingface_hub.utils import (  # type: ignore[attr-defined]
+    build_hf_headers,
+    get_session,
+    hf_raise_for_status,
 )
 
 from adapterhub.backbones.hub_guard import guarded_hub
@@ -86,6 +92,21 @@ class HubWriter:
         """Delete a tag."""
         with self._guarded(name):
             self._api.delete_tag(name, tag=tag)
+
+    def move_tag(self, name: str, tag: str, commit: str) -> None:
+        """Move a tag in one step, on a hub of adapterhub."""
+        self._own("PUT", name, f"tag/{quote(tag, safe='')}", json={"revision": commit})
+
+    def delete_version(self, name: str, version: str) -> None:
+        """Delete a version for good, on a hub of adapterhub."""
+        self._own("DELETE", name, f"versions/{version}")
+
+    def _own(self, method: str, name: str, path: str, **options: Any) -> None:
+        """Send a request that is not in the Hub's protocol."""
+        url = f"{self._base}/api/adapterhub/models/{name}/{path}"
+        headers = build_hf_headers(token=self._token or False, library_name="adapterhub")
+        with self._guarded(name):
+            hf_raise_for_status(get_session().request(method, url, headers=headers, **options))
 
     @contextmanager
     def _guarded(self, name: str) -> Iterator[None]:

@@ -45,6 +45,11 @@ from adapterhub.registry.store import DATE_FORMAT, Entry
 # When a version was published. Hidden: neither part of the adapter nor in its digest.
 DATE_FILE = ".published"
 PUBLISHED = (CARD_FILE, MANIFEST_FILE, TENSORS_FILE, SIGNATURE_FILE)
+# Of a repository on a hub: the yanked versions with the reasons, and the signatures that were added
+# after a version, one file for each, such as v3.sig.
+YANKED_FILE = "yanked.json"
+SIGNATURES_FOLDER = "signatures"
+MAX_YANKED_BYTES = 1 << 20
 UNNAMED = "default"  # the name of an adapter that was given none
 MAX_DATE_BYTES = 64
 

@@ -180,6 +180,34 @@ class Store(Protocol):
         References to exactly this version still work, with a warning that gives the reason.
         """
 
+    def tag(self, entry: Entry, tag: str) -> None:
+        """Let a tag name a version, whether it exists or not.
+
+        Raises:
+            ConfigError: the tag is invalid.
+            RegistryError: the version was deleted, or the store denies it.
+        """
+
+    def untag(self, entry: Entry, tag: str) -> None:
+        """Remove a tag of the name of a version.
+
+        Raises:
+            RegistryError: the store denies it.
+        """
+
+    def delete(self, name: str, version: str, *, backbone: str | None = None) -> None:
+        """Delete a version for good; its number is not used again.
+
+        Args:
+            name: the adapter's name.
+            version: the version number.
+            backbone: a backbone's id or fingerprint, to choose between adapters of a name.
+
+        Raises:
+            ConfigError: the store deletes nothing.
+            RegistryError: no such version, or the store denies it.
+        """
+
     def signatures(self, entry: Entry) -> Sequence[Signature]:
         """List signatures that are not in the folder that `get` returns, unchecked.
 

@@ -15,9 +15,14 @@ _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 @lru_cache(maxsize=64)
 def is_of_this_machine(host: str | None, origin: str | None) -> bool:
     """Return whether a request is for this machine by its headers Host and Origin."""
-    if host is not None and not _is_loopback(f"http://{host}"):
+    if host is not None and not is_loopback_host(host):
         return False
     return origin is None or _is_loopback(origin)
+
+
+def is_loopback_host(host: str) -> bool:
+    """Return whether a header Host names this machine."""
+    return _is_loopback(f"http://{host}")
 
 
 def _is_loopback(url: str) -> bool:

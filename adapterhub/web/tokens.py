@@ -134,7 +134,7 @@ class TokenFile:
             ConfigError: the name is taken or not valid, or a role is unknown.
             OutputError: the file cannot be written.
         """
-        token = PREFIX + secrets.token_urlsafe(32)
+        token = new_token()
         now = datetime.now(timezone.utc)
         expires = None if seconds is None else (now + timedelta(seconds=seconds)).strftime(_TIME)
         new = AccessToken(
@@ -179,7 +179,7 @@ class TokenFile:
 
         It is found by its digest, which nobody can choose, and compared in constant time.
         """
-        if _TOKEN.fullmatch(token) is None:
+        if not is_token(token):
             return None
         self._look()
         digest = digest_of_token(token)
@@ -226,6 +226,16 @@ class TokenFile:
     def _write(self, tokens: Sequence[AccessToken]) -> None:
         data = schema.canonical_json(to_dict(_AccessFile(tuple(tokens))))
         replace_file(self.path.resolve(), data, private=True)
+
+
+def new_token() -> str:
+    """Return a token that nobody can guess."""
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+def is_token(text: str) -> bool:
+    """Return whether a text has the form of a token of ours; others are of another service."""
+    return _TOKEN.fullmatch(text) is not None
 
 
 def digest_of_token(token: str) -> str:

@@ -6,8 +6,8 @@ import pytest
 import tiny_models
 
 import adapterhub as ah
-from adapterhub.backbones.processor import PICTURES_WITH_TEXT
 from adapterhub.backbones.task_models import (
+    PICTURES_WITH_TEXT,
     TASK_MODELS,
     label_options,
     task_kind,

@@ -11,7 +11,7 @@ import hashlib
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -56,6 +56,11 @@ class Hub:
     cut_after: int | None = None  # drop the connection of the next download after this many bytes
     resumed_at: list[int] = field(default_factory=list)
     before_commit: Any = None  # called after a client has read the head, before it commits
+
+    def refuse_writers(self) -> Callable[[], None]:
+        """Know no token of the test any more; return what undoes that."""
+        self.tokens = {"somebody else's": "write"}
+        return self.tokens.clear
 
 
 class Failure(Exception):

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adapterhub.backbones.origins import is_commit
 from adapterhub.errors import RegistryError
 from adapterhub.registry.hub_client import Expected, MissingFileError
-from adapterhub.registry.hub_reader import HubReader, is_commit, split_items
+from adapterhub.registry.hub_reader import HubReader, split_items
 
 A, B = "a" * 40, "b" * 40
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import hub_server
 import pytest
+import real_hub
 import sample_adapters
 import signing
 import web_servers
@@ -55,6 +56,15 @@ class OwnersHub(HubStore):
 def on_hub(folder):
     with hub_server.serving() as (hub, address):
         store = OwnersHub(address, token=False)
+        store.hub = hub
+        yield store
+
+
+@contextmanager
+def on_our_hub(folder):
+    with real_hub.serving(folder) as hub:
+        hub.org("acme")
+        store = OwnersHub(hub.address, token=hub.user("ada", acme="write"))
         store.hub = hub
         yield store
 
@@ -125,6 +135,7 @@ STORES = {
     "memory": lambda folder: nullcontext(Registry(MemoryStorage(folder))),
     "local": lambda folder: folder.mkdir() or nullcontext(LocalRegistry(folder)),
     "hub": on_hub,
+    "our hub": on_our_hub,
     "https": on_web_server,
     **({"nginx": on_nginx, "s3": on_moto} if ALL else {}),
 }
@@ -341,8 +352,7 @@ def test_a_copy_never_overwrites(store, publish, tmp_path):
 def refuse_writers(store):
     """Make a store refuse writers; return a function that makes it accept them again."""
     if isinstance(store, HubStore):
-        store.hub.tokens = {"somebody else's": "write"}
-        return lambda: store.hub.tokens.clear()
+        return store.hub.refuse_writers()
     if isinstance(store.storage, Bucket):
         return refuse_objects(store.storage)
     if isinstance(store.storage, MemoryStorage):

@@ -52,11 +52,11 @@ def test_a_version_that_was_deleted_meanwhile_gets_no_tag(published):
     assert ah.tag("polite") == {}
 
 
-def test_tags_of_a_hub_are_listed_but_not_set(hub, tmp_path):
+def test_tags_of_a_hub_are_set_and_removed(hub, tmp_path):
     reference = f"{hub.address}/acme/polite"
     ah.push(sample_adapters.write(tmp_path / "made"), reference, peft=False, tags=("best",))
     assert ah.tag(reference) == {"best": "v1"}
-    with pytest.raises(ConfigError, match="whose tags are git tags"):
-        ah.tag(reference, "good")
+    assert ah.tag(reference, "good") == {"best": "v1", "good": "v1"}
+    assert ah.tag(reference, "good", remove=True) == {"best": "v1"}
     with pytest.raises(ConfigError, match="is a folder"):
         ah.tag("./polite", "good")

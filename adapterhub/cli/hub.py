@@ -1,0 +1,402 @@
+"""`adapterhub hub start|user|org|token|import|export|verify|gc|backup|restore|upgrade|audit`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from adapterhub.cli._format import bytes_text, print_json, print_result, print_table, say
+from adapterhub.cli._options import as_json_option
+from adapterhub.errors import ConfigError, FileError, RegistryError, counted
+from adapterhub.files.shown_table import ShownTable
+
+if TYPE_CHECKING:
+    from adapterhub.hub.state import Hub
+    from adapterhub.registry.copying import CopyReport
+
+_folder = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+_LIBRARIES = ("sqlalchemy", "alembic", "starlette", "uvicorn", "pathspec", "nh3", "markdown_it")
+_roles = click.Choice(["read", "write", "admin"])
+
+
+@click.group("hub")
+def command() -> None:
+    """Serve a hub of your own, with users and tokens, to any client of the Hub's protocol."""
+    if missing := [name for name in _LIBRARIES if find_spec(name) is None]:
+        raise ConfigError(
+            f"a hub needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
+            "installed",
+            hint='pip install "adapterhub[hub]"',
+        )
+
+
+@command.command()
+@_folder
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option("--port", default=8733, show_default=True, help="Port; 0 chooses a free one.")
+@click.option("--public-url", metavar="URL", help="Address that clients use, behind a proxy.")
+@click.option("--open-reading", is_flag=True, help="Let anyone read what is not private.")
+@click.option(
+    "--regular-max",
+    default="256MiB",
+    show_default=True,
+    metavar="SIZE",
+    help="Largest file that a client sends within a commit.",
+)
+@click.option(
+    "--max-file", metavar="SIZE", default="64GiB", show_default=True, help="Largest file."
+)
+@click.option("--quota", metavar="SIZE", help="Most that a user or organisation may keep.")
+@click.option("--trust-user-header", metavar="NAME", help="Header with the user, of the proxy.")
+@click.option("--trusted-proxy", multiple=True, metavar="ADDRESS", help="Address of the proxy.")
+def start(folder: Path, host: str, port: int, **options: Any) -> None:
+    """Serve the hub in DIR, and create it if there is none, until Ctrl-C."""
+    from adapterhub.hub.server import serve_hub
+    from adapterhub.hub.state import HubOptions
+
+    header, proxies = options["trust_user_header"], options["trusted_proxy"]
+    if bool(header) != bool(proxies):
+        raise ConfigError(
+            "a user's header is believed of known proxies only",
+            expected="--trust-user-header NAME --trusted-proxy ADDRESS",
+        )
+    chosen = HubOptions(
+        options["public_url"],
+        options["open_reading"],
+        _size("--regular-max", options["regular_max"]),
+        _size("--max-file", options["max_file"]),
+        _size("--quota", options["quota"]) if options["quota"] else None,
+        user_header=header,
+        proxies=proxies,
+    )
+    serve_hub(folder, host, port, chosen, lambda address: say(f"serving {folder} at {address}"))
+
+
+@command.command()
+@_folder
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option("--admin", is_flag=True, help="Let them change everything on this hub.")
+@as_json_option
+def user(folder: Path, names: tuple[str, ...], admin: bool, as_json: bool) -> None:
+    """Create users, or list all; the hub in DIR is created if there is none."""
+    from adapterhub.hub.accounts import create_namespace, owners_of_kind
+    from adapterhub.hub.state import create_hub
+
+    if names:
+        create_hub(folder)
+    with _opened(folder) as hub, hub.database.writing() as connection:
+        for name in names:
+            create_namespace(connection, name, "user", is_admin=admin)
+            _note(hub, connection, "create user", name)
+        found = owners_of_kind(connection, "user")
+    if names:
+        shown = ", ".join(names)
+        print_result(f"created the user{'s' * (len(names) > 1)} {shown}", [*names], as_json=as_json)
+    elif as_json:
+        print_json([owner.name for owner in found])
+    else:
+        for owner in found:
+            say(owner.name)
+
+
+@command.command()
+@_folder
+@click.argument("name", required=False)
+@click.option("--member", "members", multiple=True, metavar="USER=ROLE", help="Add or change one.")
+@click.option("--remove-member", "removed", multiple=True, metavar="USER", help="Remove one.")
+@click.option("--quota", metavar="SIZE", help="Most that it may keep.")
+@click.option("--allow", "allowed", multiple=True, metavar="RULE", help="Let a rule not hold here.")
+@click.option("--allow-finding", "findings", multiple=True, metavar="CODE", help="It is no secret.")
+@click.option(
+    "--protect", "protected", multiple=True, metavar="TAG", help="For admins only: 'prod*'."
+)
+@click.option("--signer", "signers", multiple=True, metavar="KEY", help="Require its signature.")
+@as_json_option
+def org(folder: Path, name: str | None, as_json: bool, **options: Any) -> None:
+    """Create an organisation or change it, or a user's own namespace; without NAME, list all.
+
+    What is given is added to what holds already.
+    """
+    from adapterhub.hub.accounts import find_owner, owners_of_kind, set_member
+
+    with _opened(folder) as hub, hub.database.writing() as connection:
+        if name is None:
+            found = [each.name for each in owners_of_kind(connection, "org")]
+            print_result("\n".join(found), found, as_json=as_json)
+            return
+        owner = find_owner(connection, name) or _new_org(hub, connection, name)
+        for member in options["members"]:
+            who, _, role = member.partition("=")
+            if role not in _roles.choices:
+                raise ConfigError(f"--member {member!r}", expected="USER=read, =write or =admin")
+            set_member(connection, owner.name, who, role)
+        for who in options["removed"]:
+            set_member(connection, owner.name, who, None)
+        facts = _change_owner(hub, connection, owner, options)
+        _note(hub, connection, "change organisation", owner.name)
+    if as_json:
+        print_json(facts)
+    else:
+        for field, value in facts.items():
+            if value:
+                say(f"{field:10} {value if isinstance(value, str) else ', '.join(value)}")
+
+
+@command.group()
+def token() -> None:
+    """Create, list or revoke the tokens of a hub's users."""
+
+
+@token.command("create")
+@_folder
+@click.option("--user", required=True, metavar="NAME", help="User whose token it is.")
+@click.option("--name", help="Name of the token.  [default: the user's, with a number]")
+@click.option("--role", type=_roles, default="write", show_default=True, help="Most it allows.")
+@click.option("--scope", metavar="OWNER", help="Only namespace that it is for.")
+@click.option("--expires", metavar="TIME", help="How long it is valid: 90d, 12h.")
+@as_json_option
+def create_access(
+    folder: Path,
+    user: str,
+    name: str | None,
+    role: str,
+    scope: str | None,
+    expires: str | None,
+    as_json: bool,
+) -> None:
+    """Create a token of a user, and print it: it is not kept, only its digest."""
+    from adapterhub.config.quantities import seconds_of
+    from adapterhub.hub.accounts import create_hub_token, free_token_name
+
+    seconds = seconds_of(expires) if expires else None
+    if expires and seconds is None:
+        raise ConfigError(f"--expires {expires!r} is no duration", expected="90d or 12h")
+    with _opened(folder) as hub, hub.database.writing() as connection:
+        chosen = name or free_token_name(connection, user)
+        made = create_hub_token(connection, user, chosen, role, scope=scope, seconds=seconds)
+        _note(hub, connection, "create token", f"{chosen} of {user}, {role}")
+    print_result(made, {"token": made, "name": chosen}, as_json=as_json)
+
+
+@token.command("list")
+@_folder
+@as_json_option
+def list_access(folder: Path, as_json: bool) -> None:
+    """List the tokens: whose they are, what they allow, and when they were used last."""
+    from adapterhub.hub.accounts import token_rows
+
+    with _opened(folder) as hub, hub.database.reading() as connection:
+        rows = token_rows(connection)
+    if as_json:
+        print_json(rows)
+    elif rows:
+        cells = [[str(value or "-") for value in row.values()] for row in rows]
+        print_table(ShownTable([*rows[0]], cells))
+    else:
+        say("no tokens", err=True)
+
+
+@token.command("revoke")
+@_folder
+@click.argument("name")
+def revoke_access(folder: Path, name: str) -> None:
+    """Revoke a token: it is not valid from now on."""
+    from adapterhub.hub.accounts import revoke_hub_token
+
+    with _opened(folder) as hub, hub.database.writing() as connection:
+        revoke_hub_token(connection, name)
+        _note(hub, connection, "revoke token", name)
+    say(f"revoked {name}")
+
+
+@command.command("import")
+@_folder
+@click.argument("registry")
+@click.option("--owner", required=True, metavar="NAME", help="Whose repositories they become.")
+@as_json_option
+def import_versions(folder: Path, registry: str, owner: str, as_json: bool) -> None:
+    """Copy all versions of a REGISTRY into the hub; what is there already stays as it is."""
+    from adapterhub.hub.transfer import import_registry
+
+    with _opened(folder) as hub:
+        report = import_registry(hub, registry, owner, partial(say, err=True))
+    _print_copied(report, f"{folder}", as_json)
+
+
+@command.command("export")
+@_folder
+@click.argument("registry")
+@click.option("--owner", metavar="NAME", help="Whose repositories; needed if several have some.")
+@as_json_option
+def export_versions(folder: Path, registry: str, owner: str | None, as_json: bool) -> None:
+    """Copy all versions of the hub into a REGISTRY: the way out."""
+    from adapterhub.hub.transfer import export_registry
+
+    with _opened(folder) as hub:
+        report = export_registry(hub, registry, owner, partial(say, err=True))
+    _print_copied(report, registry, as_json)
+
+
+@command.command("verify")
+@_folder
+@as_json_option
+def verify_all(folder: Path, as_json: bool) -> None:
+    """Read all files, compare their digests, and list the problems."""
+    from adapterhub.hub.housekeeping import verify_hub
+
+    with _opened(folder) as hub:
+        problems = verify_hub(hub)
+    if as_json:
+        print_json({"hub": str(folder), "problems": problems})
+    if problems:
+        raise FileError(f"problems in {folder}", offenders=problems)
+    if not as_json:
+        say(f"{folder}: all files are intact")
+
+
+@command.command("gc")
+@_folder
+@click.option("--dry-run", is_flag=True, help="Remove nothing, and say what would be.")
+@as_json_option
+def collect_garbage(folder: Path, dry_run: bool, as_json: bool) -> None:
+    """Remove files that no commit needs, and uploads that did not end; the hub may be serving."""
+    from adapterhub.hub.housekeeping import collect
+
+    with _opened(folder) as hub:
+        report = collect(hub, dry_run=dry_run)
+    done = "would be removed" if dry_run else "removed"
+    said = f"{counted(report.files, 'file')} ({bytes_text(report.size)}) {done}"
+    print_result(f"{folder}: {said}", asdict(report), as_json=as_json)
+
+
+@command.command()
+@_folder
+@click.argument("target", type=click.Path(path_type=Path))
+@as_json_option
+def backup(folder: Path, target: Path, as_json: bool) -> None:
+    """Copy the hub to TARGET, also while it serves; a second time, only what is new."""
+    from adapterhub.hub.housekeeping import backup_hub
+
+    copied = backup_hub(folder, target)
+    said = f"{target}: {counted(copied, 'file')} copied"
+    print_result(said, {"backup": str(target), "files": copied}, as_json=as_json)
+
+
+@command.command("restore")
+@click.argument("source", metavar="BACKUP", type=click.Path(path_type=Path))
+@_folder
+@as_json_option
+def restore_backup(source: Path, folder: Path, as_json: bool) -> None:
+    """Make a hub in DIR of a BACKUP, and verify it."""
+    from adapterhub.hub.housekeeping import restore_hub
+
+    copied = restore_hub(source, folder)
+    said = f"{folder}: {counted(copied, 'file')} restored and verified"
+    print_result(said, {"hub": str(folder), "files": copied}, as_json=as_json)
+
+
+@command.command("upgrade")
+@_folder
+def upgrade_tables(folder: Path) -> None:
+    """Bring the tables of an older hub to this release; the database as it was is kept."""
+    from adapterhub.hub.housekeeping import upgrade_hub
+
+    before = upgrade_hub(folder)
+    say(f"{folder}: upgraded from {before}" if before else f"{folder} is of this release")
+
+
+@command.command()
+@_folder
+@click.option("--limit", default=100, show_default=True, help="Number of rows.")
+@as_json_option
+def audit(folder: Path, limit: int, as_json: bool) -> None:
+    """Show who did what, the newest first."""
+    from adapterhub.hub.state import audit_rows
+
+    with _opened(folder) as hub, hub.database.reading() as connection:
+        rows = audit_rows(connection, limit)
+    if as_json:
+        for row in rows:
+            print_json(row)
+    elif rows:
+        shown = ("time", "who", "token", "action", "target", "address")
+        print_table(ShownTable(shown, [[row[name] or "-" for name in shown] for row in rows]))
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[Hub]:
+    from adapterhub.hub.state import open_hub
+
+    with open_hub(folder) as hub:
+        yield hub
+
+
+def _note(hub: Hub, connection: Any, action: str, target: str) -> None:
+    """Write to the audit log what a command did."""
+    from adapterhub.hub.accounts import Visitor
+
+    hub.note_action(connection, Visitor("", "command line"), action, target)
+
+
+def _new_org(hub: Hub, connection: Any, name: str) -> Any:
+    from adapterhub.hub.accounts import create_namespace
+
+    _note(hub, connection, "create organisation", name)
+    return create_namespace(connection, name, "org")
+
+
+def _change_owner(hub: Hub, connection: Any, owner: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Write the rules and the quota of a namespace; return what holds now."""
+    from adapterhub.files.signature import read_public_key
+    from adapterhub.hub.accepted import RULES, parse_rules, rules_text
+    from adapterhub.hub.accounts import change_owner, members_of
+
+    if unknown := sorted({*options["allowed"]} - {*RULES}):
+        raise ConfigError(f"there is no rule {unknown[0]!r}", expected=", ".join(RULES))
+    rules = parse_rules(owner.rules)
+    added = {
+        "allowed": options["allowed"],
+        "findings": options["findings"],
+        "protected": options["protected"],
+        "signers": tuple(read_public_key(key).id for key in options["signers"]),
+    }
+    changed = replace(
+        rules,
+        **{
+            name: tuple(dict.fromkeys((*getattr(rules, name), *new))) for name, new in added.items()
+        },
+    )
+    quota = _size("--quota", options["quota"]) if options["quota"] else owner.quota
+    change_owner(connection, owner.id, rules_text(changed), quota)
+    members = [f"{who}={role}" for who, role in members_of(connection, owner.id).items()]
+    quotas = [bytes_text(quota)] if quota is not None else []
+    return {"name": owner.name, "members": members, "quota": quotas, **asdict(changed)}
+
+
+def _print_copied(report: CopyReport, target: str, as_json: bool) -> None:
+    if as_json:
+        print_json(vars(report))
+    if report.refused:
+        raise RegistryError(
+            f"{counted(len(report.refused), 'version')} not copied",
+            offenders=[f"{reference}: {why}" for reference, why in report.refused.items()],
+        )
+    if not as_json:
+        copied = counted(len(report.copied), "version")
+        say(f"{target}: {copied} copied, {report.unchanged:,} were there")
+
+
+def _size(option: str, text: str) -> int:
+    from adapterhub.config.quantities import size_in_bytes
+
+    found = size_in_bytes(text)
+    if found is None:
+        raise ConfigError(f"{option} {text!r} is no size", expected="256MiB, 10GB")
+    return found

@@ -1,0 +1,265 @@
+"""What a hub accepts: which files, by their names and by their contents.
+
+Whoever loads an adapter must be able to trust that it runs no code, so pickles and programs are
+refused, whatever they are called. Each kind of file that is accepted has a check of its own. An
+administrator may allow more in a namespace; a refusal names the file, the rule, and that command.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adapterhub.config.options import to_dict
+from adapterhub.errors import AdapterhubError, FileError, one_line
+from adapterhub.files import schema
+from adapterhub.files.manifest import MAX_MANIFEST_BYTES, from_json
+from adapterhub.files.native import MANIFEST_FILE, SIGNATURE_FILE
+from adapterhub.files.signature import MAX_SIGNATURE_BYTES, parse_signatures
+from adapterhub.hub.refusals import HubRefusal
+from adapterhub.hub.trees import Tree, path_problem_of
+from adapterhub.registry.other_formats import CONFIG_FILE, MAX_CONFIG_BYTES
+from adapterhub.registry.reference import Reference
+from adapterhub.registry.secrets import findings
+from adapterhub.registry.trust import Trust, checked_signatures, signed_subject
+
+RULES = {
+    "pickle": "a pickle can run any code when it is loaded; safetensors cannot",
+    "code": "code of a repository runs where it is loaded",
+    "kind": "this kind of file is not one that the hub checks",
+    "contents": "the contents are not those of a file with this name",
+    "secrets": "texts may not have secrets",
+    "backbone": "an adapter names its backbone by the id that others find it by",
+}
+MAX_HEADER = 25 << 20  # bytes of the header of a safetensors file
+_MOST_TEXT_SEARCHED = 1 << 20  # bytes of a text in which secrets are searched for
+_PICKLES = re.compile(r"(?i)\.(bin|pt|pth|ckpt|pkl|pickle|joblib|dill|npy|npz|h5|keras|mar|t7)$")
+_CODE = re.compile(r"(?i)\.(py|pyc|pyx|so|dll|dylib|exe|sh|bat|ps1|js|jar|whl|ipynb|html?|svg)$")
+_TEXTS = re.compile(
+    r"(?i)(\.(md|txt|json|jsonl|ya?ml|csv|tsv|jinja|sig|toml|cff|license)|"
+    r"(^|/)(\.gitattributes|\.gitignore|licen[cs]e|notice|vocab|merges|codes|authors|citation))$"
+)
+_MAGIC = {
+    ".parquet": b"PAR1", ".arrow": b"ARROW1", ".png": b"\x89PNG", ".jpg": b"\xff\xd8\xff",
+    ".jpeg": b"\xff\xd8\xff", ".gif": b"GIF8", ".webp": b"RIFF", ".gguf": b"GGUF",
+    ".gz": b"\x1f\x8b", ".flac": b"fLaC", ".wav": b"RIFF", ".pdf": b"%PDF",
+    ".zst": b"\x28\xb5\x2f\xfd",
+}  # fmt: skip
+_SENTENCEPIECE = (".model", ".spm")  # protocol buffers, which have no mark
+
+
+@dataclass(frozen=True)
+class NamespaceRules:
+    """What an administrator has set for a namespace.
+
+    Attributes:
+        allowed: names of rules that do not hold there.
+        findings: codes of texts that look like secrets and are none.
+        protected: patterns of tags that only an admin moves or deletes.
+        signers: keys, of which one must have signed each version; none required if empty.
+    """
+
+    allowed: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()
+    protected: tuple[str, ...] = ()
+    signers: tuple[str, ...] = ()
+
+    def protects(self, tag: str) -> bool:
+        """Return whether a tag is on the list."""
+        return any(fnmatch.fnmatchcase(tag, pattern) for pattern in self.protected)
+
+
+def parse_rules(text: str) -> NamespaceRules:
+    """Return the rules of a namespace as the database has them."""
+    fields = json.loads(text)
+    return NamespaceRules(**{name: tuple(value) for name, value in fields.items()})
+
+
+def rules_text(rules: NamespaceRules) -> str:
+    """Return the rules of a namespace as the database keeps them."""
+    return json.dumps(to_dict(rules), sort_keys=True)
+
+
+def check_name_of_file(path: object, rules: NamespaceRules) -> None:
+    """Refuse a file by its path: before it is sent, where the client asks.
+
+    Raises:
+        HubRefusal: the path is not valid, or the rules do not allow such a file.
+    """
+    if problem := path_problem_of(path):
+        raise HubRefusal(f"{one_line(str(path), 200)!a} cannot be the path of a file: {problem}")
+    name = str(path)
+    if _PICKLES.search(name):
+        _refuse(name, "pickle", rules)
+    elif _CODE.search(name):
+        _refuse(name, "code", rules)
+    elif not (_TEXTS.search(name) or _suffix(name) in (".safetensors", *_SENTENCEPIECE, *_MAGIC)):
+        _refuse(name, "kind", rules)
+
+
+def check_contents(path: str, file: Path, size: int, rules: NamespaceRules) -> None:
+    """Refuse a file by its contents.
+
+    Raises:
+        HubRefusal: the rules do not allow it.
+    """
+    check_name_of_file(path, rules)
+    with open(file, "rb") as handle:
+        start = handle.read(64)
+    if re.match(rb"\x80[\x02-\x05]|\x80\x8a|\x93NUMPY", start) or _is_torch_zip(start, file):
+        _refuse(path, "pickle", rules)
+    if start.startswith((b"\x7fELF", b"MZ", b"#!", b"\xca\xfe\xba\xbe", b"\xcf\xfa\xed\xfe")):
+        _refuse(path, "code", rules)
+    suffix = _suffix(path)
+    if suffix == ".safetensors":
+        if problem := safetensors_problem(file, size):
+            _refuse(path, "contents", rules, problem)
+    elif _TEXTS.search(path):
+        _check_text(path, file, size, rules)
+    elif suffix in _MAGIC and size and not start.startswith(_MAGIC[suffix]):
+        _refuse(path, "contents", rules)
+    if (check := _OWN.get(path)) is not None:
+        check(path, file, size, rules)
+
+
+def safetensors_problem(file: Path, size: int) -> str:
+    """Return what is wrong with the header of a safetensors file, or ""."""
+    with open(file, "rb") as handle:
+        length = int.from_bytes(handle.read(8), "little")
+        if size < 8 or length > min(size - 8, MAX_HEADER):
+            return f"its header claims {length:,} bytes"
+        header, problems = schema.parse_object(handle.read(length), MAX_HEADER)
+    header.pop("__metadata__", None)
+    if problems:
+        return f"its header is no JSON of tensors: {problems[0]}"
+    end = 0
+    try:
+        for info in sorted(header.values(), key=lambda info: info["data_offsets"]):
+            first, last = info["data_offsets"]
+            if type(first) is not int or type(last) is not int or first != end or last < first:
+                return "its tensors have gaps or overlap"
+            if not isinstance(info["dtype"], str) or not all(type(n) is int for n in info["shape"]):
+                return "a tensor has no dtype or no shape"
+            end = last
+    except (KeyError, TypeError, ValueError):
+        return "a tensor of its header has no place"
+    return "" if 8 + length + end == size else "it is shorter or longer than its header says"
+
+
+def check_signed(
+    tree: Tree, read: Callable[[str, int], bytes], name: str, rules: NamespaceRules
+) -> None:
+    """Refuse an adapter that no listed key has signed, where that is required.
+
+    Raises:
+        HubRefusal: none has.
+    """
+    manifest = tree.get(MANIFEST_FILE)
+    if not rules.signers or manifest is None:
+        return
+    signed = tree.get(SIGNATURE_FILE)
+    if signed is not None:
+        subject = signed_subject(
+            Reference("server", name), manifest.sha256, name.partition("/")[2], ""
+        )
+        try:
+            found = parse_signatures(read(signed.sha256, MAX_SIGNATURE_BYTES))
+            checked = checked_signatures(found, subject, Trust())
+        except AdapterhubError as error:
+            raise HubRefusal(f"{SIGNATURE_FILE}: {error.problem}") from None
+        if any(each.is_valid and _is_listed(each.signature, rules) for each in checked):
+            return
+    raise HubRefusal(
+        f"{name} takes adapters that one of these keys has signed: {', '.join(rules.signers)}; "
+        "adapterhub sign FOLDER --key KEY signs one"
+    )
+
+
+def _is_listed(signature: Any, rules: NamespaceRules) -> bool:
+    return bool({signature.key, signature.signer.id} & {*rules.signers})
+
+
+def _check_text(path: str, file: Path, size: int, rules: NamespaceRules) -> None:
+    if size > _MOST_TEXT_SEARCHED:
+        return  # data rather than what somebody wrote; nothing reads it as code
+    data = file.read_bytes()
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        _refuse(path, "contents", rules, "it is not text in UTF-8")
+    if b"\0" in data:
+        _refuse(path, "contents", rules, "it is not text")
+    if "secrets" in rules.allowed or re.search(r"(?i)(^|/)(tokenizer\.json|vocab|merges)", path):
+        return
+    for finding in findings({path: data}):
+        if "path" not in finding.problem and finding.code not in rules.findings:
+            where = f"{finding.place}: {finding.problem}"
+            raise HubRefusal(
+                f"{one_line(path, 200)}, {where}: {RULES['secrets']}. Remove it and revoke it; if "
+                f"it is none, an administrator allows it: adapterhub hub org DIR "
+                f"OWNER --allow-finding {finding.code}"
+            )
+
+
+def _check_manifest(path: str, file: Path, size: int, rules: NamespaceRules) -> None:
+    if size > MAX_MANIFEST_BYTES:
+        _refuse(path, "contents", rules, f"it has more than {MAX_MANIFEST_BYTES:,} bytes")
+    try:
+        from_json(file.read_bytes(), path)
+    except FileError as error:
+        _refuse(path, "contents", rules, "; ".join((error.problem, *error.offenders[:3])))
+
+
+def _check_peft(path: str, file: Path, size: int, rules: NamespaceRules) -> None:
+    if size > MAX_CONFIG_BYTES:
+        _refuse(path, "contents", rules, f"it has more than {MAX_CONFIG_BYTES:,} bytes")
+    config, problems = schema.parse_object(file.read_bytes(), MAX_CONFIG_BYTES)
+    if problems:
+        _refuse(path, "contents", rules, problems[0])
+    backbone = config.get("base_model_name_or_path")
+    if isinstance(backbone, str) and re.match(r"[/\\~.]|[A-Za-z]:[\\/]", backbone):
+        _refuse(path, "backbone", rules, f"base_model_name_or_path is {one_line(backbone, 100)!r}")
+
+
+def _is_torch_zip(start: bytes, file: Path) -> bool:
+    """Return whether a file is an archive with a pickle in it, as torch writes it."""
+    if not start.startswith(b"PK\x03\x04"):
+        return False
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return any(_PICKLES.search(name) for name in archive.namelist())
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return True
+
+
+def _refuse(path: str, rule: str, rules: NamespaceRules, detail: str = "") -> None:
+    if rule in rules.allowed:
+        return
+    shown = f"{one_line(path, 200)}: {RULES[rule]}" + (
+        f" ({one_line(detail, 300)})" if detail else ""
+    )
+    remedy = {
+        "pickle": "Save it with safetensors",
+        "code": "Leave it out",
+        "backbone": "Name the backbone by its id",
+    }.get(rule, "Leave it out, or correct it")
+    raise HubRefusal(
+        f"{shown}. {remedy}; or an administrator allows it: adapterhub hub org DIR OWNER "
+        f"--allow {rule}"
+    )
+
+
+def _suffix(path: str) -> str:
+    return Path(path).suffix.lower()
+
+
+_OWN: Mapping[str, Callable[[str, Path, int, NamespaceRules], None]] = {
+    MANIFEST_FILE: _check_manifest,
+    CONFIG_FILE: _check_peft,
+}

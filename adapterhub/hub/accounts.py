@@ -1,0 +1,343 @@
+"""Who may do what: users, organisations, their members, and tokens.
+
+A user or an organisation is a namespace: the `owner` of `owner/name`. A role is read, write or
+admin, each with what the ones before it allow. In the own namespace a user is admin; in an
+organisation, what it says; elsewhere a reader of what is not private. A token allows at most its
+own role, and one with a scope nothing outside of that namespace.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, CursorResult, delete, func, insert, select, update
+
+from adapterhub.errors import ConfigError, did_you_mean
+from adapterhub.hub.refusals import DeniedError
+from adapterhub.hub.tables import members, namespaces, tokens
+from adapterhub.hub.times import now_text
+from adapterhub.registry.reference import NAME_RULE, is_name
+from adapterhub.web.tokens import digest_of_token, is_token, new_token
+
+READ, WRITE, ADMIN = "read", "write", "admin"
+HUB_ROLES = (READ, WRITE, ADMIN)
+_RESERVED = frozenset(
+    [
+        "api",
+        "models",
+        "datasets",
+        "spaces",
+        "kernels",
+        "buckets",
+        "resolve",
+        "raw",
+        "blob",
+        "tree",
+        "commit",
+        "lfs",
+        "cas",
+        "v1",
+        "v2",
+        "docs",
+        "settings",
+        "login",
+        "logout",
+        "static",
+        "health",
+        "ready",
+        "metrics",
+        "search",
+        "new",
+        "join",
+        "organizations",
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A namespace: a user or an organisation."""
+
+    id: int
+    name: str
+    kind: str
+    quota: int | None = None
+    rules: str = "{}"
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """Who sends a request.
+
+    Attributes:
+        user: the name of the user; "" without a token.
+        token: the name of the token.
+        role: what the token allows at most.
+        is_admin: whether the user may change everything.
+        roles: the user's role in namespaces, by id.
+        scope: the id of the only namespace that the token is for.
+        orgs: the names of the user's organisations.
+    """
+
+    user: str = ""
+    token: str = ""
+    role: str = ""
+    is_admin: bool = False
+    roles: Mapping[int, str] = field(default_factory=dict)
+    scope: int | None = None
+    orgs: Sequence[str] = ()
+
+    def role_in(self, namespace: int) -> str:
+        """Return the role in a namespace; "" for a visitor from elsewhere."""
+        if self.scope not in (None, namespace):
+            return ""
+        role = ADMIN if self.is_admin else self.roles.get(namespace, "")
+        return min(role, self.role, key=_rank)
+
+    def may(self, needed: str, namespace: int) -> bool:
+        """Return whether the role in a namespace is enough."""
+        return _rank(self.role_in(namespace)) >= _rank(needed)
+
+    @property
+    def namespaces(self) -> tuple[int, ...] | None:
+        """The namespaces whose private repositories may be seen; None for all."""
+        if self.scope is not None:
+            return (self.scope,) if self.role_in(self.scope) else ()
+        return None if self.is_admin else tuple(self.roles)
+
+
+def _rank(role: str) -> int:
+    return HUB_ROLES.index(role) + 1 if role in HUB_ROLES else 0
+
+
+def visitor_of(connection: Connection, token: str = "", *, digest: str = "") -> Visitor | None:
+    """Return who has a token, or the token with a digest; None if it is not valid."""
+    if token and not is_token(token):
+        return None
+    own = namespaces.alias()
+    found = connection.execute(
+        select(tokens, own.c.name.label("owner"), own.c.is_admin)
+        .join(own, own.c.id == tokens.c.user)
+        .where(tokens.c.sha256 == (digest or digest_of_token(token)))
+    ).first()
+    if found is None or (found.expires is not None and found.expires <= now_text()):
+        return None
+    roles, orgs = _memberships(connection, found.user)
+    return Visitor(
+        found.owner,
+        found.name,
+        found.role,
+        bool(found.is_admin) and found.scope is None,
+        roles,
+        found.scope,
+        [name for org, name in orgs.items() if found.scope in (None, org)],
+    )
+
+
+def visitor_of_proxy(connection: Connection, user: str) -> Visitor:
+    """Return a user whom a trusted proxy names, who only reads.
+
+    Raises:
+        DeniedError: there is no such user.
+    """
+    owner = find_owner(connection, user)
+    if owner is None or owner.kind != "user":
+        raise DeniedError("the proxy names somebody who is not a user of this hub")
+    roles, orgs = _memberships(connection, owner.id)
+    return Visitor(owner.name, "", READ, False, roles, None, [*orgs.values()])
+
+
+def _memberships(connection: Connection, user: int) -> tuple[dict[int, str], dict[int, str]]:
+    """Return the roles of a user by namespace, and the names of the organisations."""
+    rows = connection.execute(
+        select(members.c.org, members.c.role, namespaces.c.name)
+        .join(namespaces, namespaces.c.id == members.c.org)
+        .where(members.c.user == user)
+        .order_by(namespaces.c.name)
+    ).all()
+    roles = {user: ADMIN, **{row.org: row.role for row in rows}}
+    return roles, {row.org: row.name for row in rows}
+
+
+def note_use(connection: Connection, names: Sequence[str]) -> None:
+    """Write that tokens were used now."""
+    connection.execute(update(tokens).where(tokens.c.name.in_(names)).values(used=now_text()))
+
+
+def find_owner(connection: Connection, name: str) -> Owner | None:
+    """Return the namespace of a name, in whatever case it is written."""
+    row = connection.execute(
+        select(namespaces).where(namespaces.c.folded == name.casefold())
+    ).first()
+    return Owner(row.id, row.name, row.kind, row.quota, row.rules) if row else None
+
+
+def create_namespace(
+    connection: Connection, name: str, kind: str, *, is_admin: bool = False
+) -> Owner:
+    """Create a user or an organisation.
+
+    Raises:
+        ConfigError: the name is taken, reserved or not valid.
+    """
+    if not is_name(name) or re.search(r"--|\.git$", name) or name.casefold() in _RESERVED:
+        raise ConfigError(
+            f"{name!r} cannot be the name of a user or organisation", expected=NAME_RULE
+        )
+    if known := find_owner(connection, name):
+        kinds = {"user": "user", "org": "organisation"}
+        raise ConfigError(
+            f"there is a{'n' * (known.kind == 'org')} {kinds[known.kind]} {known.name}"
+        )
+    made = connection.execute(
+        insert(namespaces).values(
+            name=name, folded=name.casefold(), kind=kind, is_admin=is_admin, created=now_text()
+        )
+    )
+    return Owner(inserted_id(made), name, kind)
+
+
+def inserted_id(made: CursorResult[Any]) -> int:
+    """Return the id of a row that was inserted."""
+    assert made.inserted_primary_key is not None
+    return int(made.inserted_primary_key[0])
+
+
+def require_owner(connection: Connection, name: str, kind: str = "") -> Owner:
+    """Return the namespace of a name.
+
+    Raises:
+        ConfigError: there is none, or it is not of this kind.
+    """
+    found = find_owner(connection, name)
+    if found is None or kind not in ("", found.kind):
+        known = connection.execute(select(namespaces.c.name, namespaces.c.kind)).all()
+        near = did_you_mean(name, [row.name for row in known if kind in ("", row.kind)])
+        said = {"user": "user", "org": "organisation"}.get(kind, "user or organisation")
+        raise ConfigError(f"there is no {said} {name!r}{near}", hint="adapterhub hub user DIR")
+    return found
+
+
+def set_member(connection: Connection, org: str, user: str, role: str | None) -> None:
+    """Give a user a role in an organisation; None takes it away.
+
+    Raises:
+        ConfigError: there is no such organisation or user.
+    """
+    place = require_owner(connection, org, "org").id
+    member = require_owner(connection, user, "user").id
+    connection.execute(delete(members).where(members.c.org == place, members.c.user == member))
+    if role is not None:
+        connection.execute(insert(members).values(org=place, user=member, role=role))
+
+
+def create_hub_token(
+    connection: Connection,
+    user: str,
+    name: str,
+    role: str,
+    *,
+    scope: str | None = None,
+    seconds: float | None = None,
+) -> str:
+    """Create a token of a user and return it; it cannot be shown again.
+
+    Raises:
+        ConfigError: the user, the scope or the role does not exist, or the name is taken.
+    """
+    if role not in HUB_ROLES:
+        raise ConfigError(f"there is no role {role!r}", expected=", ".join(HUB_ROLES))
+    owner = require_owner(connection, user, "user").id
+    place = require_owner(connection, scope).id if scope else None
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", name):
+        raise ConfigError(f"{name!r} cannot be the name of a token", expected="letters and digits")
+    if connection.execute(select(tokens.c.id).where(tokens.c.name == name)).first():
+        raise ConfigError(
+            f"there is a token with the name {name!r}",
+            hint=f"another --name, or first adapterhub hub token revoke DIR {name}",
+        )
+    token = new_token()
+    connection.execute(
+        insert(tokens).values(
+            sha256=digest_of_token(token),
+            name=name,
+            user=owner,
+            role=role,
+            scope=place,
+            created=now_text(),
+            expires=None if seconds is None else now_text(-seconds),
+        )
+    )
+    return token
+
+
+def revoke_hub_token(connection: Connection, name: str) -> None:
+    """Remove a token.
+
+    Raises:
+        ConfigError: there is none with this name.
+    """
+    if not connection.execute(delete(tokens).where(tokens.c.name == name)).rowcount:
+        known = connection.execute(select(tokens.c.name)).scalars().all()
+        raise ConfigError(f"there is no token with the name {name!r}{did_you_mean(name, known)}")
+
+
+def count_tokens(connection: Connection) -> int:
+    """Return how many tokens are valid."""
+    valid = tokens.c.expires.is_(None) | (tokens.c.expires > now_text())
+    return int(connection.execute(select(func.count()).where(valid)).scalar_one())
+
+
+def owners_of_kind(connection: Connection, kind: str) -> list[Owner]:
+    """List the users, or the organisations."""
+    rows = connection.execute(
+        select(namespaces).where(namespaces.c.kind == kind).order_by(namespaces.c.name)
+    )
+    return [Owner(row.id, row.name, row.kind, row.quota, row.rules) for row in rows]
+
+
+def members_of(connection: Connection, org: int) -> dict[str, str]:
+    """Return the roles of the members of an organisation, by name."""
+    rows = connection.execute(
+        select(namespaces.c.name, members.c.role)
+        .join(members, members.c.user == namespaces.c.id)
+        .where(members.c.org == org)
+        .order_by(namespaces.c.name)
+    )
+    return {row.name: row.role for row in rows}
+
+
+def change_owner(connection: Connection, owner: int, rules: str, quota: int | None) -> None:
+    """Write the rules and the quota of a namespace."""
+    connection.execute(
+        update(namespaces).where(namespaces.c.id == owner).values(rules=rules, quota=quota)
+    )
+
+
+def free_token_name(connection: Connection, user: str) -> str:
+    """Return a name for the next token of a user."""
+    known = set(connection.execute(select(tokens.c.name)).scalars())
+    return next(name for n in range(1, 1_000_000) if (name := f"{user}-{n}") not in known)
+
+
+def token_rows(connection: Connection) -> list[dict[str, str | None]]:
+    """Return what is known of each token, by the titles of a table."""
+    owner, place = namespaces.alias(), namespaces.alias()
+    rows = connection.execute(
+        select(
+            tokens.c.name,
+            owner.c.name.label("user"),
+            tokens.c.role,
+            place.c.name.label("scope"),
+            tokens.c.created,
+            tokens.c.expires,
+            tokens.c.used,
+        )
+        .join(owner, owner.c.id == tokens.c.user)
+        .join(place, place.c.id == tokens.c.scope, isouter=True)
+        .order_by(tokens.c.name)
+    )
+    return [dict(row) for row in rows.mappings()]

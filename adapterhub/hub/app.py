@@ -1,0 +1,276 @@
+"""The application: the walk of a request, from its path to the bytes of the answer.
+
+`HubApp._walk` is the walk: by which name the hub was asked, which endpoint it is, who asks, whether
+they may, what the body is, and what the endpoint answers. What is refused is an answer, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import traceback
+from contextlib import suppress
+from functools import partial
+from urllib.parse import urlsplit
+
+from sqlalchemy import Connection
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from adapterhub.errors import AdapterhubError, one_line
+from adapterhub.hub.accounts import READ, Visitor, note_use, visitor_of, visitor_of_proxy
+from adapterhub.hub.calls import (
+    OPEN,
+    PAGE,
+    TOKEN,
+    HubCall,
+    HubRoute,
+    in_thread,
+    json_answer,
+    match_route,
+)
+from adapterhub.hub.commit_endpoints import COMMITS
+from adapterhub.hub.download_endpoints import DOWNLOADS
+from adapterhub.hub.own_endpoints import OWN
+from adapterhub.hub.page_endpoints import PAGES
+from adapterhub.hub.read_endpoints import READS
+from adapterhub.hub.refusals import DeniedError, HubRefusal, UnknownTokenError
+from adapterhub.hub.repositories import HubRepository, visible_repository
+from adapterhub.hub.sessions import session_visitor
+from adapterhub.hub.state import Hub
+from adapterhub.hub.upload_endpoints import UPLOADS
+from adapterhub.hub.write_endpoints import WRITES
+from adapterhub.web.headers import SECURE_HEADERS
+from adapterhub.web.origins import is_loopback_host
+from adapterhub.web.request_log import log_request, trace_of
+from adapterhub.web.tokens import is_token
+
+log = logging.getLogger("adapterhub.hub")
+
+ROUTES: tuple[HubRoute, ...] = (*READS, *WRITES, *COMMITS, *UPLOADS, *DOWNLOADS, *OWN, *PAGES)
+"""All paths that clients may ask for; the first one that matches is taken."""
+_NOTE_SECONDS = 60.0  # between two notes of when tokens were used
+_LEFT = 499  # the status of a request whose client has left
+
+
+class HubApp:
+    """An ASGI application that answers for a hub."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        public = urlsplit(hub.options.public_url or "")
+        self._public, self._prefix = hub.options.public_url, public.path.rstrip("/")
+        self._hosts = {public.netloc.lower(), *map(str.lower, hub.options.hosts)} - {""}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, and count and log it; or start and stop with the server."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        began, status, request = time.perf_counter(), _LEFT, Request(scope, receive)
+        call: HubCall | None = None
+        try:
+            call, response = await self._answer(request)
+            _complete(response)
+            status = response.status_code
+            await response(scope, receive, send)
+        except ClientDisconnect:
+            status = _LEFT
+        finally:
+            self._note(request, call, status, time.perf_counter() - began)
+
+    async def _answer(self, request: Request) -> tuple[HubCall | None, Response]:
+        """Return the answer to a request, or its error as one."""
+        call: HubCall | None = None
+        try:
+            call = self._call(request)
+            return call, await self._walk(call)
+        except ClientDisconnect:
+            raise
+        except HubRefusal as error:
+            return call, refused(error)
+        except AdapterhubError as error:
+            return call, refused(HubRefusal("; ".join((error.problem, *error.offenders))))
+        except Exception as error:
+            # Its words may quote a file: the log has where it was raised, and of what class.
+            where = "".join(traceback.format_tb(error.__traceback__))
+            log.error("%s: %s\n%s", request.method, type(error).__name__, where)
+            return call, refused(
+                HubRefusal("the hub has made a mistake; its log says where", status=500)
+            )
+
+    def _call(self, request: Request) -> HubCall:
+        """Return what a request asks for: by which name, and at which endpoint."""
+        base = self._base(request)
+        raw = bytes(request.scope.get("raw_path") or request.url.path.encode())
+        path = raw.split(b"?", 1)[0].decode("ascii", "replace")
+        if self._prefix and (path == self._prefix or path.startswith(f"{self._prefix}/")):
+            path = path[len(self._prefix) :] or "/"
+        route, values = match_route(ROUTES, request.method, path)
+        return HubCall(self.hub, request, base, path, route, values)
+
+    async def _walk(self, call: HubCall) -> Response:
+        """Answer a call: who asks, whether they may, what the body is, what the endpoint says."""
+        route = call.route
+        if self.hub.options.is_read_only and call.request.method not in ("GET", "HEAD"):
+            raise_if_writing(call)
+        if route.needs != OPEN:
+            self._check_address(call)
+            admit = partial(self._admitted, call)
+            call.visitor, call.found = await call.remembered(self._key_of(call), admit)
+            self._check_visitor(call)
+        if route.reads_itself:
+            response: Response = await route.answer(call)
+            return response
+        if route.body:
+            call.body = await call.read_body(route.body)
+        response = await in_thread(route.answer, call)
+        return response
+
+    def _check_address(self, call: HubCall) -> None:
+        if "authorization" in call.request.headers:
+            self.hub.failed_logins.check(call.address)
+
+    def _key_of(self, call: HubCall) -> tuple[object, ...]:
+        """Return all that decides who asks, about what, and what is needed."""
+        headers, values = call.request.headers, call.values
+        place = (values.get("type", values.get("kind")), values.get("owner"), values.get("name"))
+        known = (headers.get("authorization"), headers.get("cookie"), self._named_user(call))
+        return ("admitted", call.route.needs, call.request.method, *place, *known)
+
+    def _admitted(self, call: HubCall) -> tuple[Visitor, HubRepository | None]:
+        """Find out who asks and about which repository; refuse those who may not."""
+        needs, values = call.route.needs, call.values
+        with self.hub.database.reading() as connection:
+            visitor = self._visitor(call, connection)
+            if "owner" not in values:
+                return visitor, None
+            return visitor, visible_repository(
+                connection,
+                values.get("type", values.get("kind", "models")),
+                f"{values['owner']}/{values['name']}",
+                visitor,
+                READ if needs == TOKEN else needs,
+                open_reading=self.hub.options.open_reading,
+            )
+
+    def _check_visitor(self, call: HubCall) -> None:
+        """Refuse a stranger where no repository has said who may read it."""
+        if call.visitor.token:
+            self.hub.note_token(call.visitor.token)
+        is_open = call.route.needs == READ and self.hub.options.open_reading
+        if call.found or call.visitor.user or is_open or call.route.needs == PAGE:
+            return
+        raise HubRefusal(f"this needs a token of this hub: {call.base}/settings/tokens", status=401)
+
+    def _visitor(self, call: HubCall, connection: Connection) -> Visitor:
+        """Return who asks, by a token, by the cookie of a login, or by what a proxy says."""
+        headers = call.request.headers
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if kind:
+            found = None
+            if kind.lower() == "bearer" and is_token(token.strip()):
+                found = visitor_of(connection, token.strip())
+            if found is None:
+                self.hub.failed_logins.note(call.address)
+                raise UnknownTokenError
+            return found
+        if call.request.method in ("GET", "HEAD"):
+            if user := self._named_user(call):
+                return visitor_of_proxy(connection, user)
+            if cookie := call.request.cookies.get("adapterhub"):
+                return session_visitor(connection, self.hub.secret, cookie)
+        return Visitor()
+
+    def _named_user(self, call: HubCall) -> str:
+        """Return whom a trusted proxy names."""
+        options = self.hub.options
+        if options.user_header and call.address in options.proxies:
+            return call.request.headers.get(options.user_header, "")
+        return ""
+
+    def _base(self, request: Request) -> str:
+        """Return the address that the client asks by.
+
+        Raises:
+            HubRefusal: nobody said that it is this hub's.
+        """
+        host = request.headers.get("host", "").lower()
+        if host in self._hosts or is_loopback_host(host):
+            return (self._public or f"{request.url.scheme}://{host}").rstrip("/")
+        raise HubRefusal(
+            f"this hub is not known as {one_line(host, 100)!r}: its operator says its address with "
+            "adapterhub hub start --public-url",
+            status=421,
+        )
+
+    def _note(self, request: Request, call: HubCall | None, status: int, seconds: float) -> None:
+        path = call.route.path if call else "unknown"
+        self.hub.metrics.observe(request.method, path, status, seconds)
+        log_request(
+            {
+                "method": request.method,
+                "path": path,
+                "status": status,
+                "ms": round(1000 * seconds, 2),
+                "user": call.visitor.user if call else "",
+                "token": call.visitor.token if call else "",
+                "repository": call.found.name if call and call.found else "",
+                "trace": trace_of(request.headers.get("traceparent")),
+            }
+        )
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """Start and stop with the server; meanwhile write when tokens were used."""
+        await receive()
+        noting = asyncio.create_task(self._keep_noting())
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        noting.cancel()
+        with suppress(HubRefusal):
+            await in_thread(self._note_tokens)
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _keep_noting(self) -> None:
+        while True:
+            await asyncio.sleep(_NOTE_SECONDS)
+            with suppress(HubRefusal):
+                await in_thread(self._note_tokens)
+
+    def _note_tokens(self) -> None:
+        if used := self.hub.take_used():
+            with self.hub.database.writing() as connection:
+                note_use(connection, used)
+
+
+def raise_if_writing(call: HubCall) -> None:
+    """Refuse to change what a registry in a folder has.
+
+    Raises:
+        DeniedError: the endpoint would.
+    """
+    if call.route.needs not in (OPEN, READ):
+        raise DeniedError(
+            "this hub shows a registry in a folder and changes nothing: adapterhub publish does"
+        )
+
+
+def refused(error: HubRefusal) -> Response:
+    """Return the answer for what is refused, with the headers that the Hub's clients read."""
+    said = one_line(str(error.problem), 2000)
+    message = said
+    if isinstance(error, UnknownTokenError):
+        # By these words the Hub's clients tell a wrong token from a missing repository.
+        message = "Invalid credentials in Authorization header"
+    headers = {"x-error-message": message.encode("ascii", "replace").decode(), **error.headers}
+    if error.code:
+        headers["x-error-code"] = error.code
+    return json_answer({"error": said}, error.status, headers)
+
+
+def _complete(response: Response) -> None:
+    """Add the headers that every answer has."""
+    known = {name for name, _ in response.raw_headers}
+    response.raw_headers.extend(pair for pair in SECURE_HEADERS if pair[0] not in known)

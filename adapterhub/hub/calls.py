@@ -1,0 +1,276 @@
+"""A request on its way: who asks, for which repository, with which body; and how it is answered."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+from urllib.parse import unquote_to_bytes
+
+import anyio.to_thread
+from sqlalchemy import Connection
+from starlette.requests import Request
+from starlette.responses import Response
+
+from adapterhub.files.schema import json_depth
+from adapterhub.hub.accepted import NamespaceRules, parse_rules
+from adapterhub.hub.accounts import Visitor
+from adapterhub.hub.refusals import HubRefusal, MissingRepositoryError, TooManyBytesError
+from adapterhub.hub.repositories import HubRepository, find_repository, missing, namespace_of
+from adapterhub.hub.state import Hub
+
+OPEN, TOKEN, PAGE = "", "token", "page"
+"""What an endpoint needs, besides the roles: nothing at all, any token, or what it says itself."""
+_MOST_DEPTH = 16
+_PIECE = 256 << 10
+_PARTS = {
+    "type": "models|datasets|spaces",
+    "kind": "datasets|spaces",
+    "rest": ".*",
+}
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class HubRoute:
+    """An endpoint.
+
+    Attributes:
+        methods: of HTTP, with spaces.
+        path: its path, with names in braces for parts of it.
+        answer: answers a call, in a thread; or a coroutine, which reads the body itself.
+        needs: a role in the repository or `OPEN` or `TOKEN`.
+        body: the bytes of the largest body; 0 for none.
+        reads_itself: whether `answer` is a coroutine.
+        pattern: compiled from the path.
+    """
+
+    methods: str
+    path: str
+    answer: Callable[[HubCall], Any]
+    needs: str
+    body: int = 0
+    reads_itself: bool = False
+    pattern: re.Pattern[str] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        def part(match: re.Match[str]) -> str:
+            return f"(?P<{match[1]}>{_PARTS.get(match[1], '[^/]+')})"
+
+        object.__setattr__(self, "pattern", re.compile(re.sub(r"\{(\w+)\}", part, self.path)))
+
+
+@dataclass
+class HubCall:
+    """A request.
+
+    Attributes:
+        hub: the hub that it is for.
+        request: as it came.
+        base: the address that the client asks by, without a slash at the end.
+        path: of the request, without the prefix that the hub is at, and as it was quoted.
+        route: its endpoint.
+        values: the parts of the path, not quoted any more.
+        visitor: who sends it.
+        repository: what it is about.
+        body: its body.
+    """
+
+    hub: Hub
+    request: Request
+    base: str
+    path: str
+    route: HubRoute
+    values: Mapping[str, str]
+    visitor: Visitor = field(default_factory=Visitor)
+    found: HubRepository | None = None
+    body: bytes = b""
+
+    @property
+    def repository(self) -> HubRepository:
+        """The repository in the path."""
+        assert self.found is not None
+        return self.found
+
+    @property
+    def address(self) -> str:
+        """The address of who sends it."""
+        return self.request.client.host if self.request.client else ""
+
+    def json(self) -> dict[str, Any]:
+        """Return the body as an object.
+
+        Raises:
+            HubRefusal: it is none.
+        """
+        if json_depth(self.body) > _MOST_DEPTH:
+            raise HubRefusal("the body is nested too deep")
+        try:
+            found = json.loads(self.body or b"{}")
+        except (ValueError, RecursionError):
+            raise HubRefusal("the body is not JSON in UTF-8") from None
+        if not isinstance(found, dict):
+            raise HubRefusal("the body is not an object of JSON")
+        return found
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Return a text of the body.
+
+        Raises:
+            HubRefusal: it is missing, and there is no default, or it is no text.
+        """
+        value = self.json().get(name, default)
+        if value is None:
+            value = default
+        if not isinstance(value, str):
+            raise HubRefusal(f"the body has no text {name!r}")
+        return value
+
+    def query(self, name: str) -> str:
+        """Return the last value of a parameter; "" without one."""
+        return self.request.query_params.get(name, "")
+
+    def is_asked(self, name: str) -> bool:
+        """Return whether a parameter is true."""
+        return self.query(name).lower() in ("true", "1")
+
+    def current(self, connection: Connection) -> HubRepository:
+        """Return the repository as it is in a transaction that writes.
+
+        Raises:
+            MissingRepositoryError: it was deleted or moved meanwhile.
+        """
+        found = find_repository(connection, self.repository.type, self.repository.name)
+        if found is None or found.id != self.repository.id:
+            raise missing(self.repository.name, self.visitor)
+        return found
+
+    def rules(self, connection: Connection) -> NamespaceRules:
+        """Return the rules of the repository's namespace."""
+        return parse_rules(namespace_of(connection, self.repository).rules)
+
+    def note(self, connection: Connection, action: str, target: str) -> None:
+        """Write to the audit log, in the transaction that does it."""
+        self.hub.note_action(connection, self.visitor, action, target, self.address)
+
+    async def remembered(self, key: Hashable, read: Callable[[], _Result]) -> _Result:
+        """Return what `read` returns; in a thread, unless it is known and nobody has written."""
+        known = self.hub.remembered
+        if known.has(key):
+            return known.get(key, read)
+        return await in_thread(known.get, key, read)
+
+    async def read_body(self, most: int) -> bytes:
+        """Read the body.
+
+        Raises:
+            TooManyBytesError: it has more bytes, as its head says, or as they come.
+        """
+        chunks: list[bytes] = []
+        size = 0
+        async for chunk in self.pieces(most):
+            chunks.append(chunk)
+            size += len(chunk)
+        return b"".join(chunks)
+
+    async def pieces(self, most: int | None = None) -> AsyncIterator[bytes]:
+        """Yield the body in pieces of a quarter of a mebibyte.
+
+        Raises:
+            TooManyBytesError: it has more bytes than `most`.
+        """
+        length = self.request.headers.get("content-length", "")
+        too_large = TooManyBytesError(f"the body has more than {most or 0:,} bytes")
+        if most is not None and length.isdecimal() and int(length[:20]) > most:
+            raise too_large
+        size, held = 0, bytearray()
+        async for chunk in self.request.stream():
+            size += len(chunk)
+            if most is not None and size > most:
+                raise too_large
+            held += chunk
+            if len(held) >= _PIECE:
+                yield bytes(held)
+                held.clear()
+        if held:
+            yield bytes(held)
+
+
+async def in_thread(
+    work: Callable[_Parameters, _Result],
+    *args: _Parameters.args,
+    **options: _Parameters.kwargs,
+) -> _Result:
+    """Do work that waits for the disk in a thread, while others are answered."""
+    return await anyio.to_thread.run_sync(partial(work, *args, **options))
+
+
+def unquoted(part: str) -> str:
+    """Return a part of a path as its text.
+
+    Raises:
+        HubRefusal: it is not UTF-8, or has a control character.
+    """
+    try:
+        found = unquote_to_bytes(part).decode()
+    except UnicodeDecodeError:
+        raise HubRefusal("the path is not UTF-8") from None
+    if any(ord(c) < 32 or ord(c) == 127 for c in found):
+        raise HubRefusal("the path has a control character")
+    return found
+
+
+def match_route(
+    routes: Iterable[HubRoute], method: str, path: str
+) -> tuple[HubRoute, dict[str, str]]:
+    """Return the endpoint of a path as it is quoted, and the parts of the path.
+
+    Raises:
+        MissingRepositoryError: there is none, where a client asks for a repository.
+        HubRefusal: there is none.
+    """
+    is_path = False
+    for route in routes:
+        found = route.pattern.fullmatch(path)
+        if found is not None:
+            if method in route.methods.split():
+                return route, {name: unquoted(text) for name, text in found.groupdict().items()}
+            is_path = True
+    if is_path:
+        raise HubRefusal(f"this path is not asked by {method}", status=405)
+    if re.match(r"/api/(models|datasets|spaces)/[^/]+|.*/resolve/", path):
+        raise MissingRepositoryError(
+            "a repository has the form OWNER/NAME on this hub; models of other hubs are found "
+            "without HF_ENDPOINT",
+        )
+    raise HubRefusal("there is nothing at this address", status=404)
+
+
+def json_answer(
+    value: object, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return an answer in JSON."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return Response(
+        text.encode("utf-8", "replace"), status, dict(headers or {}), "application/json"
+    )
+
+
+def listed_answer(call: HubCall, items: list[Any], offset: int, limit: int) -> Response:
+    """Return a page of a list; `items` has one more than fits, if there is a next page."""
+    headers = {}
+    if len(items) > limit:
+        url = call.request.url.include_query_params(cursor=str(offset + limit))
+        headers["link"] = f'<{call.base}{call.path}?{url.query}>; rel="next"'
+    return json_answer(items[:limit], headers=headers)
+
+
+def part_of_list(call: HubCall, usual: int, most: int) -> tuple[int, int]:
+    """Return the offset and the limit of a list, as its parameters say."""
+    limit, cursor = call.query("limit"), call.query("cursor")
+    size = min(int(limit[:9]), most) if limit.isdecimal() and int(limit[:9]) else usual
+    return (int(cursor[:9]) if cursor.isdecimal() else 0), size

@@ -1,0 +1,201 @@
+"""The body of a commit, read as it arrives: lines of JSON, of which some have a file in base64.
+
+A file may have hundreds of megabytes. Its text is decoded and written piece by piece, so that
+memory holds no more than a piece; all other lines have at most a mebibyte.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from typing import Any
+
+from adapterhub.errors import one_line
+from adapterhub.files.schema import json_depth
+from adapterhub.hub.blobs import BlobFolder, BlobReceiver, StagedBlob, discard_staged
+from adapterhub.hub.commits import CommitChange
+from adapterhub.hub.refusals import HubRefusal, TooManyBytesError
+
+MOST_LINE = 1 << 20
+_MOST_DEPTH, _MOST_TITLE, _MOST_MESSAGE = 8, 400, 20_000
+_MOST_PREFIX = 8192
+_TEXT = rb'"(?:[^"\\]|\\.)*"'
+# A line up to the text of a file: {"key": "file", "value": {"content": "
+_CONTENT = re.compile(
+    rb'\s*\{\s*"key"\s*:\s*"file"\s*,\s*"value"\s*:\s*\{'
+    rb'(?:\s*"(?!content")(?:[^"\\]|\\.)*"\s*:\s*(?:' + _TEXT + rb"|[a-z0-9.]+)\s*,)*"
+    rb'\s*"content"\s*:\s*"'
+)
+_NOT_BASE64 = re.compile(rb"[^A-Za-z0-9+/=]")
+
+
+class CommitLines:
+    """Reads the body of a commit; the caller discards what it has staged and does not use.
+
+    Args:
+        blobs: where files are received.
+        most_file: the bytes of the largest file.
+    """
+
+    def __init__(self, blobs: BlobFolder, most_file: int) -> None:
+        self.change = CommitChange()
+        self._blobs, self._most_file = blobs, most_file
+        self._line = bytearray()  # what was read of it, without the text of its file
+        self._receiver: BlobReceiver | None = None
+        self._staged: StagedBlob | None = None  # of this line
+        self._rest = b""  # of the text, less than eight characters
+        self._has_header = False
+
+    def feed(self, data: bytes) -> None:
+        """Read more of the body.
+
+        Raises:
+            HubRefusal: it is no commit.
+            TooManyBytesError: a line or a file is too large.
+        """
+        while data:
+            data = self._text(data) if self._receiver is not None else self._words(data)
+
+    def finish(self) -> CommitChange:
+        """End the body and return the change.
+
+        Raises:
+            HubRefusal: it is incomplete.
+        """
+        if self._receiver is not None:
+            raise HubRefusal("the body of the commit ends within a file")
+        if self._line.strip():
+            self._end_line()
+        if not self._has_header:
+            raise HubRefusal("the commit has no header")
+        return self.change
+
+    def discard(self) -> None:
+        """Remove the files that were received; those in their places stay."""
+        if self._receiver is not None:
+            self._receiver.discard()
+        for staged in (*self.change.files.values(), *filter(None, [self._staged])):
+            discard_staged(staged)
+
+    def _words(self, data: bytes) -> bytes:
+        """Read up to the end of the line, or to the text of a file; return what follows."""
+        end = data.find(b"\n")
+        before = len(self._line)
+        self._line += data if end < 0 else data[:end]
+        if self._staged is None and before < _MOST_PREFIX:
+            found = _CONTENT.match(self._line[:_MOST_PREFIX])
+            if found is not None:
+                rest = bytes(self._line[found.end() :]) + (b"" if end < 0 else data[end:])
+                del self._line[found.end() :]
+                self._receiver = self._blobs.receive(
+                    self._most_file, "the most that this hub takes"
+                )
+                return rest
+        if len(self._line) > MOST_LINE:
+            raise TooManyBytesError(f"a line of the commit has more than {MOST_LINE:,} bytes")
+        if end < 0:
+            return b""
+        self._end_line()
+        return data[end + 1 :]
+
+    def _text(self, data: bytes) -> bytes:
+        """Decode the text of a file up to its end; return what follows."""
+        assert self._receiver is not None
+        end = data.find(b'"')
+        text = self._rest + (data if end < 0 else data[:end])
+        if b"\\" in text:
+            text = text.replace(b"\\/", b"/")
+        # The last four characters wait: they may be the end, which alone has padding.
+        whole = max(0, len(text) - len(text) % 4 - 4) if end < 0 else len(text)
+        self._rest = text[whole:]
+        self._receiver.write(_decoded(text[:whole], is_last=end >= 0))
+        if end < 0:
+            return b""
+        self._staged, self._receiver = self._receiver.finish(), None
+        self._line += b'"'
+        return data[end + 1 :]
+
+    def _end_line(self) -> None:
+        line, self._line = bytes(self._line), bytearray()
+        if not line.strip():
+            return
+        item = _parsed(line)
+        key, value = item.get("key"), item.get("value")
+        if not isinstance(value, dict):
+            raise HubRefusal("a line of the commit has no value")
+        if key == "header":
+            self._header(value)
+        elif key == "file":
+            self._file(value)
+        elif key == "lfsFile":
+            self._large_file(value)
+        elif key == "deletedFile":
+            self.change.removed.append(_path(value))
+        elif key == "deletedFolder":
+            self.change.removed_folders.append(_path(value))
+        else:
+            raise HubRefusal(f"a line of the commit has the unknown key {one_line(str(key), 40)!r}")
+
+    def _header(self, value: dict[str, Any]) -> None:
+        title, message = value.get("summary") or "", value.get("description") or ""
+        parent = value.get("parentCommit")
+        if not (isinstance(title, str) and isinstance(message, str)):
+            raise HubRefusal("the header of the commit has no summary")
+        if not (parent is None or isinstance(parent, str)):
+            raise HubRefusal("the parent of the commit is not a commit")
+        self.change.title = one_line(title, _MOST_TITLE)
+        self.change.message = message[:_MOST_MESSAGE]
+        self.change.parent, self._has_header = parent, True
+
+    def _file(self, value: dict[str, Any]) -> None:
+        path = _path(value)
+        if value.get("encoding") != "base64":
+            raise HubRefusal(f"{one_line(path, 200)}: the encoding is not base64")
+        if self._staged is None:
+            content = value.get("content")
+            if not isinstance(content, str):
+                raise HubRefusal(f"{one_line(path, 200)} has no content")
+            with self._blobs.receive(self._most_file, "the most that this hub takes") as receiver:
+                receiver.write(_decoded(content.encode("ascii", "replace"), is_last=True))
+                self._staged = receiver.finish()
+        if (earlier := self.change.files.get(path)) is not None:
+            discard_staged(earlier)
+        self.change.files[path], self._staged = self._staged, None
+
+    def _large_file(self, value: dict[str, Any]) -> None:
+        path, sha256, size = _path(value), value.get("oid"), value.get("size", -1)
+        is_digest = isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256)
+        if not is_digest or type(size) is not int or value.get("algo", "sha256") != "sha256":
+            raise HubRefusal(f"{one_line(path, 200)}: no sha256 or no size")
+        self.change.large[path] = (str(sha256), size)
+
+
+def _decoded(text: bytes, *, is_last: bool) -> bytes:
+    wrong = HubRefusal("the content of a file is not base64")
+    if _NOT_BASE64.search(text) or (not is_last and b"=" in text):
+        raise wrong
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise wrong from None
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    if json_depth(line) > _MOST_DEPTH:
+        raise HubRefusal("a line of the commit is nested too deep")
+    try:
+        item = json.loads(line)
+    except (ValueError, RecursionError):
+        raise HubRefusal("a line of the commit is not JSON in UTF-8") from None
+    if not isinstance(item, dict):
+        raise HubRefusal("a line of the commit is not an object")
+    return item
+
+
+def _path(value: dict[str, Any]) -> str:
+    path = value.get("path")
+    if not isinstance(path, str):
+        raise HubRefusal("a line of the commit has no path")
+    return path

@@ -1,0 +1,337 @@
+"""The commit: the only way in which a repository's files change.
+
+Within one transaction it compares the parent with the head, applies the operations to the tree of
+the head, puts the new files in their places, and moves the ref. A request that comes a second time,
+since its answer was lost, gets the head that it had made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection, and_, insert, or_, select, update
+
+from adapterhub.backbones.origins import is_commit
+from adapterhub.errors import one_line
+from adapterhub.hub.blobs import BlobFolder, BlobInfo, StagedBlob
+from adapterhub.hub.refusals import (
+    HubRefusal,
+    MissingEntryError,
+    MissingRevisionError,
+    StaleParentError,
+)
+from adapterhub.hub.tables import blobs, commits, grants, refs, repositories
+from adapterhub.hub.times import now_precisely, now_text
+from adapterhub.hub.trees import Tree, check_paths, keep_tree, oid_of_tree, read_tree
+
+BRANCH, TAG = "branch", "tag"
+MAIN = "main"
+
+
+@dataclass(frozen=True)
+class CommitRecord:
+    """A commit as it is kept."""
+
+    oid: str
+    parent: str | None
+    tree: str
+    title: str
+    message: str
+    author: str
+    created: str
+
+
+@dataclass
+class CommitChange:
+    """What a commit changes.
+
+    Attributes:
+        title: the first line of its message.
+        message: the rest of it.
+        parent: the head that the writer saw; None where that does not matter.
+        files: new files by path, received with the commit.
+        large: digests and sizes of files that were uploaded before, by path; -1 for a copy.
+        removed: the paths of files to remove.
+        removed_folders: those of folders.
+        created: when it was made; None for now.
+    """
+
+    title: str = "Change files"
+    message: str = ""
+    parent: str | None = None
+    files: dict[str, StagedBlob] = field(default_factory=dict)
+    large: dict[str, tuple[str, int]] = field(default_factory=dict)
+    removed: list[str] = field(default_factory=list)
+    removed_folders: list[str] = field(default_factory=list)
+    created: str | None = None
+
+    def reader(self, folder: BlobFolder) -> Callable[[str, int], bytes]:
+        """Return what reads a file, also one of these before it is in its place."""
+        received = {staged.info.sha256: staged.path for staged in self.files.values()}
+
+        def read(sha256: str, most: int) -> bytes:
+            if sha256 not in received:
+                return folder.read(sha256, most)
+            with open(received[sha256], "rb") as file:
+                return file.read(most)
+
+        return read
+
+
+@dataclass(frozen=True)
+class CommitResult:
+    """The head after a commit, its files, and whether the commit is new."""
+
+    commit: CommitRecord
+    tree: Tree
+    is_new: bool
+
+
+def write_commit(
+    connection: Connection,
+    folder: BlobFolder,
+    repository: int,
+    branch: str,
+    change: CommitChange,
+    author: str,
+    check: Callable[[Tree], None] = lambda tree: None,
+) -> CommitResult:
+    """Commit a change to a branch; call it inside a transaction that writes.
+
+    `check` may refuse the files that there would be.
+
+    Raises:
+        StaleParentError: the head is another one than the writer saw.
+        MissingEntryError: a file to remove does not exist.
+        MissingRevisionError: there is no such branch.
+        HubRefusal: a file is not known, or paths cannot be beside each other.
+    """
+    head = branch_head(connection, repository, branch)
+    old: Tree = read_tree(connection, head.tree) if head else {}
+    if head is None and branch != MAIN:
+        raise MissingRevisionError(branch)
+    named = _large_files(connection, repository, change.large)
+    new = changed_tree(old, change, named)
+    is_parent = change.parent in (None, head.oid if head else None)
+    if head and oid_of_tree(new) == head.tree and (is_parent or head.parent == change.parent):
+        return CommitResult(head, old, False)
+    if not is_parent:
+        raise StaleParentError("the head of this branch has moved; read it again and try again")
+    check_paths(new)
+    check(new)
+    for staged in change.files.values():
+        folder.put(staged)
+    grant(connection, repository, [staged.info for staged in change.files.values()])
+    grant(connection, repository, named.values())
+    record = _insert(connection, repository, new, head.oid if head else None, change, author)
+    move_ref(connection, repository, BRANCH, branch, record.oid)
+    return CommitResult(record, new, True)
+
+
+def changed_tree(
+    old: Tree, change: CommitChange, large: Mapping[str, BlobInfo]
+) -> dict[str, BlobInfo]:
+    """Return the files after a change.
+
+    Raises:
+        MissingEntryError: a file or folder to remove does not exist.
+    """
+    tree = dict(old)
+    for path in change.removed:
+        if tree.pop(path, None) is None:
+            raise MissingEntryError(f"A file with this name doesn't exist: {one_line(path, 200)}")
+    for name in change.removed_folders:
+        inside = [path for path in tree if path.startswith(f"{name.rstrip('/')}/")]
+        if not inside:
+            raise MissingEntryError(f"A file with this name doesn't exist: {one_line(name, 200)}")
+        for path in inside:
+            del tree[path]
+    tree |= {path: staged.info for path, staged in change.files.items()}
+    return {**tree, **large}
+
+
+def _large_files(
+    connection: Connection, repository: int, large: Mapping[str, tuple[str, int]]
+) -> dict[str, BlobInfo]:
+    """Return the files that were uploaded to this repository before.
+
+    Raises:
+        HubRefusal: one was not, or has another size.
+    """
+    found = granted(connection, repository, {sha256 for sha256, _ in large.values()})
+    named = {}
+    for path, (sha256, size) in large.items():
+        blob = found.get(sha256)
+        if blob is None or size not in (-1, blob.size):
+            raise HubRefusal(
+                f"{one_line(path, 200)}: no file with sha256 {sha256} and this size was uploaded "
+                "to this repository"
+            )
+        named[path] = blob
+    return named
+
+
+def _insert(
+    connection: Connection,
+    repository: int,
+    tree: Tree,
+    parent: str | None,
+    change: CommitChange,
+    author: str,
+) -> CommitRecord:
+    oid_tree, created = keep_tree(connection, tree), change.created or now_precisely()
+    title, message = change.title or "Change files", change.message
+    text = "\0".join((parent or "", oid_tree, created, author, title, message))
+    oid = hashlib.sha1(text.encode("utf-8", "replace")).hexdigest()
+    record = CommitRecord(oid, parent, oid_tree, title, message, author, created)
+    connection.execute(insert(commits).values(repository=repository, **vars(record)))
+    connection.execute(
+        update(repositories).where(repositories.c.id == repository).values(modified=created)
+    )
+    return record
+
+
+def grant(
+    connection: Connection, repository: int, infos: Iterable[BlobInfo], *, is_committed: bool = True
+) -> None:
+    """Let a repository name files, which are in their places."""
+    wanted = {info.sha256: info for info in infos}
+    if not wanted:
+        return
+    known = set(
+        connection.execute(select(blobs.c.sha256).where(blobs.c.sha256.in_(wanted))).scalars()
+    )
+    if new := [info for info in wanted.values() if info.sha256 not in known]:
+        connection.execute(insert(blobs), [vars(info) for info in new])
+    own = grants.c.repository == repository
+    rows = connection.execute(
+        select(grants.c.sha256, grants.c.is_committed).where(own, grants.c.sha256.in_(wanted))
+    ).all()
+    had = {row.sha256: row.is_committed for row in rows}
+    now = now_text()
+    if fresh := [sha256 for sha256 in wanted if sha256 not in had]:
+        connection.execute(
+            insert(grants),
+            [
+                {
+                    "repository": repository,
+                    "sha256": s,
+                    "is_committed": is_committed,
+                    "granted": now,
+                }
+                for s in fresh
+            ],
+        )
+    if is_committed and (late := [s for s, done in had.items() if not done]):
+        connection.execute(
+            update(grants).where(own, grants.c.sha256.in_(late)).values(is_committed=True)
+        )
+    elif not is_committed and had:  # the time of grace begins anew
+        connection.execute(
+            update(grants).where(own, grants.c.sha256.in_([*had])).values(granted=now)
+        )
+
+
+def granted(
+    connection: Connection, repository: int, digests: Sequence[str] | set[str]
+) -> dict[str, BlobInfo]:
+    """Return those of some files that a repository may name."""
+    rows = connection.execute(
+        select(blobs)
+        .join(grants, grants.c.sha256 == blobs.c.sha256)
+        .where(grants.c.repository == repository, blobs.c.sha256.in_([*digests]))
+    ).all()
+    return {row.sha256: BlobInfo(row.sha256, row.size, row.git_sha1) for row in rows}
+
+
+def branch_head(connection: Connection, repository: int, branch: str = MAIN) -> CommitRecord | None:
+    """Return the commit of a branch."""
+    return _commit_of(
+        connection,
+        repository,
+        select(refs.c.commit)
+        .where(refs.c.repository == repository, refs.c.kind == BRANCH, refs.c.name == branch)
+        .scalar_subquery(),
+    )
+
+
+def commit_at(connection: Connection, repository: int, revision: str) -> CommitRecord:
+    """Return the commit of a branch, a tag or an oid.
+
+    Raises:
+        MissingRevisionError: there is none.
+    """
+    name = MAIN if revision == "HEAD" else revision
+    for prefix in ("refs/heads/", "refs/tags/"):
+        name = name.removeprefix(prefix)
+    found = connection.execute(
+        select(commits)
+        .join(
+            refs,
+            and_(refs.c.repository == commits.c.repository, refs.c.commit == commits.c.oid),
+            isouter=True,
+        )
+        .where(
+            commits.c.repository == repository,
+            or_(refs.c.name == name, commits.c.oid == name)
+            if is_commit(name)
+            else refs.c.name == name,
+            commits.c.is_removed.is_(False),
+        )
+        .order_by(refs.c.kind)
+        .limit(1)
+    ).first()
+    if found is None:
+        raise MissingRevisionError(revision)
+    return _record(found)
+
+
+def history(
+    connection: Connection, repository: int, start: CommitRecord, most: int
+) -> list[CommitRecord]:
+    """Return commits from one backwards, without those that were removed."""
+    found: list[CommitRecord] = []
+    here: CommitRecord | None = start
+    while here is not None and len(found) < most:
+        found.append(here)
+        parent = here.parent
+        here = None
+        while parent is not None and here is None:
+            row = connection.execute(
+                select(commits).where(commits.c.repository == repository, commits.c.oid == parent)
+            ).one()
+            parent, here = row.parent, None if row.is_removed else _record(row)
+    return found
+
+
+def refs_of(connection: Connection, repository: int) -> dict[str, dict[str, str]]:
+    """Return the commits of branches and of tags, by kind and name."""
+    found: dict[str, dict[str, str]] = {BRANCH: {}, TAG: {}}
+    rows = connection.execute(
+        select(refs).where(refs.c.repository == repository).order_by(refs.c.name)
+    )
+    for row in rows:
+        found[row.kind][row.name] = row.commit
+    return found
+
+
+def move_ref(connection: Connection, repository: int, kind: str, name: str, commit: str) -> None:
+    """Let a ref name a commit, whether it exists or not."""
+    own = (refs.c.repository == repository, refs.c.kind == kind, refs.c.name == name)
+    if not connection.execute(update(refs).where(*own).values(commit=commit)).rowcount:
+        connection.execute(
+            insert(refs).values(repository=repository, kind=kind, name=name, commit=commit)
+        )
+
+
+def _commit_of(connection: Connection, repository: int, oid: object) -> CommitRecord | None:
+    row = connection.execute(
+        select(commits).where(commits.c.repository == repository, commits.c.oid == oid)
+    ).first()
+    return _record(row) if row else None
+
+
+def _record(row: object) -> CommitRecord:
+    return CommitRecord(*(getattr(row, name) for name in CommitRecord.__dataclass_fields__))

@@ -1,0 +1,165 @@
+"""Files as they are downloaded: whole or in part, by a commit, a branch or a tag.
+
+They are sent as bytes to keep, never as a page: whoever can push could otherwise write pages of
+this hub.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from adapterhub.hub.accounts import READ
+from adapterhub.hub.blobs import BlobInfo
+from adapterhub.hub.calls import HubCall, HubRoute, in_thread
+from adapterhub.hub.commits import commit_at
+from adapterhub.hub.refusals import HubRefusal, MissingEntryError
+from adapterhub.hub.trees import MAX_REGULAR_LISTED, read_tree
+
+_PIECE = 256 << 10
+_NO_WAIT = getattr(os, "RWF_NOWAIT", 0)
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+_SAFE_NAME = re.compile(r"[^A-Za-z0-9._-]")
+
+
+@dataclass(frozen=True)
+class SentPart:
+    """The bytes of a file that are sent: from `first`, `size` of them."""
+
+    first: int
+    size: int
+    is_part: bool = False
+
+
+async def download(call: HubCall) -> Response:
+    """Send a file, or its headers alone."""
+    path = call.values["rest"]
+    key = ("file", call.repository.id, call.values["rev"], path)
+    commit, blob = await call.remembered(key, partial(_find, call))
+    headers = {"x-repo-commit": commit}
+    if blob is None:
+        raise MissingEntryError(f"there is no file {path[:200]!r} in this revision").with_headers(
+            headers
+        )
+    tag = f'"{blob.sha256 if blob.size > MAX_REGULAR_LISTED else blob.git_sha1}"'
+    headers |= _headers(path, blob, tag)
+    if call.request.headers.get("if-none-match") in (tag, "*"):
+        return Response(b"", 304, headers)
+    part = part_of(blob.size, call.request.headers.get("range", ""), call, tag)
+    headers["content-length"] = str(part.size)
+    if part.is_part:
+        last = part.first + part.size - 1
+        headers["content-range"] = f"bytes {part.first}-{last}/{blob.size}"
+    status = 206 if part.is_part else 200
+    if call.request.method == "HEAD" or not part.size:
+        return Response(b"", status, headers)
+    return SentFile(call.hub.blobs.path(blob.sha256), part, status, headers)
+
+
+def _find(call: HubCall) -> tuple[str, BlobInfo | None]:
+    """Return the commit of a revision, and the file in it."""
+    with call.hub.database.reading() as connection:
+        commit = commit_at(connection, call.repository.id, call.values["rev"])
+        return commit.oid, read_tree(connection, commit.tree).get(call.values["rest"])
+
+
+class SentFile(Response):
+    """A part of a file, sent piece by piece.
+
+    A piece that the system has in memory is read at once; a thread waits for others.
+    """
+
+    def __init__(self, path: Path, part: SentPart, status: int, headers: Mapping[str, str]) -> None:
+        super().__init__(None, status, headers)
+        self.path, self.part = path, part
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        file = os.open(self.path, os.O_RDONLY)
+        try:
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
+            place, end = self.part.first, self.part.first + self.part.size
+            while place < end:
+                piece = _piece_in_memory(file, min(_PIECE, end - place), place)
+                if not piece:
+                    piece = await in_thread(os.pread, file, min(_PIECE, end - place), place)
+                if not piece:
+                    raise OSError("the file is shorter than it was")
+                place += len(piece)
+                more = place < end
+                await send({"type": "http.response.body", "body": piece, "more_body": more})
+        finally:
+            os.close(file)
+
+
+def _piece_in_memory(file: int, size: int, place: int) -> bytes | bytearray:
+    """Return bytes of a file that can be read without waiting; none if there are none."""
+    if not _NO_WAIT:
+        return b""
+    buffer = bytearray(size)
+    try:
+        count = os.preadv(file, [buffer], place, _NO_WAIT)
+    except OSError:  # it would wait, or this file system cannot say
+        return b""
+    return buffer if count == size else buffer[:count]
+
+
+def part_of(size: int, wanted: str, call: HubCall, tag: str) -> SentPart:
+    """Return which bytes of a file a request wants.
+
+    Raises:
+        HubRefusal: it has no such bytes.
+    """
+    found = _RANGE.fullmatch(wanted.replace(" ", ""))
+    condition = call.request.headers.get("if-range")
+    if found is None or not (found[1] or found[2]) or condition not in (None, tag):
+        return SentPart(0, size)
+    if found[1]:
+        first = int(found[1])
+        last = min(int(found[2]), size - 1) if found[2] else size - 1
+    else:
+        first, last = max(0, size - int(found[2])), size - 1
+    if first > last or first >= size:
+        raise HubRefusal(
+            "the file has no such bytes",
+            status=416,
+            headers={"content-range": f"bytes */{size}"},
+        )
+    return SentPart(first, last - first + 1, True)
+
+
+def _headers(path: str, blob: BlobInfo, tag: str) -> dict[str, str]:
+    name = _SAFE_NAME.sub("_", path.rpartition("/")[2])
+    headers = {
+        "etag": tag,
+        "accept-ranges": "bytes",
+        # no-transform: a proxy that compresses would change the size that clients compare.
+        "cache-control": "private, no-cache, no-transform",
+        "content-type": "application/octet-stream",
+        "content-disposition": f'attachment; filename="{name}"',
+        "content-security-policy": "default-src 'none'; sandbox",
+    }
+    if blob.size > MAX_REGULAR_LISTED:
+        headers |= {"x-linked-etag": tag, "x-linked-size": str(blob.size)}
+    return headers
+
+
+DOWNLOADS = (
+    HubRoute(
+        "GET HEAD", "/{kind}/{owner}/{name}/resolve/{rev}/{rest}", download, READ, reads_itself=True
+    ),
+    HubRoute("GET HEAD", "/{owner}/{name}/resolve/{rev}/{rest}", download, READ, reads_itself=True),
+)

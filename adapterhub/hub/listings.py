@@ -1,0 +1,394 @@
+"""What lists and searches read: one row for each repository, written with each of its changes.
+
+A row has tokens: labels, such as `_tag_<hex>`, and the words of its texts. A search needs all of
+some labels and word prefixes. If few rows have them, the full-text index finds these and they are
+sorted; if many have, the rows are read in the order of the search, and their tokens compared, until
+enough are found. Both end in time for a hundred thousand rows, which neither alone does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, delete, insert, select, text
+
+from adapterhub.errors import AdapterhubError
+from adapterhub.files.manifest import MAX_MANIFEST_BYTES
+from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, MAX_CARD_BYTES, SIGNATURE_FILE
+from adapterhub.files.scores import ScoreError
+from adapterhub.files.signature import MAX_SIGNATURE_BYTES, parse_signatures
+from adapterhub.hub.commits import CommitRecord, branch_head, commit_at
+from adapterhub.hub.described import HubDescription, ReadBlob, describe_tree, parse_description
+from adapterhub.hub.repositories import HubRepository
+from adapterhub.hub.tables import facet_counts, facets, listings
+from adapterhub.hub.trees import Tree, read_tree
+from adapterhub.hub.versions import HubVersion, versions_of
+from adapterhub.pages.listed import FIELDS, ListedVersion
+from adapterhub.pages.published import MainScore, PublishedVersion, version_to_show
+from adapterhub.pages.run_files import lower_is_better
+from adapterhub.registry.index_file import entry_of_row, row_of
+from adapterhub.registry.other_formats import CONFIG_FILE, MAX_CONFIG_BYTES, entry_of_foreign
+from adapterhub.registry.published_files import SIGNATURES_FOLDER, entry_of
+from adapterhub.registry.reference import Reference
+from adapterhub.registry.store import Entry, word_text
+from adapterhub.registry.trust import CheckedSignature, Trust, checked_signatures, signed_subject
+
+ORDERS = {
+    "name": "l.name",
+    "newest": "l.modified DESC",
+    "size": "l.size",
+    "score": "l.score DESC",
+}
+_FEW = 4_096  # matches; to sort more takes longer than to read rows in order
+_MOST_WORDS = 64  # that a prefix is expanded to
+_LAST = "\U0010ffff"
+_COUNT = (
+    "SELECT count(*) FROM (SELECT 1 FROM listing_texts WHERE listing_texts MATCH :match LIMIT :few)"
+)
+_SORT = """
+    SELECT l.* FROM listing_texts t CROSS JOIN listings l ON l.repository = t.rowid
+    WHERE listing_texts MATCH :match AND l.type = :type AND {seen} ORDER BY {order}, l.repository
+    LIMIT :limit OFFSET :offset
+"""
+_SCAN = """
+    SELECT l.* FROM listings l WHERE l.type = :type AND {seen} AND NOT EXISTS (
+        SELECT 1 FROM json_each(:tokens) token WHERE instr(l.tokens, token.value) = 0)
+    ORDER BY {order}, l.repository LIMIT :limit OFFSET :offset
+"""
+
+
+@dataclass(frozen=True)
+class HubQuery:
+    """What a search needs, and in which order and part it is shown.
+
+    Attributes:
+        type: of repositories.
+        labels: what they must have, as (kind, value).
+        text: beginnings of words.
+        order: a key of `ORDERS`.
+        namespaces: whose private repositories may be seen; None for all.
+        limit: the number of rows.
+        offset: how many to skip.
+    """
+
+    type: str = "models"
+    labels: Sequence[tuple[str, str]] = ()
+    text: str = ""
+    order: str = "newest"
+    namespaces: Sequence[int] | None = ()
+    limit: int = 50
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class HubListing:
+    """A row: a repository with what lists show of it."""
+
+    repository: int
+    name: str
+    is_private: bool
+    modified: str
+    head: str
+    about: HubDescription
+    listed: ListedVersion | None = field(compare=False)
+
+
+def search_listings(connection: Connection, query: HubQuery) -> list[HubListing]:
+    """Return the repositories that match a query, in its order."""
+    prefixes = word_text([query.text]).split()
+    labels = [_label(kind, value) for kind, value in query.labels]
+    terms = [f'"{label}"' for label in labels] + [_term(connection, p) for p in prefixes]
+    parts = [f" {label} " for label in labels] + [f" {prefix}" for prefix in prefixes]
+    values: dict[str, Any] = {
+        "match": " AND ".join(terms),
+        "tokens": json.dumps(parts),
+        "type": query.type,
+        "limit": query.limit,
+        "offset": query.offset,
+    }
+    is_few = bool(terms) and _count(connection, values["match"]) < _FEW
+    seen = "1"
+    if query.namespaces is not None:
+        seen, values["seen"] = "(l.is_private = 0 OR l.namespace IN :seen)", [*query.namespaces]
+    statement = text((_SORT if is_few else _SCAN).format(seen=seen, order=ORDERS[query.order]))
+    if query.namespaces is not None:
+        statement = statement.bindparams(bindparam("seen", expanding=True))
+    del values["tokens" if is_few else "match"]
+    return [_listing(row) for row in connection.execute(statement, values)]
+
+
+def listing_of(connection: Connection, repository: int) -> HubListing | None:
+    """Return the row of a repository; None before its first commit."""
+    row = connection.execute(select(listings).where(listings.c.repository == repository)).first()
+    return _listing(row) if row else None
+
+
+def values_of_facets(connection: Connection, most: int) -> dict[str, list[tuple[str, int]]]:
+    """Return the most frequent values of each field, of what everybody may see."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for name in FIELDS:
+        rows = connection.execute(
+            select(facet_counts.c.value, facet_counts.c.number)
+            .where(facet_counts.c.field == name)
+            .order_by(facet_counts.c.number.desc(), facet_counts.c.value)
+            .limit(most)
+        )
+        found[name] = [(row.value, row.number) for row in rows]
+    return found
+
+
+def refresh_listing(connection: Connection, repository: HubRepository, read: ReadBlob) -> None:
+    """Write the row of a repository anew; call it inside the transaction of its change."""
+    remove_listing(connection, repository.id)
+    head = branch_head(connection, repository.id)
+    if head is None:
+        return
+    tree = read_tree(connection, head.tree)
+    about, listed = describe_tree(tree, read), None
+    if repository.type == "models":
+        listed = current_version(connection, repository, head, tree, read)
+    row = {
+        "repository": repository.id,
+        "type": repository.type,
+        "name": repository.name,
+        "namespace": repository.namespace,
+        "is_private": repository.is_private,
+        "modified": head.created,
+        "size": listed.entry.size if listed else sum(blob.size for blob in tree.values()),
+        "score": _order_of(listed.score) if listed and listed.score else None,
+        "head": head.oid,
+        "about": about.text(),
+        "entry": _listed_text(listed) if listed else None,
+        "tokens": _tokens(repository, about, listed, tree, read),
+    }
+    connection.execute(insert(listings).values(**row))
+    connection.execute(
+        text("INSERT INTO listing_texts (rowid, tokens) VALUES (:repository, :tokens)"),
+        {"repository": repository.id, "tokens": row["tokens"]},
+    )
+    words = [{"word": word} for word in str(row["tokens"]).split() if word[0] != "_"]
+    if words:
+        connection.execute(text("INSERT OR IGNORE INTO listing_words VALUES (:word)"), words)
+    if listed is not None and not repository.is_private:
+        _add_facets(connection, repository.id, listed)
+
+
+def current_version(
+    connection: Connection,
+    repository: HubRepository,
+    head: CommitRecord,
+    tree: Tree,
+    read: ReadBlob,
+) -> ListedVersion | None:
+    """Return what a list shows: the newest version that is not yanked, or else the head."""
+    numbered = [v for v in versions_of(connection, repository.id, read) if v.yanked is None]
+    if numbered:
+        newest = numbered[-1]
+        commit = commit_at(connection, repository.id, newest.commit)
+        found = shown_version(
+            repository, newest, commit, read_tree(connection, commit.tree), tree, read
+        )
+    else:
+        found = shown_version(repository, None, head, tree, tree, read)
+    if found is None:
+        return None
+    if isinstance(found, Entry):
+        return ListedVersion(found, None, (), True)
+    return ListedVersion(found.entry, found.score, found.signers, True)
+
+
+def shown_version(
+    repository: HubRepository,
+    version: HubVersion | None,
+    commit: CommitRecord,
+    tree: Tree,
+    head: Tree,
+    read: ReadBlob,
+) -> PublishedVersion | Entry | None:
+    """Return a version as its page shows it; an entry alone for an adapter of another library."""
+    name, number = repository.name, version.name if version else commit.oid
+    place: dict[str, Any] = {"reference": f"{name}@{number}", "name": name, "version": number}
+    try:
+        if MANIFEST_FILE in tree:
+            data = read(tree[MANIFEST_FILE].sha256, MAX_MANIFEST_BYTES)
+            entry = entry_of(
+                data,
+                **place,
+                tags=version.tags if version else (),
+                yanked=version.yanked if version else None,
+                published=f"{commit.created[:19]}Z",
+            )
+            card = tree.get(CARD_FILE)
+            words = read(card.sha256, MAX_CARD_BYTES).decode("utf-8", "replace") if card else ""
+            signatures, unchecked = _signatures(entry, tree, head, read)
+            return version_to_show(data, entry, words, signatures, unchecked)
+        if CONFIG_FILE in tree:
+            data = read(tree[CONFIG_FILE].sha256, MAX_CONFIG_BYTES)
+            return entry_of_foreign(data, **place)
+    except AdapterhubError:
+        return None
+    return None
+
+
+def _signatures(
+    entry: Entry, tree: Tree, head: Tree, read: ReadBlob
+) -> tuple[tuple[CheckedSignature, ...], str]:
+    subject = signed_subject(
+        Reference("server", entry.name, entry.version), entry.digest, entry.name, entry.version
+    )
+    places = (tree.get(SIGNATURE_FILE), head.get(f"{SIGNATURES_FOLDER}/{entry.version}.sig"))
+    try:
+        found = [
+            signature
+            for blob in places
+            if blob is not None
+            for signature in parse_signatures(read(blob.sha256, MAX_SIGNATURE_BYTES))
+            if signature.statement.digest == entry.digest
+        ]
+        return tuple(checked_signatures(found, subject, Trust())), ""
+    except AdapterhubError as error:
+        return (), error.problem
+
+
+def remove_listing(connection: Connection, repository: int) -> None:
+    """Remove the row of a repository, its texts and its counts."""
+    old = connection.execute(
+        select(listings.c.tokens).where(listings.c.repository == repository)
+    ).first()
+    if old is None:
+        return
+    own = facets.c.repository == repository
+    rows = connection.execute(select(facets.c.field, facets.c.value).where(own)).mappings().all()
+    if rows:
+        _count_facets(connection, [{**row} for row in rows], -1)
+        connection.execute(delete(facets).where(own))
+    connection.execute(
+        text(
+            "INSERT INTO listing_texts (listing_texts, rowid, tokens)"
+            " VALUES ('delete', :repository, :tokens)"
+        ),
+        {"repository": repository, "tokens": old.tokens},
+    )
+    connection.execute(delete(listings).where(listings.c.repository == repository))
+
+
+def _add_facets(connection: Connection, repository: int, listed: ListedVersion) -> None:
+    found = {
+        (name, str(value)[:300]) for name, (_, read) in FIELDS.items() for value in read(listed)
+    }
+    if found:
+        rows = [{"field": name, "value": value} for name, value in sorted(found)]
+        connection.execute(insert(facets), [{**row, "repository": repository} for row in rows])
+        _count_facets(connection, rows, 1)
+
+
+def _count_facets(connection: Connection, rows: Sequence[Mapping[str, str]], change: int) -> None:
+    """Count values of fields up or down."""
+    connection.execute(
+        text(
+            "INSERT INTO facet_counts VALUES (:field, :value, :change) ON CONFLICT (field, value)"
+            " DO UPDATE SET number = number + :change"
+        ),
+        [{**row, "change": change} for row in rows],
+    )
+    if change < 0:
+        connection.execute(delete(facet_counts).where(facet_counts.c.number <= 0))
+
+
+def _tokens(
+    repository: HubRepository,
+    about: HubDescription,
+    listed: ListedVersion | None,
+    tree: Tree,
+    read: ReadBlob,
+) -> str:
+    labels = [_label("author", repository.name.partition("/")[0])]
+    labels += [_label("tag", tag) for tag in about.tags]
+    words: list[str] = [repository.name, *about.tags, str(about.card.get("description", ""))]
+    if about.pipeline:
+        labels.append(_label("pipeline", about.pipeline))
+    if listed is not None:
+        labels.append(_label("adapter", "yes"))
+        words += listed.entry.words
+        for name, (_, values) in FIELDS.items():
+            labels += [_label(name, str(value)[:300]) for value in values(listed)]
+    if CARD_FILE in tree:
+        card = read(tree[CARD_FILE].sha256, MAX_CARD_BYTES).decode("utf-8", "replace")
+        words.append(card[:_MOST_CARD])
+    return f" {' '.join(dict.fromkeys(labels))}{word_text(words)} "
+
+
+_MOST_CARD = 20_000  # characters of a card that a search covers
+
+
+def _label(kind: str, value: str) -> str:
+    """Encode a value as a token; the underscore keeps it apart from words and their prefixes."""
+    return f"_{kind}_{value.encode('utf-8', 'surrogatepass').hex()}"
+
+
+def _term(connection: Connection, prefix: str) -> str:
+    """Return the full-text term for a prefix: the words that have it, unless they are many."""
+    rows = connection.execute(
+        text("SELECT word FROM listing_words WHERE word >= :first AND word < :last LIMIT :most"),
+        {"first": prefix, "last": prefix + _LAST, "most": _MOST_WORDS + 1},
+    ).all()
+    words = [f'"{row.word}"' for row in rows]
+    return f"({' OR '.join(words)})" if 0 < len(words) <= _MOST_WORDS else f'"{prefix}"*'
+
+
+def _count(connection: Connection, match: str) -> int:
+    return int(connection.execute(text(_COUNT), {"match": match, "few": _FEW}).scalar_one())
+
+
+def _order_of(score: MainScore) -> float:
+    return -score.value if lower_is_better(score.metric) else score.value
+
+
+def _listed_text(listed: ListedVersion) -> str:
+    entry, score = listed.entry, listed.score
+    return json.dumps(
+        {
+            "name": entry.name,
+            "version": entry.version,
+            "row": row_of(entry),
+            "score": None if score is None else [score.metric, score.value],
+            "error": vars(score.error) if score and score.error else None,
+            "signers": listed.signers,
+        }
+    )
+
+
+def _listing(row: Any) -> HubListing:
+    return HubListing(
+        row.repository,
+        row.name,
+        bool(row.is_private),
+        row.modified,
+        row.head,
+        parse_description(row.about),
+        _listed(row.entry) if row.entry else None,
+    )
+
+
+def _listed(written: str) -> ListedVersion:
+    fields: Mapping[str, Any] = json.loads(written)
+    score = None
+    if fields["score"]:
+        error = ScoreError(**fields["error"]) if fields["error"] else None
+        metric, value = fields["score"]
+        score = MainScore(metric, value, error)
+    entry = entry_of_row(fields["name"], fields["version"], fields["row"])
+    return ListedVersion(entry, score, tuple(fields["signers"]), True)
+
+
+def form_labels(fields: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the labels of the fields of a form that are set."""
+    yield from ((name, value) for name, value in fields.items() if name in FIELDS and value)
+
+
+def tag_labels(tags: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the labels of tags that must be there."""
+    return [("tag", tag) for tag in tags]

@@ -1,0 +1,118 @@
+"""Our own words, beyond the Hub's protocol: what this hub can do, versions, and how it is."""
+
+from __future__ import annotations
+
+import re
+
+from sqlalchemy import func, select
+from starlette.responses import Response
+
+from adapterhub._version import __version__
+from adapterhub.hub.accounts import ADMIN, READ, WRITE
+from adapterhub.hub.calls import OPEN, TOKEN, HubCall, HubRoute, json_answer
+from adapterhub.hub.commits import commit_at
+from adapterhub.hub.listings import refresh_listing
+from adapterhub.hub.refusals import DeniedError, HubRefusal
+from adapterhub.hub.state import audit_rows
+from adapterhub.hub.tables import blobs, repositories, versions
+from adapterhub.hub.versions import delete_version, move_tag, versions_of
+
+_BODY = 64 << 10
+CAN = ("versions", "move-tag", "delete-version", "audit")
+_MOST_AUDIT = 1_000
+
+
+def about(call: HubCall) -> Response:
+    """Say what this hub can do."""
+    return json_answer({"adapterhub": __version__, "can": CAN})
+
+
+def list_versions(call: HubCall) -> Response:
+    """List the versions of an adapter, the oldest first."""
+    with call.hub.database.reading() as connection:
+        found = versions_of(connection, call.repository.id, call.hub.blobs.read)
+    items = [
+        {
+            "version": each.name,
+            "commit": each.commit,
+            "digest": each.digest,
+            "tags": each.tags,
+            "yanked": each.yanked,
+        }
+        for each in found
+    ]
+    return json_answer({"versions": items, "highest": call.repository.highest})
+
+
+def put_tag(call: HubCall) -> Response:
+    """Let a tag name a revision, in one step."""
+    revision = call.text("revision")
+    with call.hub.database.writing() as connection:
+        repository, tag = call.current(connection), call.values["rev"]
+        commit = commit_at(connection, repository.id, revision)
+        rules = call.rules(connection)
+        move_tag(connection, repository, tag, commit.oid, call.visitor, rules)
+        refresh_listing(connection, repository, call.hub.blobs.read)
+        call.note(connection, "move tag", f"{repository.path}@{tag}")
+    return json_answer({})
+
+
+def remove_version(call: HubCall) -> Response:
+    """Delete a version for good; its number is not given again."""
+    number = re.fullmatch(r"v([1-9][0-9]{0,8})", call.values["rev"])
+    if number is None:
+        raise HubRefusal("a version is v1, v2, ...")
+    with call.hub.database.writing() as connection:
+        repository = call.current(connection)
+        user, folder = call.visitor.user, call.hub.blobs
+        delete_version(connection, folder, repository, int(number[1]), user)
+        refresh_listing(connection, repository, folder.read)
+        call.note(connection, "delete version", f"{repository.path}@{call.values['rev']}")
+    return json_answer({})
+
+
+def read_audit(call: HubCall) -> Response:
+    """Show the newest rows of the audit log to an administrator."""
+    if not (call.visitor.is_admin and call.visitor.role == ADMIN):
+        raise DeniedError("only an administrator of this hub reads the audit log")
+    with call.hub.database.reading() as connection:
+        return json_answer([*audit_rows(connection, _MOST_AUDIT)])
+
+
+def health(call: HubCall) -> Response:
+    """Say that the process answers."""
+    return json_answer({"status": "ok"})
+
+
+def ready(call: HubCall) -> Response:
+    """Say that the database can be written."""
+    with call.hub.database.writing():
+        pass
+    return json_answer({"status": "ok"})
+
+
+def metrics(call: HubCall) -> Response:
+    """Show what was counted, to who has a token or is on this machine."""
+    with call.hub.database.reading() as connection:
+        gauges = {
+            "repositories": select(func.count()).select_from(repositories),
+            "versions": select(func.count()).select_from(versions),
+            "blob_bytes": select(func.coalesce(func.sum(blobs.c.size), 0)),
+        }
+        found = {name: connection.execute(each).scalar_one() for name, each in gauges.items()}
+    text = call.hub.metrics.text(found)
+    return Response(text, media_type="text/plain; version=0.0.4")
+
+
+OWN = (
+    HubRoute("GET", "/api/adapterhub", about, OPEN),
+    HubRoute("GET", "/api/adapterhub/audit", read_audit, TOKEN),
+    HubRoute("GET", "/api/adapterhub/{type}/{owner}/{name}/versions", list_versions, READ),
+    HubRoute(
+        "DELETE", "/api/adapterhub/{type}/{owner}/{name}/versions/{rev}", remove_version, ADMIN
+    ),
+    HubRoute("PUT", "/api/adapterhub/{type}/{owner}/{name}/tag/{rev}", put_tag, WRITE, _BODY),
+    HubRoute("GET HEAD", "/health", health, OPEN),
+    HubRoute("GET HEAD", "/ready", ready, OPEN),
+    HubRoute("GET", "/metrics", metrics, TOKEN),
+)

@@ -1,0 +1,376 @@
+"""Pages for people: what there is, an adapter, its files and commits, and the login.
+
+They only read, after a login with a token, and have no scripts but our own. They are those of
+`adapterhub registry site`; here a server answers the form that a script answers there.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from urllib.parse import parse_qs, quote, urlencode
+
+from sqlalchemy import Connection, select
+from starlette.responses import Response
+
+from adapterhub.files.card import own_text
+from adapterhub.files.native import CARD_FILE, MAX_CARD_BYTES
+from adapterhub.files.shown_table import ShownTable, TableCell
+from adapterhub.hub.accounts import READ, token_rows, visitor_of
+from adapterhub.hub.blobs import BlobInfo
+from adapterhub.hub.calls import OPEN, PAGE, HubCall, HubRoute, part_of_list
+from adapterhub.hub.commits import BRANCH, TAG, branch_head, commit_at, history, refs_of
+from adapterhub.hub.listings import (
+    ORDERS,
+    HubListing,
+    HubQuery,
+    form_labels,
+    search_listings,
+    shown_version,
+    values_of_facets,
+)
+from adapterhub.hub.refusals import HubRefusal, MissingEntryError
+from adapterhub.hub.sessions import SESSION_SECONDS, new_session
+from adapterhub.hub.tables import tokens
+from adapterhub.hub.trees import Tree, entries_below, read_tree
+from adapterhub.hub.versions import versions_of
+from adapterhub.pages.listed import FIELDS, size_text
+from adapterhub.pages.published import PublishedName, PublishedVersion
+from adapterhub.pages.site_pages import (
+    AdapterLinks,
+    ListPart,
+    SitePlace,
+    adapter_page,
+    form_page,
+    front_page,
+    list_page,
+)
+from adapterhub.web.tokens import digest_of_token
+
+COOKIE = "adapterhub"
+_ON_A_PAGE = 50
+_MOST_CHOICES = 60
+_MOST_VERSIONS_READ = 60
+_FORM_BODY = 16 << 10
+_INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
+_LOGIN = "/settings/tokens"
+
+
+def front(call: HubCall) -> Response:
+    """Show the newest adapters, or those that the form asks for."""
+    if not (call.visitor.user or call.hub.options.open_reading):
+        return _redirect(call, _LOGIN)
+    params = dict(call.request.query_params)
+    order = params.get("sort", "newest")
+    offset, _ = part_of_list(call, _ON_A_PAGE, _ON_A_PAGE)
+    labels = [*form_labels(params), ("adapter", "yes")]
+    if author := params.get("author"):
+        labels.append(("author", author))
+    query = HubQuery(
+        "models",
+        labels,
+        params.get("q", ""),
+        order if order in ORDERS else "newest",
+        call.visitor.namespaces,
+        _ON_A_PAGE + 1,
+        offset,
+    )
+    with call.hub.database.reading() as connection:
+        found = search_listings(connection, query)
+        values = values_of_facets(connection, _MOST_CHOICES)
+    page = front_page(
+        _place(call),
+        "Adapters",
+        [each.listed for each in found[:_ON_A_PAGE] if each.listed],
+        dict(values["backbone"]),
+        (),
+        chosen=params,
+        choices={name: [value for value, _ in values[name]] for name in FIELDS},
+        count=_count(found, offset),
+        links=_others(params, offset, len(found)),
+    )
+    return page_answer(page)
+
+
+def repository_page(call: HubCall) -> Response:
+    """Show an adapter with its versions; of another repository, its files and card."""
+    read = call.hub.blobs.read
+    with call.hub.database.reading() as connection:
+        head = branch_head(connection, call.repository.id)
+        tree: Tree = read_tree(connection, head.tree) if head else {}
+        numbered = versions_of(connection, call.repository.id, read)
+        found: list[PublishedVersion] = []
+        broken = {}
+        for each in numbered[-_MOST_VERSIONS_READ:]:
+            commit = commit_at(connection, call.repository.id, each.commit)
+            own = read_tree(connection, commit.tree)
+            version = shown_version(call.repository, each, commit, own, tree, read)
+            if isinstance(version, PublishedVersion):
+                found.append(_named(call, version))
+            elif version is None:
+                broken[each.name] = "it has no adapter that can be read"
+        if not numbered and head is not None:
+            version = shown_version(call.repository, None, head, tree, tree, read)
+            if isinstance(version, PublishedVersion):
+                found.append(_named(call, version))
+    if not found:
+        return _files_page(call, "main", "")
+    name = PublishedName("", call.repository.name, tuple(found), broken)
+    path = call.repository.path
+    links = [
+        ("files", f"{path}/tree/main"),
+        ("commits", f"{path}/commits/main"),
+        (f"all of {path.partition('/')[0]}", f"?{urlencode({'author': path.partition('/')[0]})}"),
+    ]
+    return page_answer(adapter_page(_place(call), name, AdapterLinks(links)))
+
+
+def tree_page(call: HubCall) -> Response:
+    """Show the files of a revision, or of a folder in it."""
+    return _files_page(call, call.values["rev"], call.values.get("rest", "").strip("/"))
+
+
+def commits_page(call: HubCall) -> Response:
+    """Show the commits of a revision, the newest first."""
+    path = call.repository.path
+    with call.hub.database.reading() as connection:
+        start = commit_at(connection, call.repository.id, call.values["rev"])
+        found = history(connection, call.repository.id, start, _ON_A_PAGE)
+    root = _root(call)
+    rows = [
+        (
+            TableCell(each.oid[:12], link=f"{root}{path}/commit/{each.oid}"),
+            each.title,
+            each.author,
+            each.created[:16].replace("T", " "),
+        )
+        for each in found
+    ]
+    table = ShownTable(("commit", "title", "by", "date"), rows)
+    return _list(call, f"{path}", "The newest commits", [ListPart("Commits", table)])
+
+
+def commit_page(call: HubCall) -> Response:
+    """Show what a commit changed."""
+    path = call.repository.path
+    with call.hub.database.reading() as connection:
+        commit = commit_at(connection, call.repository.id, call.values["rev"])
+        tree = read_tree(connection, commit.tree)
+        old: Tree = {}
+        if commit.parent and (found := history(connection, call.repository.id, commit, 2))[1:]:
+            old = read_tree(connection, found[1].tree)
+    rows = [
+        (name, _change(old.get(name), tree.get(name)))
+        for name in sorted({*old, *tree})
+        if old.get(name) != tree.get(name)
+    ]
+    facts = [("commit", commit.oid), ("by", commit.author), ("date", commit.created)]
+    facts += [("parent", commit.parent)] if commit.parent else []
+    parts = [
+        ListPart(commit.title, ShownTable(("", ""), facts), commit.message[:2_000]),
+        ListPart("Files", ShownTable(("file", "change"), rows)),
+    ]
+    return _list(call, path, f"Commit {commit.oid[:12]}", parts)
+
+
+def tokens_page(call: HubCall) -> Response:
+    """Ask for a token; after the login, say whose it is."""
+    place = _place(call)
+    if not call.visitor.user:
+        note = (
+            "A token of this hub, such as ah_...; its operator creates it with adapterhub hub "
+            "token create. hf auth login takes the same."
+        )
+        return page_answer(form_page(place, "Log in", note, "login", "Log in", field="Token"))
+    note = (
+        f"You are logged in as {call.visitor.user}, and read only: changes need the token itself."
+    )
+    with call.hub.database.reading() as connection:
+        rows = _own_tokens(connection, call.visitor.user)
+    table = ShownTable(("token", "role", "created", "expires", "last use"), rows)
+    return page_answer(form_page(place, "Your tokens", note, "logout", "Log out", table=table))
+
+
+def log_in(call: HubCall) -> Response:
+    """Log in with a token: its holder reads pages for some hours."""
+    token = parse_qs(call.body.decode("utf-8", "replace")).get("token", [""])[0].strip()
+    if call.request.headers.get("origin", "null") not in (
+        "null",
+        "/".join(call.base.split("/")[:3]),
+    ):
+        raise HubRefusal("another site may not log you in", status=403)
+    call.hub.failed_logins.check(call.address)
+    with call.hub.database.reading() as connection:
+        found = visitor_of(connection, token) if token else None
+        row = connection.execute(
+            select(tokens.c.id).where(tokens.c.sha256 == digest_of_token(token))
+        ).first()
+    if found is None or row is None:
+        call.hub.failed_logins.note(call.address)
+        raise HubRefusal("this is not a token of this hub", status=401)
+    answer = _redirect(call, "/")
+    answer.set_cookie(
+        COOKIE,
+        new_session(call.hub.secret, row.id),
+        max_age=int(SESSION_SECONDS),
+        path=_prefix(call) or "/",
+        secure=call.base.startswith("https:"),
+        httponly=True,
+        samesite="strict",
+    )
+    return answer
+
+
+def log_out(call: HubCall) -> Response:
+    """Forget a login."""
+    answer = _redirect(call, _LOGIN)
+    answer.delete_cookie(COOKIE, path=_prefix(call) or "/", httponly=True, samesite="strict")
+    return answer
+
+
+def page_answer(page: str) -> Response:
+    """Return a page, with a policy that lets our own script run and nothing else."""
+    data = page.encode("utf-8", "replace")
+    hashes = [
+        f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"
+        for text in _INLINE.findall(data)
+    ]
+    none = "'none'"
+    policy = (
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'self'; "
+        f"base-uri 'none'; frame-ancestors 'none'; script-src {' '.join(hashes) or none}"
+    )
+    headers = {"content-security-policy": policy}
+    return Response(data, 200, headers, "text/html; charset=utf-8")
+
+
+def _files_page(call: HubCall, revision: str, folder: str) -> Response:
+    repository, read = call.repository, call.hub.blobs.read
+    with call.hub.database.reading() as connection:
+        commit = commit_at(connection, repository.id, revision)
+        tree = read_tree(connection, commit.tree)
+        names = refs_of(connection, repository.id)
+    entries = entries_below(tree, folder, recursive=False)
+    if entries is None:
+        raise MissingEntryError(f"there is no folder {folder[:200]!r} in this revision")
+    start = f"{_root(call)}{repository.path}"
+    rows = []
+    for path, info in entries:
+        where = "resolve" if isinstance(info, BlobInfo) else "tree"
+        link = f"{start}/{where}/{quote(revision, safe='')}/{quote(path)}"
+        sha256 = info.sha256 if isinstance(info, BlobInfo) else ""
+        size = size_text(info.size) if isinstance(info, BlobInfo) else "folder"
+        rows.append((TableCell(path.rpartition("/")[2], link=link), size, sha256))
+    parts = [ListPart(f"Files of {revision}", ShownTable(("file", "size", "sha256"), rows))]
+    refs = [(each, "branch") for each in names[BRANCH]] + [(each, "tag") for each in names[TAG]]
+    cells = [
+        (TableCell(each, link=f"{start}/tree/{quote(each, safe='')}"), kind) for each, kind in refs
+    ]
+    parts.append(ListPart("Revisions", ShownTable(("name", "kind"), cells)))
+    note = ""
+    if not folder and CARD_FILE in tree:
+        card = read(tree[CARD_FILE].sha256, MAX_CARD_BYTES).decode("utf-8", "replace")
+        note = own_text(card)[:4_000]
+    if note:
+        parts.append(ListPart("Card", ShownTable((), []), note))
+    links = [("commits", f"{repository.path}/commits/{quote(revision, safe='')}")]
+    return _list(call, repository.path, f"at {commit.oid[:12]}", parts, links)
+
+
+def _list(
+    call: HubCall,
+    title: str,
+    subtitle: str,
+    parts: Sequence[ListPart],
+    links: Sequence[tuple[str, str]] = (),
+) -> Response:
+    links = [(call.repository.name, call.repository.path), *links]
+    return page_answer(list_page(_place(call), "", title, subtitle, parts, links=links))
+
+
+def _place(call: HubCall) -> SitePlace:
+    navigation = [("Adapters", ""), ("Account", _LOGIN[1:])]
+    return SitePlace(
+        _root(call),
+        navigation,
+        None,
+        True,
+        lambda entry: entry.name,
+        lambda backbone: f"?{urlencode({'backbone': backbone})}",
+    )
+
+
+def _named(call: HubCall, version: PublishedVersion) -> PublishedVersion:
+    """Return a version with the reference that a reader types."""
+    reference = f"{call.base}/{version.entry.reference}"
+    return replace(version, entry=replace(version.entry, reference=reference))
+
+
+def _root(call: HubCall) -> str:
+    return f"{_prefix(call)}/"
+
+
+def _prefix(call: HubCall) -> str:
+    """Return the path at which the hub is."""
+    return "/".join(["", *call.base.split("/")[3:]]).rstrip("/")
+
+
+def _redirect(call: HubCall, path: str) -> Response:
+    return Response(b"", 303, {"location": f"{_prefix(call)}{path}"})
+
+
+def _count(found: Sequence[HubListing], offset: int) -> str:
+    if not found:
+        return "Nothing is found."
+    last = offset + min(len(found), _ON_A_PAGE)
+    return f"{offset + 1:,} to {last:,}" + (" of more:" if len(found) > _ON_A_PAGE else ":")
+
+
+def _others(params: dict[str, str], offset: int, found: int) -> list[tuple[str, str]]:
+    """Return the pages before and after one of a search."""
+    asked = {name: value for name, value in params.items() if name != "cursor"}
+    links = []
+    if offset:
+        back = max(0, offset - _ON_A_PAGE)
+        links.append(("previous", f"?{urlencode(asked | {'cursor': back})}"))
+    if found > _ON_A_PAGE:
+        links.append(("next", f"?{urlencode(asked | {'cursor': offset + _ON_A_PAGE})}"))
+    return links
+
+
+def _change(old: BlobInfo | None, new: BlobInfo | None) -> str:
+    if new is None:
+        return "removed"
+    size = size_text(new.size)
+    return f"added, {size}" if old is None else f"changed, {size_text(old.size)} to {size}"
+
+
+def _own_tokens(connection: Connection, user: str) -> list[tuple[Any, ...]]:
+    return [
+        (row["name"], row["role"], row["created"], row["expires"] or "-", row["used"] or "-")
+        for row in token_rows(connection)
+        if row["user"] == user
+    ]
+
+
+PAGES = (
+    HubRoute("GET HEAD", "/", front, PAGE),
+    HubRoute("GET", _LOGIN, tokens_page, PAGE),
+    HubRoute("POST", "/settings/login", log_in, OPEN, _FORM_BODY),
+    HubRoute("POST", "/settings/logout", log_out, OPEN, _FORM_BODY),
+    *(
+        HubRoute("GET HEAD", f"{start}/{{owner}}/{{name}}{end}", answer, READ)
+        for start in ("/{kind}", "")
+        for end, answer in (
+            ("", repository_page),
+            ("/tree/{rev}", tree_page),
+            ("/tree/{rev}/{rest}", tree_page),
+            ("/commit/{rev}", commit_page),
+            ("/commits/{rev}", commits_page),
+        )
+    ),
+)

@@ -1,0 +1,322 @@
+"""What clients read of repositories: who they are, lists, descriptions, trees, refs, commits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qs
+
+from sqlalchemy import Connection
+from starlette.responses import Response
+
+from adapterhub.config.yaml import parse_mapping
+from adapterhub.errors import AdapterhubError
+from adapterhub.hub.accounts import READ, WRITE
+from adapterhub.hub.blobs import BlobInfo
+from adapterhub.hub.calls import (
+    OPEN,
+    TOKEN,
+    HubCall,
+    HubRoute,
+    json_answer,
+    listed_answer,
+    part_of_list,
+)
+from adapterhub.hub.commits import BRANCH, MAIN, TAG, CommitRecord, commit_at, history, refs_of
+from adapterhub.hub.described import (
+    MOST_METADATA,
+    HubDescription,
+    describe_tree,
+    front_matter_size,
+)
+from adapterhub.hub.listings import (
+    HubListing,
+    HubQuery,
+    listing_of,
+    search_listings,
+    tag_labels,
+)
+from adapterhub.hub.refusals import HubRefusal, MissingEntryError
+from adapterhub.hub.trees import (
+    MAX_REGULAR_LISTED,
+    FolderInfo,
+    Tree,
+    entries_below,
+    oid_of_folder,
+    pointer_of,
+    read_tree,
+)
+
+_MOST_LISTED, _USUAL_LISTED = 1_000, 500
+_MOST_IN_TREE, _USUAL_IN_TREE = 1_000, 1_000
+_SMALL_BODY, _CARD_BODY = 1 << 20, 4 << 20
+
+
+def whoami(call: HubCall) -> Response:
+    """Say whose token it is."""
+    visitor = call.visitor
+    return json_answer(
+        {
+            "type": "user",
+            "id": visitor.user,
+            "name": visitor.user,
+            "fullname": visitor.user,
+            "email": None,
+            "canPay": False,
+            "isPro": False,
+            "orgs": [{"type": "org", "name": name, "fullname": name} for name in visitor.orgs],
+            "auth": {
+                "type": "access_token",
+                "accessToken": {
+                    "displayName": visitor.token,
+                    "role": "read" if visitor.role == READ else "write",
+                },
+            },
+        }
+    )
+
+
+def list_repositories(call: HubCall) -> Response:
+    """List the repositories that match the parameters, a page at a time."""
+    params = call.request.query_params
+    tags = [tag for each in params.getlist("filter") for tag in each.split(",") if tag]
+    labels = tag_labels(tags)
+    if author := call.query("author"):
+        labels.append(("author", author))
+    if pipeline := call.query("pipeline_tag"):
+        labels.append(("pipeline", pipeline))
+    offset, limit = part_of_list(call, _USUAL_LISTED, _MOST_LISTED)
+    query = HubQuery(
+        call.values["type"],
+        labels,
+        call.query("search"),
+        "newest" if call.query("sort") else "name",
+        call.visitor.namespaces,
+        limit + 1,
+        offset,
+    )
+    with call.hub.database.reading() as connection:
+        found = search_listings(connection, query)
+    full = call.is_asked("full") or bool(params.getlist("expand"))
+    with_card = full or call.is_asked("cardData")
+    items = [_listed(each, full=full, with_card=with_card) for each in found]
+    return listed_answer(call, items, offset, limit)
+
+
+def repository_info(call: HubCall) -> Response:
+    """Describe a repository at a revision."""
+    with call.hub.database.reading() as connection:
+        commit, tree = _commit_and_tree(call, connection)
+        listing = listing_of(connection, call.repository.id)
+    if listing is not None and listing.head == commit.oid:
+        about = listing.about
+    else:
+        about = describe_tree(tree, call.hub.blobs.read)
+    repository = call.repository
+    found = {
+        **_common(repository.name, repository.is_private, commit.oid, about),
+        "cardData": about.card,
+        "createdAt": repository.created,
+        "lastModified": commit.created,
+        "siblings": [*_siblings(tree, with_blobs=call.is_asked("blobs"))],
+        "usedStorage": sum(blob.size for blob in {b.sha256: b for b in tree.values()}.values()),
+        "spaces": [],
+        "widgetData": None,
+        "downloadsAllTime": 0,
+    }
+    if call.is_asked("securityStatus"):
+        found["securityRepoStatus"] = {"scansDone": True, "filesWithIssues": []}
+    return json_answer(found)
+
+
+def list_tree(call: HubCall) -> Response:
+    """List the files and folders of a revision, or of a folder in it."""
+    offset, limit = part_of_list(call, _USUAL_IN_TREE, _MOST_IN_TREE)
+    folder = call.values.get("rest", "").strip("/")
+    with call.hub.database.reading() as connection:
+        commit, tree = _commit_and_tree(call, connection)
+    entries = entries_below(tree, folder, recursive=call.is_asked("recursive"))
+    if entries is None:
+        raise MissingEntryError(f"there is no folder {folder[:200]!r} in this revision")
+    expand = commit if call.is_asked("expand") else None
+    shown = [_entry(path, info, expand) for path, info in entries[offset : offset + limit + 1]]
+    return listed_answer(call, shown, offset, limit)
+
+
+def paths_info(call: HubCall) -> Response:
+    """Describe some files and folders of a revision; unknown ones are left out."""
+    if "json" in call.request.headers.get("content-type", ""):
+        fields = call.json()
+        paths, is_expanded = fields.get("paths", []), fields.get("expand") is True
+    else:
+        form = parse_qs(call.body.decode("utf-8", "replace"))
+        paths, is_expanded = form.get("paths", []), form.get("expand") == ["true"]
+    if not isinstance(paths, list):
+        raise HubRefusal("the body has no list of paths")
+    with call.hub.database.reading() as connection:
+        commit, tree = _commit_and_tree(call, connection)
+    expand = commit if is_expanded else None
+    found = []
+    for path in (path for path in paths if isinstance(path, str)):
+        path = path.strip("/")
+        if path in tree:
+            found.append(_entry(path, tree[path], expand))
+        elif path and entries_below(tree, path, recursive=False):
+            found.append(_entry(path, FolderInfo(path, oid_of_folder(tree, path)), expand))
+    return json_answer(found)
+
+
+def list_refs(call: HubCall) -> Response:
+    """List the branches and tags."""
+    with call.hub.database.reading() as connection:
+        found = refs_of(connection, call.repository.id)
+
+    def items(kind: str, folder: str) -> list[dict[str, str]]:
+        return [
+            {"name": name, "ref": f"refs/{folder}/{name}", "targetCommit": commit}
+            for name, commit in found[kind].items()
+        ]
+
+    return json_answer(
+        {
+            "branches": items(BRANCH, "heads"),
+            "converts": [],
+            "tags": items(TAG, "tags"),
+            "pullRequests": [],
+            "highestVersion": call.repository.highest,  # our own word: the next one is above it
+        }
+    )
+
+
+def list_commits(call: HubCall) -> Response:
+    """List the commits of a revision, the newest first."""
+    offset, limit = part_of_list(call, 50, 1_000)
+    with call.hub.database.reading() as connection:
+        start = commit_at(connection, call.repository.id, call.values["rev"])
+        found = history(connection, call.repository.id, start, offset + limit + 1)[offset:]
+    items = [
+        {
+            "id": each.oid,
+            "title": each.title,
+            "message": each.message,
+            "date": each.created,
+            "authors": [{"user": each.author, "avatar": ""}],
+        }
+        for each in found
+    ]
+    return listed_answer(call, items, offset, limit)
+
+
+def allowed(call: HubCall) -> Response:
+    """Say that the visitor may do what the path asks for."""
+    return json_answer({})
+
+
+def validate_yaml(call: HubCall) -> Response:
+    """Check the metadata of a card."""
+    content = call.text("content", "").replace("\r\n", "\n")
+    size = front_matter_size(content)
+    if size > MOST_METADATA:
+        said = f"the metadata has more than {MOST_METADATA:,} characters"
+        return json_answer({"errors": [{"message": said}], "warnings": []}, 400)
+    try:
+        if content[4:size].strip():
+            parse_mapping(content[4:size], "the card")
+    except AdapterhubError as error:
+        return json_answer({"errors": [{"message": error.problem}], "warnings": []}, 400)
+    return json_answer({"errors": [], "warnings": []})
+
+
+def no_harnesses(call: HubCall) -> Response:
+    """Answer what each process of a client asks for."""
+    return json_answer({"standardEnvVars": [], "harnesses": {}})
+
+
+def nothing(call: HubCall) -> Response:
+    """Receive telemetry and keep none of it."""
+    return json_answer({})
+
+
+def _commit_and_tree(call: HubCall, connection: Connection) -> tuple[CommitRecord, Tree]:
+    commit = commit_at(connection, call.repository.id, call.values.get("rev", MAIN))
+    return commit, read_tree(connection, commit.tree)
+
+
+def _common(name: str, is_private: bool, head: str, about: HubDescription) -> dict[str, Any]:
+    return {
+        "_id": head[:24],
+        "id": name,
+        "modelId": name,
+        "author": name.partition("/")[0],
+        "sha": head,
+        "private": is_private,
+        "gated": False,
+        "disabled": False,
+        "downloads": 0,
+        "likes": 0,
+        "tags": [*about.tags],
+        **({"pipeline_tag": about.pipeline} if about.pipeline else {}),
+        **({"library_name": about.library} if about.library else {}),
+    }
+
+
+def _listed(each: HubListing, *, full: bool, with_card: bool) -> dict[str, Any]:
+    found = _common(each.name, each.is_private, each.head, each.about)
+    found |= {"lastModified": each.modified, "createdAt": each.modified}
+    if full:
+        found["siblings"] = [{"rfilename": path} for path in each.about.files]
+    if with_card:
+        found["cardData"] = each.about.card
+    return found
+
+
+def _siblings(tree: Tree, *, with_blobs: bool) -> Iterator[dict[str, Any]]:
+    for path, blob in sorted(tree.items()):
+        item: dict[str, Any] = {"rfilename": path}
+        if with_blobs:
+            item |= {"size": blob.size, "blobId": blob.git_sha1}
+            if blob.size > MAX_REGULAR_LISTED:
+                oid, size = pointer_of(blob.sha256, blob.size)
+                item["blobId"] = oid
+                item["lfs"] = {"sha256": blob.sha256, "size": blob.size, "pointerSize": size}
+        yield item
+
+
+def _entry(path: str, info: BlobInfo | FolderInfo, commit: CommitRecord | None) -> dict[str, Any]:
+    item: dict[str, Any] = {"path": path}
+    if isinstance(info, FolderInfo):
+        item |= {"type": "directory", "oid": info.oid, "size": 0}
+    else:
+        item |= {"type": "file", "size": info.size, "oid": info.git_sha1}
+        if info.size > MAX_REGULAR_LISTED:
+            oid, size = pointer_of(info.sha256, info.size)
+            item["oid"] = oid
+            item["lfs"] = {"oid": info.sha256, "size": info.size, "pointerSize": size}
+    if commit is not None:
+        item["lastCommit"] = {"id": commit.oid, "title": commit.title, "date": commit.created}
+        if isinstance(info, BlobInfo):
+            item["securityFileStatus"] = {
+                "status": "safe",
+                "avScan": None,
+                "pickleImportScan": None,
+            }
+    return item
+
+
+READS = (
+    HubRoute("GET", "/api/whoami-v2", whoami, TOKEN),
+    HubRoute("GET", "/api/{type}", list_repositories, READ),
+    HubRoute("POST", "/api/validate-yaml", validate_yaml, OPEN, _CARD_BODY),
+    HubRoute("GET", "/api/agent-harnesses", no_harnesses, OPEN),
+    HubRoute("GET HEAD POST", "/api/telemetry/{rest}", nothing, OPEN),
+    HubRoute("POST", "/v1/telemetry", nothing, OPEN),
+    HubRoute("GET", "/api/{type}/{owner}/{name}", repository_info, READ),
+    HubRoute("GET", "/api/{type}/{owner}/{name}/revision/{rev}", repository_info, READ),
+    HubRoute("GET", "/api/{type}/{owner}/{name}/tree/{rev}", list_tree, READ),
+    HubRoute("GET", "/api/{type}/{owner}/{name}/tree/{rev}/{rest}", list_tree, READ),
+    HubRoute("POST", "/api/{type}/{owner}/{name}/paths-info/{rev}", paths_info, READ, _SMALL_BODY),
+    HubRoute("GET", "/api/{type}/{owner}/{name}/refs", list_refs, READ),
+    HubRoute("GET", "/api/{type}/{owner}/{name}/commits/{rev}", list_commits, READ),
+    HubRoute("GET", "/api/{type}/{owner}/{name}/auth-check", allowed, READ),
+    HubRoute("GET", "/api/{type}/{owner}/{name}/auth-check/write", allowed, WRITE),
+)

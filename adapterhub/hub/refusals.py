@@ -1,0 +1,118 @@
+"""What a hub does not do, as the Hub's clients understand it: a status, a code and a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from adapterhub.errors import AdapterhubError, one_line
+
+RETRY_SECONDS = 5
+
+
+class HubRefusal(AdapterhubError):
+    """A request that is not answered as it was asked.
+
+    Attributes:
+        status: of HTTP.
+        code: one of the Hub's, by which its clients choose their error; "" for none.
+        headers: more headers of the answer.
+    """
+
+    status = 400
+    code = ""
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        status: int = 0,
+        code: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(problem)
+        self.status = status or self.status
+        self.code = code or self.code
+        self.headers = dict(headers or {})
+
+    def with_headers(self, headers: Mapping[str, str]) -> HubRefusal:
+        """Return it with more headers."""
+        self.headers |= headers
+        return self
+
+
+class BusyError(HubRefusal):
+    """The database is locked for too long."""
+
+    status = 503
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the hub is busy; try again in a few seconds",
+            headers={"retry-after": str(RETRY_SECONDS)},
+        )
+
+
+class FullDiskError(HubRefusal):
+    """There is no room on the disk."""
+
+    status = 507
+
+    def __init__(self) -> None:
+        super().__init__("the disk of the hub is full: nothing was written; ask its administrator")
+
+
+class TooManyBytesError(HubRefusal):
+    """More bytes than a request, a file or a namespace may have."""
+
+    status = 413
+
+
+class DeniedError(HubRefusal):
+    """The token does not allow it."""
+
+    status = 403
+
+
+class UnknownTokenError(HubRefusal):
+    """The token is not one of this hub, or not valid any more."""
+
+    status = 401
+
+    def __init__(self, problem: str = "this is not a token of this hub") -> None:
+        super().__init__(problem)
+
+
+class MissingRepositoryError(HubRefusal):
+    """There is none, or it may not be seen: the answers are equal."""
+
+    status = 404
+    code = "RepoNotFound"
+
+
+class MissingRevisionError(HubRefusal):
+    """No branch, tag or commit has this name."""
+
+    status = 404
+    code = "RevisionNotFound"
+
+    def __init__(self, revision: str) -> None:
+        super().__init__(f"there is no revision {one_line(revision, 100)!r}")
+
+
+class MissingEntryError(HubRefusal):
+    """The revision has no such file."""
+
+    status = 404
+    code = "EntryNotFound"
+
+
+class TakenError(HubRefusal):
+    """Something has this name already."""
+
+    status = 409
+
+
+class StaleParentError(HubRefusal):
+    """Another writer was first."""
+
+    status = 412

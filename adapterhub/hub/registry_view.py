@@ -1,0 +1,148 @@
+"""A registry in a folder as a hub that only reads: clients of the Hub load from what is published.
+
+A version is a commit and a tag. The commit's id follows from its bytes, its date and the versions
+before it, so it is the same on every machine that serves the same registry. No file is copied: the
+hub has links to those of the registry, and looks every few seconds for what is new.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from adapterhub.errors import AdapterhubError
+from adapterhub.files import schema
+from adapterhub.files.native import MANIFEST_FILE, read_manifest
+from adapterhub.hub.accounts import Owner, create_namespace, require_owner
+from adapterhub.hub.blobs import BlobInfo, git_sha1_of
+from adapterhub.hub.commits import CommitChange, grant, write_commit
+from adapterhub.hub.listings import refresh_listing, remove_listing
+from adapterhub.hub.repositories import create_repository, delete_repository, find_repository
+from adapterhub.hub.state import DATABASE, Hub, HubOptions, create_hub, open_hub
+from adapterhub.hub.trees import MAX_REGULAR_LISTED
+from adapterhub.hub.versions import create_tag
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.names_file import Contents
+from adapterhub.registry.published_files import PUBLISHED, YANKED_FILE
+from adapterhub.registry.reference import INDEX_FILE
+from adapterhub.registry.store import Entry
+
+VIEW_OWNER = "registry"
+_LOOK_SECONDS = 5.0
+_FIRST_DATE = "1970-01-01T00:00:00Z"  # of a version that has none
+
+
+def is_registry(folder: Path) -> bool:
+    """Return whether a folder is a registry, and no hub."""
+    if (folder / DATABASE).exists() or not folder.is_dir():
+        return False
+    return (folder / INDEX_FILE).exists() or any(folder.glob(f"*/*/v*/{MANIFEST_FILE}"))
+
+
+@contextmanager
+def viewing(folder: Path, options: HubOptions) -> Iterator[Hub]:
+    """Open a hub that shows a registry, and follows its changes until the end of the context."""
+    registry = LocalRegistry(folder)
+    with tempfile.TemporaryDirectory() as place:
+        create_hub(Path(place) / "hub")
+        chosen = replace(options, is_read_only=True, open_reading=True)
+        with open_hub(Path(place) / "hub", chosen) as hub:
+            with hub.database.writing() as connection:
+                create_namespace(connection, VIEW_OWNER, "org")
+            view = RegistryView(hub, registry)
+            view.follow()
+            stop = threading.Event()
+            thread = threading.Thread(target=view.keep_following, args=(stop,), daemon=True)
+            thread.start()
+            try:
+                yield hub
+            finally:
+                stop.set()
+                thread.join()
+
+
+class RegistryView:
+    """What a hub shows of a registry."""
+
+    def __init__(self, hub: Hub, registry: LocalRegistry) -> None:
+        self._hub, self._registry = hub, registry
+        self._shown: dict[str, tuple[tuple[object, ...], ...]] = {}
+
+    def keep_following(self, stop: threading.Event) -> None:
+        """Look for changes every few seconds."""
+        while not stop.wait(_LOOK_SECONDS):
+            with suppress(AdapterhubError, OSError):  # the next look may find it whole
+                self.follow()
+
+    def follow(self) -> None:
+        """Show the names that have changed since the last look."""
+        found = self._registry.everything()
+        by_name: dict[str, str] = {}
+        for path in sorted(found):  # a name of several backbones is shown for the first
+            by_name.setdefault(path.partition("/")[2], path)
+        for name in sorted({*by_name, *self._shown}):
+            contents = found[by_name[name]] if name in by_name else Contents([], {})
+            facts = tuple((e.version, e.digest, e.tags, e.yanked) for e in contents.entries)
+            if facts != self._shown.get(name):
+                with self._hub.database.writing() as connection:
+                    self._show(connection, name, by_name.get(name, ""), contents.entries)
+                self._shown[name] = facts
+
+    def _show(self, connection: Connection, name: str, path: str, entries: list[Entry]) -> None:
+        """Write the repository of a name anew; one without versions is gone."""
+        owner: Owner = require_owner(connection, VIEW_OWNER)
+        known = find_repository(connection, "models", f"{VIEW_OWNER}/{name}")
+        if known is not None:
+            remove_listing(connection, known.id)
+            delete_repository(connection, known, is_final=False)
+        if not entries:
+            return
+        full = f"{VIEW_OWNER}/{name}"
+        made = create_repository(connection, "models", full, owner, is_private=False)
+        folder = self._hub.blobs
+        for entry in entries:
+            change = CommitChange(
+                f"Publish {entry.version}", created=entry.published or _FIRST_DATE
+            )
+            infos = self._link(path, entry)
+            grant(connection, made.id, infos.values())
+            change.large = {file: (info.sha256, info.size) for file, info in infos.items()}
+            done = write_commit(connection, folder, made.id, "main", change, VIEW_OWNER)
+            for tag in (entry.version, *entry.tags):
+                create_tag(connection, made, tag, done.commit.oid)
+        yanked = {entry.version: entry.yanked for entry in entries if entry.yanked is not None}
+        if yanked:
+            self._yank(connection, made.id, schema.canonical_json(yanked))
+        refresh_listing(connection, made, folder.read)
+
+    def _link(self, path: str, entry: Entry) -> dict[str, BlobInfo]:
+        """Let the hub find the files of a version where the registry has them."""
+        place = self._registry.root / path / entry.version
+        manifest = read_manifest(place, entry.digest)
+        found = {}
+        for file in PUBLISHED:
+            source = place / file
+            if not source.is_file() or source.is_symlink():
+                continue
+            size = source.stat().st_size
+            sha256 = manifest.files.get(file) or hashlib.sha256(source.read_bytes()).hexdigest()
+            sha1 = git_sha1_of(source, size) if size <= MAX_REGULAR_LISTED else "0" * 40
+            found[file] = BlobInfo(sha256, size, sha1)
+            with suppress(FileExistsError):
+                os.symlink(source.resolve(), self._hub.blobs.path(sha256))
+        return found
+
+    def _yank(self, connection: Connection, repository: int, data: bytes) -> None:
+        with self._hub.blobs.receive(len(data), "") as receiver:
+            receiver.write(data)
+            staged = receiver.finish()
+        change = CommitChange("Yank", created=_FIRST_DATE, files={YANKED_FILE: staged})
+        write_commit(connection, self._hub.blobs, repository, "main", change, VIEW_OWNER)

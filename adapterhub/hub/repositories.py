@@ -1,0 +1,259 @@
+"""Repositories: their names, and who may see, create, move and delete them.
+
+What is not there and what may not be seen have the same answer, so nothing tells that a private
+repository exists.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from adapterhub.errors import ConfigError, one_line
+from adapterhub.hub.accounts import ADMIN, READ, WRITE, Owner, Visitor, find_owner, inserted_id
+from adapterhub.hub.refusals import (
+    DeniedError,
+    HubRefusal,
+    MissingRepositoryError,
+    TakenError,
+)
+from adapterhub.hub.tables import listings, namespaces, repositories, retired
+from adapterhub.hub.times import now_precisely
+from adapterhub.registry.reference import NAME_RULE, is_name
+
+REPOSITORY_TYPES = {"models": "model", "datasets": "dataset", "spaces": "space"}
+
+
+@dataclass(frozen=True)
+class HubRepository:
+    """A repository as it is kept."""
+
+    id: int
+    type: str
+    namespace: int
+    name: str
+    is_private: bool
+    created: str
+    modified: str
+    highest: int
+
+    @property
+    def path(self) -> str:
+        """The path of its page."""
+        return self.name if self.type == "models" else f"{self.type}/{self.name}"
+
+
+def find_repository(connection: Connection, type: str, name: str) -> HubRepository | None:
+    """Return the repository of a name, in whatever case it is written."""
+    columns = [repositories.c[field] for field in HubRepository.__dataclass_fields__]
+    row = connection.execute(
+        select(*columns).where(
+            repositories.c.type == type, repositories.c.folded == name.casefold()
+        )
+    ).first()
+    return HubRepository(*row) if row else None
+
+
+def visible_repository(
+    connection: Connection,
+    type: str,
+    name: str,
+    visitor: Visitor,
+    needed: str = READ,
+    *,
+    open_reading: bool = False,
+) -> HubRepository:
+    """Return a repository that a visitor may see, and use as much as is needed.
+
+    Raises:
+        MissingRepositoryError: there is none, or it may not be seen.
+        DeniedError: it may be seen, but no more.
+    """
+    found = find_repository(connection, type, name)
+    if found is None or not _may_read(found, visitor, open_reading):
+        raise missing(name, visitor)
+    if needed != READ and not visitor.may(needed, found.namespace):
+        if not visitor.user:
+            raise missing(name, visitor)
+        raise DeniedError(
+            f"your token may not {_VERBS[needed]} {found.name}: it takes the role {needed} there"
+        )
+    return found
+
+
+_VERBS = {WRITE: "write to", ADMIN: "change"}
+
+
+def missing(name: str, visitor: Visitor) -> MissingRepositoryError:
+    """Return the error for a repository that is not there, or not for this visitor."""
+    shown = one_line(name, 200)
+    if not visitor.user:
+        return MissingRepositoryError(
+            f"{shown} is not on this hub, or it needs a token of this hub", status=401
+        )
+    return MissingRepositoryError(
+        f"{shown} is not on this hub, or you may not see it. If it is a backbone of another hub: "
+        "HF_ENDPOINT sends all requests here; without it, transformers finds the backbone, and "
+        "adapterhub pull https://HOST/OWNER/NAME the adapter"
+    )
+
+
+def _may_read(repository: HubRepository, visitor: Visitor, open_reading: bool) -> bool:
+    if visitor.may(READ, repository.namespace):
+        return True
+    if repository.is_private or visitor.scope is not None:
+        return False
+    return bool(visitor.user) or open_reading
+
+
+def owner_for_writing(
+    connection: Connection, name: str, visitor: Visitor, needed: str = WRITE
+) -> Owner:
+    """Return the namespace of `owner/name`, in which the visitor has the role that is needed.
+
+    Raises:
+        DeniedError: the namespace does not exist, or the visitor has not the role.
+    """
+    owner = find_owner(connection, name.partition("/")[0])
+    if owner is None or not visitor.may(needed, owner.id):
+        shown = one_line(name.partition("/")[0], 100)
+        raise DeniedError(
+            f"your token may not create or move repositories in {shown}: it takes the role "
+            f"{needed} there"
+        )
+    return owner
+
+
+def check_repository_name(name: str) -> None:
+    """Refuse a name that a client or a disk could not have.
+
+    Raises:
+        HubRefusal: it is not `owner/name`, or a part is not valid.
+    """
+    owner, _, own = name.partition("/")
+    if not (is_name(owner) and is_name(own)) or re.search(r"--|\.git(/|$)", name):
+        raise HubRefusal(
+            f"{one_line(name, 100)!r} cannot be the name of a repository; expected OWNER/NAME, "
+            f"each {NAME_RULE}; without --, and not ending with .git"
+        )
+
+
+def create_repository(
+    connection: Connection, type: str, name: str, owner: Owner, *, is_private: bool
+) -> HubRepository:
+    """Create a repository without commits.
+
+    Raises:
+        TakenError: there is one with this name.
+        HubRefusal: the name is not valid.
+    """
+    check_repository_name(name)
+    full = f"{owner.name}/{name.partition('/')[2]}"
+    if known := find_repository(connection, type, full):
+        raise TakenError(f"{known.name} exists already")
+    now = now_precisely()
+    values = {
+        "type": type,
+        "namespace": owner.id,
+        "name": full,
+        "is_private": is_private,
+        "created": now,
+        "modified": now,
+        "highest": _highest_before(connection, type, full),
+    }
+    made = connection.execute(insert(repositories).values(folded=full.casefold(), **values))
+    return HubRepository(id=inserted_id(made), **values)  # type: ignore[arg-type]
+
+
+def delete_repository(
+    connection: Connection, repository: HubRepository, *, is_final: bool = True
+) -> None:
+    """Delete a repository; if that is final, the numbers of its versions are not given again."""
+    if is_final:
+        _retire(connection, repository)
+    connection.execute(delete(repositories).where(repositories.c.id == repository.id))
+
+
+def move_repository(
+    connection: Connection, repository: HubRepository, name: str, owner: Owner
+) -> HubRepository:
+    """Give a repository another name.
+
+    Raises:
+        TakenError: another one has it.
+        HubRefusal: the name is not valid.
+    """
+    check_repository_name(name)
+    full = f"{owner.name}/{name.partition('/')[2]}"
+    known = find_repository(connection, repository.type, full)
+    if known is not None and known.id != repository.id:
+        raise TakenError(f"{known.name} exists already")
+    _retire(connection, repository)
+    highest = max(repository.highest, _highest_before(connection, repository.type, full))
+    connection.execute(
+        update(repositories)
+        .where(repositories.c.id == repository.id)
+        .values(name=full, folded=full.casefold(), namespace=owner.id, highest=highest)
+    )
+    moved = find_repository(connection, repository.type, full)
+    assert moved is not None
+    return moved
+
+
+def set_private(connection: Connection, repository: HubRepository, is_private: bool) -> None:
+    """Show a repository to its members alone, or to all."""
+    for table, column in ((repositories, "id"), (listings, "repository")):
+        connection.execute(
+            update(table).where(table.c[column] == repository.id).values(is_private=is_private)
+        )
+
+
+def repositories_of(connection: Connection, owner: int | None = None) -> list[HubRepository]:
+    """List the repositories of a namespace, or all."""
+    columns = [repositories.c[field] for field in HubRepository.__dataclass_fields__]
+    chosen = select(*columns).order_by(repositories.c.name)
+    if owner is not None:
+        chosen = chosen.where(repositories.c.namespace == owner)
+    return [HubRepository(*row) for row in connection.execute(chosen)]
+
+
+def namespace_of(connection: Connection, repository: HubRepository) -> Owner:
+    """Return the namespace of a repository."""
+    row = connection.execute(
+        select(namespaces).where(namespaces.c.id == repository.namespace)
+    ).one()
+    return Owner(row.id, row.name, row.kind, row.quota, row.rules)
+
+
+def _highest_before(connection: Connection, type: str, name: str) -> int:
+    chosen = select(retired.c.highest).where(
+        retired.c.type == type, retired.c.folded == name.casefold()
+    )
+    return int(connection.execute(chosen).scalar() or 0)
+
+
+def _retire(connection: Connection, repository: HubRepository) -> None:
+    key = (retired.c.type == repository.type, retired.c.folded == repository.name.casefold())
+    before = _highest_before(connection, repository.type, repository.name)
+    connection.execute(delete(retired).where(*key))
+    connection.execute(
+        insert(retired).values(
+            type=repository.type,
+            folded=repository.name.casefold(),
+            highest=max(before, repository.highest),
+        )
+    )
+
+
+def require_repository(connection: Connection, name: str) -> HubRepository:
+    """Return the repository of a model's name, for commands.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = find_repository(connection, "models", name)
+    if found is None:
+        raise ConfigError(f"there is no repository {name!r} on this hub")
+    return found

@@ -1,0 +1,129 @@
+"""The way in and the way out: a registry into a hub, and a hub into a registry.
+
+`adapterhub registry copy` does both with any hub. Here the hub answers in this process, for as long
+as the copy takes, to a token that exists as long.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from sqlalchemy import select
+
+from adapterhub.errors import ConfigError
+from adapterhub.hub.accounts import (
+    ADMIN,
+    create_hub_token,
+    create_namespace,
+    require_owner,
+    revoke_hub_token,
+)
+from adapterhub.hub.app import HubApp
+from adapterhub.hub.server import known_hosts
+from adapterhub.hub.state import Hub
+from adapterhub.hub.tables import listings, namespaces
+from adapterhub.registry.copying import CopyReport, copy_registry
+from adapterhub.registry.tokens import VARIABLE
+
+_DAY = 24 * 3600.0
+
+
+def import_registry(
+    hub: Hub, registry: str, owner: str, note: Callable[[str], None] = lambda line: None
+) -> CopyReport:
+    """Copy all versions of a registry to repositories of an owner.
+
+    Raises:
+        ConfigError: there is no such owner.
+        RegistryError: the registry cannot be read.
+    """
+    with _answering(hub, owner) as address:
+        return copy_registry(registry, f"{address}/{owner}", note=note)
+
+
+def export_registry(
+    hub: Hub, registry: str, owner: str | None, note: Callable[[str], None] = lambda line: None
+) -> CopyReport:
+    """Copy all versions of an owner to a registry, whose names have no owners.
+
+    Raises:
+        ConfigError: there is no such owner, or there are several and none is chosen.
+        RegistryError: the registry cannot be written.
+    """
+    chosen = owner or _only_owner(hub)
+    with _answering(hub, chosen) as address:
+        return copy_registry(f"{address}/{chosen}", registry, note=note)
+
+
+def _only_owner(hub: Hub) -> str:
+    with hub.database.reading() as connection:
+        owners = connection.execute(
+            select(namespaces.c.name)
+            .join(listings, listings.c.namespace == namespaces.c.id)
+            .where(listings.c.entry.is_not(None))
+            .distinct()
+            .order_by(namespaces.c.name)
+        ).scalars()
+        names: list[str] = list(owners)
+    if len(names) != 1:
+        raise ConfigError(
+            f"adapters of {len(names)} owners are on this hub, and a registry's names have none",
+            expected=", ".join(names) or "an adapter",
+            hint="--owner NAME, and a registry for each",
+        )
+    return names[0]
+
+
+@contextmanager
+def _answering(hub: Hub, owner: str) -> Iterator[str]:
+    """Let the hub answer on a free port of this machine, to this process alone."""
+    name = f"transfer-{secrets.token_hex(4)}"
+    with hub.database.writing() as connection:
+        place = require_owner(connection, owner)
+        user = place.name
+        if place.kind == "org":
+            user = name
+            create_namespace(connection, name, "user", is_admin=True)
+        token = create_hub_token(connection, user, name, ADMIN, seconds=_DAY)
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    hub.options = replace(hub.options, hosts=known_hosts("127.0.0.1", port), public_url=None)
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = f"{address}={token}"
+    try:
+        with answering_in_thread(HubApp(hub), listening):
+            yield address
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
+        with hub.database.writing() as connection:
+            revoke_hub_token(connection, name)
+            connection.execute(namespaces.delete().where(namespaces.c.name == name))
+
+
+@contextmanager
+def answering_in_thread(app: object, listening: socket.socket) -> Iterator[None]:
+    """Answer the requests to an open socket in a thread, until the end of the context."""
+    import uvicorn
+
+    config = uvicorn.Config(app, lifespan="on", log_level="critical", access_log=False)  # type: ignore[arg-type]
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    while not server.started and thread.is_alive():
+        thread.join(0.005)
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()

@@ -1,0 +1,209 @@
+"""Large files, which are uploaded before the commit that names them: LFS, whole or in parts.
+
+The requests that carry bytes have no token, so their addresses are signed, for one file of one
+repository and for a day. Parts are kept until the file is complete, also when the server ends
+meanwhile, so an upload goes on where it was.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from starlette.responses import Response
+
+from adapterhub.hub.accounts import WRITE
+from adapterhub.hub.blobs import BlobReceiver, StagedBlob, discard_staged, require_room
+from adapterhub.hub.calls import OPEN, HubCall, HubRoute, in_thread, json_answer
+from adapterhub.hub.commit_endpoints import check_quota
+from adapterhub.hub.commits import grant, granted
+from adapterhub.hub.refusals import DeniedError, HubRefusal
+from adapterhub.hub.sessions import UPLOAD_SECONDS, read_sealed, sealed_text
+
+PART_BYTES = 128 << 20
+_WHOLE_BYTES = 512 << 20  # a larger file is sent in parts, where the client can
+_MOST_OBJECTS = 1_000
+_BODY = 4 << 20
+_PIECE = 1 << 20
+TOO_LARGE = "/file-too-large:set-HF_HUB_DISABLE_XET=1-or-use-adapterhub-push"
+"""The one text that a client with Xet shows to its user: an address, which answers 404."""
+
+
+def batch(call: HubCall) -> Response:
+    """Say where files are to be sent; nothing of those that the repository has already."""
+    fields = call.json()
+    objects, transfers = fields.get("objects"), fields.get("transfers") or ["basic"]
+    if fields.get("operation") != "upload":
+        raise HubRefusal("files are downloaded at /OWNER/NAME/resolve/REVISION/PATH")
+    if not isinstance(objects, list) or len(objects) > _MOST_OBJECTS:
+        raise HubRefusal(f"the body has no list of at most {_MOST_OBJECTS} objects")
+    wanted = [_object(each) for each in objects]
+    with call.hub.database.reading() as connection:
+        known = granted(connection, call.repository.id, [oid for oid, _ in wanted])
+        new = {oid: size for oid, size in wanted if oid not in known}
+        check_quota(call, connection, sum(new.values()))
+    require_room(call.hub.folder, 2 * max(new.values(), default=0) + sum(new.values()))
+    in_parts = isinstance(transfers, list) and "multipart" in transfers
+    in_parts = in_parts and any(size > _WHOLE_BYTES for size in new.values())
+    found = [
+        {
+            "oid": oid,
+            "size": size,
+            "authenticated": True,
+            **_actions(call, oid, size, new, in_parts),
+        }
+        for oid, size in wanted
+    ]
+    answer = {"transfer": "multipart" if in_parts else "basic", "objects": found}
+    return json_answer(answer, headers={"content-type": "application/vnd.git-lfs+json"})
+
+
+def _actions(
+    call: HubCall, oid: str, size: int, new: dict[str, int], in_parts: bool
+) -> dict[str, Any]:
+    most = call.hub.options.max_file
+    if size > most:
+        said = f"the file has {size:,} bytes; this hub takes at most {most:,} (--max-file)"
+        return {"error": {"code": 413, "message": said}}
+    if oid not in new:
+        return {}
+    secret, parts = call.hub.secret, [str(call.repository.id), oid, str(size)]
+    key = sealed_text(secret, "upload", parts, UPLOAD_SECONDS)
+    place = call.repository.path
+    actions: dict[str, Any] = {
+        "verify": {"href": f"{call.base}/{place}.git/info/lfs/objects/verify"},
+        "upload": {"href": f"{call.base}/lfs/{key}"},
+    }
+    if in_parts:
+        numbers = range(1, -(-size // PART_BYTES) + 1)
+        addresses = {f"{n:05}": f"{call.base}/lfs/{key}/{n}" for n in numbers}
+        actions["upload"]["header"] = {"chunk_size": str(PART_BYTES), **addresses}
+    return {"actions": actions}
+
+
+async def put_whole(call: HubCall) -> Response:
+    """Receive a file."""
+    repository, oid, size = _key(call)
+    with await in_thread(call.hub.blobs.receive, size, "as was announced") as receiver:
+        await _receive(call, receiver)
+        await in_thread(_keep, call, repository, oid, size, receiver)
+    return json_answer({})
+
+
+async def put_part(call: HubCall) -> Response:
+    """Receive a part of a file."""
+    _, _, size = _key(call)
+    number = call.values["number"]
+    count = -(-size // PART_BYTES)
+    if not number.isdecimal() or not 1 <= int(number[:6]) <= count:
+        raise HubRefusal(f"the file has {count} parts")
+    expected = PART_BYTES if int(number) < count else size - (count - 1) * PART_BYTES
+    folder = _parts(call)
+    with await in_thread(call.hub.blobs.receive, expected, "as was announced") as receiver:
+        await _receive(call, receiver)
+        if receiver.size != expected:
+            raise HubRefusal(f"the part has {receiver.size:,} bytes, {expected:,} were announced")
+        staged = await in_thread(receiver.finish)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        staged.path.replace(folder / f"{int(number):05}")
+    return Response(b"", 200, {"etag": f'"{staged.info.sha256[:32]}"'})
+
+
+def complete(call: HubCall) -> Response:
+    """Put the parts of a file together."""
+    repository, oid, size = _key(call)
+    folder, count = _parts(call), -(-size // PART_BYTES)
+    parts = [folder / f"{number:05}" for number in range(1, count + 1)]
+    if absent := [part.name for part in parts if not part.exists()]:
+        raise HubRefusal(f"these parts were not received: {', '.join(absent[:20])}")
+    with call.hub.blobs.receive(size, "as was announced") as receiver:
+        for part in parts:
+            with open(part, "rb") as file:
+                while piece := file.read(_PIECE):
+                    receiver.write(piece)
+        _keep(call, repository, oid, size, receiver)
+    shutil.rmtree(folder, ignore_errors=True)
+    return json_answer({})
+
+
+def verify_upload(call: HubCall) -> Response:
+    """Say that the repository has a file."""
+    oid, size = _object(call.json())
+    with call.hub.database.reading() as connection:
+        known = granted(connection, call.repository.id, [oid])
+    if oid not in known or known[oid].size != size:
+        raise HubRefusal("this file was not received", status=404)
+    return json_answer({})
+
+
+def no_xet(call: HubCall) -> Response:
+    """Show a client with Xet what its user has to do."""
+    return Response(b"", 302, {"location": f"{call.base}{TOO_LARGE}"})
+
+
+async def _receive(call: HubCall, receiver: BlobReceiver) -> None:
+    async for piece in call.pieces(receiver.most):
+        await in_thread(receiver.write, piece)
+
+
+def _keep(call: HubCall, repository: int, oid: str, size: int, receiver: BlobReceiver) -> None:
+    """Grant a file that was received to its repository, for a commit to come.
+
+    Raises:
+        HubRefusal: it is not the one that was announced, or the repository is gone.
+    """
+    if receiver.size != size:
+        raise HubRefusal(f"the file has {receiver.size:,} bytes, {size:,} were announced")
+    staged: StagedBlob = receiver.finish()
+    try:
+        if staged.info.sha256 != oid:
+            raise HubRefusal(f"the file has the sha256 {staged.info.sha256}, not {oid}")
+        with call.hub.database.writing() as connection:
+            call.hub.blobs.put(staged)
+            grant(connection, repository, [staged.info], is_committed=False)
+    finally:
+        discard_staged(staged)
+
+
+def _key(call: HubCall) -> tuple[int, str, int]:
+    """Return which file of which repository an address was signed for.
+
+    Raises:
+        DeniedError: it was not signed here, or is too old.
+    """
+    parts = read_sealed(call.hub.secret, "upload", call.values["key"])
+    if parts is None:
+        raise DeniedError("this address is not one of this hub's, or has expired; ask for it again")
+    return int(parts[0]), parts[1], int(parts[2])
+
+
+def _parts(call: HubCall) -> Path:
+    repository, oid, _ = _key(call)
+    return call.hub.folder / "parts" / f"{repository}-{oid}"
+
+
+def _object(value: object) -> tuple[str, int]:
+    fields = value if isinstance(value, dict) else {}
+    oid, size = fields.get("oid"), fields.get("size")
+    if not (isinstance(oid, str) and re.fullmatch("[0-9a-f]{64}", oid)):
+        raise HubRefusal("an object has no sha256")
+    if type(size) is not int or size < 0:
+        raise HubRefusal("an object has no size")
+    return oid, size
+
+
+UPLOADS = (
+    *(
+        HubRoute(
+            "POST", f"{start}/{{owner}}/{{name}}.git/info/lfs/objects/{verb}", answer, WRITE, _BODY
+        )
+        for start in ("/{kind}", "")
+        for verb, answer in (("batch", batch), ("verify", verify_upload))
+    ),
+    HubRoute("PUT", "/lfs/{key}", put_whole, OPEN, reads_itself=True),
+    HubRoute("POST", "/lfs/{key}", complete, OPEN, _BODY),
+    HubRoute("PUT", "/lfs/{key}/{number}", put_part, OPEN, reads_itself=True),
+    HubRoute("GET", "/api/{type}/{owner}/{name}/xet-write-token/{rev}", no_xet, WRITE),
+)

@@ -1,0 +1,207 @@
+"""What changes repositories besides commits: create, move, delete, settings, branches and tags."""
+
+from __future__ import annotations
+
+from sqlalchemy import delete
+from starlette.responses import Response
+
+from adapterhub.hub.accounts import ADMIN, READ, WRITE
+from adapterhub.hub.blobs import StagedBlob, discard_staged
+from adapterhub.hub.calls import TOKEN, HubCall, HubRoute, json_answer
+from adapterhub.hub.commits import (
+    BRANCH,
+    MAIN,
+    CommitChange,
+    commit_at,
+    move_ref,
+    refs_of,
+    write_commit,
+)
+from adapterhub.hub.listings import refresh_listing, remove_listing
+from adapterhub.hub.refusals import (
+    DeniedError,
+    HubRefusal,
+    MissingRevisionError,
+    TakenError,
+)
+from adapterhub.hub.repositories import (
+    REPOSITORY_TYPES,
+    create_repository,
+    delete_repository,
+    find_repository,
+    move_repository,
+    owner_for_writing,
+    set_private,
+    visible_repository,
+)
+from adapterhub.hub.tables import refs
+from adapterhub.hub.versions import check_ref_name, create_tag, delete_tag, require_admin
+
+_BODY = 1 << 20
+_TYPES = {single: several for several, single in REPOSITORY_TYPES.items()}
+ATTRIBUTES = b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
+"""The first file of each repository: a repository has a commit from the beginning."""
+
+
+def add_repository(call: HubCall) -> Response:
+    """Create a repository; one that exists is named in the refusal, as clients expect."""
+    fields = call.json()
+    type, name = _type_of(call), _full_name(call)
+    visibility = fields.get("visibility")
+    is_private = visibility in ("private", "protected") or bool(fields.get("private"))
+    staged = _staged(call, ATTRIBUTES)
+    try:
+        with call.hub.database.writing() as connection:
+            owner = owner_for_writing(connection, name, call.visitor)
+            known = find_repository(connection, type, name)
+            if known is not None:
+                said = {"url": f"{call.base}/{known.path}", "error": f"{known.name} exists already"}
+                return json_answer(said, 409)
+            made = create_repository(connection, type, name, owner, is_private=is_private)
+            change = CommitChange("Create the repository", files={".gitattributes": staged})
+            user = call.visitor.user
+            write_commit(connection, call.hub.blobs, made.id, MAIN, change, user)
+            refresh_listing(connection, made, call.hub.blobs.read)
+            call.note(connection, "create repository", made.path)
+    finally:
+        discard_staged(staged)
+    return json_answer(
+        {"url": f"{call.base}/{made.path}", "name": made.name, "private": made.is_private}
+    )
+
+
+def remove_repository(call: HubCall) -> Response:
+    """Delete a repository."""
+    type, name = _type_of(call), _full_name(call)
+    with call.hub.database.writing() as connection:
+        found = visible_repository(connection, type, name, call.visitor, ADMIN)
+        remove_listing(connection, found.id)
+        delete_repository(connection, found)
+        call.note(connection, "delete repository", found.path)
+    return json_answer({})
+
+
+def rename_repository(call: HubCall) -> Response:
+    """Give a repository another name, in a namespace in which the visitor may create one."""
+    source, target, type = call.text("fromRepo"), call.text("toRepo"), _type_of(call)
+    with call.hub.database.writing() as connection:
+        found = visible_repository(connection, type, source, call.visitor, ADMIN)
+        owner = owner_for_writing(connection, target, call.visitor)
+        moved = move_repository(connection, found, target, owner)
+        refresh_listing(connection, moved, call.hub.blobs.read)
+        call.note(connection, "move repository", f"{found.path} to {moved.path}")
+    return json_answer({"url": f"{call.base}/{moved.path}"})
+
+
+def change_settings(call: HubCall) -> Response:
+    """Show a repository to its members alone, or to all."""
+    fields = call.json()
+    if fields.get("gated") not in (None, False):
+        raise HubRefusal("this hub has no gated repositories; a private one has members")
+    visibility = fields.get("visibility")
+    wanted = visibility == "private" if visibility is not None else fields.get("private")
+    if isinstance(wanted, bool):
+        with call.hub.database.writing() as connection:
+            set_private(connection, call.repository, wanted)
+            found = find_repository(connection, call.repository.type, call.repository.name)
+            assert found is not None
+            refresh_listing(connection, found, call.hub.blobs.read)
+            call.note(connection, "make private" if wanted else "make public", found.path)
+    return json_answer({})
+
+
+def add_tag(call: HubCall) -> Response:
+    """Create a tag of a revision."""
+    tag = call.text("tag")
+    with call.hub.database.writing() as connection:
+        repository = call.current(connection)
+        commit = commit_at(connection, repository.id, call.values["rev"])
+        create_tag(connection, repository, tag, commit.oid)
+        refresh_listing(connection, repository, call.hub.blobs.read)
+        call.note(connection, "create tag", f"{repository.path}@{tag}")
+    return json_answer({})
+
+
+def remove_tag(call: HubCall) -> Response:
+    """Delete a tag."""
+    tag = call.values["rev"]
+    with call.hub.database.writing() as connection:
+        repository = call.current(connection)
+        delete_tag(connection, repository, tag, call.visitor, call.rules(connection))
+        refresh_listing(connection, repository, call.hub.blobs.read)
+        call.note(connection, "delete tag", f"{repository.path}@{tag}")
+    return json_answer({})
+
+
+def add_branch(call: HubCall) -> Response:
+    """Create a branch at a revision, or at the head of `main`."""
+    name, start = call.values["rev"], call.text("startingPoint", MAIN)
+    check_ref_name(name)
+    if name.startswith("v") and name[1:].isdecimal():
+        raise HubRefusal(f"{name} is the name of a version, not of a branch")
+    with call.hub.database.writing() as connection:
+        known = refs_of(connection, call.repository.id)
+        if any(name in each for each in known.values()):
+            raise TakenError(f"{name} exists already")
+        commit = commit_at(connection, call.repository.id, start)
+        move_ref(connection, call.repository.id, BRANCH, name, commit.oid)
+        call.note(connection, "create branch", f"{call.repository.path}@{name}")
+    return json_answer({})
+
+
+def remove_branch(call: HubCall) -> Response:
+    """Delete a branch other than `main`."""
+    name = call.values["rev"]
+    if name == MAIN:
+        raise DeniedError("the branch main is not deleted")
+    with call.hub.database.writing() as connection:
+        require_admin(call.visitor, call.repository, f"delete the branch {name}")
+        gone = connection.execute(
+            delete(refs).where(
+                refs.c.repository == call.repository.id, refs.c.kind == BRANCH, refs.c.name == name
+            )
+        )
+        if not gone.rowcount:
+            raise MissingRevisionError(name)
+        call.note(connection, "delete branch", f"{call.repository.path}@{name}")
+    return json_answer({})
+
+
+def no_discussions(call: HubCall) -> Response:
+    """Refuse what this hub has not."""
+    raise HubRefusal("this hub has no pull requests and no discussions: commit to a branch")
+
+
+def _staged(call: HubCall, data: bytes) -> StagedBlob:
+    with call.hub.blobs.receive(len(data), "") as receiver:
+        receiver.write(data)
+        return receiver.finish()
+
+
+def _type_of(call: HubCall) -> str:
+    type = call.text("type", "model")
+    if type not in _TYPES:
+        raise HubRefusal(f"this hub has no repositories of the type {type[:40]!r}")
+    return _TYPES[type]
+
+
+def _full_name(call: HubCall) -> str:
+    """Return OWNER/NAME, as a client says it in one field or in two."""
+    name = call.text("name", "")
+    owner = call.json().get("organization") or call.visitor.user
+    if not isinstance(owner, str):
+        raise HubRefusal("the body has no text 'organization'")
+    return name if "/" in name else f"{owner}/{name}"
+
+
+WRITES = (
+    HubRoute("POST", "/api/repos/create", add_repository, TOKEN, _BODY),
+    HubRoute("DELETE", "/api/repos/delete", remove_repository, TOKEN, _BODY),
+    HubRoute("POST", "/api/repos/move", rename_repository, TOKEN, _BODY),
+    HubRoute("PUT", "/api/{type}/{owner}/{name}/settings", change_settings, ADMIN, _BODY),
+    HubRoute("POST", "/api/{type}/{owner}/{name}/tag/{rev}", add_tag, WRITE, _BODY),
+    HubRoute("DELETE", "/api/{type}/{owner}/{name}/tag/{rev}", remove_tag, WRITE, _BODY),
+    HubRoute("POST", "/api/{type}/{owner}/{name}/branch/{rev}", add_branch, WRITE, _BODY),
+    HubRoute("DELETE", "/api/{type}/{owner}/{name}/branch/{rev}", remove_branch, WRITE, _BODY),
+    HubRoute("GET POST", "/api/{type}/{owner}/{name}/discussions", no_discussions, READ, _BODY),
+)

@@ -1,0 +1,93 @@
+"""`adapterhub hub`: the commands that an operator types."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import real_hub
+from command_line import refused
+from commit_body import commit, create
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return str(tmp_path / "hub")
+
+
+def test_users_organisations_and_tokens(adapterhub, folder):
+    assert adapterhub("hub", "user", folder, "ada", "bob")[1] == "created the users ada, bob\n"
+    assert adapterhub("hub", "user", folder)[1] == "ada\nbob\n"
+    refused(adapterhub("hub", "user", folder, "ADA"), "there is a user ada")
+    refused(adapterhub("hub", "user", folder, "api"), "cannot be the name")
+    words = (
+        "--member",
+        "ada=admin",
+        "--member",
+        "bob=read",
+        "--quota",
+        "10GB",
+        "--protect",
+        "prod*",
+    )
+    _, out, _ = adapterhub("hub", "org", folder, "acme", *words, "--json")
+    facts = json.loads(out)
+    assert facts["members"] == ["ada=admin", "bob=read"]
+    assert (facts["protected"], facts["quota"]) == (["prod*"], ["10.0 GB"])
+    _, out, _ = adapterhub("hub", "org", folder, "acme", "--remove-member", "bob", "--json")
+    assert json.loads(out) == {**facts, "members": ["ada=admin"]}
+    assert adapterhub("hub", "org", folder)[1] == "acme\n"
+    refused(adapterhub("hub", "org", folder, "acme", "--member", "ada=king"), "USER=read")
+    refused(
+        adapterhub("hub", "org", folder, "acme", "--allow", "all"),
+        "there is no rule 'all'",
+        "pickle",
+    )
+    refused(
+        adapterhub("hub", "org", folder, "acme", "--quota", "much"), "--quota 'much' is no size"
+    )
+
+    code, token, _ = adapterhub(
+        "hub", "token", "create", folder, "--user", "ada", "--expires", "90d"
+    )
+    assert (code, token[:3]) == (0, "ah_")
+    _, out, _ = adapterhub("hub", "token", "list", folder, "--json")
+    (row,) = json.loads(out)
+    assert (row["name"], row["user"], row["role"], row["used"]) == ("ada-1", "ada", "write", None)
+    assert token.strip() not in out
+    refused(adapterhub("hub", "token", "create", folder, "--user", "adda"), "no user 'adda'", "ada")
+    refused(
+        adapterhub("hub", "token", "create", folder, "--user", "ada", "--name", "ada-1"), "ada-1"
+    )
+    assert adapterhub("hub", "token", "revoke", folder, "ada-1")[1] == "revoked ada-1\n"
+    refused(adapterhub("hub", "token", "revoke", folder, "ada-1"), "no token with the name 'ada-1'")
+    _, out, _ = adapterhub("hub", "audit", folder, "--json")
+    actions = [json.loads(line)["action"] for line in out.splitlines()]
+    assert actions[0] == "revoke token"
+    assert token.strip() not in out
+
+
+def test_without_its_libraries_a_hub_says_what_to_install(adapterhub, folder, monkeypatch):
+    monkeypatch.setattr("adapterhub.cli.hub._LIBRARIES", ("json", "no_such_library"))
+    refused(adapterhub("hub", "user", folder), "needs no_such_library", "adapterhub[hub]")
+
+
+def test_keeping_house(adapterhub, folder, tmp_path):
+    with real_hub.serving(tmp_path / "hub") as hub:
+        hub.user("ada")
+        with hub.client("ada") as client:
+            create(client, "ada/x")
+            commit(client, "ada/x", {"a.md": b"a"})
+    assert "intact" in adapterhub("hub", "verify", folder)[1]
+    assert "0 files" in adapterhub("hub", "gc", folder, "--dry-run")[1]
+    assert "2 files copied" in adapterhub("hub", "backup", folder, str(tmp_path / "backup"))[1]
+    other = str(tmp_path / "other")
+    assert "2 files restored" in adapterhub("hub", "restore", str(tmp_path / "backup"), other)[1]
+    assert "of this release" in adapterhub("hub", "upgrade", folder)[1]
+    for path in (tmp_path / "other/blobs").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    refused(adapterhub("hub", "verify", other), "problems in", "missing (of ada/x)")
+    refused(adapterhub("hub", "verify", str(tmp_path / "none")), "there is no hub in", "hub start")
+    refused(adapterhub("hub", "start", folder, "--max-file", "x"), "--max-file 'x' is no size")
+    refused(adapterhub("hub", "start", folder, "--trust-user-header", "x-user"), "--trusted-proxy")

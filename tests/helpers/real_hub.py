@@ -1,0 +1,114 @@
+"""A hub of ours in this process, on a free port, with the users and tokens of a test."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx2
+import uvicorn
+
+from adapterhub.hub.accounts import create_hub_token, create_namespace, set_member
+from adapterhub.hub.app import HubApp
+from adapterhub.hub.server import known_hosts
+from adapterhub.hub.state import Hub, HubOptions, create_hub, open_hub
+
+
+@dataclass
+class RunningHub:
+    """A hub that answers, and what tests ask it with."""
+
+    hub: Hub
+    address: str
+    tokens: dict[str, str] = field(default_factory=dict)
+    cut_after: int | None = None  # drop the connection of the next download after this many bytes
+
+    def user(self, name: str, role: str = "write", *, is_admin: bool = False, **orgs: str) -> str:
+        """Create a user with a token, in organisations, each with a role; return the token."""
+        with self.hub.database.writing() as connection:
+            create_namespace(connection, name, "user", is_admin=is_admin)
+            for org, own in orgs.items():
+                set_member(connection, org, name, own)
+            self.tokens[name] = create_hub_token(connection, name, f"{name}-laptop", role)
+        return self.tokens[name]
+
+    def refuse_writers(self) -> Callable[[], None]:
+        """Let ada only read in acme; return what undoes that."""
+
+        def set_role(role: str) -> None:
+            with self.hub.database.writing() as connection:
+                set_member(connection, "acme", "ada", role)
+
+        set_role("read")
+        return lambda: set_role("write")
+
+    def org(self, name: str) -> None:
+        """Create an organisation."""
+        with self.hub.database.writing() as connection:
+            create_namespace(connection, name, "org")
+
+    def token(self, user: str, role: str, name: str, **options: object) -> str:
+        """Create one more token of a user."""
+        with self.hub.database.writing() as connection:
+            return create_hub_token(connection, user, name, role, **options)
+
+    def client(self, user: str | None = None, token: str | None = None) -> httpx2.Client:
+        """Return a client of HTTP with the token of a user."""
+        token = token or (self.tokens[user] if user else None)
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        return httpx2.Client(base_url=self.address, headers=headers, timeout=60)
+
+
+@contextmanager
+def serving(folder: Path, prefix: str = "", **options: object) -> Iterator[RunningHub]:
+    """Run a hub on this machine, at a path if there is a prefix."""
+    create_hub(folder)
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    address = f"http://127.0.0.1:{port}{prefix}"
+    if prefix:
+        options["public_url"] = address
+    chosen = HubOptions(**{"hosts": known_hosts("127.0.0.1", port), **options})
+    with open_hub(folder, chosen) as hub:
+        running = RunningHub(hub, address)
+        with answering(cutting(HubApp(hub), running), listening):
+            yield running
+
+
+def cutting(app: object, running: RunningHub) -> object:
+    """Wrap an application: it drops connections where the test says so."""
+
+    async def answer(scope, receive, send):
+        async def send_some(message):
+            body = message.get("body", b"")
+            if running.cut_after is not None and len(body) > running.cut_after:
+                body, running.cut_after = body[: running.cut_after], None
+                await send({**message, "body": body, "more_body": True})
+                raise ConnectionAbortedError
+            await send(message)
+
+        is_download = "/resolve/" in scope.get("path", "")
+        await app(scope, receive, send_some if is_download else send)
+
+    return answer
+
+
+@contextmanager
+def answering(app: object, listening: socket.socket) -> Iterator[None]:
+    """Answer requests in a thread."""
+    config = uvicorn.Config(app, lifespan="on", log_level="critical", access_log=False)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    while not server.started and thread.is_alive():
+        thread.join(0.005)
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()

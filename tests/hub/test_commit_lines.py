@@ -1,0 +1,113 @@
+"""The body of a commit is read in any pieces, with little memory."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import tracemalloc
+
+import commit_body
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapterhub.hub.blobs import BlobFolder
+from adapterhub.hub.commit_lines import CommitLines
+from adapterhub.hub.refusals import HubRefusal, TooManyBytesError
+
+
+@pytest.fixture(scope="module")
+def blobs(tmp_path_factory):
+    folder = BlobFolder(tmp_path_factory.mktemp("blobs"))
+    folder.create()
+    return folder
+
+
+def read(blobs, body, sizes=(1 << 30,), most=1 << 30):
+    lines = CommitLines(blobs, most)
+    place = 0
+    try:
+        while place < len(body):
+            for size in sizes:
+                lines.feed(body[place : place + size])
+                place += size
+        change = lines.finish()
+        return {path: staged.path.read_bytes() for path, staged in change.files.items()}, change
+    finally:
+        lines.discard()
+
+
+@settings(max_examples=40)
+@given(
+    st.dictionaries(
+        st.text('abc/"\\ü{}:,', min_size=1, max_size=9), st.binary(max_size=90), max_size=4
+    ),
+    st.lists(st.integers(1, 70), min_size=1, max_size=5),
+)
+def test_pieces_of_any_size_give_the_same_files(blobs, files, sizes):
+    found, change = read(blobs, commit_body.lines(files, title="a title"), sizes)
+    assert found == files
+    assert change.title == "a title"
+    assert list(blobs.incoming.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"value": {"path": "a", "encoding": "base64", "content": "aGk="}, "key": "file"}',
+        '{"key":"file","value":{"encoding":"base64","path":"a","content":"aGk="}}',
+        '{ "key" : "file" , "value" : { "content" : "aGk=" , "path" : "a", "encoding":"base64" } }',
+        '{"key":"file","value":{"path":"a","content":"aGk=","encoding":"base64","extra":1}}',
+    ],
+)
+def test_any_order_of_the_fields(blobs, line):
+    body = b'{"key":"header","value":{"summary":"s"}}\n' + line.encode()
+    for sizes in ((1 << 20,), (7,), (1,)):
+        assert read(blobs, body, sizes)[0] == {"a": b"hi"}
+
+
+def test_escaped_slashes_are_base64(blobs):
+    data = bytes([255, 239, 191] * 50)
+    text = base64.b64encode(data).decode()
+    assert "/" in text
+    body = b'{"key":"header","value":{}}\n{"key":"file","value":{"content":"%s","path":"a",' % (
+        text.replace("/", "\\/").encode()
+    )
+    assert read(blobs, body + b'"encoding":"base64"}}\n', (5,))[0] == {"a": data}
+
+
+def test_memory_does_not_grow_with_a_file(blobs):
+    data = bytes(range(256)) * (32 << 12)  # 32 MiB
+    line = json.dumps({"key": "file", "value": {"content": "@", "path": "a", "encoding": "base64"}})
+    before, after = (part.encode() for part in line.split("@"))
+    header = b'{"key":"header","value":{"summary":"s"}}\n'
+    lines = CommitLines(blobs, 1 << 30)
+    text = base64.b64encode(data)
+    tracemalloc.start()
+    lines.feed(header + before)
+    for place in range(0, len(text), 256 << 10):
+        lines.feed(text[place : place + (256 << 10)])
+    lines.feed(after + b"\n")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    (staged,) = lines.finish().files.values()
+    assert staged.info.sha256 == hashlib.sha256(data).hexdigest()
+    assert peak < 3 << 20
+    lines.discard()
+
+
+def test_a_file_above_the_limit_is_refused_while_it_comes(blobs):
+    body = commit_body.lines({"a": b"x" * 1000})
+    with pytest.raises(TooManyBytesError, match="999"):
+        read(blobs, body, most=999)
+    assert list(blobs.incoming.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["a", "ab=c", "abc", "####", "YQ=YQ===", "YQ==YQ=="])
+def test_what_is_not_base64_is_refused(blobs, text):
+    body = b'{"key":"header","value":{}}\n{"key":"file","value":{"content":"%s","path":"a",'
+    body += b'"encoding":"base64"}}\n'
+    for sizes in ((1 << 20,), (1,)):
+        with pytest.raises(HubRefusal, match="base64"):
+            read(blobs, body % text.encode(), sizes)

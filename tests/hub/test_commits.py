@@ -1,0 +1,170 @@
+"""The commit: atomic, in its turn, once, and of valid paths."""
+
+from __future__ import annotations
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+
+import commit_body
+import pytest
+from commit_body import commit, create, head
+
+
+@pytest.fixture(scope="module")
+def client(hub):
+    with hub.client("ada") as client:
+        yield client
+
+
+def files_of(client, name, revision="main"):
+    tree = client.get(f"/api/models/{name}/tree/{revision}?recursive=true").json()
+    return {item["path"] for item in tree if item["type"] == "file"}
+
+
+def test_a_commit_that_comes_again_is_made_once(client):
+    name = create(client, "acme/again")
+    parent = head(client, name)
+    first = commit(client, name, {"a.md": b"a"}, parent=parent)
+    again = commit(client, name, {"a.md": b"a"}, parent=parent)
+    without = commit(client, name, {"a.md": b"a"})
+    assert first.status_code == again.status_code == without.status_code == 200
+    assert first.json()["commitOid"] == again.json()["commitOid"] == without.json()["commitOid"]
+    assert len(client.get(f"/api/models/{name}/commits/main").json()) == 2
+
+
+def test_a_stale_parent_is_refused(client):
+    name = create(client, "acme/stale")
+    parent = head(client, name)
+    assert commit(client, name, {"a.md": b"a"}, parent=parent).status_code == 200
+    answer = commit(client, name, {"b.md": b"b"}, parent=parent)
+    assert answer.status_code == 412
+    assert "moved" in answer.json()["error"]
+    assert files_of(client, name) == {".gitattributes", "a.md"}
+
+
+def test_of_eight_with_one_parent_one_wins_and_twelve_without_are_all_kept(client):
+    name = create(client, "acme/race")
+    parent = head(client, name)
+    with ThreadPoolExecutor(12) as pool:
+        found = [
+            pool.submit(commit, client, name, {f"{n}.md": b"x"}, parent=parent) for n in range(8)
+        ]
+        statuses = sorted(each.result().status_code for each in found)
+        assert statuses == [200] + [412] * 7
+        found = [pool.submit(commit, client, name, {f"k{n}.md": b"x"}) for n in range(12)]
+        assert {each.result().status_code for each in found} == {200}
+    assert {f"k{n}.md" for n in range(12)} <= files_of(client, name)
+    assert len(client.get(f"/api/models/{name}/commits/main").json()) == 14
+
+
+def test_files_and_folders_are_removed(client):
+    name = create(client, "acme/removed")
+    commit(client, name, {"a.md": b"a", "in/b.md": b"b", "in/c/d.md": b"d"})
+    assert commit(client, name, deleted=["a.md"], folders=["in/c/"]).status_code == 200
+    assert files_of(client, name) == {".gitattributes", "in/b.md"}
+    answer = commit(client, name, deleted=["a.md"])
+    assert (answer.status_code, answer.headers["x-error-code"]) == (404, "EntryNotFound")
+    assert "A file with this name doesn't exist" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../a.md", "./a.md", "a//b.md", "/a.md", "a\\b.md", "a:b.md", "a\x00.md", "a\n.md",
+     "\ud800.md", "e\u0301.md", "x" * 256 + ".md", "/".join(["y" * 200] * 6) + ".md", ".git/a.md",
+     ".GIT/config", ".cache/a.md", "con.md", "a/NUL", "dot./a.md", "end.md.", "end ", ""],
+)  # fmt: skip
+def test_a_path_that_could_harm_is_refused(client, path):
+    name = "acme/paths"
+    if client.get(f"/api/models/{name}").status_code == 404:
+        create(client, name)
+    before = head(client, name)
+    answer = commit(client, name, {path: b"x"})
+    assert answer.status_code == 400, answer.text
+    assert head(client, name) == before
+
+
+def test_names_that_would_be_one_on_some_disks_are_refused(client):
+    name = create(client, "acme/cases")
+    assert commit(client, name, {"Read.md": b"x", "in/a.md": b"x"}).status_code == 200
+    for path in ("READ.md", "in", "read.md/b.md", "IN/b.md"):
+        answer = commit(client, name, {path: b"x"})
+        assert answer.status_code == 400, path
+    assert files_of(client, name) == {".gitattributes", "Read.md", "in/a.md"}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "no header"),
+        (b"not json\n", "not JSON"),
+        (b'{"key": "header"}\n', "no value"),
+        (b'{"key": "what", "value": {}}\n', "unknown key"),
+        (b"[" * 20_000, "nested"),
+        (commit_body.lines({"a.md": b"x"})[:-30], "ends within|not JSON"),
+        (commit_body.lines({}) + b'{"key":"file","value":{"content":"?","path":"a.md",'
+         b'"encoding":"base64"}}\n', "base64"),
+        (commit_body.lines({}) + b'{"key":"file","value":{"content":"YQ==","path":3,'
+         b'"encoding":"base64"}}\n', "no path"),
+        (commit_body.lines(large={"a.md": ("x", 3)}), "sha256"),
+        (commit_body.lines(large={"a.md": ("0" * 64, 3)}), "no file with sha256"),
+        (b"\xff\xfe\n", "not JSON"),
+    ],
+)  # fmt: skip
+def test_a_malformed_body_is_refused_and_leaves_nothing(hub, client, body, words):
+    name = "acme/malformed"
+    if client.get(f"/api/models/{name}").status_code == 404:
+        create(client, name)
+    before = head(client, name)
+    answer = client.post(f"/api/models/{name}/commit/main", content=body)
+    assert answer.status_code == 400
+    assert any(word in answer.json()["error"] for word in words.split("|"))
+    assert head(client, name) == before
+    assert list(hub.hub.blobs.incoming.iterdir()) == []
+
+
+def test_a_line_that_is_no_file_has_a_limit(client):
+    name = create(client, "acme/long")
+    body = commit_body.lines(title="x" * (1 << 20) + "y")
+    assert client.post(f"/api/models/{name}/commit/main", content=body).status_code == 413
+
+
+def test_a_file_that_another_repository_has_is_not_given(hub, client):
+    """Who knows a digest has not the file: the leak of shared stores."""
+    secret = b"the secret of eve"
+    with hub.client("eve") as eve:
+        own = create(eve, "eve/own", private=True)
+        commit(eve, own, {"a.md": secret})
+        oid = "0" * 64
+        for item in eve.post(f"/api/models/{own}/paths-info/main", data={"paths": ["a.md"]}).json():
+            assert item["size"] == len(secret)
+        oid = hashlib.sha256(secret).hexdigest()
+    name = create(client, "acme/thief")
+    answer = commit(client, name, large={"a.md": (oid, len(secret))})
+    assert answer.status_code == 400
+    batch = {"operation": "upload", "objects": [{"oid": oid, "size": len(secret)}]}
+    said = client.post(f"/{name}.git/info/lfs/objects/batch", json=batch).json()
+    assert "actions" in said["objects"][0]  # not "already there"
+
+
+def test_branches_with_a_slash_are_branches(client):
+    name = create(client, "acme/branches")
+    assert client.post(f"/api/models/{name}/branch/feat%2Fx", json={}).status_code == 200
+    assert client.post(f"/api/models/{name}/branch/feat%2Fx", json={}).status_code == 409
+    assert commit(client, name, {"b.md": b"b"}, revision="feat%2Fx").status_code == 200
+    assert files_of(client, name, "feat%2Fx") == {".gitattributes", "b.md"}
+    assert client.get(f"/{name}/resolve/feat%2Fx/b.md").content == b"b"
+    assert files_of(client, name) == {".gitattributes"}
+    assert client.delete(f"/api/models/{name}/branch/main").status_code == 403
+    assert client.delete(f"/api/models/{name}/branch/feat%2Fx").status_code == 200
+    assert client.delete(f"/api/models/{name}/branch/feat%2Fx").status_code == 404
+    for bad in ("a..b", "0" * 40, "v7", "7", "x.lock"):
+        assert client.post(f"/api/models/{name}/branch/{bad}", json={}).status_code == 400
+
+
+def test_pull_requests_are_refused(client):
+    name = create(client, "acme/pulls")
+    answer = client.post(
+        f"/api/models/{name}/commit/main?create_pr=1", content=commit_body.lines({"a.md": b"x"})
+    )
+    assert answer.status_code == 400
+    assert "pull requests" in answer.json()["error"]

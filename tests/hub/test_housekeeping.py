@@ -1,0 +1,260 @@
+"""Collect, verify, back up, restore, upgrade: also while the hub serves, and when killed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+import real_hub
+import sample_adapters
+from commit_body import commit, create
+from sqlalchemy import text
+
+from adapterhub.errors import ConfigError, FileError, OutputError
+from adapterhub.hub import housekeeping
+from adapterhub.hub.database import Database, create_tables, schema_revision
+from adapterhub.hub.housekeeping import (
+    backup_hub,
+    collect,
+    restore_hub,
+    upgrade_hub,
+    verify_hub,
+)
+from adapterhub.hub.state import open_hub, serving_alone
+from adapterhub.hub.tables import SCHEMA_REVISION, metadata
+from adapterhub.hub.transfer import export_registry, import_registry
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.store import Publication
+
+
+def upload(client, data, name="acme/x"):
+    oid = hashlib.sha256(data).hexdigest()
+    body = {"operation": "upload", "objects": [{"oid": oid, "size": len(data)}]}
+    found = client.post(f"/{name}.git/info/lfs/objects/batch", json=body).json()["objects"][0]
+    assert client.put(found["actions"]["upload"]["href"], content=data).status_code == 200
+    return oid
+
+
+def test_what_no_commit_needs_is_collected_after_its_time(new_hub):
+    hub = new_hub.hub
+    with new_hub.client("ada") as client:
+        create(client, "acme/x")
+        commit(client, "acme/x", {"a.md": b"first"})
+        commit(client, "acme/x", {"a.md": b"second"})
+        oid = upload(client, b"waiting")
+        (hub.blobs.folder / "ab" / ("ab" * 32)).write_bytes(b"of a transaction that was undone")
+        assert collect(hub, dry_run=True).files == 1
+        assert collect(hub).files == 1
+        assert collect(hub).files == 0  # the upload waits for its commit
+        assert collect(hub, dry_run=True, grace=-1).files == 1
+        assert hub.blobs.has(oid)
+        assert collect(hub, grace=-1).files == 1
+        assert not hub.blobs.has(oid)
+        assert commit(client, "acme/x", large={"b.md": (oid, 7)}).status_code == 400
+        oid = upload(client, b"waiting")
+        assert commit(client, "acme/x", large={"b.md": (oid, 7)}).status_code == 200
+        assert collect(hub, grace=-1).files == 0
+        body = {"name": "x", "organization": "acme"}
+        client.request("DELETE", "/api/repos/delete", json=body)
+        assert collect(hub).files >= 4
+        assert list(hub.blobs.all()) == []
+    assert verify_hub(hub) == []
+
+
+def test_nothing_is_lost_to_a_collection_while_others_push(new_hub):
+    hub, stop, problems = new_hub.hub, threading.Event(), []
+
+    def keep_collecting():
+        while not stop.is_set():
+            collect(hub, grace=3600)
+
+    thread = threading.Thread(target=keep_collecting)
+    thread.start()
+    with new_hub.client("ada") as client:
+        create(client, "acme/x")
+        create(client, "acme/y")
+        for number in range(12):  # the same bytes come and go
+            data = {"a.md": b"same %d" % (number % 2)}
+            problems += [commit(client, "acme/x", data).status_code != 200]
+            problems += [commit(client, "acme/y", data).status_code != 200]
+            body = {"name": "y", "organization": "acme"}
+            client.request("DELETE", "/api/repos/delete", json=body)
+            create(client, "acme/y")
+        stop.set()
+        thread.join()
+        assert not any(problems)
+        for item in client.get("/api/models/acme/x/commits/main").json()[:-1]:
+            assert client.get(f"/acme/x/resolve/{item['id']}/a.md").status_code == 200
+    assert verify_hub(hub) == []
+
+
+def test_a_flipped_bit_is_found(new_hub):
+    with new_hub.client("ada") as client:
+        create(client, "acme/x")
+        commit(client, "acme/x", {"a.md": b"some text", "b.md": b"more"})
+    first, second = (hashlib.sha256(data).hexdigest() for data in (b"some text", b"more"))
+    path = new_hub.hub.blobs.path(first)
+    os.chmod(path, 0o600)
+    path.write_bytes(b"some tex\xf4")
+    new_hub.hub.blobs.path(second).unlink()
+    found = sorted(verify_hub(new_hub.hub))
+    assert len(found) == 2
+    assert {f"blobs/{first}: its bytes have changed (of acme/x)"} < {*found}
+    assert {f"blobs/{second}: missing (of acme/x)"} < {*found}
+
+
+def test_a_backup_of_a_hub_that_serves_is_a_hub(new_hub, tmp_path):
+    target, again = tmp_path / "backup", tmp_path / "again"
+    with new_hub.client("ada") as client:
+        create(client, "acme/x")
+        commit(client, "acme/x", {"a.md": b"a"})
+        assert backup_hub(new_hub.hub.folder, target) == 2
+        commit(client, "acme/x", {"b.md": b"b"})
+        assert backup_hub(new_hub.hub.folder, target) == 1
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/file").touch()
+    for function in (backup_hub, restore_hub):
+        with pytest.raises(OutputError):
+            function(target, tmp_path / "other")
+    assert restore_hub(target, again) == 3
+    with real_hub.serving(again) as hub:
+        hub.tokens = new_hub.tokens
+        with hub.client("ada") as client:
+            assert client.get("/acme/x/resolve/main/b.md").content == b"b"
+    path = next(path for path in (target / "blobs").rglob("*") if path.is_file())
+    path.unlink()
+    with pytest.raises(FileError, match="missing"):
+        restore_hub(target, tmp_path / "damaged")
+
+
+def test_a_backup_that_was_interrupted_is_the_old_one(new_hub, tmp_path, monkeypatch):
+    target = tmp_path / "backup"
+    with new_hub.client("ada") as client:
+        create(client, "acme/x")
+        backup_hub(new_hub.hub.folder, target)
+        commit(client, "acme/x", {"b.md": b"b"})
+
+        def fail(*_):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(housekeeping, "_copy_blob", fail)
+            with pytest.raises(KeyboardInterrupt):
+                backup_hub(new_hub.hub.folder, target)
+        with open_hub(target) as hub:
+            assert verify_hub(hub) == []
+        assert backup_hub(new_hub.hub.folder, target) == 1
+
+
+CHANGE = '''
+"""A change of the tables."""
+from alembic import op
+import sqlalchemy as sa
+revision = "0002"
+down_revision = "0001"
+def upgrade():
+    with op.batch_alter_table("audit") as table:
+        table.add_column(sa.Column("reason", sa.Text()))
+'''
+
+
+@pytest.fixture
+def newer(tmp_path):
+    folder = tmp_path / "versions"
+    folder.mkdir()
+    first = housekeeping.__file__.replace("housekeeping.py", "migrations/versions/r0001_first.py")
+    (folder / "r0001_first.py").write_text(Path(first).read_text())
+    (folder / "r0002_reason.py").write_text(CHANGE)
+    return folder
+
+
+def test_an_older_hub_is_upgraded_and_kept_as_it_was(tmp_path, newer):
+    folder = tmp_path / "hub"
+    with real_hub.serving(folder) as hub:
+        hub.user("ada")
+        with hub.client("ada") as client:
+            create(client, "ada/x")
+    assert upgrade_hub(folder) is None
+    assert upgrade_hub(folder, newer) == SCHEMA_REVISION == "0001"
+    assert schema_revision(folder / "hub.sqlite") == "0002"
+    with sqlite3.connect(folder / "hub.sqlite") as connection:
+        assert [*connection.execute("SELECT name, reason FROM audit, repositories LIMIT 1")]
+    connection.close()
+    with pytest.raises(FileError, match="newer adapterhub"), open_hub(folder):
+        pass
+    with pytest.raises(FileError, match="newer adapterhub"):
+        upgrade_hub(folder)
+    (folder / "before-0002.sqlite").replace(folder / "hub.sqlite")
+    with open_hub(folder) as hub:
+        assert verify_hub(hub) == []
+
+
+def test_an_upgrade_that_was_interrupted_has_changed_nothing(tmp_path, newer, monkeypatch):
+    folder = tmp_path / "hub"
+    with real_hub.serving(folder):
+        pass
+    replace = os.replace
+
+    def fail(*paths):
+        raise KeyboardInterrupt
+
+    for name in ("_migrate", "_leave_wal"):
+        with monkeypatch.context() as patch:
+            patch.setattr(housekeeping, name, fail)
+            with pytest.raises(KeyboardInterrupt):
+                upgrade_hub(folder, newer)
+        with open_hub(folder) as hub:
+            assert verify_hub(hub) == []
+    assert os.replace is replace
+    with serving_alone(folder), pytest.raises(ConfigError, match="another server"):
+        upgrade_hub(folder, newer)
+    assert upgrade_hub(folder, newer) == "0001"
+
+
+def test_new_tables_are_those_of_the_changes(tmp_path):
+    """What `tables.py` says is what a database has that went through all changes."""
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    database = Database(tmp_path / "new.sqlite")
+    create_tables(database)
+    with database.reading() as connection:
+        found = compare_metadata(MigrationContext.configure(connection), metadata)
+        names = {each[1].name for each in found if each[0] == "remove_table"}
+        assert all(name.startswith("listing_") for name in names)
+        assert [each for each in found if each[0] not in ("remove_table", "remove_index")] == []
+        assert connection.execute(text("PRAGMA journal_mode")).scalar() == "wal"
+        assert connection.execute(text("PRAGMA synchronous")).scalar() == 2  # FULL
+    database.close()
+
+
+@pytest.mark.usefixtures("online")
+def test_a_registry_goes_into_a_hub_and_comes_out_again(tmp_path):
+    registry = LocalRegistry(tmp_path / "registry")
+    registry.root.mkdir()
+    for seed in range(3):
+        folder = sample_adapters.write(tmp_path / f"made-{seed}", seed)
+        entry = registry.put(folder, Publication("polite", None, ("best",)))
+    registry.yank(registry.resolve("polite", "v2"), "why not")
+    registry.delete("polite", "v1")
+    with real_hub.serving(tmp_path / "hub") as running:
+        running.org("acme")
+    out = LocalRegistry(tmp_path / "out")
+    out.root.mkdir()
+    with open_hub(tmp_path / "hub") as hub:
+        assert len(import_registry(hub, str(registry.root), "acme").copied) == 2
+        assert import_registry(hub, str(registry.root), "acme").copied == []
+        assert len(export_registry(hub, str(out.root), None).copied) == 2
+        with pytest.raises(ConfigError, match="no user or organisation"):
+            import_registry(hub, str(registry.root), "nobody")
+    before, after = registry.versions("polite"), out.versions("polite")
+    assert [(e.version, e.digest, e.yanked) for e in before] == [
+        (e.version, e.digest, e.yanked) for e in after
+    ]
+    assert after[-1].tags == ("best",)
+    assert after[-1].digest == entry.digest
+    assert out.verify() == []

@@ -1,0 +1,124 @@
+"""Pages for people: they only read, run no script but ours, and say what somebody may see."""
+
+from __future__ import annotations
+
+import re
+
+import commit_body
+import pytest
+import sample_adapters
+from commit_body import commit, create, head
+
+from adapterhub.hub.accounts import revoke_hub_token
+from adapterhub.registry.hub import HubStore
+from adapterhub.registry.store import Publication
+
+
+@pytest.fixture(scope="module")
+def pages(hub, tmp_path_factory):
+    tmp = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        patch.setenv("XDG_CACHE_HOME", str(tmp / "cache"))
+        store = HubStore(hub.address, token=hub.tokens["ada"])
+        for seed in range(3):
+            folder = sample_adapters.write(tmp / f"{seed}", seed, accuracy=0.5 + seed / 10)
+            store.put(folder, Publication("acme/polite", None, ("best",)))
+        folder = sample_adapters.write(tmp / "rude", 7, task="tagging", f1=0.9)
+        store.put(folder, Publication("acme/rude", visibility="private"))
+    return hub
+
+
+@pytest.fixture
+def client(pages):
+    with pages.client() as client:
+        answer = client.post("/settings/login", data={"token": pages.tokens["wil"]})
+        assert answer.status_code == 303
+        yield client
+
+
+def words(answer):
+    assert answer.status_code == 200, answer.text
+    text = re.sub(r"(?s)<(style|script|head)\b.*?</\1>", "", answer.text)
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", text))
+
+
+def test_the_front_page_finds_adapters(client):
+    assert "acme/polite" in words(client.get("/"))
+    assert "acme/rude" in words(client.get("/?task=tagging&q=rud"))
+    assert "acme/polite" not in words(client.get("/?task=tagging")).replace("any", "")
+    assert "Nothing is found" in words(client.get("/?q=absent"))
+    for sort in ("name", "newest", "size", "score", "nonsense"):
+        assert "acme/polite" in words(client.get(f"/?sort={sort}"))
+    assert 'href="/acme/polite"' in client.get("/").text
+
+
+def test_each_address_that_a_client_prints_is_a_page(client):
+    text = words(client.get("/acme/polite"))
+    assert "v3 · acme/bert-small" in text
+    assert "accuracy" in text
+    assert f"{client.base_url}".rstrip("/") + "/acme/polite@v3" in text
+    for revision in ("main", "v1"):
+        assert "adapter.safetensors" in words(client.get(f"/acme/polite/tree/{revision}"))
+    oid = head(client, "acme/polite")
+    assert "Publish v3" in words(client.get(f"/acme/polite/commit/{oid}"))
+    assert oid[:12] in words(client.get("/acme/polite/commits/main"))
+    assert "logged in as wil" in words(client.get("/settings/tokens"))
+
+
+def test_a_repository_without_an_adapter_has_a_page_of_its_files(pages, client):
+    with pages.client("ada") as ada:
+        create(ada, "acme/data", type="dataset")
+        url = "/api/datasets/acme/data/commit/main"
+        assert ada.post(url, content=commit_body.lines({"in/a.csv": b"a,b\n"})).status_code == 200
+    assert "in folder" in words(client.get("/datasets/acme/data"))
+    assert "a.csv" in words(client.get("/datasets/acme/data/tree/main/in"))
+    assert client.get("/datasets/acme/data/tree/main/none").status_code == 404
+
+
+def test_a_login_only_reads(pages, client):
+    cookie = client.cookies.jar._cookies["127.0.0.1"]["/"]["adapterhub"]
+    assert cookie.has_nonstandard_attr("HttpOnly")
+    assert cookie.get_nonstandard_attr("SameSite").lower() == "strict"
+    assert pages.tokens["wil"] not in cookie.value
+    assert client.post("/api/repos/create", json={"name": "x"}).status_code == 401
+    assert commit(client, "acme/polite", {"a.md": b"a"}).status_code == 401
+    forged = {"cookie": f"adapterhub={cookie.value[:-2]}xx"}
+    with pages.client() as other:
+        assert other.get("/acme/rude", headers=forged).status_code == 401
+        answer = other.post("/settings/login", data={"token": "ah_" + "x" * 43})
+        assert (answer.status_code, "set-cookie" in answer.headers) == (401, False)
+        headers = {"origin": "https://evil.example"}
+        login = {"token": pages.tokens["wil"]}
+        assert other.post("/settings/login", data=login, headers=headers).status_code == 403
+    assert client.post("/settings/logout").status_code == 303
+    assert client.get("/acme/rude").status_code == 401
+
+
+def test_a_login_ends_with_its_token(pages):
+    token = pages.token("wil", "write", "short")
+    with pages.client() as client:
+        client.post("/settings/login", data={"token": token})
+        assert client.get("/acme/rude").status_code == 200
+        with pages.hub.database.writing() as connection:
+            revoke_hub_token(connection, "short")
+        assert client.get("/acme/rude").status_code == 401
+
+
+def test_a_page_runs_only_our_script(client):
+    for path in ("/", "/acme/polite", "/acme/polite/tree/main"):
+        policy = client.get(path).headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe-inline'; script" not in policy.partition("script-src")[2]
+
+
+def test_what_others_write_is_text_on_a_page(pages, client):
+    evil = "<script>alert(1)</script>"
+    with pages.client("ada") as ada:
+        create(ada, "acme/evil")
+        commit(ada, "acme/evil", {"README.md": f"# {evil}\n".encode()}, title=evil)
+    oid = head(client, "acme/evil")
+    for path in ("", "/tree/main", f"/commit/{oid}", "/commits/main"):
+        assert evil not in client.get(f"/acme/evil{path}").text
+    assert evil not in client.get("/?q=%3Cscript%3Ealert(1)%3C/script%3E").text

@@ -1,0 +1,143 @@
+"""The process: what it imports, how fast it starts, and that it can be killed at any time."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import httpx2
+import pytest
+from commit_body import commit, create
+from selection import ALL
+
+from adapterhub.errors import ConfigError
+from adapterhub.hub.accounts import create_hub_token, create_namespace
+from adapterhub.hub.housekeeping import verify_hub
+from adapterhub.hub.server import serve_hub
+from adapterhub.hub.state import HubOptions, create_hub, open_hub
+
+START = """
+import sys
+from adapterhub.cli import main
+sys.argv = ["adapterhub", "hub", "start", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "hub"
+    create_hub(folder)
+    with open_hub(folder) as hub, hub.database.writing() as connection:
+        create_namespace(connection, "ada", "user", is_admin=True)
+        token = create_hub_token(connection, "ada", "ada-1", "admin")
+    folder.with_name("token").write_text(token)
+    return folder
+
+
+@contextmanager
+def started(folder, *options):
+    """Start a hub in a process; return it with its address."""
+    command = [sys.executable, "-c", START, str(folder), "--port", "0", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        line = process.stdout.readline()
+        try:
+            yield process, re.search(r"http://\S+", line)[0]
+        finally:
+            process.kill()
+
+
+def client_of(folder, address):
+    token = folder.with_name("token").read_text()
+    return httpx2.Client(base_url=address, headers={"authorization": f"Bearer {token}"}, timeout=30)
+
+
+def test_a_hub_needs_neither_torch_nor_transformers(folder, tmp_path):
+    with started(folder) as (process, address):
+        with client_of(folder, address) as client:
+            create(client, "ada/x")
+            commit(client, "ada/x", {"a.md": b"a", "README.md": b"# card\n"})
+            for path in ("/", "/ada/x", "/api/models", "/ada/x/resolve/main/a.md"):
+                assert client.get(path).status_code == 200
+        with open(f"/proc/{process.pid}/maps") as maps:
+            loaded = maps.read()
+        assert not re.search(r"libtorch|/torch/|/transformers/|/tokenizers/|pyarrow", loaded)
+        with open(f"/proc/{process.pid}/status") as status:
+            kilobytes = int(re.search(r"VmRSS:\s+(\d+)", status.read())[1])
+        assert kilobytes < 120_000
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    with open_hub(folder) as hub:
+        assert verify_hub(hub) == []
+
+
+def test_no_module_of_a_hub_imports_torch(tmp_path):
+    program = (
+        "import sys, pkgutil, importlib, adapterhub.hub as hub\n"
+        "for each in pkgutil.iter_modules(hub.__path__): importlib.import_module("
+        "f'adapterhub.hub.{each.name}')\n"
+        "print(sorted({'torch','transformers','datasets','tokenizers'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_an_acknowledged_commit_survives_being_killed(folder):
+    kept, rounds = {}, 8 if ALL else 2
+    for number in range(rounds):
+        with started(folder) as (process, address):
+            with client_of(folder, address) as client:
+                for name, oid in kept.items():
+                    assert client.get(f"/ada/{name}/resolve/{oid}/a.md").text == f"{name}\n"
+                    tree = client.get(f"/api/models/ada/{name}/tree/main").json()
+                    assert {each["path"] for each in tree} - {"b.md"} == {".gitattributes", "a.md"}
+            threads = [
+                threading.Thread(target=keep_pushing, args=(folder, address, f"{number}-{n}", kept))
+                for n in range(3)
+            ]
+            for thread in threads:
+                thread.start()
+            time.sleep(0.7)
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            for thread in threads:
+                thread.join()
+    assert kept
+    with open_hub(folder) as hub:
+        assert verify_hub(hub) == []
+
+
+def keep_pushing(folder, address, start, kept):
+    with client_of(folder, address) as client:
+        for number in range(10_000):
+            name = f"r{start}-{number}"
+            try:
+                create(client, f"ada/{name}")
+                answer = commit(client, f"ada/{name}", {"a.md": f"{name}\n".encode()})
+                if answer.status_code == 200:
+                    kept[name] = answer.json()["commitOid"]
+                commit(client, f"ada/{name}", {"b.md": b"b"})
+            except (httpx2.HTTPError, AssertionError):
+                return
+
+
+def test_two_servers_on_one_folder_are_refused(folder):
+    with started(folder), pytest.raises(ConfigError, match="another server"):
+        serve_hub(folder, "127.0.0.1", 0, HubOptions())
+
+
+def test_a_hub_that_others_reach_has_a_token(tmp_path):
+    with pytest.raises(ConfigError, match="no token"):
+        serve_hub(tmp_path / "hub", "0.0.0.0", 0, HubOptions())
+    with pytest.raises(ConfigError, match="not the address"):
+        serve_hub(tmp_path / "hub", "127.0.0.1", 0, HubOptions("hub.example"))
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/a").touch()
+    with pytest.raises(ConfigError, match="other files"):
+        serve_hub(tmp_path / "files", "127.0.0.1", 0, HubOptions())

@@ -1,0 +1,211 @@
+"""The Hub's own client, as it is released, against a hub of ours: at a root, and below a path."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import real_hub
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationCopy,
+    CommitOperationDelete,
+    HfApi,
+    HfFileSystem,
+    snapshot_download,
+)
+from huggingface_hub.errors import (
+    BadRequestError,
+    EntryNotFoundError,
+    HfHubHTTPError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from safetensors.numpy import save, save_file
+
+from adapterhub.hub.upload_endpoints import TOO_LARGE
+
+pytestmark = [
+    pytest.mark.usefixtures("online"),
+    pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning"),  # of the client
+]
+
+
+@pytest.fixture(scope="module", params=["", "/a/prefix"], ids=["root", "prefix"])
+def hub(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hub") / "hub"
+    with real_hub.serving(folder, request.param, regular_max=4 << 20) as running:
+        running.org("acme")
+        running.user("ada", "admin", acme="admin")
+        yield running
+
+
+@pytest.fixture
+def api(hub):
+    return HfApi(endpoint=hub.address, token=hub.tokens["ada"])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "made"
+    (made / "sub").mkdir(parents=True)
+    save_file({"a": np.zeros(600_000, "float32")}, made / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "base_model_name_or_path": "acme/bert", "r": 4}
+    (made / "adapter_config.json").write_text(json.dumps(config))
+    (made / "README.md").write_text("---\nlibrary_name: transformers\ntags: []\n---\n# Polite\n")
+    (made / "sub/notes.txt").write_text("notes")
+    (made / ".env").write_text("a=b")
+    (made / ".gitignore").write_text(".env\n")
+    return made
+
+
+def test_a_folder_is_uploaded_described_and_downloaded(hub, api, folder, tmp_path):
+    who = api.whoami()
+    assert (who["name"], [org["name"] for org in who["orgs"]]) == ("ada", ["acme"])
+    url = api.create_repo("acme/polite", private=True)
+    assert str(url) == f"{hub.address}/acme/polite"
+    assert str(api.create_repo("acme/polite", exist_ok=True)) == str(url)
+    first = api.upload_folder(repo_id="acme/polite", folder_path=folder)
+    assert first.commit_url == f"{hub.address}/acme/polite/commit/{first.oid}"
+    assert api.upload_folder(repo_id="acme/polite", folder_path=folder).oid == first.oid
+    info = api.model_info("acme/polite", files_metadata=True)
+    assert info.sha == first.oid
+    assert info.private
+    assert {"peft", "lora", "base_model:acme/bert", "base_model:adapter:acme/bert"} <= {*info.tags}
+    assert (info.library_name, info.author) == ("peft", "acme")
+    names = {each.rfilename for each in info.siblings}
+    assert ".env" not in names  # what .gitignore says is for the server to follow
+    large = next(each for each in info.siblings if each.lfs)
+    assert (large.rfilename, large.lfs.size) == (
+        "adapter_model.safetensors", (folder / "adapter_model.safetensors").stat().st_size,
+    )  # fmt: skip
+    tree = [*api.list_repo_tree("acme/polite", recursive=True, expand=True)]
+    assert {each.path for each in tree} == names | {"sub"}
+    assert api.get_paths_info("acme/polite", ["sub", "no", "README.md"])[1].path == "README.md"
+    got = snapshot_download("acme/polite", endpoint=hub.address, token=hub.tokens["ada"])
+    for path in ("adapter_model.safetensors", "sub/notes.txt"):
+        assert (folder / path).read_bytes() == Path(got, path).read_bytes()
+    assert [each.id for each in api.list_models(filter="base_model:adapter:acme/bert")] == [
+        "acme/polite"
+    ]
+    assert [each.id for each in api.list_models(author="acme", search="poli", full=True)]
+    assert [*api.list_models(filter=["peft", "nothing"])] == []
+    api.verify_repo_checksums("acme/polite", local_dir=got)
+
+
+def test_commits_branches_and_tags(api):
+    name = api.create_repo("acme/commits").repo_id
+    start = api.model_info(name).sha
+    operations = [
+        CommitOperationAdd("a.md", b"a"),
+        CommitOperationAdd("big.safetensors", io.BytesIO(tensors(1 << 20))),
+    ]
+    done = api.create_commit(name, operations, commit_message="two", parent_commit=start)
+    with pytest.raises(HfHubHTTPError) as error:
+        api.create_commit(
+            name, [CommitOperationAdd("c.md", b"c")], commit_message="x", parent_commit=start
+        )
+    assert error.value.response.status_code == 412
+    operations = [
+        CommitOperationCopy("big.safetensors", "copy.safetensors"),
+        CommitOperationDelete("a.md"),
+    ]
+    api.create_commit(name, operations, commit_message="copy")
+    assert {each.path for each in api.list_repo_tree(name)} >= {"copy.safetensors"}
+    with pytest.raises(EntryNotFoundError, match="doesn't exist"):
+        api.create_commit(name, [CommitOperationDelete("no.md")], commit_message="x")
+    api.create_tag(name, tag="v1", revision=done.oid)
+    with pytest.raises(HfHubHTTPError):
+        api.create_tag(name, tag="v1")
+    api.create_branch(name, branch="feat/x")
+    refs = api.list_repo_refs(name)
+    assert [(each.name, each.target_commit) for each in refs.tags] == [("v1", done.oid)]
+    assert [each.name for each in refs.branches] == ["feat/x", "main"]
+    assert [each.title for each in api.list_repo_commits(name)][:2] == ["copy", "two"]
+    assert api.revision_exists(name, "v1")
+    assert not api.revision_exists(name, "v2")
+    with pytest.raises(RevisionNotFoundError):
+        api.model_info(name, revision="nothing")
+    api.delete_branch(name, branch="feat/x")
+
+
+def tensors(size):
+    return save({"a": np.zeros(size, "uint8")})
+
+
+def test_what_is_missing_is_said_as_clients_expect(hub, api):
+    name = api.create_repo("acme/missing", private=True).repo_id
+    assert not api.repo_exists("acme/nothing")
+    assert not api.file_exists(name, "nothing.md")
+    assert api.file_exists(name, ".gitattributes")
+    assert api.list_repo_files(name) == [".gitattributes"]
+    with pytest.raises(RepositoryNotFoundError, match="HF_ENDPOINT"):
+        api.model_info("gpt2")
+    for token in (False, "ah_" + "x" * 43, "hf_" + "x" * 34):
+        with pytest.raises(HfHubHTTPError) as error:
+            HfApi(endpoint=hub.address, token=token).model_info(name)
+        assert error.value.response.status_code == 401
+        assert isinstance(error.value, RepositoryNotFoundError) == (token is False)
+    with pytest.raises(BadRequestError, match="safetensors cannot"):
+        api.upload_file(path_or_fileobj=b"x", path_in_repo="a.bin", repo_id=name)
+
+
+def test_a_file_object_goes_through_lfs_and_a_path_shows_what_to_do(hub, api, tmp_path):
+    name = api.create_repo("acme/large").repo_id
+    path = tmp_path / "large.safetensors"
+    path.write_bytes(tensors(5 << 20))
+    with open(path, "rb") as file:
+        api.upload_file(path_or_fileobj=file, path_in_repo=path.name, repo_id=name)
+    got = api.hf_hub_download(name, path.name)
+    assert Path(got).read_bytes() == path.read_bytes()
+    with pytest.raises(Exception, match=TOO_LARGE.rpartition(":")[2]):
+        api.upload_file(path_or_fileobj=str(path), path_in_repo="b.safetensors", repo_id=name)
+
+
+def test_the_file_system_reads_and_writes(hub):
+    files = HfFileSystem(endpoint=hub.address, token=hub.tokens["ada"], skip_instance_cache=True)
+    HfApi(endpoint=hub.address, token=hub.tokens["ada"]).create_repo("acme/files")
+    with files.open("acme/files/in/notes.md", "w") as file:
+        file.write("hello")
+    assert files.read_text("acme/files/in/notes.md") == "hello"
+    assert files.ls("acme/files/in", detail=False) == ["acme/files/in/notes.md"]
+    files.rm("acme/files/in/notes.md")
+    files.invalidate_cache()
+    assert not files.exists("acme/files/in/notes.md")
+
+
+def test_repositories_move_and_end(api):
+    api.create_repo("ada/one")
+    api.move_repo("ada/one", "acme/two")
+    assert not api.repo_exists("ada/one")
+    api.update_repo_settings("acme/two", private=True)
+    assert api.model_info("acme/two").private
+    api.delete_repo("acme/two")
+    assert not api.repo_exists("acme/two")
+
+
+def test_the_command_line_of_the_hub(hub, tmp_path):
+    (tmp_path / "up").mkdir()
+    (tmp_path / "up/a.md").write_text("a")
+    environment = {
+        **os.environ, "HF_ENDPOINT": hub.address, "HF_TOKEN": hub.tokens["ada"],
+        "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1",
+    }  # fmt: skip
+
+    def hf(*words):
+        command = [sys.executable, "-m", "huggingface_hub.cli.hf", *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "ada" in hf("auth", "whoami")
+    hf("upload", "acme/by-hf", str(tmp_path / "up"))
+    hf("download", "acme/by-hf", "--local-dir", str(tmp_path / "down"))
+    assert (tmp_path / "down/a.md").read_text() == "a"
+    assert "acme/by-hf" in hf("models", "list", "--author", "acme", "--format", "json")

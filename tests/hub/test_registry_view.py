@@ -1,0 +1,79 @@
+"""A registry in a folder, read by clients of the Hub."""
+
+from __future__ import annotations
+
+import socket
+
+import httpx2
+import pytest
+import real_hub
+import sample_adapters
+from commit_body import commit
+
+from adapterhub.hub import registry_view
+from adapterhub.hub.app import HubApp
+from adapterhub.hub.commits import TAG, refs_of
+from adapterhub.hub.registry_view import is_registry, viewing
+from adapterhub.hub.server import known_hosts
+from adapterhub.hub.state import HubOptions
+from adapterhub.registry.hub import HubStore
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.store import Publication
+
+pytestmark = pytest.mark.usefixtures("online")
+
+
+@pytest.fixture
+def registry(tmp_path):
+    registry = LocalRegistry(tmp_path / "registry")
+    registry.root.mkdir()
+    return registry
+
+
+@pytest.fixture
+def publish(registry, tmp_path):
+    def publish(seed, **options):
+        folder = sample_adapters.write(tmp_path / f"made-{seed}", seed)
+        options = {"published": f"2026-11-2{seed}T10:00:00Z", **options}
+        return registry.put(folder, Publication("polite", **options))
+
+    return publish
+
+
+def test_a_registry_is_a_hub_that_only_reads(registry, publish, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry_view, "_LOOK_SECONDS", 0.05)
+    assert not is_registry(registry.root)
+    first, second = publish(0, tags=("best",)), publish(1)
+    registry.yank(publish(2), "why not")
+    assert is_registry(registry.root)
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    options = HubOptions(hosts=known_hosts("127.0.0.1", port))
+    with viewing(registry.root, options) as hub, real_hub.answering(HubApp(hub), listening):
+        address = f"http://127.0.0.1:{port}"
+        store = HubStore(address, token=False)
+        assert [entry.version for entry in store.versions("registry/polite")] == ["v1", "v2", "v3"]
+        assert store.resolve("registry/polite").digest == second.digest
+        assert store.resolve("registry/polite", "best").digest == first.digest
+        assert store.resolve("registry/polite", "v3").yanked == "why not"
+        got = store.get(store.resolve("registry/polite", "best"))
+        for file in ("adapter.safetensors", "adapter.json", "README.md"):
+            version = registry.root / "acme--bert-small/polite/v1"
+            assert (got / file).read_bytes() == (version / file).read_bytes()
+        with httpx2.Client(base_url=address) as client:
+            url = "/api/models/registry/polite/refs"
+            tags = client.get(url).json()["tags"]
+            answer = commit(client, "registry/polite", {"a.md": b"a"})
+            assert (answer.status_code, "adapterhub publish" in answer.json()["error"]) == (
+                403,
+                True,
+            )
+            assert client.get("/registry/polite").status_code == 200
+            publish(3)
+            while client.get(url).json()["tags"] == tags:
+                pass
+        assert store.resolve("registry/polite").version == "v4"
+    with viewing(registry.root, options) as again:
+        with again.database.reading() as connection:
+            found = refs_of(connection, 1)[TAG]
+        assert {each["name"]: each["targetCommit"] for each in tags}.items() <= found.items()

@@ -1,0 +1,154 @@
+"""Large files: whole, in parts, and what is not what it was said to be."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import real_hub
+from commit_body import commit, create
+
+from adapterhub.hub import blobs, upload_endpoints
+from adapterhub.hub.database import Database
+
+
+@pytest.fixture(scope="module")
+def client(hub):
+    with hub.client("ada") as client:
+        create(client, "acme/large")
+        yield client
+
+
+def batch(client, data, transfers=("basic",), name="acme/large", size=None):
+    oid = hashlib.sha256(data).hexdigest()
+    body = {
+        "operation": "upload",
+        "transfers": [*transfers],
+        "objects": [{"oid": oid, "size": len(data) if size is None else size}],
+    }
+    answer = client.post(f"/{name}.git/info/lfs/objects/batch", json=body)
+    assert answer.status_code == 200, answer.text
+    (found,) = answer.json()["objects"]
+    return oid, found
+
+
+def test_a_file_is_sent_whole_and_then_committed(hub, client):
+    data = b"# a card\n" * 1000
+    oid, found = batch(client, data)
+    with hub.client() as anyone:  # the address alone allows it
+        assert anyone.put(found["actions"]["upload"]["href"], content=data).status_code == 200
+    verify = {"oid": oid, "size": len(data)}
+    assert client.post(found["actions"]["verify"]["href"], json=verify).status_code == 200
+    assert "actions" not in batch(client, data)[1]
+    large = {"a.md": (oid, len(data))}
+    assert commit(client, "acme/large", large={"a.md": (oid, 7)}).status_code == 400
+    assert commit(client, "acme/large", large=large).status_code == 200
+    assert client.get("/acme/large/resolve/main/a.md").content == data
+
+
+def test_a_file_is_sent_in_parts(hub, client, monkeypatch):
+    monkeypatch.setattr(upload_endpoints, "PART_BYTES", 1000)
+    monkeypatch.setattr(upload_endpoints, "_WHOLE_BYTES", 1500)
+    data = b"0123456789" * 250
+    oid, found = batch(client, data, ["basic", "multipart"])
+    action = found["actions"]["upload"]
+    header = dict(action["header"])
+    assert header.pop("chunk_size") == "1000"
+    assert [*header] == ["00001", "00002", "00003"]
+    complete = {"oid": oid, "parts": []}
+    for number, address in enumerate(header.values()):
+        part = data[number * 1000 : (number + 1) * 1000]
+        assert client.put(address, content=part + b"x").status_code == 413
+        assert client.put(address, content=part[:-1]).status_code == 400
+        assert client.post(action["href"], json=complete).status_code == 400
+        answer = client.put(address, content=part)
+        assert answer.headers["etag"]
+        complete["parts"].append({"partNumber": number + 1, "etag": answer.headers["etag"]})
+    assert client.post(action["href"], json=complete).status_code == 200
+    assert commit(client, "acme/large", large={"p.md": (oid, len(data))}).status_code == 200
+    assert client.get("/acme/large/resolve/main/p.md").content == data
+    assert not [*(hub.hub.folder / "parts").iterdir()]
+
+
+@pytest.mark.parametrize("sent", [b"wrong bytes", b"right", b"right bytes!", b""])
+def test_other_bytes_than_announced_are_refused(hub, client, sent):
+    oid, found = batch(client, b"right bytes")
+    answer = client.put(found["actions"]["upload"]["href"], content=sent)
+    assert answer.status_code in (400, 413)
+    chunks = client.put(found["actions"]["upload"]["href"], content=iter([sent, b"more and more"]))
+    assert chunks.status_code == 413
+    assert not [*hub.hub.blobs.incoming.iterdir()]
+    assert not hub.hub.blobs.has(oid)
+
+
+def test_an_address_is_for_one_file_for_a_day(hub, client, monkeypatch):
+    _, found = batch(client, b"some bytes")
+    href = found["actions"]["upload"]["href"]
+    start, _, mark = href.rpartition(".")
+    parts = start.rsplit("/", 1)[1].split(".")
+    forged = [
+        f"{start}.{'x' * len(mark)}",
+        href.replace(parts[1], "0" * 64),
+        href.replace(f".{parts[2]}.", f".{int(parts[2]) + 1}."),
+        f"{start.rpartition('.')[0]}.99999999999.{mark}",
+    ]
+    for address in forged:
+        assert client.put(address, content=b"some bytes").status_code == 403
+    monkeypatch.setattr("time.time", lambda: float(parts[3]) + 1)
+    assert client.put(href, content=b"some bytes").status_code == 403
+
+
+def test_what_is_too_large_is_said_before_it_is_sent(tmp_path):
+    with real_hub.serving(tmp_path / "hub", max_file=100, regular_max=50, quota=1_000) as hub:
+        hub.user("ada")
+        with hub.client("ada") as client:
+            name = create(client, "ada/small")
+            said = batch(client, b"x" * 101, name=name)[1]["error"]
+            assert said["code"] == 413
+            assert "101 bytes" in said["message"]
+            for size, status in ((100, 200), (101, 413), (951, 413)):
+                body = {"files": [{"path": "a.md", "size": size, "sample": ""}]}
+                answer = client.post(f"/api/models/{name}/preupload/main", json=body)
+                assert answer.status_code == status
+            body["files"] = [{"path": f"{n}.md", "size": 99} for n in range(10)]
+            answer = client.post(f"/api/models/{name}/preupload/main", json=body)
+            assert answer.status_code == 413
+            assert "of its 1,000 bytes" in answer.json()["error"]
+            assert commit(client, name, {"a.md": b"x" * 51}).status_code == 413
+            for number in range(30):
+                answer = commit(client, name, {f"{number}.md": b"%2d" % number * 25})
+            assert answer.status_code == 413
+            assert client.get(f"/{name}/resolve/main/0.md").status_code == 200
+            assert not [*hub.hub.blobs.incoming.iterdir()]
+
+
+def test_a_full_disk_is_said_and_reads_go_on(hub, client, monkeypatch):
+    def full(self, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(blobs.BlobReceiver, "_write", full)
+    answer = commit(client, "acme/large", {"full.md": b"x"})
+    assert (answer.status_code, "disk" in answer.json()["error"]) == (507, True)
+    assert not [*hub.hub.blobs.incoming.iterdir()]
+    assert client.get("/acme/large/resolve/main/.gitattributes").status_code == 200
+    monkeypatch.setattr(blobs, "_FREE_BYTES", 1 << 60)
+    answer = commit(client, "acme/large", {"full.md": b"x"})
+    assert answer.status_code == 507
+
+
+def test_a_locked_database_is_busy_and_no_error(tmp_path):
+    with real_hub.serving(tmp_path / "hub") as hub:
+        hub.user("ada")
+        hub.hub.database = Database(hub.hub.database.path, 0.2)
+        other = Database(hub.hub.database.path)
+        with hub.client("ada") as client:
+            name = create(client, "ada/x")
+            with other.writing():
+                answer = commit(client, name, {"a.md": b"a"})
+                assert answer.status_code == 503
+                assert answer.headers["retry-after"]
+                assert client.get(f"/api/models/{name}").status_code == 200
+                assert client.get("/ready").status_code == 503
+                assert client.get("/health").status_code == 200
+            assert commit(client, name, {"a.md": b"a"}).status_code == 200
+        other.close()

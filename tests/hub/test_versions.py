@@ -1,0 +1,176 @@
+"""Versions: numbers that are given once, tags that are protected, and what is deleted is gone."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import sample_adapters
+import signing
+from commit_body import commit, create, head
+
+import adapterhub as ah
+from adapterhub.errors import AdapterhubError, FileError, RegistryError
+from adapterhub.files.native import read_adapter
+from adapterhub.files.signature import Statement, sign_statement, signatures_to_json
+from adapterhub.hub.accepted import NamespaceRules, rules_text
+from adapterhub.hub.accounts import change_owner, find_owner
+from adapterhub.hub.housekeeping import collect, verify_hub
+from adapterhub.registry.hub import HubStore
+from adapterhub.registry.published_files import digest_of
+from adapterhub.registry.store import Publication
+
+pytestmark = pytest.mark.usefixtures("online")
+
+
+def set_rules(hub, name, **rules):
+    with hub.hub.database.writing() as connection:
+        owner = find_owner(connection, name)
+        change_owner(connection, owner.id, rules_text(NamespaceRules(**rules)), None)
+
+
+def store_of(hub, user):
+    return HubStore(hub.address, token=hub.tokens[user])
+
+
+@pytest.fixture
+def publish(new_hub, tmp_path):
+    def publish(seed, user="wil", **options):
+        folder = tmp_path / f"made-{seed}"
+        if not folder.exists():
+            sample_adapters.write(folder, seed)
+        return store_of(new_hub, user).put(folder, Publication("acme/polite", **options))
+
+    return publish
+
+
+def test_a_number_is_given_once(new_hub, publish):
+    assert [publish(seed).version for seed in range(3)] == ["v1", "v2", "v3"]
+    with new_hub.client("wil") as wil, new_hub.client("ada") as ada:
+        tag = "/api/models/acme/polite/tag"
+        assert wil.post(f"{tag}/main", json={"tag": "v3"}).status_code == 409
+        assert wil.put("/api/adapterhub/models/acme/polite/tag/v3", json={"revision": "v1"}) \
+            .status_code == 409  # fmt: skip
+        assert wil.delete(f"{tag}/v3").status_code == 403
+        assert wil.post(f"{tag}/main", json={"tag": "3"}).status_code == 400
+        assert ada.delete(f"{tag}/v3").status_code == 200
+        assert wil.post(f"{tag}/main", json={"tag": "v3"}).status_code == 409
+        body = {"fromRepo": "acme/polite", "toRepo": "acme/moved"}
+        assert ada.post("/api/repos/move", json=body).status_code == 200
+        assert wil.post("/api/models/acme/moved/tag/main", json={"tag": "v3"}).status_code == 409
+        create(ada, "acme/polite")
+        assert wil.post(f"{tag}/main", json={"tag": "v3"}).status_code == 409
+        assert wil.post(f"{tag}/main", json={"tag": "v4"}).status_code == 200
+        body = {"name": "polite", "organization": "acme"}
+        assert ada.request("DELETE", "/api/repos/delete", json=body).status_code == 200
+        create(ada, "acme/polite")
+        assert wil.post(f"{tag}/main", json={"tag": "v4"}).status_code == 409
+
+
+def test_tags_on_the_list_are_for_admins(new_hub, publish):
+    first, second = publish(0, tags=("prod-1", "best")), publish(1)
+    set_rules(new_hub, "acme", protected=("prod-*",))
+    wil, ada = store_of(new_hub, "wil"), store_of(new_hub, "ada")
+    wil.tag(second, "best")
+    assert wil.resolve("acme/polite", "best").version == "v2"
+    for change in (wil.tag, wil.untag):
+        with pytest.raises(RegistryError, match="permission"):
+            change(second, "prod-1")
+    assert wil.resolve("acme/polite", "prod-1").version == first.version
+    ada.tag(second, "prod-1")
+    assert ada.resolve("acme/polite", "prod-1").version == "v2"
+    ada.untag(second, "prod-1")
+    with pytest.raises(RegistryError):
+        ada.resolve("acme/polite", "prod-1")
+
+
+def test_a_deleted_version_is_gone_and_the_others_stay(new_hub, publish):
+    entries = [publish(seed) for seed in range(3)]
+    wil, ada = store_of(new_hub, "wil"), store_of(new_hub, "ada")
+    wil.yank(entries[2], "why not")
+    with pytest.raises(RegistryError, match="permission"):
+        wil.delete("acme/polite", "v3")
+    ada.delete("acme/polite", "v3")
+    assert [entry.version for entry in ada.versions("acme/polite")] == ["v1", "v2"]
+    with new_hub.client("ada") as client:
+        assert client.get("/acme/polite/resolve/v3/adapter.json").status_code == 404
+        at_head = client.get("/acme/polite/resolve/main/adapter.json").content
+        assert hashlib.sha256(at_head).hexdigest() == entries[1].digest
+        for item in client.get("/api/models/acme/polite/commits/main").json():
+            data = client.get(f"/acme/polite/resolve/{item['id']}/adapter.json").content
+            assert hashlib.sha256(data).hexdigest() != entries[2].digest
+    assert new_hub.hub.blobs.has(entries[2].digest)
+    collect(new_hub.hub)
+    assert not new_hub.hub.blobs.has(entries[2].digest)
+    for entry in entries[:2]:
+        read_adapter(ada.get(entry))
+    assert verify_hub(new_hub.hub) == []
+    assert publish(2).version == "v4"
+    for version in ("v1", "v2", "v4"):
+        ada.delete("acme/polite", version)
+    with pytest.raises(AdapterhubError):
+        ada.resolve("acme/polite")
+    assert publish(0).version == "v5"
+
+
+def test_our_commands_change_a_hub_as_a_folder(new_hub, publish, monkeypatch):
+    publish(0)
+    publish(1)
+    name = f"{new_hub.address}/acme/polite"
+    monkeypatch.setenv("ADAPTERHUB_TOKENS", f"{new_hub.address}={new_hub.tokens['ada']}")
+    assert ah.tag(f"{name}@v1", "best") == {"best": "v1"}
+    assert ah.tag(f"{name}@v2", "best") == {"best": "v2"}
+    assert ah.tag(name, "best", remove=True) == {}
+    ah.yank(f"{name}@v2", "no")
+    assert [entry.version for entry in ah.search(hub=new_hub.address)] == ["v1"]
+    assert ah.delete(f"{name}@v1") == f"{name}@v1"
+    with pytest.raises(RegistryError):
+        ah.delete(f"{name}@v1")
+
+
+def test_a_version_that_no_listed_key_signed_is_refused(new_hub, tmp_path):
+    key = signing.new_key()
+    set_rules(new_hub, "acme", signers=(key.public.id,))
+    store = store_of(new_hub, "wil")
+    folder = sample_adapters.write(tmp_path / "made")
+    with pytest.raises(RegistryError, match="keys has signed"):
+        store.put(folder, Publication("acme/signed"))
+    for signer, taken in ((signing.new_key(), False), (key, True)):
+        statement = Statement(digest_of(folder), "signed")
+        signature = sign_statement(statement, signer)
+        (folder / "adapter.sig").write_bytes(signatures_to_json([signature]))
+        if taken:
+            assert store.put(folder, Publication("acme/signed")).version == "v1"
+        else:
+            with pytest.raises(RegistryError, match="keys has signed"):
+                store.put(folder, Publication("acme/signed"))
+
+
+def test_our_client_refuses_a_flipped_bit(new_hub, publish):
+    entry = publish(0)
+    with new_hub.client("wil") as client:
+        sha256 = hashlib.sha256(
+            client.get("/acme/polite/resolve/v1/adapter.safetensors").content
+        ).hexdigest()
+    path = new_hub.hub.blobs.path(sha256)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(data)
+    with pytest.raises(FileError, match="not what was published"):
+        store_of(new_hub, "wil").get(entry)
+
+
+def test_a_hub_finds_what_its_adapters_are(new_hub, publish):
+    """Tools overwrite cards, so tags come from the adapter's own files."""
+    publish(0)
+    with new_hub.client("wil") as client:
+        commit(client, "acme/polite", {"README.md": b"---\nlibrary_name: x\ntags: []\n---\n"})
+        found = client.get(
+            f"/api/models?filter=adapterhub&filter=base_model:adapter:{sample_adapters.BACKBONE}"
+        )
+        assert [each["id"] for each in found.json()] == ["acme/polite"]
+        body = client.get("/api/adapterhub/models/acme/polite/versions").json()
+        assert [each["version"] for each in body["versions"]] == ["v1"]
+        assert head(client, "acme/polite") != body["versions"][0]["commit"]
+        assert client.get("/api/adapterhub").json()["can"]
