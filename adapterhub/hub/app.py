@@ -44,7 +44,7 @@ from adapterhub.hub.upload_endpoints import UPLOADS
 from adapterhub.hub.write_endpoints import WRITES
 from adapterhub.web.headers import SECURE_HEADERS
 from adapterhub.web.origins import is_loopback_host
-from adapterhub.web.request_log import log_request, trace_of
+from adapterhub.web.request_log import log_request, logs_requests, trace_of
 from adapterhub.web.tokens import is_token
 
 log = logging.getLogger("adapterhub.hub")
@@ -209,18 +209,17 @@ class HubApp:
     def _note(self, request: Request, call: HubCall | None, status: int, seconds: float) -> None:
         path = call.route.path if call else "unknown"
         self.hub.metrics.observe(request.method, path, status, seconds)
-        log_request(
-            {
-                "method": request.method,
-                "path": path,
-                "status": status,
-                "ms": round(1000 * seconds, 2),
-                "user": call.visitor.user if call else "",
-                "token": call.visitor.token if call else "",
-                "repository": call.found.name if call and call.found else "",
-                "trace": trace_of(request.headers.get("traceparent")),
-            }
-        )
+        if logs_requests():
+            log_request(
+                method=request.method,
+                path=path,
+                status=status,
+                ms=round(1000 * seconds, 2),
+                user=call.visitor.user if call else "",
+                token=call.visitor.token if call else "",
+                repository=call.found.name if call and call.found else "",
+                trace=trace_of(request.headers.get("traceparent")),
+            )
 
     async def _live(self, receive: Receive, send: Send) -> None:
         """Start and stop with the server; meanwhile write when tokens were used."""
