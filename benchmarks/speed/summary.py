@@ -1,12 +1,14 @@
-"""The table of docs/performance.md that compares us with peers: from the records of this folder.
+"""Tables of docs/performance.md: from the records of this folder.
 
-python benchmarks/speed/summary.py --table
+python benchmarks/speed/summary.py --table            what peers take
+python benchmarks/speed/summary.py serving --table    what a server takes
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +23,20 @@ PEERS = {
     "loop fp32": "peft in a loop by hand, fp32",
     "loop bf16": "peft in a loop by hand, bf16 autocast",
 }
+SERVED_COLUMNS = ("what answers", "a second", "processor ms each", "p50, p99 ms", "of no adapter")
 Row = tuple[str, str, str, str]
 
 
-def table() -> str:
-    """Return the Markdown table of all records."""
-    rows = [*training(), *steps(), *routing(), *lifecycle()]
-    lines = [f"| {' | '.join(cells)} |" for cells in (COLUMNS, *rows)]
-    return "\n".join([lines[0], "|---" * len(COLUMNS) + "|", *lines[1:]])
+def table(name: str = "peers") -> str:
+    """Return a Markdown table of the records: "peers" or "serving"."""
+    if name == "serving":
+        return _markdown(SERVED_COLUMNS, [*served(), *texts()])
+    return _markdown(COLUMNS, [*training(), *steps(), *routing(), *lifecycle()])
+
+
+def _markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (columns, *rows)]
+    return "\n".join([lines[0], "|---" * len(columns) + "|", *lines[1:]])
 
 
 def read(name: str) -> dict[str, Any]:
@@ -94,5 +102,26 @@ def lifecycle() -> Iterator[Row]:
             yield work, f"{ours:.2f} ms", f"peft: {theirs:.1f} ms", f"{theirs / ours:.1f} x"
 
 
+def served() -> Iterator[Sequence[str]]:
+    """Yield the rows of `server.py`: requests over HTTP."""
+    rates = read("server").get("cases", {}).get("rates", {})
+    first = rates["no adapter"]["per second"] if rates else 1.0
+    for name, each in rates.items():
+        times = f"{each['p50 ms']:.0f}, {each['p99 ms']:.0f}" if "p50 ms" in each else "-"
+        share = f"{each['per second'] / first:.2f}"
+        processor = f"{each['processor ms each']:.1f}"
+        yield f"requests: {name}", f"{each['per second']:.0f}", processor, times, share
+
+
+def texts() -> Iterator[Sequence[str]]:
+    """Yield the rows of `generation.py`: tokens of texts."""
+    tokens = read("generation").get("tokens", {})
+    first = tokens["no adapter"]["per second"] if tokens else 1.0
+    for name, each in tokens.items():
+        share = f"{each['per second'] / first:.2f}"
+        processor = f"{each['processor ms each']:.1f}"
+        yield f"tokens: {name}", f"{each['per second']:.0f}", processor, "-", share
+
+
 if __name__ == "__main__":
-    print(table())
+    print(table(*[word for word in sys.argv[1:] if not word.startswith("-")]))
