@@ -333,10 +333,18 @@ class ServingEngine:
         """
         with self._changed:
             self._refuse_stopped()
-            if self._queued >= self.queue_tokens:
-                self.counts["refused"] += 1
-                raise OverloadedError(self._queued, self.queue_tokens, self.expected_wait())
+            self.refuse_full()
             self.counts["requests"] += 1
+
+    def refuse_full(self) -> None:
+        """Refuse a request while the queue is full; a server does before it looks at its input.
+
+        Raises:
+            OverloadedError: the queue is full.
+        """
+        if self._queued >= self.queue_tokens:
+            self.counts["refused"] += 1
+            raise OverloadedError(self._queued, self.queue_tokens, self.expected_wait())
 
     def _queue(self, tokens: int, append: Callable[[], None]) -> None:
         with self._changed:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from adapterhub.serving.generation import GenerationOptions
 
+_COLDEST = 1e-6  # temperatures below it are 0: dividing by them is no arithmetic any more
 _FIRST = 256  # most probable tokens that mostly have the probability top_p together
 
 
@@ -29,8 +30,8 @@ class NextToken:
 
     @property
     def samples(self) -> bool:
-        """Whether the token is drawn."""
-        return self.options.temperature > 0
+        """Whether the token is drawn; at a lower temperature it is the most probable one."""
+        return self.options.temperature > _COLDEST
 
     def number(self) -> float:
         """Return the random number of the place, from 0 to 1."""

@@ -46,8 +46,9 @@ def test_tokens_have_the_probabilities_of_the_options(options, kept):
         assert found[token] / 4000 == pytest.approx(share, abs=0.03)
 
 
-def test_temperature_0_takes_the_most_probable():
-    assert set(draws(GenerationOptions(temperature=0))) == {0}
+@pytest.mark.parametrize("temperature", [0, 1e-50, 1e-7])
+def test_temperature_0_takes_the_most_probable(temperature):
+    assert set(draws(GenerationOptions(temperature=temperature))) == {0}
 
 
 def test_a_large_vocabulary_is_filtered_as_a_small_one():

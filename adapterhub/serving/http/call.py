@@ -337,6 +337,7 @@ class Call:
                 expected=f"at most {limits.inputs:,}",
                 hint="several requests",
             )
+        engine.refuse_full()
         facts = await self.facts(model)
         given = [_decoded(n, each) for n, each in enumerate(inputs)] if facts.decodes else inputs
         self.rows += len(inputs)
@@ -382,6 +383,7 @@ class Call:
         Raises:
             AdapterhubError: the adapter cannot be used.
         """
+        self.service.engine.refuse_full()
         facts = await self.facts(model, bare=BareBackbone.TEXTS)
         self.facts_of_answer = facts
         self.rows += 1
