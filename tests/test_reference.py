@@ -53,7 +53,15 @@ def commands() -> dict[str, click.Command]:
     context, found = click.Context(group, **group.context_settings), {}
     for name in COMMANDS:
         command = found[name] = group.get_command(context, name)
-        found |= {f"{name} {n}": c for n, c in getattr(command, "commands", {}).items()}
+        found |= below(name, command)
+    return found
+
+
+def below(words: str, command: click.Command) -> dict[str, click.Command]:
+    """The commands of a group, and of groups in it."""
+    found: dict[str, click.Command] = {}
+    for name, each in getattr(command, "commands", {}).items():
+        found |= {f"{words} {name}": each, **below(f"{words} {name}", each)}
     return found
 
 

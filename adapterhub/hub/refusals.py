@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from adapterhub.errors import AdapterhubError, one_line
+from adapterhub.errors import ServingError, one_line
 
 RETRY_SECONDS = 5
 
 
-class HubRefusal(AdapterhubError):
+class HubRefusal(ServingError):
     """A request that is not answered as it was asked.
 
     Attributes:

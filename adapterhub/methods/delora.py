@@ -63,7 +63,7 @@ class DeLoRA(RankMethod):
     summary = "low-rank updates with normalized factors and a trained strength"
     learning_rate = 1e-3
 
-    strength: float = option(15.0, "initial bound l of the update", above=0)
+    strength: float = option(15.0, "initial bound l of the update", above=0, most=1e6)
 
     def module(self, site: Site, rank: int, anatomy: Anatomy) -> BoundedUpdate:
         """Return the update of one site."""

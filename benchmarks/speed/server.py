@@ -42,7 +42,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from http_load import Load
 from in_turns import add_options, write_record
 from serving import METHODS, MINILM, WORDS, offline, save_adapters
 
@@ -51,6 +50,7 @@ from adapterhub.data.docstrings import load_docstrings
 from adapterhub.serving import Engine
 
 HERE = Path(__file__).parent
+LOAD = HERE.parent / "http_load.py"
 CLIENTS = 32
 READY_SECONDS = 300
 BARE = MINILM
@@ -102,7 +102,7 @@ class Server:
     def asked(self, bodies: Sequence[str], *flags: object) -> Summary:
         """Ask from another process; return rates, latencies and milliseconds of the processor."""
         before = self.processor()
-        command = [sys.executable, str(HERE / "http_load.py"), self.url, *map(str, flags)]
+        command = [sys.executable, str(LOAD), self.url, *map(str, flags)]
         ended = subprocess.run(
             command, input="\n".join(bodies), capture_output=True, text=True, check=True
         )
@@ -303,6 +303,9 @@ def cold(given: Measured) -> Summary:
 
 async def once(url: str, model: str, text: str) -> Any:
     """Ask once."""
+    sys.path.insert(0, str(LOAD.parent))
+    from http_load import Load
+
     return await Load(url, [body(model, text)]).closed(1)
 
 

@@ -495,7 +495,6 @@ def test_the_registry_reads_files_through_one_reader():
     ]
     assert raw == [
         "sign.py: shutil.copyfile(source, target)",  # of the user's own folder
-        'tokens.py: with open(descriptor, "wb") as handle:',  # a new file
     ]
     assert len(modules) >= 15
 
@@ -568,7 +567,8 @@ def test_a_search_sees_every_change_at_once(registry, monkeypatch, change, clock
     CHANGES[change](registry)
     with clocked(monkeypatch):
         after = registry.search(Query(all_versions=True))
-    shutil.rmtree(registry.root.parent / "cache")
+    # Of an empty registry there is none.
+    shutil.rmtree(registry.root.parent / "cache", ignore_errors=True)
     assert after == registry.search(Query(all_versions=True)) != before
 
 

@@ -208,7 +208,8 @@ def test_a_padded_vocabulary_on_either_side(tmp_path):
 def test_fewer_rows_are_named(tmp_path):
     manifest = recorded(tiny_models.model("bert", "features"))
     problems = differences(manifest, tiny_models.model("bert", "features", vocab_size=60))
-    assert problems == ["token embedding: 60 rows, trained with 64"]
+    assert "token embedding: 60 rows, trained with 64" in problems
+    assert all(each.startswith(("token embedding", "weights: ")) for each in problems)
 
 
 @rotate("architecture", tiny_models.MATRIX, parts=4)

@@ -165,9 +165,9 @@ def test_files_leave_a_store_by_one_door():
 
 
 def test_nothing_is_loaded_but_what_was_pulled():
-    """Each of these loads the folder of `pull_verified`, but for two.
+    """Each of these loads the folder of `pull_verified`, but for three.
 
-    `import` converts another library's adapter, and a push one's own to peft.
+    `import` converts another library's adapter, a push one's own to peft, an export one for vLLM.
     """
     assert {path for path, _ in calls("load_folder")} == {
         "registry/load.py",
@@ -178,6 +178,7 @@ def test_nothing_is_loaded_but_what_was_pulled():
         "adapters/export.py",
         "adapters/load.py",  # what the manifest of a loaded one names, by its digest
         "bench/suggest.py",
+        "merging/vllm.py",
     }
 
 

@@ -42,11 +42,12 @@ REFUSES = {
 # They read or change the files of one adapter only; `push` is as `publish`, in tests/registry.
 ONE_ADAPTER = {
     "push", "list", "sign", "verify", "tag", "yank", "delete", "registry", "report", "compare",
+    "serve",
 }  # fmt: skip
 NO_ADAPTER = {
     "quickstart", "recipe", "options", "methods", "tasks", "backbones", "inspect", "login",
     "logout",
-    "key", "trust", "import",
+    "key", "trust", "import", "token", "hub",
 }  # fmt: skip
 
 

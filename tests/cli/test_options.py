@@ -74,7 +74,7 @@ def test_json(adapterhub):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("lroa", "did you mean 'lora'"),
+        ("lorra", "did you mean 'lora'"),
         ("train.epohcs", "'train.epochs'"),
         ("target_modules", "sites=[attn.q, attn.v]"),
         ("warmup_ratio", "train.warmup=0.1"),

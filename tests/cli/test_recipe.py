@@ -53,8 +53,8 @@ def test_save_writes_the_schema_beside_the_recipe(adapterhub, tmp_path):
     [
         (["lora", "prefix"], ["method: lora, prefix", "composes"]),
         (["seq2seq", "tagging"], ["task: seq2seq, tagging"]),
-        (["lroa"], ["method or task 'lroa'; did you mean 'lora'"]),
-        (["--method", "lroa"], ["did you mean 'lora'"]),
+        (["lorra"], ["method or task 'lorra'; did you mean 'lora'"]),
+        (["--method", "lorra"], ["did you mean 'lora'"]),
         (["train.epohcs=3"], ["train.epohcs", "epochs"]),
     ],
 )

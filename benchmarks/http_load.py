@@ -1,6 +1,6 @@
 """Send HTTP requests to a server on this machine, and note when each was answered.
 
-    python benchmarks/speed/http_load.py URL < requests.jsonl
+    python benchmarks/http_load.py URL < requests.jsonl
 
 Each line of the input is the body of a POST. A **closed loop** (`--clients`) has that many
 connections, of which each asks again when it is answered. An **open loop** (`--rate`) starts
