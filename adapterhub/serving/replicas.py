@@ -215,6 +215,15 @@ class ReplicaEngine:
         """Return 0: what is stuck is replaced by Ray Serve."""
         return 0.0
 
+    @property
+    def adapters(self) -> ReplicaEngine:
+        """What is in the memory of the front."""
+        return self
+
+    def loaded(self) -> dict[Any, Any]:
+        """Return nothing: each replica has loaded its adapters, and computed with each kind."""
+        return {}
+
     def pin(self, *sources: Any) -> None:
         """Do nothing: the replicas have loaded what was named."""
 

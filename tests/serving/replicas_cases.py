@@ -133,7 +133,7 @@ def server(options: ServeOptions) -> Iterator[Running]:
         thread.join(60)
 
     try:
-        assert ready.wait(60)
+        assert ready.wait(240), "not ready"
         yield Running(started[0], service.engine, folder, tokens, stop)
     finally:
         stop()
