@@ -97,7 +97,8 @@ def test_a_published_name_is_taken_by_every_command(named_mine, adapterhub, tmp_
 
 def test_a_run_is_published_and_signed_by_the_name_of_its_folder(named_mine, adapterhub):
     assert "mine v1, sha256" in adapterhub("sign", "mine", "--key", "key", "--version", "v1")[1]
-    assert "published mine@v1 for tiny-bert" in adapterhub("publish", "mine")[1]
+    _, printed, error = adapterhub("publish", "mine")
+    assert "published mine@v1 for tiny-bert" in printed, error
     assert adapterhub("show", "./mine")[1].startswith("mine, in mine/adapter\n")
 
 
