@@ -6,9 +6,6 @@ They only read, after a login with a token, and have no scripts but our own. The
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -49,6 +46,7 @@ from adapterhub.pages.site_pages import (
     front_page,
     list_page,
 )
+from adapterhub.web.headers import page_response
 from adapterhub.web.tokens import digest_of_token
 
 COOKIE = "adapterhub"
@@ -56,7 +54,6 @@ _ON_A_PAGE = 50
 _MOST_CHOICES = 60
 _MOST_VERSIONS_READ = 60
 _FORM_BODY = 16 << 10
-_INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 _LOGIN = "/settings/tokens"
 
 
@@ -93,7 +90,7 @@ def front(call: HubCall) -> Response:
         count=_count(found, offset),
         links=_others(params, offset, len(found)),
     )
-    return page_answer(page)
+    return page_response(page)
 
 
 def repository_page(call: HubCall) -> Response:
@@ -126,7 +123,7 @@ def repository_page(call: HubCall) -> Response:
         ("commits", f"{path}/commits/main"),
         (f"all of {path.partition('/')[0]}", f"?{urlencode({'author': path.partition('/')[0]})}"),
     ]
-    return page_answer(adapter_page(_place(call), name, AdapterLinks(links)))
+    return page_response(adapter_page(_place(call), name, AdapterLinks(links)))
 
 
 def tree_page(call: HubCall) -> Response:
@@ -185,14 +182,14 @@ def tokens_page(call: HubCall) -> Response:
             "A token of this hub, such as ah_...; its operator creates it with adapterhub hub "
             "token create. hf auth login takes the same."
         )
-        return page_answer(form_page(place, "Log in", note, "login", "Log in", field="Token"))
+        return page_response(form_page(place, "Log in", note, "login", "Log in", field="Token"))
     note = (
         f"You are logged in as {call.visitor.user}, and read only: changes need the token itself."
     )
     with call.hub.database.reading() as connection:
         rows = _own_tokens(connection, call.visitor.user)
     table = ShownTable(("token", "role", "created", "expires", "last use"), rows)
-    return page_answer(form_page(place, "Your tokens", note, "logout", "Log out", table=table))
+    return page_response(form_page(place, "Your tokens", note, "logout", "Log out", table=table))
 
 
 def log_in(call: HubCall) -> Response:
@@ -230,22 +227,6 @@ def log_out(call: HubCall) -> Response:
     answer = _redirect(call, _LOGIN)
     answer.delete_cookie(COOKIE, path=_prefix(call) or "/", httponly=True, samesite="strict")
     return answer
-
-
-def page_answer(page: str) -> Response:
-    """Return a page, with a policy that lets our own script run and nothing else."""
-    data = page.encode("utf-8", "replace")
-    hashes = [
-        f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"
-        for text in _INLINE.findall(data)
-    ]
-    none = "'none'"
-    policy = (
-        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'self'; "
-        f"base-uri 'none'; frame-ancestors 'none'; script-src {' '.join(hashes) or none}"
-    )
-    headers = {"content-security-policy": policy}
-    return Response(data, 200, headers, "text/html; charset=utf-8")
 
 
 def _files_page(call: HubCall, revision: str, folder: str) -> Response:
@@ -289,7 +270,7 @@ def _list(
     links: Sequence[tuple[str, str]] = (),
 ) -> Response:
     links = [(call.repository.name, call.repository.path), *links]
-    return page_answer(list_page(_place(call), "", title, subtitle, parts, links=links))
+    return page_response(list_page(_place(call), "", title, subtitle, parts, links=links))
 
 
 def _place(call: HubCall) -> SitePlace:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from html import unescape
+
+from starlette.responses import Response
+
+_POLICY = re.compile('http-equiv="Content-Security-Policy" content="([^"]*)"')
 SECURE_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
@@ -10,11 +16,10 @@ SECURE_HEADERS = (
 """What every answer has, as bytes."""
 
 
-def page_headers(script: str = "") -> dict[str, str]:
-    """Return the headers of a page, which may have one script, by its hash, and asks only us."""
-    scripts = f"script-src '{script}'; connect-src 'self'; " if script else ""
-    policy = (
-        f"default-src 'none'; style-src 'unsafe-inline'; {scripts}base-uri 'none'; "
-        "form-action 'none'; frame-ancestors 'none'"
-    )
-    return {"content-security-policy": policy}
+def page_response(page: str, status: int = 200) -> Response:
+    """Return a page of ours, with its own policy as a header, which also forbids frames."""
+    policy = _POLICY.search(page)
+    assert policy is not None, "each page has a policy: pages/head.html"
+    headers = {"content-security-policy": f"{unescape(policy[1])}; frame-ancestors 'none'"}
+    data = page.encode("utf-8", "replace")
+    return Response(data, status, headers, "text/html; charset=utf-8")
