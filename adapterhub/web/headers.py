@@ -10,8 +10,12 @@ SECURE_HEADERS = (
 """What every answer has, as bytes."""
 
 
-def page_headers(script: str = "") -> dict[str, str]:
-    """Return the headers of a page, which may have one script, by its hash, and asks only us."""
+PAGE_TYPE = "text/html; charset=utf-8"
+
+
+def page_headers(page: str) -> dict[str, str]:
+    """Return the headers of a page, which asks only us; its own policy has the hash of a script."""
+    script = page.partition("script-src '")[2].partition("'")[0]
     scripts = f"script-src '{script}'; connect-src 'self'; " if script else ""
     policy = (
         f"default-src 'none'; style-src 'unsafe-inline'; {scripts}base-uri 'none'; "

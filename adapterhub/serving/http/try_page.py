@@ -13,7 +13,8 @@ from starlette.responses import Response
 
 from adapterhub.pages.page import framed_page
 from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
-from adapterhub.web.headers import page_headers
+from adapterhub.serving.http.shapes import writes_texts
+from adapterhub.web.headers import PAGE_TYPE, page_headers
 
 _TEXT = "A train was late again, and nobody said why."
 _WRITERS = ("ForCausalLM", "ForConditionalGeneration")  # classes whose checkpoints are generators
@@ -26,14 +27,13 @@ async def _page(call: Call) -> Response:
         "try.html",
         ("copy.js", "try.js"),
         name="adapterhub serve",
-        subtitle=f"adapters of {call.backbone}" if call.backbone else "adapters",
+        subtitle=f"adapters of {call.service.backbone}" if call.service.backbone else "adapters",
         has_tokens=service.tokens is not None,
         text=_TEXT,
         connects=True,
         facts=(),
     )
-    script = page.partition("script-src '")[2].partition("'")[0]
-    return Response(page, headers=page_headers(script), media_type="text/html; charset=utf-8")
+    return Response(page, headers=page_headers(page), media_type=PAGE_TYPE)
 
 
 async def _adapters(call: Call) -> dict[str, Any]:
@@ -41,13 +41,13 @@ async def _adapters(call: Call) -> dict[str, Any]:
     if model := call.request.query_params.get("model"):
         return {"adapters": [_shown(await call.facts(model))]}
     loaded = {facts.model: _shown(facts) for facts in call.loaded()}
-    names = sorted(call.adapters(), key=lambda name: name == call.backbone)  # which is last
+    names = sorted(call.adapters(), key=lambda name: name == call.service.backbone)  # which is last
     return {"adapters": [loaded.get(name, {"model": name}) for name in names]}
 
 
 def _shown(facts: AdapterFacts) -> dict[str, Any]:
     path = _PREDICT
-    if facts.generates or _may_write(facts):
+    if writes_texts(facts) or _may_write(facts):
         path = _CHAT if getattr(facts.tokenizer, "chat_template", None) else _WRITE
     return {"model": facts.model, "task": facts.task, "texts": facts.texts, "path": path}
 
