@@ -29,7 +29,6 @@ from adapterhub.serving.adapters import BareBackbone
 from adapterhub.serving.http.allowed import UnknownAdapterError, may_ask_for
 from adapterhub.serving.http.errors import LimitError, UnservableError
 from adapterhub.serving.refusals import ComputationError, DeadlineError
-from adapterhub.tasks._language_models import Generation
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -46,10 +45,6 @@ T = TypeVar("T")
 _WATCHED_AFTER = 0.02  # seconds
 _ENCODED_HERE = 32 << 10  # bytes of a body whose inputs are encoded between other requests
 Answered = BaseModel | dict[str, Any] | list[Any] | Response
-
-
-class ClientLeftError(Exception):
-    """The client has closed its connection before its request was complete."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +94,6 @@ class AdapterFacts:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer, with the adapter's new tokens."""
         return self.predictor.tokenizer
-
-    @property
-    def generates(self) -> bool:
-        """Whether it writes texts."""
-        return isinstance(self.predictor.task, Generation)
 
     @property
     def decodes(self) -> bool:
@@ -157,26 +147,6 @@ class Predicted:
     facts: AdapterFacts
     tokens: int
     truncated: tuple[int, ...] = ()
-
-    @property
-    def reference(self) -> str:
-        """The adapter with its version."""
-        return self.facts.reference
-
-    @property
-    def digest(self) -> str:
-        """The sha256 of its manifest."""
-        return self.facts.digest
-
-    @property
-    def task(self) -> str:
-        """What the adapter was trained for."""
-        return self.facts.task
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The labels, in the order of the logits."""
-        return self.facts.labels
 
 
 @dataclass
@@ -257,21 +227,11 @@ class Call:
         return ("*",) if self.token is None else self.token.adapters
 
     @property
-    def backbone(self) -> str:
-        """The name of the backbone without an adapter; "" if it is not served."""
-        return self.service.backbone
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the server computes."""
-        return self.service.is_alive
-
-    @property
     def is_ready(self) -> bool:
         """Whether all adapters are loaded, and the server is not leaving."""
         return self.service.is_alive and self.service.is_ready
 
-    def adapters(self) -> Sequence[str]:
+    def adapters(self) -> list[str]:
         """List the names that this client may ask for, as far as they are known beforehand."""
         return [each for each in self.service.allowed.names if may_ask_for(each, self.patterns)]
 
@@ -282,7 +242,7 @@ class Call:
         names = {source: name for name, source in known.items()}
         for source, served in self.service.engine.adapters.loaded().items():
             own = source if isinstance(source, AdapterSource) else None
-            model = names.get(own, own.reference if own else self.backbone)
+            model = names.get(own, own.reference if own else self.service.backbone)
             if model and may_ask_for(model, self.patterns):
                 found[model] = self._facts(model, own, served)
         return list(found.values())
@@ -431,12 +391,6 @@ class Call:
             raise UnknownAdapterError(name, self.service.allowed.aliases)
 
 
-def adapter_headers(facts: AdapterFacts) -> dict[str, str]:
-    """Return the headers that say which version of an adapter has answered."""
-    reference = facts.reference.encode("ascii", "backslashreplace").decode()
-    return {"x-adapter-version": reference, "x-adapter-digest": facts.digest}
-
-
 class AsyncGeneration:
     """A text that is being generated: an iterator of its pieces, for one event loop.
 
@@ -556,8 +510,7 @@ async def _results(futures: Sequence[ServedFuture]) -> list[dict[str, Any]]:
 
     for each in futures:
         each.add_done_callback(done)  # type: ignore[arg-type]
-    if futures:
-        await waiter
+    await waiter
     for number, each in enumerate(futures):
         if each.done() and (error := each.exception()) is not None:
             raise _of_input(number, error)

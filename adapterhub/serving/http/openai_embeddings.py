@@ -83,7 +83,7 @@ async def _embeddings(call: Call) -> EmbeddingsResponse:
     ]
     return EmbeddingsResponse(
         data=data,
-        model=found.reference,
+        model=found.facts.reference,
         usage=usage_of(found.tokens),
         truncated=list(found.truncated),
     )
@@ -107,7 +107,7 @@ def in_base64(vector: Sequence[float]) -> str:
 
 
 def _listed(call: Call, name: str, reference: str) -> ListedModel:
-    parent = call.backbone if call.backbone not in ("", name) else None
+    parent = call.service.backbone if call.service.backbone not in ("", name) else None
     return ListedModel(id=name, root=reference, parent=parent)
 
 

@@ -117,7 +117,7 @@ async def writing_facts(call: Call, model: str) -> AdapterFacts:
     try:
         facts = await call.facts(model, bare=BareBackbone.TEXTS)
     except BackboneError:
-        if model != call.backbone:
+        if model != call.service.backbone:
             raise
         facts = await call.facts(model)
     if not writes_texts(facts):
@@ -250,7 +250,7 @@ async def chosen_facts(call: Call, named: str | None, fits: Fits) -> AdapterFact
         WrongShapeError: the one that is named does not fit.
     """
     named = named or call.headers.get("x-adapter")
-    names = list(call.adapters())
+    names = call.adapters()
     if named or len(names) == 1:
         return await fitting_facts(call, named or names[0], fits)
     tried = names if len(names) <= _TRIED else []  # each of them is loaded
