@@ -11,6 +11,7 @@ from starlette.responses import Response
 from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
 from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.shapes import (
+    ModelAnswer,
     ModelUsage,
     TextsOrTokens,
     fitting_example,
@@ -169,15 +170,11 @@ class ChatChoice(BaseModel):
     logprobs: ChatLogprobs | None = None
 
 
-class ChatResponse(BaseModel):
+class ChatResponse(ModelAnswer):
     """The next message of a chat."""
 
-    id: str
     object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
     choices: list[ChatChoice]
-    usage: ModelUsage
 
 
 class CompletionLogprobs(BaseModel):
@@ -198,15 +195,11 @@ class CompletionChoice(BaseModel):
     logprobs: CompletionLogprobs | None = None
 
 
-class CompletionResponse(BaseModel):
+class CompletionResponse(ModelAnswer):
     """The text for each prompt."""
 
-    id: str
     object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
     choices: list[CompletionChoice]
-    usage: ModelUsage
 
 
 # Chats
@@ -269,7 +262,6 @@ async def answer_chat(call: Call, asked: ChatRequest, model: str) -> ChatRespons
     )
     return ChatResponse(
         id=new_id("chatcmpl"),
-        created=now(),
         model=text.reference,
         choices=[choice],
         usage=_usage([whole]),
@@ -349,7 +341,6 @@ async def _completion(call: Call) -> CompletionResponse | Response:
     ]
     return CompletionResponse(
         id=new_id("cmpl"),
-        created=now(),
         model=texts[0].reference,
         choices=choices,
         usage=_usage(wholes),

@@ -16,6 +16,7 @@ from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.openai_embeddings import in_base64
 from adapterhub.serving.http.shapes import (
     AdapterRequest,
+    ModelAnswer,
     ModelUsage,
     Texts,
     TextsOrTokens,
@@ -29,7 +30,6 @@ from adapterhub.serving.http.shapes import (
     listed_inputs,
     listed_texts,
     new_id,
-    now,
     ranked_classes,
     usage_of,
 )
@@ -53,15 +53,11 @@ class ClassifiedItem(BaseModel):
     num_classes: int
 
 
-class ScoringAnswer(BaseModel):
+class ScoringAnswer(ModelAnswer):
     """What answers to several inputs have in common."""
 
-    id: str
     object: Literal["list"] = "list"
-    created: int
-    model: str
-    usage: ModelUsage
-    truncated: list[int] = []
+    truncated: list[int] = Field(default_factory=list)
 
 
 class ClassifyResponse(ScoringAnswer):
@@ -165,7 +161,6 @@ class RerankResponse(RootModel[RankedDocuments | list[RankedText]]):
 def _answer_of(kind: str, found: Predicted) -> dict[str, Any]:
     return {
         "id": new_id(kind),
-        "created": now(),
         "model": found.facts.reference,
         "usage": usage_of(found.tokens),
         "truncated": list(found.truncated),
