@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from adapterhub.config.options import from_dict, option
+from adapterhub.config.options import from_dict, option, range_problems
 from adapterhub.config.quantities import seconds_of, size_in_bytes
 from adapterhub.config.yaml import load_yaml
 from adapterhub.errors import ConfigError
+from adapterhub.registry.local import default_root
 from adapterhub.registry.reference import is_loopback
 
 _TIMES = ("refresh", "deadline", "drain", "write_timeout")
@@ -27,31 +29,33 @@ class ServeOptions:
     registry: str | None = option(None, "folder, bucket or https URL")
     require_signature: bool = option(False, "refuse adapters that no trusted key has signed")
     host: str = option("127.0.0.1", "address to listen at")
-    port: int = option(8000, "port to listen at; 0: a free one")
+    port: int = option(8000, "port to listen at; 0: a free one", least=0, most=65535)
     tokens: str | None = option(None, "file of tokens (null: your own, if there are some)")
     metrics: Literal["open", "predict", "admin", "off"] = option(
         "admin", "who reads /metrics where there are tokens: all, a role, or nobody"
     )
     admin: bool = option(True, "whether there are paths that change something")
     try_page: bool = option(False, "whether / is a page to try adapters")
-    batch_tokens: int | None = option(None, "most positions at once (null: by the device)")
-    queue_tokens: int = option(1 << 17, "most tokens that wait")
+    batch_tokens: int | None = option(None, "most positions at once (null: by the device)", least=1)
+    queue_tokens: int = option(1 << 17, "most tokens that wait", least=1)
     adapter_memory: str = option("2GiB", "bytes of adapters that are kept in memory")
     refresh: str = option("10s", "how often new versions are looked for; off: never")
     deadline: str = option("30s", "time until a request must be computed")
     drain: str = option("30s", "time to finish what is running when the server leaves")
     write_timeout: str = option("30s", "time after which a client that reads nothing is dropped")
     body: str = option("4MiB", "most bytes of a request")
-    inputs: int = option(1024, "most inputs of a request")
-    requests_per_minute: int = option(0, "of each token; 0: any number")
-    metric_adapters: int = option(100, "most adapters with metrics of their own")
-    threads: int | None = option(None, "threads of torch (null: its own choice)")
+    inputs: int = option(1024, "most inputs of a request", least=1)
+    requests_per_minute: int = option(0, "of each token; 0: any number", least=0)
+    metric_adapters: int = option(100, "most adapters with metrics of their own", least=0)
+    threads: int | None = option(None, "threads of torch (null: its own choice)", least=1)
     device: str | None = option(None, "cpu, cuda or cuda:N (null: a GPU if there is one)")
     dtype: str | None = option(None, "fp32, bf16 or fp16 (null: as each adapter was trained)")
     quantize: str | None = option(None, "nf4, int8, ... (null: as each adapter was trained)")
     ray: bool = option(False, "compute in replicas on a Ray cluster")
     ray_address: str | None = option(None, "HOST:PORT of a running cluster (null: start Ray here)")
-    workers: int | None = option(None, "replicas (null: one for each GPU, or every 4 CPUs)")
+    workers: int | None = option(
+        None, "replicas (null: one for each GPU, or every 4 CPUs)", least=1
+    )
     log_requests: bool = option(True, "one line of JSON for each request")
 
     def seconds(self, name: str) -> float:
@@ -62,6 +66,11 @@ class ServeOptions:
     def size(self, name: str) -> int:
         """Return an option that is a size, in bytes."""
         return size_in_bytes(getattr(self, name)) or 0
+
+    @property
+    def own_registry(self) -> str:
+        """The registry: the option, `$ADAPTERHUB_REGISTRY`, or the user's own folder."""
+        return self.registry or os.environ.get("ADAPTERHUB_REGISTRY") or str(default_root())
 
     @property
     def is_local(self) -> bool:
@@ -92,14 +101,7 @@ def read_serve_options(file: str | None, given: Mapping[str, Any]) -> ServeOptio
         for name in _SIZES
         if not options.size(name)
     ]
-    least = {"port": 0, "queue_tokens": 1, "inputs": 1, "requests_per_minute": 0,
-             "metric_adapters": 0, "workers": 1, "batch_tokens": 1, "threads": 1}  # fmt: skip
-    for name, low in least.items():
-        value = getattr(options, name)
-        if value is not None and value < low:
-            problems.append(f"{name}: {value} is less than {low}")
-    if options.port > 65535:
-        problems.append(f"port: {options.port} is more than 65535")
+    problems += range_problems(options)
     if problems:
         raise ConfigError("options of the server are not valid", offenders=problems)
     return options

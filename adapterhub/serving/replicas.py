@@ -26,7 +26,7 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,9 +38,9 @@ from prometheus_client.registry import Collector
 from starlette.responses import Response, StreamingResponse
 
 from adapterhub._version import __version__
+from adapterhub.config.options import from_dict, to_dict
 from adapterhub.errors import ServingError
 from adapterhub.ray_cluster import connect_ray, import_serve, share_out
-from adapterhub.registry.local import default_root
 from adapterhub.serving.adapters import ModelUse
 from adapterhub.serving.engine import ServingEngine
 from adapterhub.serving.http.allowed import AllowedAdapters
@@ -48,11 +48,10 @@ from adapterhub.serving.http.app import make_app
 from adapterhub.serving.http.call import Call, Endpoint
 from adapterhub.serving.http.errors import NotReadyError
 from adapterhub.serving.http.lifecycle import (
-    load_named,
+    load_and_warm,
     open_service,
     open_tokens,
     served_endpoints,
-    warm_up,
 )
 from adapterhub.serving.http.operations import METRICS_TYPE
 from adapterhub.serving.http.service import RequestLimits, Service
@@ -78,11 +77,7 @@ class ForwardedTokens:
 
     def check(self, text: str) -> AccessToken:
         """Return what a token allows."""
-        record = json.loads(text)
-        fields: dict[str, Any] = {
-            n: tuple(v) if isinstance(v, list) else v for n, v in record.items()
-        }
-        return AccessToken(**fields)
+        return from_dict(AccessToken, json.loads(text))
 
     def note_uses(self, at_once: bool = False) -> None:
         """Note nothing: the front does."""
@@ -93,7 +88,7 @@ def forwarded(token: AccessToken | None, headers: Sequence[tuple[bytes, bytes]])
     others = [(name, value) for name, value in headers if name != b"authorization"]
     if token is None:
         return others
-    return [*others, (b"authorization", b"Bearer " + json.dumps(asdict(token)).encode())]
+    return [*others, (b"authorization", b"Bearer " + json.dumps(to_dict(token)).encode())]
 
 
 class Replica:
@@ -126,8 +121,7 @@ class Replica:
         inside = replace(options, host="127.0.0.1", tokens=None, requests_per_minute=0)
         self.service = open_service(inside)
         self.service.tokens = cast(TokenFile, ForwardedTokens()) if needs_tokens else None
-        load_named(self.service)
-        warm_up(self.service)
+        load_and_warm(self.service)
         self.service.is_ready = True
         self.app = make_app(self.service, served_endpoints(options, self.service))
 
@@ -204,28 +198,13 @@ class ReplicaEngine:
         close: takes the deployment away.
     """
 
-    queued_requests = queued_tokens = 0
-
     def __init__(self, handle: Any, close: Callable[[], None]) -> None:
         self.handle, self._close = handle, close
         self.is_alive = True
-        self.on_batch: Any = None
 
     def busy_seconds(self) -> float:
         """Return 0: what is stuck is replaced by Ray Serve."""
         return 0.0
-
-    @property
-    def adapters(self) -> ReplicaEngine:
-        """What is in the memory of the front."""
-        return self
-
-    def loaded(self) -> dict[Any, Any]:
-        """Return nothing: each replica has loaded its adapters, and computed with each kind."""
-        return {}
-
-    def pin(self, *sources: Any) -> None:
-        """Do nothing: the replicas have loaded what was named."""
 
     def refresh(self) -> int:
         """Have all replicas look for new versions; return how many have moved in one of them."""
@@ -266,9 +245,8 @@ class Front:
     def _endpoint(self, endpoint: Endpoint) -> Endpoint:
         if endpoint.path in _OF_THE_FRONT:
             return endpoint
-        answers = {"/metrics": self.metrics}
-        usual = self.to_all if endpoint.role == "admin" else self.to_one
-        answer = answers.get(endpoint.path, usual)
+        answer = self.to_all if endpoint.role == "admin" else self.to_one
+        answer = self.metrics if endpoint.path == "/metrics" else answer
         return replace(endpoint, request=None, read=None, answer=answer)
 
     async def to_one(self, call: Call) -> Response:
@@ -322,8 +300,8 @@ def open_replicas(options: ServeOptions) -> tuple[Service, tuple[Endpoint, ...]]
     """Start replicas on a cluster, and wait until all adapters that were named are loaded.
 
     Returns:
-        A service and endpoints for a server, which hands requests to them. Closing its engine takes
-        them away.
+        A service that is ready, and endpoints for a server, which hands requests to replicas.
+        Closing its engine takes them away.
 
     Raises:
         ConfigError: Ray Serve is not installed, nothing answers at the address, or the cluster is
@@ -356,7 +334,6 @@ def open_replicas(options: ServeOptions) -> tuple[Service, tuple[Endpoint, ...]]
         ),
         tokens=tokens,
     )
-    service.is_ready = False
     return service, Front(engine).endpoints(served_endpoints(options, service))
 
 
@@ -364,7 +341,6 @@ def _deployed(ray: Any, serve: Any, name: str, options: ServeOptions, needs_toke
     """Start the replicas, and return their handle when all are ready."""
     shares = share_out(ray.nodes(), options.workers)
     cpus, gpus = min(share.cpus for share in shares), min(share.gpus for share in shares)
-    registry = options.registry or os.environ.get("ADAPTERHUB_REGISTRY") or str(default_root())
     deployment = serve.deployment(
         Replica,
         name="engine",
@@ -376,7 +352,7 @@ def _deployed(ray: Any, serve: Any, name: str, options: ServeOptions, needs_toke
         ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
     )
     bound = deployment.bind(
-        replace(options, registry=registry),
+        replace(options, registry=options.own_registry),
         (__version__, os.getcwd()),
         needs_tokens,
         options.threads or cpus,

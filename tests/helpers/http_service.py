@@ -16,8 +16,9 @@ from served import CONTEXT, EXAMPLES, TEXTS, TaskExample, expected_answers, writ
 from adapterhub.inference.open import AdapterSource
 from adapterhub.serving import Engine
 from adapterhub.serving.http.allowed import AllowedAdapters
-from adapterhub.serving.http.app import make_app
+from adapterhub.serving.http.app import ENDPOINTS, make_app
 from adapterhub.serving.http.call import Endpoint
+from adapterhub.serving.http.operations import operations
 from adapterhub.serving.http.service import Service
 
 BACKBONE = "the-backbone"
@@ -72,10 +73,11 @@ def service_of(engine: Engine, folders: Mapping[str, str], **more: str) -> Servi
 
 
 @contextmanager
-def running(service: Service, endpoints: Sequence[Endpoint] | None = None) -> Iterator[str]:
+def running(service: Service, endpoints: Sequence[Endpoint] = ()) -> Iterator[str]:
     """Serve on a free port of the loopback; yield the address."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(make_app(service, endpoints), log_level="error", lifespan="off")
+    app = make_app(service, endpoints or (*ENDPOINTS, *operations()))
+    config = uvicorn.Config(app, log_level="error", lifespan="off")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import adapterhub as ah
 from adapterhub.backbones.load import load_backbone
 from adapterhub.inference.inputs import examples_of
 from adapterhub.inference.open import open_adapter
+from adapterhub.serving import Engine
 
 TEXTS = (
     "the movie was good",
@@ -33,6 +37,23 @@ class TaskExample:
     labels: tuple[str, ...] = ()
     inputs: tuple[Any, ...] = TEXTS
     pair: str | None = None
+
+
+@contextmanager
+def busy(engine: Engine) -> Iterator[threading.Event]:
+    """Keep the compute thread busy until the event is set, or the block ends."""
+    begun, free = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        free.wait(30)
+
+    engine._between_batches(wait)
+    assert begun.wait(30)
+    try:
+        yield free
+    finally:
+        free.set()
 
 
 EXAMPLES = (

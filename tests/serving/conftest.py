@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import EXAMPLES, TaskExample, write_adapter
+from served import EXAMPLES, TaskExample, busy, write_adapter
 
 from adapterhub.backbones.local_folders import remember_folder
 from adapterhub.files.native import read_manifest
+from adapterhub.serving import Engine
 
 METHODS = ("lora(rank=2)", "dora(rank=2)", "prefix(length=2)", "prompt(length=3)")
 
@@ -17,6 +20,13 @@ METHODS = ("lora(rank=2)", "dora(rank=2)", "prefix(length=2)", "prompt(length=3)
 def known_backbone(backbone: Path, polite: str, no_home: None) -> None:
     """Let adapters that were saved for the session find their backbone from the home of a test."""
     remember_folder(read_manifest(Path(polite)).backbone.id, backbone)
+
+
+@pytest.fixture
+def held(engine: Engine) -> Iterator[threading.Event]:
+    """Keep the compute thread of a test's engine busy until the event is set."""
+    with busy(engine) as free:
+        yield free
 
 
 @pytest.fixture(scope="session")

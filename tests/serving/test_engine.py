@@ -30,21 +30,6 @@ def engine(polite):
         yield engine
 
 
-@pytest.fixture
-def held(engine):
-    """Keep the compute thread busy until the event is set."""
-    begun, free = threading.Event(), threading.Event()
-
-    def wait():
-        begun.set()
-        free.wait(30)
-
-    engine._between_batches(wait)
-    begun.wait(30)
-    yield free
-    free.set()
-
-
 def computed_rows(monkeypatch):
     """Record how many requests each batch has."""
     rows, compute = [], SharedBody.compute

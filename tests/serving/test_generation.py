@@ -62,15 +62,6 @@ def engine(backbones, writers):
         yield engine
 
 
-@pytest.fixture
-def held(engine):
-    """Keep the compute thread busy until the event is set."""
-    free = threading.Event()
-    engine._between_batches(lambda: free.wait(30))
-    yield free
-    free.set()
-
-
 def ids_of(text):
     return [token.id for token in text.tokens]
 

@@ -26,8 +26,8 @@ def test_flags_are_taken_before_the_file(tmp_path):
         ({"deadline": "soon"}, "'soon' is not a time"),
         ({"deadline": "off"}, "'off' is not a time"),
         ({"body": "large"}, "'large' is not a size"),
-        ({"port": 70000}, "70000 is more than 65535"),
-        ({"inputs": 0}, "0 is less than 1"),
+        ({"port": 70000}, "port: 70000, must be at least 0 and at most 65535"),
+        ({"inputs": 0}, "inputs: 0, must be at least 1"),
         ({"metrics": "all"}, "metrics"),
     ],
 )

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -13,9 +14,11 @@ from starlette.responses import StreamingResponse
 
 from adapterhub.errors import ConfigError, ServingError
 from adapterhub.ray_cluster import import_serve
+from adapterhub.serving.http.allowed import AllowedAdapters
 from adapterhub.serving.http.call import Endpoint
 from adapterhub.serving.http.errors import NotReadyError
-from adapterhub.serving.http.service import RequestLimits
+from adapterhub.serving.http.lifecycle import HttpServer, served_endpoints
+from adapterhub.serving.http.service import RequestLimits, Service
 from adapterhub.serving.options import ServeOptions
 from adapterhub.serving.replicas import (
     ForwardedTokens,
@@ -194,6 +197,22 @@ def endpoint(path: str, role: str) -> Endpoint:
         return {}
 
     return Endpoint("POST", path, "", None, None, answer, role)
+
+
+def test_a_front_answers_without_an_adapter_of_its_own():
+    """The replicas have loaded what was named before there is a front."""
+    closed, readiness = [], []
+    engine = ReplicaEngine(Handle(), lambda: closed.append(True))
+    options = ServeOptions(port=0, refresh="off")
+    service = Service(engine, AllowedAdapters({}))
+
+    def begin(address: str) -> None:
+        readiness.append(urlopen(f"{address}/readyz", timeout=30).status)
+        server.stop()
+
+    server = HttpServer(service, options, begin, served_endpoints(options, service))
+    server.run()
+    assert (readiness, closed) == ([200], [True])
 
 
 def test_what_changes_something_goes_to_all_replicas():

@@ -6,12 +6,12 @@ an adapter that may not be asked for gets the words of one that does not exist.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import chain, islice
 
-from adapterhub.errors import ConfigError, ServingError, nearest
+from adapterhub.errors import ConfigError, ServingError, nearest, one_line
 from adapterhub.inference.open import AdapterSource
 from adapterhub.registry.reference import Reference, parse_reference
 
@@ -24,7 +24,7 @@ class UnknownAdapterError(ServingError):
     """No such adapter, or none that this client may ask for: the words are the same."""
 
     def __init__(self, model: str, known: Iterable[str]) -> None:
-        cut = model if len(model) <= _SHOWN else f"{model[:_SHOWN]}..."
+        cut = one_line(model, _SHOWN)
         near = nearest(cut, known)
         super().__init__(
             f"no adapter {cut!r} is served",
@@ -56,32 +56,30 @@ class AllowedAdapters:
         """All names that are known beforehand."""
         return list(dict.fromkeys((*self.named, *self.aliases, *self.listed)))
 
-    def find(self, model: str, patterns: Iterable[str] = ("*",)) -> AdapterSource | None:
+    def find(self, model: str, patterns: Collection[str] = ("*",)) -> AdapterSource | None:
         """Return what a client means whose token has these patterns.
 
         Raises:
             UnknownAdapterError: there is none, or it is not allowed.
         """
-        mine = tuple(patterns)
-        if may_ask_for(model, mine):
+        if may_ask_for(model, patterns):
             if model in self.aliases:
                 return self.aliases[model]
             if model in self.named:
                 return self.named[model]
             if self._is_allowed(model):
                 return AdapterSource(model)
-        raise self.unknown(model, mine)
+        raise self.unknown(model, patterns)
 
-    def unknown(self, model: str, patterns: Iterable[str]) -> UnknownAdapterError:
+    def unknown(self, model: str, patterns: Collection[str]) -> UnknownAdapterError:
         """Return the error for a name, with near ones among those that a token may ask for.
 
         Of many names, the first ones with its first letter are compared.
         """
         known: Iterable[str] = chain(self.named, self.aliases, self.listed)
-        mine = tuple(patterns)
         if len(self.named) + len(self.listed) > _NEAR:
             known = (name for name in known if name[:1] == model[:1])
-        near = (name for name in known if may_ask_for(name, mine))
+        near = (name for name in known if may_ask_for(name, patterns))
         return UnknownAdapterError(model, islice(near, _NEAR))
 
     def shown(self, model: str, reference: str) -> str:
@@ -102,13 +100,13 @@ class AllowedAdapters:
         )
 
 
-def may_ask_for(model: str, patterns: Iterable[str]) -> bool:
+def may_ask_for(model: str, patterns: Collection[str]) -> bool:
     """Return whether a token with these patterns may ask for an adapter, in any version."""
-    if "*" in (mine := tuple(patterns)):
+    if "*" in patterns:
         return True
     reference = _parsed(model)
     name = model if reference is None else without_version(reference)
-    return any(fnmatchcase(name, pattern) for pattern in mine)
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def without_version(reference: Reference) -> str:

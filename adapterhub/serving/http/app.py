@@ -10,19 +10,19 @@ import asyncio
 import logging
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pydantic import ValidationError
 from pydantic_core import to_json
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from adapterhub.errors import AdapterhubError
-from adapterhub.serving.http.call import Answered, Call, ClientLeftError, Endpoint, adapter_headers
+from adapterhub.serving.http.call import AdapterFacts, Answered, Call, Endpoint
 from adapterhub.serving.http.errors import (
     HeadError,
     LimitError,
@@ -40,7 +40,6 @@ from adapterhub.serving.http.inference_protocol import ENDPOINTS as INFERENCE_PR
 from adapterhub.serving.http.lora_updates import ENDPOINTS as LORA_UPDATES
 from adapterhub.serving.http.openai_embeddings import ENDPOINTS as OPENAI_EMBEDDINGS
 from adapterhub.serving.http.openai_generation import ENDPOINTS as OPENAI_GENERATION
-from adapterhub.serving.http.operations import operations
 from adapterhub.serving.http.predict import ENDPOINTS as PREDICT
 from adapterhub.serving.http.scoring import ENDPOINTS as SCORING
 from adapterhub.serving.http.service import Service
@@ -67,9 +66,9 @@ LEFT = 499  # the status of a request whose client has left, in metrics and logs
 BODY_SECONDS = 30.0  # that a body may take to come
 
 
-def make_app(service: Service, endpoints: Sequence[Endpoint] | None = None) -> Starlette:
-    """Return the application of a service, with all endpoints unless some are given."""
-    service.endpoints = (*ENDPOINTS, *operations()) if endpoints is None else tuple(endpoints)
+def make_app(service: Service, endpoints: Sequence[Endpoint]) -> Starlette:
+    """Return the application of a service."""
+    service.endpoints = tuple(endpoints)
     routes = [
         Route(each.path, _Handler(service, each), methods=[each.method])
         for each in service.endpoints
@@ -85,33 +84,32 @@ class _Handler:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, and count and log it."""
-        began, status = time.perf_counter(), LEFT
-        call = Call(self.service, self.endpoint, Request(scope, receive))
+        status, call = LEFT, Call(self.service, self.endpoint, Request(scope, receive))
         try:
             response = await self._answer(call, receive)
             await response(scope, receive, send)
             status = response.status_code
-        except ClientLeftError:
+        except ClientDisconnect:
             pass  # there is nobody to answer
         except asyncio.CancelledError:
             if not call.has_left:
                 raise
         finally:
             call.end()
-            self._note(call, status, time.perf_counter() - began)
+            self._note(call, status, time.perf_counter() - call.began)
 
     async def _answer(self, call: Call, receive: Receive) -> Response:
         """Return the answer to a call, or its error as one."""
         try:
             admit(call)
-            call.raw_body = await read_body(call.headers, receive, self.service.limits.body)
+            call.raw_body = await read_body(call.request, self.service.limits.body)
             call.watch(receive)
             if self.endpoint.read is not None:
                 call.body = self.endpoint.read(call)
             elif self.endpoint.request is not None:
                 call.body = self.endpoint.request.model_validate_json(call.raw_body)
             response = rendered(await self.endpoint.answer(call))
-        except ClientLeftError:
+        except ClientDisconnect:
             raise
         except Exception as error:
             response = self._error(error, call.request.url.path)
@@ -174,15 +172,15 @@ def admit(call: Call) -> None:
         service.rate.take(call.token.name if call.token else "")
 
 
-async def read_body(headers: Mapping[str, str], receive: Receive, limit: int) -> bytes:
+async def read_body(request: Request, limit: int) -> bytes:
     """Read the body of a request.
 
     Raises:
         LimitError: it has more bytes.
         SlowError: it does not come in time.
-        ClientLeftError: it does not end.
+        ClientDisconnect: it does not end.
     """
-    length = headers.get("content-length", "")
+    length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > limit:
         raise _too_large(limit)
     task, is_late = asyncio.current_task(), []
@@ -194,7 +192,7 @@ async def read_body(headers: Mapping[str, str], receive: Receive, limit: int) ->
 
     timer = asyncio.get_running_loop().call_later(BODY_SECONDS, end)
     try:
-        return await _whole_body(receive, limit)
+        return await _whole_body(request, limit)
     except asyncio.CancelledError:
         if not is_late:
             raise
@@ -203,23 +201,25 @@ async def read_body(headers: Mapping[str, str], receive: Receive, limit: int) ->
         timer.cancel()
 
 
-async def _whole_body(receive: Receive, limit: int) -> bytes:
+async def _whole_body(request: Request, limit: int) -> bytes:
     chunks: list[bytes] = []
-    size, more = 0, True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeftError
-        chunks.append(message.get("body", b""))
-        size += len(chunks[-1])
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
         if size > limit:
             raise _too_large(limit)
-        more = message.get("more_body", False)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 def _too_large(limit: int) -> LimitError:
     return LimitError("the body is too large", expected=f"at most {limit:,} bytes")
+
+
+def adapter_headers(facts: AdapterFacts) -> dict[str, str]:
+    """Return the headers that say which version of an adapter has answered."""
+    reference = facts.reference.encode("ascii", "backslashreplace").decode()
+    return {"x-adapter-version": reference, "x-adapter-digest": facts.digest}
 
 
 def rendered(answer: Answered) -> Response:

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import hashlib
-import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,14 +19,13 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from adapterhub.data.media import MediaFile
-from adapterhub.errors import AttachError, ConfigError, DataError, NotPublishedError, SiteError
+from adapterhub.errors import ConfigError, DataError, NotPublishedError
 from adapterhub.inference.open import AdapterSource
 from adapterhub.registry.reference import is_name
 from adapterhub.serving.adapters import BareBackbone
 from adapterhub.serving.http.allowed import UnknownAdapterError, may_ask_for
-from adapterhub.serving.http.errors import LimitError, UnservableError
-from adapterhub.serving.refusals import ComputationError, DeadlineError
-from adapterhub.tasks._language_models import Generation
+from adapterhub.serving.http.errors import LimitError
+from adapterhub.serving.http.waiting import AsyncGeneration, awaited_results, loaded_adapter
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -38,18 +34,16 @@ if TYPE_CHECKING:
 
     from adapterhub.inference.open import Predictor
     from adapterhub.serving.engine import ServedFuture
+    from adapterhub.serving.generation import GenerationOptions
     from adapterhub.serving.http.service import Service
     from adapterhub.serving.models import ServedAdapter
+    from adapterhub.serving.prompts import Prompt
     from adapterhub.web.tokens import AccessToken
 
 T = TypeVar("T")
 _WATCHED_AFTER = 0.02  # seconds
 _ENCODED_HERE = 32 << 10  # bytes of a body whose inputs are encoded between other requests
 Answered = BaseModel | dict[str, Any] | list[Any] | Response
-
-
-class ClientLeftError(Exception):
-    """The client has closed its connection before its request was complete."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +93,6 @@ class AdapterFacts:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer, with the adapter's new tokens."""
         return self.predictor.tokenizer
-
-    @property
-    def generates(self) -> bool:
-        """Whether it writes texts."""
-        return isinstance(self.predictor.task, Generation)
 
     @property
     def decodes(self) -> bool:
@@ -157,26 +146,6 @@ class Predicted:
     facts: AdapterFacts
     tokens: int
     truncated: tuple[int, ...] = ()
-
-    @property
-    def reference(self) -> str:
-        """The adapter with its version."""
-        return self.facts.reference
-
-    @property
-    def digest(self) -> str:
-        """The sha256 of its manifest."""
-        return self.facts.digest
-
-    @property
-    def task(self) -> str:
-        """What the adapter was trained for."""
-        return self.facts.task
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The labels, in the order of the logits."""
-        return self.facts.labels
 
 
 @dataclass
@@ -257,21 +226,11 @@ class Call:
         return ("*",) if self.token is None else self.token.adapters
 
     @property
-    def backbone(self) -> str:
-        """The name of the backbone without an adapter; "" if it is not served."""
-        return self.service.backbone
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the server computes."""
-        return self.service.is_alive
-
-    @property
     def is_ready(self) -> bool:
         """Whether all adapters are loaded, and the server is not leaving."""
         return self.service.is_alive and self.service.is_ready
 
-    def adapters(self) -> Sequence[str]:
+    def adapters(self) -> list[str]:
         """List the names that this client may ask for, as far as they are known beforehand."""
         return [each for each in self.service.allowed.names if may_ask_for(each, self.patterns)]
 
@@ -282,7 +241,7 @@ class Call:
         names = {source: name for name, source in known.items()}
         for source, served in self.service.engine.adapters.loaded().items():
             own = source if isinstance(source, AdapterSource) else None
-            model = names.get(own, own.reference if own else self.backbone)
+            model = names.get(own, own.reference if own else self.service.backbone)
             if model and may_ask_for(model, self.patterns):
                 found[model] = self._facts(model, own, served)
         return list(found.values())
@@ -301,7 +260,7 @@ class Call:
         source = self.service.allowed.find(model, self.patterns)
         try:
             found = self.service.engine.adapters.find(source or bare)
-            served = await _loaded(found, self.service.limits.deadline)
+            served = await loaded_adapter(found, self.service.limits.deadline)
         except NotPublishedError:
             raise self.service.allowed.unknown(model, self.patterns) from None
         return self._facts(model, source, served)
@@ -354,7 +313,7 @@ class Call:
 
         try:
             await self.with_tokenizer(facts, submit)
-            answers = await _results(futures)
+            answers = await awaited_results(futures)
         finally:
             is_over = True
             for future in futures:
@@ -372,13 +331,15 @@ class Call:
             truncated=tuple(n for n, each in enumerate(futures) if each.lost),
         )
 
-    async def generate(self, model: str, prompt: Any, options: Any) -> AsyncGeneration:
+    async def generate(
+        self, model: str, prompt: Prompt, options: GenerationOptions
+    ) -> AsyncGeneration:
         """Begin to generate a text.
 
         Args:
             model: the adapter, as the client names it, or the backbone.
             prompt: a text to go on from, or the messages of a chat.
-            options: the `GenerationOptions`.
+            options: how it is written.
 
         Raises:
             AdapterhubError: the adapter cannot be used.
@@ -390,7 +351,8 @@ class Call:
         left = self.service.limits.deadline - (time.perf_counter() - self.began)
         generate = partial(self.service.engine.generate, facts.source, prompt, options, left)
         started = await self.with_tokenizer(facts, generate)
-        generation = AsyncGeneration(started, facts, self.service.metrics.observe_text)
+        observe = self.service.metrics.observe_text
+        generation = AsyncGeneration(started, facts.reference, observe)
         self.generations.append(generation)
         return generation
 
@@ -418,7 +380,7 @@ class Call:
                 expected="a new name of letters, digits and . _ -",
             )
         found = self.service.engine.adapters.find(source)
-        await _loaded(found, self.service.limits.deadline)
+        await loaded_adapter(found, self.service.limits.deadline)
         allowed.aliases[name] = source
 
     async def unload_alias(self, name: str) -> None:
@@ -429,98 +391,6 @@ class Call:
         """
         if self.service.allowed.aliases.pop(name, None) is None:
             raise UnknownAdapterError(name, self.service.allowed.aliases)
-
-
-def adapter_headers(facts: AdapterFacts) -> dict[str, str]:
-    """Return the headers that say which version of an adapter has answered."""
-    reference = facts.reference.encode("ascii", "backslashreplace").decode()
-    return {"x-adapter-version": reference, "x-adapter-digest": facts.digest}
-
-
-class AsyncGeneration:
-    """A text that is being generated: an iterator of its pieces, for one event loop.
-
-    The compute thread wakes the loop once for all that has come since it last looked.
-    """
-
-    def __init__(
-        self,
-        generation: Any,
-        facts: AdapterFacts,
-        observe: Callable[[float | None, int, float], None],
-    ) -> None:
-        self.generation, self.facts, self._observe = generation, facts, observe
-        self._began, self._first = time.perf_counter(), 0.0
-        self._loop = asyncio.get_running_loop()
-        self._pieces: asyncio.Queue[Any] = asyncio.Queue()
-        self._ended: asyncio.Future[Any] = self._loop.create_future()
-        generation.listen(
-            lambda piece: self._call(self._add, piece),
-            lambda end: self._call(self._end, end),
-        )
-
-    @property
-    def reference(self) -> str:
-        """The adapter with its version."""
-        return self.facts.reference
-
-    @property
-    def digest(self) -> str:
-        """The sha256 of its manifest."""
-        return self.facts.digest
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        while (piece := await self._pieces.get()) is not None:
-            yield piece
-        if (error := self._ended.exception()) is not None:
-            raise error
-
-    async def result(self) -> Any:
-        """Return the whole text, when it ends; a caller that is cancelled cancels it."""
-        try:
-            return await asyncio.shield(self._ended)
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
-
-    def cancel(self) -> None:
-        """Generate nothing more."""
-        self.generation.cancel()
-
-    def _call(self, function: Callable[[Any], None], value: Any) -> None:
-        _call_soon(self._loop, function, value)
-
-    def _add(self, piece: Any) -> None:
-        self._first = self._first or time.perf_counter()
-        self._pieces.put_nowait(piece)
-
-    def _end(self, end: Any) -> None:
-        if isinstance(end, BaseException):
-            self._ended.set_exception(end)
-            self._ended.exception()  # it is told where somebody asks
-        else:
-            self._ended.set_result(end)
-            first = self._first - self._began if self._first else None
-            self._observe(first, end.completion_tokens, time.perf_counter() - self._began)
-        self._pieces.put_nowait(None)
-
-
-async def _loaded(found: Future[ServedAdapter], seconds: float) -> ServedAdapter:
-    """Return an adapter when it is loaded, which others may wait for, too.
-
-    Raises:
-        DeadlineError: that takes longer.
-        UnservableError: its files are as published, and cannot be served.
-    """
-    try:
-        if found.done():
-            return found.result()
-        waiting = asyncio.shield(asyncio.wrap_future(found))
-        return await asyncio.wait_for(waiting, seconds)
-    except asyncio.TimeoutError:
-        raise DeadlineError(0.0) from None
-    except (ConfigError, AttachError, SiteError, DataError) as error:
-        raise UnservableError(str(error)) from error
 
 
 def _decoded(number: int, given: Any) -> MediaFile:
@@ -536,48 +406,3 @@ def _decoded(number: int, given: Any) -> MediaFile:
             f"input {number} is not the bytes of a file", expected="a text in base64"
         ) from None
     return MediaFile(hashlib.sha256(data).hexdigest(), data=data, name=f"input {number}")
-
-
-async def _results(futures: Sequence[ServedFuture]) -> list[dict[str, Any]]:
-    """Return the results of futures, whose thread wakes the loop once for all.
-
-    The error of the first that fails is raised at once.
-    """
-    loop = asyncio.get_running_loop()
-    waiter, left = loop.create_future(), itertools.count(len(futures) - 1, -1)
-
-    def wake() -> None:
-        if not waiter.done():
-            waiter.set_result(None)
-
-    def done(future: ServedFuture) -> None:
-        if next(left) == 0 or future.cancelled() or future.exception() is not None:
-            _call_soon(loop, wake)
-
-    for each in futures:
-        each.add_done_callback(done)  # type: ignore[arg-type]
-    if futures:
-        await waiter
-    for number, each in enumerate(futures):
-        if each.done() and (error := each.exception()) is not None:
-            raise _of_input(number, error)
-    return [each.result() for each in futures]
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *of: Any) -> None:
-    """Call a function in the thread of a loop, unless that has ended."""
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(function, *of)
-
-
-def _of_input(number: int, error: BaseException) -> BaseException:
-    """Return the error of one input with its number."""
-    if not isinstance(error, DataError | ComputationError):
-        return error
-    kind = DataError if isinstance(error, DataError) else ComputationError
-    return kind(
-        f"input {number}: {error.problem}",
-        expected=error.expected,
-        hint=error.hint,
-        offenders=error.offenders,
-    )

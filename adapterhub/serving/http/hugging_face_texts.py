@@ -12,12 +12,12 @@ from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.hugging_face_inputs import InferenceRequest, inference_inputs
 from adapterhub.serving.http.shapes import refuse_unless
 from adapterhub.serving.http.text_generation import (
-    StartedText,
     event_stream,
     generation_options,
     start_texts,
     stop_texts,
 )
+from adapterhub.serving.http.waiting import AsyncGeneration
 
 if TYPE_CHECKING:
     from adapterhub.serving.generation import GeneratedText, GeneratedToken
@@ -169,7 +169,7 @@ def _token(token: GeneratedToken) -> dict[str, Any]:
 
 
 async def _token_events(
-    text: StartedText, before: str, seed: int | None
+    text: AsyncGeneration, before: str, seed: int | None
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield an event for each token; the last one has the whole text as well."""
     index = 0
@@ -178,7 +178,7 @@ async def _token_events(
     def event(token: dict[str, Any], **more: Any) -> dict[str, Any]:
         return {"index": index, "token": token, "generated_text": None, "details": None, **more}
 
-    async for piece in text.pieces():
+    async for piece in text:
         tokens = [_token(each) for each in piece.tokens] or [last | {"text": piece.text}]
         for token in tokens:
             index += 1

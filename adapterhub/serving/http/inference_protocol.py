@@ -300,7 +300,7 @@ async def _infer(call: Call) -> dict[str, Any] | Response:
     answer = InferResponse(
         id=asked.id,
         model_name=call.path_params["name"],
-        model_version=_version_of(found.reference),
+        model_version=_version_of(found.facts.reference),
         outputs=outputs,
     )
     return _rendered(asked, answer)
@@ -341,7 +341,7 @@ async def _model_ready(call: Call) -> dict[str, Any]:
 
 
 async def _live(call: Call) -> Response:
-    return JSONResponse({"live": call.is_alive}, 200 if call.is_alive else 503)
+    return JSONResponse({"live": call.service.is_alive}, 200 if call.service.is_alive else 503)
 
 
 async def _ready(call: Call) -> Response:

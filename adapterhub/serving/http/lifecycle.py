@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Sequence
@@ -22,7 +21,6 @@ import uvicorn
 from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.errors import AdapterhubError, ConfigError, RegistryError, ServingError, warn_user
 from adapterhub.inference.open import AdapterSource, Predictor
-from adapterhub.registry.local import default_root
 from adapterhub.registry.reference import NAME_RULE, Reference, is_name
 from adapterhub.registry.store import Query
 from adapterhub.registry.stores import read_reference, registry_at
@@ -141,7 +139,7 @@ def open_service(options: ServeOptions) -> Service:
     tokens = open_tokens(options)
     named, folders = named_adapters(options)
     # A bare name of a client is one of the registry, and never a folder where the server started.
-    registry = options.registry or os.environ.get("ADAPTERHUB_REGISTRY") or str(default_root())
+    registry = options.own_registry
     patterns = options.allow if named or options.allow else ("*",)
     of_all = bool(patterns) and not named
     among = listed_backbone(options, registry) if of_all or options.backbone else None
@@ -176,14 +174,21 @@ def open_service(options: ServeOptions) -> Service:
     return service
 
 
-def load_named(service: Service) -> None:
+def load_and_warm(service: Service) -> None:
+    """Load the named adapters, and compute a pass for each kind of them.
+
+    Raises:
+        AdapterhubError: a named one cannot be loaded.
+    """
+    _load_named(service)
+    _warm_up(service)
+
+
+def _load_named(service: Service) -> None:
     """Load the named adapters and keep them, and look up the names of the registry.
 
     If none is named, one of the registry is loaded, so that the backbone is there; if some are, the
     registry need not be there yet.
-
-    Raises:
-        AdapterhubError: a named one cannot be loaded.
     """
     try:
         service.list_published()
@@ -199,7 +204,7 @@ def load_named(service: Service) -> None:
             return
 
 
-def warm_up(service: Service) -> None:
+def _warm_up(service: Service) -> None:
     """Compute one pass for each kind of adapter in memory, and each length of texts."""
     kinds: dict[Any, tuple[AdapterSource, Predictor]] = {}
     for source, served in service.engine.adapters.loaded().items():
@@ -271,7 +276,7 @@ class HttpServer:
     """A server for one service.
 
     Args:
-        service: what is served.
+        service: what is served; one that is ready already is not loaded.
         options: where, and for how long.
         started: called in a thread of its own when all is loaded, with the address.
         endpoints: the paths, if not those of the options.
@@ -285,6 +290,7 @@ class HttpServer:
         endpoints: Sequence[Endpoint] = (),
     ) -> None:
         self.service, self.options, self.started = service, options, started
+        self._is_loaded = service.is_ready
         self.error: Exception | None = None
         config = uvicorn.Config(
             make_app(service, endpoints or served_endpoints(options, service)),
@@ -330,8 +336,8 @@ class HttpServer:
     def _load(self, listening: socket.socket) -> None:
         address = _address(listening)
         try:
-            load_named(self.service)
-            warm_up(self.service)
+            if not self._is_loaded:
+                load_and_warm(self.service)
             self.service.is_ready = not self.server.should_exit
             self.started(address)
         except Exception as error:
@@ -350,7 +356,7 @@ class HttpServer:
         while seconds < float("inf"):
             await asyncio.sleep(seconds)
             try:
-                await asyncio.get_running_loop().run_in_executor(None, self.service.refresh)
+                await asyncio.to_thread(self.service.refresh)
             except Exception as error:
                 warn_user(f"new versions could not be looked for: {type(error).__name__}")
 
@@ -385,5 +391,8 @@ def served_endpoints(options: ServeOptions, service: Service) -> tuple[Endpoint,
     role = {"open": ""}.get(options.metrics, options.metrics)
     role = role if role == "off" or service.tokens is not None else ""
     page = TRY_PAGE if options.try_page else ()
-    shapes = (each for each in ENDPOINTS if options.admin or each.role != "admin")
-    return (*shapes, *page, *operations(role, options.admin))
+    return tuple(
+        each
+        for each in (*ENDPOINTS, *page, *operations(role))
+        if options.admin or each.role != "admin" or each.path == "/metrics"
+    )

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from adapterhub.serving.engine import ComputedBatch, ServingEngine
+    from adapterhub.serving.generation import GeneratedText
 
 OTHER = "other"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -82,12 +83,11 @@ class ServerMetrics:
         self._padding.observe(1 - batch.tokens / max(batch.positions, 1))
         self._forward.observe(batch.seconds)
 
-    def observe_text(self, first: float | None, tokens: int, seconds: float) -> None:
+    def observe_text(self, text: GeneratedText) -> None:
         """Measure a text that was generated: the time to its first token, and its tokens."""
-        if first is not None:
-            self._first.observe(first)
-        if tokens and seconds > 0:
-            self._rate.observe(tokens / seconds)
+        self._first.observe(text.first_token_seconds)
+        if text.seconds > 0:
+            self._rate.observe(text.completion_tokens / text.seconds)
 
     def text(self) -> bytes:
         """Return all numbers in the format of Prometheus."""

@@ -9,11 +9,11 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
-from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.shapes import (
     AdapterRequest,
     ModelUsage,
     TextsOrTokens,
+    check_dimensions,
     fitting_example,
     fitting_facts,
     gives_vectors,
@@ -75,7 +75,7 @@ async def _embeddings(call: Call) -> EmbeddingsResponse:
     texts = await listed_inputs(call, asked.input, facts, "input")
     found = await call.predict(asked.model, texts, truncate=asked.truncate)
     vectors = [answer["vector"] for answer in found.answers]
-    _check_dimensions(asked.dimensions, vectors)
+    check_dimensions(asked.dimensions, vectors)
     as_text = asked.encoding_format == "base64"
     data = [
         EmbeddingItem(index=n, embedding=in_base64(each) if as_text else each)
@@ -83,20 +83,10 @@ async def _embeddings(call: Call) -> EmbeddingsResponse:
     ]
     return EmbeddingsResponse(
         data=data,
-        model=found.reference,
+        model=found.facts.reference,
         usage=usage_of(found.tokens),
         truncated=list(found.truncated),
     )
-
-
-def _check_dimensions(wanted: int | None, vectors: Sequence[Sequence[float]]) -> None:
-    """Refuse another length: an adapter is not trained so that a part of its vectors is one."""
-    if wanted is not None and wanted != (length := len(vectors[0])):
-        raise RequestError(
-            f"vectors of {wanted} numbers; the adapter has not learned shorter ones",
-            parameter="dimensions",
-            expected=f"{length}, or a request without dimensions",
-        )
 
 
 def in_base64(vector: Sequence[float]) -> str:
@@ -107,7 +97,7 @@ def in_base64(vector: Sequence[float]) -> str:
 
 
 def _listed(call: Call, name: str, reference: str) -> ListedModel:
-    parent = call.backbone if call.backbone not in ("", name) else None
+    parent = call.service.backbone if call.service.backbone not in ("", name) else None
     return ListedModel(id=name, root=reference, parent=parent)
 
 

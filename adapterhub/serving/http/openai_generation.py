@@ -11,6 +11,7 @@ from starlette.responses import Response
 from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
 from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.shapes import (
+    ModelAnswer,
     ModelUsage,
     TextsOrTokens,
     fitting_example,
@@ -23,13 +24,13 @@ from adapterhub.serving.http.shapes import (
     writing_facts,
 )
 from adapterhub.serving.http.text_generation import (
-    StartedText,
     event_stream,
     events_of,
     generation_options,
     start_texts,
     stop_texts,
 )
+from adapterhub.serving.http.waiting import AsyncGeneration
 
 if TYPE_CHECKING:
     from adapterhub.serving.generation import GeneratedText, GeneratedToken, Piece
@@ -169,15 +170,11 @@ class ChatChoice(BaseModel):
     logprobs: ChatLogprobs | None = None
 
 
-class ChatResponse(BaseModel):
+class ChatResponse(ModelAnswer):
     """The next message of a chat."""
 
-    id: str
     object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
     choices: list[ChatChoice]
-    usage: ModelUsage
 
 
 class CompletionLogprobs(BaseModel):
@@ -198,15 +195,11 @@ class CompletionChoice(BaseModel):
     logprobs: CompletionLogprobs | None = None
 
 
-class CompletionResponse(BaseModel):
+class CompletionResponse(ModelAnswer):
     """The text for each prompt."""
 
-    id: str
     object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
     choices: list[CompletionChoice]
-    usage: ModelUsage
 
 
 # Chats
@@ -269,20 +262,19 @@ async def answer_chat(call: Call, asked: ChatRequest, model: str) -> ChatRespons
     )
     return ChatResponse(
         id=new_id("chatcmpl"),
-        created=now(),
-        model=text.model,
+        model=text.reference,
         choices=[choice],
         usage=_usage([whole]),
     )
 
 
-async def _chat_events(text: StartedText, asked: ChatRequest) -> AsyncIterator[dict[str, Any]]:
+async def _chat_events(text: AsyncGeneration, asked: ChatRequest) -> AsyncIterator[dict[str, Any]]:
     """Yield the chunks of a message: its role, its pieces, its end, and its tokens."""
     head = {
         "id": new_id("chatcmpl"),
         "object": "chat.completion.chunk",
         "created": now(),
-        "model": text.model,
+        "model": text.reference,
     }
     usage = {"usage": None} if asked.with_usage else {}
 
@@ -349,21 +341,20 @@ async def _completion(call: Call) -> CompletionResponse | Response:
     ]
     return CompletionResponse(
         id=new_id("cmpl"),
-        created=now(),
-        model=texts[0].model,
+        model=texts[0].reference,
         choices=choices,
         usage=_usage(wholes),
     )
 
 
 async def _text_events(
-    texts: list[StartedText], asked: CompletionRequest
+    texts: list[AsyncGeneration], asked: CompletionRequest
 ) -> AsyncIterator[dict[str, Any]]:
     head = {
         "id": new_id("cmpl"),
         "object": "text_completion",
         "created": now(),
-        "model": texts[0].model,
+        "model": texts[0].reference,
     }
     usage = {"usage": None} if asked.with_usage else {}
     lengths = [0] * len(texts)

@@ -16,7 +16,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def _healthz(call: Call) -> dict[str, Any]:
-    if not call.is_alive:
+    if not call.service.is_alive:
         raise NotReadyError("nothing is computed: the compute thread is dead or stuck")
     return {"status": "alive"}
 
@@ -32,8 +32,7 @@ async def _metrics(call: Call) -> Response:
 
 
 async def _refresh(call: Call) -> dict[str, Any]:
-    moved = await asyncio.get_running_loop().run_in_executor(None, call.service.refresh)
-    return {"moved": moved}
+    return {"moved": await asyncio.to_thread(call.service.refresh)}
 
 
 async def _openapi(call: Call) -> dict[str, Any]:
@@ -55,12 +54,10 @@ def _shown(call: Call) -> list[AdapterFacts]:
     return call.loaded()
 
 
-def operations(metrics: str = "predict", admin: bool = True) -> tuple[Endpoint, ...]:
+def operations(metrics: str = "predict") -> tuple[Endpoint, ...]:
     """Return the endpoints of those who run a server.
 
-    Args:
-        metrics: who may read the metrics: a role; "": everybody; "off": nobody.
-        admin: whether there are endpoints that change something.
+    `metrics` is who may read the metrics: a role; "": everybody; "off": nobody.
     """
     return tuple(
         Endpoint(method, path, summary, None, None, answer, role, ("operations",), None, True)
@@ -72,5 +69,5 @@ def operations(metrics: str = "predict", admin: bool = True) -> tuple[Endpoint, 
             ("GET", "/openapi.json", "This description, for programs", _openapi, ""),
             ("GET", "/docs", "This description, for people", _docs, ""),
         )
-        if role != "off" and (admin or role != "admin" or path == "/metrics")
+        if role != "off"
     )

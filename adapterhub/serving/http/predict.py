@@ -39,7 +39,7 @@ async def _predict(call: Call) -> dict[str, Any]:
     inputs = [_as_tuple(each) for each in asked.inputs]
     found = await call.predict(asked.model, inputs, truncate=asked.truncate)
     return {
-        "model": found.reference,
+        "model": found.facts.reference,
         "predictions": found.answers,
         "truncated": list(found.truncated),
     }

@@ -16,6 +16,7 @@ from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.openai_embeddings import in_base64
 from adapterhub.serving.http.shapes import (
     AdapterRequest,
+    ModelAnswer,
     ModelUsage,
     Texts,
     TextsOrTokens,
@@ -29,7 +30,6 @@ from adapterhub.serving.http.shapes import (
     listed_inputs,
     listed_texts,
     new_id,
-    now,
     ranked_classes,
     usage_of,
 )
@@ -53,15 +53,11 @@ class ClassifiedItem(BaseModel):
     num_classes: int
 
 
-class ScoringAnswer(BaseModel):
+class ScoringAnswer(ModelAnswer):
     """What answers to several inputs have in common."""
 
-    id: str
     object: Literal["list"] = "list"
-    created: int
-    model: str
-    usage: ModelUsage
-    truncated: list[int] = []
+    truncated: list[int] = Field(default_factory=list)
 
 
 class ClassifyResponse(ScoringAnswer):
@@ -165,8 +161,7 @@ class RerankResponse(RootModel[RankedDocuments | list[RankedText]]):
 def _answer_of(kind: str, found: Predicted) -> dict[str, Any]:
     return {
         "id": new_id(kind),
-        "created": now(),
-        "model": found.reference,
+        "model": found.facts.reference,
         "usage": usage_of(found.tokens),
         "truncated": list(found.truncated),
     }
@@ -177,7 +172,7 @@ async def _classify(call: Call) -> ClassifyResponse:
     facts = await fitting_facts(call, asked.model, gives_classes)
     inputs = await _inputs(call, asked.input, facts)
     found = await call.predict(asked.model, inputs, truncate=asked.truncate)
-    data = [_classified(n, each, found.labels) for n, each in enumerate(found.answers)]
+    data = [_classified(n, each, found.facts.labels) for n, each in enumerate(found.answers)]
     return ClassifyResponse(data=data, **_answer_of("classify", found))
 
 
@@ -231,7 +226,7 @@ async def _pooling(call: Call) -> PoolingResponse:
     inputs = await _inputs(call, asked.input, facts)
     found = await call.predict(asked.model, inputs, truncate=asked.truncate)
     as_text = asked.encoding_format == "base64"
-    numbers = [_pooled(each, found.labels) for each in found.answers]
+    numbers = [_pooled(each, found.facts.labels) for each in found.answers]
     data = [
         PooledItem(index=n, data=in_base64(each) if as_text else each)
         for n, each in enumerate(numbers)
@@ -270,7 +265,7 @@ async def _rerank(call: Call) -> RankedDocuments | list[dict[str, Any]]:
     ]
     return RankedDocuments(
         id=new_id("rerank"),
-        model=found.reference,
+        model=found.facts.reference,
         results=results,
         usage=usage_of(found.tokens),
         meta={"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},

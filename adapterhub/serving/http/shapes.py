@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from adapterhub.errors import AdapterhubError, BackboneError
 from adapterhub.serving.adapters import BareBackbone
@@ -23,6 +23,11 @@ Texts = str | list[str]
 TextsOrTokens = str | list[str] | list[int] | list[list[int]]
 """Texts, or tokens of the backbone in place of each of them."""
 _TRIED = 32  # adapters among which the only one that fits is looked for
+
+
+def now() -> int:
+    """Return the time in seconds since 1970."""
+    return int(time.time())
 
 
 class AdapterRequest(BaseModel):
@@ -43,6 +48,15 @@ class ModelUsage(BaseModel):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     total_tokens: int = 0
+
+
+class ModelAnswer(BaseModel):
+    """What answers of a model have in common."""
+
+    id: str
+    created: int = Field(default_factory=now)
+    model: str
+    usage: ModelUsage
 
 
 # Which adapters fit
@@ -117,7 +131,7 @@ async def writing_facts(call: Call, model: str) -> AdapterFacts:
     try:
         facts = await call.facts(model, bare=BareBackbone.TEXTS)
     except BackboneError:
-        if model != call.backbone:
+        if model != call.service.backbone:
             raise
         facts = await call.facts(model)
     if not writes_texts(facts):
@@ -158,16 +172,25 @@ def new_id(kind: str) -> str:
     return f"{kind}-{uuid.uuid4().hex}"
 
 
-def now() -> int:
-    """Return the time in seconds since 1970."""
-    return int(time.time())
-
-
 def usage_of(prompt: int, written: int = 0) -> ModelUsage:
     """Return the tokens of inputs and of written texts."""
     return ModelUsage(
         prompt_tokens=prompt, completion_tokens=written, total_tokens=prompt + written
     )
+
+
+def check_dimensions(wanted: int | None, vectors: Sequence[Sequence[float]]) -> None:
+    """Refuse another length: an adapter is not trained so that a part of its vectors is one.
+
+    Raises:
+        RequestError: another one is wanted.
+    """
+    if wanted is not None and wanted != (length := len(vectors[0])):
+        raise RequestError(
+            f"vectors of {wanted} numbers; the adapter has not learned shorter ones",
+            parameter="dimensions",
+            expected=f"{length}, or a request without dimensions",
+        )
 
 
 # Inputs
@@ -250,7 +273,7 @@ async def chosen_facts(call: Call, named: str | None, fits: Fits) -> AdapterFact
         WrongShapeError: the one that is named does not fit.
     """
     named = named or call.headers.get("x-adapter")
-    names = list(call.adapters())
+    names = call.adapters()
     if named or len(names) == 1:
         return await fitting_facts(call, named or names[0], fits)
     tried = names if len(names) <= _TRIED else []  # each of them is loaded

@@ -17,6 +17,7 @@ from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
 from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.shapes import (
     TextsOrTokens,
+    check_dimensions,
     chosen_facts,
     fitting_example,
     gives_numbers,
@@ -106,12 +107,7 @@ def _check_embed(asked: EmbedRequest, facts: AdapterFacts) -> None:
 
 def _of_length(vectors: list[list[float]], asked: EmbedRequest) -> list[list[float]]:
     """Return vectors as the adapter gives them, or of length 1 where that is asked for."""
-    if asked.dimensions not in (None, len(vectors[0])):
-        raise RequestError(
-            "the adapter has not learned shorter vectors",
-            parameter="dimensions",
-            expected=f"{len(vectors[0])}, or a request without dimensions",
-        )
+    check_dimensions(asked.dimensions, vectors)
     if asked.normalize is None:
         return vectors
     sizes = [math.hypot(*each) for each in vectors]

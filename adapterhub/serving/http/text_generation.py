@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
 from starlette.responses import StreamingResponse
 
 from adapterhub.errors import ConfigError
-from adapterhub.serving.http.call import AsyncGeneration, Call
+from adapterhub.serving.generation import GenerationOptions
+from adapterhub.serving.http.call import Call
 from adapterhub.serving.http.errors import LimitError, RequestError, body_of, problem_of
+from adapterhub.serving.http.waiting import AsyncGeneration
 
 if TYPE_CHECKING:
-    from adapterhub.serving.generation import GeneratedText, GenerationOptions, Piece
+    from adapterhub.serving.generation import GeneratedText, Piece
 
 _DONE = b"data: [DONE]\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -31,8 +32,6 @@ def generation_options(names: dict[str, str], **options: Any) -> GenerationOptio
     Raises:
         RequestError: one is out of range.
     """
-    from adapterhub.serving.generation import GenerationOptions
-
     given = {name: value for name, value in options.items() if value is not None}
     try:
         return GenerationOptions(**given)
@@ -49,38 +48,9 @@ def stop_texts(given: str | list[str] | None) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given or ())
 
 
-@dataclass
-class StartedText:
-    """A text whose first piece is there, so that what prevents it has been told.
-
-    Attributes:
-        generation: the text.
-        model: the adapter that writes it, with its version.
-        first: its first piece; None: it has ended without one.
-        rest: the other pieces.
-    """
-
-    generation: AsyncGeneration
-    model: str
-    first: Piece | None
-    rest: AsyncIterator[Piece]
-
-    async def pieces(self) -> AsyncIterator[Piece]:
-        """Yield all pieces as they come."""
-        if self.first is not None:
-            yield self.first
-            async for piece in self.rest:
-                yield piece
-
-    async def result(self) -> GeneratedText:
-        """Return the whole text."""
-        whole: GeneratedText = await self.generation.result()
-        return whole
-
-
 async def start_texts(
     call: Call, model: str, prompts: Iterable[Any], options: GenerationOptions
-) -> list[StartedText]:
+) -> list[AsyncGeneration]:
     """Begin to write a text for each prompt, all at the same time.
 
     Raises:
@@ -91,12 +61,9 @@ async def start_texts(
     if len(asked) > limit:
         raise LimitError(f"{len(asked):,} prompts", expected=f"at most {limit:,}")
     started = [await call.generate(model, prompt, options) for prompt in asked]
-    found = []
     for each in started:
-        pieces = each.__aiter__()
-        first = await anext(pieces, None)
-        found.append(StartedText(each, each.reference, first, pieces))
-    return found
+        await each.begin()
+    return started
 
 
 def event_stream(call: Call, events: AsyncIterator[Event]) -> StreamingResponse:
@@ -122,13 +89,13 @@ def _line(event: Event) -> bytes:
 
 
 async def events_of(
-    texts: list[StartedText],
+    texts: list[AsyncGeneration],
     of_piece: Callable[[int, Piece], Event | None],
     of_end: Callable[[int, GeneratedText], Event],
 ) -> AsyncIterator[Event]:
     """Yield the events of texts, one text after the other; None is no event."""
     for number, text in enumerate(texts):
-        async for piece in text.pieces():
+        async for piece in text:
             if (event := of_piece(number, piece)) is not None:
                 yield event
         yield of_end(number, await text.result())

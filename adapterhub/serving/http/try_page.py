@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from adapterhub.pages.page import framed_page
 from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
+from adapterhub.serving.http.shapes import writes_texts
 from adapterhub.web.headers import page_response
 
 _TEXT = "A train was late again, and nobody said why."
@@ -26,7 +27,7 @@ async def _page(call: Call) -> Response:
         "try.html",
         ("copy.js", "try.js"),
         name="adapterhub serve",
-        subtitle=f"adapters of {call.backbone}" if call.backbone else "adapters",
+        subtitle=f"adapters of {call.service.backbone}" if call.service.backbone else "adapters",
         has_tokens=service.tokens is not None,
         text=_TEXT,
         connects=True,
@@ -40,13 +41,13 @@ async def _adapters(call: Call) -> dict[str, Any]:
     if model := call.request.query_params.get("model"):
         return {"adapters": [_shown(await call.facts(model))]}
     loaded = {facts.model: _shown(facts) for facts in call.loaded()}
-    names = sorted(call.adapters(), key=lambda name: name == call.backbone)  # which is last
+    names = sorted(call.adapters(), key=lambda name: name == call.service.backbone)  # which is last
     return {"adapters": [loaded.get(name, {"model": name}) for name in names]}
 
 
 def _shown(facts: AdapterFacts) -> dict[str, Any]:
     path = _PREDICT
-    if facts.generates or _may_write(facts):
+    if writes_texts(facts) or _may_write(facts):
         path = _CHAT if getattr(facts.tokenizer, "chat_template", None) else _WRITE
     return {"model": facts.model, "task": facts.task, "texts": facts.texts, "path": path}
 

@@ -15,7 +15,7 @@ from adapterhub.backbones.local_folders import remember_folder
 from adapterhub.files.native import read_manifest
 from adapterhub.serving import Engine
 from adapterhub.serving.adapters import BareBackbone
-from adapterhub.serving.http.text_generation import StartedText
+from adapterhub.serving.http.waiting import AsyncGeneration
 from adapterhub.serving.refusals import StoppedError
 
 openai = pytest.importorskip("openai", reason='pip install "adapterhub[clients]"')
@@ -251,7 +251,7 @@ def test_an_error_within_a_stream(client, monkeypatch):
     async def fail(text):
         raise StoppedError("the engine is closed")
 
-    monkeypatch.setattr(StartedText, "result", fail)
+    monkeypatch.setattr(AsyncGeneration, "result", fail)
     message = [{"role": "user", "content": TEXTS[0]}]
     stream = client.chat.completions.create(model="writer", messages=message, stream=True, **GREEDY)
     chunks = []

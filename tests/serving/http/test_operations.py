@@ -16,8 +16,10 @@ from adapterhub.inference.open import AdapterSource
 from adapterhub.serving import Engine
 from adapterhub.serving.http.allowed import AllowedAdapters
 from adapterhub.serving.http.app import ENDPOINTS, make_app
+from adapterhub.serving.http.lifecycle import served_endpoints
 from adapterhub.serving.http.operations import operations
 from adapterhub.serving.http.service import Service
+from adapterhub.serving.options import ServeOptions
 from adapterhub.web.tokens import TokenFile
 
 
@@ -148,9 +150,10 @@ def test_refresh(url):
 
 @pytest.mark.parametrize(
     ("metrics", "admin", "missing"),
-    [("off", True, {"/metrics"}), ("admin", False, {"/admin/refresh"}), ("", True, set())],
+    [("off", True, {"/metrics"}), ("admin", False, {"/admin/refresh"}), ("open", True, set())],
 )
 def test_switches(service, metrics, admin, missing):
-    app = make_app(service, operations(metrics, admin))
+    options = ServeOptions(metrics=metrics, admin=admin)
+    app = make_app(service, served_endpoints(options, service))
     paths = {route.path for route in app.routes}
     assert {each.path for each in operations()} - paths == missing

@@ -11,7 +11,6 @@ import shutil
 import socket
 import threading
 import time
-from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import pytest
@@ -19,7 +18,7 @@ import tiny_models
 import torch
 from http_client import ask, predict
 from http_service import running
-from served import TEXTS, expected_answers, same_answer, write_adapter
+from served import TEXTS, busy, expected_answers, same_answer, write_adapter
 
 import adapterhub as ah
 from adapterhub.inference.open import AdapterSource
@@ -59,23 +58,6 @@ def service(registry):
 def url(service):
     with running(service) as url:
         yield url
-
-
-@contextmanager
-def held(engine):
-    """Keep the compute thread busy."""
-    begun, free = threading.Event(), threading.Event()
-
-    def wait():
-        begun.set()
-        free.wait(30)
-
-    engine._between_batches(wait)
-    assert begun.wait(30)
-    try:
-        yield
-    finally:
-        free.set()
 
 
 def in_background(function, *args, **more):
@@ -182,7 +164,7 @@ def test_without_the_registry_loaded_adapters_go_on(url, registry, service):
 def test_one_bad_input_of_32_is_named_and_others_are_answered(url, service, tmp_path):
     predict(url, "team-polite", TEXT)
     inputs = [*[TEXT] * 20, 3, *[TEXT] * 11]
-    with held(service.engine):
+    with busy(service.engine):
         others = [in_background(predict, url, "team-polite", text) for text in TEXTS]
         wait_until(lambda: service.engine.queued_requests == len(TEXTS))
         bad = predict(url, "team-polite", *inputs)
@@ -202,7 +184,7 @@ def test_nan_in_one_adapter_fails_its_rows_alone(url, service, tmp_path):
             if broken.name[:16] in name:
                 parameter.fill_(float("nan"))
     ah.adapters(broken.model.model)[broken.name].hold()  # once more, as it has changed
-    with held(service.engine):
+    with busy(service.engine):
         wrong = in_background(predict, url, "team-polite@1", TEXT)
         right = in_background(predict, url, "team-polite@2", TEXT)
         wait_until(lambda: service.engine.queued_requests == 2)
@@ -223,7 +205,7 @@ def test_out_of_memory_halves_the_batch_and_names_what_does_not_fit_alone(
         return compute(self, asked)
 
     monkeypatch.setattr(SharedBody, "compute", small)
-    with held(service.engine):
+    with busy(service.engine):
         others = in_background(predict, url, "team-polite", *[TEXT] * 8)
         wait_until(lambda: service.engine.queued_requests == 8)
     assert others().status == 200
@@ -237,7 +219,7 @@ def test_a_client_that_leaves_is_not_computed_for(url, service):
     body = json.dumps({"model": "team-polite", "inputs": [TEXT]}).encode()
     head = f"POST /v1/predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     rows = service.engine.counts["rows"]
-    with held(service.engine):
+    with busy(service.engine):
         with socket.create_connection(("127.0.0.1", urlsplit(url).port)) as client:
             client.sendall(head.encode() + body)
             wait_until(lambda: service.engine.queued_requests == 1)
@@ -306,7 +288,7 @@ def test_a_full_queue_says_when_to_come_again(registry):
         service = Service(engine, AllowedAdapters({}, ("*",)))
         with running(service) as url:
             predict(url, "secret", TEXT)
-            with held(engine):
+            with busy(engine):
                 waiting = in_background(predict, url, "secret", TEXTS[5], TEXTS[3])
                 wait_until(lambda: engine.queued_tokens >= 20)
                 began = time.monotonic()
@@ -323,7 +305,7 @@ def test_a_deadline_that_passed_is_not_computed(registry):
         service = Service(engine, AllowedAdapters({}, ("*",)), limits=limits)
         engine.pin("secret")
         with running(service) as url:
-            with held(engine):
+            with busy(engine):
                 late = in_background(predict, url, "secret", TEXT)
                 time.sleep(0.4)
             assert late().status == 504
@@ -358,7 +340,7 @@ def test_a_dead_compute_thread_is_seen(url, service, monkeypatch):
 
 def test_a_compute_thread_that_is_stuck_is_seen(url, service, monkeypatch):
     monkeypatch.setattr("adapterhub.serving.http.service.STUCK_SECONDS", 0.05)
-    with held(service.engine):
+    with busy(service.engine):
         wait_until(lambda: ask(url, "/healthz").status == 503)
     wait_until(lambda: ask(url, "/healthz").status == 200)
 
