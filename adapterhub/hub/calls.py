@@ -123,7 +123,7 @@ class HubCall:
         Raises:
             HubRefusal: it is missing, and there is no default, or it is no text.
         """
-        value = self.json().get(name, default)
+        value = self.json().get(name)
         if value is None:
             value = default
         if not isinstance(value, str):
@@ -170,12 +170,7 @@ class HubCall:
         Raises:
             TooManyBytesError: it has more bytes, as its head says, or as they come.
         """
-        chunks: list[bytes] = []
-        size = 0
-        async for chunk in self.pieces(most):
-            chunks.append(chunk)
-            size += len(chunk)
-        return b"".join(chunks)
+        return b"".join([piece async for piece in self.pieces(most)])
 
     async def pieces(self, most: int | None = None) -> AsyncIterator[bytes]:
         """Yield the body in pieces of a quarter of a mebibyte.

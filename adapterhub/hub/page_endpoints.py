@@ -28,7 +28,6 @@ from adapterhub.hub.listings import (
     ORDERS,
     HubListing,
     HubQuery,
-    form_labels,
     search_listings,
     shown_version,
     values_of_facets,
@@ -67,7 +66,8 @@ def front(call: HubCall) -> Response:
     params = dict(call.request.query_params)
     order = params.get("sort", "newest")
     offset, _ = part_of_list(call, _ON_A_PAGE, _ON_A_PAGE)
-    labels = [*form_labels(params), ("adapter", "yes")]
+    labels = [(name, value) for name, value in params.items() if name in FIELDS and value]
+    labels.append(("adapter", "yes"))
     if author := params.get("author"):
         labels.append(("author", author))
     query = HubQuery(
@@ -151,7 +151,7 @@ def commits_page(call: HubCall) -> Response:
         for each in found
     ]
     table = ShownTable(("commit", "title", "by", "date"), rows)
-    return _list(call, f"{path}", "The newest commits", [ListPart("Commits", table)])
+    return _list(call, path, "The newest commits", [ListPart("Commits", table)])
 
 
 def commit_page(call: HubCall) -> Response:

@@ -29,13 +29,7 @@ from adapterhub.hub.described import (
     describe_tree,
     front_matter_size,
 )
-from adapterhub.hub.listings import (
-    HubListing,
-    HubQuery,
-    listing_of,
-    search_listings,
-    tag_labels,
-)
+from adapterhub.hub.listings import HubListing, HubQuery, listing_of, search_listings
 from adapterhub.hub.refusals import HubRefusal, MissingEntryError
 from adapterhub.hub.trees import (
     MAX_REGULAR_LISTED,
@@ -79,8 +73,8 @@ def whoami(call: HubCall) -> Response:
 def list_repositories(call: HubCall) -> Response:
     """List the repositories that match the parameters, a page at a time."""
     params = call.request.query_params
-    tags = [tag for each in params.getlist("filter") for tag in each.split(",") if tag]
-    labels = tag_labels(tags)
+    filters = params.getlist("filter")
+    labels = [("tag", tag) for each in filters for tag in each.split(",") if tag]
     if author := call.query("author"):
         labels.append(("author", author))
     if pipeline := call.query("pipeline_tag"):

@@ -110,8 +110,8 @@ class Hub:
         self.remembered = Remembered(self.database)
         self.blobs = BlobFolder(folder)
         with self.database.reading() as connection:
-            self.secret = bytes.fromhex(setting(connection, "secret"))
-            self.instance = setting(connection, "instance")
+            value = select(settings.c.value).where(settings.c.key == "secret")
+            self.secret = bytes.fromhex(connection.execute(value).scalar_one())
         self.failed_logins = FailedLogins()
         self.metrics = HubMetrics()
         self._used: set[str] = set()
@@ -168,8 +168,7 @@ def create_hub(folder: Path) -> None:
     database = Database(folder / "new.sqlite")
     create_tables(database)
     with database.writing() as connection:
-        for key in ("secret", "instance"):
-            connection.execute(insert(settings).values(key=key, value=secrets.token_hex(32)))
+        connection.execute(insert(settings).values(key="secret", value=secrets.token_hex(32)))
     database.close()
     (folder / "new.sqlite").rename(folder / DATABASE)
 
@@ -225,13 +224,6 @@ def require_schema(folder: Path) -> None:
     raise ConfigError(
         f"the hub in {folder} is of an older adapterhub",
         hint=f"adapterhub hub upgrade {folder}, which makes a backup first",
-    )
-
-
-def setting(connection: Connection, key: str) -> str:
-    """Return a setting of a hub."""
-    return str(
-        connection.execute(select(settings.c.value).where(settings.c.key == key)).scalar_one()
     )
 
 

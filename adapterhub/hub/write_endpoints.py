@@ -25,7 +25,6 @@ from adapterhub.hub.refusals import (
     TakenError,
 )
 from adapterhub.hub.repositories import (
-    REPOSITORY_TYPES,
     create_repository,
     delete_repository,
     find_repository,
@@ -38,7 +37,7 @@ from adapterhub.hub.tables import refs
 from adapterhub.hub.versions import check_ref_name, create_tag, delete_tag, require_admin
 
 _BODY = 1 << 20
-_TYPES = {single: several for several, single in REPOSITORY_TYPES.items()}
+_TYPES = {"model": "models", "dataset": "datasets", "space": "spaces"}
 ATTRIBUTES = b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
 """The first file of each repository: a repository has a commit from the beginning."""
 
