@@ -83,6 +83,12 @@ class BlobFolder:
         """Begin to receive a file of at most `most` bytes; `limit` says whose limit that is."""
         return BlobReceiver(self.incoming / secrets.token_hex(12), most, limit)
 
+    def stage(self, data: bytes) -> StagedBlob:
+        """Receive a small file at once."""
+        with self.receive(len(data), "") as receiver:
+            receiver.write(data)
+            return receiver.finish()
+
     def put(self, staged: StagedBlob) -> None:
         """Put a file that was received in its place; call it inside a transaction that writes."""
         target = self.path(staged.info.sha256)

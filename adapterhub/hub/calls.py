@@ -17,14 +17,15 @@ from starlette.responses import Response
 
 from adapterhub.files.schema import json_depth
 from adapterhub.hub.accepted import NamespaceRules, parse_rules
-from adapterhub.hub.accounts import Visitor
+from adapterhub.hub.accounts import Visitor, namespace_of
 from adapterhub.hub.refusals import HubRefusal, MissingRepositoryError, TooManyBytesError
-from adapterhub.hub.repositories import HubRepository, find_repository, missing, namespace_of
+from adapterhub.hub.repositories import HubRepository, find_repository, missing
 from adapterhub.hub.state import Hub
 
 OPEN, TOKEN, PAGE = "", "token", "page"
 """What an endpoint needs, besides the roles: nothing at all, any token, or what it says itself."""
 _MOST_DEPTH = 16
+_MOST_REMEMBERED = 20_000
 _PIECE = 256 << 10
 _PARTS = {
     "type": "models|datasets|spaces",
@@ -151,7 +152,7 @@ class HubCall:
 
     def rules(self, connection: Connection) -> NamespaceRules:
         """Return the rules of the repository's namespace."""
-        return parse_rules(namespace_of(connection, self.repository).rules)
+        return parse_rules(namespace_of(connection, self.repository.namespace).rules)
 
     def note(self, connection: Connection, action: str, target: str) -> None:
         """Write to the audit log, in the transaction that does it."""
@@ -159,10 +160,14 @@ class HubCall:
 
     async def remembered(self, key: Hashable, read: Callable[[], _Result]) -> _Result:
         """Return what `read` returns; in a thread, unless it is known and nobody has written."""
-        known = self.hub.remembered
-        if known.has(key):
-            return known.get(key, read)
-        return await in_thread(known.get, key, read)
+        known = self.hub.database.unchanged()
+        if key in known:
+            found: _Result = known[key]
+            return found
+        value = await in_thread(read)
+        if len(known) < _MOST_REMEMBERED:
+            known[key] = value
+        return value
 
     async def read_body(self, most: int) -> bytes:
         """Read the body.

@@ -33,7 +33,7 @@ from adapterhub.hub.listings import (
     values_of_facets,
 )
 from adapterhub.hub.refusals import HubRefusal, MissingEntryError
-from adapterhub.hub.sessions import SESSION_SECONDS, new_session
+from adapterhub.hub.sessions import COOKIE, SESSION_SECONDS, new_session
 from adapterhub.hub.tables import tokens
 from adapterhub.hub.trees import Tree, entries_below, read_tree
 from adapterhub.hub.versions import versions_of
@@ -50,7 +50,6 @@ from adapterhub.pages.site_pages import (
 )
 from adapterhub.web.tokens import digest_of_token
 
-COOKIE = "adapterhub"
 _ON_A_PAGE = 50
 _MOST_CHOICES = 60
 _MOST_VERSIONS_READ = 60

@@ -19,7 +19,7 @@ from adapterhub.hub.refusals import (
     MissingRepositoryError,
     TakenError,
 )
-from adapterhub.hub.tables import listings, namespaces, repositories, retired
+from adapterhub.hub.tables import listings, repositories, retired
 from adapterhub.hub.times import now_precisely
 from adapterhub.registry.reference import NAME_RULE, is_name
 
@@ -203,14 +203,6 @@ def set_private(connection: Connection, repository: HubRepository, is_private: b
         connection.execute(
             update(table).where(table.c[column] == repository.id).values(is_private=is_private)
         )
-
-
-def namespace_of(connection: Connection, repository: HubRepository) -> Owner:
-    """Return the namespace of a repository."""
-    row = connection.execute(
-        select(namespaces).where(namespaces.c.id == repository.namespace)
-    ).one()
-    return Owner(row.id, row.name, row.kind, row.quota, row.rules)
 
 
 def _highest_before(connection: Connection, type: str, name: str) -> int:

@@ -6,7 +6,7 @@ from sqlalchemy import delete
 from starlette.responses import Response
 
 from adapterhub.hub.accounts import ADMIN, READ, WRITE
-from adapterhub.hub.blobs import StagedBlob, discard_staged
+from adapterhub.hub.blobs import discard_staged
 from adapterhub.hub.calls import TOKEN, HubCall, HubRoute, json_answer
 from adapterhub.hub.commits import (
     BRANCH,
@@ -48,7 +48,7 @@ def add_repository(call: HubCall) -> Response:
     type, name = _type_of(call), _full_name(call)
     visibility = fields.get("visibility")
     is_private = visibility in ("private", "protected") or bool(fields.get("private"))
-    staged = _staged(call, ATTRIBUTES)
+    staged = call.hub.blobs.stage(ATTRIBUTES)
     try:
         with call.hub.database.writing() as connection:
             owner = owner_for_writing(connection, name, call.visitor)
@@ -169,12 +169,6 @@ def remove_branch(call: HubCall) -> Response:
 def no_discussions(call: HubCall) -> Response:
     """Refuse what this hub has not."""
     raise HubRefusal("this hub has no pull requests and no discussions: commit to a branch")
-
-
-def _staged(call: HubCall, data: bytes) -> StagedBlob:
-    with call.hub.blobs.receive(len(data), "") as receiver:
-        receiver.write(data)
-        return receiver.finish()
 
 
 def _type_of(call: HubCall) -> str:
