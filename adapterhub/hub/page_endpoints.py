@@ -6,9 +6,6 @@ They only read, after a login with a token, and have no scripts but our own. The
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -48,13 +45,13 @@ from adapterhub.pages.site_pages import (
     front_page,
     list_page,
 )
+from adapterhub.web.headers import page_headers
 from adapterhub.web.tokens import digest_of_token
 
 _ON_A_PAGE = 50
 _MOST_CHOICES = 60
 _MOST_VERSIONS_READ = 60
 _FORM_BODY = 16 << 10
-_INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 _LOGIN = "/settings/tokens"
 
 
@@ -232,19 +229,9 @@ def log_out(call: HubCall) -> Response:
 
 
 def page_answer(page: str) -> Response:
-    """Return a page, with a policy that lets our own script run and nothing else."""
+    """Return a page, with its policy, which lets our own script run and nothing else."""
     data = page.encode("utf-8", "replace")
-    hashes = [
-        f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"
-        for text in _INLINE.findall(data)
-    ]
-    none = "'none'"
-    policy = (
-        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'self'; "
-        f"base-uri 'none'; frame-ancestors 'none'; script-src {' '.join(hashes) or none}"
-    )
-    headers = {"content-security-policy": policy}
-    return Response(data, 200, headers, "text/html; charset=utf-8")
+    return Response(data, 200, page_headers(page), "text/html; charset=utf-8")
 
 
 def _files_page(call: HubCall, revision: str, folder: str) -> Response:
