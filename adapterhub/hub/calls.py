@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -102,21 +102,10 @@ class HubCall:
         """The address of who sends it."""
         return self.request.client.host if self.request.client else ""
 
-    def json(self) -> dict[str, Any]:
-        """Return the body as an object.
-
-        Raises:
-            HubRefusal: it is none.
-        """
-        if json_depth(self.body) > _MOST_DEPTH:
-            raise HubRefusal("the body is nested too deep")
-        try:
-            found = json.loads(self.body or b"{}")
-        except (ValueError, RecursionError):
-            raise HubRefusal("the body is not JSON in UTF-8") from None
-        if not isinstance(found, dict):
-            raise HubRefusal("the body is not an object of JSON")
-        return found
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """The body as an object; it is refused if it is none."""
+        return json_fields(self.body or b"{}", "the body", _MOST_DEPTH)
 
     def text(self, name: str, default: str | None = None) -> str:
         """Return a text of the body.
@@ -124,7 +113,7 @@ class HubCall:
         Raises:
             HubRefusal: it is missing, and there is no default, or it is no text.
         """
-        value = self.json().get(name)
+        value = self.fields.get(name)
         if value is None:
             value = default
         if not isinstance(value, str):
@@ -207,6 +196,23 @@ async def in_thread(
 ) -> _Result:
     """Do work that waits for the disk in a thread, while others are answered."""
     return await anyio.to_thread.run_sync(partial(work, *args, **options))
+
+
+def json_fields(data: bytes, name: str, depth: int) -> dict[str, Any]:
+    """Return the object of JSON that a client sends; `name` says what it is.
+
+    Raises:
+        HubRefusal: it is none, or is nested deeper.
+    """
+    if json_depth(data) > depth:
+        raise HubRefusal(f"{name} is nested too deep")
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        raise HubRefusal(f"{name} is not JSON in UTF-8") from None
+    if not isinstance(found, dict):
+        raise HubRefusal(f"{name} is not an object of JSON")
+    return found
 
 
 def unquoted(part: str) -> str:

@@ -40,7 +40,7 @@ def preupload(call: HubCall) -> Response:
 
     What would be refused later is refused here, before anything is sent.
     """
-    fields = call.json()
+    fields = call.fields
     files = fields.get("files")
     if not isinstance(files, list) or len(files) > _MOST_FILES:
         raise HubRefusal(f"the body has no list of at most {_MOST_FILES} files")

@@ -140,7 +140,7 @@ def list_tree(call: HubCall) -> Response:
 def paths_info(call: HubCall) -> Response:
     """Describe some files and folders of a revision; unknown ones are left out."""
     if "json" in call.request.headers.get("content-type", ""):
-        fields = call.json()
+        fields = call.fields
         paths, is_expanded = fields.get("paths", []), fields.get("expand") is True
     else:
         form = parse_qs(call.body.decode("utf-8", "replace"))

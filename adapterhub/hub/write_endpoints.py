@@ -44,7 +44,7 @@ ATTRIBUTES = b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
 
 def add_repository(call: HubCall) -> Response:
     """Create a repository; one that exists is named in the refusal, as clients expect."""
-    fields = call.json()
+    fields = call.fields
     type, name = _type_of(call), _full_name(call)
     visibility = fields.get("visibility")
     is_private = visibility in ("private", "protected") or bool(fields.get("private"))
@@ -94,7 +94,7 @@ def rename_repository(call: HubCall) -> Response:
 
 def change_settings(call: HubCall) -> Response:
     """Show a repository to its members alone, or to all."""
-    fields = call.json()
+    fields = call.fields
     if fields.get("gated") not in (None, False):
         raise HubRefusal("this hub has no gated repositories; a private one has members")
     visibility = fields.get("visibility")
@@ -181,7 +181,7 @@ def _type_of(call: HubCall) -> str:
 def _full_name(call: HubCall) -> str:
     """Return OWNER/NAME, as a client says it in one field or in two."""
     name = call.text("name", "")
-    owner = call.json().get("organization") or call.visitor.user
+    owner = call.fields.get("organization") or call.visitor.user
     if not isinstance(owner, str):
         raise HubRefusal("the body has no text 'organization'")
     return name if "/" in name else f"{owner}/{name}"
