@@ -45,7 +45,7 @@ from adapterhub.pages.site_pages import (
     front_page,
     list_page,
 )
-from adapterhub.web.headers import page_headers
+from adapterhub.web.headers import page_response
 from adapterhub.web.tokens import digest_of_token
 
 _ON_A_PAGE = 50
@@ -89,7 +89,7 @@ def front(call: HubCall) -> Response:
         count=_count(found, offset),
         links=_others(params, offset, len(found)),
     )
-    return page_answer(page)
+    return page_response(page)
 
 
 def repository_page(call: HubCall) -> Response:
@@ -122,7 +122,7 @@ def repository_page(call: HubCall) -> Response:
         ("commits", f"{path}/commits/main"),
         (f"all of {path.partition('/')[0]}", f"?{urlencode({'author': path.partition('/')[0]})}"),
     ]
-    return page_answer(adapter_page(_place(call), name, AdapterLinks(links)))
+    return page_response(adapter_page(_place(call), name, AdapterLinks(links)))
 
 
 def tree_page(call: HubCall) -> Response:
@@ -181,14 +181,14 @@ def tokens_page(call: HubCall) -> Response:
             "A token of this hub, such as ah_...; its operator creates it with adapterhub hub "
             "token create. hf auth login takes the same."
         )
-        return page_answer(form_page(place, "Log in", note, "login", "Log in", field="Token"))
+        return page_response(form_page(place, "Log in", note, "login", "Log in", field="Token"))
     note = (
         f"You are logged in as {call.visitor.user}, and read only: changes need the token itself."
     )
     with call.hub.database.reading() as connection:
         rows = _own_tokens(connection, call.visitor.user)
     table = ShownTable(("token", "role", "created", "expires", "last use"), rows)
-    return page_answer(form_page(place, "Your tokens", note, "logout", "Log out", table=table))
+    return page_response(form_page(place, "Your tokens", note, "logout", "Log out", table=table))
 
 
 def log_in(call: HubCall) -> Response:
@@ -226,12 +226,6 @@ def log_out(call: HubCall) -> Response:
     answer = _redirect(call, _LOGIN)
     answer.delete_cookie(COOKIE, path=_prefix(call) or "/", httponly=True, samesite="strict")
     return answer
-
-
-def page_answer(page: str) -> Response:
-    """Return a page, with its policy, which lets our own script run and nothing else."""
-    data = page.encode("utf-8", "replace")
-    return Response(data, 200, page_headers(page), "text/html; charset=utf-8")
 
 
 def _files_page(call: HubCall, revision: str, folder: str) -> Response:
@@ -275,7 +269,7 @@ def _list(
     links: Sequence[tuple[str, str]] = (),
 ) -> Response:
     links = [(call.repository.name, call.repository.path), *links]
-    return page_answer(list_page(_place(call), "", title, subtitle, parts, links=links))
+    return page_response(list_page(_place(call), "", title, subtitle, parts, links=links))
 
 
 def _place(call: HubCall) -> SitePlace:

@@ -91,10 +91,10 @@
   // Server-sent events: a piece of the text in each.
   const stream = async (response, write) => {
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-    let rest = "", tokens = 0;
+    let rest = "";
     for (;;) {
       const { done, value } = await reader.read();
-      if (done) return tokens;
+      if (done) return;
       const events = (rest + value).split("\n\n");
       rest = events.pop();
       for (const event of events) {
@@ -102,9 +102,7 @@
         if (data === "[DONE]") continue;
         const { choices = [], error } = JSON.parse(data);
         if (error) throw new Error(error.message ?? error);
-        const piece = choices[0]?.delta?.content ?? choices[0]?.text ?? "";
-        tokens += piece ? 1 : 0;
-        write(piece);
+        write(choices[0]?.delta?.content ?? choices[0]?.text ?? "");
       }
     }
   };

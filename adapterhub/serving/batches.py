@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 PADDING = 0.25  # of the positions that a batch computes
 _SECONDS = 1.0  # that a measurement takes, at most
 _AGAIN, _LENGTH = 3, 16  # how often each size is measured once more, and the tokens of its rows
@@ -130,46 +132,15 @@ def choose_batch(
         key=lambda i: (waiting[i].longest, i if waiting[i].longest >= length else -i),
     )
     oldest = ordered.index(0)
-    best, chosen = 0.0, (oldest, oldest)
-    for first, last, computed, tokens in _windows(
-        [waiting[n] for n in ordered], oldest, limits, padding
-    ):
-        rate = tokens / (limits.fixed + computed)
-        if rate > best and _fits(computed, tokens, limits, padding):
-            best, chosen = rate, (first, last)
-    first, last = chosen
-    return [0, *sorted(n for n in ordered[first : last + 1] if n)]
-
-
-def _windows(
-    sizes: Sequence[RequestSize], oldest: int, limits: BatchLimits, padding: float
-) -> Iterator[tuple[int, int, int, int]]:
-    """Yield runs of requests by length: the first, the last, computed positions and tokens.
-
-    Each longest request has one, with the shortest ones that make its batch faster.
-    """
-    first, rows, tokens = 0, 0, 0
-    for size in sizes[:oldest]:
-        rows, tokens = rows + size.rows, tokens + size.tokens
-    for last in range(oldest, len(sizes)):
-        longest = sizes[last].longest
-        rows, tokens = rows + sizes[last].rows, tokens + sizes[last].tokens
-        before = first, rows, tokens
-        while first < oldest:  # the shortest ones leave: they fit no more, or are mostly padding
-            less = sizes[first]
-            now, then = rows * longest, (rows - less.rows) * longest
-            slower = (tokens - less.tokens) * (limits.fixed + now)
-            pays = slower < tokens * (limits.fixed + then)
-            if pays and _fits(now, tokens, limits, padding):
-                break
-            first, rows, tokens = first + 1, rows - less.rows, tokens - less.tokens
-        if rows * longest > limits.tokens and last > oldest:
-            return
-        yield first, last, rows * longest, tokens
-        if last + 1 < len(sizes) and sizes[last + 1].longest == longest:
-            first, rows, tokens = before  # with one more of this length, the short ones may fit
-
-
-def _fits(computed: int, tokens: int, limits: BatchLimits, padding: float) -> bool:
-    """Return whether so many positions are computed at once, and few of them for padding."""
-    return computed <= limits.tokens and computed - tokens < padding * computed
+    sizes = np.array([waiting[n] for n in ordered], dtype=np.int64)
+    # Of the requests before each one: all runs from one at or before the oldest (in a column) to
+    # one at or after it (in a row) are differences of these.
+    before = np.concatenate([np.zeros((1, 3), np.int64), sizes.cumsum(axis=0)])
+    rows, _, tokens = (before[oldest + 1 :, None] - before[None, : oldest + 1]).transpose(2, 0, 1)
+    computed = rows * sizes[oldest:, None, 1]
+    fits = (computed <= limits.tokens) & (computed - tokens < padding * computed)
+    rates = np.where(fits, tokens / (limits.fixed + computed), 0.0)
+    if not rates.any():
+        return [0]
+    more, first = np.unravel_index(rates.argmax(), rates.shape)
+    return [0, *sorted(n for n in ordered[first : oldest + int(more) + 1] if n)]

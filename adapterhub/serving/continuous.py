@@ -27,6 +27,7 @@ from adapterhub.adapters.packed_route import (
     unpackable,
 )
 from adapterhub.adapters.route import disabled, route
+from adapterhub.backbones.same import same
 from adapterhub.errors import ServingError, warn_user
 from adapterhub.serving.models import ClassModel, ServedAdapter
 from adapterhub.serving.paged import PagedRow, PagedSteps, own_processors, paged_problem
@@ -37,8 +38,6 @@ from adapterhub.tasks._forward import without_gradients
 
 _TRIED = (5, 9)  # the lengths of texts with which a model and its adapters are tried
 _TRIED_STEPS = 2
-_TOLERANCE = {torch.float32: 1e-3}  # of the largest logit
-_TOLERANCE_OTHERS = 5e-2
 MOST_ROWS = 256  # of a step
 MOST_BATCH_TOKENS = 2048  # of a step: the mask has a row for each
 
@@ -129,14 +128,16 @@ class PackedModel:
         vocabulary = self.model.config.get_text_config().vocab_size
         lengths = [length + _TRIED_STEPS for length in _TRIED]
         texts = [[(3 + 7 * i) % vocabulary for i in range(length)] for length in lengths]
+        names = [f"{length} tokens" for length in lengths]
         expected = [self._alone(text, name) for text in texts]
         found = self._packed(texts, name)
-        pairs = zip(found, expected, strict=True)
-        worst = max(float((one - two).abs().max()) for one, two in pairs)
-        most = _TOLERANCE.get(self.model.dtype, _TOLERANCE_OTHERS)
-        scale = max(float(each.abs().max()) for each in expected)
-        same = worst <= most * max(scale, 1.0)
-        return "" if same else f"packed steps compute other logits: {worst:.3g} of {scale:.3g}"
+        compared = same(
+            dict(zip(names, expected, strict=True)),
+            dict(zip(names, found, strict=True)),
+            self.model.dtype,
+        )
+        problems = "; ".join(compared.problems)
+        return f"packed steps compute other logits: {problems}" if problems else ""
 
     def _alone(self, text: Sequence[int], name: str | None) -> Tensor:
         ids = torch.tensor([text], device=self.model.device)

@@ -343,7 +343,8 @@ class ServingEngine:
             OverloadedError: the queue is full.
         """
         if self._queued >= self.queue_tokens:
-            self.counts["refused"] += 1
+            with self._changed:
+                self.counts["refused"] += 1
             raise OverloadedError(self._queued, self.queue_tokens, self.expected_wait())
 
     def _queue(self, tokens: int, append: Callable[[], None]) -> None:

@@ -37,6 +37,7 @@ from adapterhub.backbones.end_tokens import end_tokens, with_stops
 from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.backbones.pooling import vector_length
+from adapterhub.backbones.same import same
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import AdapterhubError, BackboneError, ConfigError, MismatchError
@@ -63,7 +64,6 @@ from adapterhub.training.loading import make_ready
 _FEATURES, _EMBEDDING = "features", "embedding"  # kinds of models without a head
 _FRESH = ".fresh."  # in the names of tensors: parameters that the checkpoint of a backbone lacks
 _TRIED = ("a b", "a b c d e f g")  # texts of different lengths
-_TOLERANCE = 1e-4
 _PROMPTS = 16  # prompts share batches with those of lengths up to the same multiple of this
 _UNMEASURED, _OTHER_TOKENS = 192, 16384  # positions of a batch; the most, not on a CPU
 _STATES = frozenset({"last_hidden_state"})
@@ -214,11 +214,11 @@ class StateHead:
             found = [self(model(**batch), batch) for batch in batches]
         for own, whole in zip(found, expected, strict=True):
             tensors = {name: value for name, value in whole.items() if isinstance(value, Tensor)}
-            same = own.keys() == tensors.keys() and all(
-                torch.allclose(own[n].float(), tensors[n].float(), atol=_TOLERANCE) for n in own
-            )
-            if not same:
-                raise MismatchError("its outputs differ from those of the whole model")
+            compared = same(tensors, own, model.dtype)
+            if own.keys() != tensors.keys() or not compared:
+                raise MismatchError(
+                    "its outputs differ from those of the whole model", offenders=compared.problems
+                )
         short, long = (batch[MASK].shape[1] for batch in batches)
         self.by_token = frozenset(
             name

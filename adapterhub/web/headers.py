@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from html import unescape
+
+from starlette.responses import Response
+
+_POLICY = re.compile('http-equiv="Content-Security-Policy" content="([^"]*)"')
 SECURE_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
     (b"referrer-policy", b"no-referrer"),
 )
 """What every answer has, as bytes."""
-_NOTHING = "default-src 'none'"
 
 
-def page_headers(page: str) -> dict[str, str]:
-    """Return the headers of a page: its own policy, and what a page cannot say of itself."""
-    policy = page.partition('Content-Security-Policy" content="')[2].partition('"')[0]
-    return {"content-security-policy": f"{policy or _NOTHING}; frame-ancestors 'none'"}
+def page_response(page: str, status: int = 200) -> Response:
+    """Return a page of ours, with its own policy as a header, which also forbids frames."""
+    policy = _POLICY.search(page)
+    assert policy is not None, "each page has a policy: pages/head.html"
+    headers = {"content-security-policy": f"{unescape(policy[1])}; frame-ancestors 'none'"}
+    data = page.encode("utf-8", "replace")
+    return Response(data, status, headers, "text/html; charset=utf-8")

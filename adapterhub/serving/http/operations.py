@@ -10,7 +10,7 @@ from starlette.responses import Response
 from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
 from adapterhub.serving.http.errors import NotReadyError
 from adapterhub.serving.http.openapi import documentation, openapi
-from adapterhub.web.headers import page_headers
+from adapterhub.web.headers import page_response
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -45,7 +45,7 @@ async def _docs(call: Call) -> Response:
     has_tokens = call.service.tokens is not None
     address = str(call.request.base_url).rstrip("/")
     page = documentation(call.service.endpoints, _shown(call), address, has_tokens=has_tokens)
-    return Response(page, headers=page_headers(page), media_type="text/html; charset=utf-8")
+    return page_response(page)
 
 
 def _shown(call: Call) -> list[AdapterFacts]:

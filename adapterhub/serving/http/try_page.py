@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from adapterhub.pages.page import framed_page
 from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
-from adapterhub.web.headers import page_headers
+from adapterhub.web.headers import page_response
 
 _TEXT = "A train was late again, and nobody said why."
 _WRITERS = ("ForCausalLM", "ForConditionalGeneration")  # classes whose checkpoints are generators
@@ -32,7 +32,7 @@ async def _page(call: Call) -> Response:
         connects=True,
         facts=(),
     )
-    return Response(page, headers=page_headers(page), media_type="text/html; charset=utf-8")
+    return page_response(page)
 
 
 async def _adapters(call: Call) -> dict[str, Any]:
