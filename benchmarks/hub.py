@@ -34,6 +34,7 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
+import commit_body
 import sample_adapters
 import web_servers
 from sqlalchemy import Connection
@@ -102,16 +103,6 @@ class Client:
         return found
 
 
-def commit_body(files: dict[str, bytes]) -> bytes:
-    """Return the body of a commit."""
-    lines: list[dict[str, object]] = [{"key": "header", "value": {"summary": "x"}}]
-    for path, data in files.items():
-        text = base64.b64encode(data).decode()
-        value = {"content": text, "path": path, "encoding": "base64"}
-        lines.append({"key": "file", "value": value})
-    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-
-
 def resident(process: subprocess.Popen[str], field: str = "VmRSS") -> float:
     """Return the megabytes of memory of a process; VmHWM is its peak."""
     text = Path(f"/proc/{process.pid}/status").read_text()
@@ -172,7 +163,7 @@ def pulls_part(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     with serving(folder) as (_, address, _), web_servers.nginx(public) as other:
         client = Client(address, token)
         client.ask("POST", "/api/repos/create", {"name": "x"})
-        client.ask("POST", "/api/models/ada/x/commit/main", commit_body({"a.json": text}))
+        client.ask("POST", "/api/models/ada/x/commit/main", commit_body.lines({"a.json": text}))
         for _ in range(options.turns):
             found["hub"] += load(
                 address, token, "/ada/x/resolve/main/a.json", options.seconds, options.clients
@@ -198,7 +189,7 @@ def commits_part(folder: Path, options: argparse.Namespace) -> dict[str, float]:
             name = f"r{number}"
             client.ask("POST", "/api/repos/create", {"name": name})
             for each in range(options.commits // options.clients):
-                body = commit_body({"README.md": f"# {number} {each}\n".encode()})
+                body = commit_body.lines({"README.md": f"# {number} {each}\n".encode()})
                 client.ask("POST", f"/api/models/ada/{name}/commit/main", body)
 
         threads = [threading.Thread(target=push, args=(n,)) for n in range(options.clients)]
@@ -345,7 +336,7 @@ def kills_part(folder: Path, options: argparse.Namespace) -> dict[str, float]:
                         client.ask("POST", "/api/repos/create", {"name": name})
                         files = {"a.md": name.encode(), "b.md": name.encode() * 2}
                         path = f"/api/models/ada/{name}/commit/main"
-                        kept[name] = json.loads(client.ask("POST", path, commit_body(files)))[
+                        kept[name] = json.loads(client.ask("POST", path, commit_body.lines(files)))[
                             "commitOid"
                         ]
                 except (OSError, http.client.HTTPException):

@@ -27,11 +27,12 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
-from adapterhub.errors import one_line, printable
+from adapterhub.errors import RegistryError, counted, one_line, printable
 from adapterhub.files.scores import EN_DASH, ScoreError, score_text
 from adapterhub.files.shown_table import ShownTable
 
 if TYPE_CHECKING:
+    from adapterhub.registry.copying import CopyReport
     from adapterhub.registry.store import Entry
 
 _PIPE_WIDTH = 140  # characters per line of a table that is not printed on a terminal
@@ -70,6 +71,25 @@ def print_json(value: object, *, indent: int | None = None) -> None:
 def print_result(text: str, facts: object, *, as_json: bool) -> None:
     """Print what a command did: one line, or the facts of it as JSON."""
     print_json(facts) if as_json else say(text)
+
+
+def print_copied(report: CopyReport, source: str, target: str, *, as_json: bool) -> None:
+    """Print what was copied from a registry to another.
+
+    Raises:
+        RegistryError: versions were not.
+    """
+    if as_json:
+        print_json(vars(report))
+    if report.refused:
+        raise RegistryError(
+            f"{counted(len(report.refused), 'version')} of {source} not copied",
+            offenders=[f"{reference}: {why}" for reference, why in report.refused.items()],
+        )
+    if not as_json:
+        changed = f", {len(report.changed)} tagged, signed or yanked" if report.changed else ""
+        copied = counted(len(report.copied), "version")
+        say(f"{target}: {copied} copied{changed}, {report.unchanged:,} were there")
 
 
 def print_published(entry: Entry, done: str, *, as_json: bool) -> None:

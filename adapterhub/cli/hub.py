@@ -12,14 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from adapterhub.cli._format import bytes_text, print_json, print_result, print_table, say
+from adapterhub.cli._format import (
+    bytes_text,
+    print_copied,
+    print_json,
+    print_result,
+    print_table,
+    say,
+)
 from adapterhub.cli._options import as_json_option
-from adapterhub.errors import ConfigError, FileError, RegistryError, counted
+from adapterhub.errors import ConfigError, FileError, counted
 from adapterhub.files.shown_table import ShownTable
 
 if TYPE_CHECKING:
     from adapterhub.hub.state import Hub
-    from adapterhub.registry.copying import CopyReport
 
 _folder = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 _LIBRARIES = ("sqlalchemy", "alembic", "starlette", "uvicorn", "pathspec", "nh3", "markdown_it")
@@ -227,7 +233,7 @@ def import_versions(folder: Path, registry: str, owner: str, as_json: bool) -> N
 
     with _opened(folder) as hub:
         report = import_registry(hub, registry, owner, partial(say, err=True))
-    _print_copied(report, f"{folder}", as_json)
+    print_copied(report, registry, str(folder), as_json=as_json)
 
 
 @command.command("export")
@@ -241,7 +247,7 @@ def export_versions(folder: Path, registry: str, owner: str | None, as_json: boo
 
     with _opened(folder) as hub:
         report = export_registry(hub, registry, owner, partial(say, err=True))
-    _print_copied(report, registry, as_json)
+    print_copied(report, str(folder), registry, as_json=as_json)
 
 
 @command.command("verify")
@@ -378,19 +384,6 @@ def _change_owner(hub: Hub, connection: Any, owner: Any, options: dict[str, Any]
     members = [f"{who}={role}" for who, role in members_of(connection, owner.id).items()]
     quotas = [bytes_text(quota)] if quota is not None else []
     return {"name": owner.name, "members": members, "quota": quotas, **asdict(changed)}
-
-
-def _print_copied(report: CopyReport, target: str, as_json: bool) -> None:
-    if as_json:
-        print_json(vars(report))
-    if report.refused:
-        raise RegistryError(
-            f"{counted(len(report.refused), 'version')} not copied",
-            offenders=[f"{reference}: {why}" for reference, why in report.refused.items()],
-        )
-    if not as_json:
-        copied = counted(len(report.copied), "version")
-        say(f"{target}: {copied} copied, {report.unchanged:,} were there")
 
 
 def _size(option: str, text: str) -> int:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from adapterhub.cli._format import print_json, print_result, say
+from adapterhub.cli._format import print_copied, print_json, print_result, say
 from adapterhub.cli._options import allow_option, as_json_option, registry_option
-from adapterhub.errors import ConfigError, FileError, RegistryError
+from adapterhub.errors import ConfigError, FileError
 
 if TYPE_CHECKING:
     from adapterhub.registry.local import LocalRegistry
@@ -71,17 +71,7 @@ def copy_versions(source: str, target: str, allow_findings: tuple[str, ...], as_
     report = copy_registry(
         source, target, allow_findings=allow_findings, note=partial(say, err=True)
     )
-    if as_json:
-        print_json(vars(report))
-    if report.refused:
-        raise RegistryError(
-            f"{len(report.refused)} versions of {source} were not copied",
-            offenders=[f"{reference}: {why}" for reference, why in report.refused.items()],
-        )
-    if not as_json:
-        copied = f"{len(report.copied):,} version{'s' * (len(report.copied) != 1)} copied"
-        changed = f", {len(report.changed)} tagged, signed or yanked" if report.changed else ""
-        say(f"{target}: {copied}{changed}, {report.unchanged:,} were there")
+    print_copied(report, source, target, as_json=as_json)
 
 
 @command.command()

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, CursorResult, delete, func, insert, select, update
+from sqlalchemy import Connection, CursorResult, Row, delete, func, insert, select, update
 
 from adapterhub.errors import ConfigError, did_you_mean
 from adapterhub.hub.refusals import DeniedError
@@ -24,37 +24,11 @@ from adapterhub.web.tokens import digest_of_token, is_token, new_token
 
 READ, WRITE, ADMIN = "read", "write", "admin"
 HUB_ROLES = (READ, WRITE, ADMIN)
-_RESERVED = frozenset(
-    [
-        "api",
-        "models",
-        "datasets",
-        "spaces",
-        "kernels",
-        "buckets",
-        "resolve",
-        "raw",
-        "blob",
-        "tree",
-        "commit",
-        "lfs",
-        "cas",
-        "v1",
-        "v2",
-        "docs",
-        "settings",
-        "login",
-        "logout",
-        "static",
-        "health",
-        "ready",
-        "metrics",
-        "search",
-        "new",
-        "join",
-        "organizations",
-    ]
-)
+_RESERVED = frozenset([
+    "api", "models", "datasets", "spaces", "kernels", "buckets", "resolve", "raw", "blob",
+    "tree", "commit", "lfs", "cas", "v1", "v2", "docs", "settings", "login", "logout",
+    "static", "health", "ready", "metrics", "search", "new", "join", "organizations",
+])  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -172,7 +146,18 @@ def find_owner(connection: Connection, name: str) -> Owner | None:
     row = connection.execute(
         select(namespaces).where(namespaces.c.folded == name.casefold())
     ).first()
-    return Owner(row.id, row.name, row.kind, row.quota, row.rules) if row else None
+    return _owner_of(row) if row else None
+
+
+def namespace_of(connection: Connection, namespace: int) -> Owner:
+    """Return the namespace of an id."""
+    return _owner_of(
+        connection.execute(select(namespaces).where(namespaces.c.id == namespace)).one()
+    )
+
+
+def _owner_of(row: Row[Any]) -> Owner:
+    return Owner(row.id, row.name, row.kind, row.quota, row.rules)
 
 
 def create_namespace(
@@ -296,7 +281,7 @@ def owners_of_kind(connection: Connection, kind: str) -> list[Owner]:
     rows = connection.execute(
         select(namespaces).where(namespaces.c.kind == kind).order_by(namespaces.c.name)
     )
-    return [Owner(row.id, row.name, row.kind, row.quota, row.rules) for row in rows]
+    return [_owner_of(row) for row in rows]
 
 
 def members_of(connection: Connection, org: int) -> dict[str, str]:

@@ -38,7 +38,7 @@ from adapterhub.hub.page_endpoints import PAGES
 from adapterhub.hub.read_endpoints import READS
 from adapterhub.hub.refusals import DeniedError, HubRefusal, UnknownTokenError
 from adapterhub.hub.repositories import HubRepository, visible_repository
-from adapterhub.hub.sessions import session_visitor
+from adapterhub.hub.sessions import COOKIE, session_visitor
 from adapterhub.hub.state import Hub
 from adapterhub.hub.upload_endpoints import UPLOADS
 from adapterhub.hub.write_endpoints import WRITES
@@ -180,7 +180,7 @@ class HubApp:
         if call.request.method in ("GET", "HEAD"):
             if user := self._named_user(call):
                 return visitor_of_proxy(connection, user)
-            if cookie := call.request.cookies.get("adapterhub"):
+            if cookie := call.request.cookies.get(COOKIE):
                 return session_visitor(connection, self.hub.secret, cookie)
         return Visitor()
 

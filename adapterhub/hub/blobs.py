@@ -83,6 +83,12 @@ class BlobFolder:
         """Begin to receive a file of at most `most` bytes; `limit` says whose limit that is."""
         return BlobReceiver(self.incoming / secrets.token_hex(12), most, limit)
 
+    def stage(self, data: bytes) -> StagedBlob:
+        """Receive a small file at once."""
+        with self.receive(len(data), "") as receiver:
+            receiver.write(data)
+            return receiver.finish()
+
     def put(self, staged: StagedBlob) -> None:
         """Put a file that was received in its place; call it inside a transaction that writes."""
         target = self.path(staged.info.sha256)
@@ -139,13 +145,17 @@ class BlobReceiver:
         self.size += len(data)
 
     def finish(self) -> StagedBlob:
-        """Wait until the disk has all of it; the caller puts it in place, or removes it."""
+        """Keep it, with its hashes; the caller puts it in place, or removes it."""
+        sha256 = self.keep()
+        return StagedBlob(self.path, BlobInfo(sha256, self.size, git_sha1_of(self.path, self.size)))
+
+    def keep(self) -> str:
+        """Wait until the disk has all of it, and return its sha256; the caller moves it."""
         _written(lambda: os.fsync(self._file.fileno()))
         self._file.close()
         os.chmod(self.path, 0o400)
         self._done = True
-        info = BlobInfo(self._sha256.hexdigest(), self.size, git_sha1_of(self.path, self.size))
-        return StagedBlob(self.path, info)
+        return self._sha256.hexdigest()
 
     def discard(self) -> None:
         """Remove what was received."""

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -17,14 +17,15 @@ from starlette.responses import Response
 
 from adapterhub.files.schema import json_depth
 from adapterhub.hub.accepted import NamespaceRules, parse_rules
-from adapterhub.hub.accounts import Visitor
+from adapterhub.hub.accounts import Visitor, namespace_of
 from adapterhub.hub.refusals import HubRefusal, MissingRepositoryError, TooManyBytesError
-from adapterhub.hub.repositories import HubRepository, find_repository, missing, namespace_of
+from adapterhub.hub.repositories import HubRepository, find_repository, missing
 from adapterhub.hub.state import Hub
 
 OPEN, TOKEN, PAGE = "", "token", "page"
 """What an endpoint needs, besides the roles: nothing at all, any token, or what it says itself."""
 _MOST_DEPTH = 16
+_MOST_REMEMBERED = 20_000
 _PIECE = 256 << 10
 _PARTS = {
     "type": "models|datasets|spaces",
@@ -101,21 +102,10 @@ class HubCall:
         """The address of who sends it."""
         return self.request.client.host if self.request.client else ""
 
-    def json(self) -> dict[str, Any]:
-        """Return the body as an object.
-
-        Raises:
-            HubRefusal: it is none.
-        """
-        if json_depth(self.body) > _MOST_DEPTH:
-            raise HubRefusal("the body is nested too deep")
-        try:
-            found = json.loads(self.body or b"{}")
-        except (ValueError, RecursionError):
-            raise HubRefusal("the body is not JSON in UTF-8") from None
-        if not isinstance(found, dict):
-            raise HubRefusal("the body is not an object of JSON")
-        return found
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """The body as an object; it is refused if it is none."""
+        return json_fields(self.body or b"{}", "the body", _MOST_DEPTH)
 
     def text(self, name: str, default: str | None = None) -> str:
         """Return a text of the body.
@@ -123,7 +113,7 @@ class HubCall:
         Raises:
             HubRefusal: it is missing, and there is no default, or it is no text.
         """
-        value = self.json().get(name, default)
+        value = self.fields.get(name)
         if value is None:
             value = default
         if not isinstance(value, str):
@@ -151,7 +141,7 @@ class HubCall:
 
     def rules(self, connection: Connection) -> NamespaceRules:
         """Return the rules of the repository's namespace."""
-        return parse_rules(namespace_of(connection, self.repository).rules)
+        return parse_rules(namespace_of(connection, self.repository.namespace).rules)
 
     def note(self, connection: Connection, action: str, target: str) -> None:
         """Write to the audit log, in the transaction that does it."""
@@ -159,10 +149,14 @@ class HubCall:
 
     async def remembered(self, key: Hashable, read: Callable[[], _Result]) -> _Result:
         """Return what `read` returns; in a thread, unless it is known and nobody has written."""
-        known = self.hub.remembered
-        if known.has(key):
-            return known.get(key, read)
-        return await in_thread(known.get, key, read)
+        known = self.hub.database.unchanged()
+        if key in known:
+            found: _Result = known[key]
+            return found
+        value = await in_thread(read)
+        if len(known) < _MOST_REMEMBERED:
+            known[key] = value
+        return value
 
     async def read_body(self, most: int) -> bytes:
         """Read the body.
@@ -170,12 +164,7 @@ class HubCall:
         Raises:
             TooManyBytesError: it has more bytes, as its head says, or as they come.
         """
-        chunks: list[bytes] = []
-        size = 0
-        async for chunk in self.pieces(most):
-            chunks.append(chunk)
-            size += len(chunk)
-        return b"".join(chunks)
+        return b"".join([piece async for piece in self.pieces(most)])
 
     async def pieces(self, most: int | None = None) -> AsyncIterator[bytes]:
         """Yield the body in pieces of a quarter of a mebibyte.
@@ -207,6 +196,23 @@ async def in_thread(
 ) -> _Result:
     """Do work that waits for the disk in a thread, while others are answered."""
     return await anyio.to_thread.run_sync(partial(work, *args, **options))
+
+
+def json_fields(data: bytes, name: str, depth: int) -> dict[str, Any]:
+    """Return the object of JSON that a client sends; `name` says what it is.
+
+    Raises:
+        HubRefusal: it is none, or is nested deeper.
+    """
+    if json_depth(data) > depth:
+        raise HubRefusal(f"{name} is nested too deep")
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        raise HubRefusal(f"{name} is not JSON in UTF-8") from None
+    if not isinstance(found, dict):
+        raise HubRefusal(f"{name} is not an object of JSON")
+    return found
 
 
 def unquoted(part: str) -> str:

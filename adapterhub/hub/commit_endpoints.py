@@ -17,14 +17,13 @@ from adapterhub.hub.accepted import (
     check_name_of_file,
     check_signed,
 )
-from adapterhub.hub.accounts import WRITE
+from adapterhub.hub.accounts import WRITE, namespace_of
 from adapterhub.hub.blobs import require_room
 from adapterhub.hub.calls import HubCall, HubRoute, in_thread, json_answer
 from adapterhub.hub.commit_lines import CommitLines
 from adapterhub.hub.commits import CommitChange, branch_head, commit_at, granted, write_commit
 from adapterhub.hub.listings import refresh_listing
 from adapterhub.hub.refusals import HubRefusal, TooManyBytesError
-from adapterhub.hub.repositories import namespace_of
 from adapterhub.hub.tables import blobs, grants, repositories
 from adapterhub.hub.trees import Tree, read_tree
 
@@ -41,7 +40,7 @@ def preupload(call: HubCall) -> Response:
 
     What would be refused later is refused here, before anything is sent.
     """
-    fields = call.json()
+    fields = call.fields
     files = fields.get("files")
     if not isinstance(files, list) or len(files) > _MOST_FILES:
         raise HubRefusal(f"the body has no list of at most {_MOST_FILES} files")
@@ -133,7 +132,7 @@ def check_quota(call: HubCall, connection: Connection, size: int) -> None:
     Raises:
         TooManyBytesError: it has not.
     """
-    owner = namespace_of(connection, call.repository)
+    owner = namespace_of(connection, call.repository.namespace)
     quota = call.hub.options.quota if owner.quota is None else owner.quota
     if quota is None or not size:
         return

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
 from typing import Any
 
 from adapterhub.errors import one_line
-from adapterhub.files.schema import json_depth
 from adapterhub.hub.blobs import BlobFolder, BlobReceiver, StagedBlob, discard_staged
+from adapterhub.hub.calls import json_fields
 from adapterhub.hub.commits import CommitChange
 from adapterhub.hub.refusals import HubRefusal, TooManyBytesError
 
@@ -121,7 +120,7 @@ class CommitLines:
         line, self._line = bytes(self._line), bytearray()
         if not line.strip():
             return
-        item = _parsed(line)
+        item = json_fields(line, "a line of the commit", _MOST_DEPTH)
         key, value = item.get("key"), item.get("value")
         if not isinstance(value, dict):
             raise HubRefusal("a line of the commit has no value")
@@ -180,18 +179,6 @@ def _decoded(text: bytes, *, is_last: bool) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise wrong from None
-
-
-def _parsed(line: bytes) -> dict[str, Any]:
-    if json_depth(line) > _MOST_DEPTH:
-        raise HubRefusal("a line of the commit is nested too deep")
-    try:
-        item = json.loads(line)
-    except (ValueError, RecursionError):
-        raise HubRefusal("a line of the commit is not JSON in UTF-8") from None
-    if not isinstance(item, dict):
-        raise HubRefusal("a line of the commit is not an object")
-    return item
 
 
 def _path(value: dict[str, Any]) -> str:

@@ -82,10 +82,9 @@ class CommitChange:
 
 @dataclass(frozen=True)
 class CommitResult:
-    """The head after a commit, its files, and whether the commit is new."""
+    """The head after a commit, and whether the commit is new."""
 
     commit: CommitRecord
-    tree: Tree
     is_new: bool
 
 
@@ -116,7 +115,7 @@ def write_commit(
     new = changed_tree(old, change, named)
     is_parent = change.parent in (None, head.oid if head else None)
     if head and oid_of_tree(new) == head.tree and (is_parent or head.parent == change.parent):
-        return CommitResult(head, old, False)
+        return CommitResult(head, False)
     if not is_parent:
         raise StaleParentError("the head of this branch has moved; read it again and try again")
     check_paths(new)
@@ -127,7 +126,7 @@ def write_commit(
     grant(connection, repository, named.values())
     record = _insert(connection, repository, new, head.oid if head else None, change, author)
     move_ref(connection, repository, BRANCH, branch, record.oid)
-    return CommitResult(record, new, True)
+    return CommitResult(record, True)
 
 
 def changed_tree(
@@ -248,13 +247,15 @@ def granted(
 
 def branch_head(connection: Connection, repository: int, branch: str = MAIN) -> CommitRecord | None:
     """Return the commit of a branch."""
-    return _commit_of(
-        connection,
-        repository,
-        select(refs.c.commit)
-        .where(refs.c.repository == repository, refs.c.kind == BRANCH, refs.c.name == branch)
-        .scalar_subquery(),
+    oid = select(refs.c.commit).where(
+        refs.c.repository == repository, refs.c.kind == BRANCH, refs.c.name == branch
     )
+    row = connection.execute(
+        select(commits).where(
+            commits.c.repository == repository, commits.c.oid == oid.scalar_subquery()
+        )
+    ).first()
+    return _record(row) if row else None
 
 
 def commit_at(connection: Connection, repository: int, revision: str) -> CommitRecord:
@@ -324,13 +325,6 @@ def move_ref(connection: Connection, repository: int, kind: str, name: str, comm
         connection.execute(
             insert(refs).values(repository=repository, kind=kind, name=name, commit=commit)
         )
-
-
-def _commit_of(connection: Connection, repository: int, oid: object) -> CommitRecord | None:
-    row = connection.execute(
-        select(commits).where(commits.c.repository == repository, commits.c.oid == oid)
-    ).first()
-    return _record(row) if row else None
 
 
 def _record(row: object) -> CommitRecord:

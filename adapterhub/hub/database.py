@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from adapterhub.hub.refusals import BusyError, FullDiskError
 from adapterhub.hub.tables import SCHEMA_REVISION, metadata
 
 LOCK_SECONDS = 5.0  # that a writer waits for the others
+_UNCHANGED_SECONDS = 1.0  # a token may expire without a write
 _CONNECTIONS = 48
 _WRITES = "adapterhub_writes"
 
@@ -48,6 +50,8 @@ class Database:
         self.engine = _engine(path, lock_seconds)
         self._watch: sqlite3.Connection | None = None  # never writes, so it sees all writers
         self._watching = threading.Lock()
+        self._state, self._began = -1, 0.0
+        self._unchanged: dict[Hashable, Any] = {}
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -72,12 +76,20 @@ class Database:
             with connection.begin():
                 yield connection
 
-    def state(self) -> int:
-        """Return a number that changes when anybody, in any process, has written."""
+    def unchanged(self) -> dict[Hashable, Any]:
+        """Return what was read, by what was asked, since anybody, in any process, has written.
+
+        Between two writes, all readers of a file ask the same: whose the token is, which
+        repository, which commit. This takes microseconds, to ask the rest a millisecond. A value
+        goes into the dictionary of before it was read.
+        """
         with self._watching:
             if self._watch is None:
                 self._watch = sqlite3.connect(self.path, check_same_thread=False)
-            return int(self._watch.execute("PRAGMA data_version").fetchone()[0])
+            state = int(self._watch.execute("PRAGMA data_version").fetchone()[0])
+            if state != self._state or time.monotonic() - self._began > _UNCHANGED_SECONDS:
+                self._state, self._began, self._unchanged = state, time.monotonic(), {}
+            return self._unchanged
 
     def close(self) -> None:
         """Close all connections."""

@@ -24,7 +24,14 @@ from adapterhub.errors import ConfigError, FileError, OutputError
 from adapterhub.files.atomic import explained, file_digest, sync_folder
 from adapterhub.hub.blobs import BlobFolder
 from adapterhub.hub.database import Database, schema_revision
-from adapterhub.hub.state import DATABASE, Hub, require_schema, serving_alone
+from adapterhub.hub.state import (
+    DATABASE,
+    NEW_DATABASE,
+    Hub,
+    open_hub,
+    require_schema,
+    serving_alone,
+)
 from adapterhub.hub.tables import SCHEMA_REVISION, blobs, commits, grants, repositories, trees
 from adapterhub.hub.times import now_text
 from adapterhub.hub.trees import read_tree
@@ -109,14 +116,14 @@ def backup_hub(folder: Path, target: Path) -> int:
     """
     require_schema(folder)
     source = BlobFolder(folder)
-    is_known = any((target / name).exists() for name in (DATABASE, _PART))
+    is_known = any((target / name).exists() for name in (DATABASE, NEW_DATABASE))
     if target.exists() and not is_known and any(target.iterdir()):
         raise OutputError(f"{target} has other files", expected="an empty folder, or a backup")
     with explained(target), FileLock(folder / _KEEPING):
         target.mkdir(parents=True, exist_ok=True, mode=0o700)
         place = BlobFolder(target)
         place.create()
-        part = target / _PART
+        part = target / NEW_DATABASE
         _copy_database(folder / DATABASE, part)
         copied = 0
         for sha256, size in _blobs_in(part):
@@ -139,15 +146,12 @@ def restore_hub(source: Path, folder: Path) -> int:
         OutputError: the folder has something already.
         FileError: the backup is damaged.
     """
-    if folder.exists() and any(folder.iterdir()) and not (folder / _PART).exists():
+    if folder.exists() and any(folder.iterdir()) and not (folder / NEW_DATABASE).exists():
         raise OutputError(f"{folder} exists", expected="a folder that does not exist, or is empty")
     copied = backup_hub(source, folder)
-    hub = Hub(folder)
-    try:
+    with open_hub(folder) as hub:
         if problems := verify_hub(hub):
             raise FileError(f"the backup {source} is damaged", offenders=problems)
-    finally:
-        hub.close()
     return copied
 
 
@@ -179,9 +183,6 @@ def upgrade_hub(folder: Path, versions: Path | None = None) -> str | None:
         os.replace(staged, path)
         sync_folder(folder)
     return found
-
-
-_PART = "new.sqlite"
 
 
 def _remove_blob(

@@ -9,7 +9,7 @@ enough are found. Both end in time for a hundred thousand rows, which neither al
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +44,7 @@ ORDERS = {
 }
 _FEW = 4_096  # matches; to sort more takes longer than to read rows in order
 _MOST_WORDS = 64  # that a prefix is expanded to
+_MOST_CARD = 20_000  # characters of a card that a search covers
 _LAST = "\U0010ffff"
 _COUNT = (
     "SELECT count(*) FROM (SELECT 1 FROM listing_texts WHERE listing_texts MATCH :match LIMIT :few)"
@@ -321,9 +322,6 @@ def _tokens(
     return f" {' '.join(dict.fromkeys(labels))}{word_text(words)} "
 
 
-_MOST_CARD = 20_000  # characters of a card that a search covers
-
-
 def _label(kind: str, value: str) -> str:
     """Encode a value as a token; the underscore keeps it apart from words and their prefixes."""
     return f"_{kind}_{value.encode('utf-8', 'surrogatepass').hex()}"
@@ -382,13 +380,3 @@ def _listed(written: str) -> ListedVersion:
         score = MainScore(metric, value, error)
     entry = entry_of_row(fields["name"], fields["version"], fields["row"])
     return ListedVersion(entry, score, tuple(fields["signers"]), True)
-
-
-def form_labels(fields: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the labels of the fields of a form that are set."""
-    yield from ((name, value) for name, value in fields.items() if name in FIELDS and value)
-
-
-def tag_labels(tags: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the labels of tags that must be there."""
-    return [("tag", tag) for tag in tags]

@@ -92,7 +92,7 @@ def ready(call: HubCall) -> Response:
 
 
 def metrics(call: HubCall) -> Response:
-    """Show what was counted, to who has a token or is on this machine."""
+    """Show what was counted, to who has a token."""
     with call.hub.database.reading() as connection:
         gauges = {
             "repositories": select(func.count()).select_from(repositories),

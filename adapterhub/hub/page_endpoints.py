@@ -25,13 +25,12 @@ from adapterhub.hub.listings import (
     ORDERS,
     HubListing,
     HubQuery,
-    form_labels,
     search_listings,
     shown_version,
     values_of_facets,
 )
 from adapterhub.hub.refusals import HubRefusal, MissingEntryError
-from adapterhub.hub.sessions import SESSION_SECONDS, new_session
+from adapterhub.hub.sessions import COOKIE, SESSION_SECONDS, new_session
 from adapterhub.hub.tables import tokens
 from adapterhub.hub.trees import Tree, entries_below, read_tree
 from adapterhub.hub.versions import versions_of
@@ -49,7 +48,6 @@ from adapterhub.pages.site_pages import (
 from adapterhub.web.headers import page_response
 from adapterhub.web.tokens import digest_of_token
 
-COOKIE = "adapterhub"
 _ON_A_PAGE = 50
 _MOST_CHOICES = 60
 _MOST_VERSIONS_READ = 60
@@ -64,7 +62,8 @@ def front(call: HubCall) -> Response:
     params = dict(call.request.query_params)
     order = params.get("sort", "newest")
     offset, _ = part_of_list(call, _ON_A_PAGE, _ON_A_PAGE)
-    labels = [*form_labels(params), ("adapter", "yes")]
+    labels = [(name, value) for name, value in params.items() if name in FIELDS and value]
+    labels.append(("adapter", "yes"))
     if author := params.get("author"):
         labels.append(("author", author))
     query = HubQuery(
@@ -148,7 +147,7 @@ def commits_page(call: HubCall) -> Response:
         for each in found
     ]
     table = ShownTable(("commit", "title", "by", "date"), rows)
-    return _list(call, f"{path}", "The newest commits", [ListPart("Commits", table)])
+    return _list(call, path, "The newest commits", [ListPart("Commits", table)])
 
 
 def commit_page(call: HubCall) -> Response:

@@ -29,13 +29,7 @@ from adapterhub.hub.described import (
     describe_tree,
     front_matter_size,
 )
-from adapterhub.hub.listings import (
-    HubListing,
-    HubQuery,
-    listing_of,
-    search_listings,
-    tag_labels,
-)
+from adapterhub.hub.listings import HubListing, HubQuery, listing_of, search_listings
 from adapterhub.hub.refusals import HubRefusal, MissingEntryError
 from adapterhub.hub.trees import (
     MAX_REGULAR_LISTED,
@@ -79,8 +73,8 @@ def whoami(call: HubCall) -> Response:
 def list_repositories(call: HubCall) -> Response:
     """List the repositories that match the parameters, a page at a time."""
     params = call.request.query_params
-    tags = [tag for each in params.getlist("filter") for tag in each.split(",") if tag]
-    labels = tag_labels(tags)
+    filters = params.getlist("filter")
+    labels = [("tag", tag) for each in filters for tag in each.split(",") if tag]
     if author := call.query("author"):
         labels.append(("author", author))
     if pipeline := call.query("pipeline_tag"):
@@ -146,7 +140,7 @@ def list_tree(call: HubCall) -> Response:
 def paths_info(call: HubCall) -> Response:
     """Describe some files and folders of a revision; unknown ones are left out."""
     if "json" in call.request.headers.get("content-type", ""):
-        fields = call.json()
+        fields = call.fields
         paths, is_expanded = fields.get("paths", []), fields.get("expand") is True
     else:
         form = parse_qs(call.body.decode("utf-8", "replace"))

@@ -26,12 +26,10 @@ class HubRefusal(ServingError):
         problem: str,
         *,
         status: int = 0,
-        code: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(problem)
         self.status = status or self.status
-        self.code = code or self.code
         self.headers = dict(headers or {})
 
     def with_headers(self, headers: Mapping[str, str]) -> HubRefusal:
@@ -78,8 +76,8 @@ class UnknownTokenError(HubRefusal):
 
     status = 401
 
-    def __init__(self, problem: str = "this is not a token of this hub") -> None:
-        super().__init__(problem)
+    def __init__(self) -> None:
+        super().__init__("this is not a token of this hub")
 
 
 class MissingRepositoryError(HubRefusal):

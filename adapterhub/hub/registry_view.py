@@ -7,7 +7,6 @@ hub has links to those of the registry, and looks every few seconds for what is 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 import threading
@@ -20,6 +19,7 @@ from sqlalchemy import Connection
 
 from adapterhub.errors import AdapterhubError
 from adapterhub.files import schema
+from adapterhub.files.atomic import file_digest
 from adapterhub.files.native import MANIFEST_FILE, read_manifest
 from adapterhub.hub.accounts import Owner, create_namespace, require_owner
 from adapterhub.hub.blobs import BlobInfo, git_sha1_of
@@ -120,7 +120,9 @@ class RegistryView:
                 create_tag(connection, made, tag, done.commit.oid)
         yanked = {entry.version: entry.yanked for entry in entries if entry.yanked is not None}
         if yanked:
-            self._yank(connection, made.id, schema.canonical_json(yanked))
+            staged = folder.stage(schema.canonical_json(yanked))
+            change = CommitChange("Yank", created=_FIRST_DATE, files={YANKED_FILE: staged})
+            write_commit(connection, folder, made.id, "main", change, VIEW_OWNER)
         refresh_listing(connection, made, folder.read)
 
     def _link(self, path: str, entry: Entry) -> dict[str, BlobInfo]:
@@ -133,16 +135,9 @@ class RegistryView:
             if not source.is_file() or source.is_symlink():
                 continue
             size = source.stat().st_size
-            sha256 = manifest.files.get(file) or hashlib.sha256(source.read_bytes()).hexdigest()
+            sha256 = manifest.files.get(file) or file_digest(source).sha256
             sha1 = git_sha1_of(source, size) if size <= MAX_REGULAR_LISTED else "0" * 40
             found[file] = BlobInfo(sha256, size, sha1)
             with suppress(FileExistsError):
                 os.symlink(source.resolve(), self._hub.blobs.path(sha256))
         return found
-
-    def _yank(self, connection: Connection, repository: int, data: bytes) -> None:
-        with self._hub.blobs.receive(len(data), "") as receiver:
-            receiver.write(data)
-            staged = receiver.finish()
-        change = CommitChange("Yank", created=_FIRST_DATE, files={YANKED_FILE: staged})
-        write_commit(connection, self._hub.blobs, repository, "main", change, VIEW_OWNER)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, insert, select, update
 
-from adapterhub.errors import ConfigError, one_line
+from adapterhub.errors import one_line
 from adapterhub.hub.accounts import ADMIN, READ, WRITE, Owner, Visitor, find_owner, inserted_id
 from adapterhub.hub.refusals import (
     DeniedError,
@@ -19,11 +19,11 @@ from adapterhub.hub.refusals import (
     MissingRepositoryError,
     TakenError,
 )
-from adapterhub.hub.tables import listings, namespaces, repositories, retired
+from adapterhub.hub.tables import listings, repositories, retired
 from adapterhub.hub.times import now_precisely
 from adapterhub.registry.reference import NAME_RULE, is_name
 
-REPOSITORY_TYPES = {"models": "model", "datasets": "dataset", "spaces": "space"}
+_VERBS = {WRITE: "write to", ADMIN: "change"}
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,6 @@ def visible_repository(
     return found
 
 
-_VERBS = {WRITE: "write to", ADMIN: "change"}
-
-
 def missing(name: str, visitor: Visitor) -> MissingRepositoryError:
     """Return the error for a repository that is not there, or not for this visitor."""
     shown = one_line(name, 200)
@@ -108,20 +105,18 @@ def _may_read(repository: HubRepository, visitor: Visitor, open_reading: bool) -
     return bool(visitor.user) or open_reading
 
 
-def owner_for_writing(
-    connection: Connection, name: str, visitor: Visitor, needed: str = WRITE
-) -> Owner:
-    """Return the namespace of `owner/name`, in which the visitor has the role that is needed.
+def owner_for_writing(connection: Connection, name: str, visitor: Visitor) -> Owner:
+    """Return the namespace of `owner/name`, in which the visitor may write.
 
     Raises:
-        DeniedError: the namespace does not exist, or the visitor has not the role.
+        DeniedError: the namespace does not exist, or the visitor may not.
     """
     owner = find_owner(connection, name.partition("/")[0])
-    if owner is None or not visitor.may(needed, owner.id):
+    if owner is None or not visitor.may(WRITE, owner.id):
         shown = one_line(name.partition("/")[0], 100)
         raise DeniedError(
             f"your token may not create or move repositories in {shown}: it takes the role "
-            f"{needed} there"
+            f"{WRITE} there"
         )
     return owner
 
@@ -210,23 +205,6 @@ def set_private(connection: Connection, repository: HubRepository, is_private: b
         )
 
 
-def repositories_of(connection: Connection, owner: int | None = None) -> list[HubRepository]:
-    """List the repositories of a namespace, or all."""
-    columns = [repositories.c[field] for field in HubRepository.__dataclass_fields__]
-    chosen = select(*columns).order_by(repositories.c.name)
-    if owner is not None:
-        chosen = chosen.where(repositories.c.namespace == owner)
-    return [HubRepository(*row) for row in connection.execute(chosen)]
-
-
-def namespace_of(connection: Connection, repository: HubRepository) -> Owner:
-    """Return the namespace of a repository."""
-    row = connection.execute(
-        select(namespaces).where(namespaces.c.id == repository.namespace)
-    ).one()
-    return Owner(row.id, row.name, row.kind, row.quota, row.rules)
-
-
 def _highest_before(connection: Connection, type: str, name: str) -> int:
     chosen = select(retired.c.highest).where(
         retired.c.type == type, retired.c.folded == name.casefold()
@@ -245,15 +223,3 @@ def _retire(connection: Connection, repository: HubRepository) -> None:
             highest=max(before, repository.highest),
         )
     )
-
-
-def require_repository(connection: Connection, name: str) -> HubRepository:
-    """Return the repository of a model's name, for commands.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    found = find_repository(connection, "models", name)
-    if found is None:
-        raise ConfigError(f"there is no repository {name!r} on this hub")
-    return found

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-import logging
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -16,7 +14,8 @@ from adapterhub.hub.accounts import count_tokens
 from adapterhub.hub.app import HubApp
 from adapterhub.hub.registry_view import is_registry, viewing
 from adapterhub.hub.state import Hub, HubOptions, create_hub, open_hub, serving_alone
-from adapterhub.web.connections import limited_protocol
+from adapterhub.web.connections import address_of, limited_protocol, listen
+from adapterhub.web.origins import is_loopback_address
 
 _WRITE_SECONDS = 60.0
 _STOP_SECONDS = 20
@@ -36,13 +35,15 @@ def serve_hub(
     `started` receives the address when the hub answers.
 
     Raises:
-        ConfigError: it cannot be served as the options say.
+        ConfigError: it cannot be served as the options say, or the address is taken.
     """
     import uvicorn
 
     check_address(options.public_url)
-    options = replace(options, hosts=(*options.hosts, *known_hosts(host, port)))
     with ExitStack() as stack:
+        listening = stack.enter_context(listen(host, port))
+        known = known_hosts(host, listening.getsockname()[1])
+        options = replace(options, hosts=(*options.hosts, *known))
         if is_registry(folder):
             hub = stack.enter_context(viewing(folder, options))
         else:
@@ -53,17 +54,16 @@ def serve_hub(
             _require_token(hub, folder, host)
         config = uvicorn.Config(
             HubApp(hub),
-            host=host,
-            port=port,
-            http=_protocol(),
             lifespan="on",
             log_level="warning",
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=_STOP_SECONDS,
         )
+        config.load()
+        config.http_protocol_class = limited_protocol(config.http_protocol_class, _WRITE_SECONDS)
         with suppress(KeyboardInterrupt):  # it has stopped by then
-            _telling_server(config, started).run()
+            _telling_server(config, started).run([listening])
 
 
 def _require_token(hub: Hub, folder: Path, host: str) -> None:
@@ -111,26 +111,6 @@ def check_address(url: str | None) -> None:
         )
 
 
-def is_loopback_address(host: str) -> bool:
-    """Return whether only this machine can reach an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _protocol() -> type[Any]:
-    """Return the protocol of HTTP, with limits; the fast parser where it is installed."""
-    try:
-        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as Fast
-
-        return limited_protocol(Fast, _WRITE_SECONDS)
-    except ImportError:
-        from uvicorn.protocols.http.h11_impl import H11Protocol
-
-        return limited_protocol(H11Protocol, _WRITE_SECONDS)
-
-
 def _telling_server(config: Any, started: Callable[[str], object]) -> Any:
     """Return a server of uvicorn that says when it answers."""
     import uvicorn
@@ -139,8 +119,6 @@ def _telling_server(config: Any, started: Callable[[str], object]) -> Any:
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
             if self.started:
-                host, port = self.servers[0].sockets[0].getsockname()[:2]
-                started(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+                started(address_of(sockets[0]))
 
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     return Told(config)

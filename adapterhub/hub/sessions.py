@@ -17,6 +17,7 @@ from sqlalchemy import Connection, select
 from adapterhub.hub.accounts import READ, Visitor, visitor_of
 from adapterhub.hub.tables import tokens
 
+COOKIE = "adapterhub"  # of a login
 SESSION_SECONDS = 12 * 3600.0
 UPLOAD_SECONDS = 24 * 3600.0
 

@@ -26,11 +26,10 @@ from adapterhub.hub.blobs import BlobFolder
 from adapterhub.hub.database import Database, create_tables, schema_revision
 from adapterhub.hub.hub_metrics import HubMetrics
 from adapterhub.hub.refusals import HubRefusal
-from adapterhub.hub.remembered import Remembered
 from adapterhub.hub.tables import SCHEMA_REVISION, audit, settings
 from adapterhub.hub.times import now_text
 
-DATABASE = "hub.sqlite"
+DATABASE, NEW_DATABASE = "hub.sqlite", "new.sqlite"
 _FAILURES, _WINDOW = 20, 60.0  # failed logins of an address, within seconds
 _MOST_ADDRESSES = 10_000
 
@@ -107,11 +106,10 @@ class Hub:
         self.folder, self.options = folder, options or HubOptions()
         require_schema(folder)
         self.database = Database(folder / DATABASE)
-        self.remembered = Remembered(self.database)
         self.blobs = BlobFolder(folder)
         with self.database.reading() as connection:
-            self.secret = bytes.fromhex(setting(connection, "secret"))
-            self.instance = setting(connection, "instance")
+            value = select(settings.c.value).where(settings.c.key == "secret")
+            self.secret = bytes.fromhex(connection.execute(value).scalar_one())
         self.failed_logins = FailedLogins()
         self.metrics = HubMetrics()
         self._used: set[str] = set()
@@ -155,23 +153,22 @@ def create_hub(folder: Path) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     # The rest of a creation that was interrupted is created anew.
-    others = {path.name for path in folder.iterdir()} - {"blobs", "incoming", "new.sqlite", ".lock"}
-    if {name for name in others if not name.startswith("new.sqlite-")}:
+    others = {path.name for path in folder.iterdir()} - {"blobs", "incoming", NEW_DATABASE, ".lock"}
+    if any(not name.startswith(f"{NEW_DATABASE}-") for name in others):
         raise ConfigError(
             f"{folder} has other files, and no hub",
             expected="a hub, an empty folder, or none",
             hint="another folder",
         )
     BlobFolder(folder).create()
-    for path in folder.glob("new.sqlite*"):
+    for path in folder.glob(f"{NEW_DATABASE}*"):
         path.unlink()
-    database = Database(folder / "new.sqlite")
+    database = Database(folder / NEW_DATABASE)
     create_tables(database)
     with database.writing() as connection:
-        for key in ("secret", "instance"):
-            connection.execute(insert(settings).values(key=key, value=secrets.token_hex(32)))
+        connection.execute(insert(settings).values(key="secret", value=secrets.token_hex(32)))
     database.close()
-    (folder / "new.sqlite").rename(folder / DATABASE)
+    (folder / NEW_DATABASE).rename(folder / DATABASE)
 
 
 @contextmanager
@@ -225,13 +222,6 @@ def require_schema(folder: Path) -> None:
     raise ConfigError(
         f"the hub in {folder} is of an older adapterhub",
         hint=f"adapterhub hub upgrade {folder}, which makes a backup first",
-    )
-
-
-def setting(connection: Connection, key: str) -> str:
-    """Return a setting of a hub."""
-    return str(
-        connection.execute(select(settings.c.value).where(settings.c.key == key)).scalar_one()
     )
 
 

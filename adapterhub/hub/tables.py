@@ -159,12 +159,7 @@ versions = Table(
 listings = Table(
     "listings",
     metadata,
-    Column(
-        "repository",
-        Integer,
-        ForeignKey("repositories.id", ondelete="CASCADE"),
-        primary_key=True,
-    ),
+    _owned_by("repository", "repositories.id", primary_key=True),
     Column("type", String(8), nullable=False),
     Column("name", String(200), nullable=False),
     Column("namespace", Integer, nullable=False),

@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
@@ -27,6 +28,8 @@ _MOST_PATH, _MOST_PART = 1024, 255
 
 Tree = Mapping[str, BlobInfo]
 """The files of a commit by their paths."""
+_MOST_KEPT, _MOST_KEPT_FILES = 512, 64
+_kept: dict[str, Tree] = {}  # by oid
 
 
 @dataclass(frozen=True)
@@ -113,10 +116,6 @@ def read_tree(connection: Connection, oid: str) -> Tree:
     return found
 
 
-_kept: dict[str, Tree] = {}
-_MOST_KEPT, _MOST_KEPT_FILES = 512, 64
-
-
 def _written(tree: Tree) -> tuple[str, str]:
     files = {path: [b.sha256, b.size, b.git_sha1] for path, b in sorted(tree.items())}
     text = json.dumps(files, separators=(",", ":"))
@@ -128,26 +127,35 @@ def entries_below(
 ) -> list[tuple[str, BlobInfo | FolderInfo]] | None:
     """List the files and folders in a folder, "" for the root; None if there is no such folder."""
     prefix = f"{folder}/" if folder else ""
-    inside = {path: blob for path, blob in tree.items() if path.startswith(prefix)}
+    inside = _files_below(tree, prefix)
     if not inside and folder:
         return None
     found: dict[str, BlobInfo | FolderInfo] = {}
-    for path, blob in sorted(inside.items()):
+    digests: dict[str, Any] = {}  # of folders, each of which has its files in their order
+    for path, blob in inside:
         parts = path[len(prefix) :].split("/")
         last = len(parts) if recursive else min(2, len(parts))
         for depth in range(1, last):
             name = prefix + "/".join(parts[:depth])
-            if name not in found:
-                found[name] = FolderInfo(name, oid_of_folder(tree, name))
+            digests.setdefault(name, hashlib.sha1()).update(_line(path, blob))
         if recursive or len(parts) == 1:
             found[path] = blob
+    found |= {name: FolderInfo(name, each.hexdigest()) for name, each in digests.items()}
     return sorted(found.items())
 
 
 def oid_of_folder(tree: Tree, folder: str) -> str:
     """Return a hash of what is in a folder."""
-    own = {path: blob for path, blob in tree.items() if path.startswith(f"{folder}/")}
-    return _written(own)[1]
+    lines = [_line(path, blob) for path, blob in _files_below(tree, f"{folder}/")]
+    return hashlib.sha1(b"".join(lines)).hexdigest()
+
+
+def _files_below(tree: Tree, prefix: str) -> list[tuple[str, BlobInfo]]:
+    return sorted((path, blob) for path, blob in tree.items() if path.startswith(prefix))
+
+
+def _line(path: str, blob: BlobInfo) -> bytes:
+    return f"{path}\0{blob.sha256}\n".encode()
 
 
 @lru_cache(1024)

@@ -33,7 +33,7 @@ TOO_LARGE = "/file-too-large:set-HF_HUB_DISABLE_XET=1-or-use-adapterhub-push"
 
 def batch(call: HubCall) -> Response:
     """Say where files are to be sent; nothing of those that the repository has already."""
-    fields = call.json()
+    fields = call.fields
     objects, transfers = fields.get("objects"), fields.get("transfers") or ["basic"]
     if fields.get("operation") != "upload":
         raise HubRefusal("files are downloaded at /OWNER/NAME/resolve/REVISION/PATH")
@@ -105,10 +105,10 @@ async def put_part(call: HubCall) -> Response:
         await _receive(call, receiver)
         if receiver.size != expected:
             raise HubRefusal(f"the part has {receiver.size:,} bytes, {expected:,} were announced")
-        staged = await in_thread(receiver.finish)
+        sha256 = await in_thread(receiver.keep)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        staged.path.replace(folder / f"{int(number):05}")
-    return Response(b"", 200, {"etag": f'"{staged.info.sha256[:32]}"'})
+        receiver.path.replace(folder / f"{int(number):05}")
+    return Response(b"", 200, {"etag": f'"{sha256[:32]}"'})
 
 
 def complete(call: HubCall) -> Response:
@@ -130,7 +130,7 @@ def complete(call: HubCall) -> Response:
 
 def verify_upload(call: HubCall) -> Response:
     """Say that the repository has a file."""
-    oid, size = _object(call.json())
+    oid, size = _object(call.fields)
     with call.hub.database.reading() as connection:
         known = granted(connection, call.repository.id, [oid])
     if oid not in known or known[oid].size != size:

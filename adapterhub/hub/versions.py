@@ -25,6 +25,7 @@ from adapterhub.hub.commits import (
     TAG,
     CommitChange,
     branch_head,
+    commit_at,
     move_ref,
     refs_of,
     write_commit,
@@ -175,7 +176,7 @@ def move_tag(
 def delete_version(
     connection: Connection, folder: BlobFolder, repository: HubRepository, number: int, author: str
 ) -> None:
-    """Delete a version for good: no commit that remains has its files.
+    """Delete a version for good: no commit that remains has its files, unless another has the same.
 
     Raises:
         MissingRevisionError: there is none.
@@ -184,7 +185,11 @@ def delete_version(
     if number not in known:
         raise MissingRevisionError(f"v{number}")
     gone = known.pop(number)
-    _leave_head(connection, folder, repository, gone, [*known.values()], author)
+    others = known.values()
+    if any(v.commit == gone.commit or v.digest == gone.digest != "" for v in others):
+        _remove_tag(connection, repository, gone.name)
+        return
+    _leave_head(connection, folder, repository, gone, [*others], author)
     own = commits.c.repository == repository.id
     rows = connection.execute(select(commits.c.oid, commits.c.tree).where(own)).all()
     kept: set[str] = set()
@@ -203,22 +208,13 @@ def delete_version(
             )
         else:
             kept |= {blob.sha256 for blob in tree.values()}
-    connection.execute(
-        delete(versions).where(versions.c.repository == repository.id, versions.c.number == number)
-    )
-    for sha256 in (
-        set(
-            connection.execute(
-                select(grants.c.sha256).where(
-                    grants.c.repository == repository.id, grants.c.is_committed.is_(True)
-                )
-            ).scalars()
-        )
-        - kept
-    ):
-        connection.execute(
-            delete(grants).where(grants.c.repository == repository.id, grants.c.sha256 == sha256)
-        )
+    _remove_tag(connection, repository, gone.name)
+    granted_here = grants.c.repository == repository.id
+    had = connection.execute(
+        select(grants.c.sha256).where(granted_here, grants.c.is_committed.is_(True))
+    ).scalars()
+    for sha256 in {*had} - kept:
+        connection.execute(delete(grants).where(granted_here, grants.c.sha256 == sha256))
 
 
 def check_ref_name(name: str) -> None:
@@ -247,15 +243,13 @@ def require_admin(visitor: Visitor, repository: HubRepository, what: str) -> Non
 def _add_version(
     connection: Connection, repository: HubRepository, number: int, commit: str
 ) -> None:
-    tree_oid = connection.execute(
-        select(commits.c.tree).where(commits.c.repository == repository.id, commits.c.oid == commit)
-    ).scalar_one()
+    tree = read_tree(connection, commit_at(connection, repository.id, commit).tree)
     connection.execute(
         insert(versions).values(
             repository=repository.id,
             number=number,
             commit=commit,
-            digest=_digest(read_tree(connection, tree_oid)),
+            digest=_digest(tree),
         )
     )
     connection.execute(
@@ -282,12 +276,8 @@ def _leave_head(
     change = CommitChange(f"Delete v{gone.number}")
     older: Tree = {}
     if others:
-        oid = connection.execute(
-            select(commits.c.tree).where(
-                commits.c.repository == repository.id, commits.c.oid == others[-1].commit
-            )
-        ).scalar_one()
-        older = read_tree(connection, oid)
+        newest = commit_at(connection, repository.id, others[-1].commit)
+        older = read_tree(connection, newest.tree)
     for path in _OF_A_VERSION:
         if path in older:
             change.large[path] = (older[path].sha256, older[path].size)

@@ -6,7 +6,7 @@ from sqlalchemy import delete
 from starlette.responses import Response
 
 from adapterhub.hub.accounts import ADMIN, READ, WRITE
-from adapterhub.hub.blobs import StagedBlob, discard_staged
+from adapterhub.hub.blobs import discard_staged
 from adapterhub.hub.calls import TOKEN, HubCall, HubRoute, json_answer
 from adapterhub.hub.commits import (
     BRANCH,
@@ -25,7 +25,6 @@ from adapterhub.hub.refusals import (
     TakenError,
 )
 from adapterhub.hub.repositories import (
-    REPOSITORY_TYPES,
     create_repository,
     delete_repository,
     find_repository,
@@ -38,18 +37,18 @@ from adapterhub.hub.tables import refs
 from adapterhub.hub.versions import check_ref_name, create_tag, delete_tag, require_admin
 
 _BODY = 1 << 20
-_TYPES = {single: several for several, single in REPOSITORY_TYPES.items()}
+_TYPES = {"model": "models", "dataset": "datasets", "space": "spaces"}
 ATTRIBUTES = b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
 """The first file of each repository: a repository has a commit from the beginning."""
 
 
 def add_repository(call: HubCall) -> Response:
     """Create a repository; one that exists is named in the refusal, as clients expect."""
-    fields = call.json()
+    fields = call.fields
     type, name = _type_of(call), _full_name(call)
     visibility = fields.get("visibility")
     is_private = visibility in ("private", "protected") or bool(fields.get("private"))
-    staged = _staged(call, ATTRIBUTES)
+    staged = call.hub.blobs.stage(ATTRIBUTES)
     try:
         with call.hub.database.writing() as connection:
             owner = owner_for_writing(connection, name, call.visitor)
@@ -95,7 +94,7 @@ def rename_repository(call: HubCall) -> Response:
 
 def change_settings(call: HubCall) -> Response:
     """Show a repository to its members alone, or to all."""
-    fields = call.json()
+    fields = call.fields
     if fields.get("gated") not in (None, False):
         raise HubRefusal("this hub has no gated repositories; a private one has members")
     visibility = fields.get("visibility")
@@ -172,12 +171,6 @@ def no_discussions(call: HubCall) -> Response:
     raise HubRefusal("this hub has no pull requests and no discussions: commit to a branch")
 
 
-def _staged(call: HubCall, data: bytes) -> StagedBlob:
-    with call.hub.blobs.receive(len(data), "") as receiver:
-        receiver.write(data)
-        return receiver.finish()
-
-
 def _type_of(call: HubCall) -> str:
     type = call.text("type", "model")
     if type not in _TYPES:
@@ -188,7 +181,7 @@ def _type_of(call: HubCall) -> str:
 def _full_name(call: HubCall) -> str:
     """Return OWNER/NAME, as a client says it in one field or in two."""
     name = call.text("name", "")
-    owner = call.json().get("organization") or call.visitor.user
+    owner = call.fields.get("organization") or call.visitor.user
     if not isinstance(owner, str):
         raise HubRefusal("the body has no text 'organization'")
     return name if "/" in name else f"{owner}/{name}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from adapterhub.config.quantities import seconds_of, size_in_bytes
 from adapterhub.config.yaml import load_yaml
 from adapterhub.errors import ConfigError
 from adapterhub.registry.local import default_root
-from adapterhub.registry.reference import is_loopback
+from adapterhub.web.origins import is_loopback_address
 
 _TIMES = ("refresh", "deadline", "drain", "write_timeout")
 _SIZES = ("adapter_memory", "body")
@@ -75,12 +74,7 @@ class ServeOptions:
     @property
     def is_local(self) -> bool:
         """Whether the address is reached from this machine alone."""
-        if is_loopback(self.host):
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback_address(self.host)
 
 
 def read_serve_options(file: str | None, given: Mapping[str, Any]) -> ServeOptions:

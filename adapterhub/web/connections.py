@@ -1,4 +1,4 @@
-"""Limits of a connection that a server of uvicorn keeps, besides those of a request.
+"""Where a server listens, and limits of a connection that uvicorn keeps, besides a request's.
 
  - A head of a request that is too large, or does not come in time, ends the connection.
  - A client that does not read what it is sent is dropped after a time.
@@ -9,14 +9,40 @@ They are in the methods that asyncio calls, so that both parsers of uvicorn have
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
+
+from adapterhub.errors import ConfigError
 
 MOST_HEADER_BYTES = 32 << 10
 HEADER_SECONDS = 20.0
+_BACKLOG = 2048
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"content-length: 0\r\nconnection: close\r\n\r\n"
 )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open the address that is listened at; port 0 is a free one.
+
+    Raises:
+        ConfigError: it is taken, or is none of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen at {host}, port {port}: {error.strerror or error}",
+            hint="--port 0 for a free one",
+        ) from None
+
+
+def address_of(listening: socket.socket) -> str:
+    """Return the URL of an address that is listened at."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class LimitedConnection(asyncio.Protocol):

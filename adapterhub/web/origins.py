@@ -6,6 +6,7 @@ it: under a name that resolves to this machine, or across origins. Both are seen
 
 from __future__ import annotations
 
+import ipaddress
 from functools import lru_cache
 from urllib.parse import urlsplit
 
@@ -23,6 +24,14 @@ def is_of_this_machine(host: str | None, origin: str | None) -> bool:
 def is_loopback_host(host: str) -> bool:
     """Return whether a header Host names this machine."""
     return _is_loopback(f"http://{host}")
+
+
+def is_loopback_address(host: str) -> bool:
+    """Return whether an address to listen at is reached from this machine alone."""
+    try:
+        return host in _LOOPBACK_NAMES or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _is_loopback(url: str) -> bool:

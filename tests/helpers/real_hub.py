@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
-import uvicorn
 
 from adapterhub.hub.accounts import create_hub_token, create_namespace, set_member
 from adapterhub.hub.app import HubApp
 from adapterhub.hub.server import known_hosts
 from adapterhub.hub.state import Hub, HubOptions, create_hub, open_hub
+from adapterhub.hub.transfer import answering_in_thread
 
 
 @dataclass
@@ -75,7 +74,7 @@ def serving(folder: Path, prefix: str = "", **options: object) -> Iterator[Runni
     chosen = HubOptions(**{"hosts": known_hosts("127.0.0.1", port), **options})
     with open_hub(folder, chosen) as hub:
         running = RunningHub(hub, address)
-        with answering(cutting(HubApp(hub), running), listening):
+        with answering_in_thread(cutting(HubApp(hub), running), listening):
             yield running
 
 
@@ -95,20 +94,3 @@ def cutting(app: object, running: RunningHub) -> object:
         await app(scope, receive, send_some if is_download else send)
 
     return answer
-
-
-@contextmanager
-def answering(app: object, listening: socket.socket) -> Iterator[None]:
-    """Answer requests in a thread."""
-    config = uvicorn.Config(app, lifespan="on", log_level="critical", access_log=False)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-    thread.start()
-    while not server.started and thread.is_alive():
-        thread.join(0.005)
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        thread.join()
-        listening.close()

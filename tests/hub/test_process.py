@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -130,6 +131,13 @@ def keep_pushing(folder, address, start, kept):
 def test_two_servers_on_one_folder_are_refused(folder):
     with started(folder), pytest.raises(ConfigError, match="another server"):
         serve_hub(folder, "127.0.0.1", 0, HubOptions())
+
+
+def test_an_address_that_is_taken_is_refused(folder):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen at 127.0.0.1, port {port}"):
+            serve_hub(folder, "127.0.0.1", port, HubOptions())
 
 
 def test_a_hub_that_others_reach_has_a_token(tmp_path):

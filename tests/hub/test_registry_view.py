@@ -6,7 +6,6 @@ import socket
 
 import httpx2
 import pytest
-import real_hub
 import sample_adapters
 from commit_body import commit
 
@@ -16,6 +15,7 @@ from adapterhub.hub.commits import TAG, refs_of
 from adapterhub.hub.registry_view import is_registry, viewing
 from adapterhub.hub.server import known_hosts
 from adapterhub.hub.state import HubOptions
+from adapterhub.hub.transfer import answering_in_thread
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Publication
@@ -49,7 +49,7 @@ def test_a_registry_is_a_hub_that_only_reads(registry, publish, tmp_path, monkey
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     options = HubOptions(hosts=known_hosts("127.0.0.1", port))
-    with viewing(registry.root, options) as hub, real_hub.answering(HubApp(hub), listening):
+    with viewing(registry.root, options) as hub, answering_in_thread(HubApp(hub), listening):
         address = f"http://127.0.0.1:{port}"
         store = HubStore(address, token=False)
         assert [entry.version for entry in store.versions("registry/polite")] == ["v1", "v2", "v3"]

@@ -113,6 +113,20 @@ def test_a_deleted_version_is_gone_and_the_others_stay(new_hub, publish):
     assert publish(0).version == "v5"
 
 
+def test_of_two_versions_with_the_same_files_one_is_deleted(new_hub, publish):
+    entry = publish(0)
+    with new_hub.client("ada") as client:
+        address = "/api/adapterhub/models/acme/polite"
+        assert client.put(f"{address}/tag/v2", json={"revision": "v1"}).status_code == 200
+        assert client.delete(f"{address}/versions/v2").status_code == 200
+        found = client.get(f"{address}/versions").json()
+        assert [each["version"] for each in found["versions"]] == ["v1"]
+        assert found["highest"] == 2
+        assert client.get("/acme/polite/resolve/v2/adapter.json").status_code == 404
+    read_adapter(store_of(new_hub, "ada").get(entry))
+    assert verify_hub(new_hub.hub) == []
+
+
 def test_our_commands_change_a_hub_as_a_folder(new_hub, publish, monkeypatch):
     publish(0)
     publish(1)

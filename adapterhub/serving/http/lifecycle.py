@@ -32,7 +32,7 @@ from adapterhub.serving.http.operations import operations
 from adapterhub.serving.http.service import RequestLimits, Service
 from adapterhub.serving.http.try_page import ENDPOINTS as TRY_PAGE
 from adapterhub.serving.options import ServeOptions
-from adapterhub.web.connections import limited_protocol
+from adapterhub.web.connections import address_of, limited_protocol, listen
 from adapterhub.web.tokens import TokenFile, default_token_file
 
 _KEEP_ALIVE = 75  # seconds that an idle connection is kept
@@ -42,7 +42,6 @@ _TRIED = 3  # adapters of the registry, until one is loaded
 _WARM_WORDS = (1, 8, 32, 128)  # of the texts in the passes at the start
 _MOST_LISTED = 100_000
 _CLOSING = 1.0  # seconds for what is still computed when all connections are closed
-_BACKLOG = 2048
 
 
 def open_tokens(options: ServeOptions) -> TokenFile | None:
@@ -317,7 +316,7 @@ class HttpServer:
                 listened at, or the compute thread has died.
         """
         try:
-            listening = _listen(self.options)
+            listening = listen(self.options.host, self.options.port)
             threading.Thread(target=self._load, args=(listening,), daemon=True).start()
             self.server.run(sockets=[listening])
         finally:
@@ -334,7 +333,7 @@ class HttpServer:
         self.server.should_exit = True
 
     def _load(self, listening: socket.socket) -> None:
-        address = _address(listening)
+        address = address_of(listening)
         try:
             if not self._is_loaded:
                 load_and_warm(self.service)
@@ -363,27 +362,6 @@ class HttpServer:
     def _leave(self, error: Exception) -> None:
         self.error = self.error or error
         self.stop()
-
-
-def _listen(options: ServeOptions) -> socket.socket:
-    """Open the address that is listened at.
-
-    Raises:
-        ConfigError: it is taken, or is none of this machine.
-    """
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    try:
-        return socket.create_server((options.host, options.port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen at {options.host}, port {options.port}: {error.strerror or error}",
-            hint="--port 0 for a free one",
-        ) from None
-
-
-def _address(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def served_endpoints(options: ServeOptions, service: Service) -> tuple[Endpoint, ...]:
