@@ -120,7 +120,7 @@ class OutputSlot(Slot):
                 return self._change_output(host, example, site, compute, read, *tensors)
 
             for rows in columns:
-                y = rows.run(apply, y, *inputs, dim=self.batch_dim)
+                y = rows.run(apply, y, *inputs, dim=self.row_dim)
             return y
 
         def change(key: str, *tensors: Any) -> Tensor:
