@@ -16,7 +16,8 @@ from adapterhub.hooks.composition import as_before, by_row
 from adapterhub.hooks.packed import TokenPlan
 from adapterhub.hooks.row_stacks import StackedColumn, StackedRows
 from adapterhub.hooks.slot import SUBLAYER_INPUT, Mark, Slot, first_input, read_sublayer_input
-from adapterhub.methods._ops import RowStack, constant_form
+from adapterhub.methods._affine import constant_form
+from adapterhub.methods._ops import RowStack
 from adapterhub.methods._site_module import InputModule, OutputModule, SiteModule
 
 _STREAM = "_adapterhub_stream"

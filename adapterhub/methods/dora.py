@@ -58,9 +58,7 @@ class DoRALayer(LoRALayer):
         # Written as a change of y, so a ratio of exactly 1 and a zero B return y itself.
         return y + (ratio - 1).to(y.dtype) * product + (self.scale * ratio).to(y.dtype) * update
 
-    def constant(  # type: ignore[override]
-        self, site: Site, weight: Tensor, bias: Tensor | None
-    ) -> AffineLayer:
+    def constant(self, site: Site, weight: Tensor, bias: Tensor | None) -> AffineLayer:
         """Return the form that is stacked with other affine modules."""
         ratio = self.magnitude / self.norm(weight)
         shift = None if bias is None else (1 - ratio) * bias

@@ -30,7 +30,6 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Kind, Site
 from adapterhub.config.options import option
-from adapterhub.methods._affine import AffineLayer
 from adapterhub.methods._base import Layers, Method, Placement, register_method
 from adapterhub.methods._experts import AtExperts
 from adapterhub.methods._ops import add_product, cast, stack_low_rank
@@ -61,10 +60,6 @@ class LoRALayer(OutputModule):
     def factors(self) -> tuple[Tensor, Tensor] | None:
         """Return s B: (d_out, rank) and A: (rank, d_in)."""
         return self.scale * self.B, self.A
-
-    def constant(self, site: Site) -> AffineLayer:
-        """Return the form that is stacked with other affine modules."""
-        return AffineLayer(self.A, self.scale * self.B.T)
 
     def extra_repr(self) -> str:
         """Return the settings that `print(model)` shows."""

@@ -26,11 +26,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adapterhub.anatomy.sites import Anatomy, Site
+from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.weights import read_weight
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
-from adapterhub.methods._affine import AffineLayer
 from adapterhub.methods._base import Placement, register_method
 from adapterhub.methods._ops import cast, stack_low_rank
 from adapterhub.methods._skip_init import init_is_skipped
@@ -100,11 +99,6 @@ class PiSSALayer(LoRALayer):
         """Return s [B, -B0]: (d_out, 2 rank) and [A; A0]: (2 rank, d_in)."""
         left = self.scale * torch.cat([self.B, -self.B0], dim=1)
         return left, torch.cat([self.A, self.A0])
-
-    def constant(self, site: Site) -> AffineLayer:
-        """Return the form that is stacked with other affine modules."""
-        left, right = self.factors()
-        return AffineLayer(right, left.T)
 
 
 @register_method

@@ -20,7 +20,7 @@ from adapterhub.adapters.packed_route import PackedRoutes, TokenRun
 from adapterhub.hooks import row_stacks
 from adapterhub.hooks.banks import ROOM
 from adapterhub.hooks.slot import Slot
-from adapterhub.methods._ops import constant_form
+from adapterhub.methods._affine import constant_form
 
 METHODS = (
     "lora(rank=2)",
@@ -35,6 +35,10 @@ METHODS = (
     "prefix(length=3)",
     "prefix(length=5)",
     "prompt(length=2)",
+    "vera(rank=4)",
+    "randlora(rank=8, alpha=8)",
+    "road(group=8)",
+    "ssf",
 )
 
 
@@ -124,16 +128,25 @@ def test_no_module_is_called_or_compared(monkeypatch):
 
 
 def test_affine_methods_are_one_product():
-    model = held(methods=("lora(rank=2)", "dora(rank=3)", "pissa(rank=2)", "ia3"))
+    affine = (
+        "lora(rank=2)",
+        "dora(rank=3)",
+        "pissa(rank=2)",
+        "ia3",
+        "vera(rank=2)",
+        "miss(rank=2)",
+    )
+    model = held(methods=affine)
     at_values = [s for s in slots(model) if next(iter(s.sites.values())).role == "attn.v"]
     assert at_values
     assert all(len(slot.banks.banked.banks) == 1 for slot in at_values)
-    kinds = [ah.adapters(model)[f"a{n}"].hold().kinds for n in range(3)]
-    assert kinds[0] == kinds[1] == kinds[2]
+    kinds = [ah.adapters(model)[f"a{n}"].hold().kinds for n in (0, 1, 2, 4, 5)]
+    assert all(kind == kinds[0] for kind in kinds)
 
 
 @pytest.mark.parametrize(
-    "method", ["dora(rank=3)", "ia3", "compacter(size=4, n=4)", "pissa(rank=2)", "lora(rank=2)"]
+    "method",
+    ["dora(rank=3)", "ia3", "compacter(size=4, n=4)", "pissa(rank=2)", "lora(rank=2)", "delora"],
 )
 def test_a_constant_form_computes_the_same(method):
     model = held(methods=(method,))
