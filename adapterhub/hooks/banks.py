@@ -218,10 +218,10 @@ def _kind(form: SiteModule, site: Site) -> tuple[object, ...] | None:
     size, alike = sum(tensor.numel() for tensor in tensors), SMALL
     while alike < size:
         alike *= _ALIKE
-    return stack_modules, alike, *reading(form, site)
+    return stack_modules, alike, *what_is_read(form, site)
 
 
-def reading(module: SiteModule, site: Site) -> tuple[object, ...]:
+def what_is_read(module: SiteModule, site: Site) -> tuple[object, ...]:
     """Return what a module reads and where: modules of one stack read the same."""
     read = (getattr(module, "source", None), getattr(module, "positions", None))
     return isinstance(module, InputModule), *read, site.part, site.input_host

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from adapterhub.anatomy.sites import Site
-from adapterhub.hooks.banks import BankedModules, plain, reading
+from adapterhub.hooks.banks import BankedModules, plain, what_is_read
 from adapterhub.hooks.composition import BatchPlan, RowOrder
 from adapterhub.methods._ops import RowStack, declared_stack
 from adapterhub.methods._site_module import SiteModule
@@ -226,7 +226,7 @@ def _of_one_kind(
 ) -> bool:
     """Return whether the modules of a column declare one stack, at one place, read alike."""
     present = [(n, m) for n, m in zip(names, column, strict=True) if n and m]
-    kinds = {(module.training, *reading(module, sites[name])) for name, module in present}
+    kinds = {(module.training, *what_is_read(module, sites[name])) for name, module in present}
     return len(kinds) == 1 and declared_stack(column) is not None
 
 

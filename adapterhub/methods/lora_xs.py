@@ -35,7 +35,7 @@ from adapterhub.methods._base import Placement, register_method
 from adapterhub.methods._delta import FactorModule
 from adapterhub.methods._generated import normal
 from adapterhub.methods._ops import stack_low_rank
-from adapterhub.methods._projections import RankMethod, require_rank, weight_at
+from adapterhub.methods._projections import RankMethod, require_components, weight_at
 from adapterhub.methods._site_module import SharedModule
 from adapterhub.methods._skip_init import init_is_skipped
 from adapterhub.methods.pissa import empty_factors
@@ -139,7 +139,7 @@ class LoRAXS(CoreMethod):
 
     def module(self, site: Site, rank: int, anatomy: Anatomy) -> FreeCore:
         """Return the update of one site."""
-        _require_components(self, site, rank)
+        require_components(self, site, rank)
         return FreeCore(weight_at(site, anatomy), rank, self.stored)
 
     def size(self, site: Site, rank: int) -> int:
@@ -166,7 +166,7 @@ class TinyLoRA(CoreMethod):
         """Yield one update per selected projection, with the same numbers."""
         shared = SharedNumbers(self.numbers)
         for number, (site, rank) in enumerate(self.ranks_by_site(anatomy).items()):
-            _require_components(self, site, rank)
+            require_components(self, site, rank)
             shape = (self.numbers, rank, rank)
             matrices = normal(f"tinylora.{site.id}", self.seed, shape, rank**-0.5)
             module = DrawnCore(weight_at(site, anatomy), rank, self.stored, matrices, shared)
@@ -178,8 +178,3 @@ class TinyLoRA(CoreMethod):
         """Return the number of numbers."""
         self.ranks_by_site(anatomy)
         return self.numbers
-
-
-def _require_components(method: CoreMethod, site: Site, rank: int) -> None:
-    most = min(site.d_in, site.d_out)
-    require_rank(method, site, rank, most, f"its weight has {most} components")
