@@ -7,8 +7,8 @@
     x: (..., d_in)    A0: (rank, d_in), B0: (d_out, rank), fixed    R: (rank, rank)
     v: (numbers,), one for all sites    P: (numbers, rank, rank), fixed
 
-LoRA-XS trains R, TinyLoRA a few numbers for the whole model: it is for reinforcement learning,
-where 13 of them are enough for much. R and v are zero at first, so the initial update is zero. P
+LoRA-XS trains R, TinyLoRA a few numbers for the whole model, in the paper as few as 13, by
+reinforcement learning. R and v are zero at first, so the initial update is zero. P
 has normal numbers of deviation 1 / sqrt(rank), computed from the seed and the site. A0 and B0 are
 saved with the adapter, since another decomposition of W may have other signs; with `stored: false`
 they are not, and each loading decomposes W again, exactly and in fp64: then the file has what
