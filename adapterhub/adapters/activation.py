@@ -11,6 +11,7 @@ import json
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -79,7 +80,8 @@ class StackActivation:
 
     def __init__(self, adapters: Sequence[Adapter] = ()) -> None:
         self.adapters = tuple(adapters)
-        self.table = {slot: AppliedModules(k) for slot, k in _keys_by_slot(adapters).items()}
+        slots = _keys_by_adapter(adapters).items()
+        self.table = {slot: AppliedModules(tuple(chain(*keys.values()))) for slot, keys in slots}
 
     @property
     def compositions(self) -> tuple[Composition, ...]:
@@ -141,9 +143,9 @@ class PerRowActivation:
 
     def prepare(self) -> None:
         """Plan the rows in each slot, and add slots through which the heads are called."""
-        for slot, keys in keys_by_adapter(self.adapters).items():
-            used = tuple(key for some in keys.values() for key in some)
-            self.table[slot] = AppliedModules(used, self._plan(keys))
+        for slot, keys in _keys_by_adapter(self.adapters).items():
+            if plan := self._plan_of(slot, keys):
+                self.table[slot] = AppliedModules(tuple(chain(*keys.values())), plan)
         variants_by_path = _variants(self.adapters)
         _refuse_other_widths(variants_by_path.values())
         self.called_through = tuple(variants_by_path)
@@ -175,6 +177,10 @@ class PerRowActivation:
     @cached_property
     def _device(self) -> torch.device | str:
         return device_of(self.model) or "cpu"
+
+    def _plan_of(self, slot: Slot, keys: Mapping[str, tuple[str, ...]]) -> BatchPlan | None:
+        """Return the plan of one slot; None: it applies nothing."""
+        return self._plan(keys)
 
     def _plan(self, keys: Mapping[str, tuple[str, ...]], last: bool = False) -> BatchPlan:
         """Plan the rows of one slot; `last` keeps the last module of each stack, for heads."""
@@ -270,16 +276,7 @@ def _check_rows(adapters: Adapters, compositions: Sequence[Composition]) -> None
         _check_averages(adapters, composition)
 
 
-def _keys_by_slot(adapters: Iterable[Adapter]) -> dict[Slot, tuple[str, ...]]:
-    """Map each slot to the keys of the adapters' modules there, in order."""
-    slots: dict[Slot, tuple[str, ...]] = {}
-    for adapter in adapters:
-        for slot, key in adapter.slots():
-            slots[slot] = (*slots.get(slot, ()), key)
-    return slots
-
-
-def keys_by_adapter(adapters: Iterable[Adapter]) -> dict[Slot, dict[str, tuple[str, ...]]]:
+def _keys_by_adapter(adapters: Iterable[Adapter]) -> dict[Slot, dict[str, tuple[str, ...]]]:
     """Map each slot to the keys of each adapter's modules there."""
     slots: dict[Slot, dict[str, tuple[str, ...]]] = {}
     for adapter in adapters:

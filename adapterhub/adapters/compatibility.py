@@ -35,6 +35,7 @@ from adapterhub.hooks.new_tokens import first_id
 from adapterhub.interchange.checkpoint_files import most_bytes
 from adapterhub.interchange.translation import ImportedAdapter
 from adapterhub.methods._base import Method
+from adapterhub.methods._generated import place_limits
 
 SMALL = 1 << 22  # numbers; 16 MiB of fp32
 
@@ -295,7 +296,7 @@ def check_places(tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
     limits = {
         f"{placed.site.id}.{placed.method.name}.{name}": limit
         for placed in adapter.placed
-        for name, limit in placed.module.limits().items()
+        for name, limit in place_limits(placed.module).items()
     }
     problems = [
         f"{name}: {tensor.dtype}, must be {own[name].dtype}"

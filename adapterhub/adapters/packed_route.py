@@ -11,16 +11,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.activation import (
-    PerRowActivation,
-    changes_shared_state,
-    keys_by_adapter,
-)
+from adapterhub.adapters.activation import PerRowActivation, changes_shared_state
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.foundations import adapters_below
 from adapterhub.adapters.route import disabled
 from adapterhub.adapters.state import ModelState, get_state
-from adapterhub.hooks.forward_pass import AppliedModules
+from adapterhub.hooks.composition import BatchPlan
 from adapterhub.hooks.keyvalue import KeyValueSlot
 from adapterhub.hooks.packed import PrefixSpan, TokenPlan
 from adapterhub.hooks.slot import Slot
@@ -136,25 +132,19 @@ class PackedActivation(PerRowActivation):
 
     def prepare(self) -> None:
         """Plan the tokens in each slot, once."""
-        if self.table:
-            return
-        for slot, keys in keys_by_adapter(self.adapters).items():
-            if isinstance(slot, KeyValueSlot):
-                self._place_prefixes(slot, keys)
-            elif not isinstance(slot, PromptSlot):
-                used = tuple(key for some in keys.values() for key in some)
-                self.table[slot] = AppliedModules(used, self._plan(keys))
+        if not self.table:
+            super().prepare()
 
-    def _place_prefixes(self, slot: Slot, keys: Mapping[str, tuple[str, ...]]) -> None:
+    def _plan_of(self, slot: Slot, keys: Mapping[str, tuple[str, ...]]) -> BatchPlan | None:
+        if not isinstance(slot, KeyValueSlot):
+            return None if isinstance(slot, PromptSlot) else self._plan(keys)
         spans = [
             PrefixSpan(key, *span)
             for name, some in keys.items()
             for key in some
             for span in self.spans.get(name, ())
         ]
-        if spans:
-            plan = TokenPlan(((),), spans=spans)
-            self.table[slot] = AppliedModules(tuple({span.key for span in spans}), plan)
+        return TokenPlan(((),), spans=spans) if spans else None
 
     def close(self) -> None:
         """Keep the plans: the same texts follow."""

@@ -24,7 +24,6 @@ from adapterhub.methods._site_module import InputModule, SiteModule
 ROOM = 4  # places of a new bank
 SMALL = 1 << 16  # numbers of a module: smaller ones share a bank, larger ones those of their size
 _ALIKE = 4  # how much larger a module of the same bank may be
-_KIND = ("source", "positions")
 
 # Returns the module with a key, in the form that is stacked.
 FormOf = Callable[[str], SiteModule]
@@ -214,10 +213,20 @@ def _kind(form: SiteModule, site: Site) -> tuple[object, ...] | None:
     """Return what modules of one bank have in common; None for a module that is not stacked."""
     stack_modules = declared_stack([form])
     tensors: list[Tensor] = [*form.parameters(), *form.buffers()]
-    if stack_modules is None or any(type(each) not in (Tensor, nn.Parameter) for each in tensors):
+    if stack_modules is None or not all(map(plain, tensors)):
         return None
     size, alike = sum(tensor.numel() for tensor in tensors), SMALL
     while alike < size:
         alike *= _ALIKE
-    read = (isinstance(form, InputModule), *(getattr(form, name, None) for name in _KIND))
-    return stack_modules, alike, *read, site.part, site.input_host
+    return stack_modules, alike, *what_is_read(form, site)
+
+
+def what_is_read(module: SiteModule, site: Site) -> tuple[object, ...]:
+    """Return what a module reads and where: modules of one stack read the same."""
+    read = (getattr(module, "source", None), getattr(module, "positions", None))
+    return isinstance(module, InputModule), *read, site.part, site.input_host
+
+
+def plain(tensor: Tensor) -> bool:
+    """Return whether a tensor can be a row of a stack."""
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided

@@ -16,7 +16,8 @@ from adapterhub.hooks.composition import as_before, by_row
 from adapterhub.hooks.packed import TokenPlan
 from adapterhub.hooks.row_stacks import StackedColumn, StackedRows
 from adapterhub.hooks.slot import SUBLAYER_INPUT, Mark, Slot, first_input, read_sublayer_input
-from adapterhub.methods._ops import RowStack, constant_form
+from adapterhub.methods._affine import constant_form
+from adapterhub.methods._ops import RowStack
 from adapterhub.methods._site_module import InputModule, OutputModule, SiteModule
 
 _STREAM = "_adapterhub_stream"
@@ -120,7 +121,7 @@ class OutputSlot(Slot):
                 return self._change_output(host, example, site, compute, read, *tensors)
 
             for rows in columns:
-                y = rows.run(apply, y, *inputs, dim=self.batch_dim)
+                y = rows.run(apply, y, *inputs, dim=self.row_dim)
             return y
 
         def change(key: str, *tensors: Any) -> Tensor:

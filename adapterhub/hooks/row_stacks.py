@@ -24,17 +24,16 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from adapterhub.anatomy.sites import Site
-from adapterhub.hooks.banks import BankedModules
+from adapterhub.hooks.banks import BankedModules, plain, what_is_read
 from adapterhub.hooks.composition import BatchPlan, RowOrder
 from adapterhub.methods._ops import RowStack, declared_stack
-from adapterhub.methods._site_module import InputModule, SiteModule
+from adapterhub.methods._site_module import SiteModule
 
 KEPT = 2  # stacks of one slot
 LARGEST = 1 << 24  # numbers of one stack: products of larger modules take longer than their calls
 CALL, COPIES = 40_000, 3  # in copied numbers: the time of one module's call; copies of y by groups
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _CONTENT = ("_parameters", "_buffers", "_modules")
-_KIND = ("source", "positions", "training")
 # For each column the key, or the module, of each group; None: the group has none there.
 Keys: TypeAlias = tuple[tuple[str | None, ...], ...]
 Modules: TypeAlias = tuple[tuple[SiteModule | None, ...], ...]
@@ -185,7 +184,7 @@ class RowStacks:
         present = [module for column in modules for module in column if module is not None]
         tensors = list(_tensors(present))
         trained = _trained(tensors)
-        if any(map(hooked, present)) or not all(map(_plain, tensors)):
+        if any(map(hooked, present)) or not all(map(plain, tensors)):
             return None
         # Before the stack is made, so that it shows what another thread changes meanwhile.
         with torch.inference_mode(False), torch.set_grad_enabled(trained):
@@ -226,10 +225,9 @@ def _of_one_kind(
     names: Sequence[str | None], column: Sequence[SiteModule | None], sites: Mapping[str, Site]
 ) -> bool:
     """Return whether the modules of a column declare one stack, at one place, read alike."""
-    present = [module for module in column if module is not None]
-    kinds = {(isinstance(m, InputModule), *(getattr(m, a, 0) for a in _KIND)) for m in present}
-    places = {(sites[n].part, sites[n].input_host) for n in names if n is not None}
-    return len(kinds) == len(places) == 1 and declared_stack(present) is not None
+    present = [(n, m) for n, m in zip(names, column, strict=True) if n and m]
+    kinds = {(module.training, *what_is_read(module, sites[name])) for name, module in present}
+    return len(kinds) == 1 and declared_stack(column) is not None
 
 
 def _snapshot(modules: Sequence[nn.Module]) -> Snapshot | None:
@@ -254,10 +252,6 @@ def _parts(module: nn.Module) -> Iterable[nn.Module]:
 def _trained(tensors: Iterable[Tensor]) -> bool:
     """Return whether gradients flow to one of the tensors."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-
-def _plain(tensor: Tensor) -> bool:
-    return type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
 
 
 def hooked(module: nn.Module) -> bool:

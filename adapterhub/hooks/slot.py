@@ -34,7 +34,7 @@ from adapterhub.hooks.row_stacks import (
     pays,
     places_of,
 )
-from adapterhub.methods._ops import constant_form
+from adapterhub.methods._affine import constant_form
 from adapterhub.methods._site_module import SiteModule
 from adapterhub.patch import Patch
 

@@ -1,4 +1,4 @@
-"""Modules whose output is affine in x and y, in one form: of LoRA, DoRA and IA3 alike.
+"""Modules whose output is affine in x and y, in one form: of LoRA, VeRA, DoRA and IA3 alike.
 
     y' = y + c * y + t + B A x
 
@@ -10,14 +10,24 @@ While nobody changes such modules, the rows of a batch are one product, whatever
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adapterhub.methods._ops import RowStack, add_low_rank, cast, padded
+from adapterhub.methods._ops import (
+    RowStack,
+    add_low_rank,
+    cast,
+    declared_stack,
+    padded,
+    stack_low_rank,
+)
 from adapterhub.methods._site_module import OutputModule, SiteModule
+
+if TYPE_CHECKING:
+    from adapterhub.anatomy.sites import Site
 
 
 def _stack_affine(modules: Sequence[SiteModule | None]) -> RowStack:
@@ -69,3 +79,20 @@ class AffineLayer(OutputModule):
         update = F.linear(F.linear(x, cast(self.down, x)), cast(self.up, x).T).to(y.dtype)
         update = update if self.shift is None else update + cast(self.shift, y)
         return y + (update if self.change is None else update + cast(self.change, y) * y)
+
+
+def constant_form(module: SiteModule, site: Site, *weight: Tensor | None) -> SiteModule:
+    """Return the form in which a module is stacked as long as nobody changes it.
+
+    A class declares it in its own body, as `constant`: a subclass that computes something else does
+    not inherit it. One that is stacked by its `factors` has the form that they say. `weight` are
+    the weight and the bias of the host, for modules that read them.
+    """
+    declared = vars(type(module)).get("constant")
+    if declared is not None:
+        return declared(module, site, *weight)  # type: ignore[no-any-return]
+    if declared_stack([module]) is stack_low_rank:
+        product: Any = module
+        left, right = product.factors()
+        return AffineLayer(right, left.T)
+    return module

@@ -48,11 +48,13 @@ class DeltaModule(OutputModule):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Compute the new output. x: (..., d_in), y: (..., d_out) -> y' like y."""
-        delta = self._kept_delta() if self._may_keep(x) else self.delta()
+        delta = self._kept_delta() if self._may_keep(x, y) else self.delta()
         return y + F.linear(x, cast(delta, x)).to(y.dtype)
 
-    def _may_keep(self, x: Tensor) -> bool:
+    def _may_keep(self, x: Tensor, y: Tensor) -> bool:
         if self.training or x.device.type != "cpu" or torch.compiler.is_compiling():
+            return False
+        if x.shape[-1] * y.shape[-1] > LARGEST:
             return False
         trained = torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
         return not trained
@@ -65,8 +67,7 @@ class DeltaModule(OutputModule):
         with torch.inference_mode(False), torch.no_grad():
             copies = [tensor.detach().clone() for tensor in tensors]
             delta = self.delta()
-        if delta.numel() <= LARGEST:
-            self._kept = (copies, delta)
+        self._kept = (copies, delta)
         return delta
 
     def __getstate__(self) -> Mapping[str, Any]:
@@ -76,23 +77,3 @@ class DeltaModule(OutputModule):
 
 def _same(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and torch.equal(one, other)
-
-
-class WeightDeltaModule(OutputModule):
-    """The map (x, y, W, b) -> y + D x, with the D that a subclass computes of W."""
-
-    affine = True
-    reads_weight = True
-
-    def delta(self, weight: Tensor) -> Tensor:
-        """Return D: (d_out, d_in), as the weight."""
-        raise NotImplementedError
-
-    def forward(  # type: ignore[override]
-        self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None
-    ) -> Tensor:
-        """Compute the new output, like y.
-
-        x: (..., d_in), y: (..., d_out), weight: (d_out, d_in), bias: (d_out,) or None.
-        """
-        return y + F.linear(x, cast(self.delta(weight), x)).to(y.dtype)

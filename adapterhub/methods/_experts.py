@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.anatomy.sites import Anatomy, Kind, Site
+from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
 from adapterhub.methods._base import Method
@@ -126,28 +126,28 @@ class AtExperts(Method):
 
     experts: PerExpert = option("each", PER_EXPERT, omitted=True)
 
-    def layer(self, site: Site, rank: int) -> SiteModule:
+    def module(self, site: Site, rank: int, anatomy: Anatomy) -> SiteModule:
         """Return the update of one site."""
         method: Any = super()
         if not (site.held and site.held.experts):
-            return method.layer(site, rank)  # type: ignore[no-any-return]
+            return method.module(site, rank, anatomy)  # type: ignore[no-any-return]
         own: Any = self
         return ExpertsLoRALayer(
             site, rank, own.scale(rank), own.dropout, each=self.experts == "each"
         )
 
-    def numbers(self, site: Site, rank: int) -> int:
+    def size(self, site: Site, rank: int) -> int:
         """Return the numbers of one site: those of a matrix, for each expert."""
         method: Any = super()
-        return matrices_of(site, self.experts) * method.numbers(site, rank)  # type: ignore[no-any-return]
+        return matrices_of(site, self.experts) * method.size(site, rank)  # type: ignore[no-any-return]
 
-    def ranks_by_site(self, anatomy: Anatomy, *kinds: Kind) -> dict[Site, int]:
+    def ranks_by_site(self, anatomy: Anatomy) -> dict[Site, int]:
         """Return the rank of each selected site.
 
         Raises:
             SiteError: `experts=shared`, and none is of experts.
         """
         method: Any = super()
-        ranks: dict[Site, int] = method.ranks_by_site(anatomy, *kinds)
+        ranks: dict[Site, int] = method.ranks_by_site(anatomy)
         refuse_unused(self.name, self.experts, tuple(ranks))
         return ranks

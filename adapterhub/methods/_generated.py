@@ -23,6 +23,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from adapterhub.methods._site_module import SharedModule
+
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _TERMS = 12  # uniform numbers in a normal one: their variance is 1
 
@@ -97,3 +99,31 @@ class PlacedNumbers(nn.Module):
         """Return the matrix with the numbers: `shape`."""
         zeros = self.values.new_zeros(math.prod(self.shape))
         return zeros.index_add(0, self.places, self.values).view(self.shape)
+
+
+def place_limits(module: nn.Module) -> dict[str, int]:
+    """Return for each tensor of places, by its name in the state dict, what all are below."""
+    numbers = {n: m for n, m in module.named_modules() if isinstance(m, PlacedNumbers)}
+    return {f"{name}.places": math.prod(part.shape) for name, part in numbers.items()}
+
+
+class FixedFactors(SharedModule):
+    """Two fixed tensors A and B, uniform; in files if `stored`.
+
+    Each is given by its shape and the bound of its numbers.
+    """
+
+    A: Tensor
+    B: Tensor
+
+    def __init__(
+        self,
+        name: str,
+        seed: int,
+        a: tuple[Sequence[int], float],
+        b: tuple[Sequence[int], float],
+        stored: bool,
+    ) -> None:
+        super().__init__()
+        self.register_buffer("A", uniform(f"{name}.A", seed, *a), persistent=stored)
+        self.register_buffer("B", uniform(f"{name}.B", seed, *b), persistent=stored)

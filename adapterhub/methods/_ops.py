@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 if TYPE_CHECKING:
-    from adapterhub.anatomy.sites import Site
     from adapterhub.methods._site_module import SiteModule
 
 
@@ -90,16 +89,6 @@ def declared_stack(modules: Sequence[SiteModule | None]) -> StackModules | None:
     classes = {type(module) for module in modules if module is not None}
     declared = {getattr(vars(cls).get("stack"), "__func__", None) for cls in classes}
     return declared.pop() if len(declared) == 1 else None
-
-
-def constant_form(module: SiteModule, site: Site, *weight: Tensor | None) -> SiteModule:
-    """Return the form in which a module is stacked as long as nobody changes it.
-
-    A class declares it in its own body, as `constant`: a subclass that computes something else does
-    not inherit it. `weight` are the weight and the bias of the host, for modules that read them.
-    """
-    declared = vars(type(module)).get("constant")
-    return module if declared is None else declared(module, site, *weight)
 
 
 def stack_low_rank(modules: Sequence[SiteModule | None]) -> RowStack | None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from adapterhub.anatomy.sites import Anatomy, Site
+from adapterhub.anatomy.sites import Anatomy, Kind, Site
 from adapterhub.backbones.weights import read_weight
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
@@ -35,7 +35,13 @@ def divisor(size: int, most: int) -> int:
 
 @dataclass(frozen=True)
 class ProjectionMethod(Method):
-    """One module at each selected projection; a subclass has `module` and `size`."""
+    """One module at each selected projection; a subclass has `module` and `size`.
+
+    Attributes:
+        kinds: the kinds of sites that it fits.
+    """
+
+    kinds: ClassVar[tuple[Kind, ...]] = ("linear",)
 
     sites: tuple[str, ...] = option(ATTENTION, "projections to adapt")
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
@@ -63,14 +69,18 @@ class ProjectionMethod(Method):
 
     def ranks_by_site(self, anatomy: Anatomy) -> Mapping[Site, int]:
         """Return the rank of each selected site."""
-        return dict.fromkeys(select_sites(self, anatomy, "linear"), 0)
+        return dict.fromkeys(select_sites(self, anatomy, *self.kinds), 0)
 
 
 @dataclass(frozen=True)
-class _Ranks:
-    """The options of a rank; those of a base that comes last are first."""
+class RankOption:
+    """The option of a rank; those of a base that comes last are first."""
 
     rank: int = option(8, "rank r of the update", least=1)
+
+
+@dataclass(frozen=True)
+class _Ranks(RankOption):
     ranks: dict[str, int] = option({}, "other ranks for some sites: {attn.q: 4}")
 
 
@@ -82,19 +92,20 @@ class RankMethod(ProjectionMethod, _Ranks):
 
     def ranks_by_site(self, anatomy: Anatomy) -> Mapping[Site, int]:
         """Return the rank of each selected site."""
-        sites = select_sites(self, anatomy, "linear")
+        sites = select_sites(self, anatomy, *self.kinds)
         return sizes_by_site("rank", sites, self.rank, self.ranks)
 
 
-def require_rank(method: Method, site: Site, rank: int, most: int, why: str) -> None:
-    """Refuse a rank that a site has no room for.
+def require_components(method: Method, site: Site, rank: int) -> None:
+    """Refuse a rank that is more than the components of a weight.
 
     Raises:
-        SiteError: the rank is more than `most`, because of `why`.
+        SiteError: it is.
     """
+    most = min(site.d_in, site.d_out)
     if rank > most:
         raise SiteError(
-            f"{method.name} has rank {rank} at {site.id}, and {why}",
+            f"{method.name} needs {rank} components of the weight at {site.id}",
             expected=f"a rank of at most {most}",
             hint=f"{method.name}(rank={most})",
         )

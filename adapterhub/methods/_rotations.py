@@ -1,7 +1,4 @@
-"""Modules that rotate the input of a projection, and the matrices that they rotate by.
-
-At a slice of a fused projection only the slice gets the rotated input (hooks/projection.py).
-"""
+"""Rotations of the input of a projection, block by block."""
 
 from __future__ import annotations
 
@@ -9,21 +6,6 @@ import torch
 from torch import Tensor
 
 from adapterhub.methods._ops import split_last, wide
-from adapterhub.methods._site_module import InputModule
-
-
-class BlockRotation(InputModule):
-    """The map x -> x R, with a block-diagonal R that a subclass computes."""
-
-    affine = True
-
-    def rotations(self) -> Tensor:
-        """Return the blocks of R: (blocks, b, b), or (1, b, b) for one that is repeated."""
-        raise NotImplementedError
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute the new input. x: (..., blocks b) -> x' like x."""
-        return in_blocks(x, self.rotations())
 
 
 def in_blocks(x: Tensor, blocks: Tensor) -> Tensor:
@@ -42,8 +24,8 @@ def skew(upper: Tensor, size: int) -> Tensor:
     upper: (n, size (size - 1) / 2), row by row -> (n, size, size).
     """
     rows, columns = torch.triu_indices(size, size, 1, device=upper.device)
-    matrix = upper.new_zeros(len(upper), size * size)
-    matrix = split_last(matrix.index_add(1, rows * size + columns, upper), size, size)
+    matrix = upper.new_zeros(len(upper), size, size)
+    matrix[:, rows, columns] = upper
     return matrix - matrix.mT
 
 

@@ -17,7 +17,7 @@ them to the dtype of its inputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from torch import Tensor, nn
@@ -49,10 +49,6 @@ class SiteModule(nn.Module):
     def inference_form(self) -> SiteModule:
         """Return the module to save: without parameters that only training needs."""
         return self
-
-    def limits(self) -> Mapping[str, int]:
-        """Return for each tensor of places, by its name in the state dict, what all are below."""
-        return {}
 
 
 class SharedModule(nn.Module):

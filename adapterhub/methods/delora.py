@@ -7,7 +7,8 @@
 
 The size of the update is bounded by l, whatever the learning rate. Norms below 1e-4 count as 1e-4:
 B is zero at first, so the initial update is zero. A is Kaiming-uniform. w is computed from W when
-the adapter is attached, and saved with it.
+the adapter is attached, and saved with it. l starts at `strength`, up to 1e6: as a parameter it
+must stay finite in fp32.
 
 Parameters: rank (d_in + d_out) + 1 per site.
 

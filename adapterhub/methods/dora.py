@@ -19,7 +19,6 @@ and 4.3, https://arxiv.org/abs/2402.09353.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -27,10 +26,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Site
-from adapterhub.backbones.weights import read_weight
 from adapterhub.methods._affine import AffineLayer
-from adapterhub.methods._base import Placement, register_method
+from adapterhub.methods._base import register_method
 from adapterhub.methods._ops import cast
+from adapterhub.methods._projections import weight_at
 from adapterhub.methods.lora import LoRA, LoRALayer
 
 
@@ -58,9 +57,7 @@ class DoRALayer(LoRALayer):
         # Written as a change of y, so a ratio of exactly 1 and a zero B return y itself.
         return y + (ratio - 1).to(y.dtype) * product + (self.scale * ratio).to(y.dtype) * update
 
-    def constant(  # type: ignore[override]
-        self, site: Site, weight: Tensor, bias: Tensor | None
-    ) -> AffineLayer:
+    def constant(self, site: Site, weight: Tensor, bias: Tensor | None) -> AffineLayer:
         """Return the form that is stacked with other affine modules."""
         ratio = self.magnitude / self.norm(weight)
         shift = None if bias is None else (1 - ratio) * bias
@@ -88,17 +85,12 @@ class DoRA(LoRA):
     paper = "Liu et al. 2024, https://arxiv.org/abs/2402.09353"
     summary = "low-rank update of a weight's direction, with a trained magnitude"
 
-    def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
-        """Yield one update per selected projection.
+    kinds = ("linear",)
 
-        Raises:
-            SiteError: a site that is not a projection, or whose weight cannot be read.
-        """
-        for site, rank in self.ranks_by_site(anatomy, "linear").items():
-            weight = read_weight(anatomy.model.get_submodule(site.host), site.part)
-            yield Placement(site, DoRALayer(weight, rank, self.scale(rank), self.dropout))
+    def module(self, site: Site, rank: int, anatomy: Anatomy) -> DoRALayer:
+        """Return the update of one site, whose weight can be read."""
+        return DoRALayer(weight_at(site, anatomy), rank, self.scale(rank), self.dropout)
 
-    def count(self, anatomy: Anatomy) -> int:
-        """Sum rank (d_in + d_out) + d_out over the sites."""
-        sites = self.ranks_by_site(anatomy, "linear")
-        return super().count(anatomy) + sum(site.d_out for site in sites)
+    def size(self, site: Site, rank: int) -> int:
+        """Return rank (d_in + d_out) + d_out."""
+        return super().size(site, rank) + site.d_out

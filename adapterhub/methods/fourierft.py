@@ -16,7 +16,6 @@ https://arxiv.org/abs/2405.03003.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -46,10 +45,6 @@ class SpectralUpdate(DeltaModule):
         """Return s Re(F^-1(E)): (d_out, d_in)."""
         transformed: Tensor = torch.fft.ifft2(wide(self.E.matrix()))
         return self.scale * transformed.real
-
-    def limits(self) -> Mapping[str, int]:
-        """Return the number that all places are below."""
-        return {"E.places": self.E.shape[0] * self.E.shape[1]}
 
 
 @register_method

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ from adapterhub.config.options import option
 from adapterhub.errors import SiteError
 from adapterhub.methods._base import register_method
 from adapterhub.methods._delta import FactorModule
-from adapterhub.methods._ops import split_last, stack_low_rank
+from adapterhub.methods._ops import stack_low_rank
 from adapterhub.methods._projections import RankMethod
 
 
@@ -52,13 +53,10 @@ class BlockUpdates(FactorModule):
 
     def factors(self) -> tuple[Tensor, Tensor]:
         """Return the blocks at their places: (d_out, k rank + hybrid), (k rank + hybrid, d_in)."""
-        k = len(self.A)
-        eye = torch.eye(k, device=self.A.device, dtype=self.A.dtype)
-        # (j, n, rank / k, n, d_in / k) and (j, d_out / k, j, n, rank / k)
-        rows = self.A.reshape(k, k, -1, self.A.shape[2]).transpose(0, 1)[:, :, :, None]
-        rows = rows * eye[:, None, :, None]
-        columns = split_last(self.B, k, -1)[:, :, None] * eye[:, None, :, None, None]
-        left, right = columns.flatten(2).flatten(0, 1), rows.flatten(3).flatten(0, 2)
+        k, _, width = self.A.shape
+        diagonal: Any = torch.block_diag
+        parts = self.A.reshape(k, k, -1, width).unbind(1)  # of row j of blocks: (n, rank / k, ...)
+        left, right = diagonal(*self.B), torch.cat([diagonal(*part) for part in parts])
         if hasattr(self, "A0"):
             left, right = torch.cat([left, self.B0], 1), torch.cat([right, self.A0])
         return self.scale * left, right

@@ -19,16 +19,21 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.methods._base import register_method
-from adapterhub.methods._delta import WeightDeltaModule
+from adapterhub.methods._ops import cast
 from adapterhub.methods._projections import RankMethod, weight_at
+from adapterhub.methods._site_module import OutputModule
 
 
-class HadamardWeight(WeightDeltaModule):
+class HadamardWeight(OutputModule):
     """The map (x, y, W, b) -> y + (W * (B A)) x."""
+
+    affine = True
+    reads_weight = True
 
     def __init__(self, site: Site, rank: int) -> None:
         super().__init__()
@@ -36,9 +41,14 @@ class HadamardWeight(WeightDeltaModule):
         self.B = nn.Parameter(torch.zeros(site.d_out, rank))
         nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
 
-    def delta(self, weight: Tensor) -> Tensor:
-        """Return W * (B A): (d_out, d_in)."""
-        return weight * (self.B @ self.A)
+    def forward(  # type: ignore[override]
+        self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        """Compute the new output, like y.
+
+        x: (..., d_in), y: (..., d_out), weight: (d_out, d_in), bias: (d_out,) or None.
+        """
+        return y + F.linear(x, cast(weight * (self.B @ self.A), x)).to(y.dtype)
 
 
 @register_method

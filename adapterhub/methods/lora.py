@@ -20,7 +20,6 @@ https://arxiv.org/abs/2106.09685.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,12 +29,12 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Kind, Site
 from adapterhub.config.options import option
-from adapterhub.methods._affine import AffineLayer
-from adapterhub.methods._base import Layers, Method, Placement, register_method
+from adapterhub.methods._base import register_method
 from adapterhub.methods._experts import AtExperts
 from adapterhub.methods._ops import add_product, cast, stack_low_rank
+from adapterhub.methods._projections import RankMethod, RankOption
 from adapterhub.methods._site_module import OutputModule, SiteModule
-from adapterhub.methods._sites import WITH_OUTPUT, select_sites, sizes_by_site
+from adapterhub.methods._sites import WITH_OUTPUT
 
 
 class LoRALayer(OutputModule):
@@ -62,56 +61,35 @@ class LoRALayer(OutputModule):
         """Return s B: (d_out, rank) and A: (rank, d_in)."""
         return self.scale * self.B, self.A
 
-    def constant(self, site: Site) -> AffineLayer:
-        """Return the form that is stacked with other affine modules."""
-        return AffineLayer(self.A, self.scale * self.B.T)
-
     def extra_repr(self) -> str:
         """Return the settings that `print(model)` shows."""
         return f"rank={self.A.shape[0]}, scale={self.scale:g}"
 
 
 @dataclass(frozen=True)
-class LowRank(Method):
-    """Low-rank updates of projections, and of weights that have one matrix."""
-
-    sized_by = "rank"
-    training_options: ClassVar[tuple[str, ...]] = ("dropout",)
-
-    rank: int = option(8, "rank r of the update")
+class _Scaled(RankOption):
     alpha: float = option(16.0, "numerator of the scale: updates are multiplied by alpha / rank")
     dropout: float = option(0.0, "dropout probability on the input of A", least=0, most=1)
-    ranks: dict[str, int] = option({}, "other ranks for some sites: {attn.q: 4}")
-    sites: tuple[str, ...] = option(
-        ("attn.q", "attn.v", "cross.q", "cross.v"), "projections to adapt"
-    )
-    layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
+
+
+@dataclass(frozen=True)
+class LowRank(RankMethod, _Scaled):
+    """Low-rank updates of projections, and of weights that have one matrix."""
+
+    training_options: ClassVar[tuple[str, ...]] = ("dropout",)
+    kinds: ClassVar[tuple[Kind, ...]] = (*WITH_OUTPUT, "weight")
 
     def scale(self, rank: int) -> float:
         """Compute alpha / rank."""
         return self.alpha / rank
 
-    def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
-        """Yield one update per selected projection."""
-        for site, rank in self.ranks_by_site(anatomy).items():
-            yield Placement(site, self.layer(site, rank))
-
-    def layer(self, site: Site, rank: int) -> SiteModule:
+    def module(self, site: Site, rank: int, anatomy: Anatomy) -> SiteModule:
         """Return the update of one site."""
         return LoRALayer(site.d_in, site.d_out, rank, self.scale(rank), self.dropout)
 
-    def count(self, anatomy: Anatomy) -> int:
-        """Sum the numbers of the sites."""
-        return sum(self.numbers(*each) for each in self.ranks_by_site(anatomy).items())
-
-    def numbers(self, site: Site, rank: int) -> int:
+    def size(self, site: Site, rank: int) -> int:
         """Return rank (d_in + d_out)."""
         return rank * (site.d_in + site.d_out)
-
-    def ranks_by_site(self, anatomy: Anatomy, *kinds: Kind) -> dict[Site, int]:
-        """Return the rank of each selected site, by default of any with an output."""
-        sites = select_sites(self, anatomy, *(kinds or (*WITH_OUTPUT, "weight")))
-        return sizes_by_site("rank", sites, self.rank, self.ranks)
 
 
 @register_method

@@ -7,8 +7,8 @@
     x: (..., d_in)    A0: (rank, d_in), B0: (d_out, rank), fixed    R: (rank, rank)
     v: (numbers,), one for all sites    P: (numbers, rank, rank), fixed
 
-LoRA-XS trains R, TinyLoRA a few numbers for the whole model: it is for reinforcement learning,
-where 13 of them are enough for much. R and v are zero at first, so the initial update is zero. P
+LoRA-XS trains R, TinyLoRA a few numbers for the whole model, in the paper as few as 13, by
+reinforcement learning. R and v are zero at first, so the initial update is zero. P
 has normal numbers of deviation 1 / sqrt(rank), computed from the seed and the site. A0 and B0 are
 saved with the adapter, since another decomposition of W may have other signs; with `stored: false`
 they are not, and each loading decomposes W again, exactly and in fp64: then the file has what
@@ -35,7 +35,7 @@ from adapterhub.methods._base import Placement, register_method
 from adapterhub.methods._delta import FactorModule
 from adapterhub.methods._generated import normal
 from adapterhub.methods._ops import stack_low_rank
-from adapterhub.methods._projections import RankMethod, require_rank, weight_at
+from adapterhub.methods._projections import RankMethod, require_components, weight_at
 from adapterhub.methods._site_module import SharedModule
 from adapterhub.methods._skip_init import init_is_skipped
 from adapterhub.methods.pissa import empty_factors
@@ -139,7 +139,7 @@ class LoRAXS(CoreMethod):
 
     def module(self, site: Site, rank: int, anatomy: Anatomy) -> FreeCore:
         """Return the update of one site."""
-        _require_components(self, site, rank)
+        require_components(self, site, rank)
         return FreeCore(weight_at(site, anatomy), rank, self.stored)
 
     def size(self, site: Site, rank: int) -> int:
@@ -166,7 +166,7 @@ class TinyLoRA(CoreMethod):
         """Yield one update per selected projection, with the same numbers."""
         shared = SharedNumbers(self.numbers)
         for number, (site, rank) in enumerate(self.ranks_by_site(anatomy).items()):
-            _require_components(self, site, rank)
+            require_components(self, site, rank)
             shape = (self.numbers, rank, rank)
             matrices = normal(f"tinylora.{site.id}", self.seed, shape, rank**-0.5)
             module = DrawnCore(weight_at(site, anatomy), rank, self.stored, matrices, shared)
@@ -178,8 +178,3 @@ class TinyLoRA(CoreMethod):
         """Return the number of numbers."""
         self.ranks_by_site(anatomy)
         return self.numbers
-
-
-def _require_components(method: CoreMethod, site: Site, rank: int) -> None:
-    most = min(site.d_in, site.d_out)
-    require_rank(method, site, rank, most, f"its weight has {most} components")

@@ -28,20 +28,23 @@ from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.methods._base import register_method
 from adapterhub.methods._projections import ProjectionMethod, divisor
-from adapterhub.methods._rotations import BlockRotation, cayley, skew
+from adapterhub.methods._rotations import cayley, in_blocks, skew
+from adapterhub.methods._site_module import InputModule
 
 
-class CayleyRotation(BlockRotation):
+class CayleyRotation(InputModule):
     """The map x -> x R, with blocks of R by Cayley's formula."""
+
+    affine = True
 
     def __init__(self, blocks: int, size: int, terms: int) -> None:
         super().__init__()
         self.Q = nn.Parameter(torch.zeros(blocks, size * (size - 1) // 2))
         self.block, self.terms = size, terms
 
-    def rotations(self) -> Tensor:
-        """Return the rotations: (blocks, size, size)."""
-        return cayley(skew(self.Q, self.block), self.terms)
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the new input. x: (..., d_in) -> x' like x."""
+        return in_blocks(x, cayley(skew(self.Q, self.block), self.terms))
 
 
 @register_method

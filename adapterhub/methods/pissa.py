@@ -19,7 +19,6 @@ Language Models", section 3, https://arxiv.org/abs/2404.02948.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -27,12 +26,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy, Site
-from adapterhub.backbones.weights import read_weight
 from adapterhub.config.options import option
-from adapterhub.errors import SiteError
-from adapterhub.methods._affine import AffineLayer
-from adapterhub.methods._base import Placement, register_method
+from adapterhub.methods._base import register_method
 from adapterhub.methods._ops import cast, stack_low_rank
+from adapterhub.methods._projections import require_components, weight_at
 from adapterhub.methods._skip_init import init_is_skipped
 from adapterhub.methods.lora import LoRA, LoRALayer
 
@@ -101,11 +98,6 @@ class PiSSALayer(LoRALayer):
         left = self.scale * torch.cat([self.B, -self.B0], dim=1)
         return left, torch.cat([self.A, self.A0])
 
-    def constant(self, site: Site) -> AffineLayer:
-        """Return the form that is stacked with other affine modules."""
-        left, right = self.factors()
-        return AffineLayer(right, left.T)
-
 
 @register_method
 @dataclass(frozen=True)
@@ -125,21 +117,10 @@ class PiSSA(LoRA):
         8, "power iterations of the randomized SVD; 0: exact SVD", least=0, most=100
     )
 
-    def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
-        """Yield one update per selected projection.
+    kinds = ("linear",)
 
-        Raises:
-            SiteError: a site that is not a projection, whose weight cannot be read, or whose weight
-                has fewer components than the rank.
-        """
-        for site, rank in self.ranks_by_site(anatomy, "linear").items():
-            largest = min(site.d_in, site.d_out)
-            if rank > largest:
-                raise SiteError(
-                    f"{self.name} needs {rank} components of the weight at {site.id}",
-                    expected=f"a rank of at most {largest}",
-                    hint=f"{self.name}(rank={largest})",
-                )
-            weight = read_weight(anatomy.model.get_submodule(site.host), site.part)
-            module = PiSSALayer(weight, rank, self.scale(rank), self.dropout, self.iterations)
-            yield Placement(site, module)
+    def module(self, site: Site, rank: int, anatomy: Anatomy) -> PiSSALayer:
+        """Return the update of one site, whose weight has as many components as the rank."""
+        require_components(self, site, rank)
+        weight = weight_at(site, anatomy)
+        return PiSSALayer(weight, rank, self.scale(rank), self.dropout, self.iterations)

@@ -30,10 +30,9 @@ from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.methods._base import Placement, register_method
 from adapterhub.methods._delta import FactorModule
-from adapterhub.methods._generated import uniform
+from adapterhub.methods._generated import FixedFactors
 from adapterhub.methods._ops import stack_low_rank
 from adapterhub.methods._projections import RankMethod
-from adapterhub.methods._site_module import SharedModule
 
 
 def bases_of(site: Site, rank: int) -> tuple[int, int, int]:
@@ -42,27 +41,12 @@ def bases_of(site: Site, rank: int) -> tuple[int, int, int]:
     return -(-small // rank), small, large
 
 
-class FixedBases(SharedModule):
-    """A: (rank, d) and B: (c, n, rank), of deviation 1."""
-
-    A: Tensor
-    B: Tensor
-
-    def __init__(self, seed: int, rank: int, sizes: tuple[int, int, int], stored: bool) -> None:
-        super().__init__()
-        n, small, large = sizes
-        a = uniform("randlora.A", seed, (rank, small), 3**0.5)
-        b = uniform("randlora.B", seed, (large, n, rank), 3**0.5)
-        self.register_buffer("A", a, persistent=stored)
-        self.register_buffer("B", b, persistent=stored)
-
-
 class ScaledBases(FactorModule):
     """The map (x, y) -> y + s D x."""
 
     stack = staticmethod(stack_low_rank)
 
-    def __init__(self, site: Site, rank: int, scale: float, shared: FixedBases) -> None:
+    def __init__(self, site: Site, rank: int, scale: float, shared: FixedFactors) -> None:
         super().__init__()
         n, small, self.large = bases_of(site, rank)
         self.l = nn.Parameter(torch.zeros(rank, n))
@@ -104,8 +88,9 @@ class RandLoRA(RankMethod):
         """Yield one update per selected projection, of the same bases."""
         ranks = self.ranks_by_site(anatomy)
         small, large = sorted((max(s.d_in for s in ranks), max(s.d_out for s in ranks)))
-        n = -(-small // min(ranks.values()))
-        shared = FixedBases(self.seed, max(ranks.values()), (n, small, large), self.stored)
+        n, rank = -(-small // min(ranks.values())), max(ranks.values())
+        a, b = ((rank, small), 3**0.5), ((large, n, rank), 3**0.5)  # of deviation 1
+        shared = FixedFactors("randlora", self.seed, a, b, self.stored)
         for number, (site, rank) in enumerate(ranks.items()):
             module = ScaledBases(site, rank, self.alpha / rank, shared)
             if number == 0:

@@ -31,7 +31,7 @@ class RsLoRA(LoRA):
     paper = "Kalajdzievski 2023, https://arxiv.org/abs/2312.03732"
     summary = "LoRA with the scale alpha / sqrt(rank), for high ranks"
 
-    rank: int = option(16, "rank r of the update")
+    rank: int = option(16, "rank r of the update", least=1)
     alpha: float = option(
         8.0, "numerator of the scale: updates are multiplied by alpha / sqrt(rank)"
     )

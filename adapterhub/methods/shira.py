@@ -15,7 +15,6 @@ Bhardwaj et al. 2024, "Sparse High Rank Adapters", section 3, https://arxiv.org/
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,10 +40,6 @@ class SparseUpdate(DeltaModule):
     def delta(self) -> Tensor:
         """Return S: (d_out, d_in)."""
         return self.S.matrix()
-
-    def limits(self) -> Mapping[str, int]:
-        """Return the number that all places are below."""
-        return {"S.places": self.S.shape[0] * self.S.shape[1]}
 
 
 @register_method

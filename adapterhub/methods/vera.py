@@ -28,26 +28,9 @@ from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.methods._base import Placement, register_method
 from adapterhub.methods._delta import FactorModule
-from adapterhub.methods._generated import uniform
+from adapterhub.methods._generated import FixedFactors
 from adapterhub.methods._ops import stack_low_rank
 from adapterhub.methods._projections import RankMethod
-from adapterhub.methods._site_module import SharedModule
-
-
-class FixedFactors(SharedModule):
-    """A: (rank, d_in) and B: (d_out, rank), uniform, from a seed."""
-
-    A: Tensor
-    B: Tensor
-
-    def __init__(
-        self, name: str, seed: int, rank: int, d_in: int, d_out: int, stored: bool
-    ) -> None:
-        super().__init__()
-        a = uniform(f"{name}.A", seed, (rank, d_in), (6 / d_in) ** 0.5)
-        b = uniform(f"{name}.B", seed, (d_out, rank), (6 / rank) ** 0.5)
-        self.register_buffer("A", a, persistent=stored)
-        self.register_buffer("B", b, persistent=stored)
 
 
 class ScaledFactors(FactorModule):
@@ -57,10 +40,8 @@ class ScaledFactors(FactorModule):
 
     def __init__(self, site: Site, rank: int, fixed: FixedFactors, owns: bool) -> None:
         super().__init__()
-        self.d, self.b = (
-            nn.Parameter(torch.full((rank,), 0.1)),
-            nn.Parameter(torch.zeros(site.d_out)),
-        )
+        self.d = nn.Parameter(torch.full((rank,), 0.1))
+        self.b = nn.Parameter(torch.zeros(site.d_out))
         self.d_in = site.d_in
         self.shared = [fixed]  # in a list it is not a child module
         if owns:
@@ -94,16 +75,19 @@ class VeRA(RankMethod):
             yield from super().plan(anatomy)
             return
         sizes = max(ranks.values()), max(s.d_in for s in ranks), max(s.d_out for s in ranks)
-        fixed = FixedFactors("vera", self.seed, *sizes, stored=True)
+        fixed = self._fixed("vera", *sizes)
         for number, (site, rank) in enumerate(ranks.items()):
             yield Placement(site, ScaledFactors(site, rank, fixed, owns=number == 0))
 
     def module(self, site: Site, rank: int, anatomy: Anatomy) -> ScaledFactors:
         """Return the update of one site, with matrices of its own."""
-        sizes = rank, site.d_in, site.d_out
-        fixed = FixedFactors(f"vera.{site.id}", self.seed, *sizes, stored=False)
+        fixed = self._fixed(f"vera.{site.id}", rank, site.d_in, site.d_out)
         return ScaledFactors(site, rank, fixed, owns=True)
 
     def size(self, site: Site, rank: int) -> int:
         """Return rank + d_out."""
         return rank + site.d_out
+
+    def _fixed(self, name: str, rank: int, d_in: int, d_out: int) -> FixedFactors:
+        a, b = ((rank, d_in), (6 / d_in) ** 0.5), ((d_out, rank), (6 / rank) ** 0.5)
+        return FixedFactors(name, self.seed, a, b, self.stored)

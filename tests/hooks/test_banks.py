@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from selection import rotate
 
 import adapterhub as ah
+from adapterhub.adapters.packed_route import PackedRoutes, TokenRun
 from adapterhub.hooks import row_stacks
 from adapterhub.hooks.banks import ROOM
 from adapterhub.hooks.slot import Slot
-from adapterhub.methods._ops import constant_form
+from adapterhub.methods._affine import constant_form
 
 METHODS = (
     "lora(rank=2)",
@@ -34,6 +35,10 @@ METHODS = (
     "prefix(length=3)",
     "prefix(length=5)",
     "prompt(length=2)",
+    "vera(rank=4)",
+    "randlora(rank=8, alpha=8)",
+    "road(group=8)",
+    "ssf",
 )
 
 
@@ -71,8 +76,8 @@ def by_groups(model, rows, grad=False):
         return routed(model, rows, grad)
 
 
-def assert_same(model, rows):
-    torch.testing.assert_close(routed(model, rows), by_groups(model, rows), atol=3e-5, rtol=1e-5)
+def assert_same(model, rows, atol=1e-5):
+    torch.testing.assert_close(routed(model, rows), by_groups(model, rows), atol=atol, rtol=1e-5)
 
 
 def slots(model):
@@ -98,8 +103,11 @@ ORDERS = {
     ("order", "architecture"), list(itertools.product(ORDERS, ("bert", "gpt2", "t5", "llama"))), 4
 )
 def test_all_methods_in_one_batch(order, architecture):
-    model = held(architecture)
-    assert_same(model, ORDERS[order](list(ah.adapters(model))))
+    """In fp64: in fp32 both ways are up to 2e-5 from the exact logits of T5, by rounding."""
+    model = held(architecture).double()
+    for adapter in ah.adapters(model).values():
+        adapter.hold()
+    assert_same(model, ORDERS[order](list(ah.adapters(model))), atol=1e-12)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -120,16 +128,25 @@ def test_no_module_is_called_or_compared(monkeypatch):
 
 
 def test_affine_methods_are_one_product():
-    model = held(methods=("lora(rank=2)", "dora(rank=3)", "pissa(rank=2)", "ia3"))
+    affine = (
+        "lora(rank=2)",
+        "dora(rank=3)",
+        "pissa(rank=2)",
+        "ia3",
+        "vera(rank=2)",
+        "miss(rank=2)",
+    )
+    model = held(methods=affine)
     at_values = [s for s in slots(model) if next(iter(s.sites.values())).role == "attn.v"]
     assert at_values
     assert all(len(slot.banks.banked.banks) == 1 for slot in at_values)
-    kinds = [ah.adapters(model)[f"a{n}"].hold().kinds for n in range(3)]
-    assert kinds[0] == kinds[1] == kinds[2]
+    kinds = [ah.adapters(model)[f"a{n}"].hold().kinds for n in (0, 1, 2, 4, 5)]
+    assert all(kind == kinds[0] for kind in kinds)
 
 
 @pytest.mark.parametrize(
-    "method", ["dora(rank=3)", "ia3", "compacter(size=4, n=4)", "pissa(rank=2)", "lora(rank=2)"]
+    "method",
+    ["dora(rank=3)", "ia3", "compacter(size=4, n=4)", "pissa(rank=2)", "lora(rank=2)", "delora"],
 )
 def test_a_constant_form_computes_the_same(method):
     model = held(methods=(method,))
@@ -280,6 +297,30 @@ def test_copies_of_a_model_hold_nothing():
         module_of(twin).A.data.mul_(3)
         assert not torch.allclose(routed(twin, rows)[0], expected[0], atol=1e-4)
     assert torch.equal(routed(model, rows), expected)
+
+
+@pytest.mark.parametrize("names", ["aba", "a-b", "acb-", "ac", "-c"])
+def test_a_packed_row_of_several_banks(names):
+    model = tiny_models.language_model("llama").eval()
+    for name, method in {"a": "lora(rank=2)", "b": "ia3", "c": "road(group=8)"}.items():
+        attach(model, method, name, seed=ord(name))
+    texts, length = len(names), 6
+    ids = tiny_models.batch(texts, length, seed=2)["input_ids"]
+    rows = [None if name == "-" else name for name in names]
+    routes = PackedRoutes(model)
+    places = torch.arange(texts * length)
+    text, position = places // length, places % length
+    seen = (text[:, None] == text) & (position[:, None] >= position)
+    with torch.no_grad(), routes.open([TokenRun(name, length, 0) for name in rows]):
+        packed = model(
+            input_ids=ids.view(1, -1),
+            attention_mask=torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)[None, None],
+            position_ids=position[None],
+            use_cache=False,
+        ).logits
+    with torch.no_grad(), ah.route(model, rows):
+        expected = model(ids).logits
+    torch.testing.assert_close(packed.view(expected.shape), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_beams_repeat_each_row():

@@ -44,7 +44,13 @@ def test_a_pattern_without_a_site_is_refused():
     assert error.value.offenders == ("'attn.k'",)
 
 
-@pytest.mark.parametrize("options", [{"rank": 0}, {"ranks": {"attn.q": -1}}])
-def test_a_rank_below_one_is_refused(options):
-    with pytest.raises(ConfigError, match="rank cannot be less than 1"):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 0}, "rank: 0, must be at least 1"),
+        ({"ranks": {"attn.q": -1}}, "rank cannot be less than 1"),
+    ],
+)
+def test_a_rank_below_one_is_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
         ah.attach(tiny_models.model("bert"), {"lora": options})
