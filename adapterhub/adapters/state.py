@@ -224,7 +224,11 @@ class ModelState:
                 applied.enter_context(applying(self.scope, entry))
             yield
         finally:
-            self._close(activation, applied)
+            try:
+                self._close(activation, applied)
+            except KeyboardInterrupt:  # before it was deferred
+                self._close(activation, applied)
+                raise
 
     def _open(self, activation: RouteActivation) -> None:
         """Open a route, of which `_close` may find any part done."""
@@ -238,6 +242,7 @@ class ModelState:
         activation.prepare()
 
     def _close(self, activation: RouteActivation, applied: ExitStack) -> None:
+        """Close a route; what is closed already stays so."""
         with deferred_interrupts(), STRUCTURE_LOCK:
             applied.close()
             activation.close()
@@ -275,7 +280,7 @@ class ModelState:
             active, structure = self.activation, None
             tokenizers = [adapter.tokenizer for adapter in adapters if adapter.tokenizer]
             templates = [(each.tokenizer, each.tokenizer.chat_template) for each in tokenizers]
-            bare = templates
+            bare: list[tuple[Any, Any]] = []
             try:
                 self._make_active(StackActivation())  # parts that it replaces are no structure
                 bare = [(each, each.chat_template) for each, _ in templates]

@@ -24,7 +24,7 @@ from adapterhub.methods import METHODS
     ("method", "name", "says"),
     [
         ("lora(sites=['attn.x'])", "a", "attn.x"),
-        ("lora(sites=['ffn'], rank=0)", "a", "less than 1"),
+        ("lora(sites=['ffn'], rank=0)", "a", "at least 1"),
         (["lora", "lora"], "a", "two methods of one kind"),
         ("lora", "../up", "invalid adapter name"),
         ("adapterfusion(adapters=['x', 'y'])", "a", "no such adapter"),
