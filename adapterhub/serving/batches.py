@@ -16,7 +16,7 @@ import numpy as np
 
 PADDING = 0.25  # of the positions that a batch computes
 _SECONDS = 1.0  # that a measurement takes, at most
-_AGAIN, _LENGTH = 3, 16  # how often each size is measured once more, and the tokens of its rows
+_AGAIN, _LENGTH = 8, 16  # how often a size is measured once more, and the tokens of its rows
 _AS_CHEAP = 1.03  # a position that costs no more than the cheapest one times this
 _ENOUGH = 10  # positions that are computed at once, for each one of the fixed part
 _CHEAPER = 1.05  # larger batches are tried while a position costs less than before times this
@@ -68,10 +68,10 @@ def measure_limits(
 
     timed(_LENGTH)  # the first pass is slower
     start, measured = clock(), dict(_growing(timed, most))
-    seconds = clock() - start
     for _ in range(_AGAIN):  # in turns, so that what disturbs one disturbs others too
-        if clock() - start + seconds < _SECONDS:
-            measured = {n: min(known, timed(n)) for n, known in measured.items()}
+        for n, known in measured.items():
+            if clock() - start + known < _SECONDS:
+                measured[n] = min(known, timed(n))
     each = {positions: seconds / positions for positions, seconds in measured.items()}
     cheapest = min(each.values())
     largest = max(n for n, cost in each.items() if cost <= _AS_CHEAP * cheapest)
@@ -95,11 +95,16 @@ def _growing(timed: Callable[[int], float], most: int) -> Iterator[tuple[int, fl
 
 
 def _fixed(measured: dict[int, float]) -> float:
-    """Return the part of the time that does not depend on the positions, in positions."""
-    mean_n, mean_t = (sum(each) / len(measured) for each in (measured, measured.values()))
-    slope = sum((n - mean_n) * (t - mean_t) for n, t in measured.items())
-    slope /= sum((n - mean_n) ** 2 for n in measured)
-    return max(mean_t / slope - mean_n, 0.0) if slope > 0 else float(max(measured))
+    """Return the part of the time that does not depend on the positions, in positions.
+
+    It is that of the line a + b n that is nearest to the seconds, each as a share of what was
+    measured: otherwise a disturbance of the largest sizes would decide.
+    """
+    positions, seconds = np.array([*measured.items()], dtype=np.float64).T
+    a, b = np.linalg.lstsq(np.stack([1 / seconds, positions / seconds], 1), np.ones(len(seconds)))[
+        0
+    ]
+    return max(float(a / b), 0.0) if b > 0 else float(max(measured))
 
 
 def choose_batch(
