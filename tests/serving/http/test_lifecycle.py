@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
 import time
@@ -118,6 +119,13 @@ def test_check_predicts_once_with_each(registry, tmp_path):
     service = open_service(ServeOptions(("nothing", "tagging"), registry=str(registry)))
     assert [*check_all(service)] == ["nothing"]
     service.engine.close()
+
+
+def test_what_was_loaded_is_no_garbage_that_is_looked_for(registry):
+    before = gc.get_freeze_count()
+    with started(adapters=("tagging",), registry=str(registry)):
+        assert gc.get_freeze_count() > 100_000  # of torch and transformers alone
+    assert gc.get_freeze_count() == before == 0
 
 
 def test_an_adapter_that_cannot_be_loaded_ends_the_server(registry):
