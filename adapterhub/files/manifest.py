@@ -16,8 +16,9 @@ import hashlib
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Annotated, Any
 
 from adapterhub._version import __version__
@@ -318,8 +319,29 @@ def from_json(data: bytes, source: str = "adapter.json") -> Manifest:
     Raises:
         FileError: `data` is not the canonical bytes of a valid manifest; lists every problem.
     """
+    manifest, needed, offenders = _parsed(data)
+    if needed:
+        raise FileError(
+            f"{source} needs a newer adapterhub: it needs adapterhub {needed}",
+            expected=f"schema version {SCHEMA_VERSION}, for adapterhub {__version__} or older",
+            hint="pip install --upgrade adapterhub",
+        )
+    if manifest is None or offenders:
+        raise FileError(
+            f"{source} is not a valid adapter manifest",
+            expected="the file exactly as adapterhub wrote it",
+            hint="copy or pull the adapter again; if a newer adapterhub wrote it, upgrade",
+            offenders=offenders,
+        )
+    return manifest
+
+
+@lru_cache(maxsize=16)  # that of a pulled adapter is read for its entry, its check and its load
+def _parsed(data: bytes) -> tuple[Manifest | None, str, Sequence[str]]:
+    """Return the manifest, which release it needs if that is a newer one, and its problems."""
     tree, offenders = schema.parse_object(data, MAX_MANIFEST_BYTES)
-    _refuse_newer(tree, source)
+    if needed := _newer(tree):
+        return None, needed, ()
     fields = {name: value for name, value in tree.items() if name != "sha256"}
     manifest, problems = from_file(Manifest, fields)
     if tree or not offenders:
@@ -328,29 +350,17 @@ def from_json(data: bytes, source: str = "adapter.json") -> Manifest:
         offenders = ["sha256: the manifest was altered after it was written"]
     if not offenders and canonical_json(tree) != data:
         offenders = ["the bytes are not canonical: the file was edited or damaged"]
-    if manifest is None or offenders:
-        raise FileError(
-            f"{source} is not a valid adapter manifest",
-            expected="the file exactly as adapterhub wrote it",
-            hint="copy or pull the adapter again; if a newer adapterhub wrote it, upgrade",
-            offenders=schema.shorten(offenders),
-        )
-    return manifest
+    return manifest, "", schema.shorten(offenders)
 
 
-def _refuse_newer(tree: Mapping[str, Any], source: str) -> None:
-    """Refuse manifests of later versions first: their schema problems would be misleading."""
+def _newer(tree: Mapping[str, Any]) -> str:
+    """Return which later version a manifest needs, first: schema problems would be misleading."""
     version, requires = tree.get("schema_version"), tree.get("requires")
-    schema_newer = type(version) is int and version > SCHEMA_VERSION
     is_release = isinstance(requires, str) and re.fullmatch(_RELEASE, requires)
-    requires_newer = is_release and _release(str(requires)) > _release(__version__)
-    if schema_newer or requires_newer:
-        needed = f">= {requires}" if requires_newer else f"with schema version {version}"
-        raise FileError(
-            f"{source} needs a newer adapterhub: it needs adapterhub {needed}",
-            expected=f"schema version {SCHEMA_VERSION}, for adapterhub {__version__} or older",
-            hint="pip install --upgrade adapterhub",
-        )
+    if is_release and _release(str(requires)) > _release(__version__):
+        return f">= {requires}"
+    newer = type(version) is int and version > SCHEMA_VERSION
+    return f"with schema version {version}" if newer else ""
 
 
 def _release(version: str) -> tuple[int, ...]:
