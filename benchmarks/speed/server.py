@@ -93,11 +93,12 @@ class Server:
 
     process: subprocess.Popen[bytes]
     port: int
+    path: str = "/v1/predict"
 
     @property
     def url(self) -> str:
         """The path that is asked."""
-        return f"http://127.0.0.1:{self.port}/v1/predict"
+        return f"http://127.0.0.1:{self.port}{self.path}"
 
     def asked(self, bodies: Sequence[str], *flags: object) -> Summary:
         """Ask from another process; return rates, latencies and milliseconds of the processor."""
@@ -122,21 +123,26 @@ class Server:
 
 
 @contextmanager
-def running(*command: object) -> Iterator[Server]:
-    """Run a server until the end of the block; its port is the last word of the command."""
+def running(
+    *command: object, program: str = sys.executable, ready: str = "/readyz", path: str = Server.path
+) -> Iterator[Server]:
+    """Run a server until the end of the block; its port is the last word of the command.
+
+    `ready` is a path that is answered when it is ready, `path` the one that is asked.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     process = subprocess.Popen(
-        [sys.executable, *map(str, command), str(port)],
+        [program, *map(str, command), str(port)],
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_until_ready(process, f"http://127.0.0.1:{port}/readyz")
-        yield Server(process, port)
+        wait_until_ready(process, f"http://127.0.0.1:{port}{ready}")
+        yield Server(process, port, path)
     finally:
         process.terminate()
         process.wait(60)
