@@ -10,7 +10,8 @@ one thread, and `http_load.py` asks. Cases:
               turns: no adapter, 64 lora, 64 mixed, 64 mixed with one client; where fastapi can be
               imported, also what people write by hand (`by_hand.py`); and the backbone offline
     tail      latencies at 80 % of the rate of 64 mixed, requests at random moments (Poisson)
-    overhead  one client: the milliseconds of a request, over HTTP and of the engine in this process
+    overhead  one client: the milliseconds of a request, over HTTP and of the engine in this
+              process, and over HTTP where no pass is computed (`without_passes.py`)
     cold      a published adapter that nobody asked for yet, to its first answer, and what the
               requests to others take meanwhile and before
     many      10,000 adapters that may be asked for, 1,000 of them in memory, drawn by Zipf's law
@@ -165,11 +166,12 @@ def wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
     raise SystemExit(f"{url} was not ready after {READY_SECONDS} s")
 
 
-def served(given: Measured, *words: object) -> Any:
+def served(given: Measured, *words: object, without_passes: bool = False) -> Any:
     """Run `adapterhub serve` with some adapters, and options."""
     tokens = given.options.batch_tokens
+    command = [HERE / "without_passes.py"] if without_passes else ["-m", "adapterhub", "serve"]
     return running(
-        "-m", "adapterhub", "serve", *words, "--backbone", MINILM, "--registry", given.registry,
+        *command, *words, "--backbone", MINILM, "--registry", given.registry,
         "--threads", 1, "--refresh", "off", *(["--batch-tokens", tokens] if tokens else []),
         "--port",
     )  # fmt: skip
@@ -252,7 +254,11 @@ def tail(given: Measured) -> Summary:
 def overhead(given: Measured) -> Summary:
     """Measure what HTTP adds to a request of one client."""
     texts = given.texts[: given.options.requests // 2]
-    with served(given, given.lora[0]) as server, Engine(MINILM, registry=given.registry) as engine:
+    with (
+        served(given, given.lora[0]) as server,
+        served(given, given.lora[0], without_passes=True) as idle,
+        Engine(MINILM, registry=given.registry) as engine,
+    ):
         engine.pin(given.lora[0])
 
         def submitted() -> Summary:
@@ -261,11 +267,16 @@ def overhead(given: Measured) -> Summary:
             )
             return {**found, "ms each": 1000 / found["per second"]}
 
-        def posted() -> Summary:
+        def posted(server: Server) -> Summary:
             found = server.asked([body(given.lora[0], text) for text in texts], "--clients", 1)
             return {**found, "ms each": 1000 / found["per second"]}
 
-        turns = in_turns({"engine": submitted, "http": posted}, given.options.runs)
+        asks: dict[str, Callable[[], Summary]] = {
+            "engine": submitted,
+            "http": partial(posted, server),
+            "idle": partial(posted, idle),
+        }
+        turns = in_turns(asks, given.options.runs)
     ms = {n: statistics.median(t["ms each"] for t in some) for n, some in turns.items()}
     cpu = {n: statistics.median(t["processor ms each"] for t in some) for n, some in turns.items()}
     return {
@@ -273,6 +284,8 @@ def overhead(given: Measured) -> Summary:
         "http ms": round(ms["http"], 3),
         "added ms": round(ms["http"] - ms["engine"], 3),
         "added processor ms": round(cpu["http"] - cpu["engine"], 3),
+        "without passes ms": round(ms["idle"], 3),
+        "without passes processor ms": round(cpu["idle"], 3),
     }
 
 
