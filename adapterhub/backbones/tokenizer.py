@@ -186,11 +186,11 @@ class TokenizerSnapshot:
 
     def _hide(self, key: object) -> None:
         """Show the template before that of a model; one that the user has set since stays."""
-        borrowed, shown = self.borrowed, self._shows_an_adapters()
-        borrowed.templates.pop(key, None)
-        if shown:
-            others = list(borrowed.templates.values())
+        borrowed = self.borrowed
+        if self._shows_an_adapters():
+            others = [template for k, template in borrowed.templates.items() if k != key]
             self.tokenizer.chat_template = others[-1] if others else borrowed.own
+        borrowed.templates.pop(key, None)
         if not borrowed.templates:
             borrowed.own = None
 
