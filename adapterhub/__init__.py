@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from adapterhub.inference.embed import embed as embed
     from adapterhub.inference.open import open_adapter
     from adapterhub.merging.combine import combine as combine
+    from adapterhub.merging.combine import to_lora as to_lora
     from adapterhub.merging.merge import merge as merge
     from adapterhub.merging.merge import unmerge as unmerge
     from adapterhub.methods._base import METHODS as METHODS
@@ -132,6 +133,7 @@ _LAZY = {
     "yank": "registry.changes",
     "open": "inference.open:open_adapter",
     "merge": "merging.merge",
+    "to_lora": "merging.combine",
     "unmerge": "merging.merge",
     "route": "adapters.route",
 }

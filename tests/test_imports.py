@@ -68,6 +68,8 @@ LIGHT_COMMANDS = {
     "export nothing --output out": 2,
     "import nothing --output out": 2,
     "combine nothing nothing --output out": 2,
+    "convert nothing --output out": 2,
+    "resize nothing --output out --rank 2": 2,
     "predict nothing text": 2,
     "eval nothing --data nothing.csv": 2,
     "eval --backbone a/b --task prompted --data nothing.csv": 2,
@@ -98,8 +100,8 @@ ADAPTER_COMMANDS = {
 }
 # Those that load a backbone; `push` writes peft's files from it.
 MODEL_COMMANDS = {
-    "train", "bench", "suggest", "eval", "predict", "quickstart", "merge", "combine", "import",
-    "export", "inspect", "push", "serve",
+    "train", "bench", "suggest", "eval", "predict", "quickstart", "merge", "combine", "convert",
+    "resize", "import", "export", "inspect", "push", "serve",
 }  # fmt: skip
 MOST_SECONDS = 1.0  # of CPU, more than Python itself takes to start; about 0.2 on a quiet machine
 

@@ -43,6 +43,8 @@ HEADINGS = {
     "Change adapters": {
         "merge": "Merge an adapter into its backbone and write a checkpoint.",
         "combine": "Combine adapters into one: linear, TIES or DARE.",
+        "convert": "Write an adapter of another method as a LoRA.",
+        "resize": "Give a LoRA another rank.",
     },
     "Look up": {
         "recipe": "Print a recipe with every option, each with a comment.",
@@ -135,6 +137,11 @@ EXAMPLES = {
         "adapterhub combine runs/a runs/b --output both --weights 0.7,0.3",
         "adapterhub combine runs/a runs/b --output both --how ties --density 0.3",
     ),
+    "convert": (
+        "adapterhub convert runs/oft --output lora --energy 0.99 --eval test.csv",
+        "adapterhub convert runs/vera --output lora",
+    ),
+    "resize": ("adapterhub resize runs/sst2 --output small --rank 4",),
     "recipe": (
         "adapterhub recipe --method lora --task seq2seq --train train.csv > my.yaml",
         "adapterhub train my.yaml --output runs/one",
@@ -222,6 +229,8 @@ SEE_ALSO = {
     "token": "serve",
     "merge": "export, for peft; combine",
     "combine": "merge, eval",
+    "convert": "resize; export, for other programs; merge",
+    "resize": "convert; eval",
     "recipe": "options, which explains one; train",
     "options": "recipe, methods, tasks",
     "methods": "options METHOD; inspect, for what fits a backbone",

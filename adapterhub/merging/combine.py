@@ -5,7 +5,8 @@ every adapter that can be merged can be combined, whatever its methods. The resu
 
     a projection's weight   a low-rank update (`lora`) at the sites of the adapters: exact, with the
                             sum of their ranks, if all are low-rank and the combination is linear;
-                            else the closest of the given rank. Without a rank, the whole weight
+                            else the closest of the given rank, or of the least rank with the given
+                            share of energy. Without these, the whole weight
     all others              the parameter itself (biases, norms, whole weights)
 
 The head, with its labels, and newly initialized backbone parameters are those of one adapter: heads
@@ -43,8 +44,34 @@ from adapterhub.methods.lora import LoRA, LoRALayer
 from adapterhub.methods.pissa import principal
 from adapterhub.methods.staged import Staged
 
-_LARGE, _ITERATIONS = 512, 8  # of a randomized singular value decomposition
+_LARGE, _ITERATIONS, _FIRST = 512, 8, 32  # of a randomized singular value decomposition
+_NAMED = 5  # parameters in an error
 RULES = ("linear", "ties", "dare", "dare-ties")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which of the singular values of an update are kept: all, so many, or the largest of a share.
+
+    Attributes:
+        rank: the most that are kept.
+        energy: the share of the sum of their squares that is kept, by the fewest that have it.
+    """
+
+    rank: int | None = None
+    energy: float | None = None
+
+    def __bool__(self) -> bool:
+        """Return whether any may be left out."""
+        return self.rank is not None or self.energy is not None
+
+    def size(self, values: Tensor) -> int:
+        """Return how many of the values, the largest first, are kept; at least one."""
+        size = len(values)
+        if self.energy is not None:
+            shares = values.double().square().cumsum(0)
+            size = int((shares < self.energy * shares[-1]).sum()) + 1
+        return max(min(size, self.rank or size, len(values)), 1)
 
 
 @dataclass(frozen=True)
@@ -54,8 +81,8 @@ class Rule:
     how: str
     weights: tuple[float, ...]
     density: float
-    rank: int | None
     seed: int
+    cut: Cut
 
     def __call__(self, taus: Sequence[Tensor], generator: torch.Generator) -> Tensor:
         """Combine task vectors of one parameter."""
@@ -113,16 +140,16 @@ class ProjectionUpdates:
             site: rule([_slice(site, tau) for tau in taus["weight"]], generator)
             for site in self.sites()
         }
-        return CombinedUpdates(deltas=biases) + self._stored(slices, rule.rank)
+        return CombinedUpdates(deltas=biases) + self._stored(slices, rule.cut)
 
-    def concatenated(self, rule: Rule) -> dict[str, tuple[Tensor, Tensor]]:
-        """Write the weighted sum of low-rank updates as one of the sum of their ranks, by site.
+    def concatenated(self, rule: Rule) -> CombinedUpdates | None:
+        """Write the weighted sum of low-rank updates as one of the sum of their ranks, or fewer.
 
         Returns:
-            {} if there are other changes too, or the rank exceeds the given one.
+            None if there are other changes too.
         """
         if rule.how != "linear" or self._weight_is_replaced():
-            return {}
+            return None
         left: dict[str, list[Tensor]] = {}
         right: dict[str, list[Tensor]] = {}
         for weight, adapter in zip(rule.weights, self.adapters, strict=True):
@@ -130,12 +157,15 @@ class ProjectionUpdates:
                 module = placed.module
                 factors = module.factors() if isinstance(module, OutputModule) else None
                 if factors is None:
-                    return {}
+                    return None
                 left.setdefault(placed.site.id, []).append(weight * factors[0].detach())
                 right.setdefault(placed.site.id, []).append(factors[1].detach())
         joined = {site: (torch.cat(left[site], 1), torch.cat(right[site])) for site in left}
-        rank = max(len(b) for _, b in joined.values())
-        return joined if rule.rank is None or rank <= rule.rank else {}
+        kept = {site: cut_product(*factors, rule.cut) for site, factors in joined.items()}
+        return CombinedUpdates(
+            factors={site: (left, right) for site, (left, right, _) in kept.items()},
+            lost=tuple(lost for *_, lost in kept.values()),
+        )
 
     def _weight_is_replaced(self) -> bool:
         weight = self.host.get_parameter("weight")
@@ -162,10 +192,10 @@ class ProjectionUpdates:
             taus["bias"] = [bias - with_bias[0] for bias in with_bias[1:]]
         return taus
 
-    def _stored(self, slices: Mapping[Site, Tensor], rank: int | None) -> CombinedUpdates:
+    def _stored(self, slices: Mapping[Site, Tensor], cut: Cut) -> CombinedUpdates:
         """Store the changes of the weight's rows: as low-rank updates, or as the whole weight."""
-        if rank is not None:
-            factors = {site.id: low_rank(change, rank) for site, change in slices.items()}
+        if cut:
+            factors = {site.id: low_rank(change, cut) for site, change in slices.items()}
             lost = [_lost(change, *factors[site.id]) for site, change in slices.items()]
             return CombinedUpdates(factors=factors, lost=tuple(lost))
         delta = torch.zeros_like(read_weight(self.host))
@@ -182,6 +212,7 @@ def combine(
     weights: Sequence[float] | None = None,
     density: float = 1.0,
     rank: int | None = None,
+    energy: float | None = None,
     seed: int = 0,
     name: str = "combined",
     head: str | None = None,
@@ -196,6 +227,8 @@ def combine(
             weight removes a task.
         density: the share of each task vector that ties and dare keep.
         rank: the largest rank of the updates of projections.
+        energy: the share of the squared singular values of each update that is kept, by the least
+            rank that has it; 1 keeps all of them.
         seed: for the entries that dare drops.
         name: the new adapter's name.
         head: the adapter whose task, head and labels the new one gets; by default the first one,
@@ -209,10 +242,59 @@ def combine(
     """
     adapters = _attached(model, names)
     owner = _owner_of_head(adapters, head)
-    rule = _rule(how, weights, density, rank, seed, len(adapters))
+    rule = _rule(how, weights, density, Cut(rank, energy), seed, len(adapters))
+    return _attached_new(model, adapters, owner, rule, name)
+
+
+def to_lora(
+    model: PreTrainedModel,
+    name: str,
+    *,
+    rank: int | None = None,
+    energy: float | None = None,
+    new_name: str = "converted",
+) -> Adapter:
+    """Attach a LoRA that computes what an attached adapter does, and make it the active one.
+
+        B A = dW
+
+    dW is what the adapter adds to the weight of a projection. Where its modules are products of low
+    rank already, B and A are these; otherwise, and for a smaller rank, they are the nearest ones.
+    `metadata.training["combined"]["lost"]` is the largest share of an update that was lost. So a
+    LoRA gets another rank, too.
+
+    Args:
+        model: the model that it is attached to.
+        name: the adapter.
+        rank: the largest rank.
+        energy: as in `combine`.
+        new_name: the name of the LoRA.
+
+    Raises:
+        ConfigError: a rank or an energy out of range.
+        AttachError: a name that is not attached.
+        MergeError: the adapter is no change of weights, changes more than the weights of
+            projections, or has no rank of its own and none was given.
+    """
+    adapters = _attached(model, [name])
+    rule = _rule("linear", None, 1.0, Cut(rank, energy), 0, 1)
+    return _attached_new(model, adapters, adapters[0], rule, new_name, only_lora=True)
+
+
+def _attached_new(
+    model: PreTrainedModel,
+    adapters: Sequence[Adapter],
+    owner: Adapter,
+    rule: Rule,
+    name: str,
+    only_lora: bool = False,
+) -> Adapter:
+    """Attach the combination of adapters, with the head of one of them."""
     refuse_unmergeable(adapters)
     with STRUCTURE_LOCK, activated(get_state(model), ()):
         updates = _combined(adapters, rule)
+    if only_lora:
+        _refuse_other_changes(adapters[0], updates)
     with STRUCTURE_LOCK, bare(model) as state, skip_init():
         pooling = owner.pooling.how if owner.pooling else None
         adapter = build_adapter(state, _methods(adapters, updates), name, pooling=pooling)
@@ -220,6 +302,30 @@ def combine(
         adapter.metadata = _metadata(adapters, owner, rule, updates)
         state.add(adapter)
     return adapter
+
+
+def _refuse_other_changes(adapter: Adapter, updates: CombinedUpdates) -> None:
+    """Refuse an adapter that no LoRA is equal to."""
+    weights = {f"{placed.site.host}.weight" for placed in adapter.placed}
+    if others := sorted(updates.deltas.keys() - weights):
+        raise MergeError(
+            f"{adapter.name!r} changes more than the weights of projections",
+            offenders=others[:_NAMED],
+            expected="changes that a LoRA can have",
+            hint=f"combine(model, [{adapter.name!r}]), which keeps them, or adapterhub combine",
+        )
+    if not weights:
+        raise MergeError(
+            f"{adapter.name!r} changes no weights of projections",
+            expected="an adapter with modules at projections",
+        )
+    if updates.deltas:
+        raise MergeError(
+            f"{adapter.name!r} has updates without a rank of their own",
+            offenders=sorted(updates.deltas)[:_NAMED],
+            expected="a rank for the LoRA",
+            hint="energy=0.99, or rank=16; --energy, --rank",
+        )
 
 
 def _attached(model: PreTrainedModel, names: Sequence[str]) -> tuple[Adapter, ...]:
@@ -270,15 +376,18 @@ def _owner_of_head(adapters: Sequence[Adapter], head: str | None) -> Adapter:
 
 
 def _rule(
-    how: str, weights: Sequence[float] | None, density: float, rank: int | None, seed: int, n: int
+    how: str, weights: Sequence[float] | None, density: float, cut: Cut, seed: int, n: int
 ) -> Rule:
     if how not in RULES:
         raise unknown("rule for combining adapters", how, RULES)
     default = 1 / n if how in ("linear", "dare") else 1.0
-    rule = Rule(how, tuple(weights or [default] * n), density, rank, seed)
+    rule = Rule(how, tuple(weights or [default] * n), density, seed, cut)
     problems = [] if len(rule.weights) == n else [f"{len(rule.weights)} weights for {n} adapters"]
     problems += [] if 0 < density <= 1 else [f"density {density}, not in (0, 1]"]
-    problems += [] if rank is None or rank > 0 else [f"rank {rank}, not above 0"]
+    problems += [] if cut.rank is None or cut.rank > 0 else [f"rank {cut.rank}, not above 0"]
+    problems += (
+        [] if cut.energy is None or 0 < cut.energy <= 1 else [f"energy {cut.energy}, not in (0, 1]"]
+    )
     if problems:
         raise ConfigError("options of combine are out of range", offenders=problems)
     return rule
@@ -291,8 +400,8 @@ def _combined(adapters: Sequence[Adapter], rule: Rule) -> CombinedUpdates:
     updates, combined = CombinedUpdates(), set[str]()
     for host in hosts:
         projection = ProjectionUpdates(adapters, host)
-        if exact := projection.concatenated(rule):
-            updates += CombinedUpdates(factors=exact)
+        if products := projection.concatenated(rule):
+            updates += products
         else:
             updates += projection.combine(rule, generator)
             combined |= {f"{host}.weight", f"{host}.bias"}
@@ -374,7 +483,8 @@ def _metadata(
         "adapters": [adapter.name for adapter in adapters],
         "weights": list(rule.weights),
         "density": rule.density,
-        "rank": rule.rank,
+        "rank": rule.cut.rank,
+        **({} if rule.cut.energy is None else {"energy": rule.cut.energy}),
         "seed": rule.seed,
         "head": owner.name,
         "lost": max(updates.lost, default=0.0),
@@ -453,14 +563,48 @@ def combine_vectors(
     return (elect_and_merge if how.endswith("ties") else weighted_sum)(taus, weights)
 
 
-def low_rank(delta: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+def low_rank(delta: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
     """Approximate a matrix by the nearest one of a rank, as a product (d_out, rank) (rank, d_in).
 
     These are the first singular components (Eckart & Young 1936); each factor gets the square root
     of the singular values. Of a large matrix, few are found by a randomized method, in a fraction
     of the time and nearly as near.
     """
-    few = min(delta.shape) >= max(_LARGE, 8 * rank)
+    total = delta.double().square().sum()
+    rank = _FIRST if cut.rank is None else cut.rank
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return principal(delta, rank, _ITERATIONS if few else 0)
+        while min(delta.shape) >= max(_LARGE, 8 * rank):
+            left, right = principal(delta, rank, _ITERATIONS)
+            kept = right.double().square().sum(1).square().sum()  # of the singular values
+            if cut.energy is None or kept >= cut.energy * total or rank == cut.rank:
+                return _first(left, right, cut, total)
+            rank = 2 * rank if cut.rank is None else min(2 * rank, cut.rank)
+        left, right = principal(delta, cut.rank or min(delta.shape), 0)
+    return _first(left, right, cut, total)
+
+
+def cut_product(left: Tensor, right: Tensor, cut: Cut) -> tuple[Tensor, Tensor, float]:
+    """Reduce a product B A to the rank that is kept, without computing it.
+
+    left: (d_out, r), right: (r, d_in).
+
+    Returns:
+        The factors, and the share of the product that is lost.
+    """
+    if not cut or (cut.energy is None and len(right) <= (cut.rank or 0)):
+        return left, right, 0.0
+    (q_left, r_left), (q_right, r_right) = torch.linalg.qr(left), torch.linalg.qr(right.T)
+    u, s, vh = torch.linalg.svd(r_left @ r_right.T, full_matrices=False)
+    size, root = cut.size(s), s.sqrt()
+    lost = s[size:].norm() / s.norm().clamp(min=1e-30)
+    b, a = q_left @ (u * root)[:, :size], (root[:, None] * vh)[:size] @ q_right.T
+    return b, a, float(lost)
+
+
+def _first(left: Tensor, right: Tensor, cut: Cut, total: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the components of `principal` that are kept, of a matrix of this energy."""
+    values = right.double().square().sum(1)  # each factor has their square roots
+    rest = (total - values.square().sum()).clamp(min=0).sqrt()
+    size = min(cut.size(torch.cat([values, rest[None]])), len(values))
+    return left[:, :size], right[:size]

@@ -32,6 +32,8 @@ BRINGS = {
 REFUSES = {
     "export": (["export", "task", "--output", "peft"], "it is on top of lang"),
     "combine": (["combine", "task", "task@v1", "--output", "both"], "on top of others"),
+    "convert": (["convert", "task", "--output", "lora"], "on top of others"),
+    "resize": (["resize", "task", "--rank", "1", "--output", "small"], "on top of others"),
     "publish": (["publish", "RUN", "--registry", "empty"], "not published beside it"),
     "bench": (
         ["bench", "--methods", "from task", "--backbone", "BACKBONE", "--train", "TRAIN",

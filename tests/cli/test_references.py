@@ -20,6 +20,8 @@ LINES = {
     "sign": "sign {} --key key",
     "merge": "merge {} --output out",
     "combine": "combine {} {} --output out",
+    "convert": "convert {} --output out",
+    "resize": "resize {} --rank 1 --output out",
     "diff": "diff {} {}",
     "export": "export {} --check peft",
     "pull": "pull {} --to out",

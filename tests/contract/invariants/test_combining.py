@@ -11,6 +11,7 @@ import adapterhub as ah
 from adapterhub.errors import AttachError, ConfigError, MergeError
 from adapterhub.merging.combine import (
     RULES,
+    Cut,
     combine_vectors,
     drop,
     low_rank,
@@ -73,9 +74,9 @@ def test_dare_keeps_the_expected_value():
 def test_low_rank_is_the_best_approximation():
     torch.manual_seed(0)
     product = torch.randn(12, 3) @ torch.randn(3, 9)
-    left, right = low_rank(product, 3)
+    left, right = low_rank(product, Cut(3))
     torch.testing.assert_close(left @ right, product, atol=1e-5, rtol=1e-5)
-    left, right = low_rank(product, 2)
+    left, right = low_rank(product, Cut(2))
     values = torch.linalg.svdvals(product)
     torch.testing.assert_close((product - left @ right).norm(), values[2], atol=1e-4, rtol=1e-4)
 

@@ -1,0 +1,68 @@
+"""`adapterhub convert` and `adapterhub resize`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tiny_models
+
+import adapterhub as ah
+from adapterhub.files.native import read_manifest
+
+
+@pytest.fixture
+def saved(backbone, tmp_path):
+    """Save adapters of two methods; return their folders by name."""
+    folders = {}
+    for method in ("oft(block=4)", "lora(rank=4)"):
+        model, _ = ah.load_backbone(str(backbone), task="classification", labels=["bad", "good"])
+        adapter = ah.attach(model, method, name="own")
+        tiny_models.scramble(adapter, seed=1)
+        name = method.partition("(")[0]
+        adapter.save(tmp_path / name)
+        folders[name] = tmp_path / name
+    return folders
+
+
+def test_convert_then_resize(saved, adapterhub, backbone, tmp_path):
+    data = tmp_path / "test.csv"
+    data.write_text("text,label\nthe movie was good,good\nthe movie was bad,bad\n")
+    where = ("--backbone", backbone)
+    code, out, err = adapterhub(
+        "convert", saved["oft"], "--output", tmp_path / "new", "--energy", 1, "--eval", data, *where
+    )
+    assert code == 0, err
+    lines = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert float(lines["difference"].split()[0]) < 1e-4
+    after, before = lines["accuracy"].replace(" before", "").split(", ")
+    assert after == before
+    assert set(read_manifest(tmp_path / "new").methods[0]) == {"lora"}
+    code, out, err = adapterhub(
+        "resize", tmp_path / "new", "--output", tmp_path / "small", "--rank", 2, "--json", *where
+    )
+    assert code == 0, err
+    facts = json.loads(out)
+    assert facts["ranks"] == [2, 2]
+    assert 0 < facts["lost"] < 1
+    assert facts["parameters"] < facts["parameters before"]
+    assert read_manifest(tmp_path / "small").labels == ("bad", "good")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("resize", "lora"), "--rank R, or --energy 0.99"),
+        (("convert", "oft"), "--energy, --rank"),
+        (("convert", "lora", "--energy", 2), "--energy 2.0"),
+        (("convert", "lora", "--rank", 0), "--rank"),
+    ],
+)
+def test_what_is_refused(saved, adapterhub, backbone, tmp_path, words, says):
+    command, name, *more = words
+    code, _, err = adapterhub(
+        command, saved[name], "--output", tmp_path / "new", "--backbone", backbone, *more
+    )
+    assert code == 2
+    assert says in err
+    assert not (tmp_path / "new").exists()
