@@ -40,8 +40,8 @@ def command(reference: str, to: str, **options: Any) -> None:
     """Convert an adapter of any method that changes weights into a LoRA.
 
     ADAPTER is a run folder, an adapter folder or a published name. Without --rank and --energy the
-    LoRA is equal to it, which is possible where the updates have a rank of their own. The
-    difference of the outputs on a probe batch is printed. Rotations have none: see what --eval says.
+    LoRA is equal to it, which is possible where the updates have a rank of their own. Rotations
+    have none. The difference of the outputs on a probe batch is printed.
     """
     convert(reference, **options)
 
