@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny_models
 import torch
+from selection import rotating
 
 import adapterhub as ah
 from adapterhub.adapters.route import activate
@@ -34,7 +35,7 @@ def difference(model, new):
     return float((after - before).abs().max() / before.abs().max())
 
 
-@pytest.mark.parametrize("architecture", ["bert", "llama"])
+@pytest.mark.parametrize("architecture", rotating(["bert", "llama"], 2))
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_is_converted_or_refused(architecture, name):
     method = METHODS[name].example()
