@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from adapterhub.cli import main
-
 from adapterhub.serving.models import Answer, SharedBody
 
 _compute, _answers = SharedBody.compute, list[Answer]()
