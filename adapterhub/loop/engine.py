@@ -96,6 +96,7 @@ class Engine:
         self.params = [p for group in self.groups for p in group["params"]]
         self.unread: list[torch.Tensor] = []
         self.checked = False
+        self.done = 0.0  # the share of the run that is done after the next step
 
     def begin(self, steps: int) -> None:
         """Create the optimizer and a schedule of so many steps."""
@@ -116,7 +117,7 @@ class Engine:
         """
         batches = deque(epoch[index] for index in share(window, self.rank, self.world))
         shares = self._shares(batches, window)
-        loss = torch.zeros((), device=self.device)
+        loss = self._add_penalty()
         examples = tokens = 0
         for counted in shares:
             batch = batches.popleft()
@@ -139,6 +140,18 @@ class Engine:
         items = [self.items(batch) if n < len(window) else 0.0 for batch, n in pairs]
         mean = (total(sum(items)) if self.world > 1 else sum(items)) / self.world
         return [n / mean if n else 0.0 for n in items]
+
+    def _add_penalty(self) -> torch.Tensor:
+        """Add the gradients of the penalty, which is that of all batches; return it.
+
+        They are the same in each process, and no precision is lost in them.
+        """
+        penalty = self.trainee.penalty()
+        if penalty is None:
+            return torch.zeros((), device=self.device)
+        with self._unsynchronized():
+            self.accelerator.backward(penalty)
+        return penalty.detach()
 
     def _add_gradients(self, batch: Batch, share: float, *, last: bool) -> torch.Tensor:
         """Add the gradients of a batch, and return its part of the loss of the step.
@@ -180,6 +193,7 @@ class Engine:
         self.prepared.step()
         if not self.prepared.step_was_skipped:
             self.scheduler.step()
+            self.trainee.stepped(self.done)
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 

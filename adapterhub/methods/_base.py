@@ -159,6 +159,29 @@ class Method(ABC):
         """Compute the number of trainable parameters by formula, without the task head."""
         return sum(part.count(anatomy) for part in self.parts())
 
+    def penalty(self, modules: Sequence[Any]) -> Tensor | None:
+        """Return what is added to the loss of a step; None: nothing.
+
+        `modules` are those of this method at all of its sites.
+        """
+        return None
+
+    def stepped(self, modules: Sequence[Any], done: float) -> None:  # noqa: B027
+        """Change the modules after a step of the optimizer; their gradients are still there.
+
+        `done` is the share of the run that is done, this step included. What is remembered for the
+        next step is a buffer of a module, so that a run that was killed continues to the byte.
+        """
+
+    def ready(self, done: float) -> bool:
+        """Return whether an evaluation at this share of a run may be the best one."""
+        return True
+
+    @classmethod
+    def takes_steps(cls) -> bool:
+        """Return whether the method takes part in the steps of training."""
+        return (cls.penalty, cls.stepped) != (Method.penalty, Method.stepped)
+
     def inference_form(self) -> Method:
         """Return the method to save: without parameters that only training needs."""
         return self
