@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from adapterhub.merging.merge import merge as merge
     from adapterhub.merging.merge import unmerge as unmerge
     from adapterhub.methods._base import METHODS as METHODS
+    from adapterhub.methods.adalora import AdaLoRA as AdaLoRA
     from adapterhub.methods.adapterfusion import AdapterFusion as AdapterFusion
     from adapterhub.methods.bitfit import BitFit as BitFit
     from adapterhub.methods.boft import BOFT as BOFT
@@ -138,6 +139,7 @@ _LAZY = {
 
 # The classes of the methods, as objects with options: LoRA(rank=16).
 _LAZY |= {
+    "AdaLoRA": "methods.adalora",
     "AdapterFusion": "methods.adapterfusion",
     "BOFT": "methods.boft",
     "BitFit": "methods.bitfit",

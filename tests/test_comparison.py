@@ -43,8 +43,8 @@ HERE = {
     "prefix_tuning": "prefix",
     "trainable_tokens": "chosen",
     **{name: name for name in (
-        "boft", "c3a", "delora", "fourierft", "gralora", "hira", "hra", "loha", "lokr", "miss",
-        "oft", "randlora", "road", "shira", "tinylora", "vera", "waveft",
+        "adalora", "boft", "c3a", "delora", "fourierft", "gralora", "hira", "hra", "loha", "lokr",
+        "miss", "oft", "randlora", "road", "shira", "tinylora", "vera", "waveft",
     )},
 }  # fmt: skip
 WEIGHTS = "adapter_model.safetensors"

@@ -6,6 +6,19 @@ from typing import Any, Literal
 
 # name: (module, summary, paper, learning rate, schedule, {option: (type, default, help)})
 CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any, Any, str]]]] = {
+    'adalora': ('adalora', 'low-rank updates that share a budget of rank by importance', 'Zhang et al. 2023, https://arxiv.org/abs/2303.10512', 0.001, None, {
+        'rank': (int, 12, 'rank of each update at first'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'alpha': (float, 16.0, 'numerator of the scale: updates are multiplied by alpha / rank'),
+        'target': (int | None, 8, 'average rank at the end (null: the components stay as they are)'),
+        'warmup': (float, 0.1, 'share of the run before the ranks fall'),
+        'final': (float, 0.5, 'share of the run after they have fallen'),
+        'orthogonality': (float, 0.5, 'weight of the penalty on A and B'),
+        'beta1': (float, 0.85, 'decay rate of the mean of |w dL/dw|'),
+        'beta2': (float, 0.85, 'decay rate of its deviation'),
+    }),
     'adapterfusion': ('adapterfusion', 'learned mix of several trained adapters, which stay frozen', 'Pfeiffer et al. 2021, https://arxiv.org/abs/2005.00247', 5e-05, None, {
         'adapters': (tuple[str, ...], (), 'trained adapters to mix: names of attached adapters, or folders'),
         'members': (tuple[Any, ...], (), 'methods of these adapters (set automatically)'),
