@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from adapterhub.methods.loha import LoHa as LoHa
     from adapterhub.methods.lokr import LoKr as LoKr
     from adapterhub.methods.lora import LoRA as LoRA
+    from adapterhub.methods.lora_ga import LoRAGA as LoRAGA
     from adapterhub.methods.lora_plus import LoRAPlus as LoRAPlus
     from adapterhub.methods.lora_xs import LoRAXS as LoRAXS
     from adapterhub.methods.lora_xs import TinyLoRA as TinyLoRA
@@ -95,6 +96,7 @@ if TYPE_CHECKING:
     from adapterhub.registry.search import search as search
     from adapterhub.registry.sign import sign as sign
     from adapterhub.registry.sign import verify as verify
+    from adapterhub.training.calibration import calibrate as calibrate
     from adapterhub.training.trainer_callback import TrainerCallback as TrainerCallback
 
     Listing = PublicationInfo
@@ -114,6 +116,7 @@ _LAZY = {
     "adapters": "adapters.route",
     "anatomy_of": "anatomy",
     "attach": "adapters.attach",
+    "calibrate": "training.calibration",
     "combine": "merging.combine",
     "delete": "registry.changes",
     "detach": "adapters.attach",
@@ -159,6 +162,7 @@ _LAZY |= {
     "LoHa": "methods.loha",
     "LoKr": "methods.lokr",
     "LoRA": "methods.lora",
+    "LoRAGA": "methods.lora_ga",
     "LoRAPlus": "methods.lora_plus",
     "LoRAXS": "methods.lora_xs",
     "Mam": "methods.mam",

@@ -36,7 +36,7 @@ from adapterhub.loop.processes import (
 )
 from adapterhub.loop.report import peak_text
 from adapterhub.loop.sharding import clip_gradients, is_finite, share_state
-from adapterhub.loop.trainee import Trainee
+from adapterhub.loop.trainee import Trainee, check_whole
 from adapterhub.recipe.options import RunOptions
 from adapterhub.recipe.schedules import DEFAULT, schedule, warmup_steps
 from adapterhub.tasks._forward import on_device
@@ -66,7 +66,8 @@ class Engine:
 
     Raises:
         ConfigError: the device does not support the precision.
-        TrainingError: trained tensors are in half precision, or there are none.
+        TrainingError: trained tensors are in half precision, or there are none, or a method takes
+            part in the steps of a sharded model.
     """
 
     scheduler: torch.optim.lr_scheduler.LambdaLR
@@ -90,6 +91,8 @@ class Engine:
         self.per_step = options.gradient_accumulation * self.world
         self.model = trainee.model
         self.sharded = any(map(is_sharded, trainee.model.parameters()))
+        if self.sharded:
+            check_whole(trainee.by_share)
         if self.world > 1 and not self.sharded:  # FSDP2 averages gradients by itself
             self.model = self.accelerator.prepare_model(trainee.model)
         self.groups = _decay_groups(trainee.param_groups(options), options.weight_decay)

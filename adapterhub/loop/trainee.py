@@ -8,7 +8,7 @@ the optimizer does not change it, not even by weight decay.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -61,7 +61,7 @@ class Trainee(Protocol):
 
     @property
     def by_share(self) -> str:
-        """Names what depends on the share of the run that is done, so on its length; or ""."""
+        """The names of the methods that take part in the steps: by the share of the run done."""
 
     def penalty(self) -> torch.Tensor | None:
         """Return what is added to the loss of a step; None: nothing."""
@@ -136,7 +136,7 @@ class AdapterTrainee:
 
     def ready(self, done: float) -> bool:
         """Return whether all methods are ready."""
-        return ready(self.adapter, done)
+        return is_ready(self.adapter, done)
 
     def train_mode(self, dropout: bool) -> None:
         """Set the adapter to training mode, and the frozen backbone only if `dropout`."""
@@ -183,16 +183,15 @@ def stepping(adapter: Adapter) -> list[tuple[Method, list[SiteModule]]]:
     return list(methods.values())
 
 
-def check_whole(methods: Iterable[Method]) -> None:
+def check_whole(names: str) -> None:
     """Refuse methods that take part in the steps of a run that divides the parameters.
 
     Raises:
-        TrainingError: there are such methods.
+        TrainingError: there are such methods, of these names.
     """
-    parts = [part for method in methods for part in method.parts()]
-    if names := sorted({part.name for part in parts if part.takes_steps()}):
+    if names:
         raise TrainingError(
-            f"{', '.join(names)} reads whole parameters and gradients in each step, which a "
+            f"{names} reads whole parameters and gradients in each step, which a "
             "sharded model divides over the processes",
             hint="train.shard=false, or another method",
         )
@@ -212,7 +211,7 @@ def stepped(adapter: Adapter, done: float) -> None:
             method.stepped(modules, done)
 
 
-def ready(adapter: Adapter, done: float) -> bool:
+def is_ready(adapter: Adapter, done: float) -> bool:
     """Return whether an evaluation at a share of the run may be the best one."""
     return all(method.ready(done) for method, _ in stepping(adapter))
 

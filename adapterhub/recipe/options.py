@@ -55,6 +55,11 @@ class TrainOptions:
     schedule: Literal["linear", "cosine", "slanted", "constant"] | None = option(
         None, "learning-rate schedule after the warm-up (null: the method's default, else linear)"
     )
+    init: Literal["eva", "lora-ga"] | None = option(
+        None,
+        "start from the training data: eva (any LoRA) or lora-ga (null: the method's default): "
+        "docs/guides/defaults.md",
+    )
     warmup: float | None = option(
         None, "warm-up: a fraction of all steps if below 1, else steps (null: 0.06, slanted 0.1)"
     )
@@ -205,11 +210,13 @@ def run_options(
     epochs = options.epochs or max(default.epochs, -(-default.steps // steps), least_epochs)
     total = options.max_steps or epochs * steps
     schedule = next((method.schedule for method in methods if method.schedule), DEFAULT)
+    init = next((method.init for method in methods if method.init), None)
     chosen = {
         "batch_size": batch_size,
         "epochs": epochs,
         "eval_every": options.eval_every or _eval_every(total, steps),
         "schedule": options.schedule or schedule,
+        "init": options.init or init,
     }
     return RunOptions(**{**vars(options), **chosen})
 

@@ -30,7 +30,7 @@ from adapterhub.adapters.adapter import STOPS, Adapter
 from adapterhub.adapters.route import adapters
 from adapterhub.backbones.weights import is_sharded
 from adapterhub.errors import TrainingError, warn_user
-from adapterhub.loop.trainee import check_whole, penalty, ready, stepped, stepping
+from adapterhub.loop.trainee import check_whole, is_ready, penalty, stepped, stepping
 
 FOLDER = "adapters"
 
@@ -64,7 +64,7 @@ class TrainerCallback(TransformersCallback):
                 hint='adapterhub.attach(model, "lora"), then Trainer(model, ...)',
             )
         if any(map(is_sharded, model.parameters())):
-            check_whole(method for each in attached for method in each.methods)
+            check_whole(", ".join(m.name for each in attached for m, _ in stepping(each)))
         given = kwargs.get("processing_class")
         tokenizer = getattr(given, "tokenizer", given)
         if isinstance(tokenizer, PreTrainedTokenizerBase):
@@ -86,7 +86,7 @@ class TrainerCallback(TransformersCallback):
         for adapter in _stepping(kwargs["model"]):
             if (added := penalty(adapter)) is not None:
                 (added if scaler is None else scaler.scale(added)).backward()
-            if not ready(adapter, state.global_step / state.max_steps):
+            if not is_ready(adapter, state.global_step / state.max_steps):
                 state.best_metric = state.best_global_step = state.best_model_checkpoint = None
 
     def on_optimizer_step(
