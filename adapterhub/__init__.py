@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from adapterhub.methods.loha import LoHa as LoHa
     from adapterhub.methods.lokr import LoKr as LoKr
     from adapterhub.methods.lora import LoRA as LoRA
+    from adapterhub.methods.lora_fa import LoRAFA as LoRAFA
     from adapterhub.methods.lora_ga import LoRAGA as LoRAGA
     from adapterhub.methods.lora_plus import LoRAPlus as LoRAPlus
     from adapterhub.methods.lora_xs import LoRAXS as LoRAXS
@@ -162,6 +163,7 @@ _LAZY |= {
     "LoHa": "methods.loha",
     "LoKr": "methods.lokr",
     "LoRA": "methods.lora",
+    "LoRAFA": "methods.lora_fa",
     "LoRAGA": "methods.lora_ga",
     "LoRAPlus": "methods.lora_plus",
     "LoRAXS": "methods.lora_xs",

@@ -144,6 +144,15 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'experts': (Literal['each', 'shared'], 'each', 'updates of routed experts: one for each, or one shared by all of a layer'),
     }),
+    'lora-fa': ('lora_fa', 'LoRA whose first factor is fixed: less memory for activations', 'Zhang et al. 2023, https://arxiv.org/abs/2308.03303', 0.001, None, {
+        'rank': (int, 8, 'rank r of the update'),
+        'alpha': (float, 16.0, 'numerator of the scale: updates are multiplied by alpha / rank'),
+        'dropout': (float, 0.0, 'dropout probability on the input of A'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'experts': (Literal['each', 'shared'], 'each', 'updates of routed experts: one for each, or one shared by all of a layer'),
+    }),
     'lora-ga': ('lora_ga', 'LoRA initialized with the singular vectors of the first gradient', 'Wang et al. 2024, https://arxiv.org/abs/2407.05000', 0.0005, None, {
         'rank': (int, 8, 'rank r of the update'),
         'alpha': (float, 8.0, 'numerator of the scale: updates are multiplied by alpha / rank'),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
@@ -17,6 +17,7 @@ from adapterhub.methods._base import Method
 from adapterhub.recipe.schedules import DEFAULT
 
 REPORTS = ("report", "tracker")  # options that change only what is written beside the adapter
+Init: TypeAlias = Literal["eva", "lora-ga", "corda"]
 PLACES = (
     "shard",
     "tensor_parallel",
@@ -55,10 +56,10 @@ class TrainOptions:
     schedule: Literal["linear", "cosine", "slanted", "constant"] | None = option(
         None, "learning-rate schedule after the warm-up (null: the method's default, else linear)"
     )
-    init: Literal["eva", "lora-ga"] | None = option(
+    init: Init | None = option(
         None,
-        "start from the training data: eva (any LoRA) or lora-ga (null: the method's default): "
-        "docs/guides/defaults.md",
+        "start from the training data: eva (any LoRA), lora-ga or corda (null: the method's "
+        "default): docs/guides/defaults.md",
     )
     warmup: float | None = option(
         None, "warm-up: a fraction of all steps if below 1, else steps (null: 0.06, slanted 0.1)"

@@ -2,15 +2,19 @@
 
     eva       A = the first eigenvectors of the covariance of x                  (any LoRA)
     lora-ga   A0, B0 = singular vectors of dL/dW, subtracted from the output    (lora-ga, pissa)
+    corda     s B0 A0 = (U_r S_r V_rᵀ) C⁻¹ of W C = U S Vᵀ, subtracted likewise  (pissa, lora-ga)
 
     x: (tokens, d_in), the inputs of a site without padding    A: (rank, d_in), rows of length 1
+    C: (d_in, d_in), the mean of x xᵀ
 
 EVA is a LoRA like any other afterwards; B is zero, so outputs are unchanged. The ranks are those of
 the options: EVA's redistribution of ranks (rho > 1 in the paper) is not done.
 
 A pass keeps d_in² numbers for each different input, or d_in d_out for each site, in fp32 on its
 device. Paischer et al. 2024, "Parameter Efficient Fine-tuning via Explained Variance Adaptation",
-section 3, https://arxiv.org/abs/2410.07170; LoRA-GA: adapterhub/methods/lora_ga.py.
+section 3, https://arxiv.org/abs/2410.07170; LoRA-GA: adapterhub/methods/lora_ga.py; Yang et al.
+2024, "CorDA: Context-Oriented Decomposition Adaptation of Large Language Models", section 3.2
+(instruction-previewed), https://arxiv.org/abs/2406.05223.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,17 +36,19 @@ from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.loop.batching import Batch, BatchList, StatefulBatches
 from adapterhub.loop.engine import LossOfBatch, model_loss
 from adapterhub.loop.gradient_checkpointing import recompute
+from adapterhub.methods._projections import weight_at
 from adapterhub.methods.lora import LoRALayer
 from adapterhub.methods.lora_ga import begin_at_gradient
 from adapterhub.methods.pissa import PiSSALayer, leading
 from adapterhub.patch import Patch
+from adapterhub.recipe.options import Init
 from adapterhub.status import doing
 from adapterhub.tasks._forward import on_device
 from adapterhub.tasks._losses import model_inputs
 from adapterhub.tasks._rows import IGNORED
 
-Init = Literal["eva", "lora-ga"]
 ROWS = 256  # rows of a run that are read
+_DAMPING = 0.01  # of the mean of the diagonal of C, as in the authors' code
 _WITH_TEXT = ("encoder", "decoder", "language")  # stacks whose padding the attention mask tells
 
 
@@ -51,10 +57,11 @@ class Calibration:
     """What a pass has found.
 
     Attributes:
-        init: eva or lora-ga.
+        init: eva, lora-ga or corda.
         rows: how many rows were read.
         explained: by site, the share of the variance of its inputs in the directions of A (eva), or
-            of the squared norm of its gradient in those of A and B (lora-ga).
+            of the squared norm of its gradient in those of A and B (lora-ga), or of that of W C in
+            the components that train (corda).
     """
 
     init: Init
@@ -81,7 +88,7 @@ def calibrate(
     Args:
         adapter: an adapter that was attached, is active, and has not been trained.
         batches: inputs of the model, on any device; for lora-ga with labels.
-        init: eva or lora-ga.
+        init: eva, lora-ga or corda.
         loss: computes the loss from the output of the model and the batch.
 
     Returns:
@@ -236,19 +243,23 @@ class Moments:
         self.first = self.first + rows.sum(0)
         self.second = self.second + rows.T @ rows
 
+    def second_moments(self) -> Tensor:
+        """Return the mean of x xᵀ: (d_in, d_in)."""
+        assert isinstance(self.second, Tensor)
+        return self.second / self.count
+
     def covariance(self) -> Tensor:
         """Return the covariance of the inputs: (d_in, d_in)."""
         assert isinstance(self.first, Tensor)
         mean = self.first / self.count
-        covariance: Tensor = self.second / self.count - torch.outer(mean, mean)
-        return covariance
+        return self.second_moments() - torch.outer(mean, mean)
 
 
 class Inputs(_Watch):
     """The second moments of the inputs; sites in a row that read the same tensor share them."""
 
-    explains = "the variance of the inputs"
-    methods = ("lora", "rslora", "lora-plus", "dora")
+    explains: ClassVar[str] = "the variance of the inputs"
+    methods: ClassVar[tuple[str, ...]] = ("lora", "rslora", "lora-plus", "dora")
 
     def __init__(self, adapter: Adapter, placed: Iterable[PlacedModule]) -> None:
         super().__init__(adapter, placed)
@@ -276,8 +287,24 @@ class Inputs(_Watch):
 
     def begin(self, placed: PlacedModule) -> float:
         """Set A to the first directions of the inputs."""
-        site, parameter = placed.site, placed.module.get_parameter("A")
-        moments, rank = self.moments.get(self.owner.get(site.id, site.id)), len(parameter)
+        parameter, covariance = (
+            placed.module.get_parameter("A"),
+            self.moments_of(placed).covariance(),
+        )
+        _, values, directions = leading(covariance, len(parameter))
+        with torch.no_grad():
+            parameter.copy_(directions)
+        return float(values.sum() / covariance.trace())
+
+    def moments_of(self, placed: PlacedModule) -> Moments:
+        """Return the moments of the inputs of a module.
+
+        Raises:
+            ConfigError: which of its inputs are padding is unknown.
+            TrainingError: there are too few for its rank.
+        """
+        site, rank = placed.site, len(placed.module.get_parameter("A"))
+        moments = self.moments.get(self.owner.get(site.id, site.id))
         if moments is None:
             raise _unknown_padding(site)
         if moments.count <= rank:
@@ -286,19 +313,37 @@ class Inputs(_Watch):
                 expected="more tokens than the rank",
                 hint="more rows, or a lower rank",
             )
-        covariance = moments.covariance()
-        _, values, directions = leading(covariance, rank)
-        with torch.no_grad():
-            parameter.copy_(directions)
-        return float(values.sum() / covariance.trace())
+        return moments
+
+
+class Components(Inputs):
+    """The components of W C, where C are the second moments of the inputs."""
+
+    explains: ClassVar[str] = "the outputs of the weights"
+    methods: ClassVar[tuple[str, ...]] = ("pissa", "lora-ga")
+    subtracts: ClassVar[bool] = True
+
+    def begin(self, placed: PlacedModule) -> float:
+        """Begin at the largest components of W C, times the inverse of C."""
+        module, moments = placed.module, self.moments_of(placed)
+        assert isinstance(module, PiSSALayer)
+        rank, second = len(module.A), moments.second_moments()
+        weight = weight_at(placed.site, self.anatomy).to(second)
+        # In directions without inputs C has no inverse.
+        damped = second + _DAMPING * second.diagonal().mean() * torch.eye(len(second)).to(second)
+        u, s, vh = leading(weight @ damped, rank)
+        right = s[:, None] / module.scale * torch.linalg.solve(damped, vh.T).T
+        root = right.norm(dim=1).sqrt()  # each component has one norm in A and B, as in PiSSA
+        module.begin(u * root, right / root[:, None])
+        return float(s.square().sum() / (weight @ damped).square().sum())
 
 
 class Gradients(_Watch):
     """The gradients of the loss with respect to the weights, (d_out, d_in) each."""
 
-    explains = "the first gradient"
-    methods = ("lora-ga", "pissa")
-    subtracts = True
+    explains: ClassVar[str] = "the first gradient"
+    methods: ClassVar[tuple[str, ...]] = ("lora-ga", "pissa")
+    subtracts: ClassVar[bool] = True
 
     def __init__(self, adapter: Adapter, placed: Iterable[PlacedModule]) -> None:
         super().__init__(adapter, placed)
@@ -337,7 +382,7 @@ class Gradients(_Watch):
         return begin_at_gradient(placed.module, gradient)
 
 
-STARTS: Mapping[Init, type[_Watch]] = {"eva": Inputs, "lora-ga": Gradients}
+STARTS: Mapping[Init, type[_Watch]] = {"eva": Inputs, "lora-ga": Gradients, "corda": Components}
 
 
 def _unpadded(x: Tensor, batch: Batch, site: Site, anatomy: Anatomy) -> Tensor | None:

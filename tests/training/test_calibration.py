@@ -171,6 +171,55 @@ def test_lora_ga_begins_at_the_singular_vectors_of_the_gradient(
     assert_trains(adapter, batch)
 
 
+def product_of_corda(weight: Tensor, x: Tensor, rank: int) -> Tensor:
+    """The components of W C that are subtracted from W, by peft's damping of C."""
+    second = x.T @ x / len(x)
+    second = second + 0.01 * second.diagonal().mean() * torch.eye(len(second))
+    u, s, vh = torch.linalg.svd(weight @ second)
+    return u[:, :rank] @ torch.diag(s[:rank]) @ vh[:rank] @ torch.linalg.inv(second)
+
+
+@pytest.mark.parametrize("architecture", SITES)
+def test_corda_begins_at_the_components_of_the_outputs(architecture: str) -> None:
+    adapter, batch = attached(architecture, "pissa", alpha=6.0), padded_batch(architecture)
+    model = adapter.model.eval()
+    with torch.no_grad():
+        before = model(**batch).logits
+    inputs = {p.site.id: inputs_by_hand(model, batch, p) for p in adapter.placed}
+    found = ah.calibrate(adapter, [batch], "corda")
+    with torch.no_grad():
+        torch.testing.assert_close(model(**batch).logits, before, atol=1e-5, rtol=0)
+    for placed in adapter.placed:
+        module = placed.module
+        weight = read_weight(model.get_submodule(placed.site.host), placed.site.part)
+        expected = product_of_corda(weight, inputs[placed.site.id], 4)
+        torch.testing.assert_close(1.5 * module.B0 @ module.A0, expected, atol=2e-3, rtol=2e-3)
+        torch.testing.assert_close(module.B0.norm(dim=0), module.A0.norm(dim=1))
+    assert all(0 < share < 1 for share in found.explained.values())
+    assert_trains(adapter, batch)
+
+
+def test_the_product_of_corda_is_that_of_peft() -> None:
+    peft = pytest.importorskip("peft")
+    from peft.tuners.lora.corda import preprocess_corda
+
+    adapter, batch = attached("bert", "pissa"), padded_batch("bert")
+    batch = {name: tensor[1:2] for name, tensor in batch.items()}  # peft reads padding
+    hosts = {p.site.host: p for p in adapter.placed}
+    base = tiny_models.model("bert", **tiny_models.NO_DROPOUT).eval()
+    config = peft.LoraConfig(
+        r=4, target_modules=list(hosts), init_lora_weights="corda",
+        corda_config=peft.tuners.lora.config.CordaConfig(corda_method="ipm"),
+    )  # fmt: skip
+    preprocess_corda(base, config, run_model=lambda: base(**batch))
+    ah.calibrate(adapter, [batch], "corda")
+    for host, placed in hosts.items():
+        eigens = base.get_submodule(host).eigens
+        expected = eigens.U_WC @ torch.diag(eigens.S_WC) @ eigens.V_WC.T
+        product = placed.module.scale * placed.module.B0 @ placed.module.A0
+        torch.testing.assert_close(product, expected, atol=2e-3, rtol=2e-3)
+
+
 def test_a_start_is_loaded_with_the_adapter(tmp_path: Path) -> None:
     adapter, batch = attached("bert", "lora-ga"), padded_batch("bert")
     ah.calibrate(adapter, [batch], "lora-ga")
@@ -253,6 +302,7 @@ def recipe(backbone: Path, data: tuple[Path, Path], tmp_path: Path) -> Any:
 CASES = {
     "eva": ("method=lora(rank=4)", "train.init=eva"),
     "lora-ga": ("method=lora-ga(rank=4)",),
+    "corda": ("method=pissa(rank=4)", "train.init=corda"),
     "recomputed": ("method=lora-ga(rank=4)", "train.gradient_checkpointing=true"),
 }
 
