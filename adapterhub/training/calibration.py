@@ -32,7 +32,7 @@ from adapterhub.adapters.parts import PlacedModule
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.backbones.probe import evaluation_mode
 from adapterhub.backbones.weights import is_sharded
-from adapterhub.errors import ConfigError, TrainingError
+from adapterhub.errors import ConfigError, TrainingError, unknown
 from adapterhub.loop.batching import Batch, BatchList, StatefulBatches
 from adapterhub.loop.engine import LossOfBatch, model_loss
 from adapterhub.loop.gradient_checkpointing import recompute
@@ -135,7 +135,7 @@ def _calibrated(
     if any(map(is_sharded, model.parameters())):
         raise ConfigError(
             f"init={init} reads whole inputs and gradients, and the model is sharded",
-            hint="train.shard=false, or a method without a start from the data",
+            hint="train.shard=false and train.tensor_parallel=false, or a start without the data",
         )
     device = next(iter(adapter.tensors().values())).device
     watch = STARTS[init](adapter, placed)
@@ -156,8 +156,10 @@ def _fitting(adapter: Adapter, init: Init) -> list[PlacedModule]:
     """Return the modules that can start like this.
 
     Raises:
-        ConfigError: there are none, or the adapter is not active.
+        ConfigError: there are none, the adapter is not active, or no start has this name.
     """
+    if init not in STARTS:
+        raise unknown("init", init, STARTS)
     start = STARTS[init]
     placed = [
         each
@@ -259,7 +261,7 @@ class Inputs(_Watch):
     """The second moments of the inputs; sites in a row that read the same tensor share them."""
 
     explains: ClassVar[str] = "the variance of the inputs"
-    methods: ClassVar[tuple[str, ...]] = ("lora", "rslora", "lora-plus", "dora")
+    methods: ClassVar[tuple[str, ...]] = ("lora", "rslora", "lora-plus", "lora-fa", "dora")
 
     def __init__(self, adapter: Adapter, placed: Iterable[PlacedModule]) -> None:
         super().__init__(adapter, placed)
@@ -287,13 +289,11 @@ class Inputs(_Watch):
 
     def begin(self, placed: PlacedModule) -> float:
         """Set A to the first directions of the inputs."""
-        parameter, covariance = (
-            placed.module.get_parameter("A"),
-            self.moments_of(placed).covariance(),
-        )
-        _, values, directions = leading(covariance, len(parameter))
+        assert isinstance(placed.module, LoRALayer)
+        covariance, a = self.moments_of(placed).covariance(), placed.module.A
+        _, values, directions = leading(covariance, len(a))
         with torch.no_grad():
-            parameter.copy_(directions)
+            a.copy_(directions)
         return float(values.sum() / covariance.trace())
 
     def moments_of(self, placed: PlacedModule) -> Moments:
@@ -303,7 +303,8 @@ class Inputs(_Watch):
             ConfigError: which of its inputs are padding is unknown.
             TrainingError: there are too few for its rank.
         """
-        site, rank = placed.site, len(placed.module.get_parameter("A"))
+        assert isinstance(placed.module, LoRALayer)
+        site, rank = placed.site, len(placed.module.A)
         moments = self.moments.get(self.owner.get(site.id, site.id))
         if moments is None:
             raise _unknown_padding(site)

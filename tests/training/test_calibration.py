@@ -260,6 +260,8 @@ def test_another_method_is_refused(method: str) -> None:
     with pytest.raises(ConfigError, match=message) as error:
         ah.calibrate(adapter, [padded_batch("bert")], init)  # type: ignore[arg-type]
     assert error.value.hint in ("method=lora", "method=lora-ga")
+    with pytest.raises(ConfigError, match="'evva'"):
+        ah.calibrate(adapter, [], "evva")  # type: ignore[arg-type]
 
 
 def test_what_no_start_can_be_computed_of_is_refused() -> None:
