@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from adapterhub.merging.merge import merge as merge
     from adapterhub.merging.merge import unmerge as unmerge
     from adapterhub.methods._base import METHODS as METHODS
+    from adapterhub.methods.adalora import AdaLoRA as AdaLoRA
     from adapterhub.methods.adapterfusion import AdapterFusion as AdapterFusion
     from adapterhub.methods.bitfit import BitFit as BitFit
     from adapterhub.methods.boft import BOFT as BOFT
@@ -61,6 +62,8 @@ if TYPE_CHECKING:
     from adapterhub.methods.loha import LoHa as LoHa
     from adapterhub.methods.lokr import LoKr as LoKr
     from adapterhub.methods.lora import LoRA as LoRA
+    from adapterhub.methods.lora_fa import LoRAFA as LoRAFA
+    from adapterhub.methods.lora_ga import LoRAGA as LoRAGA
     from adapterhub.methods.lora_plus import LoRAPlus as LoRAPlus
     from adapterhub.methods.lora_xs import LoRAXS as LoRAXS
     from adapterhub.methods.lora_xs import TinyLoRA as TinyLoRA
@@ -95,6 +98,7 @@ if TYPE_CHECKING:
     from adapterhub.registry.search import search as search
     from adapterhub.registry.sign import sign as sign
     from adapterhub.registry.sign import verify as verify
+    from adapterhub.training.calibration import calibrate as calibrate
     from adapterhub.training.trainer_callback import TrainerCallback as TrainerCallback
 
     Listing = PublicationInfo
@@ -114,6 +118,7 @@ _LAZY = {
     "adapters": "adapters.route",
     "anatomy_of": "anatomy",
     "attach": "adapters.attach",
+    "calibrate": "training.calibration",
     "combine": "merging.combine",
     "delete": "registry.changes",
     "detach": "adapters.attach",
@@ -140,6 +145,7 @@ _LAZY = {
 
 # The classes of the methods, as objects with options: LoRA(rank=16).
 _LAZY |= {
+    "AdaLoRA": "methods.adalora",
     "AdapterFusion": "methods.adapterfusion",
     "BOFT": "methods.boft",
     "BitFit": "methods.bitfit",
@@ -159,6 +165,8 @@ _LAZY |= {
     "LoHa": "methods.loha",
     "LoKr": "methods.lokr",
     "LoRA": "methods.lora",
+    "LoRAFA": "methods.lora_fa",
+    "LoRAGA": "methods.lora_ga",
     "LoRAPlus": "methods.lora_plus",
     "LoRAXS": "methods.lora_xs",
     "Mam": "methods.mam",

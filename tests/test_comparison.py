@@ -12,6 +12,7 @@ import importlib.metadata
 import re
 import warnings
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import tiny_models
@@ -23,6 +24,7 @@ from transformers import AutoModel
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, AttachError, FileError, MismatchError
 from adapterhub.methods import METHODS
+from adapterhub.recipe.options import Init
 
 peft = pytest.importorskip("peft")
 from peft import LoraConfig, PeftModel, PeftType, get_peft_model  # noqa: E402
@@ -43,8 +45,8 @@ HERE = {
     "prefix_tuning": "prefix",
     "trainable_tokens": "chosen",
     **{name: name for name in (
-        "boft", "c3a", "delora", "fourierft", "gralora", "hira", "hra", "loha", "lokr", "miss",
-        "oft", "randlora", "road", "shira", "tinylora", "vera", "waveft",
+        "adalora", "boft", "c3a", "delora", "fourierft", "gralora", "hira", "hra", "loha", "lokr",
+        "miss", "oft", "randlora", "road", "shira", "tinylora", "vera", "waveft",
     )},
 }  # fmt: skip
 WEIGHTS = "adapter_model.safetensors"
@@ -267,11 +269,12 @@ def test_quantized_layers_of_peft():
 
 
 def test_starts():
-    """Starts of LoRA that peft has and adapterhub has not."""
+    """Starts of LoRA that peft has, and those that adapterhub has not."""
     for name in ("eva", "corda", "loftq", "olora"):
         assert name in str(LoraConfig.__dataclass_fields__["init_lora_weights"].type).lower()
+    assert {"eva", "corda", "lora-ga"} == set(get_args(Init))
     with pytest.raises(AdapterhubError):
-        ah.attach(bert(), "lora", init_lora_weights="eva")
+        ah.attach(bert(), "lora", init_lora_weights="loftq")
 
 
 def test_the_page_names_the_tests_and_the_versions():

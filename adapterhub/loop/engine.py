@@ -36,7 +36,7 @@ from adapterhub.loop.processes import (
 )
 from adapterhub.loop.report import peak_text
 from adapterhub.loop.sharding import clip_gradients, is_finite, share_state
-from adapterhub.loop.trainee import Trainee
+from adapterhub.loop.trainee import Trainee, check_whole
 from adapterhub.recipe.options import RunOptions
 from adapterhub.recipe.schedules import DEFAULT, schedule, warmup_steps
 from adapterhub.tasks._forward import on_device
@@ -66,7 +66,8 @@ class Engine:
 
     Raises:
         ConfigError: the device does not support the precision.
-        TrainingError: trained tensors are in half precision, or there are none.
+        TrainingError: trained tensors are in half precision, or there are none, or a method takes
+            part in the steps of a sharded model.
     """
 
     scheduler: torch.optim.lr_scheduler.LambdaLR
@@ -90,12 +91,15 @@ class Engine:
         self.per_step = options.gradient_accumulation * self.world
         self.model = trainee.model
         self.sharded = any(map(is_sharded, trainee.model.parameters()))
+        if self.sharded:
+            check_whole(trainee.by_share)
         if self.world > 1 and not self.sharded:  # FSDP2 averages gradients by itself
             self.model = self.accelerator.prepare_model(trainee.model)
         self.groups = _decay_groups(trainee.param_groups(options), options.weight_decay)
         self.params = [p for group in self.groups for p in group["params"]]
         self.unread: list[torch.Tensor] = []
         self.checked = False
+        self.done = 0.0  # the share of the run that is done after the next step
 
     def begin(self, steps: int) -> None:
         """Create the optimizer and a schedule of so many steps."""
@@ -116,7 +120,7 @@ class Engine:
         """
         batches = deque(epoch[index] for index in share(window, self.rank, self.world))
         shares = self._shares(batches, window)
-        loss = torch.zeros((), device=self.device)
+        loss = self._add_penalty()
         examples = tokens = 0
         for counted in shares:
             batch = batches.popleft()
@@ -139,6 +143,18 @@ class Engine:
         items = [self.items(batch) if n < len(window) else 0.0 for batch, n in pairs]
         mean = (total(sum(items)) if self.world > 1 else sum(items)) / self.world
         return [n / mean if n else 0.0 for n in items]
+
+    def _add_penalty(self) -> torch.Tensor:
+        """Add the gradients of the penalty, which is that of all batches; return it.
+
+        They are the same in each process, and no precision is lost in them.
+        """
+        penalty = self.trainee.penalty()
+        if penalty is None:
+            return torch.zeros((), device=self.device)
+        with self._unsynchronized():
+            self.accelerator.backward(penalty)
+        return penalty.detach()
 
     def _add_gradients(self, batch: Batch, share: float, *, last: bool) -> torch.Tensor:
         """Add the gradients of a batch, and return its part of the loss of the step.
@@ -180,6 +196,7 @@ class Engine:
         self.prepared.step()
         if not self.prepared.step_was_skipped:
             self.scheduler.step()
+            self.trainee.stepped(self.done)
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 

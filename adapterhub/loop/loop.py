@@ -214,7 +214,14 @@ class TrainingSession:
         if saved is not None:
             progress, stale = self.progress, self._is_stale()
             was = saved.run["train"]
-            check_length(was, self.options, steps, progress.step, stopped_early=stale)
+            check_length(
+                was,
+                self.options,
+                steps,
+                progress.step,
+                stopped_early=stale,
+                by_share=self.trainee.by_share,
+            )
             progress.finished = progress.step >= self.total or stale
         self.engine.begin(self.total)
         if self.engine.device.type == "cuda":
@@ -278,6 +285,7 @@ class TrainingSession:
         progress, per_step = self.progress, self.engine.per_step
         for start in range(progress.batch, len(epoch), per_step):
             window = range(start, min(start + per_step, len(epoch)))
+            self.engine.done = (progress.step + 1) / self.total
             examples, tokens = self.engine.step(epoch, window)
             progress.examples += examples
             progress.tokens += tokens
@@ -344,7 +352,9 @@ class TrainingSession:
         best = self._improved()[-1]
         progress.best_step = progress.step if best else progress.best_step
         progress.errors = self.errors(metrics) if best else progress.errors
-        progress.stale = 0 if best else progress.stale + 1
+        # What cannot be the best one is no sign that the run no longer improves.
+        counts = not best and self._is_ready(progress.step)
+        progress.stale = progress.stale + 1 if counts else 0
         progress.finished |= self._is_stale()
         line = Evaluated(step=progress.step, epoch=epoch, metrics=metrics, best=best)
         self.reporter.evaluated(line, self.clock.timing())
@@ -376,7 +386,15 @@ class TrainingSession:
     def _improved(self) -> list[bool]:
         """Compute for each evaluation whether it was the best until then."""
         lower = self.metric.removeprefix("eval_").rpartition("/")[2] in LOWER_IS_BETTER
-        return improvements([record[self.metric] for record in self.progress.history], lower)
+        values = [
+            record[self.metric] if self._is_ready(record["step"]) else math.nan
+            for record in self.progress.history
+        ]
+        return improvements(values, lower)
+
+    def _is_ready(self, step: float) -> bool:
+        """Return whether an evaluation after a step may be the best one."""
+        return self.trainee.ready(step / self.total)
 
     def _enter_stage(self) -> bool:
         """Begin the stage that is due; its gradients are checked at the next step."""

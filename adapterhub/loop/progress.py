@@ -215,15 +215,16 @@ def check_length(
     done: int,
     *,
     stopped_early: bool = False,
+    by_share: str = "",
 ) -> None:
     """Refuse a length by which the steps done would have had other learning rates.
 
     `saved` are the training options of the checkpoint. With `stopped_early`, the patience of the
-    run is exhausted.
+    run is exhausted. `by_share` names methods that divide the length of the run.
 
     Raises:
-        ConfigError: the schedule depends on the length, the run has more steps already, or it
-            was stopped early.
+        ConfigError: the schedule or a method depends on the length, the run has more steps already,
+            or it was stopped early.
     """
     if all(saved.get(name) == getattr(options, name) for name in _LENGTH):
         return
@@ -241,6 +242,12 @@ def check_length(
             f"the run has {done:,} steps already, and would have only {now:,}",
             expected=f"{done:,} steps or more",
             hint="another --output, to train anew with fewer steps",
+        )
+    if by_share and before != now:
+        raise ConfigError(
+            f"the run cannot go from {before:,} to {now:,} steps: {by_share} divides the length of "
+            "the run, and would have done other steps",
+            hint="train anew in another --output",
         )
     old = schedule(name, before, saved.get("warmup"))
     new = schedule(name, now, options.warmup)

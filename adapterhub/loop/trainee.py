@@ -17,7 +17,9 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter, ParameterGroup
 from adapterhub.adapters.parts import HEAD
+from adapterhub.errors import TrainingError
 from adapterhub.methods._base import Method, StageSchedule
+from adapterhub.methods._site_module import SiteModule
 from adapterhub.recipe.options import TrainOptions
 
 HEAD_LEARNING_RATE = 5e-3
@@ -56,6 +58,22 @@ class Trainee(Protocol):
         evaluation so far whether it was the best until then, and `done` is the share of the steps
         that are done.
         """
+
+    @property
+    def by_share(self) -> str:
+        """The names of the methods that take part in the steps: by the share of the run done."""
+
+    def penalty(self) -> torch.Tensor | None:
+        """Return what is added to the loss of a step; None: nothing."""
+
+    def stepped(self, done: float) -> None:
+        """Follow a step of the optimizer; gradients are still there.
+
+        `done` is the share of the run that is done, this step included.
+        """
+
+    def ready(self, done: float) -> bool:
+        """Return whether an evaluation at this share of the run may be the best one."""
 
     def train_mode(self, dropout: bool) -> None:
         """Set the modules to training mode; the frozen part only if `dropout`."""
@@ -103,6 +121,23 @@ class AdapterTrainee:
         """Enter the stage that each method's schedule prescribes."""
         return enter_stage(self.adapter, epoch, improved, done)
 
+    @property
+    def by_share(self) -> str:
+        """The names of the methods that take part in the steps."""
+        return ", ".join(method.name for method, _ in stepping(self.adapter))
+
+    def penalty(self) -> torch.Tensor | None:
+        """Return the sum of the penalties of the methods."""
+        return penalty(self.adapter)
+
+    def stepped(self, done: float) -> None:
+        """Let each method follow a step."""
+        stepped(self.adapter, done)
+
+    def ready(self, done: float) -> bool:
+        """Return whether all methods are ready."""
+        return is_ready(self.adapter, done)
+
     def train_mode(self, dropout: bool) -> None:
         """Set the adapter to training mode, and the frozen backbone only if `dropout`."""
         self.adapter.train_mode(dropout)
@@ -137,6 +172,48 @@ def enter_stage(adapter: Adapter, epoch: int, improved: Sequence[bool], done: fl
         changed_any |= changed.own.requires_grad != trains
         changed.own.requires_grad_(trains)
     return changed_any
+
+
+def stepping(adapter: Adapter) -> list[tuple[Method, list[SiteModule]]]:
+    """List the methods of an adapter that take part in the steps, each with its modules."""
+    methods: dict[int, tuple[Method, list[SiteModule]]] = {}
+    for placed in adapter.placed:
+        if placed.method.takes_steps():
+            methods.setdefault(id(placed.method), (placed.method, []))[1].append(placed.module)
+    return list(methods.values())
+
+
+def check_whole(names: str) -> None:
+    """Refuse methods that take part in the steps of a run that divides the parameters.
+
+    Raises:
+        TrainingError: there are such methods, of these names.
+    """
+    if names:
+        raise TrainingError(
+            f"{names} reads whole parameters and gradients in each step, which a "
+            "sharded model divides over the processes",
+            hint="train.shard=false, or another method",
+        )
+
+
+def penalty(adapter: Adapter) -> torch.Tensor | None:
+    """Return the sum of the penalties of an adapter's methods; None: there is none."""
+    found = (method.penalty(modules) for method, modules in stepping(adapter))
+    penalties = [each for each in found if each is not None]
+    return torch.stack(penalties).sum() if penalties else None
+
+
+def stepped(adapter: Adapter, done: float) -> None:
+    """Let the methods of an adapter follow a step of the optimizer."""
+    with torch.no_grad():
+        for method, modules in stepping(adapter):
+            method.stepped(modules, done)
+
+
+def is_ready(adapter: Adapter, done: float) -> bool:
+    """Return whether an evaluation at a share of the run may be the best one."""
+    return all(method.ready(done) for method, _ in stepping(adapter))
 
 
 def epochs_needed(adapter: Adapter) -> int:

@@ -86,6 +86,7 @@ class Method(ABC):
             (identity), almost equal (near-identity), or as in the paper (paper).
         learning_rate: AdamW's default for the method's parameters.
         schedule: the default learning rate schedule, if the paper prescribes one.
+        init: the default start from the data (`train.init`), if the method needs one.
         trains_backbone: whether the plan unfreezes backbone parameters (`Unfreezing`).
         sized_by: the option that the number of parameters grows with, if there is one.
         training_options: the options that decide how it trains, not what a trained one computes.
@@ -97,6 +98,7 @@ class Method(ABC):
     start: ClassVar[Start] = "identity"
     learning_rate: ClassVar[float] = 1e-3
     schedule: ClassVar[str | None] = None
+    init: ClassVar[str | None] = None
     trains_backbone: ClassVar[bool] = False
     sized_by: ClassVar[str | None] = None
     training_options: ClassVar[tuple[str, ...]] = ()
@@ -158,6 +160,29 @@ class Method(ABC):
     def count(self, anatomy: Anatomy) -> int:
         """Compute the number of trainable parameters by formula, without the task head."""
         return sum(part.count(anatomy) for part in self.parts())
+
+    def penalty(self, modules: Sequence[Any]) -> Tensor | None:
+        """Return what is added to the loss of a step; None: nothing.
+
+        `modules` are those of this method at all of its sites.
+        """
+        return None
+
+    def stepped(self, modules: Sequence[Any], done: float) -> None:  # noqa: B027
+        """Change the modules after a step of the optimizer; their gradients are still there.
+
+        `done` is the share of the run that is done, this step included. What is remembered for the
+        next step is a buffer of a module, so that a run that was killed continues to the byte.
+        """
+
+    def ready(self, done: float) -> bool:
+        """Return whether an evaluation at this share of a run may be the best one."""
+        return True
+
+    @classmethod
+    def takes_steps(cls) -> bool:
+        """Return whether the method takes part in the steps of training."""
+        return (cls.penalty, cls.stepped) != (Method.penalty, Method.stepped)
 
     def inference_form(self) -> Method:
         """Return the method to save: without parameters that only training needs."""

@@ -6,6 +6,19 @@ from typing import Any, Literal
 
 # name: (module, summary, paper, learning rate, schedule, {option: (type, default, help)})
 CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any, Any, str]]]] = {
+    'adalora': ('adalora', 'low-rank updates that share a budget of rank by importance', 'Zhang et al. 2023, https://arxiv.org/abs/2303.10512', 0.001, None, {
+        'rank': (int, 12, 'rank of each update at first'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'alpha': (float, 16.0, 'numerator of the scale: updates are multiplied by alpha / rank'),
+        'target': (int | None, 8, 'average rank at the end (null: the components stay as they are)'),
+        'warmup': (float, 0.1, 'share of the run before the ranks fall'),
+        'final': (float, 0.5, 'share of the run after they have fallen'),
+        'orthogonality': (float, 0.5, 'weight of the penalty on A and B'),
+        'beta1': (float, 0.85, 'decay rate of the mean of |w dL/dw|'),
+        'beta2': (float, 0.85, 'decay rate of its deviation'),
+    }),
     'adapterfusion': ('adapterfusion', 'learned mix of several trained adapters, which stay frozen', 'Pfeiffer et al. 2021, https://arxiv.org/abs/2005.00247', 5e-05, None, {
         'adapters': (tuple[str, ...], (), 'trained adapters to mix: names of attached adapters, or folders'),
         'members': (tuple[Any, ...], (), 'methods of these adapters (set automatically)'),
@@ -125,6 +138,24 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
     'lora': ('lora', 'low-rank updates of projections', 'Hu et al. 2022, https://arxiv.org/abs/2106.09685', 0.001, None, {
         'rank': (int, 8, 'rank r of the update'),
         'alpha': (float, 16.0, 'numerator of the scale: updates are multiplied by alpha / rank'),
+        'dropout': (float, 0.0, 'dropout probability on the input of A'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'experts': (Literal['each', 'shared'], 'each', 'updates of routed experts: one for each, or one shared by all of a layer'),
+    }),
+    'lora-fa': ('lora_fa', 'LoRA whose first factor is fixed: less memory for activations', 'Zhang et al. 2023, https://arxiv.org/abs/2308.03303', 0.001, None, {
+        'rank': (int, 8, 'rank r of the update'),
+        'alpha': (float, 16.0, 'numerator of the scale: updates are multiplied by alpha / rank'),
+        'dropout': (float, 0.0, 'dropout probability on the input of A'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'experts': (Literal['each', 'shared'], 'each', 'updates of routed experts: one for each, or one shared by all of a layer'),
+    }),
+    'lora-ga': ('lora_ga', 'LoRA initialized with the singular vectors of the first gradient', 'Wang et al. 2024, https://arxiv.org/abs/2407.05000', 0.0005, None, {
+        'rank': (int, 8, 'rank r of the update'),
+        'alpha': (float, 8.0, 'numerator of the scale: updates are multiplied by alpha / rank'),
         'dropout': (float, 0.0, 'dropout probability on the input of A'),
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
         'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),

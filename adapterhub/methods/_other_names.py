@@ -70,7 +70,6 @@ _MEANT = {
     "peft": "peft is a library; its usual method is lora",
     "sft": "any method does supervised fine-tuning: lora, with task=causal-lm",
     "dpo": "trl's DPOTrainer trains with a model that lora is attached to: docs/guides/trainers.md",
-    "adalora": "its ranks are chosen by hand here: lora(ranks={attn.q: 4, attn.v: 16})",
     "lora+ loraplus": "lora-plus is this method",
     "prefix-tuning": "prefix is this method",
     "prompt-tuning soft-prompt": "prompt is this method",

@@ -34,6 +34,7 @@ from adapterhub.methods._skip_init import init_is_skipped
 from adapterhub.methods.lora import LoRA, LoRALayer
 
 OVERSAMPLING = 10  # additional directions, for the accuracy of the last components
+EXACT = 1024  # the size up to which the SVD of `leading` is exact
 
 
 def principal(weight: Tensor, rank: int, iterations: int) -> tuple[Tensor, Tensor]:
@@ -56,6 +57,28 @@ def principal(weight: Tensor, rank: int, iterations: int) -> tuple[Tensor, Tenso
         return u[:, :rank] * root, root[:, None] * vh[:rank]
 
 
+def leading(matrix: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the largest singular values of a matrix and their vectors, of length 1.
+
+    matrix: (m, n). The SVD is exact up to 1,024 rows or columns, else randomized, without the
+    global random numbers. Signs: the largest number of each right vector is positive.
+
+    Returns:
+        U: (m, count), S: (count,) and Vᵀ: (count, n).
+    """
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        if min(matrix.shape) > EXACT:
+            width = min(count + OVERSAMPLING, *matrix.shape)
+            u, s, v = torch.svd_lowrank(matrix, q=width, niter=8)
+            vh = v.T
+        else:
+            u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
+        u, s, vh = u[:, :count], s[:count], vh[:count]
+        signs = vh.gather(1, vh.abs().argmax(1, keepdim=True)).sign()
+        return u * signs.T, s, signs * vh
+
+
 def empty_factors(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Return zeros in the shapes of `principal`, to be filled from a file."""
     return weight.new_zeros(weight.shape[0], rank), weight.new_zeros(rank, weight.shape[1])
@@ -69,21 +92,24 @@ class PiSSALayer(LoRALayer):
     A0: Tensor
     B0: Tensor
 
-    def __init__(
-        self, weight: Tensor, rank: int, scale: float, dropout: float, iterations: int
-    ) -> None:
-        super().__init__(weight.shape[1], weight.shape[0], rank, scale, dropout)
-        if init_is_skipped():
-            factors = empty_factors(weight, rank)
-        else:
-            factors = principal(weight, rank, iterations)
-        # In the same memory layout, both products round equally and cancel exactly at first.
-        left, right = ((f / scale**0.5).contiguous() for f in factors)
-        self.register_buffer("A0", right)
-        self.register_buffer("B0", left)
+    def __init__(self, d_in: int, d_out: int, rank: int, scale: float, dropout: float) -> None:
+        super().__init__(d_in, d_out, rank, scale, dropout)
+        self.register_buffer("A0", self.A.detach().clone())
+        self.register_buffer("B0", self.B.detach().clone())
+
+    def begin(self, left: Tensor, right: Tensor) -> None:
+        """Begin at B = B0 = `left`, (d_out, rank), and A = A0 = `right`, (rank, d_in).
+
+        In the same memory layout, both products round equally and cancel exactly at first.
+        """
         with torch.no_grad():
-            self.A.copy_(right)
-            self.B.copy_(left)
+            for tensor, value in (
+                (self.A0, right),
+                (self.A, right),
+                (self.B0, left),
+                (self.B, left),
+            ):
+                tensor.copy_(value)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Compute the new output. x: (..., d_in), y: (..., d_out) -> y' like y."""
@@ -122,5 +148,9 @@ class PiSSA(LoRA):
     def module(self, site: Site, rank: int, anatomy: Anatomy) -> PiSSALayer:
         """Return the update of one site, whose weight has as many components as the rank."""
         require_components(self, site, rank)
-        weight = weight_at(site, anatomy)
-        return PiSSALayer(weight, rank, self.scale(rank), self.dropout, self.iterations)
+        scale = self.scale(rank)
+        layer = PiSSALayer(site.d_in, site.d_out, rank, scale, self.dropout)
+        if not init_is_skipped():
+            left, right = principal(weight_at(site, anatomy), rank, self.iterations)
+            layer.begin(left / scale**0.5, right / scale**0.5)
+        return layer

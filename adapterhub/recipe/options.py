@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
@@ -17,6 +17,7 @@ from adapterhub.methods._base import Method
 from adapterhub.recipe.schedules import DEFAULT
 
 REPORTS = ("report", "tracker")  # options that change only what is written beside the adapter
+Init: TypeAlias = Literal["eva", "lora-ga", "corda"]
 PLACES = (
     "shard",
     "tensor_parallel",
@@ -54,6 +55,11 @@ class TrainOptions:
     max_grad_norm: float = option(1.0, "clip the gradient norm to this value (0: no clipping)")
     schedule: Literal["linear", "cosine", "slanted", "constant"] | None = option(
         None, "learning-rate schedule after the warm-up (null: the method's default, else linear)"
+    )
+    init: Init | None = option(
+        None,
+        "start from the training data: eva (any LoRA), lora-ga or corda (null: the method's "
+        "default): docs/guides/defaults.md",
     )
     warmup: float | None = option(
         None, "warm-up: a fraction of all steps if below 1, else steps (null: 0.06, slanted 0.1)"
@@ -205,11 +211,13 @@ def run_options(
     epochs = options.epochs or max(default.epochs, -(-default.steps // steps), least_epochs)
     total = options.max_steps or epochs * steps
     schedule = next((method.schedule for method in methods if method.schedule), DEFAULT)
+    init = next((method.init for method in methods if method.init), None)
     chosen = {
         "batch_size": batch_size,
         "epochs": epochs,
         "eval_every": options.eval_every or _eval_every(total, steps),
         "schedule": options.schedule or schedule,
+        "init": options.init or init,
     }
     return RunOptions(**{**vars(options), **chosen})
 

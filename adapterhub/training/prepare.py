@@ -123,6 +123,7 @@ def prepare(
     batch_size = recipe.train.batch_size or data.batch_size
     options = replace(recipe.train, max_length=rows.max_length, batch_size=batch_size)
     options = run_options(options, methods, len(rows.train.rows), epochs_needed(adapter))
+    options = _with_init(options, recipe, started=start is not None)
     recipe = replace(
         recipe,
         dtype=kernels.dtype,
@@ -274,6 +275,20 @@ def _of_data(recipe: Recipe, data: RunData) -> dict[str, Any]:
         for name, own in recipe.tasks.items()
     }
     return {"tasks": tasks}
+
+
+def _with_init(options: RunOptions, recipe: Recipe, *, started: bool) -> RunOptions:
+    """Return the options without a start from the data, if the adapter starts from another one.
+
+    Raises:
+        ConfigError: the recipe names both, or a start of a model that is sharded.
+    """
+    if started and recipe.train.init:
+        raise ConfigError(
+            f"the run would start from {recipe.from_} and from train.init={recipe.train.init}",
+            hint="one of both",
+        )
+    return replace(options, init=None) if started else options
 
 
 def _check_packing(task: Task, adapter: Adapter) -> None:

@@ -49,6 +49,7 @@ from adapterhub.speed.liger import liger_kernels
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, dump_task, parse_task
 from adapterhub.tasks._by_data import DEFAULT
+from adapterhub.training.calibration import calibrate_run
 from adapterhub.training.loading import BackboneLoader, KernelChoice, SharedLoader
 from adapterhub.training.preflight import check_recipe
 from adapterhub.training.prepare import PreparedRun, prepare
@@ -270,6 +271,11 @@ def training_session(
         reporter.note(f"note: {slow}")
 
     trainee, loss = AdapterTrainee(prepared.adapter), prepared.own_loss or model_loss
+    last = checkpoint.folder_of(Path(recipe.output), "last")
+    if (init := prepared.options.init) and not (resume and checkpoint.exists(last)):
+        first, recomputed = epoch_batches(prepared, 0), prepared.options.gradient_checkpointing
+        found = calibrate_run(prepared.adapter, first, init, loss, checkpointing=recomputed)
+        reporter.note(str(found))
     stream, items = drawn_batches(prepared), data.task.loss_items(prepared.train)
     return loop.TrainingSession(
         Engine(trainee, prepared.options, loss, items),

@@ -3,6 +3,9 @@
 <output_dir>/checkpoint-N/adapters/NAME     with each checkpoint
 <output_dir>/adapters/NAME                  after training: with load_best_model_at_end, the best
 
+Methods that take part in the steps of training (AdaLoRA) do so here too: their penalty is part of
+the gradients, and an evaluation before the method is ready is not the best one.
+
 Each folder is what `adapter.save` writes. To resume, and to load the best checkpoint, Trainer calls
 `load_state_dict` of the model, which puts all tensors of the adapters back
 (`adapterhub.adapters.model_methods`).
@@ -27,6 +30,7 @@ from adapterhub.adapters.adapter import STOPS, Adapter
 from adapterhub.adapters.route import adapters
 from adapterhub.backbones.weights import is_sharded
 from adapterhub.errors import TrainingError, warn_user
+from adapterhub.loop.trainee import check_whole, is_ready, penalty, stepped, stepping
 
 FOLDER = "adapters"
 
@@ -49,19 +53,56 @@ class TrainerCallback(TransformersCallback):
             kwargs: what else it passes; the model and the tokenizer or processor.
 
         Raises:
-            TrainingError: no adapter is attached.
+            TrainingError: no adapter is attached, or a method takes part in the steps of a model
+                that is sharded.
         """
-        attached = adapters(_unwrapped(kwargs["model"])).values()
+        model = _unwrapped(kwargs["model"])
+        attached = adapters(model).values()
         if not attached:
             raise TrainingError(
                 "no adapter is attached to the model of this Trainer",
                 hint='adapterhub.attach(model, "lora"), then Trainer(model, ...)',
             )
+        if any(map(is_sharded, model.parameters())):
+            check_whole(", ".join(m.name for each in attached for m, _ in stepping(each)))
         given = kwargs.get("processing_class")
         tokenizer = getattr(given, "tokenizer", given)
         if isinstance(tokenizer, PreTrainedTokenizerBase):
             for adapter in attached:
                 _record(adapter, tokenizer)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Add the gradients of penalties, and forget evaluations before methods were ready.
+
+        Args:
+            args: not used.
+            state: the state of the Trainer.
+            control: not used.
+            kwargs: what else it passes; the model and the optimizer.
+        """
+        scaler = getattr(kwargs["optimizer"], "scaler", None)
+        for adapter in _stepping(kwargs["model"]):
+            if (added := penalty(adapter)) is not None:
+                (added if scaler is None else scaler.scale(added)).backward()
+            if not is_ready(adapter, state.global_step / state.max_steps):
+                state.best_metric = state.best_global_step = state.best_model_checkpoint = None
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Let methods follow a step of the optimizer, unless it was skipped.
+
+        Args:
+            args: not used.
+            state: the state of the Trainer.
+            control: not used.
+            kwargs: what else it passes; the model and the optimizer.
+        """
+        if not getattr(kwargs["optimizer"], "step_was_skipped", False):
+            for adapter in _stepping(kwargs["model"]):
+                stepped(adapter, (state.global_step + 1) / state.max_steps)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -92,6 +133,15 @@ class TrainerCallback(TransformersCallback):
             kwargs: what else it passes; the model.
         """
         _save(kwargs["model"], Path(str(args.output_dir)), state)
+
+
+def _stepping(model: Any) -> list[Adapter]:
+    """Return the adapters that train and have methods that take part in the steps."""
+    return [
+        each
+        for each in adapters(_unwrapped(model)).values()
+        if stepping(each) and any(p.requires_grad for p in each.parameters())
+    ]
 
 
 def _record(adapter: Adapter, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -118,7 +118,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "An attached adapter trains in any loop: its parameters are [`adapter.parameters()`]"
         "(attach.md#adapterhub.adapters.adapter.Adapter). With `Trainer` of transformers and with "
         "trl: [other training loops](../../guides/trainers.md).",
-        ("TrainerCallback",),
+        ("TrainerCallback", "calibrate"),
     ),
     "methods": (
         "Methods",

@@ -292,6 +292,10 @@ PLAIN_KINDS: dict[str, Kind] = {
     "fourierft": Kind(plain(peft.FourierFTConfig, n_frequency=40, scaling=20.0)),
     "waveft": Kind(plain(peft.WaveFTConfig, n_frequency=40, scaling=2.0)),
     "c3a": Kind(plain(peft.C3AConfig, block_size=8), at_wholes("c3a", block=8)),
+    "adalora": Kind(
+        plain(peft.AdaLoraConfig, init_r=5, lora_alpha=6, total_step=9),
+        at_wholes("adalora", rank=3, target=2),
+    ),
 }
 
 

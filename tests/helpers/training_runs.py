@@ -70,6 +70,17 @@ class Learner:
     def enter(self, epoch: int, improved: Sequence[bool], done: float) -> bool:
         return False
 
+    by_share = ""
+
+    def penalty(self) -> torch.Tensor | None:
+        return None
+
+    def stepped(self, done: float) -> None:
+        pass
+
+    def ready(self, done: float) -> bool:
+        return True
+
     def train_mode(self, dropout: bool) -> None:
         self.model.train()
 

@@ -194,7 +194,13 @@ def tinylora(w, m, **options):
     return w + m.B0 @ core @ m.A0
 
 
+def adalora(w, m, **options):
+    scale = options["alpha"] / (options["rank"] + 1e-5)
+    return w + scale * m.B @ torch.diag(m.E) @ m.A
+
+
 EQUATIONS = {
+    "adalora": (adalora, {"rank": 3, "alpha": 6.0, "target": 2}),
     "loha": (loha, {"rank": 3, "alpha": 6.0}),
     "lokr": (lokr, {"rank": 2, "alpha": 3.0, "factor": 4}),
     "hira": (hira, {"rank": 3}),
@@ -294,6 +300,7 @@ REFUSED = {
     "gralora(rank=6, pieces=4)": SiteError,
     "lora-xs(rank=64)": SiteError,
     "road(variant=3)": ConfigError,
+    "adalora(warmup=0.6, final=0.4)": ConfigError,
 }
 
 

@@ -37,6 +37,7 @@ from adapterhub.interchange.peft.prompts import export_prefix, export_prompt
 from adapterhub.methods.dora import DoRALayer
 from adapterhub.methods.ia3 import InputScale, OutputScale
 from adapterhub.methods.lora import LoRALayer
+from adapterhub.methods.lora_fa import FrozenFactorLayer
 from adapterhub.methods.pissa import PiSSALayer
 from adapterhub.methods.prefix import PrefixKeyValues, SkippedPositions
 from adapterhub.methods.prompt import VirtualTokens
@@ -49,7 +50,7 @@ _PEFT_HEADS = {
     "QUESTION_ANS": ("qa_outputs",),
 }
 NEW_TOKENS = "new tokens: their embeddings and tokenizer are not exported to peft"
-LOW_RANK_MODULES = (LoRALayer, DoRALayer, PiSSALayer)
+LOW_RANK_MODULES = (LoRALayer, DoRALayer, PiSSALayer, FrozenFactorLayer)
 _KINDS: Mapping[type[nn.Module], Kind] = {
     **dict.fromkeys(LOW_RANK_MODULES, "LORA"),
     **dict.fromkeys((OutputScale, InputScale), "IA3"),

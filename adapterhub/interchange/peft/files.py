@@ -67,7 +67,7 @@ TASK_TYPES = {
 }
 PlainKindName = Literal[
     "LOHA", "LOKR", "HIRA", "MISS", "SHIRA", "GRALORA", "DELORA", "OFT", "BOFT", "HRA", "ROAD",
-    "VERA", "RANDLORA", "FOURIERFT", "WAVEFT", "C3A",
+    "VERA", "RANDLORA", "FOURIERFT", "WAVEFT", "C3A", "ADALORA",
 ]  # fmt: skip
 Kind = (
     Literal["LORA", "IA3", "LN_TUNING", "PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"]
@@ -278,6 +278,19 @@ _PLAIN: Mapping[PlainKindName, dict[str, ConfigField]] = {
         "proportional_parameters": only(False),
     },
     "C3A": {"block_size": ConfigField(_size, 256), "block_size_pattern": ConfigField(_sizes)},
+    "ADALORA": {
+        **_LORA,
+        "init_r": ConfigField(_size, 12),
+        "total_step": TRAINING_ONLY,
+        "bias": only("none"),
+        "lora_bias": only(False),
+        **dict.fromkeys(("trainable_token_indices", "target_parameters"), _unset),
+        # It masks components that the file no longer has. peft 0.21 does not read the others.
+        **dict.fromkeys(("rank_pattern", "alpha_pattern", "use_rslora"), TRAINING_ONLY),
+        **dict.fromkeys(("lora_dropout", "init_lora_weights"), TRAINING_ONLY),
+        **dict.fromkeys(("target_r", "tinit", "tfinal", "deltaT"), TRAINING_ONLY),
+        **dict.fromkeys(("beta1", "beta2", "orth_reg_weight"), TRAINING_ONLY),
+    },
 }  # fmt: skip
 _FIELDS: Mapping[Kind, Mapping[str, ConfigField]] = {
     **{kind: _COMMON | _TARGETS | _PLACED | fields for kind, fields in _PLAIN.items()},

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers.pytorch_utils import Conv1D
 
 from adapterhub.anatomy.sites import Site, sites_option
@@ -31,6 +32,7 @@ from adapterhub.interchange.peft.targets import ModuleFinder
 from adapterhub.interchange.translation import Translation, size_options
 from adapterhub.methods._base import Method
 from adapterhub.methods._rotations import skew
+from adapterhub.methods.adalora import AdaLoRA, SingularUpdate
 from adapterhub.methods.boft import BOFT, ButterflyRotation
 from adapterhub.methods.c3a import C3A, CirculantUpdate
 from adapterhub.methods.delora import BoundedUpdate, DeLoRA
@@ -293,6 +295,31 @@ def _export_vera(part: ExportedModule) -> tuple[Values, Tensors]:
     return {_SHARED: True if method.stored else None}, {}
 
 
+def _import_adalora(update: PlainUpdate) -> str:
+    rank, ours = update.options["rank"], update.ours
+    missing = rank - len(ours["A"])
+    if missing < 0:
+        return f"lora_A has the shape {tuple(ours['A'].shape)}, and init_r is {rank}"
+    # A file of peft lacks the components that training has set to zero.
+    ours["A"] = pad(ours["A"], (0, 0, 0, missing))
+    ours["B"] = pad(ours["B"], (0, missing))
+    ours["E"] = pad(ours["E"].flatten(), (0, missing))
+    update.options["target"] = None
+    if update.options["alpha"] <= 0:
+        update.options["alpha"] = float(rank)
+    return ""
+
+
+def _export_adalora(part: ExportedModule) -> tuple[Values, Tensors]:
+    module: Any = part.module
+    method: Any = part.method
+    rank = len(module.E)
+    options = {"init_r": rank if rank == method.rank else None, "total_step": 1}
+    if method.alpha <= 0:
+        options["lora_alpha"] = None
+    return options, {"E": module.E.detach()[:, None]}
+
+
 _LEFT_RIGHT = ("A", "B")
 _RANKS = {"r": "rank_pattern"}
 _ROWS = (
@@ -374,6 +401,11 @@ _ROWS = (
     PlainKind(
         "C3A", C3A, CirculantUpdate, {"k": "c3a_kernel"}, {}, {"block_size": "block_size_pattern"},
         imported=_import_c3a, exported=_export_c3a,
+    ),
+    PlainKind(
+        "ADALORA", AdaLoRA, SingularUpdate, {"A": "lora_A", "E": "lora_E", "B": "lora_B"},
+        {"rank": "init_r", "alpha": "lora_alpha"}, imported=_import_adalora,
+        exported=_export_adalora, turned=True,
     ),
 )  # fmt: skip
 PLAIN: Mapping[Kind, PlainKind] = {row.kind: row for row in _ROWS}

@@ -1,0 +1,429 @@
+"""A pass over training rows before the first step, from which an adapter starts.
+
+    eva       A = the first eigenvectors of the covariance of x                  (any LoRA)
+    lora-ga   A0, B0 = singular vectors of dL/dW, subtracted from the output    (lora-ga, pissa)
+    corda     s B0 A0 = (U_r S_r V_rᵀ) C⁻¹ of W C = U S Vᵀ, subtracted likewise  (pissa, lora-ga)
+
+    x: (tokens, d_in), the inputs of a site without padding    A: (rank, d_in), rows of length 1
+    C: (d_in, d_in), the mean of x xᵀ
+
+EVA is a LoRA like any other afterwards; B is zero, so outputs are unchanged. The ranks are those of
+the options: EVA's redistribution of ranks (rho > 1 in the paper) is not done.
+
+A pass keeps d_in² numbers for each different input, or d_in d_out for each site, in fp32 on its
+device. Paischer et al. 2024, "Parameter Efficient Fine-tuning via Explained Variance Adaptation",
+section 3, https://arxiv.org/abs/2410.07170; LoRA-GA: adapterhub/methods/lora_ga.py; Yang et al.
+2024, "CorDA: Context-Oriented Decomposition Adaptation of Large Language Models", section 3.2
+(instruction-previewed), https://arxiv.org/abs/2406.05223.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.parts import PlacedModule
+from adapterhub.anatomy.sites import Anatomy, Site
+from adapterhub.backbones.probe import evaluation_mode
+from adapterhub.backbones.weights import is_sharded
+from adapterhub.errors import ConfigError, TrainingError, unknown
+from adapterhub.loop.batching import Batch, BatchList, StatefulBatches
+from adapterhub.loop.engine import LossOfBatch, model_loss
+from adapterhub.loop.gradient_checkpointing import recompute
+from adapterhub.methods._projections import weight_at
+from adapterhub.methods.lora import LoRALayer
+from adapterhub.methods.lora_ga import begin_at_gradient
+from adapterhub.methods.pissa import PiSSALayer, leading
+from adapterhub.patch import Patch
+from adapterhub.recipe.options import Init
+from adapterhub.status import doing
+from adapterhub.tasks._forward import on_device
+from adapterhub.tasks._losses import model_inputs
+from adapterhub.tasks._rows import IGNORED
+
+ROWS = 256  # rows of a run that are read
+_DAMPING = 0.01  # of the mean of the diagonal of C, as in the authors' code
+_WITH_TEXT = ("encoder", "decoder", "language")  # stacks whose padding the attention mask tells
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a pass has found.
+
+    Attributes:
+        init: eva, lora-ga or corda.
+        rows: how many rows were read.
+        explained: by site, the share of the variance of its inputs in the directions of A (eva), or
+            of the squared norm of its gradient in those of A and B (lora-ga), or of that of W C in
+            the components that train (corda).
+    """
+
+    init: Init
+    rows: int
+    explained: Mapping[str, float]
+
+    def __str__(self) -> str:
+        least, most = min(self.explained.values()), max(self.explained.values())
+        return (
+            f"init={self.init}: {least:.0%} to {most:.0%} of {STARTS[self.init].explains} at "
+            f"{len(self.explained)} sites is in the first directions, on {self.rows:,} rows"
+        )
+
+
+def calibrate(
+    adapter: Adapter,
+    batches: Iterable[Batch],
+    init: Init = "eva",
+    *,
+    loss: LossOfBatch = model_loss,
+) -> Calibration:
+    """Start a new adapter from batches of training data; outputs do not change.
+
+    Args:
+        adapter: an adapter that was attached, is active, and has not been trained.
+        batches: inputs of the model, on any device; for lora-ga with labels.
+        init: eva, lora-ga or corda.
+        loss: computes the loss from the output of the model and the batch.
+
+    Returns:
+        The share of the variance, or of the gradient, that the new directions have.
+
+    Raises:
+        ConfigError: no module of the adapter can start like this, the model is sharded, or the
+            padding of an input is unknown.
+        TrainingError: there are no batches, too few tokens, or no loss.
+    """
+    return _calibrated(adapter, batches, init, loss, checkpointing=False)
+
+
+def calibrate_run(
+    adapter: Adapter, epoch: BatchList, init: Init, loss: LossOfBatch, *, checkpointing: bool
+) -> Calibration:
+    """Start the adapter of a run from the first rows of its first epoch."""
+    try:
+        with doing(f"reading rows for init={init}"):
+            return _calibrated(adapter, _first(epoch), init, loss, checkpointing)
+    finally:
+        if isinstance(epoch, StatefulBatches):
+            epoch.close()
+
+
+def _first(epoch: BatchList) -> Iterator[Batch]:
+    rows = 0
+    for index in range(len(epoch)):
+        batch = epoch[index]
+        yield batch
+        rows += _rows(batch)
+        if rows >= ROWS:
+            return
+
+
+def _rows(batch: Batch) -> int:
+    return len(next(iter(batch.values())))
+
+
+def _calibrated(
+    adapter: Adapter, batches: Iterable[Batch], init: Init, loss: LossOfBatch, checkpointing: bool
+) -> Calibration:
+    model, placed = adapter.model, _fitting(adapter, init)
+    if any(map(is_sharded, model.parameters())):
+        raise ConfigError(
+            f"init={init} reads whole inputs and gradients, and the model is sharded",
+            hint="train.shard=false and train.tensor_parallel=false, or a start without the data",
+        )
+    device = next(iter(adapter.tensors().values())).device
+    watch = STARTS[init](adapter, placed)
+    rows = 0
+    with watch.hooks(), evaluation_mode(model), recompute(model, checkpointing) as layers:
+        if layers is not None:
+            layers.apply()
+        for batch in batches:
+            moved = on_device(batch, model, device)
+            watch.read(model, moved, loss)
+            rows += _rows(batch)
+    if not rows:
+        raise TrainingError("there are no batches to start from", expected="one batch or more")
+    return Calibration(init, rows, {p.site.id: watch.begin(p) for p in placed})
+
+
+def _fitting(adapter: Adapter, init: Init) -> list[PlacedModule]:
+    """Return the modules that can start like this.
+
+    Raises:
+        ConfigError: there are none, the adapter is not active, or no start has this name.
+    """
+    if init not in STARTS:
+        raise unknown("init", init, STARTS)
+    start = STARTS[init]
+    placed = [
+        each
+        for each in adapter.placed
+        if isinstance(each.module, LoRALayer)
+        and isinstance(each.module, PiSSALayer) == start.subtracts
+    ]
+    if not placed:
+        raise ConfigError(
+            f"{', '.join(m.name for m in adapter.methods)} has no module for init={init}",
+            expected=f"a method with one: {', '.join(start.methods)}",
+            hint=f"method={start.methods[0]}",
+        )
+    if not adapter.active:
+        raise ConfigError(
+            f"the adapter {adapter.name!r} is not active",
+            hint=f"ah.activate(model, {adapter.name!r})",
+        )
+    return placed
+
+
+class _Watch:
+    """Watches the modules of an adapter during a pass.
+
+    Attributes:
+        explains: what the report of a pass is about.
+        methods: the methods with modules that can start like this.
+        subtracts: whether the initial product is subtracted from the output.
+    """
+
+    explains: ClassVar[str]
+    methods: ClassVar[tuple[str, ...]]
+    subtracts: ClassVar[bool] = False
+
+    def __init__(self, adapter: Adapter, placed: Iterable[PlacedModule]) -> None:
+        self.anatomy, self.placed = adapter.anatomy, list(placed)
+        self.batch: Batch = {}
+
+    @contextmanager
+    def hooks(self) -> Iterator[None]:
+        """Watch inside."""
+        with Patch() as patch:
+            for each in self.placed:
+                patch.hook(each.module.register_forward_hook, _Seen(self, each))
+            yield
+
+    def seen(self, placed: PlacedModule, x: Tensor, y: Tensor) -> None:
+        """Take the input and output of a module: (..., d_in) and (..., d_out)."""
+        raise NotImplementedError
+
+    def read(self, model: nn.Module, batch: Batch, loss: LossOfBatch) -> None:
+        """Read a batch."""
+        raise NotImplementedError
+
+    def begin(self, placed: PlacedModule) -> float:
+        """Set the start of a module, and return the share that it explains."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Calls a watch with what a module has computed."""
+
+    watch: _Watch
+    placed: PlacedModule
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        self.watch.seen(self.placed, inputs[0], output)
+
+
+@dataclass
+class Moments:
+    """Sums over the inputs of a site: how many, x, and x xᵀ, (d_in, d_in)."""
+
+    count: int = 0
+    first: Tensor | float = 0.0
+    second: Tensor | float = 0.0
+
+    def add(self, rows: Tensor) -> None:
+        """Add inputs: (tokens, d_in)."""
+        rows = rows.detach().float()
+        self.count += len(rows)
+        self.first = self.first + rows.sum(0)
+        self.second = self.second + rows.T @ rows
+
+    def second_moments(self) -> Tensor:
+        """Return the mean of x xᵀ: (d_in, d_in)."""
+        assert isinstance(self.second, Tensor)
+        return self.second / self.count
+
+    def covariance(self) -> Tensor:
+        """Return the covariance of the inputs: (d_in, d_in)."""
+        assert isinstance(self.first, Tensor)
+        mean = self.first / self.count
+        return self.second_moments() - torch.outer(mean, mean)
+
+
+class Inputs(_Watch):
+    """The second moments of the inputs; sites in a row that read the same tensor share them."""
+
+    explains: ClassVar[str] = "the variance of the inputs"
+    methods: ClassVar[tuple[str, ...]] = ("lora", "rslora", "lora-plus", "lora-fa", "dora")
+
+    def __init__(self, adapter: Adapter, placed: Iterable[PlacedModule]) -> None:
+        super().__init__(adapter, placed)
+        self.moments: dict[str, Moments] = {}
+        self.owner: dict[str, str] = {}
+        self.latest: tuple[Tensor, str] | None = None
+
+    def read(self, model: nn.Module, batch: Batch, loss: LossOfBatch) -> None:
+        """Read a batch without gradients."""
+        self.batch = batch
+        with torch.no_grad():
+            model(**model_inputs(batch))
+        self.latest = None
+
+    def seen(self, placed: PlacedModule, x: Tensor, y: Tensor) -> None:
+        """Add the inputs that are not padding."""
+        site = placed.site
+        latest, known = self.latest or (None, "")
+        owner = self.owner.setdefault(site.id, known if latest is x else site.id)
+        self.latest = (x, owner)
+        if owner != site.id:
+            return
+        if (rows := _unpadded(x, self.batch, site, self.anatomy)) is not None:
+            self.moments.setdefault(site.id, Moments()).add(rows)
+
+    def begin(self, placed: PlacedModule) -> float:
+        """Set A to the first directions of the inputs."""
+        assert isinstance(placed.module, LoRALayer)
+        covariance, a = self.moments_of(placed).covariance(), placed.module.A
+        _, values, directions = leading(covariance, len(a))
+        with torch.no_grad():
+            a.copy_(directions)
+        return float(values.sum() / covariance.trace())
+
+    def moments_of(self, placed: PlacedModule) -> Moments:
+        """Return the moments of the inputs of a module.
+
+        Raises:
+            ConfigError: which of its inputs are padding is unknown.
+            TrainingError: there are too few for its rank.
+        """
+        assert isinstance(placed.module, LoRALayer)
+        site, rank = placed.site, len(placed.module.A)
+        moments = self.moments.get(self.owner.get(site.id, site.id))
+        if moments is None:
+            raise _unknown_padding(site)
+        if moments.count <= rank:
+            raise TrainingError(
+                f"{moments.count} tokens at {site.id} have no {rank} directions",
+                expected="more tokens than the rank",
+                hint="more rows, or a lower rank",
+            )
+        return moments
+
+
+class Components(Inputs):
+    """The components of W C, where C are the second moments of the inputs."""
+
+    explains: ClassVar[str] = "the outputs of the weights"
+    methods: ClassVar[tuple[str, ...]] = ("pissa", "lora-ga")
+    subtracts: ClassVar[bool] = True
+
+    def begin(self, placed: PlacedModule) -> float:
+        """Begin at the largest components of W C, times the inverse of C."""
+        module, moments = placed.module, self.moments_of(placed)
+        assert isinstance(module, PiSSALayer)
+        rank, second = len(module.A), moments.second_moments()
+        weight = weight_at(placed.site, self.anatomy).to(second)
+        # In directions without inputs C has no inverse.
+        damped = second + _DAMPING * second.diagonal().mean() * torch.eye(len(second)).to(second)
+        u, s, vh = leading(weight @ damped, rank)
+        right = s[:, None] / module.scale * torch.linalg.solve(damped, vh.T).T
+        root = right.norm(dim=1).sqrt()  # each component has one norm in A and B, as in PiSSA
+        module.begin(u * root, right / root[:, None])
+        return float(s.square().sum() / (weight @ damped).square().sum())
+
+
+class Gradients(_Watch):
+    """The gradients of the loss with respect to the weights, (d_out, d_in) each."""
+
+    explains: ClassVar[str] = "the first gradient"
+    methods: ClassVar[tuple[str, ...]] = ("lora-ga", "pissa")
+    subtracts: ClassVar[bool] = True
+
+    def __init__(self, adapter: Adapter, placed: Iterable[PlacedModule]) -> None:
+        super().__init__(adapter, placed)
+        self.sums: dict[str, Tensor] = {}
+        self.calls: list[tuple[str, Tensor, Tensor]] = []
+        self.recording = False
+
+    def read(self, model: nn.Module, batch: Batch, loss: LossOfBatch) -> None:
+        """Add the gradients of a batch; parameters get none."""
+        self.calls, self.recording = [], True
+        with torch.enable_grad():
+            computed = loss(model(**model_inputs(batch)), batch)
+            self.recording = False  # layers may be computed again
+            if computed is None:
+                raise TrainingError("the model returned no loss", expected="labels in each batch")
+            outputs = [y for _, _, y in self.calls]
+            found = torch.autograd.grad(computed, outputs, allow_unused=True)
+        for (site, x, _), gradient in zip(self.calls, found, strict=True):
+            if gradient is not None:
+                own = gradient.flatten(0, -2).float().T @ x.detach().flatten(0, -2).float()
+                self.sums[site] = self.sums[site] + own if site in self.sums else own
+
+    def seen(self, placed: PlacedModule, x: Tensor, y: Tensor) -> None:
+        """Keep a call; padding has no part in the loss, and no gradient."""
+        if self.recording:
+            self.calls.append((placed.site.id, x, y))
+
+    def begin(self, placed: PlacedModule) -> float:
+        """Set A and B to singular vectors of the gradient."""
+        gradient = self.sums.get(placed.site.id)
+        if gradient is None or not gradient.any():
+            raise TrainingError(
+                f"the loss has no gradient at {placed.site.id}", expected="sites that it reaches"
+            )
+        assert isinstance(placed.module, PiSSALayer)
+        return begin_at_gradient(placed.module, gradient)
+
+
+STARTS: Mapping[Init, type[_Watch]] = {"eva": Inputs, "lora-ga": Gradients, "corda": Components}
+
+
+def _unpadded(x: Tensor, batch: Batch, site: Site, anatomy: Anatomy) -> Tensor | None:
+    """Return the inputs of a site that are not padding: (tokens, d_in); None if that is unknown.
+
+    x: (batch, tokens, d_in), or flattened, with or without padding.
+    """
+    x = x.transpose(0, 1) if anatomy.family.batch_dim and x.ndim == 3 else x
+    rows = x.flatten(0, -2)
+    masks = [mask.bool().flatten(0, -2) for mask in _masks(batch, site, anatomy)]
+    if not masks:
+        return rows
+    for mask in masks:
+        if x.ndim == 3 and x.shape[:2] == mask.shape:
+            return x[mask]
+        if x.shape[0] == 1 or x.ndim == 2:  # the rows of the batch, one after the other
+            if len(rows) == mask.numel():
+                return rows[mask.flatten()]
+            if len(rows) == int(mask.sum()):
+                return rows
+    return None
+
+
+def _masks(batch: Batch, site: Site, anatomy: Anatomy) -> Iterator[Tensor]:
+    """Yield the masks that may be of a site, the most specific first."""
+    if site.stack not in _WITH_TEXT:
+        return
+    answers = site.stack == "decoder" and anatomy.model.config.is_encoder_decoder
+    if answers and site.role not in ("cross.k", "cross.v"):
+        labels = batch.get("labels")
+        if "decoder_attention_mask" in batch:
+            yield batch["decoder_attention_mask"]
+        elif labels is not None and labels.ndim == 2 and "decoder_input_ids" not in batch:
+            yield labels != IGNORED
+    if "attention_mask" in batch:
+        yield batch["attention_mask"]
+
+
+def _unknown_padding(site: Site) -> ConfigError:
+    return ConfigError(
+        f"which inputs of {site.id} are padding is unknown: they have another shape than the mask",
+        hint=f"other sites than {site.role}, or no train.init",
+    )

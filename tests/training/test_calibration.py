@@ -1,0 +1,379 @@
+"""Starts from the training data: what they compute, and when a run does."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+from streamed import streamed_recipe, write_shards
+from torch import Tensor, nn
+
+import adapterhub as ah
+from adapterhub.backbones.weights import read_weight
+from adapterhub.errors import ConfigError, TrainingError
+from adapterhub.loop import checkpoint
+from adapterhub.loop.report import Reporter
+from adapterhub.recipe.recipe import Recipe, read
+from adapterhub.training import calibration
+from adapterhub.training import run as running
+from adapterhub.training.run import run
+
+SITES = {
+    "bert": ["attn.q", "attn.v", "ffn.down"],
+    "gpt2": ["attn.v", "ffn.up"],
+    "llama": ["attn.q", "ffn.down"],
+    "t5": ["attn.q", "cross.v", "cross.q"],
+}
+TASKS = {"bert": "classification", "gpt2": "causal-lm", "llama": "causal-lm", "t5": "seq2seq"}
+
+
+def attached(architecture: str, method: str = "lora", **options: Any) -> Any:
+    torch.manual_seed(0)
+    model = tiny_models.model(architecture, TASKS[architecture], **tiny_models.NO_DROPOUT)
+    options = {"rank": 4, "sites": SITES[architecture]} | options
+    return ah.attach(model, {method: options})
+
+
+def padded_batch(architecture: str, columns: int = 9) -> dict[str, Tensor]:
+    """Four rows, two of them with padding on the right, and labels."""
+    ids = torch.full((4, columns), tiny_models.PAD)
+    ids[:, :9] = tiny_models.batch(4, 9, seed=7)["input_ids"]
+    for row, length in ((0, 5), (3, 7)):
+        ids[row, length:] = tiny_models.PAD
+    mask = ids.ne(tiny_models.PAD).long()
+    labels = torch.arange(4) % 3 if architecture == "bert" else ids.masked_fill(mask == 0, -100)
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def assert_trains(adapter: Any, batch: dict[str, Tensor]) -> None:
+    optimizer = torch.optim.AdamW(adapter.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = adapter.model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+
+
+def inputs_by_hand(model: Any, batch: dict[str, Tensor], placed: Any) -> Tensor:
+    """The inputs of a site's host at the tokens that are not padding."""
+    seen: list[Tensor] = []
+    host = model.get_submodule(placed.site.host)
+    with ah.disabled(model), torch.no_grad():
+        handle = host.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        model(**batch)
+        handle.remove()
+    return seen[0][batch["attention_mask"].bool()]
+
+
+@pytest.mark.parametrize("architecture", SITES)
+def test_eva_begins_at_the_first_directions_of_the_inputs(architecture: str) -> None:
+    adapter, batch = attached(architecture), padded_batch(architecture)
+    model = adapter.model.eval()
+    with torch.no_grad():
+        before = model(**batch).logits
+    inputs = {p.site.id: inputs_by_hand(model, batch, p) for p in adapter.placed}
+    found = ah.calibrate(adapter, [batch])
+    with torch.no_grad():
+        assert torch.equal(model(**batch).logits, before)
+    assert found.explained.keys() == inputs.keys()
+    for placed in adapter.placed:
+        x = inputs[placed.site.id]
+        x = x - x.mean(0)
+        _, s, vh = torch.linalg.svd(x, full_matrices=False)
+        products = (placed.module.A.detach() * vh[:4]).sum(1).abs()
+        torch.testing.assert_close(products, torch.ones(4), atol=1e-3, rtol=0)
+        share = float(s[:4].square().sum() / s.square().sum())
+        assert found.explained[placed.site.id] == pytest.approx(share, abs=1e-4)
+    assert_trains(adapter, batch)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "t5"])
+def test_padding_does_not_change_the_start(architecture: str) -> None:
+    starts = []
+    for columns in (9, 14):
+        adapter = attached(architecture)
+        ah.calibrate(adapter, [padded_batch(architecture, columns)])
+        starts.append([p.module.A.detach() for p in adapter.placed])
+    for one, other in zip(*starts, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-3, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("architecture", ["bert", "llama"])
+def test_the_directions_of_eva_are_those_of_peft(architecture: str) -> None:
+    peft = pytest.importorskip("peft")
+    adapter, batch = attached(architecture), padded_batch(architecture)
+    hosts = {p.site.host: p.module for p in adapter.placed}
+    base = tiny_models.model(architecture, TASKS[architecture], **tiny_models.NO_DROPOUT)
+    config = peft.LoraConfig(
+        r=4, target_modules=list(hosts), init_lora_weights="eva",
+        eva_config=peft.EvaConfig(rho=1.0, use_label_mask=False),
+        task_type="SEQ_CLS" if architecture == "bert" else "CAUSAL_LM",
+    )  # fmt: skip
+    theirs = peft.get_peft_model(copy.deepcopy(base), config).eval()
+    peft.initialize_lora_eva_weights(theirs, [batch], show_progress_bar=False)
+    ah.calibrate(adapter, [batch])
+    tensors = {n: t for n, t in theirs.named_parameters() if "lora_A" in n}
+    assert len(tensors) == len(hosts)
+    for host, module in hosts.items():
+        (theirs_a,) = (t for n, t in tensors.items() if f".{host}.lora_A" in n)
+        products = (module.A * theirs_a).sum(1).abs().detach()
+        torch.testing.assert_close(products, torch.ones(4), atol=1e-3, rtol=0)
+
+
+def weight_gradient(model: Any, batch: dict[str, Tensor], site: Any) -> Tensor:
+    """The gradient of a site's part of the weight of its host, (d_out, d_in)."""
+    host = copy.deepcopy(model).get_submodule(site.host)
+    weight: nn.Parameter = model.get_submodule(site.host).weight
+    with ah.disabled(model):
+        weight.requires_grad_(True)
+        (gradient,) = torch.autograd.grad(model(**batch).loss, [weight])
+        weight.requires_grad_(False)
+    with torch.no_grad():
+        host.weight.copy_(gradient)
+    return read_weight(host, site.part)
+
+
+@pytest.mark.parametrize("method", ["lora-ga", "pissa"])
+@pytest.mark.parametrize("architecture", SITES)
+def test_lora_ga_begins_at_the_singular_vectors_of_the_gradient(
+    architecture: str, method: str
+) -> None:
+    adapter, batch = attached(architecture, method), padded_batch(architecture)
+    model = adapter.model.eval()
+    with torch.no_grad():
+        before = model(**batch).logits
+    gradients = {p.site.id: weight_gradient(model, batch, p.site) for p in adapter.placed}
+    found = ah.calibrate(adapter, [batch], "lora-ga")
+    with torch.no_grad():
+        torch.testing.assert_close(model(**batch).logits, before, atol=1e-5, rtol=0)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    for placed in adapter.placed:
+        gradient, module = gradients[placed.site.id], placed.module
+        u, s, vh = torch.linalg.svd(gradient, full_matrices=False)
+        size = len(gradient) ** 0.25 / 4
+        a, b = module.A.detach(), module.B.detach()
+        assert torch.equal(a, module.A0)
+        assert torch.equal(b, module.B0)
+        products = (a * vh[:4]).sum(1).abs(), (b * u[:, 4:8]).sum(0).abs()
+        for each in products:
+            torch.testing.assert_close(each, torch.full((4,), size), atol=1e-2, rtol=0)
+        share = float(s[:8].square().sum() / s.square().sum())
+        assert found.explained[placed.site.id] == pytest.approx(share, abs=1e-4)
+    assert_trains(adapter, batch)
+
+
+def product_of_corda(weight: Tensor, x: Tensor, rank: int) -> Tensor:
+    """The components of W C that are subtracted from W, by peft's damping of C."""
+    second = x.T @ x / len(x)
+    second = second + 0.01 * second.diagonal().mean() * torch.eye(len(second))
+    u, s, vh = torch.linalg.svd(weight @ second)
+    return u[:, :rank] @ torch.diag(s[:rank]) @ vh[:rank] @ torch.linalg.inv(second)
+
+
+@pytest.mark.parametrize("architecture", SITES)
+def test_corda_begins_at_the_components_of_the_outputs(architecture: str) -> None:
+    adapter, batch = attached(architecture, "pissa", alpha=6.0), padded_batch(architecture)
+    model = adapter.model.eval()
+    with torch.no_grad():
+        before = model(**batch).logits
+    inputs = {p.site.id: inputs_by_hand(model, batch, p) for p in adapter.placed}
+    found = ah.calibrate(adapter, [batch], "corda")
+    with torch.no_grad():
+        torch.testing.assert_close(model(**batch).logits, before, atol=1e-5, rtol=0)
+    for placed in adapter.placed:
+        module = placed.module
+        weight = read_weight(model.get_submodule(placed.site.host), placed.site.part)
+        expected = product_of_corda(weight, inputs[placed.site.id], 4)
+        torch.testing.assert_close(1.5 * module.B0 @ module.A0, expected, atol=2e-3, rtol=2e-3)
+        torch.testing.assert_close(module.B0.norm(dim=0), module.A0.norm(dim=1))
+    assert all(0 < share < 1 for share in found.explained.values())
+    assert_trains(adapter, batch)
+
+
+def test_the_product_of_corda_is_that_of_peft() -> None:
+    peft = pytest.importorskip("peft")
+    from peft.tuners.lora.corda import preprocess_corda
+
+    adapter, batch = attached("bert", "pissa"), padded_batch("bert")
+    batch = {name: tensor[1:2] for name, tensor in batch.items()}  # peft reads padding
+    hosts = {p.site.host: p for p in adapter.placed}
+    base = tiny_models.model("bert", **tiny_models.NO_DROPOUT).eval()
+    config = peft.LoraConfig(
+        r=4, target_modules=list(hosts), init_lora_weights="corda",
+        corda_config=peft.tuners.lora.config.CordaConfig(corda_method="ipm"),
+    )  # fmt: skip
+    preprocess_corda(base, config, run_model=lambda: base(**batch))
+    ah.calibrate(adapter, [batch], "corda")
+    for host, placed in hosts.items():
+        eigens = base.get_submodule(host).eigens
+        expected = eigens.U_WC @ torch.diag(eigens.S_WC) @ eigens.V_WC.T
+        product = placed.module.scale * placed.module.B0 @ placed.module.A0
+        torch.testing.assert_close(product, expected, atol=2e-3, rtol=2e-3)
+
+
+def test_a_start_is_loaded_with_the_adapter(tmp_path: Path) -> None:
+    adapter, batch = attached("bert", "lora-ga"), padded_batch("bert")
+    ah.calibrate(adapter, [batch], "lora-ga")
+    tiny_models.scramble(adapter)
+    with torch.no_grad():
+        expected = adapter.model.eval()(**batch).logits
+    adapter.save(tmp_path / "adapter")
+    model = tiny_models.model("bert", **tiny_models.NO_DROPOUT)
+    ah.load(model, tmp_path / "adapter")
+    with torch.no_grad():
+        assert torch.equal(model.eval()(**batch).logits, expected)
+
+
+@pytest.mark.parametrize("init", ["eva", "lora-ga"])
+def test_a_quantized_backbone_is_read_too(init: Any, backbone: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    model = ah.load_backbone(str(backbone), task="classification", labels=["a", "b", "c"],
+                             quantize="nf4")[0]  # fmt: skip
+    adapter = ah.attach(model, f"{'lora' if init == 'eva' else init}(rank=4)")
+    inputs = tiny_models.batch(8, 9)
+    inputs["input_ids"] %= 20
+    batch = inputs | {"labels": torch.arange(8) % 3}
+    found = ah.calibrate(adapter, [batch], init)
+    assert all(0 < share <= 1.001 for share in found.explained.values())
+
+
+REFUSED: dict[str, tuple[str, Any, str]] = {
+    "prefix": ("eva", {}, "prefix has no module for init=eva"),
+    "pissa": ("eva", {}, "pissa has no module for init=eva"),
+    "lora": ("lora-ga", {}, "lora has no module for init=lora-ga"),
+}
+
+
+@pytest.mark.parametrize("method", REFUSED)
+def test_another_method_is_refused(method: str) -> None:
+    init, _, message = REFUSED[method]
+    adapter = ah.attach(tiny_models.model("bert"), method)
+    with pytest.raises(ConfigError, match=message) as error:
+        ah.calibrate(adapter, [padded_batch("bert")], init)  # type: ignore[arg-type]
+    assert error.value.hint in ("method=lora", "method=lora-ga")
+    with pytest.raises(ConfigError, match="'evva'"):
+        ah.calibrate(adapter, [], "evva")  # type: ignore[arg-type]
+
+
+def test_what_no_start_can_be_computed_of_is_refused() -> None:
+    adapter = attached("bert", rank=27)
+    with pytest.raises(TrainingError, match=r"tokens at .* have no 27 directions"):
+        ah.calibrate(adapter, [{k: v[:2] for k, v in padded_batch("bert").items()}])
+    with pytest.raises(TrainingError, match="there are no batches"):
+        ah.calibrate(adapter, [])
+    ah.activate(adapter.model)
+    with pytest.raises(ConfigError, match="is not active"):
+        ah.calibrate(adapter, [padded_batch("bert")])
+    virtual = attached("bert")
+    prompt = ah.attach(virtual.model, "prompt(length=3)", name="below")
+    ah.activate(virtual.model, prompt.name, virtual.name)
+    with pytest.raises(ConfigError, match="are padding is unknown"):
+        ah.calibrate(virtual, [padded_batch("bert")])
+
+
+class Notes(Reporter):
+    """Keeps the notes of a run."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture
+def recipe(backbone: Path, data: tuple[Path, Path], tmp_path: Path) -> Any:
+    def made(name: str, *words: str) -> Recipe:
+        files = {"train": str(data[0]), "eval": str(data[1])}
+        flags = {"backbone": str(backbone), "output": str(tmp_path / name), "data": files}
+        usual = ["train.max_steps=4", "train.save_every=1", "train.tensorboard=false"]
+        return read(None, [*usual, "train.report=false", *words], flags)
+
+    return made
+
+
+CASES = {
+    "eva": ("method=lora(rank=4)", "train.init=eva"),
+    "lora-ga": ("method=lora-ga(rank=4)",),
+    "corda": ("method=pissa(rank=4)", "train.init=corda"),
+    "recomputed": ("method=lora-ga(rank=4)", "train.gradient_checkpointing=true"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_reads_once_and_resumed_ends_with_the_same_bytes(
+    name: str, recipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = Notes()
+    whole = run(recipe("whole", *CASES[name]), notes)
+    (note,) = (text for text in notes.notes if text.startswith("init="))
+    assert note.endswith("on 64 rows")
+    calls: list[str] = []
+    original = running.calibrate_run
+
+    def counted(*args: Any, **options: Any) -> Any:
+        calls.append(name)
+        return original(*args, **options)
+
+    monkeypatch.setattr(running, "calibrate_run", counted)
+    cut = recipe("cut", *CASES[name])
+    update = running.Engine._update
+    steps = 0
+
+    def killed(engine: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            raise KeyboardInterrupt
+        return update(engine)
+
+    monkeypatch.setattr(running.Engine, "_update", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(cut, Reporter())
+    monkeypatch.setattr(running.Engine, "_update", update)
+    parts = run(cut, Reporter(), resume=True)
+    assert calls == [name]
+    files = [Path(o.folder, "adapter.safetensors").read_bytes() for o in (whole, parts)]
+    assert files[0] == files[1]
+    last = checkpoint.load_checkpoint(checkpoint.folder_of(Path(cut.output), "last"))
+    assert last.run["train"]["init"] == name.replace("recomputed", "lora-ga")
+
+
+def test_a_stream_is_read_from_its_beginning(backbone: Path, tmp_path: Path) -> None:
+    shards = write_shards(tmp_path / "shards")
+    streamed = streamed_recipe(
+        backbone, tmp_path / "run", shards, "train.init=eva", "train.max_steps=2"
+    )
+    notes = Notes()
+    run(streamed, notes)
+    assert any(text.startswith("init=eva: ") for text in notes.notes)
+
+
+def test_a_start_from_an_adapter_takes_its_place(recipe: Any) -> None:
+    first = run(recipe("first", "method=lora-ga(rank=4)"), Reporter())
+    notes = Notes()
+    again = replace(recipe("again", "method=lora-ga(rank=4)"), from_=str(first.folder))
+    run(again, notes)
+    assert not [text for text in notes.notes if text.startswith("init=")]
+    both = replace(again, train=replace(again.train, init="lora-ga"))
+    with pytest.raises(ConfigError, match=r"and from train\.init=lora-ga"):
+        run(replace(both, output=f"{both.output}-2"), Reporter())
+
+
+def test_large_matrices_have_the_same_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = torch.randn(60, 48) @ torch.diag(0.7 ** torch.arange(48.0))
+    exact = calibration.leading(matrix, 5)
+    draw = torch.get_rng_state()
+    monkeypatch.setattr("adapterhub.methods.pissa.EXACT", 10)
+    for one, other in zip(calibration.leading(matrix, 5), exact, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)
+    assert torch.equal(torch.get_rng_state(), draw)
