@@ -22,6 +22,7 @@ from sqlalchemy import Connection, delete, select, text
 
 from adapterhub.errors import ConfigError, FileError, OutputError
 from adapterhub.files.atomic import explained, file_digest, sync_folder
+from adapterhub.hub.accounts import MIRROR
 from adapterhub.hub.blobs import BlobFolder
 from adapterhub.hub.database import Database, schema_revision
 from adapterhub.hub.state import (
@@ -32,13 +33,21 @@ from adapterhub.hub.state import (
     require_schema,
     serving_alone,
 )
-from adapterhub.hub.tables import SCHEMA_REVISION, blobs, commits, grants, repositories, trees
+from adapterhub.hub.tables import (
+    SCHEMA_REVISION,
+    blobs,
+    commits,
+    grants,
+    namespaces,
+    repositories,
+    trees,
+)
 from adapterhub.hub.times import now_text
 from adapterhub.hub.trees import read_tree
 
 GRACE_SECONDS = 2 * 3600.0  # of a file that was uploaded and is not yet committed
 _AT_ONCE = 200  # files that are removed in one transaction
-_KEEPING = ".keeping"
+KEEPING = ".keeping"  # held while files are removed or copied
 
 
 @dataclass
@@ -60,7 +69,7 @@ def collect(hub: Hub, *, dry_run: bool = False, grace: float = GRACE_SECONDS) ->
         grace: the seconds that an uploaded file waits for its commit.
     """
     report = CollectReport()
-    with FileLock(hub.folder / _KEEPING):
+    with FileLock(hub.folder / KEEPING):
         before = now_text(grace)
         late = (grants.c.is_committed.is_(False), grants.c.granted < before)
         if not dry_run:
@@ -77,11 +86,11 @@ def collect(hub: Hub, *, dry_run: bool = False, grace: float = GRACE_SECONDS) ->
         for some in _batches(unneeded):
             if dry_run:
                 report.files += len(some)
-                report.size += sum(_size(hub.blobs.path(sha256)) for sha256 in some)
+                report.size += sum(size_of(hub.blobs.path(sha256)) for sha256 in some)
                 continue
             with hub.database.writing() as connection:
                 for sha256 in some:
-                    _remove_blob(connection, hub.blobs, sha256, report)
+                    remove_blob(connection, hub.blobs, sha256, report)
         report.trees = _collect_trees(hub, dry_run)
         report.uploads = _collect_uploads(hub.folder, dry_run, grace)
     return report
@@ -100,7 +109,9 @@ def verify_hub(hub: Hub) -> list[str]:
         if not path.exists():
             problems.append(f"blobs/{sha256}: missing{_users(hub, sha256)}")
         elif (has := file_digest(path)).sha256 != sha256 or has.size != size:
-            problems.append(f"blobs/{sha256}: its bytes have changed{_users(hub, sha256)}")
+            users = _users(hub, sha256)
+            fate = "; removed, and fetched again when asked for" * _forget_copy(hub, sha256)
+            problems.append(f"blobs/{sha256}: its bytes have changed{users}{fate}")
     return problems
 
 
@@ -119,7 +130,7 @@ def backup_hub(folder: Path, target: Path) -> int:
     is_known = any((target / name).exists() for name in (DATABASE, NEW_DATABASE))
     if target.exists() and not is_known and any(target.iterdir()):
         raise OutputError(f"{target} has other files", expected="an empty folder, or a backup")
-    with explained(target), FileLock(folder / _KEEPING):
+    with explained(target), FileLock(folder / KEEPING):
         target.mkdir(parents=True, exist_ok=True, mode=0o700)
         place = BlobFolder(target)
         place.create()
@@ -127,7 +138,7 @@ def backup_hub(folder: Path, target: Path) -> int:
         _copy_database(folder / DATABASE, part)
         copied = 0
         for sha256, size in _blobs_in(part):
-            if _size(place.path(sha256)) != size:
+            if size_of(place.path(sha256)) != size:
                 _copy_blob(source.path(sha256), place.path(sha256))
                 copied += 1
         for inside in place.folder.iterdir():
@@ -185,7 +196,7 @@ def upgrade_hub(folder: Path, versions: Path | None = None) -> str | None:
     return found
 
 
-def _remove_blob(
+def remove_blob(
     connection: Connection, folder: BlobFolder, sha256: str, report: CollectReport
 ) -> None:
     """Remove a file unless it was granted since."""
@@ -193,7 +204,7 @@ def _remove_blob(
         return
     connection.execute(delete(blobs).where(blobs.c.sha256 == sha256))
     report.files += 1
-    report.size += _size(folder.path(sha256))
+    report.size += size_of(folder.path(sha256))
     folder.remove(sha256)
 
 
@@ -222,7 +233,8 @@ def _problems_of_commits(connection: Connection) -> Iterator[str]:
     rows = connection.execute(
         select(repositories.c.id, repositories.c.name, commits.c.oid, commits.c.tree)
         .join(commits, commits.c.repository == repositories.c.id)
-        .where(commits.c.is_removed.is_(False))
+        .join(namespaces, namespaces.c.id == repositories.c.namespace)
+        .where(commits.c.is_removed.is_(False), namespaces.c.kind != MIRROR)
     ).all()
     granted: dict[int, set[str]] = {}
     for repository, sha256 in connection.execute(select(grants.c.repository, grants.c.sha256)):
@@ -232,6 +244,22 @@ def _problems_of_commits(connection: Connection) -> Iterator[str]:
         for path, blob in read_tree(connection, row.tree).items():
             if blob.sha256 not in own:
                 yield f"{row.name}@{row.oid[:12]}: {path} is not granted"
+
+
+def _forget_copy(hub: Hub, sha256: str) -> bool:
+    """Remove a file that is damaged, if only mirrored repositories have it; return whether."""
+    kinds = (
+        select(namespaces.c.kind)
+        .join(repositories, repositories.c.namespace == namespaces.c.id)
+        .join(grants, grants.c.repository == repositories.c.id)
+        .where(grants.c.sha256 == sha256)
+    )
+    with FileLock(hub.folder / KEEPING), hub.database.writing() as connection:
+        if {*connection.execute(kinds).scalars()} != {MIRROR}:
+            return False
+        connection.execute(delete(grants).where(grants.c.sha256 == sha256))
+        remove_blob(connection, hub.blobs, sha256, CollectReport())
+    return True
 
 
 def _users(hub: Hub, sha256: str) -> str:
@@ -319,7 +347,8 @@ def _migrate(path: Path, versions: Path | None) -> None:
     _leave_wal(path)
 
 
-def _size(path: Path) -> int:
+def size_of(path: Path) -> int:
+    """Return the bytes of a file; -1 if there is none."""
     try:
         return path.stat().st_size
     except OSError:

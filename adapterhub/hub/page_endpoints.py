@@ -29,6 +29,7 @@ from adapterhub.hub.listings import (
     shown_version,
     values_of_facets,
 )
+from adapterhub.hub.mirror import kept_tree
 from adapterhub.hub.refusals import HubRefusal, MissingEntryError
 from adapterhub.hub.sessions import COOKIE, SESSION_SECONDS, new_session
 from adapterhub.hub.tables import tokens
@@ -98,6 +99,7 @@ def repository_page(call: HubCall) -> Response:
     with call.hub.database.reading() as connection:
         head = branch_head(connection, call.repository.id)
         tree: Tree = read_tree(connection, head.tree) if head else {}
+        tree = kept_tree(connection, call.repository, tree)
         numbered = versions_of(connection, call.repository.id, read)
         found: list[PublishedVersion] = []
         broken = {}
@@ -232,7 +234,7 @@ def _files_page(call: HubCall, revision: str, folder: str) -> Response:
     repository, read = call.repository, call.hub.blobs.read
     with call.hub.database.reading() as connection:
         commit = commit_at(connection, repository.id, revision)
-        tree = read_tree(connection, commit.tree)
+        tree = kept_tree(connection, repository, read_tree(connection, commit.tree))
         names = refs_of(connection, repository.id)
     entries = entries_below(tree, folder, recursive=False)
     if entries is None:

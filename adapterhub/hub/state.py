@@ -48,6 +48,9 @@ class HubOptions:
         user_header: the header in which a trusted proxy says who is logged in.
         proxies: the addresses of trusted proxies.
         is_read_only: whether nobody writes, since it shows something else.
+        upstream: the address of the hub that is asked for what is not here.
+        upstream_token: names of its repositories, or patterns of them, that are asked with the
+            operator's token.
     """
 
     public_url: str | None = None
@@ -59,6 +62,8 @@ class HubOptions:
     user_header: str | None = None
     proxies: tuple[str, ...] = ()
     is_read_only: bool = False
+    upstream: str | None = None
+    upstream_token: tuple[str, ...] = ()
 
 
 @dataclass

@@ -267,10 +267,11 @@ class HubClient:
 
     def _http(self) -> httpx2.Client:
         if self._client is None:
+            most = float("inf") if self._patience is None else self._patience
             self._client = httpx2.Client(
                 verify=_tls(),
                 follow_redirects=False,
-                timeout=httpx2.Timeout(READ_SECONDS, connect=CONNECT_SECONDS),
+                timeout=httpx2.Timeout(min(READ_SECONDS, most), connect=min(CONNECT_SECONDS, most)),
                 # A fresh connection for each request: the watchdog can end it.
                 limits=httpx2.Limits(max_keepalive_connections=0),
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
