@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
@@ -113,18 +113,19 @@ def mirror(
     as_json: bool,
 ) -> None:
     """Fetch repositories of another hub ahead; the hub in DIR may be serving."""
-    from adapterhub.hub.mirror import Mirror
+    from adapterhub.hub.copies import Copies
     from adapterhub.hub.server import check_address
     from adapterhub.hub.state import HubOptions, create_hub, open_hub
 
     check_address(upstream, "--upstream")
     create_hub(folder)
     options = HubOptions(upstream=upstream, upstream_token=upstream_token)
-    with open_hub(folder, options) as hub, closing(Mirror(hub)) as kept:
+    with open_hub(folder, options) as hub:
+        copies = Copies(hub)
         reports = []
         for name in names:
             own, _, revision = name.partition("@")
-            report = kept.fetch(type, own, revision or "main", partial(say, err=True))
+            report = copies.fetch_all(type, own, revision or "main", partial(say, err=True))
             reports.append(asdict(report))
             if not as_json:
                 files = f"{counted(report.files, 'file')} ({bytes_text(report.size)})"

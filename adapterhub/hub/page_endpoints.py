@@ -21,6 +21,7 @@ from adapterhub.hub.accounts import READ, token_rows, visitor_of
 from adapterhub.hub.blobs import BlobInfo
 from adapterhub.hub.calls import OPEN, PAGE, HubCall, HubRoute, part_of_list
 from adapterhub.hub.commits import BRANCH, TAG, branch_head, commit_at, history, refs_of
+from adapterhub.hub.copies import kept_tree
 from adapterhub.hub.listings import (
     ORDERS,
     HubListing,
@@ -29,7 +30,6 @@ from adapterhub.hub.listings import (
     shown_version,
     values_of_facets,
 )
-from adapterhub.hub.mirror import kept_tree
 from adapterhub.hub.refusals import HubRefusal, MissingEntryError
 from adapterhub.hub.sessions import COOKIE, SESSION_SECONDS, new_session
 from adapterhub.hub.tables import tokens

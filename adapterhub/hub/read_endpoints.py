@@ -23,6 +23,7 @@ from adapterhub.hub.calls import (
     part_of_list,
 )
 from adapterhub.hub.commits import BRANCH, MAIN, TAG, CommitRecord, commit_at, history, refs_of
+from adapterhub.hub.copies import kept_tree, sum_of_sizes
 from adapterhub.hub.described import (
     MOST_METADATA,
     HubDescription,
@@ -30,7 +31,6 @@ from adapterhub.hub.described import (
     front_matter_size,
 )
 from adapterhub.hub.listings import HubListing, HubQuery, listing_of, search_listings
-from adapterhub.hub.mirror import kept_tree, sum_of_sizes
 from adapterhub.hub.refusals import HubRefusal, MissingEntryError
 from adapterhub.hub.trees import (
     FolderInfo,

@@ -23,6 +23,7 @@ from sqlalchemy import select, update
 import adapterhub as ah
 from adapterhub.errors import ConfigError
 from adapterhub.files.native import MANIFEST_FILE
+from adapterhub.hub import copies as copies_module
 from adapterhub.hub import mirror as mirror_module
 from adapterhub.hub import upstream as upstream_module
 from adapterhub.hub.accepted import NamespaceRules, rules_text
@@ -49,7 +50,9 @@ def impatient(monkeypatch):
     monkeypatch.setattr(hub_client, "GRACE_SECONDS", 0.5)
     monkeypatch.setattr(hub_client, "READ_SECONDS", 0.3)
     monkeypatch.setattr(upstream_module, "ASK_SECONDS", 0.5)
-    for name in ("REFS_SECONDS", "RETRY_SECONDS", "_ABSENT_SECONDS", "_QUIET_SECONDS"):
+    for name in ("REFS_SECONDS", "_QUIET_SECONDS"):
+        monkeypatch.setattr(copies_module, name, 0.0)
+    for name in ("RETRY_SECONDS", "_ABSENT_SECONDS"):
         monkeypatch.setattr(mirror_module, name, 0.0)
 
 
@@ -341,7 +344,7 @@ def test_what_is_kept_is_served_while_news_fail_and_news_come_whole(fake, bob):
 
 
 def test_a_minute_passes_before_the_upstream_is_asked_again(fake, bob, monkeypatch):
-    monkeypatch.setattr(mirror_module, "REFS_SECONDS", 60.0)
+    monkeypatch.setattr(copies_module, "REFS_SECONDS", 60.0)
     monkeypatch.setattr(mirror_module, "_ABSENT_SECONDS", 60.0)
     for _ in range(5):
         assert bob.get(FILE).content == CARD
@@ -534,7 +537,7 @@ def test_what_is_used_is_noted(fake, mirroring):
     with running.client("bob") as client:
         client.get(FILE)
     age(running, digest(CARD))
-    repository = mirror._find("models", "acme/x")
+    repository = mirror._copies._find("models", "acme/x")
     mirror._used.add((repository.id, digest(CARD)))
     with running.hub.database.writing() as connection:
         mirror.note_use(connection)
