@@ -35,7 +35,7 @@ from adapterhub.hub.commits import (
     refs_of,
     used_bytes,
 )
-from adapterhub.hub.housekeeping import KEEPING, CollectReport, remove_blob, size_of
+from adapterhub.hub.housekeeping import KEEPING, CollectReport, remove_blob, size_on_disk
 from adapterhub.hub.refusals import (
     BusyError,
     DeniedError,
@@ -56,7 +56,7 @@ from adapterhub.hub.tables import blobs, commits, grants, refs, repositories
 from adapterhub.hub.times import now_precisely
 from adapterhub.hub.trees import Tree, check_paths, keep_tree, read_tree
 from adapterhub.hub.upstream import ASK_SECONDS, Upstream
-from adapterhub.registry.hub_reader import Refs, Snapshot
+from adapterhub.registry.hub_reader import Refs, RepositoryFiles
 from adapterhub.registry.other_formats import CONFIG_FILE
 
 REFS_SECONDS = 60.0  # after which the upstream is asked again what its branches and tags are
@@ -241,7 +241,7 @@ class Copies:
             info = _granted(connection, repository, blob.key).get(blob.key)
         if info is None or info.size != blob.size:
             return ""
-        return info.sha256 if size_of(self.hub.blobs.path(info.sha256)) == blob.size else ""
+        return info.sha256 if size_on_disk(self.hub.blobs.path(info.sha256)) == blob.size else ""
 
     def fetch(
         self,
@@ -278,7 +278,7 @@ class Copies:
                 if current is None or current.id != repository.id:
                     raise MissingRepositoryError(f"{repository.name} is not on this hub")
                 self._evict(connection, blob.size)
-                if size_of(folder.path(staged.info.sha256)) != blob.size:
+                if size_on_disk(folder.path(staged.info.sha256)) != blob.size:
                     folder.remove(staged.info.sha256)  # what is left of it
                 folder.put(staged)
                 grant(connection, repository.id, [staged.info])
@@ -405,7 +405,7 @@ def sum_of_sizes(tree: Tree) -> int:
 def _keep_commit(
     connection: Connection,
     repository: HubRepository,
-    found: Snapshot,
+    found: RepositoryFiles,
     rules: NamespaceRules,
     upstream: str,
 ) -> None:

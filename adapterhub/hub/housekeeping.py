@@ -86,7 +86,7 @@ def collect(hub: Hub, *, dry_run: bool = False, grace: float = GRACE_SECONDS) ->
         for some in _batches(unneeded):
             if dry_run:
                 report.files += len(some)
-                report.size += sum(size_of(hub.blobs.path(sha256)) for sha256 in some)
+                report.size += sum(size_on_disk(hub.blobs.path(sha256)) for sha256 in some)
                 continue
             with hub.database.writing() as connection:
                 for sha256 in some:
@@ -138,7 +138,7 @@ def backup_hub(folder: Path, target: Path) -> int:
         _copy_database(folder / DATABASE, part)
         copied = 0
         for sha256, size in _blobs_in(part):
-            if size_of(place.path(sha256)) != size:
+            if size_on_disk(place.path(sha256)) != size:
                 _copy_blob(source.path(sha256), place.path(sha256))
                 copied += 1
         for inside in place.folder.iterdir():
@@ -204,7 +204,7 @@ def remove_blob(
         return
     connection.execute(delete(blobs).where(blobs.c.sha256 == sha256))
     report.files += 1
-    report.size += size_of(folder.path(sha256))
+    report.size += size_on_disk(folder.path(sha256))
     folder.remove(sha256)
 
 
@@ -347,7 +347,7 @@ def _migrate(path: Path, versions: Path | None) -> None:
     _leave_wal(path)
 
 
-def size_of(path: Path) -> int:
+def size_on_disk(path: Path) -> int:
     """Return the bytes of a file; -1 if there is none."""
     try:
         return path.stat().st_size

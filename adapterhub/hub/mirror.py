@@ -19,11 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from anyio.to_thread import run_sync
 from sqlalchemy import Connection, update
 
 from adapterhub.hub.accounts import Visitor
 from adapterhub.hub.blobs import BlobInfo
-from adapterhub.hub.calls import in_thread
 from adapterhub.hub.copies import Copies
 from adapterhub.hub.refusals import RETRY_SECONDS, HubRefusal
 from adapterhub.hub.repositories import HubRepository
@@ -67,7 +67,7 @@ class Mirror:
         """
         copies, open_reading = self._copies, self.hub.options.open_reading
         may_read = visitor.scope is None and (visitor.user or open_reading)
-        if copies.upstream is None or not may_read or not await in_thread(copies.is_foreign, name):
+        if copies.upstream is None or not may_read or not await run_sync(copies.is_foreign, name):
             return False
         await self._once(("repository", type, name.casefold()), partial(copies.add, type, name))
         return True
@@ -84,7 +84,7 @@ class Mirror:
             except HubRefusal as error:
                 said = getattr(error.__cause__, "problem", error.problem)
                 log.warning("what is kept of %s is served: %s", repository.name, said)
-        if oid := await in_thread(self._copies.unknown_commit, repository, revision):
+        if oid := await run_sync(self._copies.unknown_commit, repository, revision):
             await self._once(
                 ("commit", repository.id, oid), partial(self._copies.add_commit, repository, oid)
             )
@@ -95,7 +95,7 @@ class Mirror:
         Raises:
             HubRefusal: it is not here, and the upstream does not give it, or there is no room.
         """
-        sha256 = await in_thread(self._copies.kept, repository, blob)
+        sha256 = await run_sync(self._copies.kept, repository, blob)
         if not sha256:
             fetch = partial(self._copies.fetch, repository, commit, path, blob)
             sha256 = await self._once(("file", repository.id, blob.key), fetch, files=True)

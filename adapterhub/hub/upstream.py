@@ -24,7 +24,7 @@ from adapterhub.hub.refusals import (
     UpstreamError,
 )
 from adapterhub.registry.hub_client import Expected, GatedError, HubClient, UnreachableError
-from adapterhub.registry.hub_reader import HubReader, Refs, Snapshot
+from adapterhub.registry.hub_reader import HubReader, Refs, RepositoryFiles
 from adapterhub.registry.tokens import VARIABLE, token_for
 
 ASK_SECONDS = 5.0  # for an answer about a repository: clients wait ten for its headers
@@ -66,7 +66,7 @@ class Upstream:
         with _explained(name, missing):
             return self._reader(type, name, ASK_SECONDS).refs(name)
 
-    def snapshot(self, type: str, name: str, revision: str) -> Snapshot:
+    def snapshot(self, type: str, name: str, revision: str) -> RepositoryFiles:
         """Return a commit and what its files are.
 
         Raises:

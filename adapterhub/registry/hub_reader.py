@@ -84,7 +84,7 @@ class Refs:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class RepositoryFiles:
     """A commit of a repository, with what is known of each of its files.
 
     `name` is the repository's, as the hub writes it, `modified` when the commit was made, "" where
@@ -123,7 +123,7 @@ class HubReader:
         """Return the commit of a revision that is neither a branch nor a tag."""
         return str(self._info(name, revision)["sha"])
 
-    def snapshot(self, name: str, revision: str) -> Snapshot:
+    def snapshot(self, name: str, revision: str) -> RepositoryFiles:
         """Return the commit of a revision with its files; one without a hash is left out."""
         info = self._info(name, revision, (("blobs", "true"),))
         if is_commit(revision) and info["sha"] != revision:
@@ -131,7 +131,7 @@ class HubReader:
         siblings = info.get("siblings")
         files = filter(None, map(_sibling, siblings if isinstance(siblings, list) else ()))
         said, date = info.get("id"), info.get("lastModified")
-        return Snapshot(
+        return RepositoryFiles(
             info["sha"],
             said if isinstance(said, str) and said.casefold() == name.casefold() else name,
             date if isinstance(date, str) and _DATE.fullmatch(date) else "",
