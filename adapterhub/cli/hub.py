@@ -83,6 +83,10 @@ def start(folder: Path, host: str, port: int, **options: Any) -> None:
             "a user's header is believed of known proxies only",
             expected="--trust-user-header NAME --trusted-proxy ADDRESS",
         )
+    if options["upstream_token"] and not options["upstream"]:
+        raise ConfigError(
+            "--upstream-token names repositories of an upstream", expected="--upstream URL"
+        )
     chosen = HubOptions(
         options["public_url"],
         options["open_reading"],
@@ -127,6 +131,8 @@ def mirror(
             own, _, revision = name.partition("@")
             report = copies.fetch_all(type, own, revision or "main", partial(say, err=True))
             reports.append(asdict(report))
+            with hub.database.writing() as connection:
+                _note(hub, connection, "mirror", f"{report.name}@{report.commit}")
             if not as_json:
                 files = f"{counted(report.files, 'file')} ({bytes_text(report.size)})"
                 say(f"{report.name}@{report.commit[:12]}: {files}, {report.fetched} fetched")

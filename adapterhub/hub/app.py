@@ -148,7 +148,12 @@ class HubApp:
             name = f"{call.values['owner']}/{call.values['name']}"
             if call.route.needs != READ or not await self.mirror.add(kind, name, call.visitor):
                 raise
+            await in_thread(self._note_mirrored, call, name)
         return await in_thread(admit)
+
+    def _note_mirrored(self, call: HubCall, name: str) -> None:
+        with self.hub.database.writing() as connection:
+            call.note(connection, "mirror", name)
 
     def _check_address(self, call: HubCall) -> None:
         if "authorization" in call.request.headers:

@@ -161,7 +161,7 @@ class HubClient:
         """Download a file to a new path and verify it; an interrupted download is resumed.
 
         Returns its size and both hashes. `progress` is called with the number of bytes received
-        since the last call.
+        since the last call, and at the start of each attempt; an error that it raises ends all.
 
         Raises:
             UnreachableError: no connection, or offline.
@@ -181,7 +181,11 @@ class HubClient:
                     handle.write(chunk)
                     progress(len(chunk))
 
-            self._attempt(f"{self.base}{path}", subject, receive, handle.tell)
+            def position() -> int:
+                progress(0)  # which may give up
+                return handle.tell()
+
+            self._attempt(f"{self.base}{path}", subject, receive, position)
         return _verified(target, expected, subject)
 
     def _attempt(

@@ -109,9 +109,11 @@ def test_a_repository_of_another_hub_is_fetched_ahead(adapterhub, folder, tmp_pa
         refused(adapterhub(*words, "none"), "expected OWNER/NAME")
         _, out, _ = adapterhub("hub", "org", folder, up.address, "--quota", "1GB")
         assert "quota" in out
+        assert f"ada/x@{oid}" in adapterhub("hub", "audit", folder)[1]
         adapterhub("hub", "user", folder, "ada")
         refused(adapterhub(*words, "ada/x"), "ada is a name of this hub")
     refused(adapterhub(*words, "bob/y"), "is not kept here", "fails")
     refused(adapterhub("hub", "start", folder, "--upstream", "hub.example"), "--upstream")
+    refused(adapterhub("hub", "start", folder, "--upstream-token", "a/b"), "--upstream URL")
     address = "http://127.0.0.1:8733"
     refused(adapterhub("hub", "start", folder, "--upstream", address), "is this hub itself")

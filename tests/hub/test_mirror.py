@@ -28,13 +28,15 @@ from adapterhub.hub import mirror as mirror_module
 from adapterhub.hub import upstream as upstream_module
 from adapterhub.hub.accepted import NamespaceRules, rules_text
 from adapterhub.hub.accounts import change_owner, find_owner
-from adapterhub.hub.housekeeping import KEEPING, backup_hub, verify_hub
+from adapterhub.hub.housekeeping import KEEPING, backup_hub, collect, verify_hub
 from adapterhub.hub.mirror import Mirror
+from adapterhub.hub.server import serve_hub
 from adapterhub.hub.state import HubOptions, open_hub
 from adapterhub.hub.tables import grants
 from adapterhub.hub.times import now_text
 from adapterhub.registry import hub_client
 from adapterhub.registry.hub import HubStore
+from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Publication
 
 pytestmark = pytest.mark.usefixtures("online")
@@ -365,6 +367,7 @@ def test_without_an_upstream_what_was_mirrored_is_served(fake, mirroring, tmp_pa
         assert (answer.status_code, "--upstream" in answer.text) == (503, True)
         assert client.get("/api/models/acme/y").headers["x-error-code"] == "RepoNotFound"
         assert verify_hub(running.hub) == []
+        assert collect(running.hub, grace=0).files == 0
         assert backup_hub(running.hub.folder, tmp_path / "backup") == 1
     assert len(fake.requests) == count
 
@@ -575,6 +578,21 @@ def test_the_answer_without_a_mirror_says_how_to_have_one(new_hub):
         api.model_info("acme/bert-base")
     for words in ("--upstream", "adapterhub pull https://"):
         assert words in str(error.value)
+
+
+def test_who_brought_something_here_is_on_record(shared):
+    _, bob, name, _ = shared
+    assert bob.get(f"/api/models/{name}").status_code == 200
+    row = bob.get("/api/adapterhub/audit").json()[0]
+    assert (row["who"], row["action"], row["target"]) == ("bob", "mirror", name)
+
+
+def test_a_registry_mirrors_nothing(tmp_path):
+    (tmp_path / "registry").mkdir()
+    made = sample_adapters.write(tmp_path / "made")
+    LocalRegistry(tmp_path / "registry").put(made, Publication("polite"))
+    with pytest.raises(ConfigError, match="cannot keep what it mirrors"):
+        serve_hub(tmp_path / "registry", "127.0.0.1", 0, HubOptions(upstream="https://a.example"))
 
 
 def test_one_folder_mirrors_one_hub(fake, mirroring, tmp_path):
