@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from sqlalchemy import Connection, delete, func, insert, or_, select
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, or_, select
 
 from adapterhub.backbones.origins import is_commit
 from adapterhub.errors import ConfigError
 from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, MAX_CARD_BYTES
 from adapterhub.hub.accepted import NamespaceRules, check_contents, check_name_of_file, parse_rules
 from adapterhub.hub.accounts import Owner, find_owner, mirror_namespace
-from adapterhub.hub.blobs import BlobInfo, discard_staged, require_room
+from adapterhub.hub.blobs import BlobInfo, StagedBlob, discard_staged, require_room
 from adapterhub.hub.commits import (
     BRANCH,
     MAIN,
@@ -35,7 +35,7 @@ from adapterhub.hub.commits import (
     refs_of,
     used_bytes,
 )
-from adapterhub.hub.housekeeping import KEEPING, CollectReport, remove_blob, size_on_disk
+from adapterhub.hub.housekeeping import KEEPING, forget_blob, remove_files, size_on_disk
 from adapterhub.hub.refusals import (
     BusyError,
     DeniedError,
@@ -273,15 +273,8 @@ class Copies:
                 check_contents(path, staged.path, blob.size, rules)
             except HubRefusal as error:
                 raise DeniedError(error.problem) from None
-            with self.hub.database.writing() as connection:
-                current = find_repository(connection, *_place(repository))
-                if current is None or current.id != repository.id:
-                    raise MissingRepositoryError(f"{repository.name} is not on this hub")
-                self._evict(connection, blob.size)
-                if size_on_disk(folder.path(staged.info.sha256)) != blob.size:
-                    folder.remove(staged.info.sha256)  # what is left of it
-                folder.put(staged)
-                grant(connection, repository.id, [staged.info])
+            while not self._put(repository, staged):
+                self._make_room(blob.size)
         finally:
             discard_staged(staged)
         return staged.info.sha256
@@ -339,17 +332,55 @@ class Copies:
                 "adapterhub hub org DIR UPSTREAM --quota SIZE changes it"
             )
 
-    def _evict(self, connection: Connection, size: int) -> None:
+    def _put(self, repository: HubRepository, staged: StagedBlob) -> bool:
+        """Put a file in its place and grant it; return whether there was room."""
+        folder, info = self.hub.blobs, staged.info
+        with self.hub.database.writing() as connection:
+            current = find_repository(connection, *_place(repository))
+            if current is None or current.id != repository.id:
+                raise MissingRepositoryError(f"{repository.name} is not on this hub")
+            if self._missing_room(connection, info.size) > 0:
+                return False
+            if size_on_disk(folder.path(info.sha256)) != info.size:
+                folder.remove(info.sha256)  # what is left of it
+            folder.put(staged)
+            grant(connection, repository.id, [info])
+        return True
+
+    def _missing_room(self, connection: Connection, size: int) -> int:
+        quota = self._quota(connection)
+        if quota is None:
+            return 0
+        return used_bytes(connection, self._owner(connection).id) + size - quota
+
+    def _make_room(self, size: int) -> None:
         """Remove the files that were not used for the longest time, until a new one fits.
 
         Raises:
             BusyError: a backup or a collection is reading the files.
         """
-        owner, quota = self._owner(connection), self._quota(connection)
-        left = None if quota is None else quota - used_bytes(connection, owner.id) - size
-        if left is None or left >= 0:
-            return
-        mirrored = select(repositories.c.id).where(repositories.c.namespace == owner.id)
+        gone = []
+        try:
+            with FileLock(self.hub.folder / KEEPING, timeout=0):
+                with self.hub.database.writing() as connection:
+                    missing = self._missing_room(connection, size)
+                    own, rows = self._by_last_use(connection)
+                    while missing > 0 and rows:
+                        sha256, length = rows.pop(0)
+                        connection.execute(delete(grants).where(own, grants.c.sha256 == sha256))
+                        missing -= length
+                        if forget_blob(connection, sha256):
+                            gone.append(sha256)
+                remove_files(self.hub, gone)
+        except Timeout:
+            raise BusyError from None
+
+    def _by_last_use(
+        self, connection: Connection
+    ) -> tuple[ColumnElement[bool], list[tuple[str, int]]]:
+        """Return which grants are of mirrored repositories, and their files with their sizes."""
+        place = self._owner(connection).id
+        mirrored = select(repositories.c.id).where(repositories.c.namespace == place)
         own = grants.c.repository.in_(mirrored)
         rows = connection.execute(
             select(blobs.c.sha256, blobs.c.size)
@@ -358,16 +389,7 @@ class Copies:
             .group_by(blobs.c.sha256, blobs.c.size)
             .order_by(func.max(grants.c.granted))
         ).all()
-        try:
-            with FileLock(self.hub.folder / KEEPING, timeout=0):
-                for row in rows:
-                    connection.execute(delete(grants).where(own, grants.c.sha256 == row.sha256))
-                    remove_blob(connection, self.hub.blobs, row.sha256, CollectReport())
-                    left += row.size
-                    if left >= 0:
-                        return
-        except Timeout:
-            raise BusyError from None
+        return own, [(row.sha256, row.size) for row in rows]
 
 
 def kept_tree(connection: Connection, repository: HubRepository, tree: Tree) -> Tree:

@@ -1,8 +1,8 @@
 """Keeping house: collect what nobody needs, verify, back up, restore, upgrade.
 
 Collecting and backing up exclude each other, by a lock in the hub's folder; neither stops the
-server. What is collected is looked at again in the transaction that removes it, so it cannot be
-granted in between.
+server. A file is forgotten in one transaction and removed in the next, unless it was put in its
+place anew in between: whenever it ends, what the database names is there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -29,6 +29,7 @@ from adapterhub.hub.state import (
     DATABASE,
     NEW_DATABASE,
     Hub,
+    has_other_files,
     open_hub,
     require_schema,
     serving_alone,
@@ -89,8 +90,9 @@ def collect(hub: Hub, *, dry_run: bool = False, grace: float = GRACE_SECONDS) ->
                 report.size += sum(size_on_disk(hub.blobs.path(sha256)) for sha256 in some)
                 continue
             with hub.database.writing() as connection:
-                for sha256 in some:
-                    remove_blob(connection, hub.blobs, sha256, report)
+                gone = [sha256 for sha256 in some if forget_blob(connection, sha256)]
+            report.files += len(gone)
+            report.size += remove_files(hub, gone)
         report.trees = _collect_trees(hub, dry_run)
         report.uploads = _collect_uploads(hub.folder, dry_run, grace)
     return report
@@ -127,8 +129,7 @@ def backup_hub(folder: Path, target: Path) -> int:
     """
     require_schema(folder)
     source = BlobFolder(folder)
-    is_known = any((target / name).exists() for name in (DATABASE, NEW_DATABASE))
-    if target.exists() and not is_known and any(target.iterdir()):
+    if target.exists() and not (target / DATABASE).exists() and has_other_files(target):
         raise OutputError(f"{target} has other files", expected="an empty folder, or a backup")
     with explained(target), FileLock(folder / KEEPING):
         target.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -157,7 +158,7 @@ def restore_hub(source: Path, folder: Path) -> int:
         OutputError: the folder has something already.
         FileError: the backup is damaged.
     """
-    if folder.exists() and any(folder.iterdir()) and not (folder / NEW_DATABASE).exists():
+    if folder.exists() and has_other_files(folder):
         raise OutputError(f"{folder} exists", expected="a folder that does not exist, or is empty")
     copied = backup_hub(source, folder)
     with open_hub(folder) as hub:
@@ -196,16 +197,23 @@ def upgrade_hub(folder: Path, versions: Path | None = None) -> str | None:
     return found
 
 
-def remove_blob(
-    connection: Connection, folder: BlobFolder, sha256: str, report: CollectReport
-) -> None:
-    """Remove a file unless it was granted since."""
+def forget_blob(connection: Connection, sha256: str) -> bool:
+    """Forget a file unless it was granted since; return whether. `remove_files` comes next."""
     if connection.execute(select(grants.c.sha256).where(grants.c.sha256 == sha256)).first():
-        return
+        return False
     connection.execute(delete(blobs).where(blobs.c.sha256 == sha256))
-    report.files += 1
-    report.size += size_on_disk(folder.path(sha256))
-    folder.remove(sha256)
+    return True
+
+
+def remove_files(hub: Hub, digests: Collection[str]) -> int:
+    """Remove files that were forgotten, unless they are known again; return their bytes."""
+    size = 0
+    with hub.database.writing() as connection:
+        chosen = select(blobs.c.sha256).where(blobs.c.sha256.in_(digests))
+        for sha256 in {*digests} - {*connection.execute(chosen).scalars()}:
+            size += max(size_on_disk(hub.blobs.path(sha256)), 0)
+            hub.blobs.remove(sha256)
+    return size
 
 
 def _collect_trees(hub: Hub, dry_run: bool) -> int:
@@ -254,11 +262,13 @@ def _forget_copy(hub: Hub, sha256: str) -> bool:
         .join(grants, grants.c.repository == repositories.c.id)
         .where(grants.c.sha256 == sha256)
     )
-    with FileLock(hub.folder / KEEPING), hub.database.writing() as connection:
-        if {*connection.execute(kinds).scalars()} != {MIRROR}:
-            return False
-        connection.execute(delete(grants).where(grants.c.sha256 == sha256))
-        remove_blob(connection, hub.blobs, sha256, CollectReport())
+    with FileLock(hub.folder / KEEPING):
+        with hub.database.writing() as connection:
+            if {*connection.execute(kinds).scalars()} != {MIRROR}:
+                return False
+            connection.execute(delete(grants).where(grants.c.sha256 == sha256))
+            forget_blob(connection, sha256)
+        remove_files(hub, [sha256])
     return True
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import hostile_hub as hostile
 import httpx2
@@ -28,10 +30,13 @@ from adapterhub.hub import mirror as mirror_module
 from adapterhub.hub import upstream as upstream_module
 from adapterhub.hub.accepted import NamespaceRules, rules_text
 from adapterhub.hub.accounts import change_owner, find_owner
+from adapterhub.hub.app import HubApp
+from adapterhub.hub.blobs import BlobInfo
 from adapterhub.hub.housekeeping import KEEPING, backup_hub, collect, verify_hub
 from adapterhub.hub.mirror import Mirror
+from adapterhub.hub.refusals import UpstreamError
 from adapterhub.hub.server import serve_hub
-from adapterhub.hub.state import HubOptions, open_hub
+from adapterhub.hub.state import HubOptions, create_hub, open_hub
 from adapterhub.hub.tables import grants
 from adapterhub.hub.times import now_text
 from adapterhub.registry import hub_client
@@ -345,7 +350,7 @@ def test_what_is_kept_is_served_while_news_fail_and_news_come_whole(fake, bob):
     assert bob.get(f"{INFO}/revision/{'0' * 40}").headers["x-error-code"] == "RevisionNotFound"
 
 
-def test_a_minute_passes_before_the_upstream_is_asked_again(fake, bob, monkeypatch):
+def test_a_minute_passes_before_the_upstream_is_asked_again(fake, bob, monkeypatch, tmp_path):
     monkeypatch.setattr(copies_module, "REFS_SECONDS", 60.0)
     monkeypatch.setattr(mirror_module, "_ABSENT_SECONDS", 60.0)
     for _ in range(5):
@@ -353,6 +358,13 @@ def test_a_minute_passes_before_the_upstream_is_asked_again(fake, bob, monkeypat
         assert bob.get("/api/models/acme/none").headers["x-error-code"] == "RepoNotFound"
     assert len(asked(fake, "/refs")) == 2
     assert len(asked(fake, "/resolve/")) == 1
+    with (
+        real_hub.serving(tmp_path / "mirror", upstream=fake.address) as again,
+        httpx2.Client(base_url=again.address, headers=bob.headers) as client,
+    ):
+        for _ in range(5):
+            assert client.get(FILE).content == CARD
+    assert len(asked(fake, "/refs")) == 3
 
 
 def test_without_an_upstream_what_was_mirrored_is_served(fake, mirroring, tmp_path):
@@ -439,6 +451,12 @@ def test_a_name_of_this_hub_is_never_asked_upstream(fake, bob):
     create(bob, "ACME/x", private=True)
     assert bob.get(FILE).status_code == 404
     assert len(fake.requests) == count
+
+
+def test_a_name_that_becomes_one_of_this_hub_meanwhile_is_not_mirrored(fake, bob):
+    fake.attack = delayed(hostile.on("/revision/", lambda handler: bob.running.org("acme")))
+    assert bob.get(INFO).headers["x-error-code"] == "RepoNotFound"
+    create(bob, "acme/x")
 
 
 @pytest.mark.parametrize("name", ["acme/con", "acme/x.", "a/b--c", "acme/%2e%2e", "a%2fb/c", "x"])
@@ -534,19 +552,14 @@ def age(running, sha256):
         connection.execute(old.values(granted=now_text(3600)))
 
 
-def test_what_is_used_is_noted(fake, mirroring):
-    running = mirroring(fake.address)
-    mirror = Mirror(running.hub)
-    with running.client("bob") as client:
+def test_what_is_used_is_noted(fake, tmp_path):
+    options = {"upstream": fake.address, "open_reading": True}
+    with real_hub.serving(tmp_path / "hub", **options) as running, running.client() as client:
         client.get(FILE)
-    age(running, digest(CARD))
-    repository = mirror._copies._find("models", "acme/x")
-    mirror._used.add((repository.id, digest(CARD)))
-    with running.hub.database.writing() as connection:
-        mirror.note_use(connection)
+        age(running, digest(CARD))
+        client.get(FILE)
+    with open_hub(tmp_path / "hub") as hub, hub.database.reading() as connection:
         assert connection.execute(select(grants.c.granted)).scalar_one() > now_text(60)
-    assert not mirror.has_notes
-    mirror.close()
 
 
 def test_a_disk_without_room_is_said_before_the_download(fake, bob, monkeypatch):
@@ -602,24 +615,28 @@ def test_one_folder_mirrors_one_hub(fake, mirroring, tmp_path):
         Mirror(hub)
 
 
-def test_nothing_is_kept_of_a_download_that_the_end_of_the_server_ends(fake, tmp_path):
-    place = tmp_path / "hub"
-    with real_hub.serving(place, upstream=fake.address) as running:
-        running.user("bob")
-        with running.client("bob") as client:
-            client.get(INFO)
-            fake.attack = hostile.on("large", hostile.silence)
-            url = "/acme/x/resolve/main/in/large.txt"
-            thread = threading.Thread(target=ignoring, args=(client, url))
-            thread.start()
-            time.sleep(0.1)
-    thread.join()
-    deadline = time.monotonic() + 10
-    while [*(place / "incoming").iterdir()] and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not [*(place / "incoming").iterdir()]
+def test_nothing_is_kept_of_a_download_that_the_end_of_the_server_ends(fake, tmp_path, monkeypatch):
+    monkeypatch.setattr(hub_client, "GRACE_SECONDS", 60)
+    drip = hostile.drip(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(LARGE))
+    fake.attack = hostile.on("large", drip)
+    create_hub(tmp_path / "hub")
+    with open_hub(tmp_path / "hub", HubOptions(upstream=fake.address)) as hub:
+        app = HubApp(hub)
+        found = app.mirror._copies.add("models", "acme/x")
+        blob = BlobInfo("", len(LARGE), hostile.hub_server.git_sha1(LARGE))
+        oid = fake.repositories["acme/x"].commits[-1][0]
 
+        async def serve():
+            waiting = asyncio.ensure_future(app.mirror.file(found, oid, "in/large.txt", blob))
+            await asyncio.sleep(0.3)
+            assert [*hub.blobs.incoming.iterdir()]
+            messages = iter(({"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}))
+            await app({"type": "lifespan"}, lambda: soon(next(messages)), soon)
+            with pytest.raises(UpstreamError, match="stopped"):
+                await waiting
 
-def ignoring(client, url):
-    with suppress(httpx2.HTTPError):
-        client.get(url)
+        async def soon(message):
+            return message
+
+        asyncio.run(serve())
+        assert left_over(SimpleNamespace(hub=hub)) == ([], [digest(CARD)])
