@@ -3,7 +3,7 @@
     python crash_hub.py FOLDER MOST      prints one JSON object per scenario
 
 A forked child collects, or backs up for the first or the second time, and is killed (SIGKILL)
-before a given line of housekeeping.py or blobs.py. Then every commit that was acknowledged is whole
+before a given line of housekeeping.py. Then every commit that was acknowledged is whole
 in the hub, and in the backup, if there is one; and the same command does its work without repair.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import crash
 
-from adapterhub.hub import blobs, housekeeping
+from adapterhub.hub import housekeeping
 from adapterhub.hub.accounts import create_namespace, find_owner
 from adapterhub.hub.commits import CommitChange, branch_head, grant, write_commit
 from adapterhub.hub.housekeeping import backup_hub, collect, verify_hub
@@ -130,7 +130,7 @@ def main(folder: Path, most: int) -> None:
     """Run each scenario."""
     if most < 1000:  # unlike a power cut, a kill loses nothing that was written
         os.fsync = lambda descriptor: None
-    crash.TRACED = {housekeeping.__file__, blobs.__file__}
+    crash.TRACED = {housekeeping.__file__}
     place = Place(folder)
     scenarios = {
         "collection": (place.prepare, place.collect, place.check_collected),

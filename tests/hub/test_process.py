@@ -158,13 +158,13 @@ def test_a_hub_that_others_reach_has_a_token(tmp_path):
 def test_housekeeping_that_is_killed_is_done_again_and_loses_nothing(tmp_path):
     """crash_hub.py makes the checks; this test verifies that it met every state."""
     program = Path(__file__).parents[1] / "attacks/crash_hub.py"
-    most = 999 if tiny_models.FULL_MATRIX else 40 if ALL else 8
+    most = 999 if tiny_models.FULL_MATRIX else 40 if ALL else 3
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, program, tmp_path, str(most)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     results = {line["scenario"]: line for line in map(json.loads, done.stdout.splitlines())}
-    assert all(each["points"] >= min(most, each["lines"]) >= 8 for each in results.values())
+    assert all(each["points"] >= min(most, each["lines"]) for each in results.values())
     assert {*results["first backup"]["outcomes"]} == {"none", "new"}
     assert {*results["second backup"]["outcomes"]} == {"old", "new"}
     assert len(results["collection"]["outcomes"]) >= 2
