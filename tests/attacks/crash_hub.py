@@ -1,6 +1,6 @@
 """Kill a hub's housekeeping before each of its lines.
 
-    python crash_hub.py FOLDER MOST      prints one JSON object per scenario
+    python crash_hub.py FOLDER MOST [SCENARIO ...]      prints one JSON object per scenario
 
 A forked child collects, or backs up for the first or the second time, and is killed (SIGKILL)
 before a given line of housekeeping.py. Then every commit that was acknowledged is whole
@@ -126,8 +126,8 @@ def require_whole(folder: Path, files: dict[str, bytes]) -> None:
         assert files_of(hub) == files
 
 
-def main(folder: Path, most: int) -> None:
-    """Run each scenario."""
+def main(folder: Path, most: int, names: list[str]) -> None:
+    """Run some scenarios, or all."""
     if most < 1000:  # unlike a power cut, a kill loses nothing that was written
         os.fsync = lambda descriptor: None
     crash.TRACED = {housekeeping.__file__}
@@ -137,10 +137,10 @@ def main(folder: Path, most: int) -> None:
         "first backup": (place.prepare, place.back_up, place.check_backup),
         "second backup": (lambda: place.prepare(place.old), place.back_up, place.check_backup),
     }
-    for name, actions in scenarios.items():
-        done = crash.killed_at_each_line(*actions, most)
+    for name in names or scenarios:
+        done = crash.killed_at_each_line(*scenarios[name], most)
         print(json.dumps({"scenario": name, **done}), flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

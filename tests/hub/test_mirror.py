@@ -615,10 +615,18 @@ def test_one_folder_mirrors_one_hub(fake, mirroring, tmp_path):
         Mirror(hub)
 
 
-def test_nothing_is_kept_of_a_download_that_the_end_of_the_server_ends(fake, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "attack",
+    [
+        hostile.drip(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(LARGE)),
+        lambda handler: handler.head({}, "503 Busy"),
+    ],
+    ids=["slow", "busy"],
+)
+def test_nothing_is_kept_of_a_download_when_the_server_ends(fake, tmp_path, monkeypatch, attack):
     monkeypatch.setattr(hub_client, "GRACE_SECONDS", 60)
-    drip = hostile.drip(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(LARGE))
-    fake.attack = hostile.on("large", drip)
+    monkeypatch.setattr(hub_client, "_WAITS", (0.05,) * 100)
+    fake.attack = hostile.on("large", attack)
     create_hub(tmp_path / "hub")
     with open_hub(tmp_path / "hub", HubOptions(upstream=fake.address)) as hub:
         app = HubApp(hub)
