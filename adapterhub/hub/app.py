@@ -130,6 +130,7 @@ class HubApp:
             self._check_visitor(call)
             if call.found and call.found.is_mirrored:
                 await self.mirror.follow(call.found, call.values.get("rev", MAIN))
+                call.visitor, call.found = await self._admit(call)  # it may be another one by now
         if route.reads_itself:
             response: Response = await route.answer(call)
             return response

@@ -204,11 +204,11 @@ class Copies:
         if old == {BRANCH: dict(found.branches), TAG: dict(found.tags)}:
             return
         with self.hub.database.writing() as connection:
-            if find_repository(connection, type, name) is not None:
-                for head in heads:
-                    rules = self._rules(connection)
-                    _keep_commit(connection, repository, head, rules, upstream.url)
-                _keep_refs(connection, repository, found)
+            _require_current(connection, repository)
+            for head in heads:
+                rules = self._rules(connection)
+                _keep_commit(connection, repository, head, rules, upstream.url)
+            _keep_refs(connection, repository, found)
         for head in heads:
             self._describe(repository, head.commit)
 
@@ -232,6 +232,7 @@ class Copies:
         upstream = self._asked_upstream(f"{repository.name} at {oid}")
         found = upstream.snapshot(*_place(repository), oid)
         with self.hub.database.writing() as connection:
+            _require_current(connection, repository)
             _keep_commit(connection, repository, found, self._rules(connection), upstream.url)
         self._describe(repository, oid)
 
@@ -336,9 +337,7 @@ class Copies:
         """Put a file in its place and grant it; return whether there was room."""
         folder, info = self.hub.blobs, staged.info
         with self.hub.database.writing() as connection:
-            current = find_repository(connection, *_place(repository))
-            if current is None or current.id != repository.id:
-                raise MissingRepositoryError(f"{repository.name} is not on this hub")
+            _require_current(connection, repository)
             if self._missing_room(connection, info.size) > 0:
                 return False
             if size_on_disk(folder.path(info.sha256)) != info.size:
@@ -484,6 +483,17 @@ def _known_commits(
     if oid is not None:
         chosen = chosen.where(commits.c.oid == oid)
     return {*connection.execute(chosen).scalars()}
+
+
+def _require_current(connection: Connection, repository: HubRepository) -> None:
+    """Refuse to write to a repository that is not the mirrored one any more; ids are used again.
+
+    Raises:
+        MissingRepositoryError: its owner's name is one of this hub now.
+    """
+    current = find_repository(connection, *_place(repository))
+    if current is None or current.id != repository.id or not current.is_mirrored:
+        raise MissingRepositoryError(f"{repository.name} is not on this hub")
 
 
 def _place(repository: HubRepository) -> tuple[str, str]:

@@ -459,6 +459,26 @@ def test_a_name_that_becomes_one_of_this_hub_meanwhile_is_not_mirrored(fake, bob
     create(bob, "acme/x")
 
 
+def test_a_name_that_becomes_one_of_this_hub_while_news_are_asked(fake, bob):
+    assert bob.get(FILE).content == CARD
+    bob.running.user("eve")
+    fake.repositories["acme/x"].commit({"README.md": b"# New\n"})
+
+    def take(handler):
+        fake.attack = None
+        bob.running.org("acme")
+        create(bob, "acme/x", private=True)
+        commit(bob, "acme/x", {"README.md": b"private"})
+
+    for path in (FILE, INFO, f"{INFO}/refs"):
+        fake.attack = delayed(hostile.on("/refs", take))
+        with bob.running.client("eve") as eve:
+            answer = eve.get(path)
+            assert (answer.status_code, answer.headers["x-error-code"]) == (404, "RepoNotFound")
+    assert bob.get(FILE).content == b"private"
+    assert verify_hub(bob.running.hub) == []
+
+
 @pytest.mark.parametrize("name", ["acme/con", "acme/x.", "a/b--c", "acme/%2e%2e", "a%2fb/c", "x"])
 def test_names_that_are_none_here_are_not_asked(pair, name):
     fake, bob = pair
