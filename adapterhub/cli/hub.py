@@ -1,4 +1,4 @@
-"""`adapterhub hub start|user|org|token|import|export|verify|gc|backup|restore|upgrade|audit`."""
+"""`adapterhub hub`: start, mirror, users and tokens, import and export, keeping house."""
 
 from __future__ import annotations
 
@@ -28,7 +28,15 @@ if TYPE_CHECKING:
     from adapterhub.hub.state import Hub
 
 _folder = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+_TYPES = ("models", "datasets", "spaces")
 _LIBRARIES = ("sqlalchemy", "alembic", "starlette", "uvicorn", "pathspec", "nh3", "markdown_it")
+_upstream_token = click.option(
+    "--upstream-token",
+    multiple=True,
+    metavar="OWNER/NAME",
+    help="Repository, or pattern, that is fetched with your token of the upstream; all who read "
+    "here read it then.",
+)
 _roles = click.Choice(["read", "write", "admin"])
 
 
@@ -60,6 +68,8 @@ def command() -> None:
     "--max-file", metavar="SIZE", default="64GiB", show_default=True, help="Largest file."
 )
 @click.option("--quota", metavar="SIZE", help="Most that a user or organisation may keep.")
+@click.option("--upstream", metavar="URL", help="Hub to ask for what is not here, and to mirror.")
+@_upstream_token
 @click.option("--trust-user-header", metavar="NAME", help="Header with the user, of the proxy.")
 @click.option("--trusted-proxy", multiple=True, metavar="ADDRESS", help="Address of the proxy.")
 def start(folder: Path, host: str, port: int, **options: Any) -> None:
@@ -73,6 +83,10 @@ def start(folder: Path, host: str, port: int, **options: Any) -> None:
             "a user's header is believed of known proxies only",
             expected="--trust-user-header NAME --trusted-proxy ADDRESS",
         )
+    if options["upstream_token"] and not options["upstream"]:
+        raise ConfigError(
+            "--upstream-token names repositories of an upstream", expected="--upstream URL"
+        )
     chosen = HubOptions(
         options["public_url"],
         options["open_reading"],
@@ -81,8 +95,49 @@ def start(folder: Path, host: str, port: int, **options: Any) -> None:
         _size("--quota", options["quota"]) if options["quota"] else None,
         user_header=header,
         proxies=proxies,
+        upstream=options["upstream"],
+        upstream_token=options["upstream_token"],
     )
     serve_hub(folder, host, port, chosen, lambda address: say(f"serving {folder} at {address}"))
+
+
+@command.command()
+@_folder
+@click.argument("names", metavar="OWNER/NAME[@REVISION]...", nargs=-1, required=True)
+@click.option("--upstream", metavar="URL", required=True, help="Hub that has them.")
+@_upstream_token
+@click.option("--type", default="models", show_default=True, type=click.Choice(_TYPES))
+@as_json_option
+def mirror(
+    folder: Path,
+    names: tuple[str, ...],
+    upstream: str,
+    upstream_token: tuple[str, ...],
+    type: str,
+    as_json: bool,
+) -> None:
+    """Fetch repositories of another hub ahead; the hub in DIR may be serving."""
+    from adapterhub.hub.copies import Copies
+    from adapterhub.hub.server import check_address
+    from adapterhub.hub.state import HubOptions, create_hub, open_hub
+
+    check_address(upstream, "--upstream")
+    create_hub(folder)
+    options = HubOptions(upstream=upstream, upstream_token=upstream_token)
+    with open_hub(folder, options) as hub:
+        copies = Copies(hub)
+        reports = []
+        for name in names:
+            own, _, revision = name.partition("@")
+            report = copies.fetch_all(type, own, revision or "main", partial(say, err=True))
+            reports.append(asdict(report))
+            with hub.database.writing() as connection:
+                _note(hub, connection, "mirror", f"{report.name}@{report.commit}")
+            if not as_json:
+                files = f"{counted(report.files, 'file')} ({bytes_text(report.size)})"
+                say(f"{report.name}@{report.commit[:12]}: {files}, {report.fetched} fetched")
+    if as_json:
+        print_json(reports)
 
 
 @command.command()

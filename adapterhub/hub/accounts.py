@@ -17,13 +17,14 @@ from sqlalchemy import Connection, CursorResult, Row, delete, func, insert, sele
 
 from adapterhub.errors import ConfigError, did_you_mean
 from adapterhub.hub.refusals import DeniedError
-from adapterhub.hub.tables import members, namespaces, tokens
+from adapterhub.hub.tables import members, namespaces, repositories, tokens
 from adapterhub.hub.times import now_text
 from adapterhub.registry.reference import NAME_RULE, is_name
 from adapterhub.web.tokens import digest_of_token, is_token, new_token
 
 READ, WRITE, ADMIN = "read", "write", "admin"
 HUB_ROLES = (READ, WRITE, ADMIN)
+MIRROR = "mirror"  # the kind of the namespace of what is mirrored; others are user and org
 _RESERVED = frozenset([
     "api", "models", "datasets", "spaces", "kernels", "buckets", "resolve", "raw", "blob",
     "tree", "commit", "lfs", "cas", "v1", "v2", "docs", "settings", "login", "logout",
@@ -177,12 +178,47 @@ def create_namespace(
         raise ConfigError(
             f"there is a{'n' * (known.kind == 'org')} {kinds[known.kind]} {known.name}"
         )
+    _forget_mirrored(connection, name)
     made = connection.execute(
         insert(namespaces).values(
             name=name, folded=name.casefold(), kind=kind, is_admin=is_admin, created=now_text()
         )
     )
     return Owner(inserted_id(made), name, kind)
+
+
+def mirror_namespace(connection: Connection, upstream: str) -> Owner:
+    """Return the namespace of what is mirrored; nobody is a member, and its name is no user's.
+
+    Raises:
+        ConfigError: this hub mirrors another one.
+    """
+    row = connection.execute(select(namespaces).where(namespaces.c.kind == MIRROR)).first()
+    if row is not None:
+        if row.name != upstream:
+            raise ConfigError(
+                f"this hub mirrors {row.name}, and not {upstream}",
+                expected=f"--upstream {row.name}",
+                hint="another folder for another upstream",
+            )
+        return _owner_of(row)
+    made = connection.execute(
+        insert(namespaces).values(
+            name=upstream, folded=upstream, kind=MIRROR, is_admin=False, created=now_text()
+        )
+    )
+    return Owner(inserted_id(made), upstream, MIRROR)
+
+
+def _forget_mirrored(connection: Connection, owner: str) -> None:
+    """Forget what was mirrored of an owner's name, which is one of this hub from now on."""
+    own = select(namespaces.c.id).where(namespaces.c.kind == MIRROR)
+    connection.execute(
+        delete(repositories).where(
+            repositories.c.namespace.in_(own),
+            repositories.c.folded.startswith(f"{owner.casefold()}/", autoescape=True),
+        )
+    )
 
 
 def inserted_id(made: CursorResult[Any]) -> int:

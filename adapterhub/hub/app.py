@@ -1,7 +1,8 @@
 """The application: the walk of a request, from its path to the bytes of the answer.
 
 `HubApp._walk` is the walk: by which name the hub was asked, which endpoint it is, who asks, whether
-they may, what the body is, and what the endpoint answers. What is refused is an answer, too.
+they may, what a mirror has to fetch, what the body is, and what the endpoint answers. What is
+refused is an answer, too.
 """
 
 from __future__ import annotations
@@ -32,11 +33,18 @@ from adapterhub.hub.calls import (
     match_route,
 )
 from adapterhub.hub.commit_endpoints import COMMITS
+from adapterhub.hub.commits import MAIN
 from adapterhub.hub.download_endpoints import DOWNLOADS
+from adapterhub.hub.mirror import Mirror
 from adapterhub.hub.own_endpoints import OWN
 from adapterhub.hub.page_endpoints import PAGES
 from adapterhub.hub.read_endpoints import READS
-from adapterhub.hub.refusals import DeniedError, HubRefusal, UnknownTokenError
+from adapterhub.hub.refusals import (
+    DeniedError,
+    HubRefusal,
+    MissingRepositoryError,
+    UnknownTokenError,
+)
 from adapterhub.hub.repositories import HubRepository, visible_repository
 from adapterhub.hub.sessions import COOKIE, session_visitor
 from adapterhub.hub.state import Hub
@@ -59,7 +67,7 @@ class HubApp:
     """An ASGI application that answers for a hub."""
 
     def __init__(self, hub: Hub) -> None:
-        self.hub = hub
+        self.hub, self.mirror = hub, Mirror(hub)
         public = urlsplit(hub.options.public_url or "")
         self._public, self._prefix = hub.options.public_url, public.path.rstrip("/")
         self._hosts = {public.netloc.lower(), *map(str.lower, hub.options.hosts)} - {""}
@@ -109,7 +117,7 @@ class HubApp:
         if self._prefix and (path == self._prefix or path.startswith(f"{self._prefix}/")):
             path = path[len(self._prefix) :] or "/"
         route, values = match_route(ROUTES, request.method, path)
-        return HubCall(self.hub, request, base, path, route, values)
+        return HubCall(self.hub, self.mirror, request, base, path, route, values)
 
     async def _walk(self, call: HubCall) -> Response:
         """Answer a call: who asks, whether they may, what the body is, what the endpoint says."""
@@ -118,9 +126,11 @@ class HubApp:
             raise_if_writing(call)
         if route.needs != OPEN:
             self._check_address(call)
-            admit = partial(self._admitted, call)
-            call.visitor, call.found = await call.remembered(self._key_of(call), admit)
+            call.visitor, call.found = await self._admit(call)
             self._check_visitor(call)
+            if call.found and call.found.is_mirrored:
+                await self.mirror.follow(call.found, call.values.get("rev", MAIN))
+                call.visitor, call.found = await self._admit(call)  # it may be another one by now
         if route.reads_itself:
             response: Response = await route.answer(call)
             return response
@@ -128,6 +138,23 @@ class HubApp:
             call.body = await call.read_body(route.body)
         response = await in_thread(route.answer, call)
         return response
+
+    async def _admit(self, call: HubCall) -> tuple[Visitor, HubRepository | None]:
+        """Find out who asks about what; a repository that is not here may be the upstream's."""
+        admit = partial(self._admitted, call)
+        try:
+            return await call.remembered(self._key_of(call), admit)
+        except MissingRepositoryError:
+            kind = call.values.get("type", call.values.get("kind", "models"))
+            name = f"{call.values['owner']}/{call.values['name']}"
+            if call.route.needs != READ or not await self.mirror.add(kind, name, call.visitor):
+                raise
+            await in_thread(self._note_mirrored, call, name)
+        return await in_thread(admit)
+
+    def _note_mirrored(self, call: HubCall, name: str) -> None:
+        with self.hub.database.writing() as connection:
+            call.note(connection, "mirror", name)
 
     def _check_address(self, call: HubCall) -> None:
         if "authorization" in call.request.headers:
@@ -144,7 +171,7 @@ class HubApp:
         """Find out who asks and about which repository; refuse those who may not."""
         needs, values = call.route.needs, call.values
         with self.hub.database.reading() as connection:
-            visitor = self._visitor(call, connection)
+            call.visitor = visitor = self._visitor(call, connection)
             if "owner" not in values:
                 return visitor, None
             return visitor, visible_repository(
@@ -222,26 +249,29 @@ class HubApp:
             )
 
     async def _live(self, receive: Receive, send: Send) -> None:
-        """Start and stop with the server; meanwhile write when tokens were used."""
+        """Start and stop with the server; meanwhile write when tokens and copies were used."""
         await receive()
         noting = asyncio.create_task(self._keep_noting())
         await send({"type": "lifespan.startup.complete"})
         await receive()
         noting.cancel()
         with suppress(HubRefusal):
-            await in_thread(self._note_tokens)
+            await in_thread(self._note_uses)
+        self.mirror.close()
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _keep_noting(self) -> None:
         while True:
             await asyncio.sleep(_NOTE_SECONDS)
             with suppress(HubRefusal):
-                await in_thread(self._note_tokens)
+                await in_thread(self._note_uses)
 
-    def _note_tokens(self) -> None:
-        if used := self.hub.take_used():
+    def _note_uses(self) -> None:
+        used = self.hub.take_used()
+        if used or self.mirror.has_notes:
             with self.hub.database.writing() as connection:
                 note_use(connection, used)
+                self.mirror.note_use(connection)
 
 
 def raise_if_writing(call: HubCall) -> None:

@@ -25,6 +25,7 @@ from typing import TypeVar
 from adapterhub.files.atomic import sync_folder
 from adapterhub.hub.refusals import FullDiskError, TooManyBytesError
 
+MAX_REGULAR_LISTED = 1 << 20  # bytes: larger files are listed as those of LFS
 _PIECE = 1 << 20
 _Result = TypeVar("_Result")
 _FREE_BYTES = 64 << 20  # that stay free, for the database
@@ -32,11 +33,26 @@ _FREE_BYTES = 64 << 20  # that stay free, for the database
 
 @dataclass(frozen=True)
 class BlobInfo:
-    """A file: its sha256, its size, and git's hash of it."""
+    """A file: its sha256, its size, and git's hash of it.
+
+    The upstream of a mirror says only one of the hashes; the other one is "".
+    """
 
     sha256: str
     size: int
     git_sha1: str
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is listed as a file of LFS, by its sha256."""
+        if self.sha256 and self.git_sha1:
+            return self.size > MAX_REGULAR_LISTED
+        return bool(self.sha256)
+
+    @property
+    def key(self) -> str:
+        """The hash that names it in lists."""
+        return self.sha256 or self.git_sha1
 
 
 @dataclass(frozen=True)
@@ -75,7 +91,9 @@ class BlobFolder:
         return self.path(sha256).exists()
 
     def read(self, sha256: str, most: int) -> bytes:
-        """Read the first bytes of a file."""
+        """Read the first bytes of a file; none of one that a mirror has not fetched."""
+        if not sha256:
+            return b""
         with open(self.path(sha256), "rb") as file:
             return file.read(most)
 
@@ -88,6 +106,19 @@ class BlobFolder:
         with self.receive(len(data), "") as receiver:
             receiver.write(data)
             return receiver.finish()
+
+    def fetch(self, download: Callable[[Path], BlobInfo]) -> StagedBlob:
+        """Receive a file that `download` writes to a new path and verifies."""
+        path = self.incoming / secrets.token_hex(12)
+        try:
+            info = _written(lambda: download(path))
+            with open(path, "rb") as file:
+                _written(lambda: os.fsync(file.fileno()))
+            os.chmod(path, 0o400)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return StagedBlob(path, info)
 
     def put(self, staged: StagedBlob) -> None:
         """Put a file that was received in its place; call it inside a transaction that writes."""

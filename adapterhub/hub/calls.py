@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from urllib.parse import unquote_to_bytes
 
 import anyio.to_thread
@@ -21,6 +21,9 @@ from adapterhub.hub.accounts import Visitor, namespace_of
 from adapterhub.hub.refusals import HubRefusal, MissingRepositoryError, TooManyBytesError
 from adapterhub.hub.repositories import HubRepository, find_repository, missing
 from adapterhub.hub.state import Hub
+
+if TYPE_CHECKING:
+    from adapterhub.hub.mirror import Mirror
 
 OPEN, TOKEN, PAGE = "", "token", "page"
 """What an endpoint needs, besides the roles: nothing at all, any token, or what it says itself."""
@@ -71,6 +74,7 @@ class HubCall:
 
     Attributes:
         hub: the hub that it is for.
+        mirror: what it keeps of its upstream.
         request: as it came.
         base: the address that the client asks by, without a slash at the end.
         path: of the request, without the prefix that the hub is at, and as it was quoted.
@@ -82,6 +86,7 @@ class HubCall:
     """
 
     hub: Hub
+    mirror: Mirror
     request: Request
     base: str
     path: str
@@ -250,8 +255,8 @@ def match_route(
         raise HubRefusal(f"this path is not asked by {method}", status=405)
     if re.match(r"/api/(models|datasets|spaces)/[^/]+|.*/resolve/", path):
         raise MissingRepositoryError(
-            "a repository has the form OWNER/NAME on this hub; models of other hubs are found "
-            "without HF_ENDPOINT",
+            "a repository has the form OWNER/NAME on this hub, as openai-community/gpt2 for gpt2; "
+            "models of other hubs are found with --upstream, or without HF_ENDPOINT",
         )
     raise HubRefusal("there is nothing at this address", status=404)
 

@@ -7,7 +7,7 @@ import binascii
 from typing import Any
 
 import pathspec
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection
 from starlette.responses import Response
 
 from adapterhub.errors import one_line
@@ -21,10 +21,16 @@ from adapterhub.hub.accounts import WRITE, namespace_of
 from adapterhub.hub.blobs import require_room
 from adapterhub.hub.calls import HubCall, HubRoute, in_thread, json_answer
 from adapterhub.hub.commit_lines import CommitLines
-from adapterhub.hub.commits import CommitChange, branch_head, commit_at, granted, write_commit
+from adapterhub.hub.commits import (
+    CommitChange,
+    branch_head,
+    commit_at,
+    granted,
+    used_bytes,
+    write_commit,
+)
 from adapterhub.hub.listings import refresh_listing
 from adapterhub.hub.refusals import HubRefusal, TooManyBytesError
-from adapterhub.hub.tables import blobs, grants, repositories
 from adapterhub.hub.trees import Tree, read_tree
 
 _BODY = 4 << 20
@@ -142,19 +148,6 @@ def check_quota(call: HubCall, connection: Connection, size: int) -> None:
             f"{owner.name} has used {used:,} of its {quota:,} bytes, so {size:,} more do not fit; "
             "adapterhub hub org DIR NAME --quota SIZE changes it"
         )
-
-
-def used_bytes(connection: Connection, namespace: int) -> int:
-    """Return how many bytes the files of a namespace have, each counted once."""
-    own = (
-        select(blobs.c.sha256, blobs.c.size)
-        .join(grants, grants.c.sha256 == blobs.c.sha256)
-        .join(repositories, repositories.c.id == grants.c.repository)
-        .where(repositories.c.namespace == namespace)
-        .distinct()
-        .subquery()
-    )
-    return int(connection.execute(select(func.coalesce(func.sum(own.c.size), 0))).scalar_one())
 
 
 def _way(

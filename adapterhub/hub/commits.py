@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, and_, insert, or_, select, update
+from sqlalchemy import Connection, and_, func, insert, or_, select, update
 
 from adapterhub.backbones.origins import is_commit
 from adapterhub.errors import one_line
@@ -245,6 +245,19 @@ def granted(
     return {row.sha256: BlobInfo(row.sha256, row.size, row.git_sha1) for row in rows}
 
 
+def used_bytes(connection: Connection, namespace: int) -> int:
+    """Return how many bytes the files of a namespace have, each counted once."""
+    own = (
+        select(blobs.c.sha256, blobs.c.size)
+        .join(grants, grants.c.sha256 == blobs.c.sha256)
+        .join(repositories, repositories.c.id == grants.c.repository)
+        .where(repositories.c.namespace == namespace)
+        .distinct()
+        .subquery()
+    )
+    return int(connection.execute(select(func.coalesce(func.sum(own.c.size), 0))).scalar_one())
+
+
 def branch_head(connection: Connection, repository: int, branch: str = MAIN) -> CommitRecord | None:
     """Return the commit of a branch."""
     oid = select(refs.c.commit).where(
@@ -264,9 +277,7 @@ def commit_at(connection: Connection, repository: int, revision: str) -> CommitR
     Raises:
         MissingRevisionError: there is none.
     """
-    name = MAIN if revision == "HEAD" else revision
-    for prefix in ("refs/heads/", "refs/tags/"):
-        name = name.removeprefix(prefix)
+    name = name_of_ref(revision)
     found = connection.execute(
         select(commits)
         .join(
@@ -287,6 +298,14 @@ def commit_at(connection: Connection, repository: int, revision: str) -> CommitR
     if found is None:
         raise MissingRevisionError(revision)
     return _record(found)
+
+
+def name_of_ref(revision: str) -> str:
+    """Return the branch, tag or commit that a revision is, in whatever form it is asked."""
+    name = MAIN if revision == "HEAD" else revision
+    for prefix in ("refs/heads/", "refs/tags/"):
+        name = name.removeprefix(prefix)
+    return name
 
 
 def history(

@@ -21,7 +21,7 @@ from adapterhub.hub.blobs import BlobInfo
 from adapterhub.hub.calls import HubCall, HubRoute, in_thread
 from adapterhub.hub.commits import commit_at
 from adapterhub.hub.refusals import HubRefusal, MissingEntryError
-from adapterhub.hub.trees import MAX_REGULAR_LISTED, read_tree
+from adapterhub.hub.trees import read_tree
 
 _PIECE = 256 << 10
 _NO_WAIT = getattr(os, "RWF_NOWAIT", 0)
@@ -48,7 +48,7 @@ async def download(call: HubCall) -> Response:
         raise MissingEntryError(f"there is no file {path[:200]!r} in this revision").with_headers(
             headers
         )
-    tag = f'"{blob.sha256 if blob.size > MAX_REGULAR_LISTED else blob.git_sha1}"'
+    tag = f'"{blob.sha256 if blob.is_large else blob.git_sha1}"'
     headers |= _headers(path, blob, tag)
     if call.request.headers.get("if-none-match") in (tag, "*"):
         return Response(b"", 304, headers)
@@ -60,7 +60,12 @@ async def download(call: HubCall) -> Response:
     status = 206 if part.is_part else 200
     if call.request.method == "HEAD" or not part.size:
         return Response(b"", status, headers)
-    return SentFile(call.hub.blobs.path(blob.sha256), part, status, headers)
+    place = (
+        call.hub.blobs.path(blob.sha256)
+        if not call.repository.is_mirrored
+        else (await call.mirror.file(call.repository, commit, path, blob))
+    )
+    return SentFile(place, part, status, headers)
 
 
 def _find(call: HubCall) -> tuple[str, BlobInfo | None]:
@@ -152,7 +157,7 @@ def _headers(path: str, blob: BlobInfo, tag: str) -> dict[str, str]:
         "content-disposition": f'attachment; filename="{name}"',
         "content-security-policy": "default-src 'none'; sandbox",
     }
-    if blob.size > MAX_REGULAR_LISTED:
+    if blob.is_large:
         headers |= {"x-linked-etag": tag, "x-linked-size": str(blob.size)}
     return headers
 

@@ -1,8 +1,8 @@
 """Keeping house: collect what nobody needs, verify, back up, restore, upgrade.
 
 Collecting and backing up exclude each other, by a lock in the hub's folder; neither stops the
-server. What is collected is looked at again in the transaction that removes it, so it cannot be
-granted in between.
+server. A file is forgotten in one transaction and removed in the next, unless it was put in its
+place anew in between: whenever it ends, what the database names is there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -22,23 +22,33 @@ from sqlalchemy import Connection, delete, select, text
 
 from adapterhub.errors import ConfigError, FileError, OutputError
 from adapterhub.files.atomic import explained, file_digest, sync_folder
+from adapterhub.hub.accounts import MIRROR
 from adapterhub.hub.blobs import BlobFolder
 from adapterhub.hub.database import Database, schema_revision
 from adapterhub.hub.state import (
     DATABASE,
     NEW_DATABASE,
     Hub,
+    has_other_files,
     open_hub,
     require_schema,
     serving_alone,
 )
-from adapterhub.hub.tables import SCHEMA_REVISION, blobs, commits, grants, repositories, trees
+from adapterhub.hub.tables import (
+    SCHEMA_REVISION,
+    blobs,
+    commits,
+    grants,
+    namespaces,
+    repositories,
+    trees,
+)
 from adapterhub.hub.times import now_text
 from adapterhub.hub.trees import read_tree
 
 GRACE_SECONDS = 2 * 3600.0  # of a file that was uploaded and is not yet committed
 _AT_ONCE = 200  # files that are removed in one transaction
-_KEEPING = ".keeping"
+KEEPING = ".keeping"  # held while files are removed or copied
 
 
 @dataclass
@@ -60,7 +70,7 @@ def collect(hub: Hub, *, dry_run: bool = False, grace: float = GRACE_SECONDS) ->
         grace: the seconds that an uploaded file waits for its commit.
     """
     report = CollectReport()
-    with FileLock(hub.folder / _KEEPING):
+    with FileLock(hub.folder / KEEPING):
         before = now_text(grace)
         late = (grants.c.is_committed.is_(False), grants.c.granted < before)
         if not dry_run:
@@ -77,11 +87,12 @@ def collect(hub: Hub, *, dry_run: bool = False, grace: float = GRACE_SECONDS) ->
         for some in _batches(unneeded):
             if dry_run:
                 report.files += len(some)
-                report.size += sum(_size(hub.blobs.path(sha256)) for sha256 in some)
+                report.size += sum(size_on_disk(hub.blobs.path(sha256)) for sha256 in some)
                 continue
             with hub.database.writing() as connection:
-                for sha256 in some:
-                    _remove_blob(connection, hub.blobs, sha256, report)
+                gone = [sha256 for sha256 in some if forget_blob(connection, sha256)]
+            report.files += len(gone)
+            report.size += remove_files(hub, gone)
         report.trees = _collect_trees(hub, dry_run)
         report.uploads = _collect_uploads(hub.folder, dry_run, grace)
     return report
@@ -100,7 +111,9 @@ def verify_hub(hub: Hub) -> list[str]:
         if not path.exists():
             problems.append(f"blobs/{sha256}: missing{_users(hub, sha256)}")
         elif (has := file_digest(path)).sha256 != sha256 or has.size != size:
-            problems.append(f"blobs/{sha256}: its bytes have changed{_users(hub, sha256)}")
+            users = _users(hub, sha256)
+            fate = "; removed, and fetched again when asked for" * _forget_copy(hub, sha256)
+            problems.append(f"blobs/{sha256}: its bytes have changed{users}{fate}")
     return problems
 
 
@@ -116,10 +129,9 @@ def backup_hub(folder: Path, target: Path) -> int:
     """
     require_schema(folder)
     source = BlobFolder(folder)
-    is_known = any((target / name).exists() for name in (DATABASE, NEW_DATABASE))
-    if target.exists() and not is_known and any(target.iterdir()):
+    if target.exists() and not (target / DATABASE).exists() and has_other_files(target):
         raise OutputError(f"{target} has other files", expected="an empty folder, or a backup")
-    with explained(target), FileLock(folder / _KEEPING):
+    with explained(target), FileLock(folder / KEEPING):
         target.mkdir(parents=True, exist_ok=True, mode=0o700)
         place = BlobFolder(target)
         place.create()
@@ -127,7 +139,7 @@ def backup_hub(folder: Path, target: Path) -> int:
         _copy_database(folder / DATABASE, part)
         copied = 0
         for sha256, size in _blobs_in(part):
-            if _size(place.path(sha256)) != size:
+            if size_on_disk(place.path(sha256)) != size:
                 _copy_blob(source.path(sha256), place.path(sha256))
                 copied += 1
         for inside in place.folder.iterdir():
@@ -146,7 +158,7 @@ def restore_hub(source: Path, folder: Path) -> int:
         OutputError: the folder has something already.
         FileError: the backup is damaged.
     """
-    if folder.exists() and any(folder.iterdir()) and not (folder / NEW_DATABASE).exists():
+    if folder.exists() and has_other_files(folder):
         raise OutputError(f"{folder} exists", expected="a folder that does not exist, or is empty")
     copied = backup_hub(source, folder)
     with open_hub(folder) as hub:
@@ -185,16 +197,23 @@ def upgrade_hub(folder: Path, versions: Path | None = None) -> str | None:
     return found
 
 
-def _remove_blob(
-    connection: Connection, folder: BlobFolder, sha256: str, report: CollectReport
-) -> None:
-    """Remove a file unless it was granted since."""
+def forget_blob(connection: Connection, sha256: str) -> bool:
+    """Forget a file unless it was granted since; return whether. `remove_files` comes next."""
     if connection.execute(select(grants.c.sha256).where(grants.c.sha256 == sha256)).first():
-        return
+        return False
     connection.execute(delete(blobs).where(blobs.c.sha256 == sha256))
-    report.files += 1
-    report.size += _size(folder.path(sha256))
-    folder.remove(sha256)
+    return True
+
+
+def remove_files(hub: Hub, digests: Collection[str]) -> int:
+    """Remove files that were forgotten, unless they are known again; return their bytes."""
+    size = 0
+    with hub.database.writing() as connection:
+        chosen = select(blobs.c.sha256).where(blobs.c.sha256.in_(digests))
+        for sha256 in {*digests} - {*connection.execute(chosen).scalars()}:
+            size += max(size_on_disk(hub.blobs.path(sha256)), 0)
+            hub.blobs.remove(sha256)
+    return size
 
 
 def _collect_trees(hub: Hub, dry_run: bool) -> int:
@@ -222,7 +241,8 @@ def _problems_of_commits(connection: Connection) -> Iterator[str]:
     rows = connection.execute(
         select(repositories.c.id, repositories.c.name, commits.c.oid, commits.c.tree)
         .join(commits, commits.c.repository == repositories.c.id)
-        .where(commits.c.is_removed.is_(False))
+        .join(namespaces, namespaces.c.id == repositories.c.namespace)
+        .where(commits.c.is_removed.is_(False), namespaces.c.kind != MIRROR)
     ).all()
     granted: dict[int, set[str]] = {}
     for repository, sha256 in connection.execute(select(grants.c.repository, grants.c.sha256)):
@@ -232,6 +252,24 @@ def _problems_of_commits(connection: Connection) -> Iterator[str]:
         for path, blob in read_tree(connection, row.tree).items():
             if blob.sha256 not in own:
                 yield f"{row.name}@{row.oid[:12]}: {path} is not granted"
+
+
+def _forget_copy(hub: Hub, sha256: str) -> bool:
+    """Remove a file that is damaged, if only mirrored repositories have it; return whether."""
+    kinds = (
+        select(namespaces.c.kind)
+        .join(repositories, repositories.c.namespace == namespaces.c.id)
+        .join(grants, grants.c.repository == repositories.c.id)
+        .where(grants.c.sha256 == sha256)
+    )
+    with FileLock(hub.folder / KEEPING):
+        with hub.database.writing() as connection:
+            if {*connection.execute(kinds).scalars()} != {MIRROR}:
+                return False
+            connection.execute(delete(grants).where(grants.c.sha256 == sha256))
+            forget_blob(connection, sha256)
+        remove_files(hub, [sha256])
+    return True
 
 
 def _users(hub: Hub, sha256: str) -> str:
@@ -319,7 +357,8 @@ def _migrate(path: Path, versions: Path | None) -> None:
     _leave_wal(path)
 
 
-def _size(path: Path) -> int:
+def size_on_disk(path: Path) -> int:
+    """Return the bytes of a file; -1 if there is none."""
     try:
         return path.stat().st_size
     except OSError:

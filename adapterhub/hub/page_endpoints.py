@@ -21,6 +21,7 @@ from adapterhub.hub.accounts import READ, token_rows, visitor_of
 from adapterhub.hub.blobs import BlobInfo
 from adapterhub.hub.calls import OPEN, PAGE, HubCall, HubRoute, part_of_list
 from adapterhub.hub.commits import BRANCH, TAG, branch_head, commit_at, history, refs_of
+from adapterhub.hub.copies import kept_tree
 from adapterhub.hub.listings import (
     ORDERS,
     HubListing,
@@ -98,6 +99,7 @@ def repository_page(call: HubCall) -> Response:
     with call.hub.database.reading() as connection:
         head = branch_head(connection, call.repository.id)
         tree: Tree = read_tree(connection, head.tree) if head else {}
+        tree = kept_tree(connection, call.repository, tree)
         numbered = versions_of(connection, call.repository.id, read)
         found: list[PublishedVersion] = []
         broken = {}
@@ -232,7 +234,7 @@ def _files_page(call: HubCall, revision: str, folder: str) -> Response:
     repository, read = call.repository, call.hub.blobs.read
     with call.hub.database.reading() as connection:
         commit = commit_at(connection, repository.id, revision)
-        tree = read_tree(connection, commit.tree)
+        tree = kept_tree(connection, repository, read_tree(connection, commit.tree))
         names = refs_of(connection, repository.id)
     entries = entries_below(tree, folder, recursive=False)
     if entries is None:

@@ -23,6 +23,7 @@ from adapterhub.hub.calls import (
     part_of_list,
 )
 from adapterhub.hub.commits import BRANCH, MAIN, TAG, CommitRecord, commit_at, history, refs_of
+from adapterhub.hub.copies import kept_tree, sum_of_sizes
 from adapterhub.hub.described import (
     MOST_METADATA,
     HubDescription,
@@ -32,7 +33,6 @@ from adapterhub.hub.described import (
 from adapterhub.hub.listings import HubListing, HubQuery, listing_of, search_listings
 from adapterhub.hub.refusals import HubRefusal, MissingEntryError
 from adapterhub.hub.trees import (
-    MAX_REGULAR_LISTED,
     FolderInfo,
     Tree,
     entries_below,
@@ -102,10 +102,11 @@ def repository_info(call: HubCall) -> Response:
     with call.hub.database.reading() as connection:
         commit, tree = _commit_and_tree(call, connection)
         listing = listing_of(connection, call.repository.id)
+        kept = kept_tree(connection, call.repository, tree)
     if listing is not None and listing.head == commit.oid:
         about = listing.about
     else:
-        about = describe_tree(tree, call.hub.blobs.read)
+        about = describe_tree(kept, call.hub.blobs.read)
     repository = call.repository
     found = {
         **_common(repository.name, repository.is_private, commit.oid, about),
@@ -113,7 +114,7 @@ def repository_info(call: HubCall) -> Response:
         "createdAt": repository.created,
         "lastModified": commit.created,
         "siblings": [*_siblings(tree, with_blobs=call.is_asked("blobs"))],
-        "usedStorage": sum(blob.size for blob in {b.sha256: b for b in tree.values()}.values()),
+        "usedStorage": sum_of_sizes(tree),
         "spaces": [],
         "widgetData": None,
         "downloadsAllTime": 0,
@@ -269,7 +270,7 @@ def _siblings(tree: Tree, *, with_blobs: bool) -> Iterator[dict[str, Any]]:
         item: dict[str, Any] = {"rfilename": path}
         if with_blobs:
             item |= {"size": blob.size, "blobId": blob.git_sha1}
-            if blob.size > MAX_REGULAR_LISTED:
+            if blob.is_large:
                 oid, size = pointer_of(blob.sha256, blob.size)
                 item["blobId"] = oid
                 item["lfs"] = {"sha256": blob.sha256, "size": blob.size, "pointerSize": size}
@@ -282,7 +283,7 @@ def _entry(path: str, info: BlobInfo | FolderInfo, commit: CommitRecord | None) 
         item |= {"type": "directory", "oid": info.oid, "size": 0}
     else:
         item |= {"type": "file", "size": info.size, "oid": info.git_sha1}
-        if info.size > MAX_REGULAR_LISTED:
+        if info.is_large:
             oid, size = pointer_of(info.sha256, info.size)
             item["oid"] = oid
             item["lfs"] = {"oid": info.sha256, "size": info.size, "pointerSize": size}

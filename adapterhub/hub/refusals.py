@@ -104,6 +104,27 @@ class MissingEntryError(HubRefusal):
     code = "EntryNotFound"
 
 
+class UpstreamError(HubRefusal):
+    """What is asked is not kept here, and the upstream does not give it now."""
+
+    status = 503
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem, headers={"retry-after": str(RETRY_SECONDS)})
+
+
+class LyingUpstreamError(HubRefusal):
+    """The upstream sends something else than it lists, or nothing that can be read."""
+
+    status = 502
+
+
+class GatedUpstreamError(DeniedError):
+    """The owner of what is upstream says who may have it."""
+
+    code = "GatedRepo"
+
+
 class TakenError(HubRefusal):
     """Something has this name already."""
 

@@ -22,12 +22,11 @@ from adapterhub.files import schema
 from adapterhub.files.atomic import file_digest
 from adapterhub.files.native import MANIFEST_FILE, read_manifest
 from adapterhub.hub.accounts import Owner, create_namespace, require_owner
-from adapterhub.hub.blobs import BlobInfo, git_sha1_of
+from adapterhub.hub.blobs import MAX_REGULAR_LISTED, BlobInfo, git_sha1_of
 from adapterhub.hub.commits import CommitChange, grant, write_commit
 from adapterhub.hub.listings import refresh_listing, remove_listing
 from adapterhub.hub.repositories import create_repository, delete_repository, find_repository
 from adapterhub.hub.state import DATABASE, Hub, HubOptions, create_hub, open_hub
-from adapterhub.hub.trees import MAX_REGULAR_LISTED
 from adapterhub.hub.versions import create_tag
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.names_file import Contents
@@ -136,7 +135,7 @@ class RegistryView:
                 continue
             size = source.stat().st_size
             sha256 = manifest.files.get(file) or file_digest(source).sha256
-            sha1 = git_sha1_of(source, size) if size <= MAX_REGULAR_LISTED else "0" * 40
+            sha1 = git_sha1_of(source, size) if size <= MAX_REGULAR_LISTED else ""
             found[file] = BlobInfo(sha256, size, sha1)
             with suppress(FileExistsError):
                 os.symlink(source.resolve(), self._hub.blobs.path(sha256))

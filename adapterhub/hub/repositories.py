@@ -12,14 +12,23 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, delete, insert, select, update
 
 from adapterhub.errors import one_line
-from adapterhub.hub.accounts import ADMIN, READ, WRITE, Owner, Visitor, find_owner, inserted_id
+from adapterhub.hub.accounts import (
+    ADMIN,
+    MIRROR,
+    READ,
+    WRITE,
+    Owner,
+    Visitor,
+    find_owner,
+    inserted_id,
+)
 from adapterhub.hub.refusals import (
     DeniedError,
     HubRefusal,
     MissingRepositoryError,
     TakenError,
 )
-from adapterhub.hub.tables import listings, repositories, retired
+from adapterhub.hub.tables import listings, namespaces, repositories, retired
 from adapterhub.hub.times import now_precisely
 from adapterhub.registry.reference import NAME_RULE, is_name
 
@@ -38,6 +47,7 @@ class HubRepository:
     created: str
     modified: str
     highest: int
+    is_mirrored: bool = False
 
     @property
     def path(self) -> str:
@@ -47,13 +57,13 @@ class HubRepository:
 
 def find_repository(connection: Connection, type: str, name: str) -> HubRepository | None:
     """Return the repository of a name, in whatever case it is written."""
-    columns = [repositories.c[field] for field in HubRepository.__dataclass_fields__]
+    own = [column for column in repositories.c if column.name in HubRepository.__dataclass_fields__]
     row = connection.execute(
-        select(*columns).where(
-            repositories.c.type == type, repositories.c.folded == name.casefold()
-        )
+        select(*own, (namespaces.c.kind == MIRROR).label("is_mirrored"))
+        .join(namespaces, namespaces.c.id == repositories.c.namespace)
+        .where(repositories.c.type == type, repositories.c.folded == name.casefold())
     ).first()
-    return HubRepository(*row) if row else None
+    return HubRepository(**row._asdict()) if row else None
 
 
 def visible_repository(
@@ -74,6 +84,8 @@ def visible_repository(
     found = find_repository(connection, type, name)
     if found is None or not _may_read(found, visitor, open_reading):
         raise missing(name, visitor)
+    if needed != READ and found.is_mirrored:
+        raise DeniedError(f"{found.name} is mirrored from another hub, and only read here")
     if needed != READ and not visitor.may(needed, found.namespace):
         if not visitor.user:
             raise missing(name, visitor)
@@ -86,15 +98,16 @@ def visible_repository(
 def missing(name: str, visitor: Visitor) -> MissingRepositoryError:
     """Return the error for a repository that is not there, or not for this visitor."""
     shown = one_line(name, 200)
+    elsewhere = (
+        "If it is a backbone of another hub: HF_ENDPOINT sends all requests here, and this hub "
+        "fetches it if it is started with --upstream https://huggingface.co; without HF_ENDPOINT, "
+        "transformers finds the backbone, and adapterhub pull https://HOST/OWNER/NAME the adapter"
+    )
     if not visitor.user:
         return MissingRepositoryError(
-            f"{shown} is not on this hub, or it needs a token of this hub", status=401
+            f"{shown} is not on this hub, or it needs a token of this hub. {elsewhere}", status=401
         )
-    return MissingRepositoryError(
-        f"{shown} is not on this hub, or you may not see it. If it is a backbone of another hub: "
-        "HF_ENDPOINT sends all requests here; without it, transformers finds the backbone, and "
-        "adapterhub pull https://HOST/OWNER/NAME the adapter"
-    )
+    return MissingRepositoryError(f"{shown} is not on this hub, or you may not see it. {elsewhere}")
 
 
 def _may_read(repository: HubRepository, visitor: Visitor, open_reading: bool) -> bool:
@@ -159,7 +172,8 @@ def create_repository(
         "highest": _highest_before(connection, type, full),
     }
     made = connection.execute(insert(repositories).values(folded=full.casefold(), **values))
-    return HubRepository(id=inserted_id(made), **values)  # type: ignore[arg-type]
+    fields = {**values, "is_mirrored": owner.kind == MIRROR}
+    return HubRepository(id=inserted_id(made), **fields)  # type: ignore[arg-type]
 
 
 def delete_repository(

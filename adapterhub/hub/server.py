@@ -39,12 +39,20 @@ def serve_hub(
     """
     import uvicorn
 
-    check_address(options.public_url)
+    check_address(options.public_url, "--public-url")
+    check_address(options.upstream, "--upstream")
     with ExitStack() as stack:
         listening = stack.enter_context(listen(host, port))
         known = known_hosts(host, listening.getsockname()[1])
         options = replace(options, hosts=(*options.hosts, *known))
+        _check_upstream(options)
         if is_registry(folder):
+            if options.upstream:
+                raise ConfigError(
+                    f"{folder} is a registry, which cannot keep what it mirrors",
+                    expected="the folder of a hub",
+                    hint=f"adapterhub hub import HUB {folder}",
+                )
             hub = stack.enter_context(viewing(folder, options))
         else:
             create_hub(folder)
@@ -90,7 +98,20 @@ def known_hosts(host: str, port: int) -> tuple[str, ...]:
     return (f"{shown}:{port}", shown)
 
 
-def check_address(url: str | None) -> None:
+def _check_upstream(options: HubOptions) -> None:
+    """Refuse an upstream that would be asked by itself.
+
+    Raises:
+        ConfigError: it is this hub.
+    """
+    own = urlsplit(options.public_url or "").netloc
+    if options.upstream and urlsplit(options.upstream).netloc in {own, *options.hosts}:
+        raise ConfigError(
+            f"{options.upstream} is this hub itself", expected="another hub", hint="--upstream"
+        )
+
+
+def check_address(url: str | None, option: str) -> None:
     """Refuse an address that clients could not use.
 
     Raises:
@@ -107,7 +128,7 @@ def check_address(url: str | None) -> None:
         raise ConfigError(
             f"{url!r} is not the address of a hub",
             expected="https://hub.example.org, or with a path",
-            hint="--public-url",
+            hint=option,
         )
 
 

@@ -48,6 +48,9 @@ class HubOptions:
         user_header: the header in which a trusted proxy says who is logged in.
         proxies: the addresses of trusted proxies.
         is_read_only: whether nobody writes, since it shows something else.
+        upstream: the address of the hub that is asked for what is not here.
+        upstream_token: names of its repositories, or patterns of them, that are asked with the
+            operator's token.
     """
 
     public_url: str | None = None
@@ -59,6 +62,8 @@ class HubOptions:
     user_header: str | None = None
     proxies: tuple[str, ...] = ()
     is_read_only: bool = False
+    upstream: str | None = None
+    upstream_token: tuple[str, ...] = ()
 
 
 @dataclass
@@ -152,9 +157,7 @@ def create_hub(folder: Path) -> None:
     if (folder / DATABASE).exists():
         return
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # The rest of a creation that was interrupted is created anew.
-    others = {path.name for path in folder.iterdir()} - {"blobs", "incoming", NEW_DATABASE, ".lock"}
-    if any(not name.startswith(f"{NEW_DATABASE}-") for name in others):
+    if has_other_files(folder):
         raise ConfigError(
             f"{folder} has other files, and no hub",
             expected="a hub, an empty folder, or none",
@@ -169,6 +172,12 @@ def create_hub(folder: Path) -> None:
         connection.execute(insert(settings).values(key="secret", value=secrets.token_hex(32)))
     database.close()
     (folder / NEW_DATABASE).rename(folder / DATABASE)
+
+
+def has_other_files(folder: Path) -> bool:
+    """Return whether a folder has more than the rest of a hub whose creation was interrupted."""
+    others = {path.name for path in folder.iterdir()} - {"blobs", "incoming", ".lock"}
+    return any(name != NEW_DATABASE and not name.startswith(f"{NEW_DATABASE}-") for name in others)
 
 
 @contextmanager

@@ -48,7 +48,7 @@ namespaces = Table(
     Column("id", Integer, primary_key=True),
     Column("name", String(96), nullable=False),
     Column("folded", String(96), nullable=False, unique=True),  # two may not differ by case alone
-    Column("kind", String(8), nullable=False),  # user or org
+    Column("kind", String(8), nullable=False),  # user, org, or mirror
     Column("is_admin", Boolean, nullable=False, default=False),  # a user who may change everything
     Column("rules", Text, nullable=False, default="{}"),  # see accepted.py
     Column("quota", BigInteger),  # bytes
@@ -144,7 +144,7 @@ grants = Table(
     _owned_by("repository", "repositories.id", primary_key=True),
     Column("sha256", String(64), ForeignKey("blobs.sha256"), primary_key=True, index=True),
     Column("is_committed", Boolean, nullable=False),
-    Column("granted", String(20), nullable=False),
+    Column("granted", String(20), nullable=False),  # in a mirrored one, when it was used last
 )
 
 versions = Table(

@@ -22,7 +22,6 @@ from adapterhub.hub.refusals import HubRefusal
 from adapterhub.hub.tables import trees
 from adapterhub.registry.reference import unportable
 
-MAX_REGULAR_LISTED = 1 << 20  # bytes: larger files are listed as those of LFS
 _MOST_FILES = 20_000
 _MOST_PATH, _MOST_PART = 1024, 255
 
@@ -155,7 +154,7 @@ def _files_below(tree: Tree, prefix: str) -> list[tuple[str, BlobInfo]]:
 
 
 def _line(path: str, blob: BlobInfo) -> bytes:
-    return f"{path}\0{blob.sha256}\n".encode()
+    return f"{path}\0{blob.key}\n".encode()
 
 
 @lru_cache(1024)

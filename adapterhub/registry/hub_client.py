@@ -61,6 +61,10 @@ class UnreachableError(RegistryError):
     """The hub did not answer, or too slowly, or this machine is offline; a cache may be used."""
 
 
+class GatedError(RegistryError):
+    """Whoever wants the files must ask their owner first, and show a token."""
+
+
 class MissingFileError(RegistryError):
     """The file does not exist, in a revision that does; or a plain web server does not give it."""
 
@@ -82,16 +86,24 @@ class HubClient:
     """Read-only HTTP client of one hub.
 
     `base` is the hub's URL, `token` the one that belongs to it. With `plain`, it is that of any web
-    server: whatever file it does not give is a `MissingFileError`.
+    server: whatever file it does not give is a `MissingFileError`. `patience` is the seconds that a
+    request may take until its answer begins, and with them it is made only once.
 
     Raises:
         ConfigError: `base` is not an http or https URL.
     """
 
-    def __init__(self, base: str, token: str | None = None, *, plain: bool = False) -> None:
+    def __init__(
+        self,
+        base: str,
+        token: str | None = None,
+        *,
+        plain: bool = False,
+        patience: float | None = None,
+    ) -> None:
         self.base = base.rstrip("/")
         self.token = token
-        self._is_plain = plain
+        self._is_plain, self._patience = plain, patience
         try:
             self._network = HubNetwork(self.base)
         except ForbiddenAddressError as error:
@@ -145,10 +157,11 @@ class HubClient:
         expected: Expected,
         subject: str,
         progress: Callable[[int], object] = lambda count: None,
-    ) -> None:
+    ) -> Expected:
         """Download a file to a new path and verify it; an interrupted download is resumed.
 
-        `progress` is called with the number of bytes received since the last call.
+        Returns its size and both hashes. `progress` is called with the number of bytes received
+        since the last call, and at the start of each attempt; an error that it raises ends all.
 
         Raises:
             UnreachableError: no connection, or offline.
@@ -168,8 +181,12 @@ class HubClient:
                     handle.write(chunk)
                     progress(len(chunk))
 
-            self._attempt(f"{self.base}{path}", subject, receive, handle.tell)
-        _verify(target, expected, subject)
+            def position() -> int:
+                progress(0)  # which may give up
+                return handle.tell()
+
+            self._attempt(f"{self.base}{path}", subject, receive, position)
+        return _verified(target, expected, subject)
 
     def _attempt(
         self,
@@ -180,7 +197,8 @@ class HubClient:
         known: str = "",
     ) -> None:
         """Request a URL until it was received, with pauses after cuts and overloads."""
-        waits, began = iter(_WAITS), time.monotonic()
+        pauses = _WAITS if self._patience is None else ()
+        waits, began = iter(pauses), time.monotonic()
         while True:
             start = position()
             try:
@@ -189,7 +207,7 @@ class HubClient:
                 return
             except _InterruptedError as error:
                 if position() >= start + _PROGRESS_BYTES:
-                    waits, began = iter(_WAITS), time.monotonic()
+                    waits, began = iter(pauses), time.monotonic()
                 pause = next(waits, None)
                 if pause is None:
                     raise UnreachableError(f"{subject}: {error}", hint="try again later") from None
@@ -237,7 +255,8 @@ class HubClient:
             **({"range": f"bytes={start}-"} if start else {}),
             **({"if-none-match": known} if known else {}),
         }
-        watchdog = _Watchdog(self._network.trace(url), began)
+        grace = GRACE_SECONDS if self._patience is None else self._patience
+        watchdog = _Watchdog(self._network.trace(url), began, grace)
         try:
             with (
                 watchdog,
@@ -252,10 +271,11 @@ class HubClient:
 
     def _http(self) -> httpx2.Client:
         if self._client is None:
+            most = float("inf") if self._patience is None else self._patience
             self._client = httpx2.Client(
                 verify=_tls(),
                 follow_redirects=False,
-                timeout=httpx2.Timeout(READ_SECONDS, connect=CONNECT_SECONDS),
+                timeout=httpx2.Timeout(min(READ_SECONDS, most), connect=min(CONNECT_SECONDS, most)),
                 # A fresh connection for each request: the watchdog can end it.
                 limits=httpx2.Limits(max_keepalive_connections=0),
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
@@ -335,9 +355,11 @@ class _Watchdog:
     The timeouts of HTTP libraries apply to each packet, and one byte is a packet.
     """
 
-    def __init__(self, inner: Callable[[str, Mapping[str, Any]], None], began: float) -> None:
+    def __init__(
+        self, inner: Callable[[str, Mapping[str, Any]], None], began: float, grace: float
+    ) -> None:
         self.received = 0
-        self._began = began
+        self._end = began + grace  # for an answer without bytes
         self.expired = False
         self._inner = inner
         self._sockets: list[socket.socket] = []
@@ -363,7 +385,7 @@ class _Watchdog:
 
     def _watch(self) -> None:
         while True:
-            left = self._began + GRACE_SECONDS + self.received / MIN_RATE - time.monotonic()
+            left = self._end + self.received / MIN_RATE - time.monotonic()
             if left <= 0:
                 break
             if self._done.wait(left):
@@ -423,7 +445,7 @@ def _refusal(status: int, code: str, subject: str, base: str, authorized: bool) 
             f"{subject} has no such version", hint=f"adapterhub show {subject}"
         )
     if code == "GatedRepo":
-        return RegistryError(
+        return GatedError(
             f"{subject} is gated", hint=f"request access on its page, then {login_hint(base)}"
         )
     if code == "RepoNotFound" or status in (401, 404):
@@ -445,19 +467,20 @@ def login_hint(base: str) -> str:
     return f"adapterhub login {url_origin(base)}"
 
 
-def _verify(path: Path, expected: Expected, subject: str) -> None:
+def _verified(path: Path, expected: Expected, subject: str) -> Expected:
     size = path.stat().st_size
     sha256, git_sha1 = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size)
     with open(path, "rb") as handle:
         while chunk := handle.read(1 << 20):
             sha256.update(chunk)
             git_sha1.update(chunk)
+    found = Expected(size, size, sha256.hexdigest(), git_sha1.hexdigest())
     problems = [
         f"{name} {actual} instead of {wanted}"
         for name, actual, wanted in (
             ("size", size, expected.size),
-            ("sha256", sha256.hexdigest(), expected.sha256),
-            ("git's sha1", git_sha1.hexdigest(), expected.git_sha1),
+            ("sha256", found.sha256, expected.sha256),
+            ("git's sha1", found.git_sha1, expected.git_sha1),
         )
         if wanted not in (None, actual)
     ]
@@ -467,3 +490,4 @@ def _verify(path: Path, expected: Expected, subject: str) -> None:
             offenders=problems,
             hint="pull it again; the hub may have changed in the meantime",
         )
+    return found

@@ -41,6 +41,7 @@ from adapterhub.registry.hub_client import (
     Expected,
     HubClient,
     MissingFileError,
+    Params,
     UnreachableError,
 )
 from adapterhub.registry.other_formats import MAX_CONFIG_BYTES
@@ -54,6 +55,7 @@ MAX_LISTING_BYTES = 4 << 20  # some 10,000 files
 MAX_SEARCH_BYTES = 32 << 20  # a thousand repositories with their cards
 MAX_FILE_BYTES = 64 << 30  # as the tensors of our own format
 MOST_RESULTS = 1_000
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,12}Z")
 _Commit = Annotated[str, schema.text(COMMIT.pattern, "a commit")]
 
 
@@ -81,16 +83,35 @@ class Refs:
         return {v: tuple(by_commit.get(self.tags[v], ())) for v in numbered}
 
 
-class HubReader:
-    """Read the repositories of one hub; `prefix` starts the references to them."""
+@dataclass(frozen=True)
+class RepositoryFiles:
+    """A commit of a repository, with what is known of each of its files.
 
-    def __init__(self, client: HubClient, prefix: str) -> None:
+    `name` is the repository's, as the hub writes it, `modified` when the commit was made, "" where
+    the hub does not say it.
+    """
+
+    commit: str
+    name: str
+    modified: str
+    files: Mapping[str, Expected]
+
+
+class HubReader:
+    """Read the repositories of one hub.
+
+    `prefix` starts the references to them, `type` is models, datasets or spaces.
+    """
+
+    def __init__(self, client: HubClient, prefix: str, type: str = "models") -> None:
         self.client = client
         self.prefix = prefix
+        self._api = f"/api/{type}"
+        self._files = "" if type == "models" else f"/{type}"
 
     def refs(self, name: str) -> Refs:
         """Return the branches and tags of a repository."""
-        data = self.client.read(f"/api/models/{name}/refs", MAX_REFS_BYTES, self.subject(name))
+        data = self.client.read(f"{self._api}/{name}/refs", MAX_REFS_BYTES, self.subject(name))
         tree = self._object(data, MAX_REFS_BYTES, name)
         branches = _commits(tree.get("branches"))
         highest = tree.get("highestVersion", 0)
@@ -100,17 +121,35 @@ class HubReader:
 
     def commit_of(self, name: str, revision: str) -> str:
         """Return the commit of a revision that is neither a branch nor a tag."""
-        path = f"/api/models/{name}/revision/{quote(revision, safe='')}"
-        data = self.client.read(path, MAX_INFO_BYTES, self.subject(name))
-        commit = self._object(data, MAX_INFO_BYTES, name).get("sha")
-        if not is_commit(commit):
-            raise self._malformed(name, [f"sha: {schema.show(commit)} is not a commit"])
-        return str(commit)
+        return str(self._info(name, revision)["sha"])
+
+    def snapshot(self, name: str, revision: str) -> RepositoryFiles:
+        """Return the commit of a revision with its files; one without a hash is left out."""
+        info = self._info(name, revision, (("blobs", "true"),))
+        if is_commit(revision) and info["sha"] != revision:
+            raise self._malformed(name, [f"sha: {info['sha']} is not the commit {revision}"])
+        siblings = info.get("siblings")
+        files = filter(None, map(_sibling, siblings if isinstance(siblings, list) else ()))
+        said, date = info.get("id"), info.get("lastModified")
+        return RepositoryFiles(
+            info["sha"],
+            said if isinstance(said, str) and said.casefold() == name.casefold() else name,
+            date if isinstance(date, str) and _DATE.fullmatch(date) else "",
+            dict(files),
+        )
+
+    def _info(self, name: str, revision: str, params: Params = ()) -> dict[str, Any]:
+        path = f"{self._api}/{name}/revision/{quote(revision, safe='')}"
+        data = self.client.read(path, MAX_INFO_BYTES, self.subject(name), params)
+        info = self._object(data, MAX_INFO_BYTES, name)
+        if not is_commit(info.get("sha")):
+            raise self._malformed(name, [f"sha: {schema.show(info.get('sha'))} is not a commit"])
+        return info
 
     def small_file(self, name: str, commit: str, file: str, limit: int) -> bytes | None:
         """Return the contents of a file, or None if the commit has no such file."""
         try:
-            return self.client.read(_resolve(name, commit, file), limit, self.subject(name))
+            return self.client.read(self._place(name, commit, file), limit, self.subject(name))
         except MissingFileError:
             return None
 
@@ -128,7 +167,7 @@ class HubReader:
 
     def listing(self, name: str, commit: str) -> dict[str, Expected]:
         """Return the size and hash of each file in the root of a commit."""
-        path = f"/api/models/{name}/tree/{commit}"
+        path = f"{self._api}/{name}/tree/{commit}"
         data = self.client.read(path, MAX_LISTING_BYTES, self.subject(name))
         items = [schema.parse_object(item, len(item))[0] for item in self._items(data, name)]
         return dict(filter(None, map(_listed, items)))
@@ -162,7 +201,7 @@ class HubReader:
         options = (("full", "true"), ("cardData", "true"), ("limit", str(MOST_RESULTS)))
         author = (("author", owner),) if owner else ()
         params = (*(("filter", tag) for tag in filters), *author, *options)
-        data = self.client.read("/api/models", MAX_SEARCH_BYTES, self.subject(""), params)
+        data = self.client.read(self._api, MAX_SEARCH_BYTES, self.subject(""), params)
         items = []
         for item in self._items(data, "")[:MOST_RESULTS]:
             tree, problems = schema.parse_object(item, len(item))
@@ -174,10 +213,13 @@ class HubReader:
 
     def download(
         self, name: str, commit: str, file: str, target: Path, expected: Expected, **options: Any
-    ) -> None:
+    ) -> Expected:
         """Download a file of a commit to a new path, and verify it; see `HubClient.download`."""
-        path = _resolve(name, commit, file)
-        self.client.download(path, target, expected, self.subject(name), **options)
+        path = self._place(name, commit, file)
+        return self.client.download(path, target, expected, self.subject(name), **options)
+
+    def _place(self, name: str, commit: str, file: str) -> str:
+        return f"{self._files}/{name}/resolve/{commit}/{quote(file)}"
 
     def subject(self, name: str) -> str:
         """Name the subject of an error: a repository, or the hub itself."""
@@ -263,8 +305,15 @@ def _listed(item: Mapping[str, Any]) -> tuple[str, Expected] | None:
     return (path, Expected(size, size, git_sha1=str(oid))) if is_commit(oid) else None
 
 
-def _resolve(name: str, commit: str, file: str) -> str:
-    return f"/{name}/resolve/{commit}/{file}"
+def _sibling(item: object) -> tuple[str, Expected] | None:
+    """Return what a description of a repository says of a file; see `_listed`."""
+    if not isinstance(item, dict):
+        return None
+    large = item.get("lfs")
+    if isinstance(large, dict):
+        large = {"oid": large.get("sha256"), "size": large.get("size")}
+    path, oid = item.get("rfilename"), item.get("blobId")
+    return _listed({**item, "type": "file", "path": path, "oid": oid, "lfs": large})
 
 
 class HubCache:

@@ -91,3 +91,29 @@ def test_keeping_house(adapterhub, folder, tmp_path):
     refused(adapterhub("hub", "verify", str(tmp_path / "none")), "there is no hub in", "hub start")
     refused(adapterhub("hub", "start", folder, "--max-file", "x"), "--max-file 'x' is no size")
     refused(adapterhub("hub", "start", folder, "--trust-user-header", "x-user"), "--trusted-proxy")
+
+
+def test_a_repository_of_another_hub_is_fetched_ahead(adapterhub, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with real_hub.serving(tmp_path / "up", open_reading=True) as up:
+        up.user("ada")
+        with up.client("ada") as client:
+            create(client, "ada/x")
+            oid = commit(client, "ada/x", {"a.md": b"a", "b.md": b"bb"}).json()["commitOid"]
+        words = ("hub", "mirror", folder, "--upstream", up.address)
+        code, out, err = adapterhub(*words, f"ada/x@{oid}")
+        assert (code, out) == (0, f"ada/x@{oid[:12]}: 3 files (53 B), 3 fetched\n"), err
+        (report,) = json.loads(adapterhub(*words, "ada/x", "--json")[1])
+        assert (report["commit"], report["fetched"]) == (oid, 0)
+        refused(adapterhub(*words, "ada/none"), "neither on this hub nor", up.address)
+        refused(adapterhub(*words, "none"), "expected OWNER/NAME")
+        _, out, _ = adapterhub("hub", "org", folder, up.address, "--quota", "1GB")
+        assert "quota" in out
+        assert f"ada/x@{oid}" in adapterhub("hub", "audit", folder)[1]
+        adapterhub("hub", "user", folder, "ada")
+        refused(adapterhub(*words, "ada/x"), "ada is a name of this hub")
+    refused(adapterhub(*words, "bob/y"), "is not kept here", "fails")
+    refused(adapterhub("hub", "start", folder, "--upstream", "hub.example"), "--upstream")
+    refused(adapterhub("hub", "start", folder, "--upstream-token", "a/b"), "--upstream URL")
+    address = "http://127.0.0.1:8733"
+    refused(adapterhub("hub", "start", folder, "--upstream", address), "is this hub itself")

@@ -208,11 +208,16 @@ class Handler(BaseHTTPRequestHandler):
         repository = self.hub.repositories[name]
         oid, files = self.files(repository, revision)
         card = card_data(files)
+        siblings = [{"rfilename": path, **self.blob(files[path])} for path in sorted(files)]
         return {
             "_id": oid, "id": name, "modelId": name, "sha": oid, "private": repository.private,
             "author": name.partition("/")[0], "tags": tags(card), "downloads": 0, "likes": 0,
-            "cardData": card, "siblings": [{"rfilename": path} for path in sorted(files)],
+            "cardData": card, "siblings": siblings,
         }  # fmt: skip
+
+    def blob(self, data: bytes) -> dict[str, Any]:
+        asked = self.query.get("blobs") == ["true"]
+        return {"size": len(data), "blobId": git_sha1(data)} if asked else {}
 
     def matches_query(self, name: str) -> bool:
         if self.hub.repositories[name].private and not self.role():

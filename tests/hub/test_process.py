@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -11,9 +12,11 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx2
 import pytest
+import tiny_models
 from commit_body import commit, create
 from selection import ALL
 
@@ -149,3 +152,27 @@ def test_a_hub_that_others_reach_has_a_token(tmp_path):
     (tmp_path / "files/a").touch()
     with pytest.raises(ConfigError, match="other files"):
         serve_hub(tmp_path / "files", "127.0.0.1", 0, HubOptions())
+
+
+STATES = {
+    "collection": {"7 files left", "2 files left"},
+    "first backup": {"none", "new"},
+    "second backup": {"old", "new"},
+}
+"""By what is killed, what it must have met: the start, and the end."""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="crash_hub.py forks at each line")
+def test_housekeeping_that_is_killed_is_done_again_and_loses_nothing(tmp_path):
+    """crash_hub.py makes the checks; this test verifies that it met every state."""
+    program = Path(__file__).parents[1] / "attacks/crash_hub.py"
+    most = 999 if tiny_models.FULL_MATRIX else 40 if ALL else 3
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    names = [*STATES] if ALL else ["collection", "second backup"]
+    command = [sys.executable, program, tmp_path, str(most), *names]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = {line["scenario"]: line for line in map(json.loads, done.stdout.splitlines())}
+    assert all(each["points"] >= min(most, each["lines"]) for each in results.values())
+    for name in names:
+        assert {*results[name]["outcomes"]} >= STATES[name]

@@ -1,0 +1,500 @@
+"""What is kept of an upstream: repositories in the tables of this hub that nobody here writes to.
+
+- Refs change all at once, when the commits of those in use are here.
+- A commit has the upstream's hash and its list of files, of which one hash each is known.
+- A file is fetched when it is first asked for, verified, and kept and granted as any other. That
+  the upstream names the hash of a file of this hub does not let anybody have it.
+
+An owner whose name this hub has is never asked for upstream.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, or_, select
+
+from adapterhub.backbones.origins import is_commit
+from adapterhub.errors import ConfigError
+from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, MAX_CARD_BYTES
+from adapterhub.hub.accepted import NamespaceRules, check_contents, check_name_of_file, parse_rules
+from adapterhub.hub.accounts import Owner, find_owner, mirror_namespace
+from adapterhub.hub.blobs import BlobInfo, StagedBlob, discard_staged, require_room
+from adapterhub.hub.commits import (
+    BRANCH,
+    MAIN,
+    TAG,
+    commit_at,
+    grant,
+    name_of_ref,
+    refs_of,
+    used_bytes,
+)
+from adapterhub.hub.housekeeping import KEEPING, forget_blob, remove_files, size_on_disk
+from adapterhub.hub.refusals import (
+    BusyError,
+    DeniedError,
+    HubRefusal,
+    LyingUpstreamError,
+    MissingRepositoryError,
+    TooManyBytesError,
+    UpstreamError,
+)
+from adapterhub.hub.repositories import (
+    HubRepository,
+    check_repository_name,
+    create_repository,
+    find_repository,
+)
+from adapterhub.hub.state import Hub
+from adapterhub.hub.tables import blobs, commits, grants, refs, repositories
+from adapterhub.hub.times import now_precisely
+from adapterhub.hub.trees import Tree, check_paths, keep_tree, read_tree
+from adapterhub.hub.upstream import ASK_SECONDS, Upstream
+from adapterhub.registry.hub_reader import Refs, RepositoryFiles
+from adapterhub.registry.other_formats import CONFIG_FILE
+
+REFS_SECONDS = 60.0  # after which the upstream is asked again what its branches and tags are
+_QUIET_SECONDS = 15.0  # in which an upstream that failed is not asked for news
+_DESCRIBING = (CARD_FILE, CONFIG_FILE, MANIFEST_FILE)
+_ELSEWHERE = ("kind", "contents", "secrets", "backbone")
+"""Rules for those who push. What was published elsewhere is as it is; only what runs stays out."""
+
+
+@dataclass
+class MirrorReport:
+    """What was fetched ahead: the commit, its files, and those that were not here before."""
+
+    name: str
+    commit: str
+    files: int = 0
+    fetched: int = 0
+    size: int = 0
+
+
+class Copies:
+    """What a hub keeps of its upstream; without one, nothing is asked and what is here is served.
+
+    Args:
+        hub: the hub, whose options name the upstream.
+
+    Attributes:
+        is_closed: whether the server ends; what is being fetched is given up.
+
+    Raises:
+        ConfigError: the hub mirrors another one, or the upstream's token is missing.
+    """
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub, self.is_closed = hub, False
+        options, self.upstream = hub.options, None
+        if options.upstream:
+            self.upstream = Upstream(options.upstream, options.upstream_token)
+            with hub.database.writing() as connection:
+                mirror_namespace(connection, self.upstream.url)
+        self._asked: dict[int, float] = {}  # when, by the id of a repository
+        self._quiet_until = 0.0
+
+    def fetch_all(
+        self,
+        type: str,
+        name: str,
+        revision: str = MAIN,
+        note: Callable[[str], object] = lambda line: None,
+    ) -> MirrorReport:
+        """Fetch all files of a revision ahead; `note` is called with each path.
+
+        Raises:
+            ConfigError: the owner is one of this hub.
+            HubRefusal: something is not here, and the upstream does not give it.
+        """
+        check_repository_name(name)
+        if not self.is_foreign(name):
+            raise ConfigError(
+                f"{name} is not mirrored: {name.partition('/')[0]} is a name of this hub",
+                expected="a repository whose owner this hub has not",
+            )
+        found = self._find(type, name)
+        if found is None:
+            found = self.add(type, name)
+        else:
+            self.refresh(found)
+        if oid := self.unknown_commit(found, revision):
+            self.add_commit(found, oid)
+        with self.hub.database.reading() as connection:
+            commit = commit_at(connection, found.id, revision)
+            tree = read_tree(connection, commit.tree)
+        report = MirrorReport(found.name, commit.oid, len(tree), size=sum_of_sizes(tree))
+        with self.hub.database.reading() as connection:
+            self._check_quota(name, report.size, self._quota(connection))
+        for path, blob in tree.items():
+            if blob.size and not self.kept(found, blob):
+                self.fetch(found, commit.oid, path, blob)
+                report.fetched += 1
+                note(path)
+        return report
+
+    def is_foreign(self, name: str) -> bool:
+        """Return whether a name may be asked upstream: it is valid, and its owner is not here."""
+        try:
+            check_repository_name(name)
+        except HubRefusal:
+            return False
+        with self.hub.database.reading() as connection:
+            return find_owner(connection, name.partition("/")[0]) is None
+
+    def is_due(self, repository: HubRepository) -> bool:
+        """Return whether the upstream is to be asked what its branches and tags are now."""
+        now, asked = time.monotonic(), self._asked.get(repository.id)
+        is_old = asked is None or now - asked > REFS_SECONDS
+        return self.upstream is not None and is_old and now > self._quiet_until
+
+    def add(self, type: str, name: str) -> HubRepository:
+        """Create a repository with the upstream's refs and the commit of `main`.
+
+        Raises:
+            MissingRepositoryError: the upstream has not got it, either.
+            HubRefusal: the upstream does not answer, or not as a hub.
+        """
+        if known := self._find(type, name):
+            return known
+        upstream = self._asked_upstream(name)
+        found = upstream.refs(type, name)
+        head = upstream.snapshot(type, name, found.head or MAIN)
+        with self.hub.database.writing() as connection:
+            name, owner = head.name, head.name.partition("/")[0]
+            if find_owner(connection, owner) is not None:  # created meanwhile
+                raise MissingRepositoryError(f"{name} is not on this hub")
+            if known := find_repository(connection, type, name):
+                return known
+            place = replace(mirror_namespace(connection, upstream.url), name=owner)
+            made = create_repository(connection, type, name, place, is_private=False)
+            _keep_commit(connection, made, head, self._rules(connection), upstream.url)
+            _keep_refs(connection, made, found)
+        self._asked[made.id] = time.monotonic()
+        self._describe(made, head.commit)
+        return made
+
+    def refresh(self, repository: HubRepository) -> None:
+        """Ask for the refs, and for the commits that those in use have moved to.
+
+        Raises:
+            HubRefusal: the upstream does not give one of them; the refs stay as they were.
+        """
+        self._asked[repository.id] = time.monotonic()
+        upstream = self._asked_upstream(repository.name)
+        type, name = _place(repository)
+        try:
+            found = upstream.refs(type, name)
+            with self.hub.database.reading() as connection:
+                old = refs_of(connection, repository.id)
+                known = _known_commits(connection, repository)
+            used = [ref for kind in old for ref, oid in old[kind].items() if oid in known]
+            new = {oid for each in (found.branches, found.tags) for ref, oid in each.items()
+                   if ref in used}  # fmt: skip
+            heads = [upstream.snapshot(type, name, oid) for oid in sorted(new - known)]
+        except UpstreamError:
+            self._quiet_until = time.monotonic() + _QUIET_SECONDS
+            raise
+        if old == {BRANCH: dict(found.branches), TAG: dict(found.tags)}:
+            return
+        with self.hub.database.writing() as connection:
+            _require_current(connection, repository)
+            for head in heads:
+                rules = self._rules(connection)
+                _keep_commit(connection, repository, head, rules, upstream.url)
+            _keep_refs(connection, repository, found)
+        for head in heads:
+            self._describe(repository, head.commit)
+
+    def unknown_commit(self, repository: HubRepository, revision: str) -> str | None:
+        """Return the commit that a revision names, if it is to be asked for."""
+        name = name_of_ref(revision)
+        with self.hub.database.reading() as connection:
+            found = refs_of(connection, repository.id)
+            oid = found[BRANCH].get(name) or found[TAG].get(name) or name
+            if not is_commit(oid) or oid in _known_commits(connection, repository, oid):
+                return None
+        return oid
+
+    def add_commit(self, repository: HubRepository, oid: str) -> None:
+        """Write a commit of the upstream.
+
+        Raises:
+            MissingRevisionError: the upstream has not got it.
+            HubRefusal: the upstream does not answer, or not as a hub.
+        """
+        upstream = self._asked_upstream(f"{repository.name} at {oid}")
+        found = upstream.snapshot(*_place(repository), oid)
+        with self.hub.database.writing() as connection:
+            _require_current(connection, repository)
+            _keep_commit(connection, repository, found, self._rules(connection), upstream.url)
+        self._describe(repository, oid)
+
+    def kept(self, repository: HubRepository, blob: BlobInfo) -> str:
+        """Return the sha256 of a file that is here, or ""."""
+        with self.hub.database.reading() as connection:
+            info = _granted(connection, repository, blob.key).get(blob.key)
+        if info is None or info.size != blob.size:
+            return ""
+        return info.sha256 if size_on_disk(self.hub.blobs.path(info.sha256)) == blob.size else ""
+
+    def fetch(
+        self,
+        repository: HubRepository,
+        commit: str,
+        path: str,
+        blob: BlobInfo,
+        patience: float | None = None,
+    ) -> str:
+        """Download a file, verify it, put it in its place and grant it; return its sha256.
+
+        Raises:
+            HubRefusal: the upstream does not give it, the rules refuse it, or there is no room.
+        """
+        if known := self.kept(repository, blob):
+            return known
+        upstream, folder = self._asked_upstream(path), self.hub.blobs
+        with self.hub.database.reading() as connection:
+            rules, quota = self._rules(connection), self._quota(connection)
+        self._check_room(path, blob.size, quota)
+
+        def download(target: Path) -> BlobInfo:
+            place = (*_place(repository), commit, path)
+            return upstream.download(*place, blob, target, self._check_open, patience)
+
+        staged = folder.fetch(download)
+        try:
+            try:
+                check_contents(path, staged.path, blob.size, rules)
+            except HubRefusal as error:
+                raise DeniedError(error.problem) from None
+            while not self._put(repository, staged):
+                self._make_room(blob.size)
+        finally:
+            discard_staged(staged)
+        return staged.info.sha256
+
+    def _find(self, type: str, name: str) -> HubRepository | None:
+        with self.hub.database.reading() as connection:
+            return find_repository(connection, type, name)
+
+    def _describe(self, repository: HubRepository, oid: str) -> None:
+        """Fetch the files that say what is in a commit, from which its tags are derived."""
+        with self.hub.database.reading() as connection:
+            tree = read_tree(connection, commit_at(connection, repository.id, oid).tree)
+        with suppress(HubRefusal):  # whoever asks for the file is told
+            for path in _DESCRIBING:
+                if path in tree and 0 < tree[path].size <= MAX_CARD_BYTES:
+                    self.fetch(repository, oid, path, tree[path], ASK_SECONDS)
+
+    def _asked_upstream(self, subject: str) -> Upstream:
+        if self.upstream is None or self.is_closed:
+            raise UpstreamError(
+                f"{subject} is not kept here, and this hub was started without --upstream"
+            )
+        return self.upstream
+
+    def _check_open(self, received: int) -> None:
+        if self.is_closed:
+            raise UpstreamError("the hub is being stopped")
+
+    def _rules(self, connection: Connection) -> NamespaceRules:
+        rules = parse_rules(self._owner(connection).rules)
+        return replace(rules, allowed=(*rules.allowed, *_ELSEWHERE))
+
+    def _quota(self, connection: Connection) -> int | None:
+        owner = self._owner(connection)
+        return self.hub.options.quota if owner.quota is None else owner.quota
+
+    def _owner(self, connection: Connection) -> Owner:
+        assert self.upstream is not None
+        return mirror_namespace(connection, self.upstream.url)
+
+    def _check_room(self, path: str, size: int, quota: int | None) -> None:
+        """Refuse what there is never room for, before it is asked for."""
+        most = self.hub.options.max_file
+        if size > most:
+            raise TooManyBytesError(
+                f"{path} has {size:,} bytes, and a file may have {most:,} here (--max-file)"
+            )
+        self._check_quota(path, size, quota)
+        require_room(self.hub.folder, size)
+
+    def _check_quota(self, subject: str, size: int, quota: int | None) -> None:
+        if quota is not None and size > quota:
+            raise TooManyBytesError(
+                f"{subject} has {size:,} bytes, and all that is mirrored may have {quota:,}; "
+                "adapterhub hub org DIR UPSTREAM --quota SIZE changes it"
+            )
+
+    def _put(self, repository: HubRepository, staged: StagedBlob) -> bool:
+        """Put a file in its place and grant it; return whether there was room."""
+        folder, info = self.hub.blobs, staged.info
+        with self.hub.database.writing() as connection:
+            _require_current(connection, repository)
+            if self._missing_room(connection, info.size) > 0:
+                return False
+            if size_on_disk(folder.path(info.sha256)) != info.size:
+                folder.remove(info.sha256)  # what is left of it
+            folder.put(staged)
+            grant(connection, repository.id, [info])
+        return True
+
+    def _missing_room(self, connection: Connection, size: int) -> int:
+        quota = self._quota(connection)
+        if quota is None:
+            return 0
+        return used_bytes(connection, self._owner(connection).id) + size - quota
+
+    def _make_room(self, size: int) -> None:
+        """Remove the files that were not used for the longest time, until a new one fits.
+
+        Raises:
+            BusyError: a backup or a collection is reading the files.
+        """
+        gone = []
+        try:
+            with FileLock(self.hub.folder / KEEPING, timeout=0):
+                with self.hub.database.writing() as connection:
+                    missing = self._missing_room(connection, size)
+                    own, rows = self._by_last_use(connection)
+                    while missing > 0 and rows:
+                        sha256, length = rows.pop(0)
+                        connection.execute(delete(grants).where(own, grants.c.sha256 == sha256))
+                        missing -= length
+                        if forget_blob(connection, sha256):
+                            gone.append(sha256)
+                remove_files(self.hub, gone)
+        except Timeout:
+            raise BusyError from None
+
+    def _by_last_use(
+        self, connection: Connection
+    ) -> tuple[ColumnElement[bool], list[tuple[str, int]]]:
+        """Return which grants are of mirrored repositories, and their files with their sizes."""
+        place = self._owner(connection).id
+        mirrored = select(repositories.c.id).where(repositories.c.namespace == place)
+        own = grants.c.repository.in_(mirrored)
+        rows = connection.execute(
+            select(blobs.c.sha256, blobs.c.size)
+            .join(grants, grants.c.sha256 == blobs.c.sha256)
+            .where(own)
+            .group_by(blobs.c.sha256, blobs.c.size)
+            .order_by(func.max(grants.c.granted))
+        ).all()
+        return own, [(row.sha256, row.size) for row in rows]
+
+
+def kept_tree(connection: Connection, repository: HubRepository, tree: Tree) -> Tree:
+    """Return the files of a commit with both hashes, as they are here.
+
+    A file of a mirrored repository that was not fetched has no sha256, so that nobody reads what
+    another repository has under it.
+    """
+    if not repository.is_mirrored:
+        return tree
+    known = _granted(connection, repository)
+    return {path: known.get(blob.key) or replace(blob, sha256="") for path, blob in tree.items()}
+
+
+def _granted(
+    connection: Connection, repository: HubRepository, key: str = ""
+) -> dict[str, BlobInfo]:
+    """Return the files that a repository may name, or one of them, by each of their hashes."""
+    chosen = (
+        select(blobs.c.sha256, blobs.c.size, blobs.c.git_sha1)
+        .join(grants, grants.c.sha256 == blobs.c.sha256)
+        .where(grants.c.repository == repository.id)
+    )
+    if key:
+        chosen = chosen.where(or_(blobs.c.sha256 == key, blobs.c.git_sha1 == key))
+    infos = [BlobInfo(*row) for row in connection.execute(chosen)]
+    return {key: info for info in infos for key in (info.sha256, info.git_sha1)}
+
+
+def sum_of_sizes(tree: Tree) -> int:
+    """Return how many bytes the files of a commit have, each counted once."""
+    return sum(blob.size for blob in {b.key: b for b in tree.values()}.values())
+
+
+def _keep_commit(
+    connection: Connection,
+    repository: HubRepository,
+    found: RepositoryFiles,
+    rules: NamespaceRules,
+    upstream: str,
+) -> None:
+    """Write a commit of the upstream, unless it is here."""
+    if _known_commits(connection, repository, found.commit):
+        return
+    tree = {
+        path: BlobInfo(info.sha256 or "", info.size or 0, info.git_sha1 or "")
+        for path, info in found.files.items()
+        if _is_accepted(path, rules)
+    }
+    try:
+        check_paths(tree)
+    except HubRefusal as error:
+        raise LyingUpstreamError(f"{repository.name} is not mirrored: {error.problem}") from None
+    connection.execute(
+        insert(commits).values(
+            repository=repository.id,
+            oid=found.commit,
+            parent=None,
+            tree=keep_tree(connection, tree),
+            title="Mirror this commit",
+            message=f"of {upstream}",
+            author=repository.name.partition("/")[0],
+            created=found.modified or now_precisely(),
+        )
+    )
+
+
+def _is_accepted(path: str, rules: NamespaceRules) -> bool:
+    try:
+        check_name_of_file(path, rules)
+    except HubRefusal:
+        return False
+    return True
+
+
+def _keep_refs(connection: Connection, repository: HubRepository, found: Refs) -> None:
+    connection.execute(delete(refs).where(refs.c.repository == repository.id))
+    rows = [
+        {"repository": repository.id, "kind": kind, "name": name, "commit": oid}
+        for kind, each in ((BRANCH, found.branches), (TAG, found.tags))
+        for name, oid in each.items()
+    ]
+    if rows:
+        connection.execute(insert(refs), rows)
+
+
+def _known_commits(
+    connection: Connection, repository: HubRepository, oid: str | None = None
+) -> set[str]:
+    """Return the commits that are here, or one of them."""
+    chosen = select(commits.c.oid).where(commits.c.repository == repository.id)
+    if oid is not None:
+        chosen = chosen.where(commits.c.oid == oid)
+    return {*connection.execute(chosen).scalars()}
+
+
+def _require_current(connection: Connection, repository: HubRepository) -> None:
+    """Refuse to write to a repository that is not the mirrored one any more; ids are used again.
+
+    Raises:
+        MissingRepositoryError: its owner's name is one of this hub now.
+    """
+    current = find_repository(connection, *_place(repository))
+    if current is None or current.id != repository.id or not current.is_mirrored:
+        raise MissingRepositoryError(f"{repository.name} is not on this hub")
+
+
+def _place(repository: HubRepository) -> tuple[str, str]:
+    return repository.type, repository.name

@@ -1,0 +1,151 @@
+"""The mirror: what this hub has not is asked of another one, kept, and served from here.
+
+`Mirror.add` and `Mirror.follow` are called on the way of each request that reads, `Mirror.file`
+before a file is sent. They wait for what copies.py does, in threads of their own: however slow the
+upstream is, others are answered, and however many ask for one thing, it is asked once.
+
+Where the upstream fails, what is kept is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from anyio.to_thread import run_sync
+from sqlalchemy import Connection, update
+
+from adapterhub.hub.accounts import Visitor
+from adapterhub.hub.blobs import BlobInfo
+from adapterhub.hub.copies import Copies
+from adapterhub.hub.refusals import RETRY_SECONDS, HubRefusal
+from adapterhub.hub.repositories import HubRepository
+from adapterhub.hub.state import Hub
+from adapterhub.hub.tables import grants
+from adapterhub.hub.times import now_text
+
+log = logging.getLogger("adapterhub.hub")
+
+_ABSENT_SECONDS = 60.0  # in which what the upstream has not is not asked again
+_THREADS = 8  # for questions, and as many for files
+_MOST_FAILED = 10_000
+_Result = TypeVar("_Result")
+
+
+class Mirror:
+    """Has what requests ask for copied from the upstream of a hub.
+
+    Args:
+        hub: the hub, whose options name the upstream; without one, nothing is asked.
+
+    Raises:
+        ConfigError: the hub mirrors another one, or the upstream's token is missing.
+    """
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub, self._copies = hub, Copies(hub)
+        self._running: dict[Hashable, Future[object]] = {}
+        self._failed: dict[Hashable, tuple[float, HubRefusal]] = {}
+        self._lock = threading.RLock()
+        self._asking = ThreadPoolExecutor(_THREADS, "upstream")
+        self._fetching = ThreadPoolExecutor(_THREADS, "upstream-files")
+        self._used: set[tuple[int, str]] = set()
+
+    async def add(self, type: str, name: str, visitor: Visitor) -> bool:
+        """Mirror a repository that is not here, for who may read it; return whether it was asked.
+
+        Raises:
+            MissingRepositoryError: the upstream has not got it, either.
+            HubRefusal: the upstream does not answer, or not as a hub.
+        """
+        copies, open_reading = self._copies, self.hub.options.open_reading
+        may_read = visitor.scope is None and (visitor.user or open_reading)
+        if copies.upstream is None or not may_read or not await run_sync(copies.is_foreign, name):
+            return False
+        await self._once(("repository", type, name.casefold()), partial(copies.add, type, name))
+        return True
+
+    async def follow(self, repository: HubRepository, revision: str) -> None:
+        """Learn what is new of a mirrored repository, and have the commit that is asked for.
+
+        Raises:
+            HubRefusal: the commit is not here, and the upstream does not give it.
+        """
+        if self._copies.is_due(repository):
+            try:
+                await self._once(("refs", repository.id), partial(self._copies.refresh, repository))
+            except HubRefusal as error:
+                said = getattr(error.__cause__, "problem", error.problem)
+                log.warning("what is kept of %s is served: %s", repository.name, said)
+        if oid := await run_sync(self._copies.unknown_commit, repository, revision):
+            await self._once(
+                ("commit", repository.id, oid), partial(self._copies.add_commit, repository, oid)
+            )
+
+    async def file(self, repository: HubRepository, commit: str, path: str, blob: BlobInfo) -> Path:
+        """Return where a file is, once it is here; all who ask meanwhile wait for one download.
+
+        Raises:
+            HubRefusal: it is not here, and the upstream does not give it, or there is no room.
+        """
+        sha256 = await run_sync(self._copies.kept, repository, blob)
+        if not sha256:
+            fetch = partial(self._copies.fetch, repository, commit, path, blob)
+            sha256 = await self._once(("file", repository.id, blob.key), fetch, files=True)
+        self._used.add((repository.id, sha256))
+        return self.hub.blobs.path(sha256)
+
+    def note_use(self, connection: Connection) -> None:
+        """Write which files were served, since those that nobody asks for are evicted first."""
+        used, self._used = self._used, set()
+        for repository, sha256 in used:
+            own = (grants.c.repository == repository, grants.c.sha256 == sha256)
+            connection.execute(update(grants).where(*own).values(granted=now_text()))
+
+    @property
+    def has_notes(self) -> bool:
+        """Whether `note_use` has something to write."""
+        return bool(self._used)
+
+    def close(self) -> None:
+        """End what is being fetched; nothing of it is kept."""
+        self._copies.is_closed = True
+        for pool in (self._asking, self._fetching):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _once(
+        self, key: Hashable, work: Callable[[], _Result], *, files: bool = False
+    ) -> _Result:
+        """Return what work returns, which is done once for all who wait for it.
+
+        It goes on when they leave. What failed is not tried again at once.
+        """
+        with self._lock:
+            until, error = self._failed.get(key, (0.0, None))
+            if error is not None and time.monotonic() < until:
+                raise error.with_traceback(None)
+            future = self._running.get(key)
+            if future is None:
+                future = (self._fetching if files else self._asking).submit(work)
+                self._running[key] = future
+                future.add_done_callback(partial(self._done, key))
+        result: _Result = await asyncio.shield(asyncio.wrap_future(future))  # type: ignore[arg-type]
+        return result
+
+    def _done(self, key: Hashable, future: Future[object]) -> None:
+        with self._lock:
+            self._running.pop(key, None)
+            self._failed.pop(key, None)
+            error = None if future.cancelled() else future.exception()
+            if isinstance(error, HubRefusal):
+                seconds = _ABSENT_SECONDS if error.status == 404 else RETRY_SECONDS
+                if len(self._failed) >= _MOST_FAILED:
+                    self._failed.clear()
+                self._failed[key] = (time.monotonic() + seconds, error)

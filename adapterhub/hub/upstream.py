@@ -1,0 +1,131 @@
+"""Another hub, of which a mirror keeps what is asked for.
+
+It is asked by the client of `adapterhub pull`, so what holds there holds here: where requests and
+redirects may go, how large and slow an answer may be, and that a file has the hash it is listed
+with. No header of a visitor is sent on. The operator's own token is sent for the repositories that
+he names, and to the upstream alone.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from adapterhub.errors import ConfigError, FileError, NotPublishedError, RegistryError
+from adapterhub.hub.blobs import BlobInfo
+from adapterhub.hub.refusals import (
+    GatedUpstreamError,
+    HubRefusal,
+    LyingUpstreamError,
+    MissingRepositoryError,
+    MissingRevisionError,
+    UpstreamError,
+)
+from adapterhub.registry.hub_client import Expected, GatedError, HubClient, UnreachableError
+from adapterhub.registry.hub_reader import HubReader, Refs, RepositoryFiles
+from adapterhub.registry.tokens import VARIABLE, token_for
+
+ASK_SECONDS = 5.0  # for an answer about a repository: clients wait ten for its headers
+
+
+class Upstream:
+    """A hub that is asked for what is not here.
+
+    Args:
+        url: its address.
+        with_token: names of repositories, or patterns of them, that are asked with the token that
+            the environment has for this hub.
+
+    Raises:
+        ConfigError: the environment has none.
+    """
+
+    def __init__(self, url: str, with_token: Sequence[str] = ()) -> None:
+        self.url = url.rstrip("/")
+        self._with_token = [pattern.casefold() for pattern in with_token]
+        self._token = token_for(self.url) if with_token else None
+        if with_token and self._token is None:
+            raise ConfigError(
+                f"there is no token for {self.url}, and --upstream-token names what it is for",
+                expected=f'${VARIABLE}="{self.url}=TOKEN"',
+                hint=f"adapterhub login {self.url}",
+            )
+
+    def refs(self, type: str, name: str) -> Refs:
+        """Return the branches and tags of a repository.
+
+        Raises:
+            MissingRepositoryError: there is none, or it needs a token.
+            HubRefusal: the upstream does not answer, or not as a hub.
+        """
+        missing = MissingRepositoryError(
+            f"{name} is neither on this hub nor, for all to read, on its upstream {self.url}"
+        )
+        with _explained(name, missing):
+            return self._reader(type, name, ASK_SECONDS).refs(name)
+
+    def snapshot(self, type: str, name: str, revision: str) -> RepositoryFiles:
+        """Return a commit and what its files are.
+
+        Raises:
+            MissingRevisionError: there is none.
+            HubRefusal: the upstream does not answer, or not as a hub.
+        """
+        with _explained(f"{name} at {revision}", MissingRevisionError(revision)):
+            return self._reader(type, name, ASK_SECONDS).snapshot(name, revision)
+
+    def download(
+        self,
+        type: str,
+        name: str,
+        commit: str,
+        path: str,
+        blob: BlobInfo,
+        target: Path,
+        progress: Callable[[int], object],
+        patience: float | None = None,
+    ) -> BlobInfo:
+        """Download a file to a new path; return both of its hashes, of which one was known.
+
+        Raises:
+            HubRefusal: the upstream does not give it, or another one.
+        """
+        expected = Expected(blob.size, blob.size, blob.sha256 or None, blob.git_sha1 or None)
+        missing = LyingUpstreamError(f"{path}: {self.url} lists it and does not give it")
+        with _explained(path, missing):
+            reader = self._reader(type, name, patience)
+            found = reader.download(name, commit, path, target, expected, progress=progress)
+        assert found.sha256 is not None
+        assert found.git_sha1 is not None
+        return BlobInfo(found.sha256, blob.size, found.git_sha1)
+
+    def _reader(self, type: str, name: str, patience: float | None = None) -> HubReader:
+        """Return a reader for one question: a client that met a slow server remembers it."""
+        named = any(fnmatch.fnmatchcase(name.casefold(), each) for each in self._with_token)
+        client = HubClient(self.url, self._token if named else None, patience=patience)
+        return HubReader(client, f"{self.url}/", type)
+
+
+@contextmanager
+def _explained(subject: str, missing: HubRefusal) -> Iterator[None]:
+    """Say what an error of the upstream is for a client of this hub."""
+    try:
+        yield
+    except UnreachableError as error:
+        raise UpstreamError(
+            f"{subject} is not kept here, and the upstream fails: {error.problem}; try again later"
+        ) from error
+    except GatedError as error:
+        raise GatedUpstreamError(
+            f"{error.problem}: its owner must let the operator of this hub have it, who then names "
+            "it with --upstream-token"
+        ) from None
+    except NotPublishedError:
+        raise missing from None
+    except (RegistryError, FileError) as error:
+        said = "; ".join((error.problem, *error.offenders))
+        raise LyingUpstreamError(
+            f"{subject} is not kept here, and what the upstream sends cannot be: {said}"
+        ) from error

@@ -1,0 +1,670 @@
+"""A mirror before another hub of ours, the fake hub and the hostile one: cut, slow, lying, busy."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import hostile_hub as hostile
+import httpx2
+import pytest
+import real_hub
+import sample_adapters
+from commit_body import commit, create, head, lines
+from filelock import FileLock
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import RepositoryNotFoundError
+from sqlalchemy import select, update
+
+import adapterhub as ah
+from adapterhub.errors import ConfigError
+from adapterhub.files.native import MANIFEST_FILE
+from adapterhub.hub import copies as copies_module
+from adapterhub.hub import mirror as mirror_module
+from adapterhub.hub import upstream as upstream_module
+from adapterhub.hub.accepted import NamespaceRules, rules_text
+from adapterhub.hub.accounts import change_owner, find_owner
+from adapterhub.hub.app import HubApp
+from adapterhub.hub.blobs import BlobInfo
+from adapterhub.hub.housekeeping import KEEPING, backup_hub, collect, verify_hub
+from adapterhub.hub.mirror import Mirror
+from adapterhub.hub.refusals import UpstreamError
+from adapterhub.hub.server import serve_hub
+from adapterhub.hub.state import HubOptions, create_hub, open_hub
+from adapterhub.hub.tables import grants
+from adapterhub.hub.times import now_text
+from adapterhub.registry import hub_client
+from adapterhub.registry.hub import HubStore
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.store import Publication
+
+pytestmark = pytest.mark.usefixtures("online")
+CARD, LARGE = b"# A card\n", b"0123456789abcdef" * (100 << 10)
+FILES = {"README.md": CARD, "in/large.txt": LARGE}
+INFO, FILE = "/api/models/acme/x", "/acme/x/resolve/main/README.md"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """Wait and remember shortly."""
+    monkeypatch.setattr(hub_client, "_WAITS", (0.0,))
+    monkeypatch.setattr(hub_client, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(hub_client, "READ_SECONDS", 0.3)
+    monkeypatch.setattr(upstream_module, "ASK_SECONDS", 0.5)
+    for name in ("REFS_SECONDS", "_QUIET_SECONDS"):
+        monkeypatch.setattr(copies_module, name, 0.0)
+    for name in ("RETRY_SECONDS", "_ABSENT_SECONDS"):
+        monkeypatch.setattr(mirror_module, name, 0.0)
+
+
+@pytest.fixture
+def fake():
+    """An upstream that counts, and attacks where a test says so."""
+    with hostile.serving() as hub:
+        hub.repositories["acme/x"] = hostile.hub_server.Repository()
+        hub.repositories["acme/x"].commit(FILES)
+        yield hub
+
+
+@pytest.fixture
+def mirroring(tmp_path):
+    """Run mirrors of an upstream, each with a user bob."""
+    with ExitStack() as stack:
+
+        def start(upstream, name="mirror", **options):
+            place = tmp_path / name
+            running = stack.enter_context(real_hub.serving(place, upstream=upstream, **options))
+            running.user("bob", "admin", is_admin=True)
+            return running
+
+        yield start
+
+
+@pytest.fixture
+def bob(fake, mirroring):
+    """A client of a mirror of the fake hub."""
+    running = mirroring(fake.address)
+    with running.client("bob") as client:
+        client.running = running
+        yield client
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """An upstream and a mirror of it, for tests of one repository each."""
+    place = tmp_path_factory.mktemp("pair") / "mirror"
+    with hostile.serving() as fake, real_hub.serving(place, upstream=fake.address) as running:
+        running.user("bob", "admin", is_admin=True)
+        with running.client("bob") as client:
+            client.running = running
+            yield fake, client
+
+
+@pytest.fixture
+def shared(pair):
+    """The two, and the name and the card of a repository that only the upstream has."""
+    fake, client = pair
+    number = len(fake.repositories)
+    name, card = f"acme/x{number}", b"# %06d\n" % number
+    fake.repositories[name] = hostile.hub_server.Repository()
+    fake.repositories[name].commit({"README.md": card})
+    fake.attack = None
+    return fake, client, name, card
+
+
+def asked(fake, path):
+    return [line for line in fake.requests if path in line]
+
+
+def left_over(running):
+    """Return what is being received, and the files that are kept."""
+    return [*running.hub.blobs.incoming.iterdir()], [*running.hub.blobs.all()]
+
+
+def is_kept(client, data):
+    """Return whether a file is kept, and nothing beside it that was not received whole."""
+    incoming, kept = left_over(client.running)
+    assert not incoming
+    return digest(data) in kept
+
+
+def digest(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_stock_clients_and_ours_get_what_the_upstream_has_and_keep_it(
+    tmp_path, mirroring, monkeypatch
+):
+    with ExitStack() as stack:
+        up = stack.enter_context(real_hub.serving(tmp_path / "up", open_reading=True))
+        up.org("acme")
+        up.user("wil", acme="write")
+        sample_adapters.write(tmp_path / "made", 1, card="# Polite\n")
+        publication = Publication("acme/polite", tags=("best",))
+        put = HubStore(up.address, token=up.tokens["wil"]).put(tmp_path / "made", publication)
+        with up.client() as client:
+            tagged = head(client, "acme/polite")
+        with up.client("wil") as wil:
+            commit(wil, "acme/polite", {"in/large.txt": LARGE})
+            oid = head(wil, "acme/polite")
+        running = mirroring(up.address)
+        api = HfApi(endpoint=running.address, token=running.tokens["bob"])
+        there = HfApi(endpoint=up.address, token=False)
+        info, expected = api.model_info("acme/polite"), there.model_info("acme/polite")
+        assert (info.sha, info.tags, info.siblings) == (oid, expected.tags, expected.siblings)
+        for method in ("list_repo_refs", "list_repo_files"):
+            assert getattr(api, method)("acme/polite") == getattr(there, method)("acme/polite")
+        trees = [[*a.list_repo_tree("acme/polite", recursive=True)] for a in (api, there)]
+        assert trees[0] == trees[1]
+        place = stock_download(running, tmp_path / "first")
+        assert (place / "in/large.txt").read_bytes() == LARGE
+        monkeypatch.setenv("ADAPTERHUB_TOKENS", f"{running.address}={running.tokens['bob']}")
+        pulled = ah.pull(f"{running.address}/acme/polite@best", backbone=None)
+        assert digest((Path(pulled) / MANIFEST_FILE).read_bytes()) == put.digest
+        with up.client("wil") as wil:
+            commit(wil, "acme/polite", {"later.md": b"later"})
+    # The upstream is cut: what was asked for is here, also for a client with an empty cache.
+    place = stock_download(running, tmp_path / "second")
+    assert place.name == oid
+    first = tmp_path / "first/models--acme--polite/snapshots" / oid
+    files = [path.relative_to(place) for path in sorted(place.rglob("*")) if path.is_file()]
+    assert len(files) >= 5
+    assert all((place / each).read_bytes() == (first / each).read_bytes() for each in files)
+    assert api.model_info("acme/polite", revision="best").sha == tagged
+    with pytest.raises(Exception, match="503"):
+        api.model_info("acme/other")
+    with running.client("bob") as client:
+        for page in ("/acme/polite", "/acme/polite/tree/main", f"/acme/polite/commit/{oid}"):
+            assert client.get(page).status_code == 200
+
+
+def stock_download(running, cache):
+    options = {"endpoint": running.address, "token": running.tokens["bob"], "cache_dir": cache}
+    return Path(snapshot_download("acme/polite", **options))
+
+
+def test_a_data_set_is_mirrored(tmp_path, mirroring):
+    with real_hub.serving(tmp_path / "up", open_reading=True) as up:
+        up.org("acme")
+        up.user("wil", acme="write")
+        with up.client("wil") as wil:
+            create(wil, "acme/rows", type="dataset")
+            url = "/api/datasets/acme/rows/commit/main"
+            assert wil.post(url, content=lines({"a b.csv": b"a,b\n"})).status_code == 200
+        with mirroring(up.address).client("bob") as client:
+            assert client.get("/datasets/acme/rows/resolve/main/a%20b.csv").content == b"a,b\n"
+            assert client.get("/api/models/acme/rows").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("attack", "status"),
+    [
+        (hostile.body(b"<html>log in"), 502),
+        (lambda handler: handler.head({"Retry-After": "1"}, "429 Too Many Requests"), 503),
+        (lambda handler: handler.head({}, "500 Oops"), 503),
+        (lambda handler: handler.head({}, "503 Busy"), 503),
+        (hostile.silence, 503),
+        (hostile.drip(b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n"), 503),
+        (hostile.claimed(10_000), 503),
+        (hostile.claimed(1 << 40), 502),
+        (hostile.bomb(1 << 20), 502),
+        (hostile.flood, 502),
+        (hostile.body({"sha": "../../etc"}), 502),
+        (hostile.body({"sha": "0" * 40, "siblings": []}), 502),
+        (hostile.body(b"[" * 100_000), 502),
+        (hostile.redirect("http://192.168.0.1/"), 502),
+        (hostile.redirect("file:///etc/passwd"), 502),
+        (hostile.redirect(lambda handler: handler.path), 502),
+        (hostile.echo(404, "RepoNotFound"), 404),
+        (hostile.echo(403, "GatedRepo"), 403),
+    ],
+)
+def test_what_an_upstream_answers_about_a_repository(shared, attack, status):
+    fake, bob, name, card = shared
+    fake.attack = hostile.on("/revision/", attack)
+    began = time.monotonic()
+    answer = bob.get(f"/api/models/{name}")
+    assert (answer.status_code, time.monotonic() - began < 4) == (status, True), answer.text
+    assert ("retry-after" in answer.headers) == (status == 503)
+    assert "\x1b" not in answer.text
+    if status in (502, 503):
+        assert name in answer.json()["error"]
+        assert "x-error-code" not in answer.headers
+    assert not is_kept(bob, card)
+    fake.attack = None
+    assert bob.get(f"/api/models/{name}").json()["sha"] == fake.repositories[name].commits[-1][0]
+
+
+@pytest.mark.parametrize(
+    ("attack", "status", "said"),
+    [
+        (hostile.body(b"0" * len(CARD)), 502, "git's sha1"),
+        (hostile.body(CARD[:-1]), 502, "size"),
+        (hostile.body(CARD + b"more"), 502, "more than"),
+        (hostile.claimed(len(CARD)), 502, "git's sha1"),
+        (lambda handler: handler.head({"Content-Length": "9"}), 503, "incomplete"),
+        (lambda handler: handler.head({}, "429 Slow down"), 503, "429"),
+        (lambda handler: handler.head({}, "404 Gone"), 502, "does not give it"),
+        (hostile.silence, 503, "upstream fails"),
+        (hostile.echo(403, "GatedRepo"), 403, "--upstream-token"),
+        (hostile.redirect("http://10.0.0.1/x"), 502, "redirect"),
+    ],
+)
+def test_what_an_upstream_sends_as_a_file(shared, attack, status, said):
+    fake, bob, name, card = shared
+    file = FILE.replace("acme/x", name)
+    fake.attack = hostile.on("/resolve/", attack)
+    answer = bob.get(file)
+    assert (answer.status_code, said in answer.text) == (status, True), answer.text
+    assert not is_kept(bob, card)
+    fake.attack = None
+    assert bob.get(file).content == card
+    assert is_kept(bob, card)
+
+
+def test_a_download_that_is_cut_goes_on(fake, bob):
+    bob.head(FILE)
+    fake.cut_after = 1_200_000
+    assert bob.get("/acme/x/resolve/main/in/large.txt").content == LARGE
+    assert fake.resumed_at == [1_200_000]
+
+
+def test_one_download_serves_all_who_ask(fake, bob, monkeypatch):
+    monkeypatch.setattr(hub_client, "GRACE_SECONDS", 10)
+    monkeypatch.setattr(hub_client, "READ_SECONDS", 10)
+    bob.get(INFO)
+    fake.attack = delayed(hostile.on("large", lambda handler: time.sleep(0.3)))
+    found = []
+    threads = [
+        threading.Thread(
+            target=lambda: found.append(bob.get("/acme/x/resolve/main/in/large.txt").content)
+        )
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [LARGE] * 8
+    assert len(asked(fake, "large.txt")) == 1
+    assert bob.get("/acme/x/resolve/main/in/large.txt", headers={"range": "bytes=5-9"}).content \
+        == LARGE[5:10]  # fmt: skip
+    assert len(asked(fake, "large.txt")) == 1
+
+
+def delayed(attack):
+    """Answer late, and honestly."""
+
+    def act(handler):
+        attack(handler)
+        return False
+
+    return act
+
+
+def test_a_slow_upstream_stops_nobody_else(fake, mirroring, monkeypatch):
+    monkeypatch.setattr(hub_client, "GRACE_SECONDS", 5)
+    monkeypatch.setattr(hub_client, "READ_SECONDS", 5)
+    running = mirroring(fake.address)
+    with running.client("bob") as client:
+        create(client, "bob/own")
+        client.get(INFO)
+        fake.attack = hostile.on("/resolve/", hostile.silence)
+        waiting = [threading.Thread(target=client.get, args=(FILE,)) for _ in range(60)]
+        for thread in waiting:
+            thread.start()
+        time.sleep(0.2)
+        began = time.monotonic()
+        assert client.get("/api/models/bob/own").status_code == 200
+        assert time.monotonic() - began < 1
+        fake.stopped.set()
+        for thread in waiting:
+            thread.join()
+
+
+def test_what_is_kept_is_served_while_news_fail_and_news_come_whole(fake, bob):
+    repository = fake.repositories["acme/x"]
+    first = bob.get(INFO).json()["sha"]
+    second = repository.commit({"README.md": b"# New\n"})
+    fake.attack = hostile.on("/revision/", lambda handler: handler.head({}, "503 Busy"))
+    assert bob.head(FILE).headers["x-repo-commit"] == first
+    assert bob.get(f"{INFO}/refs").json()["branches"][0]["targetCommit"] == first
+    fake.attack = hostile.on("", lambda handler: handler.head({}, "429 Slow down"))
+    assert bob.get(FILE).content == CARD
+    fake.attack = hostile.on("", hostile.echo(404, "RepoNotFound"))  # it was deleted there
+    assert bob.get(FILE).content == CARD
+    fake.attack = None
+    assert bob.head(FILE).headers["x-repo-commit"] == second
+    assert bob.get(FILE).content == b"# New\n"
+    assert bob.get(FILE.replace("main", first)).content == CARD
+    repository.tags["v1"] = first
+    assert bob.get(f"{INFO}/revision/v1").json()["sha"] == first
+    del repository.tags["v1"]
+    assert bob.get(f"{INFO}/revision/v1").headers["x-error-code"] == "RevisionNotFound"
+    assert bob.get(f"{INFO}/revision/{'0' * 40}").headers["x-error-code"] == "RevisionNotFound"
+
+
+def test_a_minute_passes_before_the_upstream_is_asked_again(fake, bob, monkeypatch, tmp_path):
+    monkeypatch.setattr(copies_module, "REFS_SECONDS", 60.0)
+    monkeypatch.setattr(mirror_module, "_ABSENT_SECONDS", 60.0)
+    for _ in range(5):
+        assert bob.get(FILE).content == CARD
+        assert bob.get("/api/models/acme/none").headers["x-error-code"] == "RepoNotFound"
+    assert len(asked(fake, "/refs")) == 2
+    assert len(asked(fake, "/resolve/")) == 1
+    with (
+        real_hub.serving(tmp_path / "mirror", upstream=fake.address) as again,
+        httpx2.Client(base_url=again.address, headers=bob.headers) as client,
+    ):
+        for _ in range(5):
+            assert client.get(FILE).content == CARD
+    assert len(asked(fake, "/refs")) == 3
+
+
+def test_without_an_upstream_what_was_mirrored_is_served(fake, mirroring, tmp_path):
+    with mirroring(fake.address).client("bob") as client:
+        assert client.get(FILE).content == CARD
+        token = client.headers["authorization"]
+    count = len(fake.requests)
+    with real_hub.serving(tmp_path / "mirror") as running, running.client() as client:
+        client.headers["authorization"] = token
+        assert client.get(FILE).content == CARD
+        answer = client.get("/acme/x/resolve/main/in/large.txt")
+        assert (answer.status_code, "--upstream" in answer.text) == (503, True)
+        assert client.get("/api/models/acme/y").headers["x-error-code"] == "RepoNotFound"
+        assert verify_hub(running.hub) == []
+        assert collect(running.hub, grace=0).files == 0
+        assert backup_hub(running.hub.folder, tmp_path / "backup") == 1
+    assert len(fake.requests) == count
+
+
+def test_offline_nothing_is_asked(fake, bob, monkeypatch):
+    assert bob.get(FILE).content == CARD
+    count = len(fake.requests)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert bob.get(FILE).content == CARD
+    answer = bob.get("/api/models/acme/y")
+    assert (answer.status_code, "HF_HUB_OFFLINE" in answer.text) == (503, True)
+    assert len(fake.requests) == count
+
+
+def test_no_token_of_a_user_is_sent_on(fake, bob):
+    assert bob.get(FILE).content == CARD
+    with bob.running.client() as nobody:
+        headers = {"authorization": "Bearer hf_TheTokenOfAnotherService"}
+        assert nobody.get("/api/models/acme/z", headers=headers).status_code == 401
+        assert nobody.get("/api/models/acme/z").status_code == 401
+    assert {*fake.authorizations} == {None}
+    assert not asked(fake, "acme/z")
+
+
+def test_the_operators_token_is_for_what_he_lists_and_for_the_upstream(
+    fake, mirroring, monkeypatch
+):
+    monkeypatch.setenv("ADAPTERHUB_TOKENS", f"{fake.address}=the-operators-token")
+    fake.tokens["the-operators-token"] = "read"
+    fake.repositories["acme/closed"] = hostile.hub_server.Repository(private=True)
+    fake.repositories["acme/closed"].commit(FILES)
+    fake.repositories["acme/other"] = fake.repositories["acme/closed"]
+    with hostile.serving() as elsewhere:
+        elsewhere.repositories = fake.repositories
+        away = hostile.redirect(lambda handler: f"{elsewhere.address}{handler.path}")
+        fake.attack = hostile.on("/resolve/.*/large", away)
+        running = mirroring(fake.address, upstream_token=("Acme/cl*",))
+        elsewhere.tokens = {}
+        fake.repositories["acme/closed"].private = True
+        with running.client("bob") as client:
+            assert client.get("/acme/closed/resolve/main/README.md").content == CARD
+            assert client.get("/api/models/acme/other").headers["x-error-code"] == "RepoNotFound"
+            elsewhere.tokens = {"": "read"}
+            assert client.get("/acme/closed/resolve/main/in/large.txt").content == LARGE
+    assert {*elsewhere.authorizations} == {None}
+    for line, token in zip(fake.requests, fake.authorizations, strict=True):
+        assert token == ("Bearer the-operators-token" if "closed" in line else None)
+    with pytest.raises(ConfigError, match="no token"):
+        upstream_module.Upstream("https://hub.example.org", ("a/b",))
+
+
+def test_nobody_writes_to_what_is_mirrored(bob):
+    bob.get(INFO)
+    answer = commit(bob, "acme/x", {"a.md": b"a"})
+    assert (answer.status_code, "mirrored" in answer.text) == (403, True)
+    assert bob.post(f"{INFO}/tag/main", json={"tag": "v9"}).status_code == 403
+    body = {"name": "x", "organization": "acme"}
+    assert bob.request("DELETE", "/api/repos/delete", json=body).status_code == 403
+    assert bob.post("/api/repos/create", json=body).status_code in (403, 409)
+    assert bob.get(FILE).content == CARD
+
+
+def test_a_name_of_this_hub_is_never_asked_upstream(fake, bob):
+    assert bob.get(FILE).content == CARD
+    bob.running.org("ACME")
+    count = len(fake.requests)
+    for name in ("acme/x", "Acme/X", "bob/private"):
+        assert bob.get(f"/api/models/{name}").headers["x-error-code"] == "RepoNotFound"
+    create(bob, "ACME/x", private=True)
+    assert bob.get(FILE).status_code == 404
+    assert len(fake.requests) == count
+
+
+def test_a_name_that_becomes_one_of_this_hub_meanwhile_is_not_mirrored(fake, bob):
+    fake.attack = delayed(hostile.on("/revision/", lambda handler: bob.running.org("acme")))
+    assert bob.get(INFO).headers["x-error-code"] == "RepoNotFound"
+    create(bob, "acme/x")
+
+
+def test_a_name_that_becomes_one_of_this_hub_while_news_are_asked(fake, bob):
+    assert bob.get(FILE).content == CARD
+    bob.running.user("eve")
+    fake.repositories["acme/x"].commit({"README.md": b"# New\n"})
+
+    def take(handler):
+        fake.attack = None
+        bob.running.org("acme")
+        create(bob, "acme/x", private=True)
+        commit(bob, "acme/x", {"README.md": b"private"})
+
+    for path in (FILE, INFO, f"{INFO}/refs"):
+        fake.attack = delayed(hostile.on("/refs", take))
+        with bob.running.client("eve") as eve:
+            answer = eve.get(path)
+            assert (answer.status_code, answer.headers["x-error-code"]) == (404, "RepoNotFound")
+    assert bob.get(FILE).content == b"private"
+    assert verify_hub(bob.running.hub) == []
+
+
+@pytest.mark.parametrize("name", ["acme/con", "acme/x.", "a/b--c", "acme/%2e%2e", "a%2fb/c", "x"])
+def test_names_that_are_none_here_are_not_asked(pair, name):
+    fake, bob = pair
+    count = len(fake.requests)
+    answer = bob.get(f"/api/models/{name}")
+    assert answer.status_code in (400, 404)
+    assert len(fake.requests) == count
+
+
+def test_names_that_differ_in_case_are_one(fake, bob):
+    assert bob.get("/api/models/ACME/X").status_code == 404
+    fake.repositories["ACME/X"] = fake.repositories["acme/x"]
+    for name in ("ACME/X", "acme/x"):
+        assert bob.get(f"/api/models/{name}").json()["id"] == "ACME/X"
+
+
+def test_files_that_run_and_paths_that_are_none_are_left_out(fake, bob):
+    odd = {"model.bin": b"a", "run.py": b"b", "../up.md": b"c", "con.md": b"d", "a.onnx": b"e"}
+    fake.repositories["acme/x"].commit({**odd, "data.txt": b"\x80\x04K\x01."})
+    paths = [each["rfilename"] for each in bob.get(INFO).json()["siblings"]]
+    assert paths == ["a.onnx", "data.txt"]
+    answer = bob.get("/acme/x/resolve/main/data.txt")
+    assert (answer.status_code, "pickle" in answer.text) == (403, True)
+    assert left_over(bob.running) == ([], [])
+    with bob.running.hub.database.writing() as connection:
+        owner = find_owner(connection, fake.address)
+        rules = rules_text(NamespaceRules(allowed=("pickle",)))
+        change_owner(connection, owner.id, rules, None)
+    assert bob.get("/acme/x/resolve/main/data.txt").content == b"\x80\x04K\x01."
+
+
+def test_two_paths_that_differ_by_case_are_refused(fake, bob):
+    fake.repositories["acme/x"].commit({"A.md": b"a", "a.md": b"b"})
+    answer = bob.get(INFO)
+    assert (answer.status_code, "differ by case" in answer.text) == (502, True)
+
+
+def test_a_hash_that_the_upstream_names_opens_no_private_file(fake, bob):
+    secret = b"a private text of this hub\n"
+    create(bob, "bob/own", private=True)
+    commit(bob, "bob/own", {"README.md": secret, "large.md": secret * 90_000})
+    bob.running.user("eve")
+    large = {"sha256": digest(secret * 90_000), "size": len(secret) * 90_000}
+    names = [
+        {"rfilename": "README.md", "size": len(secret), "lfs": {
+            "sha256": digest(secret), "size": len(secret)}},
+        {"rfilename": "large.md", "size": large["size"], "lfs": large},
+    ]  # fmt: skip
+    oid = fake.repositories["acme/x"].commits[-1][0]
+    info = {"id": "acme/x", "sha": oid, "siblings": names}
+    fake.attack = hostile.on("/revision/", hostile.body(info))
+    with bob.running.client("eve") as eve:
+        assert eve.get(INFO).status_code == 200
+        assert "private text" not in eve.get("/acme/x").text
+        for path in ("README.md", "large.md"):
+            answer = eve.get(f"/acme/x/resolve/main/{path}")
+            assert answer.status_code == 502
+    assert bob.get("/bob/own/resolve/main/README.md").content == secret
+
+
+def test_limits_hold_and_what_was_not_used_is_evicted(fake, mirroring):
+    third = b"fedcba9876543210" * (100 << 10)
+    fake.repositories["acme/x"].commit({**FILES, "third.txt": third, "more.md": b"m" * 5_000})
+    limits = {"max_file": 2 << 20, "quota": 2 << 20}
+    running = mirroring(fake.address, **limits)
+    fake.repositories["acme/x"].commit(
+        {"big.txt": LARGE + third, "large.txt": LARGE, "third.txt": third, "more.md": CARD}
+    )
+    with running.client("bob") as client:
+        answer = client.get("/acme/x/resolve/main/big.txt")
+        assert (answer.status_code, "2,097,152" in answer.text) == (413, True)
+        assert not asked(fake, "/resolve/main/big")
+        for path, data in (("more.md", CARD), ("large.txt", LARGE)):
+            assert client.get(f"/acme/x/resolve/main/{path}").content == data
+        age(running, digest(LARGE))
+        assert client.get("/acme/x/resolve/main/third.txt").content == third
+        assert {*running.hub.blobs.all()} == {digest(CARD), digest(third)}
+        # A backup reads the files: none is removed meanwhile, and the client is told to wait.
+        with FileLock(running.hub.folder / KEEPING):
+            answer = client.get("/acme/x/resolve/main/large.txt")
+        assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
+        assert client.get("/acme/x/resolve/main/large.txt").content == LARGE
+        assert verify_hub(running.hub) == []
+        assert left_over(running)[0] == []
+
+
+def age(running, sha256):
+    """Let a file have been used an hour ago, and the others now."""
+    with running.hub.database.writing() as connection:
+        old = update(grants).where(grants.c.sha256 == sha256)
+        connection.execute(old.values(granted=now_text(3600)))
+
+
+def test_what_is_used_is_noted(fake, tmp_path):
+    options = {"upstream": fake.address, "open_reading": True}
+    with real_hub.serving(tmp_path / "hub", **options) as running, running.client() as client:
+        client.get(FILE)
+        age(running, digest(CARD))
+        client.get(FILE)
+    with open_hub(tmp_path / "hub") as hub, hub.database.reading() as connection:
+        assert connection.execute(select(grants.c.granted)).scalar_one() > now_text(60)
+
+
+def test_a_disk_without_room_is_said_before_the_download(fake, bob, monkeypatch):
+    bob.get(INFO)
+    monkeypatch.setattr("adapterhub.hub.blobs._FREE_BYTES", 1 << 60)
+    assert bob.get("/acme/x/resolve/main/in/large.txt").status_code == 507
+    assert not asked(fake, "large.txt")
+
+
+def test_a_flipped_bit_is_found_and_the_file_fetched_again(fake, bob):
+    assert bob.get(FILE).content == CARD
+    path = bob.running.hub.blobs.path(digest(CARD))
+    os.chmod(path, 0o600)
+    path.write_bytes(b"# b card\n")
+    (problem,) = verify_hub(bob.running.hub)
+    assert "its bytes have changed (of acme/x); removed, and fetched again" in problem
+    assert verify_hub(bob.running.hub) == []
+    assert bob.get(FILE).content == CARD
+    os.chmod(path, 0o600)
+    for damage in (lambda: path.write_bytes(b"#"), path.unlink):
+        damage()
+        assert bob.get(FILE).content == CARD
+    assert path.read_bytes() == CARD
+
+
+def test_the_answer_without_a_mirror_says_how_to_have_one(new_hub):
+    api = HfApi(endpoint=new_hub.address, token=new_hub.tokens["eve"])
+    with pytest.raises(RepositoryNotFoundError) as error:
+        api.model_info("acme/bert-base")
+    for words in ("--upstream", "adapterhub pull https://"):
+        assert words in str(error.value)
+
+
+def test_who_brought_something_here_is_on_record(shared):
+    _, bob, name, _ = shared
+    assert bob.get(f"/api/models/{name}").status_code == 200
+    row = bob.get("/api/adapterhub/audit").json()[0]
+    assert (row["who"], row["action"], row["target"]) == ("bob", "mirror", name)
+
+
+def test_a_registry_mirrors_nothing(tmp_path):
+    (tmp_path / "registry").mkdir()
+    made = sample_adapters.write(tmp_path / "made")
+    LocalRegistry(tmp_path / "registry").put(made, Publication("polite"))
+    with pytest.raises(ConfigError, match="cannot keep what it mirrors"):
+        serve_hub(tmp_path / "registry", "127.0.0.1", 0, HubOptions(upstream="https://a.example"))
+
+
+def test_one_folder_mirrors_one_hub(fake, mirroring, tmp_path):
+    mirroring(fake.address)
+    other = HubOptions(upstream="https://hub.example.org")
+    with open_hub(tmp_path / "mirror", other) as hub, pytest.raises(ConfigError, match="mirrors"):
+        Mirror(hub)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        hostile.drip(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(LARGE)),
+        lambda handler: handler.head({}, "503 Busy"),
+    ],
+    ids=["slow", "busy"],
+)
+def test_nothing_is_kept_of_a_download_when_the_server_ends(fake, tmp_path, monkeypatch, attack):
+    monkeypatch.setattr(hub_client, "GRACE_SECONDS", 60)
+    monkeypatch.setattr(hub_client, "_WAITS", (0.05,) * 100)
+    fake.attack = hostile.on("large", attack)
+    create_hub(tmp_path / "hub")
+    with open_hub(tmp_path / "hub", HubOptions(upstream=fake.address)) as hub:
+        app = HubApp(hub)
+        found = app.mirror._copies.add("models", "acme/x")
+        blob = BlobInfo("", len(LARGE), hostile.hub_server.git_sha1(LARGE))
+        oid = fake.repositories["acme/x"].commits[-1][0]
+
+        async def serve():
+            waiting = asyncio.ensure_future(app.mirror.file(found, oid, "in/large.txt", blob))
+            await asyncio.sleep(0.3)
+            assert [*hub.blobs.incoming.iterdir()]
+            messages = iter(({"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}))
+            await app({"type": "lifespan"}, lambda: soon(next(messages)), soon)
+            with pytest.raises(UpstreamError, match="stopped"):
+                await waiting
+
+        async def soon(message):
+            return message
+
+        asyncio.run(serve())
+        assert left_over(SimpleNamespace(hub=hub)) == ([], [digest(CARD)])
