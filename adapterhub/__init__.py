@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from adapterhub.methods.c3a import C3A as C3A
     from adapterhub.methods.compacter import Compacter as Compacter
     from adapterhub.methods.delora import DeLoRA as DeLoRA
+    from adapterhub.methods.direft import DiReFT as DiReFT
     from adapterhub.methods.dora import DoRA as DoRA
     from adapterhub.methods.fourierft import FourierFT as FourierFT
     from adapterhub.methods.freeze import Freeze as Freeze
@@ -63,8 +64,10 @@ if TYPE_CHECKING:
     from adapterhub.methods.lora_plus import LoRAPlus as LoRAPlus
     from adapterhub.methods.lora_xs import LoRAXS as LoRAXS
     from adapterhub.methods.lora_xs import TinyLoRA as TinyLoRA
+    from adapterhub.methods.loreft import LoReFT as LoReFT
     from adapterhub.methods.mam import Mam as Mam
     from adapterhub.methods.miss import MiSS as MiSS
+    from adapterhub.methods.noreft import NoReFT as NoReFT
     from adapterhub.methods.norms import Norms as Norms
     from adapterhub.methods.oft import OFT as OFT
     from adapterhub.methods.p_tuning import PTuning as PTuning
@@ -144,6 +147,7 @@ _LAZY |= {
     "C3A": "methods.c3a",
     "Compacter": "methods.compacter",
     "DeLoRA": "methods.delora",
+    "DiReFT": "methods.direft",
     "DoRA": "methods.dora",
     "FourierFT": "methods.fourierft",
     "Freeze": "methods.freeze",
@@ -159,8 +163,10 @@ _LAZY |= {
     "LoRA": "methods.lora",
     "LoRAPlus": "methods.lora_plus",
     "LoRAXS": "methods.lora_xs",
+    "LoReFT": "methods.loreft",
     "Mam": "methods.mam",
     "MiSS": "methods.miss",
+    "NoReFT": "methods.noreft",
     "Norms": "methods.norms",
     "OFT": "methods.oft",
     "PTuning": "methods.p_tuning",

@@ -42,6 +42,13 @@ SlotTable: TypeAlias = Mapping[Any, AppliedModules]
 class ModelScope:
     """Identifies a model with adapters among those that a context has an entry for."""
 
+    def __init__(self) -> None:
+        self.traced: dict[str, Any] = {}  # what hooks keep for each other in a compiled model
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tensors of a forward pass belong to it, and are not copied.
+        return {"traced": {}}
+
 
 class ContextEntry(NamedTuple):
     """What applies to a model in this context; `owner` is the route or the pass that set it."""

@@ -1,7 +1,8 @@
 """Base classes of the modules that methods add at sites: one for each way into the forward pass.
 
     kind of site        base class           maps
-    linear, sublayer    OutputModule         (x, y) -> y': the host's input and output
+    linear, sublayer,   OutputModule         (x, y) -> y': the host's input and output
+    layer
                         InputModule          x -> x': the host's input
     weight              as linear, or where the host holds the weights of experts:
                         ExpertsModule        (x, y, rows) -> y': of the experts' products
@@ -18,7 +19,7 @@ them to the dtype of its inputs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
@@ -27,6 +28,19 @@ if TYPE_CHECKING:
 
 OutputSource: TypeAlias = Literal["output", "block", "input", "residual"]
 Positions: TypeAlias = bool | Literal["keys"]
+
+
+class TokenSet(NamedTuple):
+    """Some tokens of each text, by their places in it.
+
+    `first` and `last` are the first and the last `count` tokens of the prompt: in training, what
+    comes before the first token that is learned, and in `generate`, its input; otherwise the whole
+    text. `from` are all tokens from the last occurrence of `ids` on.
+    """
+
+    kind: Literal["first", "last", "from"]
+    count: int = 0
+    ids: tuple[int, ...] = ()
 
 
 class SiteModule(nn.Module):
@@ -69,10 +83,13 @@ class OutputModule(SiteModule):
             residual   r, the residual stream that y is added to
             block      norm(r + y), the input of the next sublayer on post-norm backbones
         reads_weight: call the module with (x, y, W, b): also the host's weight and bias.
+        token_sets: call the module with (x, y, *chosen): for each of these sets, which tokens are
+            in it, (batch, tokens, 1), or None where no token of this call is.
     """
 
     source: OutputSource = "input"
     reads_weight: ClassVar[bool] = False
+    token_sets: tuple[TokenSet, ...] = ()
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Compute the new output. x: (..., d_in), y: (..., d_out) -> y' like y."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,8 +13,9 @@ from adapterhub.anatomy.sites import ROUTER, Anatomy, Kind, Site, matches, sites
 from adapterhub.errors import ConfigError, SiteError
 from adapterhub.methods._base import Layers, Method
 
-WITH_OUTPUT: tuple[Kind, ...] = ("linear", "sublayer", "norm")
+WITH_OUTPUT: tuple[Kind, ...] = ("linear", "sublayer", "layer", "norm")
 _WILDCARDS = frozenset("*?[")
+_TOKENS = frozenset({"input_ids", "inputs_embeds"})
 # What stands for a default role in a layer that does not have it; the first that the layer has.
 _INSTEAD: Mapping[str, tuple[str, ...]] = {
     "attn.q": ("attn.q_b", "attn.qkv"),
@@ -203,6 +205,29 @@ def require_stream(method: Method, source: str, sites: Iterable[Site]) -> None:
             "residual stream is unknown",
             offenders=roles,
             expected="sublayers of an architecture whose family row names its norms",
+        )
+
+
+def require_places(method: Method, anatomy: Anatomy, stacks: Iterable[str]) -> None:
+    """Refuse stacks in which the places of tokens are unknown.
+
+    Raises:
+        SiteError: lists them.
+    """
+    roots = [stack.root for stack in anatomy.stacks.values()]
+    unknown = []
+    for name in sorted(set(stacks)):
+        root = anatomy.stacks[name].root
+        module = anatomy.model.get_submodule(anatomy.path(root))
+        taken = inspect.signature(module.forward).parameters.keys()
+        if roots.count(root) > 1 or not ("attention_mask" in taken and taken & _TOKENS):
+            unknown.append(name)
+    if unknown:
+        raise SiteError(
+            f"{method.name} changes some tokens of a text, and these stacks do not read text",
+            offenders=unknown,
+            expected="stacks that are called with tokens and an attention_mask",
+            hint="sites=[decoder.layer], or a method that changes all tokens, such as lora",
         )
 
 
