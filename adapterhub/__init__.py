@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from adapterhub.merging.merge import unmerge as unmerge
     from adapterhub.methods._base import METHODS as METHODS
     from adapterhub.methods.adapterfusion import AdapterFusion as AdapterFusion
+    from adapterhub.methods.alora import ALoRA as ALoRA
     from adapterhub.methods.bitfit import BitFit as BitFit
     from adapterhub.methods.boft import BOFT as BOFT
     from adapterhub.methods.bottleneck import Houlsby as Houlsby
@@ -141,6 +142,7 @@ _LAZY = {
 
 # The classes of the methods, as objects with options: LoRA(rank=16).
 _LAZY |= {
+    "ALoRA": "methods.alora",
     "AdapterFusion": "methods.adapterfusion",
     "BOFT": "methods.boft",
     "BitFit": "methods.bitfit",

@@ -38,7 +38,6 @@ from adapterhub.hooks.head import (
     drop_variant_slots,
     with_parameters,
 )
-from adapterhub.hooks.places import place_stack
 from adapterhub.hooks.slot import Slot
 from adapterhub.interrupts import deferred_interrupts
 from adapterhub.methods._base import METHODS
@@ -283,7 +282,7 @@ def _check_rows(adapters: Adapters, compositions: Sequence[Composition]) -> None
 def _token_sets(adapters: Iterable[Adapter]) -> tuple[tuple[str, TokenSet], ...]:
     """List the sets of tokens that the modules of adapters change, with the stack of each."""
     found = (
-        (place_stack(placed.site), tokens)
+        (placed.site.reads, tokens)
         for adapter in adapters
         for placed in adapter.placed
         for tokens in getattr(placed.module, "token_sets", ())

@@ -163,6 +163,11 @@ class Site:
         """The sizes of the keys and of the values of an attention."""
         return self.d_out, self.d_out if self.d_values is None else self.d_values
 
+    @property
+    def reads(self) -> str:
+        """The stack whose tokens get here: keys of cross-attention are those of the encoder."""
+        return "encoder" if self.role in ("cross.k", "cross.v") else self.stack
+
 
 @dataclass(frozen=True)
 class Anatomy:

@@ -2,7 +2,8 @@
 
     first n      the first n tokens of the prompt
     last n       its last n
-    from ids     the tokens from the last occurrence of some ids on
+    from ids     the tokens from the last occurrence of some ids on; without ids, from the last
+                 token of the prompt on
 
 The prompt is what comes before the first token that is learned, where a model that writes text gets
 labels, and the input of `generate`; otherwise it is the whole text. Padding on either side belongs
@@ -27,7 +28,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import Cache
 
-from adapterhub.anatomy.sites import Site
 from adapterhub.errors import SiteError
 from adapterhub.hooks.forward_pass import ModelScope, kept_values
 from adapterhub.hooks.prompt_checks import cached_prompt
@@ -111,13 +111,18 @@ class Texts:
     def choose(self, tokens: TokenSet) -> Tensor | None:
         """Return which tokens of this call are in a set: (rows, tokens, 1); None: no token is."""
         if tokens.kind == "from":
-            return self._from(tokens.ids)[:, self.past :, None]
+            some = self._from(tokens.ids) if tokens.ids else self._from_end()
+            return some[:, self.past :, None]
         if self.past >= self.end:
             return None
         place = self._counted(self.prompt)
         if tokens.kind == "last":
             place = self._total(self.prompt) + 1 - place
         return (self.prompt & (place <= tokens.count))[:, self.past :, None]
+
+    def _from_end(self) -> Tensor:
+        """Return the last token of each prompt, and those behind it."""
+        return self.real & (self._counted(self.prompt) == self._total(self.prompt))
 
     def _from(self, ids: tuple[int, ...]) -> Tensor:
         """Return the tokens from the last occurrence of `ids` in their text on."""
@@ -157,11 +162,6 @@ class Texts:
             return marks.sum(1, keepdim=True)
         sums = torch.zeros_like(self.number).scatter_add(1, self.number, marks.long())
         return sums.gather(1, self.number)
-
-
-def place_stack(site: Site) -> str:
-    """Return the stack whose tokens a site gets: cross-attention reads those of the encoder."""
-    return "encoder" if site.role in ("cross.k", "cross.v") else site.stack
 
 
 def keep_inputs(

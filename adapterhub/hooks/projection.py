@@ -14,7 +14,7 @@ from adapterhub.backbones.tensor_parallel import WHOLE, tensor_parallel
 from adapterhub.backbones.weights import read_bias, read_weight, reread_weight
 from adapterhub.hooks.composition import as_before, by_row
 from adapterhub.hooks.packed import TokenPlan
-from adapterhub.hooks.places import Chosen, as_states, chosen_tokens, place_stack
+from adapterhub.hooks.places import Chosen, as_states, chosen_tokens
 from adapterhub.hooks.row_stacks import StackedColumn, StackedRows
 from adapterhub.hooks.slot import SUBLAYER_INPUT, Mark, Slot, first_input, read_sublayer_input
 from adapterhub.methods._affine import constant_form
@@ -154,7 +154,7 @@ class OutputSlot(Slot):
         if not sets:
             return {}
         where = self.where()
-        chosen = chosen_tokens(self.scope, place_stack(next(iter(self.sites.values()))), where)
+        chosen = chosen_tokens(self.scope, next(iter(self.sites.values())).reads, where)
         return {tokens: as_states(chosen[tokens], y, self.batch_dim, where) for tokens in sets}
 
     def _states(self, host: nn.Module) -> Sequence[Tensor]:

@@ -10,6 +10,15 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'adapters': (tuple[str, ...], (), 'trained adapters to mix: names of attached adapters, or folders'),
         'members': (tuple[Any, ...], (), 'methods of these adapters (set automatically)'),
     }),
+    'alora': ('alora', "LoRA from its invocation tokens on: the cache in front is the backbone's", 'Greenewald et al. 2025, https://arxiv.org/abs/2504.12397', 0.001, None, {
+        'rank': (int, 8, 'rank r of the update'),
+        'alpha': (float, 16.0, 'numerator of the scale: updates are multiplied by alpha / rank'),
+        'dropout': (float, 0.0, 'dropout probability on the input of A'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'invocation': (tuple[int, ...], (), 'ids of the tokens that invoke the adapter; none: the last token of the prompt'),
+    }),
     'bitfit': ('bitfit', 'train only the bias terms of the backbone', 'Ben Zaken et al. 2022, https://arxiv.org/abs/2106.10199', 0.001, None, {
         'sites': (Literal['all'] | tuple[str, ...], 'all', 'projections and norms whose bias to train, or all'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to train: all, 'top 4', '0..3', [0, 5]"),

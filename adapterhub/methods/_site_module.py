@@ -35,7 +35,8 @@ class TokenSet(NamedTuple):
 
     `first` and `last` are the first and the last `count` tokens of the prompt: in training, what
     comes before the first token that is learned, and in `generate`, its input; otherwise the whole
-    text. `from` are all tokens from the last occurrence of `ids` on.
+    text. `from` are all tokens from the last occurrence of `ids` on; without ids, from the last token
+    of the prompt on.
     """
 
     kind: Literal["first", "last", "from"]
