@@ -271,19 +271,14 @@ def _refuse_batching(state: AttachedAdapters) -> None:
         f"{adapter.name}: {placed.method.name}": None
         for adapter in state.activation.adapters
         for placed in adapter.placed
-        if placed.site.kind in ("keyvalue", "embed")
+        if placed.site.kind in ("keyvalue", "embed") or getattr(placed.module, "token_sets", ())
     }
     if virtual:
         raise AttachError(
-            "the paged cache of continuous batching has no place for prefixes and prompts",
+            "the paged cache of continuous batching has no place for prefixes and prompts, nor "
+            "does it show the places of tokens in their texts",
             offenders=list(virtual),
             hint="model.generate(...), or adapterhub.serving.Engine().generate(NAME, ...)",
-        )
-    if state.activation.token_sets:
-        raise AttachError(
-            "continuous batching packs texts, in which the places of tokens are unknown",
-            offenders=[adapter.name for adapter in state.activation.adapters],
-            hint="model.generate(...)",
         )
 
 

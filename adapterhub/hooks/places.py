@@ -69,11 +69,12 @@ class CachedTexts(NamedTuple):
 class Writing:
     """One call of `generate`.
 
-    `ids` is its input, if it has token ids; `given` the number of its tokens; `end` that of the
-    prompt, with tokens of the cache, once it is known.
+    `ids` is its input, if it has token ids, and `mask` that over its tokens; `given` the number of
+    these; `end` that of the prompt, with tokens of the cache, once it is known.
     """
 
     ids: Tensor | None
+    mask: Tensor | None
     given: int | None
     end: int | None = None
 
@@ -98,6 +99,7 @@ class Texts:
         end: where the prompt ends in all rows, if they share that.
         past: how many tokens are in the cache.
         searched: where an occurrence of tokens may end: the end of the prompt in `generate`.
+        before: (rows, tokens), the tokens before the first learned one; None without labels.
     """
 
     real: Tensor
@@ -107,6 +109,7 @@ class Texts:
     end: int
     past: int
     searched: int | None
+    before: Tensor | None = None
 
     def choose(self, tokens: TokenSet) -> Tensor | None:
         """Return which tokens of this call are in a set: (rows, tokens, 1); None: no token is."""
@@ -117,12 +120,18 @@ class Texts:
             return None
         place = self._counted(self.prompt)
         if tokens.kind == "last":
-            place = self._total(self.prompt) + 1 - place
+            place = self._prompt_size() + 1 - place
         return (self.prompt & (place <= tokens.count))[:, self.past :, None]
 
     def _from_end(self) -> Tensor:
-        """Return the last token of each prompt, and those behind it."""
-        return self.real & (self._counted(self.prompt) == self._total(self.prompt))
+        """Return the last token of each prompt, and those behind it; all without a prompt."""
+        if self.before is not None:
+            return self.real & (self._counted(self.before) == self._total(self.before))
+        return self.real & (self._counted(self.prompt) == self._prompt_size())
+
+    def _prompt_size(self) -> Tensor:
+        """Count the tokens of each prompt, with those that later calls bring (chunks)."""
+        return self._total(self.prompt) + max(0, self.end - self.prompt.shape[1])
 
     def _from(self, ids: tuple[int, ...]) -> Tensor:
         """Return the tokens from the last occurrence of `ids` in their text on."""
@@ -296,7 +305,10 @@ def writing(scope: ModelScope, args: tuple[Any, ...], options: Mapping[str, Any]
     ids = ids if isinstance(ids, Tensor) and embeds is None and ids.ndim == 2 else None
     kept = kept_values(scope)
     before = kept.get(_WRITING)
-    kept[_WRITING] = Writing(ids, source.shape[1] if isinstance(source, Tensor) else None)
+    given = source.shape[1] if isinstance(source, Tensor) else None
+    mask = options.get("attention_mask")
+    mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
+    kept[_WRITING] = Writing(ids, mask, given)
     try:
         yield
     finally:
@@ -334,12 +346,12 @@ class _Call:
                 f"the cache holds {len(record.real)} rows, the call has {rows}",
                 expected="the rows with which the cache was filled",
             )
-        real = self._real(source, past, record)
         ids = self._ids(rows, tokens)
         number = self._numbers(rows, tokens) if not past else None
         writes: Writing | None = self.kept.get(_WRITING) if self.entrance.writes else None
         if writes is not None and self.entrance.follows:
-            writes.ids = writes.given = None  # of the encoder
+            writes.ids = writes.mask = writes.given = None  # of the encoder
+        real = self._real(source, past, record, writes)
         if writes is not None:
             end = writes.prompt(past, tokens)
         else:
@@ -367,7 +379,9 @@ class _Call:
                 hint="use_cache=False; or a method that changes all tokens, such as lora",
             )
 
-    def _real(self, source: Tensor, past: int, record: CachedTexts | None) -> Tensor:
+    def _real(
+        self, source: Tensor, past: int, record: CachedTexts | None, writes: Writing | None
+    ) -> Tensor:
         """Return which tokens are no padding, (rows, tokens), those in the cache too."""
         rows, tokens = source.shape[:2]
         total = past + tokens
@@ -381,6 +395,9 @@ class _Call:
             return torch.cat([_exactly(record.real, past, True), ones], 1)
         if given is None:
             return F.pad(ones, (past, 0), value=True)
+        if writes is not None and writes.mask is not None and not rows % len(writes.mask):
+            copies = rows // len(writes.mask)
+            return _exactly((writes.mask != 0).repeat_interleave(copies, 0), total, True)
         form = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
         raise SiteError(
             f"an attention mask with the form {form} does not show where texts begin and end",
@@ -449,7 +466,7 @@ def _before_learned(texts: Texts, labels: Tensor, follows: bool) -> Texts:
     earlier = texts._counted(learned)
     before = texts.real & (earlier - learned.long() if follows else earlier).eq(0)
     prompt = before | (texts.real & texts._total(before).eq(0))
-    return replace(texts, prompt=prompt)
+    return replace(texts, prompt=prompt, before=before)
 
 
 def _exactly(rows: Tensor, tokens: int, fill: int) -> Tensor:

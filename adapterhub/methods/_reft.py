@@ -72,11 +72,11 @@ class Edit(nn.Module):
         """Return P: (rank, d)."""
         if not self.orthonormal:
             return self.P
-        with torch.autocast(self.P.device.type, enabled=False):
-            # In fp64 each device and each call rounds to the same fp32: W - P is 0 at first.
-            rows = self.P if self.P.device.type == "mps" else self.P.double()
-            lower, _ = torch.linalg.cholesky_ex(rows @ rows.T)
-            return torch.linalg.solve_triangular(lower, rows, upper=False).to(self.P.dtype)
+        # In fp64, which autocast leaves alone, each device and each call rounds to the same fp32:
+        # W - P is 0 at first.
+        rows = self.P if self.P.device.type == "mps" else self.P.double()
+        lower, _ = torch.linalg.cholesky_ex(rows @ rows.T)
+        return torch.linalg.solve_triangular(lower, rows, upper=False).to(self.P.dtype)
 
     def forward(self, h: Tensor) -> Tensor:
         """Edit states. h: (..., d) -> h' like h."""
