@@ -184,7 +184,7 @@ def _entrances(anatomy: Anatomy) -> Iterator[tuple[nn.Module, Entrance]]:
     for path, names in roots.items():
         module = model.get_submodule(path)
         arguments = tuple(inspect.signature(module.forward).parameters)
-        (name,) = names if len(names) == 1 else (None,)
+        name = names[0] if len(names) == 1 else None
         behind = name == "decoder" and "encoder" in stacks
         writes = name is not None and model.can_generate()
         writes = writes and (name != "encoder" or "decoder" not in stacks)

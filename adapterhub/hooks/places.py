@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import Cache
 
+from adapterhub.backbones.learned_tokens import labels_of_tokens
 from adapterhub.errors import SiteError
 from adapterhub.hooks.forward_pass import ModelScope, kept_values
 from adapterhub.hooks.prompt_checks import cached_prompt
@@ -36,7 +37,7 @@ from adapterhub.methods._site_module import TokenSet
 IGNORED = -100  # the label of a token that is not learned
 _RECORD = "_adapterhub_texts"
 _CALLER, _CHOSEN, _TEXTS = "caller", "chosen", "texts"
-_LEARNED, _WRITING = "learned", "writing"
+_WRITING = "writing"
 _MEMORIES = ("mems", "state")
 Chosen: TypeAlias = Mapping[TokenSet, Tensor | None]
 
@@ -121,7 +122,7 @@ class Texts:
         place = self._counted(self.prompt)
         if tokens.kind == "last":
             place = self._prompt_size() + 1 - place
-        return (self.prompt & (place <= tokens.count))[:, self.past :, None]
+        return (self.prompt & (place <= tokens.size))[:, self.past :, None]
 
     def _from_end(self) -> Tensor:
         """Return the last token of each prompt, and those behind it; all without a prompt."""
@@ -177,7 +178,7 @@ def keep_inputs(
     scope: ModelScope,
     entrance: Entrance,
     args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    kwargs: dict[str, Any],
     sets: Iterable[tuple[str, TokenSet]],
 ) -> None:
     """Keep what a module is called with, and the chosen tokens if it is a stack."""
@@ -279,21 +280,6 @@ def as_states(mask: Tensor | None, y: Tensor, batch_dim: int, where: str) -> Ten
             hint="a method that changes all tokens there, such as lora",
         )
     return mask
-
-
-@contextmanager
-def learned_tokens(scope: ModelScope, labels: Any) -> Iterator[None]:
-    """Tell calls inside which tokens are learned, where the model itself gets no labels.
-
-    `labels` are (batch, tokens), -100 at tokens that are not; None, or others, say nothing.
-    """
-    kept = kept_values(scope)
-    before = kept.get(_LEARNED)
-    kept[_LEARNED] = labels
-    try:
-        yield
-    finally:
-        kept[_LEARNED] = before
 
 
 @contextmanager
@@ -453,7 +439,8 @@ class _Call:
         if not self.entrance.writes:
             return None
         labels = self.caller.get("labels")
-        labels = self.kept.get(_LEARNED) if labels is None else labels
+        if labels is None and not torch.compiler.is_compiling():  # context variables are not traced
+            labels = labels_of_tokens()
         return labels if isinstance(labels, Tensor) and labels.shape == (rows, tokens) else None
 
 

@@ -76,7 +76,8 @@ class Edit(nn.Module):
         # W - P is 0 at first.
         rows = self.P if self.P.device.type == "mps" else self.P.double()
         lower, _ = torch.linalg.cholesky_ex(rows @ rows.T)
-        return torch.linalg.solve_triangular(lower, rows, upper=False).to(self.P.dtype)
+        orthonormal: Tensor = torch.linalg.solve_triangular(lower, rows, upper=False)
+        return orthonormal.to(self.P.dtype)
 
     def forward(self, h: Tensor) -> Tensor:
         """Edit states. h: (..., d) -> h' like h."""

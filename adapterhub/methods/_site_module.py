@@ -33,14 +33,14 @@ Positions: TypeAlias = bool | Literal["keys"]
 class TokenSet(NamedTuple):
     """Some tokens of each text, by their places in it.
 
-    `first` and `last` are the first and the last `count` tokens of the prompt: in training, what
+    `first` and `last` are the first and the last `size` tokens of the prompt: in training, what
     comes before the first token that is learned, and in `generate`, its input; otherwise the whole
-    text. `from` are all tokens from the last occurrence of `ids` on; without ids, from the last token
-    of the prompt on.
+    text. `from` are all tokens from the last occurrence of `ids` on; without ids, from the last
+    token of the prompt on.
     """
 
     kind: Literal["first", "last", "from"]
-    count: int = 0
+    size: int = 0
     ids: tuple[int, ...] = ()
 
 

@@ -3,7 +3,7 @@
     y_t = W x_t                t < t0                                             (section 3)
     y_t = W x_t + s B A x_t    t >= t0,   s = alpha / rank
 
-    x: (tokens, d_in)    A: (rank, d_in), Kaiming-uniform    B: (d_out, rank), zero    y: (tokens, d_out)
+    x: (tokens, d_in)    A: (rank, d_in), Kaiming-uniform    B: (d_out, rank), zero
     t0: where the last occurrence of the invocation tokens begins; none: the backbone alone
 
 What a decoder computes of the text in front of the invocation, its keys and values too, is to the
