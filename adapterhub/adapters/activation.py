@@ -285,7 +285,7 @@ def _token_sets(adapters: Iterable[Adapter]) -> tuple[tuple[str, TokenSet], ...]
         (placed.site.reads, tokens)
         for adapter in adapters
         for placed in adapter.placed
-        for tokens in getattr(placed.module, "token_sets", ())
+        for tokens in placed.module.token_sets
     )
     return tuple(dict.fromkeys(found))
 

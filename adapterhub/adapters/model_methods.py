@@ -271,8 +271,7 @@ def _refuse_batching(state: AttachedAdapters) -> None:
         f"{adapter.name}: {placed.method.name}": None
         for adapter in state.activation.adapters
         for placed in adapter.placed
-        if placed.site.kind in ("keyvalue", "embed")
-        or bool(getattr(placed.module, "token_sets", ()))
+        if placed.site.kind in ("keyvalue", "embed") or placed.module.token_sets
     }
     if virtual:
         raise AttachError(

@@ -179,12 +179,12 @@ def _entrances(anatomy: Anatomy) -> Iterator[tuple[nn.Module, Entrance]]:
     """Yield the modules that a pass begins with: the model and its stacks."""
     model, stacks = anatomy.model, anatomy.stacks
     roots: dict[str, list[str]] = {"": []}
-    for name, stack in stacks.items():
-        roots.setdefault(anatomy.path(stack.root), []).append(name)
-    for path, names in roots.items():
+    for each, stack in stacks.items():
+        roots.setdefault(anatomy.path(stack.root), []).append(each)
+    for path, here in roots.items():
         module = model.get_submodule(path)
         arguments = tuple(inspect.signature(module.forward).parameters)
-        name = names[0] if len(names) == 1 else None
+        name = here[0] if len(here) == 1 else None
         behind = name == "decoder" and "encoder" in stacks
         writes = name is not None and model.can_generate()
         writes = writes and (name != "encoder" or "decoder" not in stacks)

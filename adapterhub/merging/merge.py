@@ -387,7 +387,7 @@ def blockers(adapter: Adapter) -> list[str]:
         site = placed.site
         if site.kind not in ("linear", "weight") or not placed.module.affine:
             part = f"{placed.method.name} at {site.stack}.{site.role}"
-            some = getattr(placed.module, "token_sets", ())
+            some = placed.module.token_sets
             reasons[part] = _AT_SOME_TOKENS if some else _NOT_MERGEABLE[site.kind]
     for changed in (c for c in adapter.changed if c.untied):
         reasons[changed.name] = "untied by the adapter, a merged checkpoint would be tied again"

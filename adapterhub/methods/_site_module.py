@@ -52,12 +52,16 @@ class SiteModule(nn.Module):
             its host.
         stack: how several modules of this class are computed at once for the rows of a batch; a
             class without one computes group by group, and does not inherit it (_ops.py).
+        token_sets: the tokens that the module changes, if those are not all: an output module is
+            called with (x, y, *chosen), for each set which tokens are in it, (batch, tokens, 1), or
+            None where no token of the call is.
         constant: returns the module that is stacked in place of this one as long as nobody changes
             it, with what this one computes in each call as its tensors; by default the module
             itself. Not inherited either.
     """
 
     affine: ClassVar[bool] = False
+    token_sets: tuple[TokenSet, ...] = ()
     stack: ClassVar[Any] = None  # a staticmethod of the type StackModules
     constant: ClassVar[Any] = None  # a method (site, weight and bias if it reads them) -> module
 
@@ -84,13 +88,10 @@ class OutputModule(SiteModule):
             residual   r, the residual stream that y is added to
             block      norm(r + y), the input of the next sublayer on post-norm backbones
         reads_weight: call the module with (x, y, W, b): also the host's weight and bias.
-        token_sets: call the module with (x, y, *chosen): for each of these sets, which tokens are
-            in it, (batch, tokens, 1), or None where no token of this call is.
     """
 
     source: OutputSource = "input"
     reads_weight: ClassVar[bool] = False
-    token_sets: tuple[TokenSet, ...] = ()
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Compute the new output. x: (..., d_in), y: (..., d_out) -> y' like y."""

@@ -402,8 +402,7 @@ def test_continuous_batching_is_refused_where_its_thread_computes_something_else
     model = tiny_models.language_model("gpt2")
     adapter = ah.attach(model, example(method), name="own")
     virtual = any(
-        p.site.kind in ("keyvalue", "embed") or getattr(p.module, "token_sets", ())
-        for p in adapter.placed
+        p.site.kind in ("keyvalue", "embed") or p.module.token_sets for p in adapter.placed
     )
     for way in WAYS.values():
         for context in (ah.route(model, ["own"]), ah.disabled(model)):
