@@ -32,7 +32,7 @@ from adapterhub.interchange.peft.updates import (
 from adapterhub.interchange.translation import Translation, size_options
 from adapterhub.methods.alora import ALoRA
 from adapterhub.methods.dora import DoRA
-from adapterhub.methods.lora import LoRA
+from adapterhub.methods.lora import LoRA, LowRank
 from adapterhub.methods.pissa import PiSSA
 from adapterhub.methods.rslora import RsLoRA
 
@@ -116,7 +116,7 @@ def _add_methods(
     updates: list[tuple[Site, Update]],
 ) -> None:
     """Add one method for each alpha, with the tensors at its sites."""
-    method = PiSSA if initialization else DoRA if config["use_dora"] else LoRA
+    method: type[LowRank] = PiSSA if initialization else DoRA if config["use_dora"] else LoRA
     if invocation := config["alora_invocation_tokens"]:
         method = ALoRA
     if config["use_rslora"] and method is LoRA:
