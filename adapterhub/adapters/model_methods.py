@@ -31,7 +31,7 @@ from adapterhub.adapters.passes import ForwardPasses
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.token_embedding import token_embedding
 from adapterhub.errors import AttachError, warn_user
-from adapterhub.hooks.places import writing
+from adapterhub.hooks.places import generating
 from adapterhub.hooks.precision import convert_masters
 from adapterhub.patch import Patch
 
@@ -203,7 +203,7 @@ def write_text(
     state: AttachedAdapters, generate: Callable[..., Any], *args: Any, **options: Any
 ) -> Any:
     """Generate from a prompt, which ends with the input of this call."""
-    with writing(state.passes.scope, args, options):
+    with generating(state.passes.scope, args, options):
         return generate(*args, **options)
 
 

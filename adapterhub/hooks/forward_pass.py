@@ -42,12 +42,14 @@ SlotTable: TypeAlias = Mapping[Any, AppliedModules]
 class ModelScope:
     """Identifies a model with adapters among those that a context has an entry for."""
 
-    def __init__(self) -> None:
-        self.traced: dict[str, Any] = {}  # what hooks keep for each other in a compiled model
+    @property
+    def traced(self) -> dict[str, Any]:
+        """What hooks keep for each other in a compiled model, until its pass ends."""
+        return _TRACED.setdefault(self, {})
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Tensors of a forward pass belong to it, and are not copied.
-        return {"traced": {}}
+
+# Not an attribute: tensors of one would be compiled for their sizes, as parameters are.
+_TRACED: dict[ModelScope, dict[str, Any]] = {}
 
 
 class ContextEntry(NamedTuple):
@@ -98,6 +100,11 @@ def _opened() -> tuple[tuple[ModelScope, ContextEntry], ...]:
 def _set_opened(opened: tuple[tuple[ModelScope, ContextEntry], ...]) -> None:
     _thread.opened = opened
     _thread.entries = dict(opened) or None
+
+
+def forget_traced(scope: ModelScope) -> None:
+    """Forget what hooks kept in a compiled model."""
+    _TRACED.pop(scope, None)
 
 
 def kept_values(slot: Any) -> dict[str, Any]:

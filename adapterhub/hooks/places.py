@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -30,7 +29,7 @@ from transformers import Cache
 
 from adapterhub.backbones.learned_tokens import labels_of_tokens
 from adapterhub.errors import SiteError
-from adapterhub.hooks.forward_pass import ModelScope, kept_values
+from adapterhub.hooks.forward_pass import ModelScope, forget_traced, kept_values
 from adapterhub.hooks.prompt_checks import cached_prompt
 from adapterhub.methods._site_module import TokenSet
 
@@ -67,7 +66,7 @@ class CachedTexts(NamedTuple):
 
 
 @dataclass
-class Writing:
+class GenerateCall:
     """One call of `generate`.
 
     `ids` is its input, if it has token ids, and `mask` that over its tokens; `given` the number of
@@ -210,6 +209,7 @@ def forget_inputs(scope: ModelScope, entrance: Entrance, output: Any, whole: boo
     if whole:
         for name in (_CALLER, _CHOSEN):
             kept.pop(name, None)
+        forget_traced(scope)
 
 
 def _remember(record: CachedTexts, values: Iterable[Any]) -> None:
@@ -283,7 +283,9 @@ def as_states(mask: Tensor | None, y: Tensor, batch_dim: int, where: str) -> Ten
 
 
 @contextmanager
-def writing(scope: ModelScope, args: tuple[Any, ...], options: Mapping[str, Any]) -> Iterator[None]:
+def generating(
+    scope: ModelScope, args: tuple[Any, ...], options: Mapping[str, Any]
+) -> Iterator[None]:
     """Tell calls inside that they are those of `generate`, with these arguments."""
     ids = args[0] if args else options.get("inputs", options.get("input_ids"))
     embeds = options.get("inputs_embeds")
@@ -294,7 +296,7 @@ def writing(scope: ModelScope, args: tuple[Any, ...], options: Mapping[str, Any]
     given = source.shape[1] if isinstance(source, Tensor) else None
     mask = options.get("attention_mask")
     mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
-    kept[_WRITING] = Writing(ids, mask, given)
+    kept[_WRITING] = GenerateCall(ids, mask, given)
     try:
         yield
     finally:
@@ -309,7 +311,7 @@ class _Call:
     kept: Mapping[str, Any]
     entrance: Entrance
 
-    @cached_property
+    @property
     def caller(self) -> Mapping[str, Any]:
         """The arguments of the model, by name; {} where the stack was called by itself."""
         caller: Mapping[str, Any] = self.kept.get(_CALLER) or {}
@@ -334,7 +336,7 @@ class _Call:
             )
         ids = self._ids(rows, tokens)
         number = self._numbers(rows, tokens) if not past else None
-        writes: Writing | None = self.kept.get(_WRITING) if self.entrance.writes else None
+        writes: GenerateCall | None = self.kept.get(_WRITING) if self.entrance.writes else None
         if writes is not None and self.entrance.follows:
             writes.ids = writes.mask = writes.given = None  # of the encoder
         real = self._real(source, past, record, writes)
@@ -366,7 +368,7 @@ class _Call:
             )
 
     def _real(
-        self, source: Tensor, past: int, record: CachedTexts | None, writes: Writing | None
+        self, source: Tensor, past: int, record: CachedTexts | None, writes: GenerateCall | None
     ) -> Tensor:
         """Return which tokens are no padding, (rows, tokens), those in the cache too."""
         rows, tokens = source.shape[:2]
@@ -408,7 +410,7 @@ class _Call:
         return own if isinstance(own, Tensor) and own.shape == (rows, tokens) else None
 
     def _earlier(
-        self, ids: Tensor, past: int, record: CachedTexts | None, writes: Writing | None
+        self, ids: Tensor, past: int, record: CachedTexts | None, writes: GenerateCall | None
     ) -> Tensor:
         """Put the ids of tokens in the cache in front; unknown ones are -1."""
         if not past:

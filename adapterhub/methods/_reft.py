@@ -28,7 +28,7 @@ from adapterhub.errors import ConfigError, SiteError
 from adapterhub.methods._base import Layers, Method, Placement
 from adapterhub.methods._ops import cast
 from adapterhub.methods._site_module import OutputModule, TokenSet
-from adapterhub.methods._sites import require_places, select_sites
+from adapterhub.methods._sites import of_texts, select_sites
 
 Init = Literal["identity", "paper"]
 _POSITIONS = re.compile(r"(?:f([1-9]\d*))?\+?(?:l([1-9]\d*))?")
@@ -170,8 +170,7 @@ class StateMethod(Method):
         return ["edit"] if self.shared else list(kinds)
 
     def _sites(self, anatomy: Anatomy) -> tuple[Site, ...]:
-        sites = select_sites(self, anatomy, "layer")
-        require_places(self, anatomy, {site.stack for site in sites})
+        sites = of_texts(self, anatomy, select_sites(self, anatomy, "layer"))
         if self.orthonormal and any(site.d_out < self.rank for site in sites):
             width = min(site.d_out for site in sites)
             raise SiteError(

@@ -208,27 +208,34 @@ def require_stream(method: Method, source: str, sites: Iterable[Site]) -> None:
         )
 
 
-def require_places(method: Method, anatomy: Anatomy, stacks: Iterable[str]) -> None:
-    """Refuse stacks in which the places of tokens are unknown.
+def of_texts(method: Any, anatomy: Anatomy, sites: Sequence[Site]) -> tuple[Site, ...]:
+    """Return the sites of stacks that read text, in which tokens have places.
+
+    Of default sites, those of other stacks are left out; the user may not name them.
 
     Raises:
-        SiteError: lists them.
+        SiteError: lists stacks that read no text.
     """
-    roots = [stack.root for stack in anatomy.stacks.values()]
-    unknown = []
-    for name in sorted(set(stacks)):
-        root = anatomy.stacks[name].root
-        module = anatomy.model.get_submodule(anatomy.path(root))
-        taken = inspect.signature(module.forward).parameters.keys()
-        if roots.count(root) > 1 or not ("attention_mask" in taken and taken & _TOKENS):
-            unknown.append(name)
-    if unknown:
+    default: Any = next(f.default for f in dataclasses.fields(method) if f.name == "sites")
+    reading = {name for name in anatomy.stacks if _reads_text(anatomy, name)}
+    found = tuple(site for site in sites if site.reads in reading)
+    if not found or (len(found) < len(sites) and method.sites != default):
         raise SiteError(
             f"{method.name} changes some tokens of a text, and these stacks do not read text",
-            offenders=unknown,
+            offenders=sorted({site.reads for site in sites} - reading),
             expected="stacks that are called with tokens and an attention_mask",
-            hint="sites=[decoder.layer], or a method that changes all tokens, such as lora",
+            hint="sites of a decoder, or a method that changes all tokens, such as lora",
         )
+    return found
+
+
+def _reads_text(anatomy: Anatomy, stack: str) -> bool:
+    """Return whether a stack, and no other with it, is called with tokens and their mask."""
+    root = anatomy.stacks[stack].root
+    module = anatomy.model.get_submodule(anatomy.path(root))
+    taken = inspect.signature(module.forward).parameters.keys()
+    alone = [each.root for each in anatomy.stacks.values()].count(root) == 1
+    return alone and "attention_mask" in taken and bool(taken & _TOKENS)
 
 
 def sizes_by_site(

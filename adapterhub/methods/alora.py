@@ -23,7 +23,7 @@ https://arxiv.org/abs/2504.12397.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -31,9 +31,9 @@ from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import Placement, register_method
+from adapterhub.methods._base import register_method
 from adapterhub.methods._site_module import TokenSet
-from adapterhub.methods._sites import require_places
+from adapterhub.methods._sites import of_texts
 from adapterhub.methods.lora import LoRALayer, LowRank
 
 
@@ -74,15 +74,14 @@ class ALoRA(LowRank):
         """Return the method where its tokens reach the first one, which classifiers may read."""
         return cls(sites=("attn.v",), layers="first 1")
 
-    def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
-        """Yield one module per selected projection.
+    def ranks_by_site(self, anatomy: Anatomy) -> Mapping[Site, int]:
+        """Return the rank of each selected site.
 
         Raises:
             SiteError: a site that is not a projection, or a stack that does not read text.
         """
-        placed = list(super().plan(anatomy))
-        require_places(self, anatomy, {each.site.reads for each in placed})
-        yield from placed
+        ranks = super().ranks_by_site(anatomy)
+        return {site: ranks[site] for site in of_texts(self, anatomy, tuple(ranks))}
 
     def module(self, site: Site, rank: int, anatomy: Anatomy) -> InvokedLoRALayer:
         """Return the update of one site."""

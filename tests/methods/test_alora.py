@@ -111,7 +111,7 @@ def test_what_is_generated_invokes_nothing():
         bare = model.generate(ids, use_cache=cache, **options)
         ah.activate(model, "default")
         assert torch.equal(found.sequences, bare.sequences)
-        assert INVOCATION == found.sequences[0, -2:].tolist()
+        assert found.sequences[0, -2:].tolist() == INVOCATION
         assert all(map(torch.equal, found.logits, bare.logits))
 
 
