@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +33,28 @@ class KillAt(LazyBatches):
         return super().__getitem__(index)
 
 
+def trained(
+    method: str, backbone: str, folder: Path, name: str, *words: str, resume: bool = False
+) -> list[float]:
+    """Train on pairs of a prompt and a response; return the losses."""
+    data = str(pairs(folder))
+    words = (f"method={method}", "train.epochs=2", "train.save_every=3", "train.report=false",
+             "train.tensorboard=false", "train.batch_size=8", "dtype=fp32", *words)  # fmt: skip
+    flags = {"backbone": backbone, "output": str(folder / name), "task": "causal-lm",
+             "data": {"train": data, "eval": data}}  # fmt: skip
+    recipe = read(None, list(words), flags)
+    reporter = reporter_for(Path(recipe.output), recipe.train, quiet=True)
+    return [record["loss"] for record in run(recipe, reporter, resume=resume).result.history]
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("method", METHODS)
 def test_killed_and_resumed_gives_the_same_bytes(
     method: str, backbones: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = str(pairs(tmp_path))
-
-    def train(name: str, resume: bool = False) -> Any:
-        words = [f"method={method}", "train.epochs=2", "train.save_every=3", "train.report=false",
-                 "train.tensorboard=false", "train.batch_size=8", "dtype=fp32"]  # fmt: skip
-        flags = {"backbone": str(backbones("llama")), "output": str(tmp_path / name),
-                 "task": "causal-lm", "data": {"train": data, "eval": data}}  # fmt: skip
-        recipe = read(None, words, flags)
-        output = Path(recipe.output)
-        return run(recipe, reporter_for(output, recipe.train, quiet=True), resume=resume)
-
-    losses = [record["loss"] for record in train("whole").result.history]
+    train = partial(trained, method, str(backbones("llama")), tmp_path)
+    losses = train("whole")
     assert losses[-1] < losses[0]
     child = os.fork()
     if child == 0:
@@ -63,6 +68,17 @@ def test_killed_and_resumed_gives_the_same_bytes(
     assert (tmp_path / "cut" / "checkpoints" / "last" / "progress.json").is_file()
     train("cut", resume=True)
     assert final_bytes(tmp_path / "cut") == final_bytes(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_recomputed_and_replayed_layers_have_the_places(
+    method: str, backbones: Any, tmp_path: Path
+) -> None:
+    train = partial(trained, method, str(backbones("llama")), tmp_path)
+    expected = train("plain", "train.frozen_cache=off")
+    again = train("again", "train.frozen_cache=off", "train.gradient_checkpointing=true")
+    assert again == pytest.approx(expected, abs=1e-5)
+    assert train("replayed", "train.frozen_cache=memory") == pytest.approx(expected, abs=5e-3)
 
 
 @pytest.mark.parametrize("method", ["loreft", "alora"])
