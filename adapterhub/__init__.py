@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from adapterhub.methods._base import METHODS as METHODS
     from adapterhub.methods.adalora import AdaLoRA as AdaLoRA
     from adapterhub.methods.adapterfusion import AdapterFusion as AdapterFusion
+    from adapterhub.methods.alora import ALoRA as ALoRA
     from adapterhub.methods.bitfit import BitFit as BitFit
     from adapterhub.methods.boft import BOFT as BOFT
     from adapterhub.methods.bottleneck import Houlsby as Houlsby
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from adapterhub.methods.c3a import C3A as C3A
     from adapterhub.methods.compacter import Compacter as Compacter
     from adapterhub.methods.delora import DeLoRA as DeLoRA
+    from adapterhub.methods.direft import DiReFT as DiReFT
     from adapterhub.methods.dora import DoRA as DoRA
     from adapterhub.methods.fourierft import FourierFT as FourierFT
     from adapterhub.methods.freeze import Freeze as Freeze
@@ -67,8 +69,10 @@ if TYPE_CHECKING:
     from adapterhub.methods.lora_plus import LoRAPlus as LoRAPlus
     from adapterhub.methods.lora_xs import LoRAXS as LoRAXS
     from adapterhub.methods.lora_xs import TinyLoRA as TinyLoRA
+    from adapterhub.methods.loreft import LoReFT as LoReFT
     from adapterhub.methods.mam import Mam as Mam
     from adapterhub.methods.miss import MiSS as MiSS
+    from adapterhub.methods.noreft import NoReFT as NoReFT
     from adapterhub.methods.norms import Norms as Norms
     from adapterhub.methods.oft import OFT as OFT
     from adapterhub.methods.p_tuning import PTuning as PTuning
@@ -145,6 +149,7 @@ _LAZY = {
 
 # The classes of the methods, as objects with options: LoRA(rank=16).
 _LAZY |= {
+    "ALoRA": "methods.alora",
     "AdaLoRA": "methods.adalora",
     "AdapterFusion": "methods.adapterfusion",
     "BOFT": "methods.boft",
@@ -152,6 +157,7 @@ _LAZY |= {
     "C3A": "methods.c3a",
     "Compacter": "methods.compacter",
     "DeLoRA": "methods.delora",
+    "DiReFT": "methods.direft",
     "DoRA": "methods.dora",
     "FourierFT": "methods.fourierft",
     "Freeze": "methods.freeze",
@@ -169,8 +175,10 @@ _LAZY |= {
     "LoRAGA": "methods.lora_ga",
     "LoRAPlus": "methods.lora_plus",
     "LoRAXS": "methods.lora_xs",
+    "LoReFT": "methods.loreft",
     "Mam": "methods.mam",
     "MiSS": "methods.miss",
+    "NoReFT": "methods.noreft",
     "Norms": "methods.norms",
     "OFT": "methods.oft",
     "PTuning": "methods.p_tuning",

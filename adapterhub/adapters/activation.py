@@ -41,6 +41,7 @@ from adapterhub.hooks.head import (
 from adapterhub.hooks.slot import Slot
 from adapterhub.interrupts import deferred_interrupts
 from adapterhub.methods._base import METHODS
+from adapterhub.methods._site_module import TokenSet
 from adapterhub.patch import Patch
 
 Adapters = Mapping[str, Adapter]
@@ -82,6 +83,7 @@ class StackActivation:
         self.adapters = tuple(adapters)
         slots = _keys_by_adapter(adapters).items()
         self.table = {slot: AppliedModules(tuple(chain(*keys.values()))) for slot, keys in slots}
+        self.token_sets = _token_sets(self.adapters)
 
     @property
     def compositions(self) -> tuple[Composition, ...]:
@@ -137,6 +139,7 @@ class PerRowActivation:
         self.compositions = tuple(compositions)
         self.adapters = _adapters_in(adapters, compositions)
         self.by_name = {adapter.name: adapter for adapter in self.adapters}
+        self.token_sets = _token_sets(self.adapters)
         self.table: dict[Slot, AppliedModules] = {}
         self.called_through: tuple[str, ...] = ()  # paths of modules that have variants
         self.plans: dict[Hashable, BatchPlan] = {}  # slots with equal keys have one plan
@@ -274,6 +277,17 @@ def _check_rows(adapters: Adapters, compositions: Sequence[Composition]) -> None
     for composition in dict.fromkeys(compositions):
         _refuse_other_pooling([adapters[name] for name in adapter_names(composition)])
         _check_averages(adapters, composition)
+
+
+def _token_sets(adapters: Iterable[Adapter]) -> tuple[tuple[str, TokenSet], ...]:
+    """List the sets of tokens that the modules of adapters change, with the stack of each."""
+    found = (
+        (placed.site.reads, tokens)
+        for adapter in adapters
+        for placed in adapter.placed
+        for tokens in placed.module.token_sets
+    )
+    return tuple(dict.fromkeys(found))
 
 
 def _keys_by_adapter(adapters: Iterable[Adapter]) -> dict[Slot, dict[str, tuple[str, ...]]]:

@@ -6,6 +6,7 @@
     resize_token_embeddings  refuses another size: heads and rows of adapters would not fit
     _apply                   half(), to(...): converts also what is not in the model now: backbone
                              parameters that an adapter replaces, and those of inactive adapters
+    generate                 tells modules that change some tokens where the prompt ends
     init_continuous_batching, continuous_batching_context_manager
                              which generate_batch calls: refuse what their thread would compute
                              without a route, without a prefix, or with another adapter's cache
@@ -26,9 +27,11 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.activation import Activatable, RouteActivation, temporarily
 from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.passes import ForwardPasses
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.token_embedding import token_embedding
 from adapterhub.errors import AttachError, warn_user
+from adapterhub.hooks.places import generating
 from adapterhub.hooks.precision import convert_masters
 from adapterhub.patch import Patch
 
@@ -41,6 +44,7 @@ class AttachedAdapters(Activatable, Protocol):
 
     model: PreTrainedModel
     adapters: dict[str, Adapter]
+    passes: ForwardPasses
 
     def open_route(self) -> RouteActivation | None:
         """Return the innermost route that is open in this context."""
@@ -195,6 +199,14 @@ def convert(
     return model
 
 
+def write_text(
+    state: AttachedAdapters, generate: Callable[..., Any], *args: Any, **options: Any
+) -> Any:
+    """Generate from a prompt, which ends with the input of this call."""
+    with generating(state.passes.scope, args, options):
+        return generate(*args, **options)
+
+
 def batch_continuously(
     state: AttachedAdapters, init: Callable[..., Any], *args: Any, **options: Any
 ) -> Any:
@@ -259,11 +271,12 @@ def _refuse_batching(state: AttachedAdapters) -> None:
         f"{adapter.name}: {placed.method.name}": None
         for adapter in state.activation.adapters
         for placed in adapter.placed
-        if placed.site.kind in ("keyvalue", "embed")
+        if placed.site.kind in ("keyvalue", "embed") or placed.module.token_sets
     }
     if virtual:
         raise AttachError(
-            "the paged cache of continuous batching has no place for prefixes and prompts",
+            "the paged cache of continuous batching has no place for prefixes and prompts, nor "
+            "does it show the places of tokens in their texts",
             offenders=list(virtual),
             hint="model.generate(...), or adapterhub.serving.Engine().generate(NAME, ...)",
         )
@@ -294,6 +307,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "load_state_dict": load_tensors,
     "resize_token_embeddings": refuse_resize,
     "_apply": convert,
+    "generate": write_text,
     "init_continuous_batching": batch_continuously,
     "continuous_batching_context_manager": refuse_kept_manager,
 }

@@ -71,6 +71,8 @@ def unpackable(adapter: Adapter) -> str:
     other = next((m for m in modules if not isinstance(m, known)), None)
     if other is not None:
         return f"{type(other).__name__} reads more than the tokens of one text"
+    if any(module.token_sets for module in modules):
+        return "it changes tokens by their places in a text, which packed rows do not show"
     outputs = adapter.model.get_output_embeddings()
     hosts = {adapter.model.get_submodule(placed.site.host) for placed in adapter.placed}
     if outputs in hosts:

@@ -20,6 +20,7 @@ from adapterhub.backbones.weights import with_whole_parameters
 from adapterhub.hooks.attention import keyvalue_slot
 from adapterhub.hooks.held_weight import held_weight_slot
 from adapterhub.hooks.layer_mix import mix_slot
+from adapterhub.hooks.layer_output import layer_slot
 from adapterhub.hooks.precision import (
     fp32_parameter,
     hold_in_fp32,
@@ -196,6 +197,8 @@ def make_slot(anatomy: Anatomy, placed: PlacedModule) -> Slot:
         return prompt_slot(anatomy, site)
     if site.kind == "mix":
         return mix_slot(anatomy, site)
+    if site.kind == "layer":
+        return layer_slot(anatomy, site.host)
     if site.kind == "weight":
         return held_weight_slot(anatomy.model, site)
     return output_slot(anatomy.model, site, placed.module, anatomy.family.batch_dim)

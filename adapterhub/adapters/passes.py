@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ from adapterhub.adapters.activation import (
     StackActivation,
 )
 from adapterhub.adapters.parts import set_labels
+from adapterhub.anatomy.sites import Anatomy
 from adapterhub.errors import AttachError
 from adapterhub.hooks.forward_pass import (
     ContextEntry,
@@ -32,7 +33,9 @@ from adapterhub.hooks.forward_pass import (
     kept_values,
     set_entry,
 )
+from adapterhub.hooks.places import Entrance, forget_inputs, keep_inputs
 from adapterhub.hooks.slot import Mark
+from adapterhub.methods._site_module import TokenSet
 from adapterhub.patch import Patch
 
 # Held while what is attached or active changes: a pass begins before or after, not in between.
@@ -45,6 +48,7 @@ class BegunPass(NamedTuple):
     """What a pass began with."""
 
     module: nn.Module  # whose call it is
+    token_sets: tuple[tuple[str, TokenSet], ...] = ()  # by stack
 
 
 class ForwardPasses:
@@ -59,15 +63,14 @@ class ForwardPasses:
         self.scope = ModelScope()
         self.active: Activation = StackActivation()
         self.replacing: Any = None
-        self.arguments = tuple(inspect.signature(model.forward).parameters)
         self.checkpointed = [m for m in model.modules() if hasattr(m, "gradient_checkpointing")]
         self.labels = Patch()  # those of a route, for the loss of one pass
 
-    def watch(self, modules: list[nn.Module], patch: Patch) -> None:
-        """Begin and end a pass with the calls of these modules: the model and its stacks."""
+    def watch(self, anatomy: Anatomy, patch: Patch) -> None:
+        """Begin and end a pass with the calls of the model and of its stacks."""
         patch.push(self._recompute_anywhere)
-        for module in modules:
-            patch.hook(Mark, module, _PASSES, self)
+        for module, entrance in _entrances(anatomy):
+            patch.hook(Mark, module, _PASSES, (self, entrance))
             patch.hook(module.register_forward_pre_hook, begin_pass, prepend=True, with_kwargs=True)
             patch.hook(module.register_forward_hook, end_pass, always_call=True)
 
@@ -121,7 +124,15 @@ class ForwardPasses:
             return
         with STRUCTURE_LOCK:
             self._refuse_suspended()
-            set_entry(self.scope, ContextEntry(self.active.table, BegunPass(module)))
+            begun = BegunPass(module, self.active.token_sets)
+            set_entry(self.scope, ContextEntry(self.active.table, begun))
+
+    def token_sets(self) -> tuple[tuple[str, TokenSet], ...]:
+        """Return the sets of tokens that modules of this pass change, by stack."""
+        entry = current_entry(self.scope)
+        owner: Any = self.active if entry is None else entry.owner
+        found: tuple[tuple[str, TokenSet], ...] = owner.token_sets
+        return found
 
     def end(self, module: nn.Module) -> None:
         """End a pass."""
@@ -164,17 +175,35 @@ class ForwardPasses:
                     module._gradient_checkpointing_func = RecomputedInContext(function)  # type: ignore[assignment, arg-type]
 
 
+def _entrances(anatomy: Anatomy) -> Iterator[tuple[nn.Module, Entrance]]:
+    """Yield the modules that a pass begins with: the model and its stacks."""
+    model, stacks = anatomy.model, anatomy.stacks
+    roots: dict[str, list[str]] = {"": []}
+    for each, stack in stacks.items():
+        roots.setdefault(anatomy.path(stack.root), []).append(each)
+    for path, here in roots.items():
+        module = model.get_submodule(path)
+        arguments = tuple(inspect.signature(module.forward).parameters)
+        name = here[0] if len(here) == 1 else None
+        behind = name == "decoder" and "encoder" in stacks
+        writes = name is not None and model.can_generate()
+        writes = writes and (name != "encoder" or "decoder" not in stacks)
+        yield module, Entrance(arguments, name, writes, behind)
+
+
 def begin_pass(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Begin a pass: the first forward pre-hook of a model and of its stacks."""
-    if torch.compiler.is_compiling():
-        return
-    (passes,) = getattr(module, _PASSES)
-    passes.begin(module, dict(zip(passes.arguments, args, strict=False)) | kwargs)
+    ((passes, entrance),) = getattr(module, _PASSES)
+    if not torch.compiler.is_compiling():
+        passes.begin(module, dict(zip(entrance.arguments, args, strict=False)) | kwargs)
+    if sets := passes.token_sets():
+        keep_inputs(passes.scope, entrance, args, kwargs, sets)
 
 
 def end_pass(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     """End a pass: the last forward hook of a model and of its stacks."""
-    if torch.compiler.is_compiling():
-        return
-    (passes,) = getattr(module, _PASSES)
-    passes.end(module)
+    ((passes, entrance),) = getattr(module, _PASSES)
+    if passes.token_sets():
+        forget_inputs(passes.scope, entrance, output, module is passes.model)
+    if not torch.compiler.is_compiling():
+        passes.end(module)

@@ -323,7 +323,7 @@ class ModelState:
         replace_methods(self, patch)
         require_input_gradients(self.anatomy, patch)
         keep_states_whole(model, patch)
-        self.passes.watch(self._entrances(), patch)
+        self.passes.watch(self.anatomy, patch)
         for parameter in self.parameters:
             patch.set(parameter, "requires_grad", False)
 
@@ -332,12 +332,6 @@ class ModelState:
         for adapter in adapters:
             if adapter.tokenizer:
                 adapter.take_back(_tokens_in_use(adapter.tokenizer, adapters))
-
-    def _entrances(self) -> list[nn.Module]:
-        """List the modules that a pass begins with: the model and its stacks."""
-        paths = [self.anatomy.path(stack.root) for stack in self.anatomy.stacks.values()]
-        modules = [self.model, *map(self.model.get_submodule, paths)]
-        return list(dict.fromkeys(modules))
 
     def detach(self, *names: str) -> None:
         """Remove adapters, and those that were brought along for them; undone on an error.

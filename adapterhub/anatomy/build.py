@@ -107,12 +107,15 @@ def _stack_sites(
         yield Site(f"{stack.name}.embed", stack.name, None, "embed", "embed", host, width, width)
     sites = list(_sites_of_layers(model, stack, layers))
     yield from sites
-    # Where layers share modules, a hook cannot tell which layer's output it receives; reversible
-    # ones return two streams.
     widths = {s.d_out for s in sites if s.kind == "sublayer"}
-    alone = ".*." not in stack.layers and not reversible_stack(model, layers[0])
-    if alone and len(widths) == 1:
-        (width,) = widths
+    if len(widths) != 1 or reversible_stack(model, layers[0]):  # layers return two streams
+        return
+    (width,) = widths
+    for number, host in enumerate(layers):
+        name = f"{stack.name}.{number}.layer"
+        yield Site(name, stack.name, number, "layer", "layer", host, width, width)
+    # Where layers share modules, a hook cannot tell which layer's output it receives.
+    if ".*." not in stack.layers:
         yield Site(f"{stack.name}.mix", stack.name, None, "mix", "mix", layers[-1], width, width)
 
 

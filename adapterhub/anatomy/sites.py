@@ -19,6 +19,7 @@ encoder layer, whatever its module is called inside transformers. Roles in a lay
     attn.norm cross.norm ffn.norm  the normalization of a sublayer
     attn.postnorm ffn.postnorm     a second one, on the sublayer's output before the residual
                                    connection
+    layer                          a layer as a whole: its output is the residual stream
 
 Stacks are `encoder` and `decoder`, or in a model with several of a kind what they read: `vision`,
 `audio`, `language`. Roles of a stack: `embed`, where token embeddings enter it, and `mix`, the
@@ -47,7 +48,7 @@ from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.anatomy.projections import HeldWeight
 from adapterhub.errors import SiteError, did_you_mean
 
-Kind = Literal["linear", "weight", "sublayer", "keyvalue", "norm", "embed", "mix"]
+Kind = Literal["linear", "weight", "sublayer", "layer", "keyvalue", "norm", "embed", "mix"]
 SUBLAYERS = ("attn", "cross", "ffn", "mixer")
 STREAM = ("residual", "block")  # the points of the residual stream a module may read, see Stream
 NORMS = ("norm", "postnorm")
@@ -65,6 +66,7 @@ ROLES = (
     *(f"{s}.kv" for s in ("attn", "cross")),
     *SUBLAYERS,
     *(f"{s}.{norm}" for s in SUBLAYERS for norm in NORMS),
+    "layer",
     "embed",
     "mix",
 )
@@ -160,6 +162,11 @@ class Site:
     def d_kv(self) -> tuple[int, int]:
         """The sizes of the keys and of the values of an attention."""
         return self.d_out, self.d_out if self.d_values is None else self.d_values
+
+    @property
+    def reads(self) -> str:
+        """The stack whose tokens get here: keys of cross-attention are those of the encoder."""
+        return "encoder" if self.role in ("cross.k", "cross.v") else self.stack
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,15 @@ SlotTable: TypeAlias = Mapping[Any, AppliedModules]
 class ModelScope:
     """Identifies a model with adapters among those that a context has an entry for."""
 
+    @property
+    def traced(self) -> dict[str, Any]:
+        """What hooks keep for each other in a compiled model, until its pass ends."""
+        return _TRACED.setdefault(self, {})
+
+
+# Not an attribute: tensors of one would be compiled for their sizes, as parameters are.
+_TRACED: dict[ModelScope, dict[str, Any]] = {}
+
 
 class ContextEntry(NamedTuple):
     """What applies to a model in this context; `owner` is the route or the pass that set it."""
@@ -91,6 +100,11 @@ def _opened() -> tuple[tuple[ModelScope, ContextEntry], ...]:
 def _set_opened(opened: tuple[tuple[ModelScope, ContextEntry], ...]) -> None:
     _thread.opened = opened
     _thread.entries = dict(opened) or None
+
+
+def forget_traced(scope: ModelScope) -> None:
+    """Forget what hooks kept in a compiled model."""
+    _TRACED.pop(scope, None)
 
 
 def kept_values(slot: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.nn.functional as F
@@ -14,11 +14,12 @@ from adapterhub.backbones.tensor_parallel import WHOLE, tensor_parallel
 from adapterhub.backbones.weights import read_bias, read_weight, reread_weight
 from adapterhub.hooks.composition import as_before, by_row
 from adapterhub.hooks.packed import TokenPlan
+from adapterhub.hooks.places import Chosen, as_states, chosen_tokens
 from adapterhub.hooks.row_stacks import StackedColumn, StackedRows
 from adapterhub.hooks.slot import SUBLAYER_INPUT, Mark, Slot, first_input, read_sublayer_input
 from adapterhub.methods._affine import constant_form
 from adapterhub.methods._ops import RowStack
-from adapterhub.methods._site_module import InputModule, OutputModule, SiteModule
+from adapterhub.methods._site_module import InputModule, OutputModule, SiteModule, TokenSet
 
 _STREAM = "_adapterhub_stream"
 _RESIDUAL = "residual"
@@ -40,6 +41,18 @@ class OutputSlot(Slot):
         self.boundary = WHOLE
         self.batch_dim = batch_dim
         self.norms: list[nn.Module | None] = []  # in a list, so that they are not child modules
+        self.at_tokens: dict[str, tuple[TokenSet, ...]] = {}  # of modules that change some tokens
+
+    def add(self, key: str, site: Site, module: nn.Module) -> None:
+        """Add a module, inactive."""
+        super().add(key, site, module)
+        if sets := getattr(module, "token_sets", ()):
+            self.at_tokens[key] = sets
+
+    def remove(self, key: str) -> None:
+        """Remove a module, which is not active."""
+        super().remove(key)
+        self.at_tokens.pop(key, None)
 
     def placed(self, key: str) -> OutputModule | InputModule:
         """Return the module with a key."""
@@ -112,13 +125,16 @@ class OutputSlot(Slot):
             self.take(_RESIDUAL) if self.norms else None,
             *entered.values(),
         )
+        chosen = self._chosen(y) if self.at_tokens else {}
+        inputs = (*inputs, *chosen.values(), *self._states(host))
+        places = {tokens: n for n, tokens in enumerate(chosen, start=len(entered))}
         columns = self._stacked_with(y, inputs)
         if columns is not None:
 
             def apply(column: StackedColumn, *tensors: Any) -> Tensor:
                 stack, example, site = column
                 read, compute = number.get(site.part, 0), self._rowwise(stack)
-                return self._change_output(host, example, site, compute, read, *tensors)
+                return self._change_output(host, example, site, compute, (read,), *tensors)
 
             for rows in columns:
                 y = rows.run(apply, y, *inputs, dim=self.row_dim)
@@ -126,10 +142,24 @@ class OutputSlot(Slot):
 
         def change(key: str, *tensors: Any) -> Tensor:
             module, site = self.placed(key), self.sites[key]
-            read = number.get(site.part, 0)
-            return self._change_output(host, module, site, module, read, *tensors)
+            sets = self.at_tokens.get(key, ())
+            reads = (number.get(site.part, 0), *(places[tokens] for tokens in sets))
+            return self._change_output(host, module, site, module, reads, *tensors)
 
         return self.run(change, y, *inputs, dim=self.row_dim)
+
+    def _chosen(self, y: Tensor) -> Chosen:
+        """Return which tokens of y are in the sets that the active modules read."""
+        sets = dict.fromkeys(tokens for key in self.keys for tokens in self.at_tokens.get(key, ()))
+        if not sets:
+            return {}
+        where = self.where()
+        chosen = chosen_tokens(self.scope, next(iter(self.sites.values())).reads, where)
+        return {tokens: as_states(chosen[tokens], y, self.batch_dim, where) for tokens in sets}
+
+    def _states(self, host: nn.Module) -> Sequence[Tensor]:
+        """Return other states that modules here read, like y."""
+        return ()
 
     def _stacked_with(
         self, y: Tensor, inputs: tuple[Tensor | None, ...]
@@ -164,16 +194,19 @@ class OutputSlot(Slot):
         module: SiteModule,
         site: Site,
         compute: Callable[..., Tensor],
-        read: int,
+        reads: tuple[int, ...],
         y: Tensor,
         sublayer_x: Tensor | None,
         residual: Tensor | None,
         *xs: Tensor,
     ) -> Tensor:
-        """Change the output by a module that reads input `read` of `xs`; `compute` computes it."""
+        """Change the output by a module; `compute` computes it.
+
+        `reads` are the numbers of its input, and of its chosen tokens, among `xs`.
+        """
         if not isinstance(module, OutputModule):
             return y
-        x = xs[read]
+        x, *chosen = (xs[number] for number in reads)
         source = sublayer_x if site.input_host else x
         if module.source in STREAM:
             source = x if residual is None else residual
@@ -182,8 +215,8 @@ class OutputSlot(Slot):
         if module.reads_weight:
             weight = (reread_weight(host, site.part), read_bias(host, site.part))
         if site.part is None:
-            return compute(source, y, *weight)
-        return site.part.write(y, compute(source, site.part.read(y), *weight))
+            return compute(source, y, *weight, *chosen)
+        return site.part.write(y, compute(source, site.part.read(y), *weight, *chosen))
 
     def _block(self, residual: Tensor, y: Tensor) -> Tensor:
         """Compute the input of the next sublayer: norm(r + postnorm(y))."""
@@ -220,9 +253,9 @@ def call_slot_of_block(
     if slot is None or not slot.keys:
         return y
     x = first_input(args, kwargs)
-    output = y[0] if isinstance(y, tuple) else y
+    output = y if isinstance(y, Tensor) else y[0]
     changed = slot(host, x, output.view(*x.shape[:-1], -1)).view(output.shape)
-    return (changed, *y[1:]) if isinstance(y, tuple) else changed
+    return changed if isinstance(y, Tensor) else (changed, *y[1:])
 
 
 def call_slot_before(host: nn.Module, args: tuple[Any, ...]) -> Any:

@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
 from adapterhub.anatomy.tokens import padding_table, position_module
 from adapterhub.errors import SiteError
+from adapterhub.hooks.places import move_places
 from adapterhub.hooks.prompt_checks import (
     CachedPrompt,
     cached_prompt,
@@ -172,6 +173,7 @@ def add_prompt(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return (), values
     if (added := PromptedInputs(values, slot, outer).extend(root)) is not None:
         slot.keep(ADDED, added)
+        move_places(slot.scope, slot.stack(), added.length, added.places)
     return (), values
 
 

@@ -255,6 +255,10 @@ class PromptSlot(Slot):
             )
         return [not flag for flag in counting]
 
+    def stack(self) -> str:
+        """Return the name of the stack."""
+        return next(iter(self.sites.values())).stack
+
     def _prompts(self) -> tuple[str, ...]:
         """Return the keys of the active modules that have virtual tokens."""
         return tuple(key for key in self.keys if not self.placed(key).skipped_positions)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def write_gguf(file: Path, source: ExportSource, name: str, *, overwrite: bool =
     updates, _ = low_rank_updates(source)
     with tempfile.TemporaryDirectory() as folder, explained(file):
         draft = Path(folder, file.name)
-        _write(draft, name, config, updates)
+        _write(draft, name, config, updates, _invocation(source))
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, draft.read_bytes())
 
@@ -80,8 +80,18 @@ def _problems(source: ExportSource, config: PreTrainedConfig) -> list[str]:
     return problems + [f"{n}: llama.cpp reads only the factors of a LoRA" for n in others]
 
 
+def _invocation(source: ExportSource) -> Sequence[int]:
+    """Return the tokens from which on the updates apply; none: to all tokens."""
+    sets = {tokens for part in source.parts for tokens in part.module.token_sets}
+    return next((tokens.ids for tokens in sets), ())
+
+
 def _write(
-    file: Path, name: str, config: PreTrainedConfig, updates: Mapping[str, ModuleUpdate]
+    file: Path,
+    name: str,
+    config: PreTrainedConfig,
+    updates: Mapping[str, ModuleUpdate],
+    invocation: Sequence[int],
 ) -> None:
     import gguf
 
@@ -93,6 +103,8 @@ def _write(
         writer.add_name(name)
         writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
         writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, 0.0)
+        if invocation:
+            writer.add_array(gguf.Keys.Adapter.ALORA_INVOCATION_TOKENS, list(invocation))
         for host, update in updates.items():
             weight = names.get_name(f"{host}.weight", try_suffixes=(".weight",))
             if weight is None:

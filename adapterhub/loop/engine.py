@@ -40,7 +40,7 @@ from adapterhub.loop.trainee import Trainee, check_whole
 from adapterhub.recipe.options import RunOptions
 from adapterhub.recipe.schedules import DEFAULT, schedule, warmup_steps
 from adapterhub.tasks._forward import on_device
-from adapterhub.tasks._losses import Items, batch_labels, model_inputs
+from adapterhub.tasks._losses import Items, batch_labels, learned, model_inputs
 
 
 class NotFinite(TrainingError):
@@ -180,8 +180,9 @@ class Engine:
 
     def loss_of(self, batch: Batch) -> torch.Tensor | None:
         """Return the loss of a batch on the device of the run; None: it has no labels."""
-        loss = self.below_head(batch) if self.below_head is not None else None
-        return self.loss(self.model(**model_inputs(batch)), batch) if loss is None else loss
+        with learned(batch):
+            loss = self.below_head(batch) if self.below_head is not None else None
+            return self.loss(self.model(**model_inputs(batch)), batch) if loss is None else loss
 
     def _unsynchronized(self) -> AbstractContextManager[None]:
         """Return a context in which gradients are not averaged over the processes."""

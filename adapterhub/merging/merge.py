@@ -67,10 +67,12 @@ _NOT_MERGEABLE = {
     "embed": "it adds tokens to the input, which are not a weight of the backbone",
     "mix": "it reads the outputs of several layers",
     "sublayer": "it adapts a whole sublayer, which is not linear",
+    "layer": "it changes the states behind a whole layer, which is not linear",
     "norm": "it adapts a normalization, which is not linear",
     "linear": "its output is not linear in its input",
     "weight": "its output is not linear in its input",
 }
+_AT_SOME_TOKENS = "it changes some tokens of a text only, and a weight applies to all"
 
 
 class NewAttribute(NamedTuple):
@@ -385,7 +387,8 @@ def blockers(adapter: Adapter) -> list[str]:
         site = placed.site
         if site.kind not in ("linear", "weight") or not placed.module.affine:
             part = f"{placed.method.name} at {site.stack}.{site.role}"
-            reasons[part] = _NOT_MERGEABLE[site.kind]
+            some = placed.module.token_sets
+            reasons[part] = _AT_SOME_TOKENS if some else _NOT_MERGEABLE[site.kind]
     for changed in (c for c in adapter.changed if c.untied):
         reasons[changed.name] = "untied by the adapter, a merged checkpoint would be tied again"
     return [f"{part}: {reason}" for part, reason in reasons.items()]

@@ -86,7 +86,7 @@ class Method(ABC):
             (identity), almost equal (near-identity), or as in the paper (paper).
         learning_rate: AdamW's default for the method's parameters.
         schedule: the default learning rate schedule, if the paper prescribes one.
-        init: the default start from the data (`train.init`), if the method needs one.
+        data_start: the default start from the data (`train.init`), if the method needs one.
         trains_backbone: whether the plan unfreezes backbone parameters (`Unfreezing`).
         sized_by: the option that the number of parameters grows with, if there is one.
         training_options: the options that decide how it trains, not what a trained one computes.
@@ -98,7 +98,7 @@ class Method(ABC):
     start: ClassVar[Start] = "identity"
     learning_rate: ClassVar[float] = 1e-3
     schedule: ClassVar[str | None] = None
-    init: ClassVar[str | None] = None
+    data_start: ClassVar[str | None] = None
     trains_backbone: ClassVar[bool] = False
     sized_by: ClassVar[str | None] = None
     training_options: ClassVar[tuple[str, ...]] = ()

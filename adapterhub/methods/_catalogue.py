@@ -23,6 +23,15 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'adapters': (tuple[str, ...], (), 'trained adapters to mix: names of attached adapters, or folders'),
         'members': (tuple[Any, ...], (), 'methods of these adapters (set automatically)'),
     }),
+    'alora': ('alora', "LoRA from its invocation tokens on: the cache in front is the backbone's", 'Greenewald et al. 2025, https://arxiv.org/abs/2504.12397', 0.001, None, {
+        'rank': (int, 8, 'rank r of the update'),
+        'alpha': (float, 16.0, 'numerator of the scale: updates are multiplied by alpha / rank'),
+        'dropout': (float, 0.0, 'dropout probability on the input of A'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'invocation': (tuple[int, ...], (), 'ids of the tokens that invoke the adapter; none: the last token of the prompt'),
+    }),
     'bitfit': ('bitfit', 'train only the bias terms of the backbone', 'Ben Zaken et al. 2022, https://arxiv.org/abs/2106.10199', 0.001, None, {
         'sites': (Literal['all'] | tuple[str, ...], 'all', 'projections and norms whose bias to train, or all'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to train: all, 'top 4', '0..3', [0, 5]"),
@@ -57,6 +66,14 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'strength': (float, 15.0, 'initial bound l of the update'),
+    }),
+    'direft': ('direft', 'low-rank updates of the states of a few tokens', 'Wu et al. 2024, https://arxiv.org/abs/2404.03592', 0.002, None, {
+        'rank': (int, 8, 'rank of the edits: the size of the subspace'),
+        'positions': (str, 'f1+l1', 'tokens to edit: the first and the last ones of the prompt'),
+        'shared': (bool, True, 'one edit for the first and the last tokens, not one for each'),
+        'sites': (tuple[str, ...], ('layer',), 'stacks to adapt: layer, decoder.layer'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'init': (Literal['identity', 'paper'], 'identity', 'edits before training: none (identity), or as in the paper'),
     }),
     'dora': ('dora', "low-rank update of a weight's direction, with a trained magnitude", 'Liu et al. 2024, https://arxiv.org/abs/2402.09353', 0.001, None, {
         'rank': (int, 8, 'rank r of the update'),
@@ -179,6 +196,14 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'stored': (bool, True, 'the components are in the file'),
     }),
+    'loreft': ('loreft', 'edits of the states of a few tokens in an orthonormal subspace', 'Wu et al. 2024, https://arxiv.org/abs/2404.03592', 0.002, None, {
+        'rank': (int, 8, 'rank of the edits: the size of the subspace'),
+        'positions': (str, 'f1+l1', 'tokens to edit: the first and the last ones of the prompt'),
+        'shared': (bool, True, 'one edit for the first and the last tokens, not one for each'),
+        'sites': (tuple[str, ...], ('layer',), 'stacks to adapt: layer, decoder.layer'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'init': (Literal['identity', 'paper'], 'identity', 'edits before training: none (identity), or as in the paper'),
+    }),
     'mam': ('mam', 'prefix tuning + scaled parallel adapters', 'He et al. 2022, https://arxiv.org/abs/2110.04366', 0.001, None, {
         'length': (int, 30, 'prefix length in tokens'),
         'size': (int, 64, 'bottleneck width'),
@@ -190,6 +215,14 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
         'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+    }),
+    'noreft': ('noreft', 'LoReFT without an orthonormal basis', 'Wu et al. 2024, https://arxiv.org/abs/2404.03592', 0.002, None, {
+        'rank': (int, 8, 'rank of the edits: the size of the subspace'),
+        'positions': (str, 'f1+l1', 'tokens to edit: the first and the last ones of the prompt'),
+        'shared': (bool, True, 'one edit for the first and the last tokens, not one for each'),
+        'sites': (tuple[str, ...], ('layer',), 'stacks to adapt: layer, decoder.layer'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'init': (Literal['identity', 'paper'], 'identity', 'edits before training: none (identity), or as in the paper'),
     }),
     'norms': ('norms', 'train only the normalization layers of the backbone', 'Qi et al. 2022, https://arxiv.org/abs/2211.08682', 0.001, None, {
         'layers': (str | int | tuple[int, ...], 'all', "layers to train: all, 'top 4', '0..3', [0, 5]"),

@@ -1,7 +1,8 @@
 """Base classes of the modules that methods add at sites: one for each way into the forward pass.
 
     kind of site        base class           maps
-    linear, sublayer    OutputModule         (x, y) -> y': the host's input and output
+    linear, sublayer,   OutputModule         (x, y) -> y': the host's input and output
+    layer
                         InputModule          x -> x': the host's input
     weight              as linear, or where the host holds the weights of experts:
                         ExpertsModule        (x, y, rows) -> y': of the experts' products
@@ -18,7 +19,7 @@ them to the dtype of its inputs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
@@ -29,6 +30,20 @@ OutputSource: TypeAlias = Literal["output", "block", "input", "residual"]
 Positions: TypeAlias = bool | Literal["keys"]
 
 
+class TokenSet(NamedTuple):
+    """Some tokens of each text, by their places in it.
+
+    `first` and `last` are the first and the last `size` tokens of the prompt: in training, what
+    comes before the first token that is learned, and in `generate`, its input; otherwise the whole
+    text. `from` are all tokens from the last occurrence of `ids` on; without ids, from the last
+    token of the prompt on.
+    """
+
+    kind: Literal["first", "last", "from"]
+    size: int = 0
+    ids: tuple[int, ...] = ()
+
+
 class SiteModule(nn.Module):
     """A module of an adapter at one site.
 
@@ -37,12 +52,16 @@ class SiteModule(nn.Module):
             its host.
         stack: how several modules of this class are computed at once for the rows of a batch; a
             class without one computes group by group, and does not inherit it (_ops.py).
+        token_sets: the tokens that the module changes, if those are not all: an output module is
+            called with (x, y, *chosen), for each set which tokens are in it, (batch, tokens, 1), or
+            None where no token of the call is.
         constant: returns the module that is stacked in place of this one as long as nobody changes
             it, with what this one computes in each call as its tensors; by default the module
             itself. Not inherited either.
     """
 
     affine: ClassVar[bool] = False
+    token_sets: tuple[TokenSet, ...] = ()
     stack: ClassVar[Any] = None  # a staticmethod of the type StackModules
     constant: ClassVar[Any] = None  # a method (site, weight and bias if it reads them) -> module
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,8 +13,9 @@ from adapterhub.anatomy.sites import ROUTER, Anatomy, Kind, Site, matches, sites
 from adapterhub.errors import ConfigError, SiteError
 from adapterhub.methods._base import Layers, Method
 
-WITH_OUTPUT: tuple[Kind, ...] = ("linear", "sublayer", "norm")
+WITH_OUTPUT: tuple[Kind, ...] = ("linear", "sublayer", "layer", "norm")
 _WILDCARDS = frozenset("*?[")
+_TOKENS = frozenset({"input_ids", "inputs_embeds"})
 # What stands for a default role in a layer that does not have it; the first that the layer has.
 _INSTEAD: Mapping[str, tuple[str, ...]] = {
     "attn.q": ("attn.q_b", "attn.qkv"),
@@ -204,6 +206,36 @@ def require_stream(method: Method, source: str, sites: Iterable[Site]) -> None:
             offenders=roles,
             expected="sublayers of an architecture whose family row names its norms",
         )
+
+
+def of_texts(method: Any, anatomy: Anatomy, sites: Sequence[Site]) -> tuple[Site, ...]:
+    """Return the sites of stacks that read text, in which tokens have places.
+
+    Of default sites, those of other stacks are left out; the user may not name them.
+
+    Raises:
+        SiteError: lists stacks that read no text.
+    """
+    default: Any = next(f.default for f in dataclasses.fields(method) if f.name == "sites")
+    reading = {name for name in anatomy.stacks if _reads_text(anatomy, name)}
+    found = tuple(site for site in sites if site.reads in reading)
+    if not found or (len(found) < len(sites) and method.sites != default):
+        raise SiteError(
+            f"{method.name} changes some tokens of a text, and these stacks do not read text",
+            offenders=sorted({site.reads for site in sites} - reading),
+            expected="stacks that are called with tokens and an attention_mask",
+            hint="sites of a decoder, or a method that changes all tokens, such as lora",
+        )
+    return found
+
+
+def _reads_text(anatomy: Anatomy, stack: str) -> bool:
+    """Return whether a stack, and no other with it, is called with tokens and their mask."""
+    root = anatomy.stacks[stack].root
+    module = anatomy.model.get_submodule(anatomy.path(root))
+    taken = inspect.signature(module.forward).parameters.keys()
+    alone = [each.root for each in anatomy.stacks.values()].count(root) == 1
+    return alone and "attention_mask" in taken and bool(taken & _TOKENS)
 
 
 def sizes_by_site(

@@ -198,6 +198,6 @@ def _modules(member: Any, name: str, anatomy: Anatomy) -> dict[str, OutputModule
 
 
 def _mixable(module: SiteModule) -> TypeGuard[OutputModule]:
-    return (
-        isinstance(module, OutputModule) and not module.reads_weight and module.source not in STREAM
-    )
+    if not isinstance(module, OutputModule) or module.token_sets:
+        return False
+    return not module.reads_weight and module.source not in STREAM

@@ -58,7 +58,7 @@ class LoRAGA(LoRA):
     paper = "Wang et al. 2024, https://arxiv.org/abs/2407.05000"
     summary = "LoRA initialized with the singular vectors of the first gradient"
     learning_rate = 5e-4
-    init = "lora-ga"
+    data_start = "lora-ga"
 
     alpha: float = option(
         8.0, "numerator of the scale: updates are multiplied by alpha / rank", above=0

@@ -211,7 +211,7 @@ def run_options(
     epochs = options.epochs or max(default.epochs, -(-default.steps // steps), least_epochs)
     total = options.max_steps or epochs * steps
     schedule = next((method.schedule for method in methods if method.schedule), DEFAULT)
-    init = next((method.init for method in methods if method.init), None)
+    init = next((method.data_start for method in methods if method.data_start), None)
     chosen = {
         "batch_size": batch_size,
         "epochs": epochs,

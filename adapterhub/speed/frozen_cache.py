@@ -113,10 +113,17 @@ def _reason_against(adapter: Adapter, options: RunOptions, recorded: RecordedRun
         "the text is streamed": recorded.streamed,
         f"the rows of {task.name} change with each epoch": task.varies,
         f"the rows of {task.name} are decoded for each batch": task.decodes,
+        "an adapter below changes tokens by their places": _below_at_places(adapter),
         "the backbone has no layers": not adapter.anatomy.stacks,
         "autograd does not see its reversible layers": is_reversible(adapter.anatomy),
     }
     return first_reason(reasons)
+
+
+def _below_at_places(adapter: Adapter) -> bool:
+    """Return whether frozen layers depend on labels, which show where prompts end."""
+    below = (placed for each in adapters_below(adapter) for placed in each.placed)
+    return any(placed.module.token_sets for placed in below)
 
 
 @dataclass

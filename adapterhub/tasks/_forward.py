@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from adapterhub.status import counting
-from adapterhub.tasks._losses import model_inputs
+from adapterhub.tasks._losses import learned, model_inputs
 from adapterhub.tasks._rows import in_order
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def each_batch(
     def compute(indices: list[int]) -> T:
         batch = on_device(data.batch(indices), model, model.device)
         inputs = {k: v for k, v in model_inputs(batch).items() if labels or k != "labels"}
-        with without_gradients():
+        with without_gradients(), learned(batch):
             output = model(**inputs) if run is None else run(batch)
         return read(Passed(indices, batch, output))
 

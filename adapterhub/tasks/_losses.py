@@ -11,8 +11,10 @@ tokens of a response.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from adapterhub.backbones.learned_tokens import learned_tokens
 from adapterhub.tasks._rows import IGNORED
 
 if TYPE_CHECKING:
@@ -34,6 +36,12 @@ OF_LOSS = "loss."
 def model_inputs(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the part of a batch that the model gets."""
     return {name: tensor for name, tensor in batch.items() if not name.startswith(OF_LOSS)}
+
+
+def learned(batch: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+    """Return a context that tells a model which tokens of a batch are learned."""
+    labels = batch.get("labels", batch.get(f"{OF_LOSS}labels"))
+    return learned_tokens(labels)
 
 
 def batch_rows(batch: Mapping[str, Tensor]) -> float:

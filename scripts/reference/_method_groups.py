@@ -65,6 +65,13 @@ _NAMED = (
         ("Prefix tuning with 0.1 %", "Above all with little data"),
     ),
     Group(
+        "A few tokens only",
+        "Edits of the states at the ends of the prompt, which cost nothing while text is written; "
+        "and a LoRA that applies from its invocation on, so that several share the cache of the "
+        "text in front of it.",
+        ("loreft", "noreft", "direft", "alora"),
+    ),
+    Group(
         "A baseline in seconds",
         "The frozen backbone as it is: what every other method has to beat.",
         ("head", "scalar-mix"),

@@ -15,6 +15,7 @@ from adapterhub.backbones.task_models import task_kind
 from adapterhub.interchange.peft.files import TASK_TYPES
 from adapterhub.interchange.peft.targets import ends_with, modules_of
 from adapterhub.methods._base import Method
+from adapterhub.methods._site_module import SiteModule
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class ExportedModule:
 
     method: Method
     site: Site
-    module: nn.Module
+    module: SiteModule
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from adapterhub.interchange.peft.files import Kind, PeftFiles, neutral
 from adapterhub.interchange.peft.ia3 import export_ia3
 from adapterhub.interchange.peft.plain import PLAIN, PLAIN_MODULES, export_plain
 from adapterhub.interchange.peft.prompts import export_prefix, export_prompt
+from adapterhub.methods.alora import InvokedLoRALayer
 from adapterhub.methods.dora import DoRALayer
 from adapterhub.methods.ia3 import InputScale, OutputScale
 from adapterhub.methods.lora import LoRALayer
@@ -50,7 +51,7 @@ _PEFT_HEADS = {
     "QUESTION_ANS": ("qa_outputs",),
 }
 NEW_TOKENS = "new tokens: their embeddings and tokenizer are not exported to peft"
-LOW_RANK_MODULES = (LoRALayer, DoRALayer, PiSSALayer, FrozenFactorLayer)
+LOW_RANK_MODULES = (LoRALayer, DoRALayer, PiSSALayer, FrozenFactorLayer, InvokedLoRALayer)
 _KINDS: Mapping[type[nn.Module], Kind] = {
     **dict.fromkeys(LOW_RANK_MODULES, "LORA"),
     **dict.fromkeys((OutputScale, InputScale), "IA3"),
@@ -266,6 +267,12 @@ def export_low_rank(source: ExportSource) -> CheckpointPart:
     decomposed = {isinstance(part.module, DoRALayer) for part in parts}
     if len(decomposed) > 1:
         problems.append("peft uses DoRA for all updates of a checkpoint, or for none")
+    invocations = {part.module.token_sets for part in parts}
+    if len(invocations) > 1:
+        problems.append("peft uses one invocation for all updates of a checkpoint, or none")
+    tokens = next((tokens for sets in invocations for tokens in sets), None)
+    if tokens is not None and not (tokens.ids and source.task_type == "CAUSAL_LM"):
+        problems.append("peft invokes by the ids of tokens, in language models")
     hosts = dict.fromkeys(part.site.host for part in parts)
     rooted = all(isinstance(part.method, RsLoRA) for part in parts)
     return CheckpointPart(
@@ -278,6 +285,7 @@ def export_low_rank(source: ExportSource) -> CheckpointPart:
             ),
             "bias": "none",
             "init_lora_weights": True,
+            "alora_invocation_tokens": None if tokens is None else list(tokens.ids),
         },
         tensors={
             f"{host}.{name}": tensor

@@ -8,7 +8,7 @@ which the adapter stores.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,8 +30,9 @@ from adapterhub.interchange.peft.updates import (
     subtracted_initialization,
 )
 from adapterhub.interchange.translation import Translation, size_options
+from adapterhub.methods.alora import ALoRA
 from adapterhub.methods.dora import DoRA
-from adapterhub.methods.lora import LoRA
+from adapterhub.methods.lora import LoRA, LowRank
 from adapterhub.methods.pissa import PiSSA
 from adapterhub.methods.rslora import RsLoRA
 
@@ -59,10 +60,25 @@ def import_peft_low_rank(
         translation.problems += update.shape_problems(site.d_in, site.d_out)
         at_sites.append((site, update))
     _add_biases(updates, rest, finder, translation)
+    if files.config["alora_invocation_tokens"]:
+        translation.problems += _invocation_problems(files.config, initialization, elsewhere)
     if not translation.problems:
         _add_methods(files.config, initialization, translation, at_sites)
         rest = WeightFolder(initialization, rows, rest, finder, translation).fold(elsewhere)
     return rest
+
+
+def _invocation_problems(
+    config: Mapping[str, Any], initialization: str, elsewhere: list[Update]
+) -> Iterator[str]:
+    """Yield what an update that applies from its invocation on cannot be combined with here."""
+    name = "alora_invocation_tokens"
+    if config["task_type"] != "CAUSAL_LM":
+        yield f"{name}: with task_type {config['task_type']!r} peft applies no update"
+    if initialization:
+        yield f"{name} with init_lora_weights {initialization}"
+    yield from (f"{name} with {each}" for each in ("use_dora", "lora_bias") if config[each])
+    yield from (f"{update.file_path}: {name} outside of projections" for update in elsewhere)
 
 
 def _add_biases(
@@ -100,7 +116,9 @@ def _add_methods(
     updates: list[tuple[Site, Update]],
 ) -> None:
     """Add one method for each alpha, with the tensors at its sites."""
-    method = PiSSA if initialization else DoRA if config["use_dora"] else LoRA
+    method: type[LowRank] = PiSSA if initialization else DoRA if config["use_dora"] else LoRA
+    if invocation := config["alora_invocation_tokens"]:
+        method = ALoRA
     if config["use_rslora"] and method is LoRA:
         method = RsLoRA
     # Of our methods only RsLoRA divides alpha by the root of the rank.
@@ -118,6 +136,8 @@ def _add_methods(
         }
         if initialization:
             options["iterations"] = 0
+        if invocation:
+            options["invocation"] = list(invocation)
         translation.methods.append({method.name: options})
         for site, update in group:
             tensors = _method_tensors(translation.anatomy, site, update, initialization)

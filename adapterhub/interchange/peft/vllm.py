@@ -112,6 +112,8 @@ def vllm_problems(
         problems.append(f"rank {max(ranks)}: more than the server's {max_rank}; {remedy}")
     if config.get("use_dora"):
         problems.append("use_dora: vLLM does not serve DoRA")
+    if config.get("alora_invocation_tokens"):
+        problems.append("alora_invocation_tokens: vLLM would apply the update to all tokens")
     if config.get("bias", "none") != "none":
         problems.append("bias: vLLM does not support trained biases")
     if saved := config.get("modules_to_save"):

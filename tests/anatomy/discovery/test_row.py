@@ -162,9 +162,10 @@ def speech_model():
     return transformers.WhisperForConditionalGeneration(config).eval(), inputs
 
 
-# A ViT has no tokens, and Whisper has no task head.
+# A ViT has no tokens, nor the encoder of Whisper, which has no task head.
 NOT_APPLICABLE = {(method, picture_model) for method in ("prompt", "p-tuning", "chosen")}
-NOT_APPLICABLE |= {("head", speech_model)}
+NOT_APPLICABLE |= {(method, picture_model) for method in ("loreft", "noreft", "direft", "alora")}
+NOT_APPLICABLE |= {("head", speech_model), ("alora", speech_model)}
 
 
 MADE = (picture_model, speech_model)

@@ -21,7 +21,9 @@ from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.methods import METHODS
 from adapterhub.recipe.options import RunOptions
 
-TAKING_PART = [name for name, method in METHODS.items() if method.takes_steps() or method.init]
+TAKING_PART = [
+    name for name, method in METHODS.items() if method.takes_steps() or method.data_start
+]
 CELLS = [(m, a) for m in TAKING_PART for a in tiny_models.MATRIX if (m, a) not in REFUSED]
 STEPS = 5
 OPTIONS = RunOptions(

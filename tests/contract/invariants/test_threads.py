@@ -401,7 +401,9 @@ def test_continuous_batching_is_refused_where_its_thread_computes_something_else
     """In a route of any kind; with keys, values or tokens that no request has; for others' keys."""
     model = tiny_models.language_model("gpt2")
     adapter = ah.attach(model, example(method), name="own")
-    virtual = any(p.site.kind in ("keyvalue", "embed") for p in adapter.placed)
+    virtual = any(
+        p.site.kind in ("keyvalue", "embed") or p.module.token_sets for p in adapter.placed
+    )
     for way in WAYS.values():
         for context in (ah.route(model, ["own"]), ah.disabled(model)):
             with context, pytest.raises(AttachError, match="in a thread of its own"):

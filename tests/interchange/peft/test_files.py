@@ -37,7 +37,7 @@ CHANGING = {
     "target_parameters": "experts.gate_up_proj",
     "trainable_token_indices": [-1, 2],
     "layer_replication": [[0, 2]],
-    "alora_invocation_tokens": [7],
+    "alora_invocation_tokens": [-7],
     "megatron_config": {"a": 1},
     "arrow_config": {"top_k": 3},
     "kasa_config": {"beta": 1.0},

@@ -1,0 +1,119 @@
+"""The slot at a layer: its modules change the residual stream behind it.
+
+The last layer of a stack has one slot for these and for a mix of all layers (layer_mix.py).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from adapterhub.anatomy.sites import CHILD, Anatomy, Site
+from adapterhub.errors import SiteError
+from adapterhub.hooks.projection import OutputSlot
+from adapterhub.hooks.slot import Slot, first_input
+from adapterhub.methods._site_module import SiteModule
+
+STATES = "states"
+
+
+class LayerSlot(OutputSlot):
+    """Maps the output of a layer to a new one.
+
+    Args:
+        batch_dim: the dimension of the batch in the layer's output.
+        query_stream: the place and name of the layer's argument with a second stream of hidden
+            states, if it has one.
+    """
+
+    def __init__(self, batch_dim: int, query_stream: tuple[int, str] | None) -> None:
+        super().__init__(batch_dim)
+        self.query_stream = query_stream
+        self.mixed = 0  # the states below that a mix reads, which a pass keeps by number
+
+    def placed(self, key: str) -> Any:
+        """Return the module with a key."""
+        return Slot.placed(self, key)
+
+    def mixes(self) -> bool:
+        """Return whether a mix of layers applies in this call."""
+        return any(self.sites[key].kind == "mix" for key in self.keys)
+
+    def _states(self, host: nn.Module) -> Sequence[Tensor]:
+        """Return the stack's input and the outputs of the layers below, if they are mixed."""
+        if not self.mixed or not self.mixes():
+            return ()
+        computes_again = host.training and getattr(host, "gradient_checkpointing", False)
+        kept = self.kept(STATES) if computes_again else self.take(STATES)
+        return [kept[number] for number in range(self.mixed)]
+
+    def _change_output(
+        self,
+        host: nn.Module,
+        module: SiteModule,
+        site: Site,
+        compute: Any,
+        reads: tuple[int, ...],
+        y: Tensor,
+        *inputs: Any,
+    ) -> Tensor:
+        """Change the output by a module, which may mix the last of the inputs."""
+        if site.kind != "mix":
+            return super()._change_output(host, module, site, compute, reads, y, *inputs)
+        mixed: Tensor = module(inputs[-self.mixed :], y)
+        return mixed
+
+
+def layer_slot(anatomy: Anatomy, host: str) -> LayerSlot:
+    """Return the slot at a layer; create it with its hook if missing."""
+    layer = anatomy.model.get_submodule(host)
+    slot = layer._modules.get(CHILD)
+    if isinstance(slot, LayerSlot):
+        return slot
+    query_stream = None
+    if name := anatomy.family.query_stream:
+        query_stream = list(inspect.signature(layer.forward).parameters).index(name), name
+    slot = LayerSlot(anatomy.family.batch_dim, query_stream)
+    # First of all: what a mix keeps of a layer is its new output.
+    change: Any = change_layer
+    slot.patch.hook(layer.register_forward_hook, change, prepend=True, with_kwargs=True)
+    layer.add_module(CHILD, slot)
+    return slot
+
+
+def change_layer(
+    layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> Any:
+    """Change the output of a layer: its forward hook.
+
+    Raises:
+        SiteError: the heads read a second stream, which is not changed.
+    """
+    slot = layer._modules[CHILD]
+    if not isinstance(slot, LayerSlot) or not slot.keys:
+        return output
+    if slot.query_stream:
+        _refuse_query_stream(args, kwargs, *slot.query_stream)
+    changed = slot(layer, first_input(args, kwargs), hidden(output))
+    return changed if isinstance(output, Tensor) else (changed, *output[1:])
+
+
+def hidden(output: Any) -> Any:
+    """Return the hidden states among the outputs of a layer."""
+    return output if isinstance(output, Tensor) else output[0]
+
+
+def _refuse_query_stream(
+    args: tuple[Any, ...], kwargs: dict[str, Any], number: int, name: str
+) -> None:
+    """Refuse a call of a layer with a second stream of hidden states."""
+    if kwargs.get(name, args[number] if number < len(args) else None) is not None:
+        raise SiteError(
+            "what changes the output of a layer does not change the stream of hidden states that "
+            "is read here",
+            expected="inputs without target_mapping, which generate passes",
+            hint="another method for this model's generate, such as houlsby",
+        )

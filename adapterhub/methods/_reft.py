@@ -1,0 +1,180 @@
+"""The base of methods that edit the states of a few tokens in a low-rank subspace (ReFT).
+
+    h' = h + Pᵀ (W h + b - P h)
+
+    h, h': (tokens, d), the output of a layer    W, P: (rank, d)    b: (rank,)
+
+A method says whether the rows of P are orthonormal and whether P h is subtracted. Orthonormal rows
+are those of L⁻¹ G, where the trained G: (rank, d) is any matrix of full rank, and L Lᵀ = G Gᵀ:
+Gram-Schmidt.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from adapterhub.anatomy.sites import Anatomy, Site
+from adapterhub.config.options import option
+from adapterhub.errors import ConfigError, SiteError
+from adapterhub.methods._base import Layers, Method, Placement
+from adapterhub.methods._ops import cast
+from adapterhub.methods._site_module import OutputModule, TokenSet
+from adapterhub.methods._sites import of_texts, select_sites
+
+Init = Literal["identity", "paper"]
+_POSITIONS = re.compile(r"(?:f([1-9]\d*))?\+?(?:l([1-9]\d*))?")
+
+
+def token_sets(positions: str) -> tuple[TokenSet, ...]:
+    """Return the sets of tokens that `f2+l3` means: the first two, and the last three.
+
+    Raises:
+        ConfigError: another form.
+    """
+    found = _POSITIONS.fullmatch(positions)
+    counts = {} if found is None else dict(zip(("first", "last"), found.groups(), strict=True))
+    given = [kind for kind in ("first", "last") if counts.get(kind)]
+    if not given or ("+" in positions) != (len(given) == 2):
+        raise ConfigError(
+            f"positions: {positions!r}",
+            expected="f1+l1, f3 or l2: the first and the last tokens of the prompt to edit",
+        )
+    return tuple(TokenSet(kind, int(counts[kind])) for kind in given)  # type: ignore[arg-type]
+
+
+class Edit(nn.Module):
+    """The map h -> h + Pᵀ (W h + b - P h), or without P h."""
+
+    def __init__(self, d: int, rank: int, orthonormal: bool, subtracts: bool, init: Init) -> None:
+        super().__init__()
+        self.orthonormal, self.subtracts = orthonormal, subtracts
+        self.P = nn.Parameter(torch.empty(rank, d))
+        self.W = nn.Parameter(torch.zeros(rank, d))
+        self.b = nn.Parameter(torch.zeros(rank))
+        (nn.init.orthogonal_ if orthonormal else _like_linear)(self.P)
+        if init == "paper":
+            _like_linear(self.W)
+            nn.init.uniform_(self.b, -1 / math.sqrt(d), 1 / math.sqrt(d))
+        elif subtracts:
+            with torch.no_grad():
+                self.W.copy_(self.subspace())
+
+    def subspace(self) -> Tensor:
+        """Return P: (rank, d)."""
+        if not self.orthonormal:
+            return self.P
+        # In fp64, which autocast leaves alone, each device and each call rounds to the same fp32:
+        # W - P is 0 at first.
+        rows = self.P if self.P.device.type == "mps" else self.P.double()
+        lower, _ = torch.linalg.cholesky_ex(rows @ rows.T)
+        orthonormal: Tensor = torch.linalg.solve_triangular(lower, rows, upper=False)
+        return orthonormal.to(self.P.dtype)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Edit states. h: (..., d) -> h' like h."""
+        subspace = self.subspace()
+        source = self.W - subspace if self.subtracts else self.W
+        edit = F.linear(h, cast(source, h), cast(self.b, h))
+        return h + F.linear(edit, cast(subspace, edit).T).to(h.dtype)
+
+
+def _like_linear(weight: Tensor) -> None:
+    nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
+
+
+class StateEdit(OutputModule):
+    """Edits of the first and the last tokens of each prompt: one for both, or one for each.
+
+    No set has a token where another has none: both are of the prompt.
+    """
+
+    source = "output"
+
+    def __init__(self, sets: tuple[TokenSet, ...], edits: dict[str, Edit]) -> None:
+        super().__init__()
+        self.token_sets = sets
+        for name, edit in edits.items():
+            self.add_module(name, edit)
+
+    def forward(self, x: Tensor, y: Tensor, *chosen: Tensor | None) -> Tensor:
+        """Edit the output of a layer.
+
+        x, y: (batch, tokens, d); chosen: (batch, tokens, 1) of each set, None where it has no
+        token -> y' like y. A token in both sets is one of the last.
+        """
+        some = [mask for mask in chosen if mask is not None]
+        if not some:
+            return y
+        edits = list(self.children())
+        masks = some if len(edits) > 1 else [functools.reduce(torch.logical_or, some)]
+        edited = y
+        for edit, mask in zip(edits, masks, strict=True):
+            edited = torch.where(mask, edit(y), edited)
+        return edited
+
+
+@dataclass(frozen=True)
+class StateMethod(Method):
+    """Low-rank edits of a layer's output at the first and the last tokens of the prompt.
+
+    Attributes:
+        orthonormal: whether the rows of P are orthonormal.
+        subtracts: whether P h is subtracted.
+    """
+
+    learning_rate = 2e-3
+    sized_by: ClassVar[str | None] = "rank"
+    orthonormal: ClassVar[bool]
+    subtracts: ClassVar[bool]
+
+    rank: int = option(8, "rank of the edits: the size of the subspace", least=1)
+    positions: str = option("f1+l1", "tokens to edit: the first and the last ones of the prompt")
+    shared: bool = option(True, "one edit for the first and the last tokens, not one for each")
+    sites: tuple[str, ...] = option(("layer",), "stacks to adapt: layer, decoder.layer")
+    layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
+    init: Init = option("identity", "edits before training: none (identity), or as in the paper")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        token_sets(self.positions)
+
+    def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
+        """Yield one module per selected layer.
+
+        Raises:
+            SiteError: the backbone's layers have no single output, or more than its rank.
+        """
+        for site in self._sites(anatomy):
+            edits = {
+                name: Edit(site.d_out, self.rank, self.orthonormal, self.subtracts, self.init)
+                for name in self._edits()
+            }
+            yield Placement(site, StateEdit(token_sets(self.positions), edits))
+
+    def count(self, anatomy: Anatomy) -> int:
+        """Sum rank (2 d + 1) over the edits of all layers."""
+        sizes = [self.rank * (2 * site.d_out + 1) for site in self._sites(anatomy)]
+        return len(self._edits()) * sum(sizes)
+
+    def _edits(self) -> list[str]:
+        kinds = [tokens.kind for tokens in token_sets(self.positions)]
+        return ["edit"] if self.shared else list(kinds)
+
+    def _sites(self, anatomy: Anatomy) -> tuple[Site, ...]:
+        sites = of_texts(self, anatomy, select_sites(self, anatomy, "layer"))
+        if self.orthonormal and any(site.d_out < self.rank for site in sites):
+            width = min(site.d_out for site in sites)
+            raise SiteError(
+                f"{self.name} needs {self.rank} orthonormal rows of {width} numbers",
+                expected=f"a rank of at most {width}",
+            )
+        return sites

@@ -1,0 +1,171 @@
+"""LoReFT, NoReFT and DiReFT: their equation, orthonormal rows, sets of tokens, and options."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import tiny_models
+import torch
+from fixtures import train
+
+import adapterhub as ah
+from adapterhub.errors import AttachError, ConfigError, MergeError, SiteError
+from adapterhub.methods._reft import token_sets
+
+METHODS = ("loreft", "noreft", "direft")
+
+
+def states(model, batch):
+    """Return the output of the first layer, on which the second one has no effect."""
+    with torch.no_grad():
+        return model(**batch, output_hidden_states=True).hidden_states[1]
+
+
+def basis(edit, method):
+    """Return P by another way than the method's: QR with positive diagonal."""
+    if method != "loreft":
+        return edit.P.detach()
+    q, r = torch.linalg.qr(edit.P.detach().T.double())
+    return (q * r.diagonal().sign()).T.float()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_first_and_the_last_tokens_are_edited(method, shared):
+    model = tiny_models.model("bert", "features")
+    batch = tiny_models.padded_batch("right")
+    bare = states(model, batch)
+    options = {"rank": 3, "positions": "f2+l1", "layers": [0], "shared": shared}
+    adapter = ah.attach(model, {method: options})
+    assert torch.equal(states(model, batch), bare)
+    tiny_models.scramble(adapter)
+    (placed,) = adapter.placed
+    edits = dict(placed.module.named_children())
+    assert list(edits) == (["edit"] if shared else ["first", "last"])
+    expected = bare.clone()
+    for row, length in enumerate((9, 7, 5)):
+        for token, name in ((0, "first"), (1, "first"), (length - 1, "last")):
+            edit, h = edits["edit" if shared else name], bare[row, token]
+            p = basis(edit, method)
+            change = edit.W @ h + edit.b - (0 if method == "direft" else p @ h)
+            expected[row, token] = h + p.T @ change
+    torch.testing.assert_close(states(model, batch), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_rows_stay_orthonormal():
+    model = tiny_models.model("bert")
+    adapter = ah.attach(model, "loreft(rank=4)")
+    train(adapter, 3, learning_rate=0.05)
+    for placed in adapter.placed:
+        rows = placed.module.edit.subspace()
+        torch.testing.assert_close(rows @ rows.T, torch.eye(4), atol=1e-5, rtol=0)
+        assert not torch.allclose(rows, placed.module.edit.W, atol=1e-3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_start_of_the_paper_is_an_option(method):
+    model, batch = tiny_models.model("bert", "features"), tiny_models.padded_batch("left")
+    bare = states(model, batch)
+    ah.attach(model, {method: {"init": "paper"}})
+    assert not torch.allclose(states(model, batch), bare, atol=1e-3)
+
+
+def test_a_token_in_both_sets_is_one_of_the_last():
+    model = tiny_models.model("bert", "features")
+    adapter = ah.attach(model, "direft(positions='f4+l4', shared=false, layers=[0])")
+    tiny_models.scramble(adapter)
+    (placed,) = adapter.placed
+    ids = torch.full((1, 5), 7)
+    edited = states(model, {"input_ids": ids})
+    ah.activate(model)
+    bare = states(model, {"input_ids": ids})
+    expected = torch.cat([placed.module.first(bare[:, :1]), placed.module.last(bare[:, 1:])], 1)
+    torch.testing.assert_close(edited, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_forms_of_positions():
+    assert [(each.kind, each.size) for each in token_sets("f3+l12")] == [("first", 3), ("last", 12)]
+    assert [(each.kind, each.size) for each in token_sets("l2")] == [("last", 2)]
+    for wrong in ("", "+", "f0", "f1+", "+l1", "l1+f1", "f1l1", "first", "f-1"):
+        with pytest.raises(ConfigError, match="positions"):
+            ah.LoReFT(positions=wrong)
+
+
+def test_what_cannot_be_edited_is_refused():
+    with pytest.raises(SiteError, match="orthonormal") as error:
+        ah.attach(tiny_models.model("bert"), "loreft(rank=33)")
+    assert "at most 32" in error.value.expected
+    with pytest.raises(SiteError, match="does not support"):
+        ah.attach(tiny_models.model("bert"), "loreft(sites=[attn.q])")
+    model = tiny_models.model("xlnet", "causal-lm")
+    tiny_models.scramble(ah.attach(model, "loreft"))
+    with pytest.raises(SiteError, match="stream of hidden states"):
+        model.generate(torch.full((1, 4), 7), max_new_tokens=2)
+
+
+def test_merging_says_why_not():
+    model = tiny_models.model("llama", "causal-lm")
+    ah.attach(model, "loreft")
+    with pytest.raises(MergeError) as error:
+        ah.merge(model)
+    assert "loreft at decoder.layer: it changes some tokens of a text only" in str(error.value)
+
+
+def test_a_mix_reads_edited_states_in_the_order_of_the_stack():
+    """The last layer has one slot for both; a mix with weight on one layer returns its output."""
+    found = {}
+    for order in (["loreft", "scalar-mix"], ["scalar-mix", "loreft"]):
+        model, batch = tiny_models.model("bert", "features"), tiny_models.batch()
+        torch.manual_seed(0)
+        for name in order:
+            tiny_models.scramble(ah.attach(model, name, name=name))
+        with torch.no_grad():
+            model._adapterhub.adapters["scalar-mix"].placed[0].module.w.copy_(
+                torch.tensor([0.0, 99.0, 0.0])
+            )
+        ah.activate(model, "loreft", "scalar-mix")
+        gamma = model._adapterhub.adapters["scalar-mix"].placed[0].module.gamma
+        out = model(**batch).last_hidden_state
+        ah.activate(model, "loreft")
+        torch.testing.assert_close(out, gamma * states(model, batch), atol=1e-5, rtol=1e-4)
+        found[order[0]] = out
+        ah.activate(model, "scalar-mix", "loreft")
+        assert not torch.allclose(model(**batch).last_hidden_state, out, atol=1e-3)
+        ah.detach(model)
+        assert not [name for name, _ in model.named_modules() if "adapterhub" in name]
+
+
+def test_packed_texts_are_edited_as_each_alone():
+    model = tiny_models.model("llama", "causal-lm")
+    tiny_models.scramble(ah.attach(model, "loreft(positions='f1+l2')"))
+    texts = [torch.randint(5, 60, (1, n), generator=torch.Generator().manual_seed(n))
+             for n in (5, 7)]  # fmt: skip
+    labels = [text.clone() for text in texts]
+    for each in labels:
+        each[:, :3] = -100
+    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    with torch.no_grad():
+        packed = model(torch.cat(texts, 1), position_ids=positions, labels=torch.cat(labels, 1),
+                       use_cache=False).logits  # fmt: skip
+        alone = [model(t, labels=y).logits for t, y in zip(texts, labels, strict=True)]
+    torch.testing.assert_close(packed, torch.cat(alone, 1), atol=1e-5, rtol=1e-4)
+
+
+def test_a_layer_that_any_method_names():
+    model = tiny_models.model("llama")
+    adapter = ah.attach(model, "lora(sites=[layer], rank=2)")
+    assert [placed.site.id for placed in adapter.placed] == ["decoder.0.layer", "decoder.1.layer"]
+    tiny_models.scramble(adapter)
+    losses = train(adapter, 3)
+    assert losses[-1] < losses[0]
+
+
+def test_a_copied_and_a_fused_adapter():
+    model, batch = tiny_models.model("llama"), tiny_models.batch()
+    tiny_models.scramble(ah.attach(model, "loreft", name="a"))
+    expected = model(**batch).logits
+    assert torch.equal(copy.deepcopy(model)(**batch).logits, expected)
+    tiny_models.scramble(ah.attach(model, "loreft", name="b"))
+    with pytest.raises((AttachError, SiteError), match="cannot be mixed"):
+        ah.attach(model, {"adapterfusion": {"adapters": ["a", "b"]}}, name="f")

@@ -1,0 +1,95 @@
+"""Methods that change some tokens: trained by a run, killed and resumed, and evaluated alike."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+from task_cases import pairs
+from training_runs import final_bytes
+
+import adapterhub as ah
+from adapterhub.backbones.learned_tokens import learned_tokens
+from adapterhub.loop.batching import LazyBatches
+from adapterhub.loop.report import reporter_for
+from adapterhub.recipe.recipe import read
+from adapterhub.training.run import run
+
+METHODS = ("loreft(rank=2)", "alora(rank=2)")
+
+
+class KillAt(LazyBatches):
+    """Kills the process when a batch is collated."""
+
+    def __getitem__(self, index: int, /) -> Any:
+        if index == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def trained(
+    method: str, backbone: str, folder: Path, name: str, *words: str, resume: bool = False
+) -> list[float]:
+    """Train on pairs of a prompt and a response; return the losses."""
+    data = str(pairs(folder))
+    words = (f"method={method}", "train.epochs=2", "train.save_every=3", "train.report=false",
+             "train.tensorboard=false", "train.batch_size=8", "dtype=fp32", *words)  # fmt: skip
+    flags = {"backbone": backbone, "output": str(folder / name), "task": "causal-lm",
+             "data": {"train": data, "eval": data}}  # fmt: skip
+    recipe = read(None, list(words), flags)
+    reporter = reporter_for(Path(recipe.output), recipe.train, quiet=True)
+    return [record["loss"] for record in run(recipe, reporter, resume=resume).result.history]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("method", METHODS)
+def test_killed_and_resumed_gives_the_same_bytes(
+    method: str, backbones: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = partial(trained, method, str(backbones("llama")), tmp_path)
+    losses = train("whole")
+    assert losses[-1] < losses[0]
+    child = os.fork()
+    if child == 0:
+        try:
+            monkeypatch.setattr("adapterhub.training.run.LazyBatches", KillAt)
+            train("cut")
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+    assert (tmp_path / "cut" / "checkpoints" / "last" / "progress.json").is_file()
+    train("cut", resume=True)
+    assert final_bytes(tmp_path / "cut") == final_bytes(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_recomputed_and_replayed_layers_have_the_places(
+    method: str, backbones: Any, tmp_path: Path
+) -> None:
+    train = partial(trained, method, str(backbones("llama")), tmp_path)
+    expected = train("plain", "train.frozen_cache=off")
+    again = train("again", "train.frozen_cache=off", "train.gradient_checkpointing=true")
+    assert again == pytest.approx(expected, abs=1e-5)
+    assert train("replayed", "train.frozen_cache=memory") == pytest.approx(expected, abs=5e-3)
+
+
+@pytest.mark.parametrize("method", ["loreft", "alora"])
+def test_a_pass_without_labels_is_told_where_prompts_end(method: str) -> None:
+    model = tiny_models.language_model("llama")
+    tiny_models.scramble(ah.attach(model, method))
+    ids = tiny_models.batch()["input_ids"]
+    labels = ids.clone()
+    labels[:, :4] = -100
+    with torch.no_grad():
+        expected = model(ids, labels=labels).logits
+        assert not torch.allclose(model(ids).logits, expected, atol=1e-3)
+        with learned_tokens(labels):
+            assert torch.equal(model(ids).logits, expected)
