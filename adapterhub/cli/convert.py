@@ -1,24 +1,18 @@
-"""`adapterhub convert`, and what `adapterhub resize` does: an adapter as a LoRA of some rank."""
+"""`adapterhub convert`."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from adapterhub.cli._format import print_facts, print_json
+from adapterhub.cli._conversion import write_as_lora
 from adapterhub.cli._options import (
     as_json_option,
     backbone_place_option,
     registry_option,
     require_signature_option,
 )
-from adapterhub.errors import ConfigError
-from adapterhub.status import doing, reading
-
-if TYPE_CHECKING:
-    from adapterhub.adapters.adapter import Adapter
 
 _RANKS = "The largest rank."
 _ENERGY = "The share of each update's squared singular values that is kept, such as 0.99."
@@ -43,90 +37,4 @@ def command(reference: str, to: str, **options: Any) -> None:
     LoRA is equal to it, which is possible where the updates have a rank of their own. Rotations
     have none. The difference of the outputs on a probe batch is printed.
     """
-    convert(reference, **options)
-
-
-def convert(
-    reference: str,
-    output: str,
-    rank: int | None,
-    energy: float | None,
-    data: str | None,
-    backbone: str | None,
-    registry: str | None,
-    as_json: bool,
-) -> None:
-    """Write an adapter as a LoRA, and print what was lost."""
-    from adapterhub.backbones.early_checks import check_backbone_options
-    from adapterhub.files.atomic import check_place
-    from adapterhub.registry.pull import pull_verified
-
-    if energy is not None and not 0 < energy <= 1:
-        raise ConfigError(f"--energy {energy}", expected="more than 0, at most 1")
-    if backbone:
-        check_backbone_options(backbone)
-    check_place(Path(output), overwrite=False, replaceable=())
-    pull_verified(reference, registry=registry)
-    with doing("loading torch"):
-        from adapterhub.inference.open import load_for_merging
-        from adapterhub.merging.combine import to_lora
-
-    adapter, _ = load_for_merging(reference, backbone, registry=registry)
-    with doing("converting"):
-        found = to_lora(
-            adapter.model, adapter.name, rank=rank, energy=energy, new_name=f"{adapter.name}-lora"
-        )
-        found.save(output)
-        facts = _facts(adapter, found)
-    if data is not None:
-        places = {"before": reference, "after": output}
-        facts["scores"] = {
-            when: _scores(place, data, backbone, registry) for when, place in places.items()
-        }
-    if as_json:
-        print_json({"output": output, **facts})
-        return
-    lowest, highest = facts["ranks"]
-    shown = {
-        "rank": str(highest) if lowest == highest else f"{lowest} to {highest}",
-        "parameters": f"{facts['parameters']:,}, {facts['parameters before']:,} before",
-        "lost": f"{facts['lost']:.2%} of an update, at most",
-        "difference": f"{facts['difference']:.1e} of the largest output, on a probe batch",
-    }
-    if data is not None:
-        before, after = facts["scores"]["before"], facts["scores"]["after"]
-        shown |= {n: f"{after[n]:.4f}, {score:.4f} before" for n, score in before.items()}
-    print_facts(shown, width=12)
-
-
-def _facts(adapter: Adapter, found: Adapter) -> dict[str, Any]:
-    """Return the sizes of both adapters, and how far their outputs are from each other."""
-    from adapterhub.adapters.route import activate
-    from adapterhub.backbones.probe import probe
-    from adapterhub.methods.lora import LoRALayer
-
-    after = probe(found.model)
-    activate(found.model, adapter.name)
-    before = probe(found.model)
-    ranks = [module.A.shape[0] for p in found.placed if isinstance(module := p.module, LoRALayer)]
-    return {
-        "ranks": [min(ranks), max(ranks)],
-        "parameters": found.count(),
-        "parameters before": adapter.count(),
-        "lost": found.metadata.training["combined"]["lost"],
-        "difference": max(
-            float((after[name] - value).abs().max() / value.abs().max().clamp(min=1e-30))
-            for name, value in before.items()
-        ),
-    }
-
-
-def _scores(place: str, data: str, backbone: str | None, registry: str | None) -> dict[str, float]:
-    from adapterhub.inference.open import open_adapter
-
-    opened = open_adapter(place, backbone, registry=registry)
-    with reading(data):
-        task, choice = opened.task.fitted(data, opened.data, "eval")
-        rows = task.read(data, choice.options, "eval")
-    with doing("evaluating"):
-        return dict(opened.evaluate(rows))
+    write_as_lora(reference, **options)

@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
+from adapterhub.cli._conversion import write_as_lora
 from adapterhub.cli._options import (
     as_json_option,
     backbone_place_option,
     registry_option,
     require_signature_option,
 )
-from adapterhub.cli.convert import convert
 from adapterhub.errors import ConfigError
 
 
@@ -33,4 +33,4 @@ def command(reference: str, **options: Any) -> None:
     """
     if options["rank"] is None and options["energy"] is None:
         raise ConfigError("no rank", expected="--rank R, or --energy 0.99")
-    convert(reference, **options)
+    write_as_lora(reference, **options)

@@ -99,7 +99,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Merge and combine",
         "Merging writes adapters into the weights of the model. Combining makes one adapter of "
         "several, and leaves the weights as they are.",
-        ("merge", "unmerge", "combine"),
+        ("merge", "unmerge", "combine", "to_lora"),
     ),
     "share": (
         "Publish, push, pull",
