@@ -2,8 +2,8 @@
 
 Each test with the parameters `method` and `architecture`, or `method` and `task`, counts towards
 one cell, and so does each subtest. A run of some cells fills those that a table lacks: a new
-method's, which is blank where nothing ran. A cell is refused by design if its test
-`test_a_refused_cell...` passes; the table lists the "reason" that the test records.
+method's, which is blank where nothing ran, and those that failed. A cell is refused by design if
+its test `test_a_refused_cell...` passes; the table lists the "reason" that the test records.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from adapterhub.tasks import TASKS
 
 FILE = Path(__file__).parents[2] / "docs/reference/support.md"
 ROWS = {"architecture": sorted(tiny_models.ARCHITECTURES), "task": sorted(TASKS)}
+_FAILED = "✗"
 _results: dict[tuple[str, str, str], Counter[str]] = {}
 _reasons: dict[tuple[str, str, str], str] = {}
 
@@ -76,6 +77,7 @@ def with_new_cells(page: str, rows: str) -> str:
         (row[0], method): cell
         for row in written
         for method, cell in zip(head[1:], row[1:], strict=True)
+        if cell != _FAILED
     }
     methods = sorted(METHODS)
     new = [f"| {rows} | {' | '.join(methods)} |", "|---" * (len(methods) + 1) + "|"]
@@ -111,5 +113,5 @@ def reasons(rows: str) -> list[str]:
 def cell_text(counts: Counter[str]) -> str:
     """Format a cell: ✗ if a test failed, - if refused, else the number of tests that passed."""
     if counts["failed"]:
-        return "✗"
+        return _FAILED
     return "-" if counts["refused"] else str(counts["passed"] or "")

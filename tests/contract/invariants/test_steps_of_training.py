@@ -43,7 +43,7 @@ def trained(
     torch.manual_seed(0)
     adapter = ah.attach(model, example(method))
     batch = tiny_models.labelled_batch(model)
-    if (init := METHODS[method].init) and not resume:
+    if (init := METHODS[method].data_start) and not resume:
         ah.calibrate(adapter, [batch], init)  # type: ignore[arg-type]
 
     def evaluate() -> Mapping[str, float]:
