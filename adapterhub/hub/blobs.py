@@ -107,7 +107,7 @@ class BlobFolder:
             receiver.write(data)
             return receiver.finish()
 
-    def fetch(self, download: Callable[[Path], BlobInfo]) -> StagedBlob:
+    def receive_from(self, download: Callable[[Path], BlobInfo]) -> StagedBlob:
         """Receive a file that `download` writes to a new path and verifies."""
         path = self.incoming / secrets.token_hex(12)
         try:

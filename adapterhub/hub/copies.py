@@ -134,7 +134,7 @@ class Copies:
             self._check_quota(name, report.size, self._quota(connection))
         for path, blob in tree.items():
             if blob.size and not self.kept(found, blob):
-                self.fetch(found, commit.oid, path, blob)
+                self.fetch_file(found, commit.oid, path, blob)
                 report.fetched += 1
                 note(path)
         return report
@@ -244,7 +244,7 @@ class Copies:
             return ""
         return info.sha256 if size_on_disk(self.hub.blobs.path(info.sha256)) == blob.size else ""
 
-    def fetch(
+    def fetch_file(
         self,
         repository: HubRepository,
         commit: str,
@@ -268,7 +268,7 @@ class Copies:
             place = (*_place(repository), commit, path)
             return upstream.download(*place, blob, target, self._check_open, patience)
 
-        staged = folder.fetch(download)
+        staged = folder.receive_from(download)
         try:
             try:
                 check_contents(path, staged.path, blob.size, rules)
@@ -291,7 +291,7 @@ class Copies:
         with suppress(HubRefusal):  # whoever asks for the file is told
             for path in _DESCRIBING:
                 if path in tree and 0 < tree[path].size <= MAX_CARD_BYTES:
-                    self.fetch(repository, oid, path, tree[path], ASK_SECONDS)
+                    self.fetch_file(repository, oid, path, tree[path], ASK_SECONDS)
 
     def _asked_upstream(self, subject: str) -> Upstream:
         if self.upstream is None or self.is_closed:

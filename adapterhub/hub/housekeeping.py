@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -229,11 +229,12 @@ def _collect_uploads(folder: Path, dry_run: bool, grace: float) -> int:
     found, before = 0, time.time() - grace
     for place in (folder / "incoming", folder / "parts"):
         for path in place.iterdir() if place.exists() else ():
-            times = [p.stat().st_mtime for p in (path, *(path.iterdir() if path.is_dir() else ()))]
-            if max(times) < before:
-                found += 1
-                if not dry_run:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            with suppress(FileNotFoundError):  # received just now, and put in its place
+                inside = path.iterdir() if path.is_dir() else ()
+                if max(p.stat().st_mtime for p in (path, *inside)) < before:
+                    found += 1
+                    if not dry_run:
+                        shutil.rmtree(path) if path.is_dir() else path.unlink()
     return found
 
 

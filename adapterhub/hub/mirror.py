@@ -97,7 +97,7 @@ class Mirror:
         """
         sha256 = await run_sync(self._copies.kept, repository, blob)
         if not sha256:
-            fetch = partial(self._copies.fetch, repository, commit, path, blob)
+            fetch = partial(self._copies.fetch_file, repository, commit, path, blob)
             sha256 = await self._once(("file", repository.id, blob.key), fetch, files=True)
         self._used.add((repository.id, sha256))
         return self.hub.blobs.path(sha256)

@@ -58,8 +58,8 @@ class TrainOptions:
     )
     init: Init | None = option(
         None,
-        "start from the training data: eva (any LoRA), lora-ga or corda (null: the method's "
-        "default): docs/guides/defaults.md",
+        "start from the training data, see docs/guides/defaults.md: eva (any LoRA), lora-ga or "
+        "corda (null: the method's default)",
     )
     warmup: float | None = option(
         None, "warm-up: a fraction of all steps if below 1, else steps (null: 0.06, slanted 0.1)"

@@ -312,6 +312,8 @@ LINES: dict[str, list[str]] = {
     ],
     "merge": ["./run --output merged", "broken/*/polite/v1 --output none"],
     "combine": ["./run ./run --output combined", "./run broken/*/polite/v1 --output none"],
+    "convert": ["./run --output converted", "broken/*/polite/v1 --output none"],
+    "resize": ["./run --rank 1 --output resized", "broken/*/polite/v1 --rank 1 --output none"],
     "import": ["./theirs --backbone BACKBONE --output ours"],
     "export": ["./run --output exported", "./run --check peft", "broken/*/polite/v1 --output none"],
     "recipe": [

@@ -120,6 +120,8 @@ LINES = {
     "eval": "eval {} --data d.tsv",
     "merge": "merge {} --output out",
     "combine": "combine {} {} --output out",
+    "convert": "convert {} --output out",
+    "resize": "resize {} --rank 1 --output out",
     "diff": "diff {} {}",
     "export": "export {} --output out",
     "lock": "lock {}",

@@ -33,6 +33,12 @@ TOKENLESS = {
     for method in ("prompt", "p-tuning", "chosen")
     for backbone in ("vit", "wav2vec2", "speech-ctc")
 }
+# Edits of some tokens of a text.
+TOKENLESS |= {
+    (method, backbone)
+    for method in ("alora", "direft", "loreft", "noreft")
+    for backbone in ("vit", "wav2vec2", "speech-ctc")
+}
 # A language model's head belongs to the backbone.
 HEADLESS = {("head", task) for task in ("causal-lm", "seq2seq", "span-corruption", "denoising")}
 HEADLESS |= {("head", task) for task in ("speech-recognition", "image-text-to-text")}
