@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from adapterhub.methods.c3a import C3A as C3A
     from adapterhub.methods.compacter import Compacter as Compacter
     from adapterhub.methods.delora import DeLoRA as DeLoRA
-    from adapterhub.methods.direft import DiReFT as DiReFT
     from adapterhub.methods.dora import DoRA as DoRA
     from adapterhub.methods.fourierft import FourierFT as FourierFT
     from adapterhub.methods.freeze import Freeze as Freeze
@@ -69,10 +68,8 @@ if TYPE_CHECKING:
     from adapterhub.methods.lora_plus import LoRAPlus as LoRAPlus
     from adapterhub.methods.lora_xs import LoRAXS as LoRAXS
     from adapterhub.methods.lora_xs import TinyLoRA as TinyLoRA
-    from adapterhub.methods.loreft import LoReFT as LoReFT
     from adapterhub.methods.mam import Mam as Mam
     from adapterhub.methods.miss import MiSS as MiSS
-    from adapterhub.methods.noreft import NoReFT as NoReFT
     from adapterhub.methods.norms import Norms as Norms
     from adapterhub.methods.oft import OFT as OFT
     from adapterhub.methods.p_tuning import PTuning as PTuning
@@ -80,6 +77,9 @@ if TYPE_CHECKING:
     from adapterhub.methods.prefix import Prefix as Prefix
     from adapterhub.methods.prompt import Prompt as Prompt
     from adapterhub.methods.randlora import RandLoRA as RandLoRA
+    from adapterhub.methods.reft import DiReFT as DiReFT
+    from adapterhub.methods.reft import LoReFT as LoReFT
+    from adapterhub.methods.reft import NoReFT as NoReFT
     from adapterhub.methods.road import RoAd as RoAd
     from adapterhub.methods.rslora import RsLoRA as RsLoRA
     from adapterhub.methods.scalar_mix import ScalarMix as ScalarMix
@@ -157,7 +157,7 @@ _LAZY |= {
     "C3A": "methods.c3a",
     "Compacter": "methods.compacter",
     "DeLoRA": "methods.delora",
-    "DiReFT": "methods.direft",
+    "DiReFT": "methods.reft",
     "DoRA": "methods.dora",
     "FourierFT": "methods.fourierft",
     "Freeze": "methods.freeze",
@@ -175,10 +175,10 @@ _LAZY |= {
     "LoRAGA": "methods.lora_ga",
     "LoRAPlus": "methods.lora_plus",
     "LoRAXS": "methods.lora_xs",
-    "LoReFT": "methods.loreft",
+    "LoReFT": "methods.reft",
     "Mam": "methods.mam",
     "MiSS": "methods.miss",
-    "NoReFT": "methods.noreft",
+    "NoReFT": "methods.reft",
     "Norms": "methods.norms",
     "OFT": "methods.oft",
     "PTuning": "methods.p_tuning",

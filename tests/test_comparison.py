@@ -14,6 +14,7 @@ import warnings
 from pathlib import Path
 from typing import get_args
 
+import matrix
 import pytest
 import tiny_models
 import torch
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:Futur
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/comparison.md").read_text(encoding="utf-8")
 WHY = (ROOT / "docs/why.md").read_text(encoding="utf-8")
+TESTING = (ROOT / "docs/testing.md").read_text(encoding="utf-8")
 FROM_PEFT = (ROOT / "docs/tutorials/from-peft.md").read_text(encoding="utf-8")
 # Methods of peft that are here, under another name; trainable_tokens in part.
 HERE = {
@@ -100,6 +102,8 @@ def test_methods():
     assert f"{len(METHODS)} methods" in PAGE
     architectures = len(tiny_models.ARCHITECTURES)
     assert f"{len(METHODS)} methods on {architectures} architectures" in WHY
+    kinds = len(set(matrix.representatives().values()))
+    assert f"{len(METHODS)} methods have {kinds} signatures" in TESTING
     assert f"{len(METHODS) * architectures:,} classes" in WHY
     assert "bottleneck" not in " ".join(missing)
     assert "adapterfusion" in METHODS.keys() - HERE.keys()

@@ -2,15 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from adapterhub.cli._format import print_facts, print_json
+from adapterhub.cli._options import (
+    as_json_option,
+    backbone_place_option,
+    registry_option,
+    require_signature_option,
+)
 from adapterhub.errors import ConfigError
 from adapterhub.status import doing, reading
 
 if TYPE_CHECKING:
     from adapterhub.adapters.adapter import Adapter
+
+
+_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+    click.argument("reference", metavar="ADAPTER"),
+    click.option("--output", required=True, help="Folder for the new adapter."),
+    click.option("--rank", type=click.IntRange(1), help="The largest rank."),
+    click.option(
+        "--energy",
+        type=float,
+        help="The share of each update's squared singular values that is kept, such as 0.99.",
+    ),
+    click.option(
+        "--eval", "data", metavar="FILE", help="Labelled data on which both are evaluated."
+    ),
+    backbone_place_option,
+    registry_option,
+    require_signature_option,
+    as_json_option,
+)
+
+
+def conversion_options(command: Any) -> Any:
+    """Add the argument and the options that `write_as_lora` takes."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
 
 
 def write_as_lora(

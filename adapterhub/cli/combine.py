@@ -30,6 +30,7 @@ from adapterhub.status import doing
 @click.option("--weights", help="One number per adapter: 0.7,0.3 (default: mean).")
 @click.option("--density", type=float, default=1.0, help="Share of the values ties and dare keep.")
 @click.option("--rank", type=int, help="Truncate the combined updates to this rank.")
+@click.option("--energy", type=float, help="Truncate each to the rank with this share of energy.")
 @click.option("--seed", type=int, default=0, help="Seed of the values that dare drops.")
 @click.option("--head", help="The ADAPTER whose head and labels are kept (default: the first).")
 @click.option("--name", default="combined", show_default=True, help="Name of the new adapter.")
@@ -44,6 +45,7 @@ def command(
     weights: str | None,
     density: float,
     rank: int | None,
+    energy: float | None,
     seed: int,
     head: str | None,
     name: str,
@@ -79,7 +81,8 @@ def command(
         load_folder(
             first.model, source.folder, name=source_name, sha256=source.digest, on=source.on
         )
-    options = {"how": how, "weights": numbers, "density": density, "rank": rank, "seed": seed}
+    options = {"how": how, "weights": numbers, "density": density, "seed": seed}
+    options |= {"rank": rank, "energy": energy}
     owner = None if head is None else names[references.index(head)]
     combined = combine(first.model, names, **options, name=name, head=owner)  # type: ignore[arg-type]
     combined.save(output)
@@ -89,7 +92,7 @@ def command(
         return
     say(f"{output}: {how} of {len(names)} adapters, {combined.count():,} parameters")
     if facts["lost"]:
-        say(f"rank {rank} loses up to {facts['lost']:.1%} of the update of a projection")
+        say(f"up to {facts['lost']:.1%} of the update of a projection is lost")
 
 
 def _numbers(text: str) -> list[float]:

@@ -99,7 +99,6 @@ class Engine:
         self.params = [p for group in self.groups for p in group["params"]]
         self.unread: list[torch.Tensor] = []
         self.checked = False
-        self.done = 0.0  # the share of the run that is done after the next step
 
     def begin(self, steps: int) -> None:
         """Create the optimizer and a schedule of so many steps."""
@@ -109,8 +108,10 @@ class Engine:
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, multiplier)
         self.prepared = self.accelerator.prepare_optimizer(self.optimizer, device_placement=False)
 
-    def step(self, epoch: BatchList, window: range) -> tuple[int, int]:
+    def step(self, epoch: BatchList, window: range, done: float) -> tuple[int, int]:
         """Take one optimizer step on the batches `window` of an epoch.
+
+        `done` is the share of the run that is done, this step included.
 
         Returns:
             The numbers of examples and of tokens, over all processes.
@@ -130,7 +131,7 @@ class Engine:
             tokens += token_count(batch) * self.world
         if not self.checked and any_process(any(shares)):
             self._check_gradients()
-        norm = self._update()
+        norm = self._update(done)
         # Both stay on the device: reading them at each step would make the host wait for it.
         self.unread.append(torch.stack([loss, norm]))
         return examples, tokens
@@ -189,7 +190,7 @@ class Engine:
         context: AbstractContextManager[None] = self.accelerator.no_sync(self.model)
         return context
 
-    def _update(self) -> torch.Tensor:
+    def _update(self, done: float) -> torch.Tensor:
         """Clip the gradients, step optimizer and schedule; return the gradient norm."""
         limit = self.options.max_grad_norm or math.inf
         clip = clip_gradients if self.sharded else self.accelerator.clip_grad_norm_
@@ -197,7 +198,7 @@ class Engine:
         self.prepared.step()
         if not self.prepared.step_was_skipped:
             self.scheduler.step()
-            self.trainee.stepped(self.done)
+            self.trainee.stepped(done)
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 

@@ -285,8 +285,8 @@ class TrainingSession:
         progress, per_step = self.progress, self.engine.per_step
         for start in range(progress.batch, len(epoch), per_step):
             window = range(start, min(start + per_step, len(epoch)))
-            self.engine.done = (progress.step + 1) / self.total
-            examples, tokens = self.engine.step(epoch, window)
+            done = (progress.step + 1) / self.total
+            examples, tokens = self.engine.step(epoch, window, done)
             progress.examples += examples
             progress.tokens += tokens
             epoch_ended = progress.advance(window.stop, len(epoch))

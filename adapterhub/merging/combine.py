@@ -41,7 +41,7 @@ from adapterhub.methods._base import Method
 from adapterhub.methods._site_module import OutputModule
 from adapterhub.methods._skip_init import skip_init
 from adapterhub.methods.lora import LoRA, LoRALayer
-from adapterhub.methods.pissa import principal
+from adapterhub.methods.pissa import largest_components
 from adapterhub.methods.staged import Staged
 
 _LARGE, _ITERATIONS, _FIRST = 512, 8, 32  # of a randomized singular value decomposition
@@ -65,12 +65,14 @@ class Cut:
         """Return whether any may be left out."""
         return self.rank is not None or self.energy is not None
 
-    def size(self, values: Tensor) -> int:
-        """Return how many of the values, the largest first, are kept; at least one."""
+    def size(self, values: Tensor, total: Tensor) -> int:
+        """Return how many are kept of these values, the largest first; at least one.
+
+        `total` is the sum of the squares of all.
+        """
         size = len(values)
         if self.energy is not None:
-            shares = values.double().square().cumsum(0)
-            size = int((shares < self.energy * shares[-1]).sum()) + 1
+            size = int((values.double().square().cumsum(0) < self.energy * total).sum()) + 1
         return max(min(size, self.rank or size, len(values)), 1)
 
 
@@ -571,17 +573,19 @@ def low_rank(delta: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
     of the time and nearly as near.
     """
     total = delta.double().square().sum()
-    rank = _FIRST if cut.rank is None else cut.rank
+    most = cut.rank or min(delta.shape)
+    count = cut.rank or _FIRST
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        while min(delta.shape) >= max(_LARGE, 8 * rank):
-            left, right = principal(delta, rank, _ITERATIONS)
-            kept = right.double().square().sum(1).square().sum()  # of the singular values
-            if cut.energy is None or kept >= cut.energy * total or rank == cut.rank:
-                return _first(left, right, cut, total)
-            rank = 2 * rank if cut.rank is None else min(2 * rank, cut.rank)
-        left, right = principal(delta, cut.rank or min(delta.shape), 0)
-    return _first(left, right, cut, total)
+        while True:
+            large = min(delta.shape) >= max(_LARGE, 8 * count)
+            u, s, vh = largest_components(
+                delta, count if large else most, _ITERATIONS if large else 0
+            )
+            enough = cut.energy is None or s.double().square().sum() >= cut.energy * total
+            if enough or len(s) >= most:
+                return _factors(u, s, vh, cut, total)
+            count = min(2 * count, most)
 
 
 def cut_product(left: Tensor, right: Tensor, cut: Cut) -> tuple[Tensor, Tensor, float]:
@@ -596,15 +600,11 @@ def cut_product(left: Tensor, right: Tensor, cut: Cut) -> tuple[Tensor, Tensor, 
         return left, right, 0.0
     (q_left, r_left), (q_right, r_right) = torch.linalg.qr(left), torch.linalg.qr(right.T)
     u, s, vh = torch.linalg.svd(r_left @ r_right.T, full_matrices=False)
-    size, root = cut.size(s), s.sqrt()
-    lost = s[size:].norm() / s.norm().clamp(min=1e-30)
-    b, a = q_left @ (u * root)[:, :size], (root[:, None] * vh)[:size] @ q_right.T
-    return b, a, float(lost)
+    b, a = _factors(q_left @ u, s, vh @ q_right.T, cut, s.double().square().sum())
+    return b, a, float(s[len(a) :].norm() / s.norm().clamp(min=1e-30))
 
 
-def _first(left: Tensor, right: Tensor, cut: Cut, total: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the components of `principal` that are kept, of a matrix of this energy."""
-    values = right.double().square().sum(1)  # each factor has their square roots
-    rest = (total - values.square().sum()).clamp(min=0).sqrt()
-    size = min(cut.size(torch.cat([values, rest[None]])), len(values))
-    return left[:, :size], right[:size]
+def _factors(u: Tensor, s: Tensor, vh: Tensor, cut: Cut, total: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factors of the components that are kept, of a matrix with this energy."""
+    size, root = cut.size(s, total), s.sqrt()
+    return (u * root)[:, :size], (root[:, None] * vh)[:size]

@@ -67,7 +67,7 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'strength': (float, 15.0, 'initial bound l of the update'),
     }),
-    'direft': ('direft', 'low-rank updates of the states of a few tokens', 'Wu et al. 2024, https://arxiv.org/abs/2404.03592', 0.002, None, {
+    'direft': ('reft', 'low-rank updates of the states of a few tokens', 'Wu et al. 2024, https://arxiv.org/abs/2404.03592', 0.002, None, {
         'rank': (int, 8, 'rank of the edits: the size of the subspace'),
         'positions': (str, 'f1+l1', 'tokens to edit: the first and the last ones of the prompt'),
         'shared': (bool, True, 'one edit for the first and the last tokens, not one for each'),
@@ -196,7 +196,7 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'stored': (bool, True, 'the components are in the file'),
     }),
-    'loreft': ('loreft', 'edits of the states of a few tokens in an orthonormal subspace', 'Wu et al. 2024, https://arxiv.org/abs/2404.03592', 0.002, None, {
+    'loreft': ('reft', 'edits of the states of a few tokens in an orthonormal subspace', 'Wu et al. 2024, https://arxiv.org/abs/2404.03592', 0.002, None, {
         'rank': (int, 8, 'rank of the edits: the size of the subspace'),
         'positions': (str, 'f1+l1', 'tokens to edit: the first and the last ones of the prompt'),
         'shared': (bool, True, 'one edit for the first and the last tokens, not one for each'),
@@ -216,7 +216,7 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
     }),
-    'noreft': ('noreft', 'LoReFT without an orthonormal basis', 'Wu et al. 2024, https://arxiv.org/abs/2404.03592', 0.002, None, {
+    'noreft': ('reft', 'LoReFT without an orthonormal basis', 'Wu et al. 2024, https://arxiv.org/abs/2404.03592', 0.002, None, {
         'rank': (int, 8, 'rank of the edits: the size of the subspace'),
         'positions': (str, 'f1+l1', 'tokens to edit: the first and the last ones of the prompt'),
         'shared': (bool, True, 'one edit for the first and the last tokens, not one for each'),

@@ -38,7 +38,7 @@ from adapterhub.methods._ops import stack_low_rank
 from adapterhub.methods._projections import RankMethod, require_components, weight_at
 from adapterhub.methods._site_module import SharedModule
 from adapterhub.methods._skip_init import init_is_skipped
-from adapterhub.methods.pissa import empty_factors
+from adapterhub.methods.pissa import empty_factors, largest_components
 
 
 def components(weight: Tensor, rank: int, needed: bool) -> tuple[Tensor, Tensor]:
@@ -48,8 +48,8 @@ def components(weight: Tensor, rank: int, needed: bool) -> tuple[Tensor, Tensor]
     """
     if not needed or weight.is_meta:
         return empty_factors(weight, rank)
-    u, s, vh = torch.linalg.svd(weight.double(), full_matrices=False)
-    u, vh, root = u[:, :rank], vh[:rank], s[:rank].sqrt()
+    u, s, vh = largest_components(weight.double(), rank, 0)
+    root = s.sqrt()
     signs = u.gather(0, u.abs().argmax(0, keepdim=True)).sign()
     left, right = u * signs * root, vh * signs.T * root[:, None]
     return left.float().contiguous(), right.float().contiguous()

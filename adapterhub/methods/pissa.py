@@ -37,46 +37,49 @@ OVERSAMPLING = 10  # additional directions, for the accuracy of the last compone
 EXACT = 1024  # the size up to which the SVD of `leading` is exact
 
 
-def principal(weight: Tensor, rank: int, iterations: int) -> tuple[Tensor, Tensor]:
-    """Compute the principal components of a matrix.
-
-    weight: (d_out, d_in). `iterations` are power iterations of the randomized SVD; 0: the exact
-    SVD.
-
-    Returns:
-        U_r sqrt(S_r): (d_out, rank) and sqrt(S_r) V_rᵀ: (rank, d_in).
-    """
-    with torch.no_grad():
-        if iterations:
-            width = min(rank + OVERSAMPLING, *weight.shape)
-            u, s, v = torch.svd_lowrank(weight, q=width, niter=iterations)
-            vh = v.T
-        else:
-            u, s, vh = torch.linalg.svd(weight, full_matrices=False)
-        root = s[:rank].sqrt()
-        return u[:, :rank] * root, root[:, None] * vh[:rank]
-
-
-def leading(matrix: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def largest_components(
+    matrix: Tensor, count: int, iterations: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the largest singular values of a matrix and their vectors, of length 1.
 
-    matrix: (m, n). The SVD is exact up to 1,024 rows or columns, else randomized, without the
-    global random numbers. Signs: the largest number of each right vector is positive.
+    matrix: (m, n). `iterations` are power iterations of the randomized SVD, which reads the global
+    random numbers; 0: the exact SVD.
 
     Returns:
         U: (m, count), S: (count,) and Vᵀ: (count, n).
     """
-    with torch.no_grad(), torch.random.fork_rng():
-        torch.manual_seed(0)
-        if min(matrix.shape) > EXACT:
+    with torch.no_grad():
+        if iterations:
             width = min(count + OVERSAMPLING, *matrix.shape)
-            u, s, v = torch.svd_lowrank(matrix, q=width, niter=8)
+            u, s, v = torch.svd_lowrank(matrix, q=width, niter=iterations)
             vh = v.T
         else:
             u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
-        u, s, vh = u[:, :count], s[:count], vh[:count]
-        signs = vh.gather(1, vh.abs().argmax(1, keepdim=True)).sign()
-        return u * signs.T, s, signs * vh
+        return u[:, :count], s[:count], vh[:count]
+
+
+def principal(weight: Tensor, rank: int, iterations: int) -> tuple[Tensor, Tensor]:
+    """Compute the principal components of a matrix, as `largest_components` does.
+
+    Returns:
+        U_r sqrt(S_r): (d_out, rank) and sqrt(S_r) V_rᵀ: (rank, d_in).
+    """
+    u, s, vh = largest_components(weight, rank, iterations)
+    root = s.sqrt()
+    return u * root, root[:, None] * vh
+
+
+def leading(matrix: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute `largest_components` so that they depend on the matrix alone.
+
+    They are exact up to 1,024 rows or columns, and no global random number is read. The largest
+    number of each right vector is positive.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        u, s, vh = largest_components(matrix, count, 8 if min(matrix.shape) > EXACT else 0)
+    signs = vh.gather(1, vh.abs().argmax(1, keepdim=True)).sign()
+    return u * signs.T, s, signs * vh
 
 
 def empty_factors(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,8 @@ from adapterhub.errors import AttachError, ConfigError, SiteError
 from adapterhub.methods import METHODS, Method, _site_module
 from adapterhub.methods._base import Placement
 from adapterhub.methods._spec import parse_methods
+from adapterhub.methods.alora import ALoRA
+from adapterhub.methods.reft import StateMethod
 
 # Its attention is built of `einsum`, which no prefix follows.
 WITHOUT_KEYS_AND_VALUES = ("xlnet",)
@@ -31,6 +33,8 @@ WITHOUT_BIAS = (
     "t5", "mt5", "umt5", "mpt",
 )  # fmt: skip
 PREFIX_METHODS = ("prefix", "mam", "unipelt")
+# Those that change some tokens of a text.
+OF_TEXTS = tuple(m for m in sorted(METHODS) if issubclass(METHODS[m], (ALoRA, StateMethod)))
 
 
 def _only_in_attention(name: str) -> bool:

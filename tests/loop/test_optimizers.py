@@ -30,7 +30,7 @@ def started(optimizer):
 def steps(engine, numbers):
     for seed in numbers:
         rows = tiny_models.batch(seed=seed) | {"labels": torch.tensor([0, 1, 2])}
-        engine.step([rows], range(1))
+        engine.step([rows], range(1), done=1.0)
 
 
 def tensors(engine):

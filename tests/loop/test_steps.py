@@ -51,7 +51,7 @@ def divided(prepared: PreparedRun, sizes: Sequence[int], world: int) -> list[tor
         start += size
     found: list[list[torch.Tensor]] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Engine, "_update", lambda self: torch.zeros(()))
+        patch.setattr(Engine, "_update", lambda self, done: torch.zeros(()))
         session = training_session(prepared, Reporter(), resume=False)
         one, tensors = session.engine, session.trainee.tensors()
         prepared.model.eval()  # heads have dropout
@@ -61,7 +61,7 @@ def divided(prepared: PreparedRun, sizes: Sequence[int], world: int) -> list[tor
         patch.setattr(engine, "total", lambda number: items)
         for one.rank in range(world):
             one.world = world
-            one.step(batches, window)
+            one.step(batches, window, 1.0)
             gradients = [tensor.grad for tensor in tensors.values()]
             found.append([one.unread[-1][0], *(g.clone() for g in gradients if g is not None)])
             for tensor in tensors.values():

@@ -11,7 +11,7 @@ from fixtures import train
 
 import adapterhub as ah
 from adapterhub.errors import AttachError, ConfigError, MergeError, SiteError
-from adapterhub.methods._reft import token_sets
+from adapterhub.methods.reft import token_sets
 
 METHODS = ("loreft", "noreft", "direft")
 

@@ -329,12 +329,12 @@ def test_a_run_reads_once_and_resumed_ends_with_the_same_bytes(
     update = running.Engine._update
     steps = 0
 
-    def killed(engine: Any) -> Any:
+    def killed(engine: Any, done: float) -> Any:
         nonlocal steps
         steps += 1
         if steps == 3:
             raise KeyboardInterrupt
-        return update(engine)
+        return update(engine, done)
 
     monkeypatch.setattr(running.Engine, "_update", killed)
     with pytest.raises(KeyboardInterrupt):

@@ -8,7 +8,7 @@ import os
 import pytest
 import tiny_models
 import torch
-from matrix import REFUSED, example, one_of_each_signature
+from matrix import OF_TEXTS, REFUSED, example, one_of_each_signature
 from selection import rotating
 from task_cases import CASES
 
@@ -30,13 +30,7 @@ CORE_TASKS = ("tagging", "image-classification")
 # Backbones without token embeddings.
 TOKENLESS = {
     (method, backbone)
-    for method in ("prompt", "p-tuning", "chosen")
-    for backbone in ("vit", "wav2vec2", "speech-ctc")
-}
-# Edits of some tokens of a text.
-TOKENLESS |= {
-    (method, backbone)
-    for method in ("alora", "direft", "loreft", "noreft")
+    for method in ("prompt", "p-tuning", "chosen", *OF_TEXTS)
     for backbone in ("vit", "wav2vec2", "speech-ctc")
 }
 # A language model's head belongs to the backbone.

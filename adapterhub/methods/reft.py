@@ -1,12 +1,24 @@
-"""The base of methods that edit the states of a few tokens in a low-rank subspace (ReFT).
+"""ReFT: states of a few tokens are edited in a low-rank subspace.
 
-    h' = h + Pᵀ (W h + b - P h)
+    loreft   h' = h + Rᵀ (W h + b - R h)    R: orthonormal rows                   (equation 2)
+    noreft   h' = h + Pᵀ (W h + b - P h)                                          (appendix E)
+    direft   h' = h + Pᵀ (W h + b)                                                (equation 3)
 
-    h, h': (tokens, d), the output of a layer    W, P: (rank, d)    b: (rank,)
+    h, h': (tokens, d), the output of a layer    W, P, R: (rank, d)    b: (rank,)
 
-A method says whether the rows of P are orthonormal and whether P h is subtracted. Orthonormal rows
-are those of L⁻¹ G, where the trained G: (rank, d) is any matrix of full rank, and L Lᵀ = G Gᵀ:
-Gram-Schmidt.
+In the subspace of R the state becomes W h + b; outside of it, h stays. R is L⁻¹ P with a trained P
+of full rank and L Lᵀ = P Pᵀ: Gram-Schmidt. At first the edit is none: W = R, or P (direft: W = 0),
+and b = 0. With `init: paper`, W and b are those of a linear layer.
+
+The edit is of the output of a layer, at the first and the last tokens of the prompt: `f1+l1` are
+one of each. The prompt is what comes before the first token that is learned, and in `generate` its
+input; a model that writes no text has whole texts. With `shared`, one edit is for both. An edit is
+applied once, when the prompt is read: further tokens cost what they cost without it.
+
+Parameters: rank (2 d + 1) per edit.
+
+Wu et al. 2024, "ReFT: Representation Finetuning for Language Models", section 3.2 and appendix E,
+https://arxiv.org/abs/2404.03592.
 """
 
 from __future__ import annotations
@@ -25,7 +37,7 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError, SiteError
-from adapterhub.methods._base import Layers, Method, Placement
+from adapterhub.methods._base import Layers, Method, Placement, register_method
 from adapterhub.methods._ops import cast
 from adapterhub.methods._site_module import OutputModule, TokenSet
 from adapterhub.methods._sites import of_texts, select_sites
@@ -131,6 +143,7 @@ class StateMethod(Method):
         subtracts: whether P h is subtracted.
     """
 
+    paper = "Wu et al. 2024, https://arxiv.org/abs/2404.03592"
     learning_rate = 2e-3
     sized_by: ClassVar[str | None] = "rank"
     orthonormal: ClassVar[bool]
@@ -178,3 +191,36 @@ class StateMethod(Method):
                 expected=f"a rank of at most {width}",
             )
         return sites
+
+
+@register_method
+@dataclass(frozen=True)
+class LoReFT(StateMethod):
+    """Edits of the states of a few tokens in an orthonormal subspace."""
+
+    name = "loreft"
+    summary = "edits of the states of a few tokens in an orthonormal subspace"
+    orthonormal = True
+    subtracts = True
+
+
+@register_method
+@dataclass(frozen=True)
+class NoReFT(StateMethod):
+    """Edits of the states of a few tokens in any subspace."""
+
+    name = "noreft"
+    summary = "LoReFT without an orthonormal basis"
+    orthonormal = False
+    subtracts = True
+
+
+@register_method
+@dataclass(frozen=True)
+class DiReFT(StateMethod):
+    """Low-rank updates of the states of a few tokens."""
+
+    name = "direft"
+    summary = "low-rank updates of the states of a few tokens"
+    orthonormal = False
+    subtracts = False
