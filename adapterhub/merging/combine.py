@@ -72,7 +72,9 @@ class Cut:
         """
         size = len(values)
         if self.energy is not None:
-            size = int((values.double().square().cumsum(0) < self.energy * total).sum()) + 1
+            kept = values.double().square().cumsum(0)
+            most = torch.maximum(total, kept[-1])  # which both are rounded
+            size = int((kept < self.energy * most).sum()) + 1
         return max(min(size, self.rank or size, len(values)), 1)
 
 
