@@ -575,8 +575,8 @@ def low_rank(delta: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
     of the time and nearly as near.
     """
     total = delta.double().square().sum()
-    most = cut.rank or min(delta.shape)
-    count = cut.rank or _FIRST
+    most = min(cut.rank or len(delta), *delta.shape)
+    count = min(cut.rank or _FIRST, most)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         while True:

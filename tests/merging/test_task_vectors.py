@@ -76,6 +76,16 @@ def test_a_product_is_cut_as_its_matrix_is(rows, columns, rank, seed):
             assert lost**2 <= 1 - cut.energy + 1e-9
 
 
+@pytest.mark.parametrize("cut", [Cut(100, 1.0), Cut(energy=1.0), Cut(100)])
+@pytest.mark.parametrize("shape", [(12, 9), (9, 12), (520, 600)])
+def test_a_rank_above_that_of_the_matrix_ends(cut, shape):
+    matrix = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    left, right = low_rank(matrix, cut)
+    assert len(right) == min(cut.rank or 1000, *shape)
+    if len(right) == min(shape):
+        torch.testing.assert_close(left @ right, matrix, atol=1e-4, rtol=1e-4)
+
+
 def test_of_a_large_matrix_so_many_components_are_found_as_have_the_energy():
     generator = torch.Generator().manual_seed(1)
     factors = torch.randn(700, 90, generator=generator), torch.randn(90, 600, generator=generator)
