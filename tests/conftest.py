@@ -9,8 +9,9 @@ import gc
 import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import slow_calls
@@ -172,3 +173,15 @@ def train(adapterhub, backbone, data, tmp_path):
         return adapterhub("train", "--backbone", backbone, *files, *options, *arguments)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def new_state() -> Iterator[Callable[[], tuple[Any, str]]]:
+    """Return what makes a new database and a new place in a bucket, for hubs of processes."""
+    shared_state = pytest.importorskip("shared_state")
+    pytest.importorskip("psycopg")
+    pytest.importorskip("moto")
+    if shared_state.programs() is None:
+        pytest.skip("PostgreSQL is not installed")
+    with shared_state.shared_state() as created:
+        yield created

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -25,9 +26,30 @@ from adapterhub.errors import ConfigError, FileError, counted
 from adapterhub.files.shown_table import ShownTable
 
 if TYPE_CHECKING:
+    from adapterhub.hub.database import HubPlace
     from adapterhub.hub.state import Hub
 
-_folder = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+
+def _read_place(_: click.Context, __: click.Parameter, given: str) -> HubPlace:
+    """Return where a hub is: a folder, or a database of PostgreSQL."""
+    if not re.match("postgres(ql)?://", given):
+        return Path(given)
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        return make_url(given).set(drivername="postgresql")
+    except (ArgumentError, ValueError):
+        raise ConfigError(
+            "the address of the database cannot be read",
+            expected="postgresql://USER@HOST:PORT/DATABASE",
+        ) from None
+
+
+_place = click.argument("place", metavar="DIR", callback=_read_place)
+_blobs = click.option(
+    "--blobs", metavar="URL", help="Bucket for the files of a new hub in postgresql://..."
+)
 _TYPES = ("models", "datasets", "spaces")
 _LIBRARIES = ("sqlalchemy", "alembic", "starlette", "uvicorn", "pathspec", "nh3", "markdown_it")
 _upstream_token = click.option(
@@ -52,7 +74,8 @@ def command() -> None:
 
 
 @command.command()
-@_folder
+@_place
+@_blobs
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--port", default=8733, show_default=True, help="Port; 0 chooses a free one.")
 @click.option("--public-url", metavar="URL", help="Address that clients use, behind a proxy.")
@@ -72,7 +95,7 @@ def command() -> None:
 @_upstream_token
 @click.option("--trust-user-header", metavar="NAME", help="Header with the user, of the proxy.")
 @click.option("--trusted-proxy", multiple=True, metavar="ADDRESS", help="Address of the proxy.")
-def start(folder: Path, host: str, port: int, **options: Any) -> None:
+def start(place: HubPlace, blobs: str | None, host: str, port: int, **options: Any) -> None:
     """Serve the hub in DIR, and create it if there is none, until Ctrl-C."""
     from adapterhub.hub.server import serve_hub
     from adapterhub.hub.state import HubOptions
@@ -98,22 +121,26 @@ def start(folder: Path, host: str, port: int, **options: Any) -> None:
         upstream=options["upstream"],
         upstream_token=options["upstream_token"],
     )
-    serve_hub(folder, host, port, chosen, lambda address: say(f"serving {folder} at {address}"))
+    serve_hub(
+        place, host, port, chosen, lambda address: say(f"serving {place} at {address}"), blobs
+    )
 
 
 @command.command()
-@_folder
+@_place
 @click.argument("names", metavar="OWNER/NAME[@REVISION]...", nargs=-1, required=True)
 @click.option("--upstream", metavar="URL", required=True, help="Hub that has them.")
 @_upstream_token
 @click.option("--type", default="models", show_default=True, type=click.Choice(_TYPES))
+@_blobs
 @as_json_option
 def mirror(
-    folder: Path,
+    place: HubPlace,
     names: tuple[str, ...],
     upstream: str,
     upstream_token: tuple[str, ...],
     type: str,
+    blobs: str | None,
     as_json: bool,
 ) -> None:
     """Fetch repositories of another hub ahead; the hub in DIR may be serving."""
@@ -122,9 +149,9 @@ def mirror(
     from adapterhub.hub.state import HubOptions, create_hub, open_hub
 
     check_address(upstream, "--upstream")
-    create_hub(folder)
+    create_hub(place, blobs)
     options = HubOptions(upstream=upstream, upstream_token=upstream_token)
-    with open_hub(folder, options) as hub:
+    with open_hub(place, options) as hub:
         copies = Copies(hub)
         reports = []
         for name in names:
@@ -141,18 +168,21 @@ def mirror(
 
 
 @command.command()
-@_folder
+@_place
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option("--admin", is_flag=True, help="Let them change everything on this hub.")
+@_blobs
 @as_json_option
-def user(folder: Path, names: tuple[str, ...], admin: bool, as_json: bool) -> None:
+def user(
+    place: HubPlace, names: tuple[str, ...], admin: bool, blobs: str | None, as_json: bool
+) -> None:
     """Create users, or list all; the hub in DIR is created if there is none."""
     from adapterhub.hub.accounts import create_namespace, owners_of_kind
     from adapterhub.hub.state import create_hub
 
     if names:
-        create_hub(folder)
-    with _opened(folder) as hub, hub.database.writing() as connection:
+        create_hub(place, blobs)
+    with _opened(place) as hub, hub.database.writing() as connection:
         for name in names:
             create_namespace(connection, name, "user", is_admin=admin)
             _note(hub, connection, "create user", name)
@@ -168,7 +198,7 @@ def user(folder: Path, names: tuple[str, ...], admin: bool, as_json: bool) -> No
 
 
 @command.command()
-@_folder
+@_place
 @click.argument("name", required=False)
 @click.option("--member", "members", multiple=True, metavar="USER=ROLE", help="Add or change one.")
 @click.option("--remove-member", "removed", multiple=True, metavar="USER", help="Remove one.")
@@ -180,14 +210,14 @@ def user(folder: Path, names: tuple[str, ...], admin: bool, as_json: bool) -> No
 )
 @click.option("--signer", "signers", multiple=True, metavar="KEY", help="Require its signature.")
 @as_json_option
-def org(folder: Path, name: str | None, as_json: bool, **options: Any) -> None:
+def org(place: HubPlace, name: str | None, as_json: bool, **options: Any) -> None:
     """Create an organisation or change it, or a user's own namespace; without NAME, list all.
 
     What is given is added to what holds already.
     """
     from adapterhub.hub.accounts import find_owner, owners_of_kind, set_member
 
-    with _opened(folder) as hub, hub.database.writing() as connection:
+    with _opened(place) as hub, hub.database.writing() as connection:
         if name is None:
             found = [each.name for each in owners_of_kind(connection, "org")]
             print_result("\n".join(found), found, as_json=as_json)
@@ -216,7 +246,7 @@ def token() -> None:
 
 
 @token.command("create")
-@_folder
+@_place
 @click.option("--user", required=True, metavar="NAME", help="User whose token it is.")
 @click.option("--name", help="Name of the token.  [default: the user's, with a number]")
 @click.option("--role", type=_roles, default="write", show_default=True, help="Most it allows.")
@@ -224,7 +254,7 @@ def token() -> None:
 @click.option("--expires", metavar="TIME", help="How long it is valid: 90d, 12h.")
 @as_json_option
 def create_access(
-    folder: Path,
+    place: HubPlace,
     user: str,
     name: str | None,
     role: str,
@@ -239,7 +269,7 @@ def create_access(
     seconds = seconds_of(expires) if expires else None
     if expires and seconds is None:
         raise ConfigError(f"--expires {expires!r} is no duration", expected="90d or 12h")
-    with _opened(folder) as hub, hub.database.writing() as connection:
+    with _opened(place) as hub, hub.database.writing() as connection:
         chosen = name or free_token_name(connection, user)
         made = create_hub_token(connection, user, chosen, role, scope=scope, seconds=seconds)
         _note(hub, connection, "create token", f"{chosen} of {user}, {role}")
@@ -247,13 +277,13 @@ def create_access(
 
 
 @token.command("list")
-@_folder
+@_place
 @as_json_option
-def list_access(folder: Path, as_json: bool) -> None:
+def list_access(place: HubPlace, as_json: bool) -> None:
     """List the tokens: whose they are, what they allow, and when they were used last."""
     from adapterhub.hub.accounts import token_rows
 
-    with _opened(folder) as hub, hub.database.reading() as connection:
+    with _opened(place) as hub, hub.database.reading() as connection:
         rows = token_rows(connection)
     if as_json:
         print_json(rows)
@@ -265,123 +295,124 @@ def list_access(folder: Path, as_json: bool) -> None:
 
 
 @token.command("revoke")
-@_folder
+@_place
 @click.argument("name")
-def revoke_access(folder: Path, name: str) -> None:
+def revoke_access(place: HubPlace, name: str) -> None:
     """Revoke a token: it is not valid from now on."""
     from adapterhub.hub.accounts import revoke_hub_token
 
-    with _opened(folder) as hub, hub.database.writing() as connection:
+    with _opened(place) as hub, hub.database.writing() as connection:
         revoke_hub_token(connection, name)
         _note(hub, connection, "revoke token", name)
     say(f"revoked {name}")
 
 
 @command.command("import")
-@_folder
+@_place
 @click.argument("registry")
 @click.option("--owner", required=True, metavar="NAME", help="Whose repositories they become.")
 @as_json_option
-def import_versions(folder: Path, registry: str, owner: str, as_json: bool) -> None:
+def import_versions(place: HubPlace, registry: str, owner: str, as_json: bool) -> None:
     """Copy all versions of a REGISTRY into the hub; what is there already stays as it is."""
     from adapterhub.hub.transfer import import_registry
 
-    with _opened(folder) as hub:
+    with _opened(place) as hub:
         report = import_registry(hub, registry, owner, partial(say, err=True))
-    print_copied(report, registry, str(folder), as_json=as_json)
+    print_copied(report, registry, str(place), as_json=as_json)
 
 
 @command.command("export")
-@_folder
+@_place
 @click.argument("registry")
 @click.option("--owner", metavar="NAME", help="Whose repositories; needed if several have some.")
 @as_json_option
-def export_versions(folder: Path, registry: str, owner: str | None, as_json: bool) -> None:
+def export_versions(place: HubPlace, registry: str, owner: str | None, as_json: bool) -> None:
     """Copy all versions of the hub into a REGISTRY: the way out."""
     from adapterhub.hub.transfer import export_registry
 
-    with _opened(folder) as hub:
+    with _opened(place) as hub:
         report = export_registry(hub, registry, owner, partial(say, err=True))
-    print_copied(report, str(folder), registry, as_json=as_json)
+    print_copied(report, str(place), registry, as_json=as_json)
 
 
 @command.command("verify")
-@_folder
+@_place
 @as_json_option
-def verify_all(folder: Path, as_json: bool) -> None:
+def verify_all(place: HubPlace, as_json: bool) -> None:
     """Read all files, compare their digests, and list the problems."""
     from adapterhub.hub.housekeeping import verify_hub
 
-    with _opened(folder) as hub:
+    with _opened(place) as hub:
         problems = verify_hub(hub)
     if as_json:
-        print_json({"hub": str(folder), "problems": problems})
+        print_json({"hub": str(place), "problems": problems})
     if problems:
-        raise FileError(f"problems in {folder}", offenders=problems)
+        raise FileError(f"problems in {place}", offenders=problems)
     if not as_json:
-        say(f"{folder}: all files are intact")
+        say(f"{place}: all files are intact")
 
 
 @command.command("gc")
-@_folder
+@_place
 @click.option("--dry-run", is_flag=True, help="Remove nothing, and say what would be.")
 @as_json_option
-def collect_garbage(folder: Path, dry_run: bool, as_json: bool) -> None:
+def collect_garbage(place: HubPlace, dry_run: bool, as_json: bool) -> None:
     """Remove files that no commit needs, and uploads that did not end; the hub may be serving."""
     from adapterhub.hub.housekeeping import collect
 
-    with _opened(folder) as hub:
+    with _opened(place) as hub:
         report = collect(hub, dry_run=dry_run)
     done = "would be removed" if dry_run else "removed"
     said = f"{counted(report.files, 'file')} ({bytes_text(report.size)}) {done}"
-    print_result(f"{folder}: {said}", asdict(report), as_json=as_json)
+    print_result(f"{place}: {said}", asdict(report), as_json=as_json)
 
 
 @command.command()
-@_folder
+@_place
 @click.argument("target", type=click.Path(path_type=Path))
 @as_json_option
-def backup(folder: Path, target: Path, as_json: bool) -> None:
+def backup(place: HubPlace, target: Path, as_json: bool) -> None:
     """Copy the hub to TARGET, also while it serves; a second time, only what is new."""
-    from adapterhub.hub.housekeeping import backup_hub
+    from adapterhub.hub.backups import backup_hub
 
-    copied = backup_hub(folder, target)
+    copied = backup_hub(place, target)
     said = f"{target}: {counted(copied, 'file')} copied"
     print_result(said, {"backup": str(target), "files": copied}, as_json=as_json)
 
 
 @command.command("restore")
 @click.argument("source", metavar="BACKUP", type=click.Path(path_type=Path))
-@_folder
+@_place
+@_blobs
 @as_json_option
-def restore_backup(source: Path, folder: Path, as_json: bool) -> None:
+def restore_backup(source: Path, place: HubPlace, blobs: str | None, as_json: bool) -> None:
     """Make a hub in DIR of a BACKUP, and verify it."""
-    from adapterhub.hub.housekeeping import restore_hub
+    from adapterhub.hub.backups import restore_hub
 
-    copied = restore_hub(source, folder)
-    said = f"{folder}: {counted(copied, 'file')} restored and verified"
-    print_result(said, {"hub": str(folder), "files": copied}, as_json=as_json)
+    copied = restore_hub(source, place, blobs)
+    said = f"{place}: {counted(copied, 'file')} restored and verified"
+    print_result(said, {"hub": str(place), "files": copied}, as_json=as_json)
 
 
 @command.command("upgrade")
-@_folder
-def upgrade_tables(folder: Path) -> None:
+@_place
+def upgrade_tables(place: HubPlace) -> None:
     """Bring the tables of an older hub to this release; the database as it was is kept."""
-    from adapterhub.hub.housekeeping import upgrade_hub
+    from adapterhub.hub.backups import upgrade_hub
 
-    before = upgrade_hub(folder)
-    say(f"{folder}: upgraded from {before}" if before else f"{folder} is of this release")
+    before = upgrade_hub(place)
+    say(f"{place}: upgraded from {before}" if before else f"{place} is of this release")
 
 
 @command.command()
-@_folder
+@_place
 @click.option("--limit", default=100, show_default=True, help="Number of rows.")
 @as_json_option
-def audit(folder: Path, limit: int, as_json: bool) -> None:
+def audit(place: HubPlace, limit: int, as_json: bool) -> None:
     """Show who did what, the newest first."""
     from adapterhub.hub.state import audit_rows
 
-    with _opened(folder) as hub, hub.database.reading() as connection:
+    with _opened(place) as hub, hub.database.reading() as connection:
         rows = audit_rows(connection, limit)
     if as_json:
         for row in rows:
@@ -392,10 +423,10 @@ def audit(folder: Path, limit: int, as_json: bool) -> None:
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[Hub]:
+def _opened(place: HubPlace) -> Iterator[Hub]:
     from adapterhub.hub.state import open_hub
 
-    with open_hub(folder) as hub:
+    with open_hub(place) as hub:
         yield hub
 
 

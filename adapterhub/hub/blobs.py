@@ -2,10 +2,12 @@
 
     blobs/ab/ab12...        a file
     incoming/XXXX           what is being received
+    parts/UPLOAD/00001      a part of a large file, until the others are here
 
 A file is received under another name, and the disk has all of it before it is put in place: what is
 in `blobs` is complete. It is put there within the transaction that first grants it to a repository,
-so it cannot be collected in between; see housekeeping.py.
+so it cannot be collected in between; see housekeeping.py. A hub of several processes has its files
+in a bucket: bucket_blobs.py.
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ import hashlib
 import os
 import secrets
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from adapterhub.files.atomic import sync_folder
+from adapterhub.files.atomic import FileDigest, file_digest, sync_folder
 from adapterhub.hub.refusals import FullDiskError, TooManyBytesError
 
 MAX_REGULAR_LISTED = 1 << 20  # bytes: larger files are listed as those of LFS
@@ -63,39 +66,75 @@ class StagedBlob:
     info: BlobInfo
 
 
-class BlobFolder:
+class Blobs(ABC):
     """The files of a hub.
 
     Args:
-        root: the folder of the hub.
+        incoming: the folder of what this process is receiving.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.folder = root / "blobs"
-        self.incoming = root / "incoming"
+    def __init__(self, incoming: Path) -> None:
+        self.incoming = incoming
 
-    def create(self) -> None:
-        """Create the folders."""
-        for folder in (self.folder, self.incoming):
-            folder.mkdir(mode=0o700, exist_ok=True)
-        for number in range(256):
-            (self.folder / f"{number:02x}").mkdir(mode=0o700, exist_ok=True)
+    @abstractmethod
+    def size(self, sha256: str) -> int:
+        """Return the bytes of a file; -1 if there is none."""
 
-    def path(self, sha256: str) -> Path:
-        """Return where a file is."""
-        assert len(sha256) == 64, sha256
-        return self.folder / sha256[:2] / sha256
-
-    def has(self, sha256: str) -> bool:
-        """Return whether a file is in its place."""
-        return self.path(sha256).exists()
-
+    @abstractmethod
     def read(self, sha256: str, most: int) -> bytes:
         """Read the first bytes of a file; none of one that a mirror has not fetched."""
-        if not sha256:
-            return b""
-        with open(self.path(sha256), "rb") as file:
-            return file.read(most)
+
+    @abstractmethod
+    def digest(self, sha256: str) -> FileDigest:
+        """Read a file, and return its digest and its size."""
+
+    @abstractmethod
+    def copy(self, sha256: str, target: Path) -> None:
+        """Copy a file to a new path.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+
+    @abstractmethod
+    def file(self, sha256: str) -> AbstractContextManager[Path]:
+        """Return a context in which a file is at a path."""
+
+    @abstractmethod
+    def send(self, staged: StagedBlob) -> None:
+        """Do what takes time of putting a file in its place, before the transaction."""
+
+    @abstractmethod
+    def put(self, staged: StagedBlob) -> None:
+        """Put a file that was received in its place; call it inside a transaction that writes."""
+
+    @abstractmethod
+    def remove(self, sha256: str) -> None:
+        """Remove a file; one that is being sent is sent to its end."""
+
+    @abstractmethod
+    def all(self) -> Iterator[str]:
+        """Yield the digests of all files."""
+
+    @abstractmethod
+    def keep_part(self, upload: str, name: str, received: Path) -> None:
+        """Keep a part of a large file, until the file is complete."""
+
+    @abstractmethod
+    def parts(self, upload: str) -> list[str]:
+        """Return which parts there are."""
+
+    @abstractmethod
+    def read_part(self, upload: str, name: str) -> Iterator[bytes]:
+        """Yield the bytes of a part."""
+
+    @abstractmethod
+    def drop_parts(self, upload: str) -> None:
+        """Remove the parts of a file."""
+
+    @abstractmethod
+    def collect_uploads(self, before: float, *, dry_run: bool) -> int:
+        """Remove what was last written before a time and is not complete; return how many."""
 
     def receive(self, most: int, limit: str) -> BlobReceiver:
         """Begin to receive a file of at most `most` bytes; `limit` says whose limit that is."""
@@ -120,6 +159,71 @@ class BlobFolder:
             raise
         return StagedBlob(path, info)
 
+    def require_room(self, size: int) -> None:
+        """Refuse what the disk has no room for, before it is sent.
+
+        Raises:
+            FullDiskError: it has not.
+        """
+        if size + _FREE_BYTES > shutil.disk_usage(self.incoming).free:
+            raise FullDiskError
+
+    def close(self) -> None:  # noqa: B027
+        """Remove what this process alone needs: nothing."""
+
+
+class BlobFolder(Blobs):
+    """Files in a folder.
+
+    Args:
+        root: the folder of the hub.
+    """
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root / "incoming")
+        self.folder, self._parts = root / "blobs", root / "parts"
+
+    def create(self) -> None:
+        """Create the folders."""
+        for folder in (self.folder, self.incoming):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        for number in range(256):
+            (self.folder / f"{number:02x}").mkdir(mode=0o700, exist_ok=True)
+
+    def path(self, sha256: str) -> Path:
+        """Return where a file is."""
+        assert len(sha256) == 64, sha256
+        return self.folder / sha256[:2] / sha256
+
+    def size(self, sha256: str) -> int:
+        """Return the bytes of a file; -1 if there is none."""
+        try:
+            return self.path(sha256).stat().st_size
+        except OSError:
+            return -1
+
+    def read(self, sha256: str, most: int) -> bytes:
+        """Read the first bytes of a file; none of one that a mirror has not fetched."""
+        if not sha256:
+            return b""
+        with open(self.path(sha256), "rb") as file:
+            return file.read(most)
+
+    def digest(self, sha256: str) -> FileDigest:
+        """Read a file, and return its digest and its size."""
+        return file_digest(self.path(sha256))
+
+    def copy(self, sha256: str, target: Path) -> None:
+        """Copy a file to a new path."""
+        shutil.copyfile(self.path(sha256), target)
+
+    def file(self, sha256: str) -> AbstractContextManager[Path]:
+        """Return a context in which a file is at a path: where it is."""
+        return nullcontext(self.path(sha256))
+
+    def send(self, staged: StagedBlob) -> None:
+        """Do nothing: to put a file in its place is to rename it."""
+
     def put(self, staged: StagedBlob) -> None:
         """Put a file that was received in its place; call it inside a transaction that writes."""
         target = self.path(staged.info.sha256)
@@ -137,6 +241,40 @@ class BlobFolder:
         """Yield the digests of all files."""
         for folder in sorted(self.folder.iterdir()):
             yield from sorted(path.name for path in folder.iterdir() if len(path.name) == 64)
+
+    def keep_part(self, upload: str, name: str, received: Path) -> None:
+        """Keep a part of a large file, until the file is complete."""
+        folder = self._parts / upload
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        received.replace(folder / name)
+
+    def parts(self, upload: str) -> list[str]:
+        """Return which parts there are."""
+        folder = self._parts / upload
+        return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+    def read_part(self, upload: str, name: str) -> Iterator[bytes]:
+        """Yield the bytes of a part."""
+        with open(self._parts / upload / name, "rb") as file:
+            while piece := file.read(_PIECE):
+                yield piece
+
+    def drop_parts(self, upload: str) -> None:
+        """Remove the parts of a file."""
+        shutil.rmtree(self._parts / upload, ignore_errors=True)
+
+    def collect_uploads(self, before: float, *, dry_run: bool) -> int:
+        """Remove what was last written before a time and is not complete; return how many."""
+        found = 0
+        for place in (self.incoming, self._parts):
+            for path in place.iterdir() if place.exists() else ():
+                with suppress(FileNotFoundError):  # received just now, and put in its place
+                    inside = path.iterdir() if path.is_dir() else ()
+                    if max(p.stat().st_mtime for p in (path, *inside)) < before:
+                        found += 1
+                        if not dry_run:
+                            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return found
 
 
 class BlobReceiver:
@@ -203,16 +341,6 @@ def discard_staged(staged: StagedBlob) -> None:
     """Remove a file that was received and is not wanted; one in its place stays."""
     with suppress(OSError):
         staged.path.unlink(missing_ok=True)
-
-
-def require_room(folder: Path, size: int) -> None:
-    """Refuse what the disk has no room for, before it is sent.
-
-    Raises:
-        FullDiskError: it has not.
-    """
-    if size + _FREE_BYTES > shutil.disk_usage(folder).free:
-        raise FullDiskError
 
 
 def git_sha1_of(path: Path, size: int) -> str:

@@ -154,7 +154,8 @@ class HubCall:
 
     async def remembered(self, key: Hashable, read: Callable[[], _Result]) -> _Result:
         """Return what `read` returns; in a thread, unless it is known and nobody has written."""
-        known = self.hub.database.unchanged()
+        database = self.hub.database
+        known = await in_thread(database.unchanged) if database.waits else database.unchanged()
         if key in known:
             found: _Result = known[key]
             return found

@@ -18,7 +18,6 @@ from adapterhub.hub.accepted import (
     check_signed,
 )
 from adapterhub.hub.accounts import WRITE, namespace_of
-from adapterhub.hub.blobs import require_room
 from adapterhub.hub.calls import HubCall, HubRoute, in_thread, json_answer
 from adapterhub.hub.commit_lines import CommitLines
 from adapterhub.hub.commits import (
@@ -58,7 +57,7 @@ def preupload(call: HubCall) -> Response:
         rules = call.rules(connection)
         sizes = [_size_of(file) for file in files]
         check_quota(call, connection, sum(sizes))
-    require_room(call.hub.folder, sum(sizes))
+    call.hub.blobs.require_room(sum(sizes))
     ignored = _ignored(call, fields.get("gitIgnore"), tree)
     found = [
         _way(call, file, size, tree, rules, ignored)
@@ -76,7 +75,7 @@ async def commit(call: HubCall) -> Response:
     try:
         length = call.request.headers.get("content-length", "")
         if length.isdecimal():
-            require_room(call.hub.folder, int(length[:20]) * 3 // 4)
+            call.hub.blobs.require_room(int(length[:20]) * 3 // 4)
         async for piece in call.pieces():
             await in_thread(lines.feed, piece)
         change = await in_thread(lines.finish)
@@ -92,6 +91,7 @@ def _commit(call: HubCall, change: CommitChange) -> Response:
         rules = call.rules(connection)
     for path, staged in change.files.items():
         check_contents(path, staged.path, staged.info.size, rules)
+        folder.send(staged)
     with call.hub.database.writing() as connection:
         repository = call.current(connection)
         check_large(call, connection, change, rules)
@@ -129,7 +129,8 @@ def check_large(
     for path, (sha256, _) in change.large.items():
         check_name_of_file(path, rules)
         if sha256 in known:
-            check_contents(path, call.hub.blobs.path(sha256), known[sha256].size, rules)
+            with call.hub.blobs.file(sha256) as file:
+                check_contents(path, file, known[sha256].size, rules)
 
 
 def check_quota(call: HubCall, connection: Connection, size: int) -> None:

@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from adapterhub.errors import one_line
-from adapterhub.hub.blobs import BlobFolder, BlobReceiver, StagedBlob, discard_staged
+from adapterhub.hub.blobs import BlobReceiver, Blobs, StagedBlob, discard_staged
 from adapterhub.hub.calls import json_fields
 from adapterhub.hub.commits import CommitChange
 from adapterhub.hub.refusals import HubRefusal, TooManyBytesError
@@ -38,7 +38,7 @@ class CommitLines:
         most_file: the bytes of the largest file.
     """
 
-    def __init__(self, blobs: BlobFolder, most_file: int) -> None:
+    def __init__(self, blobs: Blobs, most_file: int) -> None:
         self.change = CommitChange()
         self._blobs, self._most_file = blobs, most_file
         self._line = bytearray()  # what was read of it, without the text of its file

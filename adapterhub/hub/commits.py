@@ -15,7 +15,7 @@ from sqlalchemy import Connection, and_, func, insert, or_, select, update
 
 from adapterhub.backbones.origins import is_commit
 from adapterhub.errors import one_line
-from adapterhub.hub.blobs import BlobFolder, BlobInfo, StagedBlob
+from adapterhub.hub.blobs import BlobInfo, Blobs, StagedBlob
 from adapterhub.hub.refusals import (
     HubRefusal,
     MissingEntryError,
@@ -67,7 +67,7 @@ class CommitChange:
     removed_folders: list[str] = field(default_factory=list)
     created: str | None = None
 
-    def reader(self, folder: BlobFolder) -> Callable[[str, int], bytes]:
+    def reader(self, folder: Blobs) -> Callable[[str, int], bytes]:
         """Return what reads a file, also one of these before it is in its place."""
         received = {staged.info.sha256: staged.path for staged in self.files.values()}
 
@@ -90,7 +90,7 @@ class CommitResult:
 
 def write_commit(
     connection: Connection,
-    folder: BlobFolder,
+    folder: Blobs,
     repository: int,
     branch: str,
     change: CommitChange,

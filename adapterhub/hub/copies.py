@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, or_, select
 
 from adapterhub.backbones.origins import is_commit
@@ -24,7 +23,7 @@ from adapterhub.errors import ConfigError
 from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, MAX_CARD_BYTES
 from adapterhub.hub.accepted import NamespaceRules, check_contents, check_name_of_file, parse_rules
 from adapterhub.hub.accounts import Owner, find_owner, mirror_namespace
-from adapterhub.hub.blobs import BlobInfo, StagedBlob, discard_staged, require_room
+from adapterhub.hub.blobs import BlobInfo, StagedBlob, discard_staged
 from adapterhub.hub.commits import (
     BRANCH,
     MAIN,
@@ -35,9 +34,8 @@ from adapterhub.hub.commits import (
     refs_of,
     used_bytes,
 )
-from adapterhub.hub.housekeeping import KEEPING, forget_blob, remove_files, size_on_disk
+from adapterhub.hub.housekeeping import forget_blob, remove_files
 from adapterhub.hub.refusals import (
-    BusyError,
     DeniedError,
     HubRefusal,
     LyingUpstreamError,
@@ -242,7 +240,7 @@ class Copies:
             info = _granted(connection, repository, blob.key).get(blob.key)
         if info is None or info.size != blob.size:
             return ""
-        return info.sha256 if size_on_disk(self.hub.blobs.path(info.sha256)) == blob.size else ""
+        return info.sha256 if self.hub.blobs.size(info.sha256) == blob.size else ""
 
     def fetch_file(
         self,
@@ -274,6 +272,7 @@ class Copies:
                 check_contents(path, staged.path, blob.size, rules)
             except HubRefusal as error:
                 raise DeniedError(error.problem) from None
+            folder.send(staged)
             while not self._put(repository, staged):
                 self._make_room(blob.size)
         finally:
@@ -324,7 +323,7 @@ class Copies:
                 f"{path} has {size:,} bytes, and a file may have {most:,} here (--max-file)"
             )
         self._check_quota(path, size, quota)
-        require_room(self.hub.folder, size)
+        self.hub.blobs.require_room(size)
 
     def _check_quota(self, subject: str, size: int, quota: int | None) -> None:
         if quota is not None and size > quota:
@@ -340,7 +339,7 @@ class Copies:
             _require_current(connection, repository)
             if self._missing_room(connection, info.size) > 0:
                 return False
-            if size_on_disk(folder.path(info.sha256)) != info.size:
+            if folder.size(info.sha256) != info.size:
                 folder.remove(info.sha256)  # what is left of it
             folder.put(staged)
             grant(connection, repository.id, [info])
@@ -359,20 +358,17 @@ class Copies:
             BusyError: a backup or a collection is reading the files.
         """
         gone = []
-        try:
-            with FileLock(self.hub.folder / KEEPING, timeout=0):
-                with self.hub.database.writing() as connection:
-                    missing = self._missing_room(connection, size)
-                    own, rows = self._by_last_use(connection)
-                    while missing > 0 and rows:
-                        sha256, length = rows.pop(0)
-                        connection.execute(delete(grants).where(own, grants.c.sha256 == sha256))
-                        missing -= length
-                        if forget_blob(connection, sha256):
-                            gone.append(sha256)
-                remove_files(self.hub, gone)
-        except Timeout:
-            raise BusyError from None
+        with self.hub.database.alone(waits=False):
+            with self.hub.database.writing() as connection:
+                missing = self._missing_room(connection, size)
+                own, rows = self._by_last_use(connection)
+                while missing > 0 and rows:
+                    sha256, length = rows.pop(0)
+                    connection.execute(delete(grants).where(own, grants.c.sha256 == sha256))
+                    missing -= length
+                    if forget_blob(connection, sha256):
+                        gone.append(sha256)
+            remove_files(self.hub, gone)
 
     def _by_last_use(
         self, connection: Connection

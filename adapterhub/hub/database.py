@@ -1,8 +1,9 @@
 """The database of a hub: how it is opened, read and written, and which schema it must have.
 
-SQLite writes ahead (WAL) and waits for the disk at the end of each transaction: what was answered
-as written survives the end of the process and of the power. Readers are in nobody's way; writers
-wait for each other.
+A hub in a folder has SQLite, a hub of several processes PostgreSQL; postgres.py is what that does
+otherwise. Either waits for the disk at the end of each transaction: what was answered as written
+survives the end of the process and of the power. Readers are in nobody's way; writers wait for
+each other.
 """
 
 from __future__ import annotations
@@ -11,34 +12,135 @@ import os
 import sqlite3
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, text
-from sqlalchemy.exc import DatabaseError, OperationalError
+from filelock import FileLock, Timeout
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy.exc import DatabaseError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import QueuePool
 
 from adapterhub.errors import FileError
+from adapterhub.hub.full_text import full_text_of
 from adapterhub.hub.refusals import BusyError, FullDiskError
 from adapterhub.hub.tables import SCHEMA_REVISION, metadata
 
+HubPlace = Path | URL
+"""Where a hub is: a folder, or a database of PostgreSQL, which says where its files are."""
+DATABASE, NEW_DATABASE = "hub.sqlite", "new.sqlite"
 LOCK_SECONDS = 5.0  # that a writer waits for the others
-_UNCHANGED_SECONDS = 1.0  # a token may expire without a write
 _CONNECTIONS = 48
+KEEPING = ".keeping"  # held while files are removed or copied
+_UNCHANGED_SECONDS = 1.0  # a token may expire without a write
 _WRITES = "adapterhub_writes"
 
-# Words and labels of listings; SQLAlchemy has no virtual tables. listings.py searches in it.
-FULL_TEXT = (
-    "CREATE VIRTUAL TABLE IF NOT EXISTS listing_texts USING fts5 (tokens, content='listings',"
-    " content_rowid='repository', tokenize=\"ascii tokenchars '_'\", detail='none', columnsize=0)",
-    "CREATE TABLE IF NOT EXISTS listing_words (word TEXT PRIMARY KEY) WITHOUT ROWID",
-)
 
-
-class Database:
+class Database(ABC):
     """An open database.
+
+    Args:
+        engine: its engine.
+
+    Attributes:
+        waits: whether `unchanged` asks another machine.
+    """
+
+    waits = False
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._watching = threading.RLock()
+        self._state, self._began = -1, 0.0
+        self._unchanged: dict[Hashable, Any] = {}
+
+    @abstractmethod
+    def _begun(self, *, writes: bool) -> Connection:
+        """Return a connection that begins a transaction so."""
+
+    @abstractmethod
+    def _start_writing(self, connection: Connection) -> None:
+        """Exclude other writers until the end of the transaction."""
+
+    @abstractmethod
+    def _read_state(self) -> int:
+        """Return a number that any writer, in any process, changes."""
+
+    @abstractmethod
+    def _reason(self, error: DBAPIError) -> Exception | None:
+        """Return why a transaction was not possible, where that is nobody's mistake."""
+
+    @abstractmethod
+    def alone(self, *, waits: bool = True) -> Any:
+        """Return a context that excludes others who remove or copy files, in any process.
+
+        Raises:
+            BusyError: somebody does, and it is not to wait.
+        """
+
+    @abstractmethod
+    def problems(self) -> list[str]:
+        """List what is wrong with the database as such."""
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Read one state of the database, whatever others write meanwhile.
+
+        Raises:
+            BusyError: it is locked, or does not answer.
+        """
+        with self._explained(), self._begun(writes=False) as connection, connection.begin():
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """Write in one transaction, which an error undoes; it excludes other writers.
+
+        Raises:
+            BusyError: another one writes for too long, or the database does not answer.
+            FullDiskError: there is no room.
+        """
+        with self._explained(), self._begun(writes=True) as connection, connection.begin():
+            self._start_writing(connection)
+            yield connection
+
+    def unchanged(self) -> dict[Hashable, Any]:
+        """Return what was read, by what was asked, since anybody, in any process, has written.
+
+        Between two writes, all readers of a file ask the same: whose the token is, which
+        repository, which commit. To ask whether anybody wrote is one short question, to ask the
+        rest a dozen. A value goes into the dictionary of before it was read.
+
+        Raises:
+            BusyError: the database does not answer.
+        """
+        with self._watching, self._explained():
+            state = self._read_state()
+            if state != self._state or time.monotonic() - self._began > _UNCHANGED_SECONDS:
+                self._state, self._began, self._unchanged = state, time.monotonic(), {}
+            return self._unchanged
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.engine.dispose()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except PoolTimeout:
+            raise BusyError from None
+        except (OperationalError, InterfaceError) as error:
+            if (reason := self._reason(error)) is not None:
+                raise reason from None
+            raise
+
+
+class SqliteDatabase(Database):
+    """A database in a file.
 
     Args:
         path: its file.
@@ -47,103 +149,121 @@ class Database:
 
     def __init__(self, path: Path, lock_seconds: float = LOCK_SECONDS) -> None:
         self.path = path
-        self.engine = _engine(path, lock_seconds)
+        super().__init__(_sqlite_engine(path, lock_seconds))
         self._watch: sqlite3.Connection | None = None  # never writes, so it sees all writers
-        self._watching = threading.Lock()
-        self._state, self._began = -1, 0.0
-        self._unchanged: dict[Hashable, Any] = {}
+
+    def _begun(self, *, writes: bool) -> Connection:
+        return self.engine.connect().execution_options(**{_WRITES: writes})
+
+    def _start_writing(self, connection: Connection) -> None:
+        """Do nothing: the transaction was begun so."""
+
+    def _read_state(self) -> int:
+        if self._watch is None:
+            self._watch = sqlite3.connect(self.path, check_same_thread=False)
+        return int(self._watch.execute("PRAGMA data_version").fetchone()[0])
+
+    def _reason(self, error: DBAPIError) -> Exception | None:
+        words = str(error.orig)
+        if "locked" in words or "busy" in words:
+            return BusyError()
+        if "full" in words or "disk I/O" in words:
+            return FullDiskError()
+        return None
 
     @contextmanager
-    def reading(self) -> Iterator[Connection]:
-        """Read one state of the database, whatever others write meanwhile.
+    def alone(self, *, waits: bool = True) -> Iterator[None]:
+        """Hold a lock in the folder."""
+        try:
+            with FileLock(self.path.with_name(KEEPING), timeout=-1 if waits else 0):
+                yield
+        except Timeout:
+            raise BusyError from None
 
-        Raises:
-            BusyError: it is locked.
-        """
-        with _explained(), self.engine.begin() as connection:
-            yield connection
-
-    @contextmanager
-    def writing(self) -> Iterator[Connection]:
-        """Write in one transaction, which an error undoes; it excludes other writers.
-
-        Raises:
-            BusyError: another one writes for too long.
-            FullDiskError: there is no room.
-        """
-        with _explained(), self.engine.connect() as connection:
-            connection = connection.execution_options(**{_WRITES: True})
-            with connection.begin():
-                yield connection
-
-    def unchanged(self) -> dict[Hashable, Any]:
-        """Return what was read, by what was asked, since anybody, in any process, has written.
-
-        Between two writes, all readers of a file ask the same: whose the token is, which
-        repository, which commit. This takes microseconds, to ask the rest a millisecond. A value
-        goes into the dictionary of before it was read.
-        """
-        with self._watching:
-            if self._watch is None:
-                self._watch = sqlite3.connect(self.path, check_same_thread=False)
-            state = int(self._watch.execute("PRAGMA data_version").fetchone()[0])
-            if state != self._state or time.monotonic() - self._began > _UNCHANGED_SECONDS:
-                self._state, self._began, self._unchanged = state, time.monotonic(), {}
-            return self._unchanged
+    def problems(self) -> list[str]:
+        """Check the pages of the file and its indices."""
+        with self.reading() as connection:
+            found = connection.execute(text("PRAGMA integrity_check(20)")).scalars().all()
+        return [f"{self.path.name}: {line}" for line in found if line != "ok"]
 
     def close(self) -> None:
         """Close all connections."""
-        self.engine.dispose()
+        super().close()
         with self._watching:
             if self._watch is not None:
                 self._watch.close()
                 self._watch = None
 
 
-def create_tables(database: Database) -> None:
-    """Create the tables of a new hub, and say of which schema they are."""
-    with database.writing() as connection:
-        metadata.create_all(connection)
-        for statement in FULL_TEXT:
-            connection.execute(text(statement))
-        connection.execute(
-            text("CREATE TABLE IF NOT EXISTS alembic_version (version_num VARCHAR(32) NOT NULL)")
-        )
-        connection.execute(text("DELETE FROM alembic_version"))
-        connection.execute(
-            text("INSERT INTO alembic_version VALUES (:revision)"), {"revision": SCHEMA_REVISION}
-        )
-    os.chmod(database.path, 0o600)
-
-
-def schema_revision(path: Path) -> str | None:
-    """Return the schema of a database's file; None if it has none.
+def open_database(place: HubPlace) -> Database:
+    """Open the database of a hub.
 
     Raises:
-        FileError: it is no database.
+        ConfigError: there is no such database, or its library is not installed.
     """
-    if not path.exists() or not path.stat().st_size:
-        return None
-    database = Database(path)
+    if isinstance(place, Path):
+        return SqliteDatabase(place / DATABASE)
+    from adapterhub.hub.postgres import PostgresDatabase
+
+    return PostgresDatabase(place)
+
+
+def create_tables(connection: Connection) -> None:
+    """Create the tables of a new hub, and say of which schema they are."""
+    metadata.create_all(connection)
+    for statement in full_text_of(connection).created:
+        connection.execute(text(statement))
+    connection.execute(
+        text("CREATE TABLE IF NOT EXISTS alembic_version (version_num VARCHAR(32) NOT NULL)")
+    )
+    connection.execute(text("DELETE FROM alembic_version"))
+    connection.execute(
+        text("INSERT INTO alembic_version VALUES (:revision)"), {"revision": SCHEMA_REVISION}
+    )
+
+
+def create_database_file(path: Path) -> SqliteDatabase:
+    """Create a database in a file, with the tables of a hub."""
+    database = SqliteDatabase(path)
+    with database.writing() as connection:
+        create_tables(connection)
+    os.chmod(path, 0o600)
+    return database
+
+
+def schema_revision(place: HubPlace) -> str | None:
+    """Return the schema of the database of a hub; None if it has none.
+
+    Raises:
+        FileError: its file is no database.
+        ConfigError: there is no such database, or its library is not installed.
+    """
+    if isinstance(place, Path):
+        path = place / DATABASE
+        if not path.exists() or not path.stat().st_size:
+            return None
+    database = open_database(place)
     try:
         with database.reading() as connection:
-            found = connection.execute(
-                text("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'")
-            ).first()
-            if found is None:
-                return None
-            row = connection.execute(text("SELECT version_num FROM alembic_version")).first()
-            return str(row[0]) if row else None
+            return revision_in(connection)
     except DatabaseError as error:
         raise FileError(
-            f"{path} is not the database of a hub: {type(error).__name__}",
+            f"{place} has not the database of a hub: {type(error).__name__}",
             hint="adapterhub hub restore, from a backup",
         ) from None
     finally:
         database.close()
 
 
-def _engine(path: Path, lock_seconds: float) -> Engine:
+def revision_in(connection: Connection) -> str | None:
+    """Return the schema of a database; None if it has none."""
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    row = connection.execute(text("SELECT version_num FROM alembic_version")).first()
+    return str(row[0]) if row else None
+
+
+def _sqlite_engine(path: Path, lock_seconds: float) -> Engine:
     engine = create_engine(
         f"sqlite:///{path}",
         poolclass=QueuePool,
@@ -170,17 +290,3 @@ def _engine(path: Path, lock_seconds: float) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Say why a transaction was not possible, where that is nobody's mistake."""
-    try:
-        yield
-    except OperationalError as error:
-        words = str(error.orig)
-        if "locked" in words or "busy" in words:
-            raise BusyError from None
-        if "full" in words or "disk I/O" in words:
-            raise FullDiskError from None
-        raise

@@ -1,7 +1,7 @@
 """Files as they are downloaded: whole or in part, by a commit, a branch or a tag.
 
 They are sent as bytes to keep, never as a page: whoever can push could otherwise write pages of
-this hub.
+this hub. Those in a bucket are downloaded from there, by an address that is signed for one file.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from adapterhub.hub.accounts import READ
-from adapterhub.hub.blobs import BlobInfo
+from adapterhub.hub.blobs import BlobFolder, BlobInfo
+from adapterhub.hub.bucket_blobs import BlobBucket
 from adapterhub.hub.calls import HubCall, HubRoute, in_thread
 from adapterhub.hub.commits import commit_at
 from adapterhub.hub.refusals import HubRefusal, MissingEntryError
@@ -60,12 +61,17 @@ async def download(call: HubCall) -> Response:
     status = 206 if part.is_part else 200
     if call.request.method == "HEAD" or not part.size:
         return Response(b"", status, headers)
-    place = (
-        call.hub.blobs.path(blob.sha256)
-        if not call.repository.is_mirrored
-        else (await call.mirror.file(call.repository, commit, path, blob))
-    )
-    return SentFile(place, part, status, headers)
+    sha256 = blob.sha256
+    if call.repository.is_mirrored:
+        sha256 = await call.mirror.file(call.repository, commit, path, blob)
+    blobs = call.hub.blobs
+    if isinstance(blobs, BlobBucket):
+        if not part.is_part and "range" in call.request.headers:  # the bucket would send a part
+            return StreamingResponse(blobs.pieces(sha256), status, headers)
+        headers |= {"content-length": "0", "location": await in_thread(blobs.address, sha256)}
+        return Response(b"", 302, headers)
+    assert isinstance(blobs, BlobFolder)
+    return SentFile(blobs.path(sha256), part, status, headers)
 
 
 def _find(call: HubCall) -> tuple[str, BlobInfo | None]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, insert, select, text
+from sqlalchemy import Connection, Integer, bindparam, delete, insert, select, text
 
 from adapterhub.errors import AdapterhubError
 from adapterhub.files.manifest import MAX_MANIFEST_BYTES
@@ -22,6 +22,7 @@ from adapterhub.files.scores import ScoreError
 from adapterhub.files.signature import MAX_SIGNATURE_BYTES, parse_signatures
 from adapterhub.hub.commits import CommitRecord, branch_head, commit_at
 from adapterhub.hub.described import HubDescription, ReadBlob, describe_tree, parse_description
+from adapterhub.hub.full_text import full_text_of
 from adapterhub.hub.repositories import HubRepository
 from adapterhub.hub.tables import facet_counts, facets, listings
 from adapterhub.hub.trees import Tree, read_tree
@@ -40,25 +41,10 @@ ORDERS = {
     "name": "l.name",
     "newest": "l.modified DESC",
     "size": "l.size",
-    "score": "l.score DESC",
+    "score": "l.score DESC NULLS LAST",
 }
 _FEW = 4_096  # matches; to sort more takes longer than to read rows in order
-_MOST_WORDS = 64  # that a prefix is expanded to
 _MOST_CARD = 20_000  # characters of a card that a search covers
-_LAST = "\U0010ffff"
-_COUNT = (
-    "SELECT count(*) FROM (SELECT 1 FROM listing_texts WHERE listing_texts MATCH :match LIMIT :few)"
-)
-_SORT = """
-    SELECT l.* FROM listing_texts t CROSS JOIN listings l ON l.repository = t.rowid
-    WHERE listing_texts MATCH :match AND l.type = :type AND {seen} ORDER BY {order}, l.repository
-    LIMIT :limit OFFSET :offset
-"""
-_SCAN = """
-    SELECT l.* FROM listings l WHERE l.type = :type AND {seen} AND NOT EXISTS (
-        SELECT 1 FROM json_each(:tokens) token WHERE instr(l.tokens, token.value) = 0)
-    ORDER BY {order}, l.repository LIMIT :limit OFFSET :offset
-"""
 
 
 @dataclass(frozen=True)
@@ -99,25 +85,20 @@ class HubListing:
 
 def search_listings(connection: Connection, query: HubQuery) -> list[HubListing]:
     """Return the repositories that match a query, in its order."""
+    index = full_text_of(connection)
     prefixes = word_text([query.text]).split()
     labels = [_label(kind, value) for kind, value in query.labels]
-    terms = [f'"{label}"' for label in labels] + [_term(connection, p) for p in prefixes]
+    match = index.match(connection, labels, prefixes)
     parts = [f" {label} " for label in labels] + [f" {prefix}" for prefix in prefixes]
-    values: dict[str, Any] = {
-        "match": " AND ".join(terms),
-        "tokens": json.dumps(parts),
-        "type": query.type,
-        "limit": query.limit,
-        "offset": query.offset,
-    }
-    is_few = bool(terms) and _count(connection, values["match"]) < _FEW
-    seen = "1"
+    is_few = bool(match) and index.count(connection, match, _FEW) < _FEW
+    values: dict[str, Any] = {"type": query.type, "limit": query.limit, "offset": query.offset}
+    values |= {"match": match} if is_few else {"tokens": json.dumps(parts)}
+    seen = "TRUE"
     if query.namespaces is not None:
-        seen, values["seen"] = "(l.is_private = 0 OR l.namespace IN :seen)", [*query.namespaces]
-    statement = text((_SORT if is_few else _SCAN).format(seen=seen, order=ORDERS[query.order]))
+        seen, values["seen"] = "(NOT l.is_private OR l.namespace IN :seen)", [*query.namespaces]
+    statement = text(index.search(seen, ORDERS[query.order], sorts=is_few))
     if query.namespaces is not None:
-        statement = statement.bindparams(bindparam("seen", expanding=True))
-    del values["tokens" if is_few else "match"]
+        statement = statement.bindparams(bindparam("seen", type_=Integer, expanding=True))
     return [_listing(row) for row in connection.execute(statement, values)]
 
 
@@ -166,13 +147,7 @@ def refresh_listing(connection: Connection, repository: HubRepository, read: Rea
         "tokens": _tokens(repository, about, listed, tree, read),
     }
     connection.execute(insert(listings).values(**row))
-    connection.execute(
-        text("INSERT INTO listing_texts (rowid, tokens) VALUES (:repository, :tokens)"),
-        {"repository": repository.id, "tokens": row["tokens"]},
-    )
-    words = [{"word": word} for word in str(row["tokens"]).split() if word[0] != "_"]
-    if words:
-        connection.execute(text("INSERT OR IGNORE INTO listing_words VALUES (:word)"), words)
+    full_text_of(connection).write(connection, repository.id, str(row["tokens"]))
     if listed is not None and not repository.is_private:
         _add_facets(connection, repository.id, listed)
 
@@ -266,13 +241,7 @@ def remove_listing(connection: Connection, repository: int) -> None:
     if rows:
         _count_facets(connection, [{**row} for row in rows], -1)
         connection.execute(delete(facets).where(own))
-    connection.execute(
-        text(
-            "INSERT INTO listing_texts (listing_texts, rowid, tokens)"
-            " VALUES ('delete', :repository, :tokens)"
-        ),
-        {"repository": repository, "tokens": old.tokens},
-    )
+    full_text_of(connection).erase(connection, repository, old.tokens)
     connection.execute(delete(listings).where(listings.c.repository == repository))
 
 
@@ -291,7 +260,7 @@ def _count_facets(connection: Connection, rows: Sequence[Mapping[str, str]], cha
     connection.execute(
         text(
             "INSERT INTO facet_counts VALUES (:field, :value, :change) ON CONFLICT (field, value)"
-            " DO UPDATE SET number = number + :change"
+            " DO UPDATE SET number = facet_counts.number + :change"
         ),
         [{**row, "change": change} for row in rows],
     )
@@ -325,20 +294,6 @@ def _tokens(
 def _label(kind: str, value: str) -> str:
     """Encode a value as a token; the underscore keeps it apart from words and their prefixes."""
     return f"_{kind}_{value.encode('utf-8', 'surrogatepass').hex()}"
-
-
-def _term(connection: Connection, prefix: str) -> str:
-    """Return the full-text term for a prefix: the words that have it, unless they are many."""
-    rows = connection.execute(
-        text("SELECT word FROM listing_words WHERE word >= :first AND word < :last LIMIT :most"),
-        {"first": prefix, "last": prefix + _LAST, "most": _MOST_WORDS + 1},
-    ).all()
-    words = [f'"{row.word}"' for row in rows]
-    return f"({' OR '.join(words)})" if 0 < len(words) <= _MOST_WORDS else f'"{prefix}"*'
-
-
-def _count(connection: Connection, match: str) -> int:
-    return int(connection.execute(text(_COUNT), {"match": match, "few": _FEW}).scalar_one())
 
 
 def _order_of(score: MainScore) -> float:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from anyio.to_thread import run_sync
@@ -89,8 +88,8 @@ class Mirror:
                 ("commit", repository.id, oid), partial(self._copies.add_commit, repository, oid)
             )
 
-    async def file(self, repository: HubRepository, commit: str, path: str, blob: BlobInfo) -> Path:
-        """Return where a file is, once it is here; all who ask meanwhile wait for one download.
+    async def file(self, repository: HubRepository, commit: str, path: str, blob: BlobInfo) -> str:
+        """Return the sha256 of a file, once it is here; all who ask wait for one download.
 
         Raises:
             HubRefusal: it is not here, and the upstream does not give it, or there is no room.
@@ -100,7 +99,7 @@ class Mirror:
             fetch = partial(self._copies.fetch_file, repository, commit, path, blob)
             sha256 = await self._once(("file", repository.id, blob.key), fetch, files=True)
         self._used.add((repository.id, sha256))
-        return self.hub.blobs.path(sha256)
+        return sha256
 
     def note_use(self, connection: Connection) -> None:
         """Write which files were served, since those that nobody asks for are evicted first."""

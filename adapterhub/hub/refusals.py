@@ -59,6 +59,18 @@ class FullDiskError(HubRefusal):
         super().__init__("the disk of the hub is full: nothing was written; ask its administrator")
 
 
+class UnreachedBucketError(HubRefusal):
+    """The bucket with the files does not answer, or not as it should."""
+
+    status = 503
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(
+            f"the bucket of the hub cannot be used: {problem}",
+            headers={"retry-after": str(RETRY_SECONDS)},
+        )
+
+
 class TooManyBytesError(HubRefusal):
     """More bytes than a request, a file or a namespace may have."""
 

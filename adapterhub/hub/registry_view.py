@@ -22,11 +22,12 @@ from adapterhub.files import schema
 from adapterhub.files.atomic import file_digest
 from adapterhub.files.native import MANIFEST_FILE, read_manifest
 from adapterhub.hub.accounts import Owner, create_namespace, require_owner
-from adapterhub.hub.blobs import MAX_REGULAR_LISTED, BlobInfo, git_sha1_of
+from adapterhub.hub.blobs import MAX_REGULAR_LISTED, BlobFolder, BlobInfo, git_sha1_of
 from adapterhub.hub.commits import CommitChange, grant, write_commit
+from adapterhub.hub.database import DATABASE
 from adapterhub.hub.listings import refresh_listing, remove_listing
 from adapterhub.hub.repositories import create_repository, delete_repository, find_repository
-from adapterhub.hub.state import DATABASE, Hub, HubOptions, create_hub, open_hub
+from adapterhub.hub.state import Hub, HubOptions, create_hub, open_hub
 from adapterhub.hub.versions import create_tag
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.names_file import Contents
@@ -56,7 +57,7 @@ def viewing(folder: Path, options: HubOptions) -> Iterator[Hub]:
         with open_hub(Path(place) / "hub", chosen) as hub:
             with hub.database.writing() as connection:
                 create_namespace(connection, VIEW_OWNER, "org")
-            view = RegistryView(hub, registry)
+            view = RegistryView(hub, BlobFolder(Path(place) / "hub"), registry)
             view.follow()
             stop = threading.Event()
             thread = threading.Thread(target=view.keep_following, args=(stop,), daemon=True)
@@ -71,8 +72,8 @@ def viewing(folder: Path, options: HubOptions) -> Iterator[Hub]:
 class RegistryView:
     """What a hub shows of a registry."""
 
-    def __init__(self, hub: Hub, registry: LocalRegistry) -> None:
-        self._hub, self._registry = hub, registry
+    def __init__(self, hub: Hub, blobs: BlobFolder, registry: LocalRegistry) -> None:
+        self._hub, self._blobs, self._registry = hub, blobs, registry
         self._shown: dict[str, tuple[tuple[object, ...], ...]] = {}
 
     def keep_following(self, stop: threading.Event) -> None:
@@ -106,7 +107,7 @@ class RegistryView:
             return
         full = f"{VIEW_OWNER}/{name}"
         made = create_repository(connection, "models", full, owner, is_private=False)
-        folder = self._hub.blobs
+        folder = self._blobs
         for entry in entries:
             change = CommitChange(
                 f"Publish {entry.version}", created=entry.published or _FIRST_DATE
@@ -138,5 +139,5 @@ class RegistryView:
             sha1 = git_sha1_of(source, size) if size <= MAX_REGULAR_LISTED else ""
             found[file] = BlobInfo(sha256, size, sha1)
             with suppress(FileExistsError):
-                os.symlink(source.resolve(), self._hub.blobs.path(sha256))
+                os.symlink(source.resolve(), self._blobs.path(sha256))
         return found

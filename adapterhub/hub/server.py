@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from adapterhub.errors import ConfigError
 from adapterhub.hub.accounts import count_tokens
 from adapterhub.hub.app import HubApp
+from adapterhub.hub.database import HubPlace
 from adapterhub.hub.registry_view import is_registry, viewing
 from adapterhub.hub.state import Hub, HubOptions, create_hub, open_hub, serving_alone
 from adapterhub.web.connections import address_of, limited_protocol, listen
@@ -22,17 +23,24 @@ _STOP_SECONDS = 20
 
 
 def serve_hub(
-    folder: Path,
+    place: HubPlace,
     host: str,
     port: int,
     options: HubOptions,
     started: Callable[[str], object] = lambda address: None,
+    blobs: str | None = None,
 ) -> None:
-    """Create the hub of a folder, unless there is one, and answer until the process is stopped.
+    """Create a hub, unless there is one, and answer until the process is stopped.
 
     The folder of a registry is shown as a hub that only reads.
 
-    `started` receives the address when the hub answers.
+    Args:
+        place: a folder, or a database of PostgreSQL, on which others may serve, too.
+        host: the address to listen at.
+        port: and its port; 0 for a free one.
+        options: what the operator chose.
+        started: receives the address when the hub answers.
+        blobs: the bucket of a new hub in a database.
 
     Raises:
         ConfigError: it cannot be served as the options say, or the address is taken.
@@ -46,20 +54,9 @@ def serve_hub(
         known = known_hosts(host, listening.getsockname()[1])
         options = replace(options, hosts=(*options.hosts, *known))
         _check_upstream(options)
-        if is_registry(folder):
-            if options.upstream:
-                raise ConfigError(
-                    f"{folder} is a registry, which cannot keep what it mirrors",
-                    expected="the folder of a hub",
-                    hint=f"adapterhub hub import HUB {folder}",
-                )
-            hub = stack.enter_context(viewing(folder, options))
-        else:
-            create_hub(folder)
-            stack.enter_context(serving_alone(folder))
-            hub = stack.enter_context(open_hub(folder, options))
+        hub = stack.enter_context(_opened(place, blobs, options, stack))
         if not (is_loopback_address(host) or options.open_reading):
-            _require_token(hub, folder, host)
+            _require_token(hub, host)
         config = uvicorn.Config(
             HubApp(hub),
             lifespan="on",
@@ -74,7 +71,27 @@ def serve_hub(
             _telling_server(config, started).run([listening])
 
 
-def _require_token(hub: Hub, folder: Path, host: str) -> None:
+def _opened(
+    place: HubPlace, blobs: str | None, options: HubOptions, stack: ExitStack
+) -> AbstractContextManager[Hub]:
+    """Return what opens a hub, which is created if there is none, or shows a registry."""
+    if not isinstance(place, Path):
+        create_hub(place, blobs)
+        return open_hub(place, options)
+    if is_registry(place):
+        if options.upstream:
+            raise ConfigError(
+                f"{place} is a registry, which cannot keep what it mirrors",
+                expected="the folder of a hub",
+                hint=f"adapterhub hub import HUB {place}",
+            )
+        return viewing(place, options)
+    create_hub(place, blobs)
+    stack.enter_context(serving_alone(place))
+    return open_hub(place, options)
+
+
+def _require_token(hub: Hub, host: str) -> None:
     """Refuse to listen to others where nobody could be told from anybody.
 
     Raises:
@@ -85,8 +102,8 @@ def _require_token(hub: Hub, folder: Path, host: str) -> None:
             return
     raise ConfigError(
         f"others could reach {host}, and this hub has no token yet",
-        hint=f"adapterhub hub user {folder} NAME --admin, then adapterhub hub token create {folder}"
-        " --user NAME; or --open-reading, where all may read and nobody writes",
+        hint=f"adapterhub hub user {hub.place} NAME --admin, then adapterhub hub token create "
+        f"{hub.place} --user NAME; or --open-reading, where all may read and nobody writes",
     )
 
 

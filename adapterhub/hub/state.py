@@ -1,8 +1,11 @@
-"""A hub that is open: its folder, its database, its files, and what its operator chose.
+"""A hub that is open: its place, its database, its files, and what its operator chose.
 
 DIR/hub.sqlite      everything but the files
 DIR/blobs           the files, by their sha256
 DIR/incoming        what is being received; removed when the server starts
+
+A hub of several processes is in a database of PostgreSQL instead, whose table of settings names the
+bucket with the files.
 """
 
 from __future__ import annotations
@@ -12,24 +15,35 @@ import shutil
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import URL, Connection, insert, select
 
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.hub.accounts import Visitor
-from adapterhub.hub.blobs import BlobFolder
-from adapterhub.hub.database import Database, create_tables, schema_revision
+from adapterhub.hub.blobs import BlobFolder, Blobs
+from adapterhub.hub.database import (
+    DATABASE,
+    NEW_DATABASE,
+    HubPlace,
+    create_database_file,
+    create_tables,
+    open_database,
+    revision_in,
+    schema_revision,
+)
 from adapterhub.hub.hub_metrics import HubMetrics
 from adapterhub.hub.refusals import HubRefusal
 from adapterhub.hub.tables import SCHEMA_REVISION, audit, settings
 from adapterhub.hub.times import now_text
 
-DATABASE, NEW_DATABASE = "hub.sqlite", "new.sqlite"
+BLOBS, WRITES = "blobs", "writes"
+OF_PLACE = (BLOBS, WRITES)
+"""Settings of a hub of several processes: its bucket, and how often it was written to."""
 _FAILURES, _WINDOW = 20, 60.0  # failed logins of an address, within seconds
 _MOST_ADDRESSES = 10_000
 
@@ -100,21 +114,22 @@ class Hub:
     """An open hub.
 
     Args:
-        folder: the folder of the hub.
+        place: where the hub is.
         options: what its operator chose.
 
     Raises:
         ConfigError: there is none, or another program made it.
     """
 
-    def __init__(self, folder: Path, options: HubOptions | None = None) -> None:
-        self.folder, self.options = folder, options or HubOptions()
-        require_schema(folder)
-        self.database = Database(folder / DATABASE)
-        self.blobs = BlobFolder(folder)
+    def __init__(self, place: HubPlace, options: HubOptions | None = None) -> None:
+        self.place, self.options = place, options or HubOptions()
+        require_schema(place)
+        self.database = open_database(place)
         with self.database.reading() as connection:
-            value = select(settings.c.value).where(settings.c.key == "secret")
-            self.secret = bytes.fromhex(connection.execute(value).scalar_one())
+            rows = connection.execute(select(settings.c.key, settings.c.value))
+            found = {row.key: row.value for row in rows}
+        self.secret = bytes.fromhex(found["secret"])
+        self.blobs = blobs_of(place, found)
         self.failed_logins = FailedLogins()
         self.metrics = HubMetrics()
         self._used: set[str] = set()
@@ -146,32 +161,83 @@ class Hub:
     def close(self) -> None:
         """Close the database."""
         self.database.close()
+        self.blobs.close()
 
 
-def create_hub(folder: Path) -> None:
-    """Create an empty hub in a folder, unless there is one.
+def blobs_of(place: HubPlace, found: Mapping[str, str]) -> Blobs:
+    """Return the files of a hub with these settings."""
+    if isinstance(place, Path):
+        return BlobFolder(place)
+    from adapterhub.hub.bucket_blobs import BlobBucket
+
+    return BlobBucket(found[BLOBS])
+
+
+def create_hub(place: HubPlace, blobs: str | None = None) -> None:
+    """Create an empty hub, unless there is one.
+
+    Args:
+        place: a folder, or a database of PostgreSQL without tables of a hub.
+        blobs: the bucket for the files, with a database.
 
     Raises:
-        ConfigError: the folder has other files.
+        ConfigError: the folder has other files, or the bucket is missing, or another one.
     """
-    if (folder / DATABASE).exists():
+    if not isinstance(place, Path):
+        _create_shared_hub(place, blobs)
         return
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if has_other_files(folder):
+    if blobs is not None:
         raise ConfigError(
-            f"{folder} has other files, and no hub",
+            f"--blobs {blobs}: a hub in a folder has its files there",
+            expected="postgresql://HOST/DATABASE --blobs s3://BUCKET/PREFIX",
+        )
+    if (place / DATABASE).exists():
+        return
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if has_other_files(place):
+        raise ConfigError(
+            f"{place} has other files, and no hub",
             expected="a hub, an empty folder, or none",
             hint="another folder",
         )
-    BlobFolder(folder).create()
-    for path in folder.glob(f"{NEW_DATABASE}*"):
+    BlobFolder(place).create()
+    for path in place.glob(f"{NEW_DATABASE}*"):
         path.unlink()
-    database = Database(folder / NEW_DATABASE)
-    create_tables(database)
+    database = create_database_file(place / NEW_DATABASE)
     with database.writing() as connection:
         connection.execute(insert(settings).values(key="secret", value=secrets.token_hex(32)))
     database.close()
-    (folder / NEW_DATABASE).rename(folder / DATABASE)
+    (place / NEW_DATABASE).rename(place / DATABASE)
+
+
+def _create_shared_hub(place: URL, blobs: str | None) -> None:
+    from adapterhub.hub.bucket_blobs import BlobBucket
+    from adapterhub.hub.postgres import PostgresDatabase
+
+    with closing(PostgresDatabase(place)) as database, database.creating() as connection:
+        if revision_in(connection) is not None:
+            known = select(settings.c.value).where(settings.c.key == BLOBS)
+            found = connection.execute(known).scalar_one()
+            if blobs is not None and blobs.rstrip("/") != found:
+                raise ConfigError(
+                    f"--blobs {blobs}: the files of this hub are in {found}",
+                    hint="leave --blobs out",
+                )
+            return
+        if blobs is None:
+            raise ConfigError(
+                f"there is no hub in {place} yet, and no bucket for its files",
+                hint="--blobs s3://BUCKET/PREFIX",
+            )
+        bucket = BlobBucket(blobs)
+        try:
+            bucket.check()
+        finally:
+            bucket.close()
+        create_tables(connection)
+        values = {"secret": secrets.token_hex(32), BLOBS: bucket.url, WRITES: "0"}
+        rows = [{"key": key, "value": value} for key, value in values.items()]
+        connection.execute(insert(settings), rows)
 
 
 def has_other_files(folder: Path) -> bool:
@@ -181,13 +247,13 @@ def has_other_files(folder: Path) -> bool:
 
 
 @contextmanager
-def open_hub(folder: Path, options: HubOptions | None = None) -> Iterator[Hub]:
-    """Open the hub in a folder, and close it at the end.
+def open_hub(place: HubPlace, options: HubOptions | None = None) -> Iterator[Hub]:
+    """Open a hub, and close it at the end.
 
     Raises:
         ConfigError: there is none, or another program made it.
     """
-    hub = Hub(folder, options)
+    hub = Hub(place, options)
     try:
         yield hub
     finally:
@@ -210,27 +276,30 @@ def serving_alone(folder: Path) -> Iterator[None]:
         raise ConfigError(f"another server runs on {folder}") from None
 
 
-def require_schema(folder: Path) -> None:
+def require_schema(place: HubPlace) -> None:
     """Refuse a hub whose tables are of another release.
 
     Raises:
         ConfigError: there is no hub, or it is to be upgraded.
         FileError: a newer release has changed it.
     """
-    found = schema_revision(folder / DATABASE)
+    found = schema_revision(place)
     if found is None:
-        raise ConfigError(f"there is no hub in {folder}", hint=f"adapterhub hub start {folder}")
+        hint = f"adapterhub hub start {place}"
+        bucket = "" if isinstance(place, Path) else " --blobs s3://BUCKET/PREFIX"
+        raise ConfigError(f"there is no hub in {place}", hint=f"{hint}{bucket}")
     if found == SCHEMA_REVISION:
         return
     if found > SCHEMA_REVISION:
         raise FileError(
-            f"the hub in {folder} was changed by a newer adapterhub (its tables are {found}, here "
+            f"the hub in {place} was changed by a newer adapterhub (its tables are {found}, here "
             f"they are {SCHEMA_REVISION})",
             hint="install that release, or restore the backup that its upgrade made",
         )
     raise ConfigError(
-        f"the hub in {folder} is of an older adapterhub",
-        hint=f"adapterhub hub upgrade {folder}, which makes a backup first",
+        f"the hub in {place} is of an older adapterhub",
+        hint=f"adapterhub hub upgrade {place}, "
+        + ("which makes a backup first" if isinstance(place, Path) else "after a backup of it"),
     )
 
 

@@ -24,11 +24,17 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
 )
+from sqlalchemy.types import TypeEngine
 
 SCHEMA_REVISION = "0001"
 """The newest of `migrations/versions`: what these tables are."""
 
 metadata = MetaData()
+
+
+def _words(length: int) -> TypeEngine[str]:
+    """Return the type of a text, which every database orders by its characters."""
+    return String(length).with_variant(Text(collation="C"), "postgresql")
 
 
 def _owned_by(name: str, target: str, **options: Any) -> Column[int]:
@@ -38,7 +44,7 @@ def _owned_by(name: str, target: str, **options: Any) -> Column[int]:
 settings = Table(
     "settings",
     metadata,
-    Column("key", String(64), primary_key=True),
+    Column("key", _words(64), primary_key=True),
     Column("value", Text, nullable=False),
 )
 
@@ -46,13 +52,13 @@ namespaces = Table(
     "namespaces",
     metadata,
     Column("id", Integer, primary_key=True),
-    Column("name", String(96), nullable=False),
-    Column("folded", String(96), nullable=False, unique=True),  # two may not differ by case alone
-    Column("kind", String(8), nullable=False),  # user, org, or mirror
+    Column("name", _words(96), nullable=False),
+    Column("folded", _words(96), nullable=False, unique=True),  # two may not differ by case alone
+    Column("kind", _words(8), nullable=False),  # user, org, or mirror
     Column("is_admin", Boolean, nullable=False, default=False),  # a user who may change everything
     Column("rules", Text, nullable=False, default="{}"),  # see accepted.py
     Column("quota", BigInteger),  # bytes
-    Column("created", String(20), nullable=False),
+    Column("created", _words(20), nullable=False),
 )
 
 members = Table(
@@ -60,34 +66,34 @@ members = Table(
     metadata,
     _owned_by("org", "namespaces.id", primary_key=True),
     _owned_by("user", "namespaces.id", primary_key=True),
-    Column("role", String(8), nullable=False),
+    Column("role", _words(8), nullable=False),
 )
 
 tokens = Table(
     "tokens",
     metadata,
     Column("id", Integer, primary_key=True),
-    Column("sha256", String(64), nullable=False, unique=True),
-    Column("name", String(96), nullable=False, unique=True),
+    Column("sha256", _words(64), nullable=False, unique=True),
+    Column("name", _words(96), nullable=False, unique=True),
     _owned_by("user", "namespaces.id", nullable=False),
-    Column("role", String(8), nullable=False),
+    Column("role", _words(8), nullable=False),
     _owned_by("scope", "namespaces.id"),  # the only namespace that it is for
-    Column("created", String(20), nullable=False),
-    Column("expires", String(20)),
-    Column("used", String(20)),
+    Column("created", _words(20), nullable=False),
+    Column("expires", _words(20)),
+    Column("used", _words(20)),
 )
 
 repositories = Table(
     "repositories",
     metadata,
     Column("id", Integer, primary_key=True),
-    Column("type", String(8), nullable=False),  # models, datasets or spaces
+    Column("type", _words(8), nullable=False),  # models, datasets or spaces
     _owned_by("namespace", "namespaces.id", nullable=False, index=True),
-    Column("name", String(200), nullable=False),  # owner/name
-    Column("folded", String(200), nullable=False),
+    Column("name", _words(200), nullable=False),  # owner/name
+    Column("folded", _words(200), nullable=False),
     Column("is_private", Boolean, nullable=False),
-    Column("created", String(24), nullable=False),
-    Column("modified", String(24), nullable=False),
+    Column("created", _words(24), nullable=False),
+    Column("modified", _words(24), nullable=False),
     Column("highest", Integer, nullable=False, default=0),  # of all versions there ever were
     UniqueConstraint("type", "folded"),
 )
@@ -95,15 +101,15 @@ repositories = Table(
 retired = Table(
     "retired",
     metadata,
-    Column("type", String(8), primary_key=True),
-    Column("folded", String(200), primary_key=True),
+    Column("type", _words(8), primary_key=True),
+    Column("folded", _words(200), primary_key=True),
     Column("highest", Integer, nullable=False),  # of the versions of a repository that is gone
 )
 
 trees = Table(
     "trees",
     metadata,
-    Column("oid", String(40), primary_key=True),
+    Column("oid", _words(40), primary_key=True),
     Column("files", Text, nullable=False),
 )
 
@@ -111,13 +117,13 @@ commits = Table(
     "commits",
     metadata,
     _owned_by("repository", "repositories.id", primary_key=True),
-    Column("oid", String(40), primary_key=True),
-    Column("parent", String(40)),
-    Column("tree", String(40), ForeignKey("trees.oid"), nullable=False, index=True),
+    Column("oid", _words(40), primary_key=True),
+    Column("parent", _words(40)),
+    Column("tree", _words(40), ForeignKey("trees.oid"), nullable=False, index=True),
     Column("title", Text, nullable=False),
     Column("message", Text, nullable=False),
-    Column("author", String(96), nullable=False),
-    Column("created", String(24), nullable=False),
+    Column("author", _words(96), nullable=False),
+    Column("created", _words(24), nullable=False),
     Column("is_removed", Boolean, nullable=False, default=False),  # by deleting a version
 )
 
@@ -125,26 +131,26 @@ refs = Table(
     "refs",
     metadata,
     _owned_by("repository", "repositories.id", primary_key=True),
-    Column("kind", String(8), primary_key=True),  # branch or tag
-    Column("name", String(200), primary_key=True),
-    Column("commit", String(40), nullable=False),
+    Column("kind", _words(8), primary_key=True),  # branch or tag
+    Column("name", _words(200), primary_key=True),
+    Column("commit", _words(40), nullable=False),
 )
 
 blobs = Table(
     "blobs",
     metadata,
-    Column("sha256", String(64), primary_key=True),
+    Column("sha256", _words(64), primary_key=True),
     Column("size", BigInteger, nullable=False),
-    Column("git_sha1", String(40), nullable=False),
+    Column("git_sha1", _words(40), nullable=False),
 )
 
 grants = Table(
     "grants",
     metadata,
     _owned_by("repository", "repositories.id", primary_key=True),
-    Column("sha256", String(64), ForeignKey("blobs.sha256"), primary_key=True, index=True),
+    Column("sha256", _words(64), ForeignKey("blobs.sha256"), primary_key=True, index=True),
     Column("is_committed", Boolean, nullable=False),
-    Column("granted", String(20), nullable=False),  # in a mirrored one, when it was used last
+    Column("granted", _words(20), nullable=False),  # in a mirrored one, when it was used last
 )
 
 versions = Table(
@@ -152,22 +158,22 @@ versions = Table(
     metadata,
     _owned_by("repository", "repositories.id", primary_key=True),
     Column("number", Integer, primary_key=True),
-    Column("commit", String(40), nullable=False),
-    Column("digest", String(64), nullable=False),  # "" where it has no manifest of ours
+    Column("commit", _words(40), nullable=False),
+    Column("digest", _words(64), nullable=False),  # "" where it has no manifest of ours
 )
 
 listings = Table(
     "listings",
     metadata,
     _owned_by("repository", "repositories.id", primary_key=True),
-    Column("type", String(8), nullable=False),
-    Column("name", String(200), nullable=False),
+    Column("type", _words(8), nullable=False),
+    Column("name", _words(200), nullable=False),
     Column("namespace", Integer, nullable=False),
     Column("is_private", Boolean, nullable=False),
-    Column("modified", String(24), nullable=False),
+    Column("modified", _words(24), nullable=False),
     Column("size", BigInteger, nullable=False),
     Column("score", Float),  # the higher the better
-    Column("head", String(40), nullable=False),
+    Column("head", _words(40), nullable=False),
     Column("about", Text, nullable=False),  # see described.py
     Column("entry", Text),  # its current version; none if it has no adapter
     Column("tokens", Text, nullable=False),  # labels and words that a search compares
@@ -180,16 +186,16 @@ listings = Table(
 facets = Table(
     "facets",
     metadata,
-    Column("field", String(16), primary_key=True),
-    Column("value", String(300), primary_key=True),
+    Column("field", _words(16), primary_key=True),
+    Column("value", _words(300), primary_key=True),
     _owned_by("repository", "listings.repository", primary_key=True, index=True),
 )
 
 facet_counts = Table(
     "facet_counts",
     metadata,
-    Column("field", String(16), primary_key=True),
-    Column("value", String(300), primary_key=True),
+    Column("field", _words(16), primary_key=True),
+    Column("value", _words(300), primary_key=True),
     Column("number", Integer, nullable=False, index=True),
 )
 
@@ -197,10 +203,10 @@ audit = Table(
     "audit",
     metadata,
     Column("id", Integer, primary_key=True),
-    Column("time", String(20), nullable=False, index=True),
-    Column("who", String(96), nullable=False),
-    Column("token", String(96), nullable=False),  # its name
-    Column("action", String(40), nullable=False),
-    Column("target", String(300), nullable=False),
-    Column("address", String(64), nullable=False),
+    Column("time", _words(20), nullable=False, index=True),
+    Column("who", _words(96), nullable=False),
+    Column("token", _words(96), nullable=False),  # its name
+    Column("action", _words(40), nullable=False),
+    Column("target", _words(300), nullable=False),
+    Column("address", _words(64), nullable=False),
 )

@@ -8,14 +8,12 @@ meanwhile, so an upload goes on where it was.
 from __future__ import annotations
 
 import re
-import shutil
-from pathlib import Path
 from typing import Any
 
 from starlette.responses import Response
 
 from adapterhub.hub.accounts import WRITE
-from adapterhub.hub.blobs import BlobReceiver, StagedBlob, discard_staged, require_room
+from adapterhub.hub.blobs import BlobReceiver, StagedBlob, discard_staged
 from adapterhub.hub.calls import OPEN, HubCall, HubRoute, in_thread, json_answer
 from adapterhub.hub.commit_endpoints import check_quota
 from adapterhub.hub.commits import grant, granted
@@ -26,7 +24,6 @@ PART_BYTES = 128 << 20
 _WHOLE_BYTES = 512 << 20  # a larger file is sent in parts, where the client can
 _MOST_OBJECTS = 1_000
 _BODY = 4 << 20
-_PIECE = 1 << 20
 TOO_LARGE = "/file-too-large:set-HF_HUB_DISABLE_XET=1-or-use-adapterhub-push"
 """The one text that a client with Xet shows to its user: an address, which answers 404."""
 
@@ -44,7 +41,7 @@ def batch(call: HubCall) -> Response:
         known = granted(connection, call.repository.id, [oid for oid, _ in wanted])
         new = {oid: size for oid, size in wanted if oid not in known}
         check_quota(call, connection, sum(new.values()))
-    require_room(call.hub.folder, 2 * max(new.values(), default=0) + sum(new.values()))
+    call.hub.blobs.require_room(2 * max(new.values(), default=0) + sum(new.values()))
     in_parts = isinstance(transfers, list) and "multipart" in transfers
     in_parts = in_parts and any(size > _WHOLE_BYTES for size in new.values())
     found = [
@@ -100,31 +97,29 @@ async def put_part(call: HubCall) -> Response:
     if not number.isdecimal() or not 1 <= int(number[:6]) <= count:
         raise HubRefusal(f"the file has {count} parts")
     expected = PART_BYTES if int(number) < count else size - (count - 1) * PART_BYTES
-    folder = _parts(call)
+    upload = _upload(call)
     with await in_thread(call.hub.blobs.receive, expected, "as was announced") as receiver:
         await _receive(call, receiver)
         if receiver.size != expected:
             raise HubRefusal(f"the part has {receiver.size:,} bytes, {expected:,} were announced")
         sha256 = await in_thread(receiver.keep)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        receiver.path.replace(folder / f"{int(number):05}")
+        await in_thread(call.hub.blobs.keep_part, upload, f"{int(number):05}", receiver.path)
     return Response(b"", 200, {"etag": f'"{sha256[:32]}"'})
 
 
 def complete(call: HubCall) -> Response:
     """Put the parts of a file together."""
     repository, oid, size = _key(call)
-    folder, count = _parts(call), -(-size // PART_BYTES)
-    parts = [folder / f"{number:05}" for number in range(1, count + 1)]
-    if absent := [part.name for part in parts if not part.exists()]:
+    upload, blobs = _upload(call), call.hub.blobs
+    parts = [f"{number:05}" for number in range(1, -(-size // PART_BYTES) + 1)]
+    if absent := sorted({*parts} - {*blobs.parts(upload)}):
         raise HubRefusal(f"these parts were not received: {', '.join(absent[:20])}")
-    with call.hub.blobs.receive(size, "as was announced") as receiver:
+    with blobs.receive(size, "as was announced") as receiver:
         for part in parts:
-            with open(part, "rb") as file:
-                while piece := file.read(_PIECE):
-                    receiver.write(piece)
+            for piece in blobs.read_part(upload, part):
+                receiver.write(piece)
         _keep(call, repository, oid, size, receiver)
-    shutil.rmtree(folder, ignore_errors=True)
+    blobs.drop_parts(upload)
     return json_answer({})
 
 
@@ -160,6 +155,7 @@ def _keep(call: HubCall, repository: int, oid: str, size: int, receiver: BlobRec
     try:
         if staged.info.sha256 != oid:
             raise HubRefusal(f"the file has the sha256 {staged.info.sha256}, not {oid}")
+        call.hub.blobs.send(staged)
         with call.hub.database.writing() as connection:
             call.hub.blobs.put(staged)
             grant(connection, repository, [staged.info], is_committed=False)
@@ -179,9 +175,9 @@ def _key(call: HubCall) -> tuple[int, str, int]:
     return int(parts[0]), parts[1], int(parts[2])
 
 
-def _parts(call: HubCall) -> Path:
+def _upload(call: HubCall) -> str:
     repository, oid, _ = _key(call)
-    return call.hub.folder / "parts" / f"{repository}-{oid}"
+    return f"{repository}-{oid}"
 
 
 def _object(value: object) -> tuple[str, int]:

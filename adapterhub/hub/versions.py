@@ -18,7 +18,7 @@ from adapterhub.files.native import MANIFEST_FILE, SIGNATURE_FILE
 from adapterhub.files.tensor_file import TENSORS_FILE
 from adapterhub.hub.accepted import NamespaceRules
 from adapterhub.hub.accounts import ADMIN, Visitor
-from adapterhub.hub.blobs import BlobFolder
+from adapterhub.hub.blobs import Blobs
 from adapterhub.hub.commits import (
     BRANCH,
     MAIN,
@@ -174,7 +174,7 @@ def move_tag(
 
 
 def delete_version(
-    connection: Connection, folder: BlobFolder, repository: HubRepository, number: int, author: str
+    connection: Connection, folder: Blobs, repository: HubRepository, number: int, author: str
 ) -> None:
     """Delete a version for good: no commit that remains has its files, unless another has the same.
 
@@ -261,7 +261,7 @@ def _add_version(
 
 def _leave_head(
     connection: Connection,
-    folder: BlobFolder,
+    folder: Blobs,
     repository: HubRepository,
     gone: HubVersion,
     others: Sequence[HubVersion],

@@ -46,7 +46,7 @@ class Bucket(RemoteStorage):
 
     def __init__(self, url: str, objects: Any = None) -> None:
         self.location = url.rstrip("/")
-        self._objects = objects if objects is not None else _open(self.location)
+        self._objects = objects if objects is not None else open_bucket(self.location)
         self._is_proven = False
 
     def exists(self) -> bool:
@@ -206,31 +206,36 @@ class Bucket(RemoteStorage):
             yield
         except (BaseError, OSError) as error:
             raise RegistryError(
-                f"{self.location} cannot be used: {_first_line(error)}",
+                f"{self.location} cannot be used: {start_of_error(error)}",
                 expected="a bucket that these credentials may list, read and write",
                 hint="the cloud's environment variables: AWS_ACCESS_KEY_ID, AWS_REGION, "
                 "AWS_ENDPOINT_URL, ...",
             ) from error
 
 
-def _open(url: str) -> Any:
+def open_bucket(url: str) -> Any:
+    """Return the store of obstore for a URL.
+
+    Raises:
+        ConfigError: it is no URL of a bucket, or the library is not installed.
+    """
     try:
         from obstore.exceptions import BaseError
         from obstore.store import from_url
     except ImportError:
         raise ConfigError(
-            f"the registry {url} needs the library obstore, which is not installed",
+            f"{url} needs the library obstore, which is not installed",
             hint='pip install "adapterhub[buckets]"',
         ) from None
     try:
         return from_url(url, retry_config=_RETRIES)
     except (BaseError, ValueError) as error:
         raise ConfigError(
-            f"cannot open the registry {url}: {_first_line(error)}",
+            f"cannot open {url}: {start_of_error(error)}",
             expected="s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
         ) from error
 
 
-def _first_line(error: Exception) -> str:
+def start_of_error(error: Exception) -> str:
     """Return the start of an error of obstore, which goes on with its source for developers."""
     return re.sub(r"\s+", " ", str(error).partition("\n\nDebug")[0])[:400]

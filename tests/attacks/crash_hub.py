@@ -17,10 +17,11 @@ from pathlib import Path
 
 import crash
 
-from adapterhub.hub import housekeeping
+from adapterhub.hub import backups, housekeeping
 from adapterhub.hub.accounts import create_namespace, find_owner
+from adapterhub.hub.backups import backup_hub
 from adapterhub.hub.commits import CommitChange, branch_head, grant, write_commit
-from adapterhub.hub.housekeeping import backup_hub, collect, verify_hub
+from adapterhub.hub.housekeeping import collect, verify_hub
 from adapterhub.hub.repositories import create_repository, delete_repository, find_repository
 from adapterhub.hub.state import DATABASE, Hub, create_hub, open_hub
 from adapterhub.hub.trees import read_tree
@@ -130,7 +131,7 @@ def main(folder: Path, most: int, names: list[str]) -> None:
     """Run some scenarios, or all."""
     if most < 1000:  # unlike a power cut, a kill loses nothing that was written
         os.fsync = lambda descriptor: None
-    crash.TRACED = {housekeeping.__file__}
+    crash.TRACED = {backups.__file__, housekeeping.__file__}
     place = Place(folder)
     scenarios = {
         "collection": (place.prepare, place.collect, place.check_collected),

@@ -12,6 +12,7 @@ import httpx2
 
 from adapterhub.hub.accounts import create_hub_token, create_namespace, set_member
 from adapterhub.hub.app import HubApp
+from adapterhub.hub.database import HubPlace
 from adapterhub.hub.server import known_hosts
 from adapterhub.hub.state import Hub, HubOptions, create_hub, open_hub
 from adapterhub.hub.transfer import answering_in_thread
@@ -59,20 +60,46 @@ class RunningHub:
         """Return a client of HTTP with the token of a user."""
         token = token or (self.tokens[user] if user else None)
         headers = {"authorization": f"Bearer {token}"} if token else {}
-        return httpx2.Client(base_url=self.address, headers=headers, timeout=60)
+        kind = httpx2.Client if self.is_folder else BucketClient
+        return kind(base_url=self.address, headers=headers, timeout=60)
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether the hub is in a folder."""
+        return isinstance(self.hub.place, Path)
+
+    def overwrite(self, sha256: str, data: bytes) -> None:
+        """Write other bytes in the place of a file."""
+        if self.is_folder:
+            path = self.hub.blobs.path(sha256)
+            path.unlink(missing_ok=True)
+            path.write_bytes(data)
+        else:
+            self.hub.blobs._objects.put(f"blobs/{sha256[:2]}/{sha256}", data)
+
+
+class BucketClient(httpx2.Client):
+    """Downloads files from where the hub says that they are."""
+
+    def get(self, url, **options):
+        """Follow redirects of files alone."""
+        options.setdefault("follow_redirects", "/resolve/" in str(url))
+        return super().get(url, **options)
 
 
 @contextmanager
-def serving(folder: Path, prefix: str = "", **options: object) -> Iterator[RunningHub]:
+def serving(
+    place: HubPlace, prefix: str = "", blobs: str | None = None, **options: object
+) -> Iterator[RunningHub]:
     """Run a hub on this machine, at a path if there is a prefix."""
-    create_hub(folder)
+    create_hub(place, blobs)
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     address = f"http://127.0.0.1:{port}{prefix}"
     if prefix:
         options["public_url"] = address
     chosen = HubOptions(**{"hosts": known_hosts("127.0.0.1", port), **options})
-    with open_hub(folder, chosen) as hub:
+    with open_hub(place, chosen) as hub:
         running = RunningHub(hub, address)
         with answering_in_thread(cutting(HubApp(hub), running), listening):
             yield running

@@ -1,9 +1,13 @@
-"""A hub for each module, with an organisation and users, and one for tests that change much."""
+"""A hub for each module, with an organisation and users, and one for tests that change much.
+
+`make test-all` has each of them in a folder and in PostgreSQL and a bucket.
+"""
 
 from __future__ import annotations
 
 import pytest
 import real_hub
+from shared_state import STATES, place_of
 
 
 def with_users(hub):
@@ -15,15 +19,17 @@ def with_users(hub):
     return hub
 
 
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory):
-    with real_hub.serving(tmp_path_factory.mktemp("hub") / "hub") as running:
+@pytest.fixture(scope="module", params=STATES)
+def hub(request, tmp_path_factory):
+    place, blobs = place_of(request, tmp_path_factory.mktemp("hub") / "hub")
+    with real_hub.serving(place, blobs=blobs) as running:
         yield with_users(running)
 
 
-@pytest.fixture
-def new_hub(tmp_path):
-    with real_hub.serving(tmp_path / "hub") as running:
+@pytest.fixture(params=STATES)
+def new_hub(request, tmp_path):
+    place, blobs = place_of(request, tmp_path / "hub")
+    with real_hub.serving(place, blobs=blobs) as running:
         yield with_users(running)
 
 

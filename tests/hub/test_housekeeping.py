@@ -15,15 +15,10 @@ from commit_body import commit, create
 from sqlalchemy import text
 
 from adapterhub.errors import ConfigError, FileError, OutputError
-from adapterhub.hub import housekeeping
-from adapterhub.hub.database import Database, create_tables, schema_revision
-from adapterhub.hub.housekeeping import (
-    backup_hub,
-    collect,
-    restore_hub,
-    upgrade_hub,
-    verify_hub,
-)
+from adapterhub.hub import backups
+from adapterhub.hub.backups import backup_hub, restore_hub, upgrade_hub
+from adapterhub.hub.database import create_database_file, schema_revision
+from adapterhub.hub.housekeeping import collect, verify_hub
 from adapterhub.hub.state import open_hub, serving_alone
 from adapterhub.hub.tables import SCHEMA_REVISION, metadata
 from adapterhub.hub.transfer import export_registry, import_registry
@@ -46,14 +41,14 @@ def test_what_no_commit_needs_is_collected_after_its_time(new_hub):
         commit(client, "acme/x", {"a.md": b"first"})
         commit(client, "acme/x", {"a.md": b"second"})
         oid = upload(client, b"waiting")
-        (hub.blobs.folder / "ab" / ("ab" * 32)).write_bytes(b"of a transaction that was undone")
+        new_hub.overwrite("ab" * 32, b"of a transaction that was undone")
         assert collect(hub, dry_run=True).files == 1
         assert collect(hub).files == 1
         assert collect(hub).files == 0  # the upload waits for its commit
         assert collect(hub, dry_run=True, grace=-1).files == 1
-        assert hub.blobs.has(oid)
+        assert hub.blobs.size(oid) >= 0
         assert collect(hub, grace=-1).files == 1
-        assert not hub.blobs.has(oid)
+        assert hub.blobs.size(oid) < 0
         assert commit(client, "acme/x", large={"b.md": (oid, 7)}).status_code == 400
         oid = upload(client, b"waiting")
         assert commit(client, "acme/x", large={"b.md": (oid, 7)}).status_code == 200
@@ -97,10 +92,8 @@ def test_a_flipped_bit_is_found(new_hub):
         create(client, "acme/x")
         commit(client, "acme/x", {"a.md": b"some text", "b.md": b"more"})
     first, second = (hashlib.sha256(data).hexdigest() for data in (b"some text", b"more"))
-    path = new_hub.hub.blobs.path(first)
-    os.chmod(path, 0o600)
-    path.write_bytes(b"some tex\xf4")
-    new_hub.hub.blobs.path(second).unlink()
+    new_hub.overwrite(first, b"some tex\xf4")
+    new_hub.hub.blobs.remove(second)
     found = sorted(verify_hub(new_hub.hub))
     assert len(found) == 2
     assert {f"blobs/{first}: its bytes have changed (of acme/x)"} < {*found}
@@ -112,9 +105,9 @@ def test_a_backup_of_a_hub_that_serves_is_a_hub(new_hub, tmp_path):
     with new_hub.client("ada") as client:
         create(client, "acme/x")
         commit(client, "acme/x", {"a.md": b"a"})
-        assert backup_hub(new_hub.hub.folder, target) == 2
+        assert backup_hub(new_hub.hub.place, target) == 2
         commit(client, "acme/x", {"b.md": b"b"})
-        assert backup_hub(new_hub.hub.folder, target) == 1
+        assert backup_hub(new_hub.hub.place, target) == 1
     (tmp_path / "other").mkdir()
     (tmp_path / "other/file").touch()
     for function in (backup_hub, restore_hub):
@@ -135,19 +128,19 @@ def test_a_backup_that_was_interrupted_is_the_old_one(new_hub, tmp_path, monkeyp
     target = tmp_path / "backup"
     with new_hub.client("ada") as client:
         create(client, "acme/x")
-        backup_hub(new_hub.hub.folder, target)
+        backup_hub(new_hub.hub.place, target)
         commit(client, "acme/x", {"b.md": b"b"})
 
         def fail(*_):
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(housekeeping, "_copy_blob", fail)
+            patch.setattr(backups, "_copy_blob", fail)
             with pytest.raises(KeyboardInterrupt):
-                backup_hub(new_hub.hub.folder, target)
+                backup_hub(new_hub.hub.place, target)
         with open_hub(target) as hub:
             assert verify_hub(hub) == []
-        assert backup_hub(new_hub.hub.folder, target) == 1
+        assert backup_hub(new_hub.hub.place, target) == 1
 
 
 CHANGE = '''
@@ -166,7 +159,7 @@ def upgrade():
 def newer(tmp_path):
     folder = tmp_path / "versions"
     folder.mkdir()
-    first = housekeeping.__file__.replace("housekeeping.py", "migrations/versions/r0001_first.py")
+    first = backups.__file__.replace("backups.py", "migrations/versions/r0001_first.py")
     (folder / "r0001_first.py").write_text(Path(first).read_text())
     (folder / "r0002_reason.py").write_text(CHANGE)
     return folder
@@ -180,7 +173,7 @@ def test_an_older_hub_is_upgraded_and_kept_as_it_was(tmp_path, newer):
             create(client, "ada/x")
     assert upgrade_hub(folder) is None
     assert upgrade_hub(folder, newer) == SCHEMA_REVISION == "0001"
-    assert schema_revision(folder / "hub.sqlite") == "0002"
+    assert schema_revision(folder) == "0002"
     with sqlite3.connect(folder / "hub.sqlite") as connection:
         assert [*connection.execute("SELECT name, reason FROM audit, repositories LIMIT 1")]
     connection.close()
@@ -204,7 +197,7 @@ def test_an_upgrade_that_was_interrupted_has_changed_nothing(tmp_path, newer, mo
 
     for name in ("_migrate", "_leave_wal"):
         with monkeypatch.context() as patch:
-            patch.setattr(housekeeping, name, fail)
+            patch.setattr(backups, name, fail)
             with pytest.raises(KeyboardInterrupt):
                 upgrade_hub(folder, newer)
         with open_hub(folder) as hub:
@@ -220,8 +213,7 @@ def test_new_tables_are_those_of_the_changes(tmp_path):
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
-    database = Database(tmp_path / "new.sqlite")
-    create_tables(database)
+    database = create_database_file(tmp_path / "new.sqlite")
     with database.reading() as connection:
         found = compare_metadata(MigrationContext.configure(connection), metadata)
         names = {each[1].name for each in found if each[0] == "remove_table"}

@@ -57,9 +57,13 @@ assert load_dataset("acme/rows")["train"]["text"][:] == ["a", "b"]
 """
 
 
-@pytest.fixture(scope="module", params=["", "/below"], ids=["root", "prefix"])
+@pytest.fixture(scope="module", params=["root", "prefix", "processes"])
 def hub(request, tmp_path_factory):
-    with real_hub.serving(tmp_path_factory.mktemp("hub") / "hub", request.param) as running:
+    place, bucket = tmp_path_factory.mktemp("hub") / "hub", None
+    if request.param == "processes":
+        place, bucket = request.getfixturevalue("new_state")()
+    prefix = "/below" if request.param == "prefix" else ""
+    with real_hub.serving(place, prefix, bucket) as running:
         running.org("acme")
         running.user("ada", acme="write")
         yield running

@@ -31,8 +31,10 @@ from adapterhub.hub import upstream as upstream_module
 from adapterhub.hub.accepted import NamespaceRules, rules_text
 from adapterhub.hub.accounts import change_owner, find_owner
 from adapterhub.hub.app import HubApp
+from adapterhub.hub.backups import backup_hub
 from adapterhub.hub.blobs import BlobInfo
-from adapterhub.hub.housekeeping import KEEPING, backup_hub, collect, verify_hub
+from adapterhub.hub.database import KEEPING
+from adapterhub.hub.housekeeping import collect, verify_hub
 from adapterhub.hub.mirror import Mirror
 from adapterhub.hub.refusals import UpstreamError
 from adapterhub.hub.server import serve_hub
@@ -380,7 +382,7 @@ def test_without_an_upstream_what_was_mirrored_is_served(fake, mirroring, tmp_pa
         assert client.get("/api/models/acme/y").headers["x-error-code"] == "RepoNotFound"
         assert verify_hub(running.hub) == []
         assert collect(running.hub, grace=0).files == 0
-        assert backup_hub(running.hub.folder, tmp_path / "backup") == 1
+        assert backup_hub(running.hub.place, tmp_path / "backup") == 1
     assert len(fake.requests) == count
 
 
@@ -557,7 +559,7 @@ def test_limits_hold_and_what_was_not_used_is_evicted(fake, mirroring):
         assert client.get("/acme/x/resolve/main/third.txt").content == third
         assert {*running.hub.blobs.all()} == {digest(CARD), digest(third)}
         # A backup reads the files: none is removed meanwhile, and the client is told to wait.
-        with FileLock(running.hub.folder / KEEPING):
+        with FileLock(running.hub.place / KEEPING):
             answer = client.get("/acme/x/resolve/main/large.txt")
         assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
         assert client.get("/acme/x/resolve/main/large.txt").content == LARGE

@@ -11,60 +11,34 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
-import httpx2
+import hub_process
 import pytest
 import tiny_models
 from commit_body import commit, create
 from selection import ALL
+from shared_state import STATES, place_of
 
 from adapterhub.errors import ConfigError
-from adapterhub.hub.accounts import create_hub_token, create_namespace
 from adapterhub.hub.housekeeping import verify_hub
 from adapterhub.hub.server import serve_hub
-from adapterhub.hub.state import HubOptions, create_hub, open_hub
-
-START = """
-import sys
-from adapterhub.cli import main
-sys.argv = ["adapterhub", "hub", "start", *sys.argv[1:]]
-main()
-"""
+from adapterhub.hub.state import HubOptions, open_hub, serving_alone
 
 
 @pytest.fixture
 def folder(tmp_path):
-    folder = tmp_path / "hub"
-    create_hub(folder)
-    with open_hub(folder) as hub, hub.database.writing() as connection:
-        create_namespace(connection, "ada", "user", is_admin=True)
-        token = create_hub_token(connection, "ada", "ada-1", "admin")
-    folder.with_name("token").write_text(token)
-    return folder
+    return hub_process.made(tmp_path / "hub").place
 
 
-@contextmanager
-def started(folder, *options):
-    """Start a hub in a process; return it with its address."""
-    command = [sys.executable, "-c", START, str(folder), "--port", "0", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        line = process.stdout.readline()
-        try:
-            yield process, re.search(r"http://\S+", line)[0]
-        finally:
-            process.kill()
+@pytest.fixture(params=STATES)
+def hub(request, tmp_path):
+    return hub_process.made(*place_of(request, tmp_path / "hub"))
 
 
-def client_of(folder, address):
-    token = folder.with_name("token").read_text()
-    return httpx2.Client(base_url=address, headers={"authorization": f"Bearer {token}"}, timeout=30)
-
-
-def test_a_hub_needs_neither_torch_nor_transformers(folder, tmp_path):
-    with started(folder) as (process, address):
-        with client_of(folder, address) as client:
+def test_a_hub_needs_neither_torch_nor_transformers(hub):
+    with hub.started() as (process, address):
+        with hub.client(address) as client:
             create(client, "ada/x")
             commit(client, "ada/x", {"a.md": b"a", "README.md": b"# card\n"})
             for path in ("/", "/ada/x", "/api/models", "/ada/x/resolve/main/a.md"):
@@ -77,8 +51,8 @@ def test_a_hub_needs_neither_torch_nor_transformers(folder, tmp_path):
         assert kilobytes < 120_000
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
-    with open_hub(folder) as hub:
-        assert verify_hub(hub) == []
+    with open_hub(hub.place) as opened:
+        assert verify_hub(opened) == []
 
 
 def test_no_module_of_a_hub_imports_torch(tmp_path):
@@ -92,17 +66,17 @@ def test_no_module_of_a_hub_imports_torch(tmp_path):
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_an_acknowledged_commit_survives_being_killed(folder):
+def test_an_acknowledged_commit_survives_being_killed(hub):
     kept, rounds = {}, 8 if ALL else 2
     for number in range(rounds):
-        with started(folder) as (process, address):
-            with client_of(folder, address) as client:
+        with hub.started() as (process, address):
+            with hub.client(address) as client:
                 for name, oid in kept.items():
                     assert client.get(f"/ada/{name}/resolve/{oid}/a.md").text == f"{name}\n"
                     tree = client.get(f"/api/models/ada/{name}/tree/main").json()
                     assert {each["path"] for each in tree} - {"b.md"} == {".gitattributes", "a.md"}
             threads = [
-                threading.Thread(target=keep_pushing, args=(folder, address, f"{number}-{n}", kept))
+                threading.Thread(target=hub.keep_pushing, args=(address, f"{number}-{n}", kept))
                 for n in range(3)
             ]
             for thread in threads:
@@ -113,26 +87,12 @@ def test_an_acknowledged_commit_survives_being_killed(folder):
             for thread in threads:
                 thread.join()
     assert kept
-    with open_hub(folder) as hub:
-        assert verify_hub(hub) == []
-
-
-def keep_pushing(folder, address, start, kept):
-    with client_of(folder, address) as client:
-        for number in range(10_000):
-            name = f"r{start}-{number}"
-            try:
-                create(client, f"ada/{name}")
-                answer = commit(client, f"ada/{name}", {"a.md": f"{name}\n".encode()})
-                if answer.status_code == 200:
-                    kept[name] = answer.json()["commitOid"]
-                commit(client, f"ada/{name}", {"b.md": b"b"})
-            except (httpx2.HTTPError, AssertionError):
-                return
+    with open_hub(hub.place) as opened:
+        assert verify_hub(opened) == []
 
 
 def test_two_servers_on_one_folder_are_refused(folder):
-    with started(folder), pytest.raises(ConfigError, match="another server"):
+    with serving_alone(folder), pytest.raises(ConfigError, match="another server"):
         serve_hub(folder, "127.0.0.1", 0, HubOptions())
 
 
@@ -154,7 +114,7 @@ def test_a_hub_that_others_reach_has_a_token(tmp_path):
         serve_hub(tmp_path / "files", "127.0.0.1", 0, HubOptions())
 
 
-STATES = {
+KILLED = {
     "collection": {"7 files left", "2 files left"},
     "first backup": {"none", "new"},
     "second backup": {"old", "new"},
@@ -168,11 +128,11 @@ def test_housekeeping_that_is_killed_is_done_again_and_loses_nothing(tmp_path):
     program = Path(__file__).parents[1] / "attacks/crash_hub.py"
     most = 999 if tiny_models.FULL_MATRIX else 40 if ALL else 3
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    names = [*STATES] if ALL else ["collection", "second backup"]
+    names = [*KILLED] if ALL else ["collection", "second backup"]
     command = [sys.executable, program, tmp_path, str(most), *names]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     results = {line["scenario"]: line for line in map(json.loads, done.stdout.splitlines())}
     assert all(each["points"] >= min(most, each["lines"]) for each in results.values())
     for name in names:
-        assert {*results[name]["outcomes"]} >= STATES[name]
+        assert {*results[name]["outcomes"]} >= KILLED[name]

@@ -99,9 +99,9 @@ def test_a_deleted_version_is_gone_and_the_others_stay(new_hub, publish):
         for item in client.get("/api/models/acme/polite/commits/main").json():
             data = client.get(f"/acme/polite/resolve/{item['id']}/adapter.json").content
             assert hashlib.sha256(data).hexdigest() != entries[2].digest
-    assert new_hub.hub.blobs.has(entries[2].digest)
+    assert new_hub.hub.blobs.size(entries[2].digest) >= 0
     collect(new_hub.hub)
-    assert not new_hub.hub.blobs.has(entries[2].digest)
+    assert new_hub.hub.blobs.size(entries[2].digest) < 0
     for entry in entries[:2]:
         read_adapter(ada.get(entry))
     assert verify_hub(new_hub.hub) == []
@@ -166,11 +166,9 @@ def test_our_client_refuses_a_flipped_bit(new_hub, publish):
         sha256 = hashlib.sha256(
             client.get("/acme/polite/resolve/v1/adapter.safetensors").content
         ).hexdigest()
-    path = new_hub.hub.blobs.path(sha256)
-    data = bytearray(path.read_bytes())
+    data = bytearray(new_hub.hub.blobs.read(sha256, 1 << 20))
     data[-1] ^= 1
-    path.chmod(0o600)
-    path.write_bytes(data)
+    new_hub.overwrite(sha256, bytes(data))
     with pytest.raises(FileError, match="not what was published"):
         store_of(new_hub, "wil").get(entry)
 

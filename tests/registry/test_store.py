@@ -61,8 +61,8 @@ def on_hub(folder):
 
 
 @contextmanager
-def on_our_hub(folder):
-    with real_hub.serving(folder) as hub:
+def on_our_hub(place, bucket=None):
+    with real_hub.serving(place, blobs=bucket) as hub:
         hub.org("acme")
         store = OwnersHub(hub.address, token=hub.user("ada", acme="write"))
         store.hub = hub
@@ -137,7 +137,7 @@ STORES = {
     "hub": on_hub,
     "our hub": on_our_hub,
     "https": on_web_server,
-    **({"nginx": on_nginx, "s3": on_moto} if ALL else {}),
+    **({"nginx": on_nginx, "s3": on_moto, "our hub, in processes": on_our_hub} if ALL else {}),
 }
 
 if "ADAPTERHUB_TEST_S3" in os.environ:
@@ -149,7 +149,10 @@ def store(request, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    with STORES[request.param](tmp_path / "store") as store:
+    place = (tmp_path / "store",)
+    if request.param == "our hub, in processes":
+        place = request.getfixturevalue("new_state")()
+    with STORES[request.param](*place) as store:
         yield store
 
 

@@ -1,0 +1,225 @@
+"""The files of a hub of several processes, as objects of a bucket.
+
+    blobs/ab/ab12...        a file
+    parts/UPLOAD/00001      a part of a large file, until the others are here
+
+A file is received on the disk of one process and uploaded before the transaction that grants it,
+since others wait for that; within the transaction it is only looked for, as it may have been
+collected in between. Clients download it from the bucket itself, by an address that is signed for
+some minutes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from adapterhub.errors import ConfigError
+from adapterhub.files.atomic import FileDigest
+from adapterhub.hub.blobs import Blobs, StagedBlob
+from adapterhub.hub.refusals import UnreachedBucketError
+from adapterhub.registry.bucket import is_bucket, open_bucket, start_of_error
+
+_PIECE = 4 << 20
+_SIGNED = timedelta(minutes=10)
+_NO_PAGE: Any = {
+    "Content-Type": "application/octet-stream",
+    "Content-Disposition": "attachment",
+    "Cache-Control": "private, no-transform",
+}
+"""How a browser is to take a file, which somebody may have written as a page."""
+
+
+class _MissingError(FileNotFoundError):
+    """There is no such object."""
+
+
+class BlobBucket(Blobs):
+    """Files in a bucket.
+
+    Args:
+        url: s3://bucket/prefix, gs://bucket/prefix or az://container/prefix.
+        objects: a store of obstore, in place of that of the URL.
+
+    Raises:
+        ConfigError: it is no such URL, or the library is not installed.
+    """
+
+    def __init__(self, url: str, objects: Any = None) -> None:
+        if not is_bucket(url):
+            raise ConfigError(
+                f"{url!r} is not a bucket", expected="--blobs s3://BUCKET/PREFIX, gs:// or az://"
+            )
+        super().__init__(Path(tempfile.mkdtemp(prefix="adapterhub-hub-")))
+        self.url = url.rstrip("/")
+        self._objects = objects if objects is not None else open_bucket(self.url)
+
+    def size(self, sha256: str) -> int:
+        """Return the bytes of a file; -1 if there is none."""
+        with self._reached():
+            try:
+                return int(self._objects.head(_place(sha256))["size"])
+            except FileNotFoundError:
+                return -1
+
+    def read(self, sha256: str, most: int) -> bytes:
+        """Read the first bytes of a file; none of one that a mirror has not fetched."""
+        if not sha256:
+            return b""
+        data = bytearray()
+        for piece in self.pieces(sha256):
+            data += piece
+            if len(data) >= most:
+                break
+        return bytes(data[:most])
+
+    def digest(self, sha256: str) -> FileDigest:
+        """Read a file, and return its digest and its size."""
+        digest, size = hashlib.sha256(), 0
+        for piece in self.pieces(sha256):
+            digest.update(piece)
+            size += len(piece)
+        return FileDigest(size, digest.hexdigest())
+
+    def copy(self, sha256: str, target: Path) -> None:
+        """Copy a file to a new path."""
+        with open(target, "xb") as file:
+            for piece in self.pieces(sha256):
+                file.write(piece)
+
+    @contextmanager
+    def file(self, sha256: str) -> Iterator[Path]:
+        """Return a context in which a file is at a path: downloaded, and removed at the end."""
+        with tempfile.TemporaryDirectory(dir=self.incoming) as folder:
+            self.copy(sha256, Path(folder) / "file")
+            yield Path(folder) / "file"
+
+    def address(self, sha256: str) -> str:
+        """Return where clients may download a file themselves, for some minutes."""
+        from obstore import sign
+
+        with self._reached():
+            return str(sign(self._objects, "GET", _place(sha256), _SIGNED))
+
+    def send(self, staged: StagedBlob) -> None:
+        """Upload a file, unless it is there."""
+        if self.size(staged.info.sha256) != staged.info.size:
+            with self._reached():
+                self._objects.put(_place(staged.info.sha256), staged.path, attributes=_NO_PAGE)
+
+    def put(self, staged: StagedBlob) -> None:
+        """Have a file that was received in its place; call it inside a transaction that writes."""
+        self.send(staged)
+        staged.path.unlink(missing_ok=True)
+
+    def remove(self, sha256: str) -> None:
+        """Remove a file; one that is being sent is sent to its end."""
+        self._delete([_place(sha256)])
+
+    def all(self) -> Iterator[str]:
+        """Yield the digests of all files."""
+        for path, _ in self._listed("blobs/"):
+            yield path.rpartition("/")[2]
+
+    def keep_part(self, upload: str, name: str, received: Path) -> None:
+        """Keep a part of a large file, until the file is complete."""
+        with self._reached():
+            self._objects.put(f"parts/{upload}/{name}", received)
+        received.unlink()
+
+    def parts(self, upload: str) -> list[str]:
+        """Return which parts there are."""
+        return sorted(path.rpartition("/")[2] for path, _ in self._listed(f"parts/{upload}/"))
+
+    def read_part(self, upload: str, name: str) -> Iterator[bytes]:
+        """Yield the bytes of a part."""
+        return self._pieces(f"parts/{upload}/{name}")
+
+    def drop_parts(self, upload: str) -> None:
+        """Remove the parts of a file."""
+        self._delete([path for path, _ in self._listed(f"parts/{upload}/")])
+
+    def collect_uploads(self, before: float, *, dry_run: bool) -> int:
+        """Remove the parts of what was last written before a time; return of how many files."""
+        newest: dict[str, float] = {}
+        for path, date in self._listed("parts/"):
+            upload = path.split("/")[1]
+            newest[upload] = max(date, newest.get(upload, 0.0))
+        late = [upload for upload, date in newest.items() if date < before]
+        for upload in () if dry_run else late:
+            self.drop_parts(upload)
+        return len(late)
+
+    def close(self) -> None:
+        """Remove what was being received."""
+        shutil.rmtree(self.incoming, ignore_errors=True)
+
+    def check(self) -> None:
+        """Write an object and read it back, so that a wrong bucket is seen at the start.
+
+        Raises:
+            ConfigError: that is not possible.
+        """
+        name = f"parts/probe-{time.time_ns()}/00001"
+        try:
+            with self._reached():
+                self._objects.put(name, b"1")
+                found = bytes(self._objects.get(name).bytes())
+                self._objects.delete(name)
+        except UnreachedBucketError as error:
+            raise ConfigError(
+                f"{self.url}: {error.problem}",
+                expected="a bucket that these credentials may list, read and write",
+                hint="the cloud's environment variables: AWS_ACCESS_KEY_ID, AWS_REGION, "
+                "AWS_ENDPOINT_URL, ...",
+            ) from None
+        if found != b"1":
+            raise ConfigError(f"{self.url} does not keep what is written to it")
+
+    def pieces(self, sha256: str) -> Iterator[bytes]:
+        """Yield the bytes of a file."""
+        return self._pieces(_place(sha256))
+
+    def _pieces(self, path: str) -> Iterator[bytes]:
+        with self._reached():
+            try:
+                found = self._objects.get(path)
+            except FileNotFoundError:
+                raise _MissingError(path) from None
+            yield from map(bytes, found.stream(_PIECE))
+
+    def _listed(self, prefix: str) -> Iterator[tuple[str, float]]:
+        """Yield the objects below a prefix, with when each was written."""
+        with self._reached():
+            for some in self._objects.list(prefix):
+                for each in some:
+                    yield each["path"], each["last_modified"].timestamp()
+
+    def _delete(self, paths: list[str]) -> None:
+        with self._reached():
+            for path in paths:
+                with suppress(FileNotFoundError):
+                    self._objects.delete(path)
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except _MissingError:
+            raise
+        except (BaseError, OSError) as error:
+            raise UnreachedBucketError(start_of_error(error)) from error
+
+
+def _place(sha256: str) -> str:
+    assert len(sha256) == 64, sha256
+    return f"blobs/{sha256[:2]}/{sha256}"

@@ -1,0 +1,275 @@
+"""Several processes that are one hub, and the way from a folder to them and back."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import signal
+import threading
+import time
+from contextlib import ExitStack
+
+import hub_process
+import pytest
+import real_hub
+from commit_body import commit, create, head
+from selection import ALL
+from sqlalchemy import make_url
+
+from adapterhub.errors import ConfigError, FileError, OutputError
+from adapterhub.hub import upload_endpoints
+from adapterhub.hub.backups import backup_hub, restore_hub, upgrade_hub
+from adapterhub.hub.database import schema_revision
+from adapterhub.hub.housekeeping import collect, verify_hub
+from adapterhub.hub.postgres import PostgresDatabase
+from adapterhub.hub.state import create_hub, open_hub
+
+
+@pytest.fixture
+def made(new_state):
+    """A hub in PostgreSQL and a bucket, with one user."""
+    return hub_process.made(*new_state())
+
+
+@pytest.fixture
+def pair(made):
+    """Two servers of it, and a client of each."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(real_hub.serving(made.place)) for _ in range(2)]
+        yield servers, [stack.enter_context(made.client(each.address)) for each in servers]
+
+
+def test_what_one_has_answered_the_other_knows(pair):
+    servers, (first, second) = pair
+    create(first, "ada/x")
+    for number in range(20):
+        writer, reader = (first, second) if number % 2 else (second, first)
+        data = f"{number}\n".encode()
+        assert reader.get("/api/models/ada/x").status_code == 200
+        oid = commit(writer, "ada/x", {"a.md": data}).json()["commitOid"]
+        assert head(reader, "ada/x") == oid
+        assert reader.get("/ada/x/resolve/main/a.md").content == data
+    token = servers[0].token("ada", "write", "second")
+    with servers[1].client(token=token) as client:
+        assert client.get("/api/whoami-v2").status_code == 200
+        answer = first.request("DELETE", "/api/repos/delete", json={"name": "ada/x"})
+        assert answer.status_code == 200, answer.text
+        assert client.get("/api/models/ada/x").status_code == 404
+
+
+def test_no_two_writers_win(pair):
+    """One parent, eight writers at two servers: one commit; and no version is given twice."""
+    _, clients = pair
+    create(clients[0], "ada/x")
+    for round in range(3):
+        parent, statuses = head(clients[0], "ada/x"), []
+
+        def write(number, parent=parent, statuses=statuses, round=round):
+            files = {"a.md": f"{round} {number}".encode()}
+            answer = commit(clients[number % 2], "ada/x", files, parent=parent)
+            statuses.append(answer.status_code)
+
+        together([lambda n=n: write(n) for n in range(8)])
+        assert sorted(statuses) == [200] + [412] * 7
+    tagged = []
+
+    def tag(number, client):
+        for version in range(1, 13):
+            body = {"tag": f"v{version}"}
+            answer = client.post("/api/models/ada/x/tag/main", json=body)
+            if answer.status_code == 200:
+                tagged.append((version, number))
+
+    together([lambda n=n: tag(n, clients[n % 2]) for n in range(4)])
+    assert sorted(version for version, _ in tagged) == [*range(1, 13)]
+
+
+def together(jobs):
+    threads = [threading.Thread(target=job) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_the_parts_of_a_file_may_go_to_any_of_them(pair, monkeypatch):
+    servers, clients = pair
+    monkeypatch.setattr(upload_endpoints, "PART_BYTES", 1000)
+    monkeypatch.setattr(upload_endpoints, "_WHOLE_BYTES", 1500)
+    create(clients[0], "ada/x")
+    data = os.urandom(1250).hex().encode()
+    oid = hashlib.sha256(data).hexdigest()
+    objects = [{"oid": oid, "size": len(data)}]
+    body = {"operation": "upload", "transfers": ["multipart"], "objects": objects}
+    answer = clients[0].post("/ada/x.git/info/lfs/objects/batch", json=body)
+    action = answer.json()["objects"][0]["actions"]["upload"]
+    paths = [href.split("/lfs/")[1] for n, href in action["header"].items() if n.isdecimal()]
+    for number, path in enumerate(paths):
+        part = data[1000 * number : 1000 * (number + 1)]
+        assert clients[number % 2].put(f"/lfs/{path}", content=part).status_code == 200
+    complete = f"/lfs/{action['href'].split('/lfs/')[1]}"
+    assert clients[1].post(complete, json={"oid": oid}).status_code == 200
+    assert commit(clients[0], "ada/x", large={"p.md": (oid, len(data))}).status_code == 200
+    assert clients[1].get("/ada/x/resolve/main/p.md").content == data
+    assert servers[0].hub.blobs.collect_uploads(time.time() + 9, dry_run=True) == 0
+
+
+def test_downloads_come_from_the_bucket_and_the_token_stays_here(pair):
+    (server, _), (client, _) = pair
+    create(client, "ada/x")
+    commit(client, "ada/x", {"a.md": b"some text"})
+    answer = client.get("/ada/x/resolve/main/a.md", follow_redirects=False)
+    assert (answer.status_code, answer.content) == (302, b"")
+    assert answer.headers["location"].startswith(os.environ["AWS_ENDPOINT_URL"])
+    assert answer.headers["x-repo-commit"] == head(client, "ada/x")
+    found = client.get("/ada/x/resolve/main/a.md")
+    assert found.content == b"some text"
+    assert "authorization" not in found.request.headers
+    with real_hub.httpx2.Client() as stranger:
+        unsigned = answer.headers["location"].partition("?")[0]
+        assert stranger.get(unsigned.replace("/bucket/", "/other/")).status_code >= 400
+        assert stranger.get(f"{server.address}/ada/x/resolve/main/a.md").status_code == 401
+    assert client.head("/ada/x/resolve/main/a.md").headers["content-length"] == "9"
+
+
+def test_nothing_is_lost_to_a_collection_in_another_process(made):
+    stop = threading.Event()
+
+    def keep_collecting():
+        with open_hub(made.place) as hub:
+            while not stop.is_set():
+                collect(hub, grace=3600)
+
+    thread = threading.Thread(target=keep_collecting)
+    with real_hub.serving(made.place) as server, made.client(server.address) as client:
+        thread.start()
+        for name in ("ada/x", "ada/y"):
+            create(client, name)
+        for number in range(12):  # the same bytes come and go
+            for name in ("ada/x", "ada/y"):
+                assert commit(client, name, {"a.md": b"%d" % (number % 3)}).status_code == 200
+            client.request("DELETE", "/api/repos/delete", json={"name": "ada/y"})
+            create(client, "ada/y")
+        stop.set()
+        thread.join()
+        assert verify_hub(server.hub) == []
+        for item in client.get("/api/models/ada/x/commits/main").json()[:-1]:
+            assert client.get(f"/ada/x/resolve/{item['id']}/a.md").status_code == 200
+
+
+@pytest.mark.skipif(not ALL, reason="ADAPTERHUB_TESTS=all")
+def test_a_process_that_is_killed_takes_nothing_along(made):
+    kept = {}
+    with made.started() as (_, stays):
+        for number in range(4):
+            with made.started() as (process, address):
+                threads = [
+                    threading.Thread(
+                        target=made.keep_pushing, args=(address, f"{number}-{n}", kept)
+                    )
+                    for n in range(3)
+                ]
+                for thread in threads:
+                    thread.start()
+                time.sleep(1.5)
+                os.kill(process.pid, signal.SIGKILL)
+                for thread in threads:
+                    thread.join()
+            with made.client(stays) as client:
+                for name, oid in kept.items():
+                    assert client.get(f"/ada/{name}/resolve/{oid}/a.md").text == f"{name}\n"
+                create(client, f"ada/after-{number}")  # no lock was left
+    assert kept
+    with open_hub(made.place) as hub:
+        assert verify_hub(hub) == []
+
+
+def test_a_hub_moves_from_a_folder_to_processes_and_back(tmp_path, new_state):
+    folder = tmp_path / "hub"
+    with real_hub.serving(folder) as hub:
+        hub.org("acme")
+        hub.user("ada", acme="admin")
+        with hub.client("ada") as client:
+            for name in ("acme/x", "acme/y"):
+                create(client, name)
+                commit(client, name, {"README.md": f"# About {name}\n".encode(), "a.md": b"a"})
+            client.post("/api/models/acme/x/tag/main", json={"tag": "v1"})
+    place, bucket = new_state()
+    with pytest.raises(ConfigError, match="no bucket"):
+        restore_hub(folder, place)
+    assert restore_hub(folder, place, bucket) == 4
+    with pytest.raises(OutputError, match="has a hub"):
+        restore_hub(folder, place, bucket)
+    answers = []
+    for source in (folder, place):
+        with real_hub.serving(source, blobs=None) as moved:
+            moved.tokens = hub.tokens
+            with moved.client("ada") as client:
+                answers.append(facts(client))
+    assert answers[0] == answers[1]
+    with real_hub.serving(place) as moved:
+        moved.tokens = hub.tokens
+        with moved.client("ada") as client:
+            create(client, "acme/z")  # its id is not one of those that were copied
+            commit(client, "acme/z", {"a.md": b"new"})
+            answers[1] = facts(client)
+        assert verify_hub(moved.hub) == []
+        assert backup_hub(place, tmp_path / "back") == 5
+    with real_hub.serving(tmp_path / "back") as back:
+        back.tokens = hub.tokens
+        with back.client("ada") as client:
+            assert facts(client) == answers[1]
+        assert verify_hub(back.hub) == []
+
+
+def facts(client):
+    """Return what a client can see of a hub."""
+    found = client.get("/api/models?search=about&sort=lastModified").json()
+    refs = client.get("/api/models/acme/x/refs").json()
+    data = client.get("/acme/x/resolve/v1/README.md").content
+    whoami = client.get("/api/whoami-v2").json()
+    return [item["id"] for item in found], refs, data, whoami["name"], whoami["orgs"]
+
+
+def test_an_upgrade_changes_all_or_nothing(made, tmp_path):
+    newer = tmp_path / "versions"
+    newer.mkdir()
+    (newer / "r0001_first.py").write_text('revision, down_revision = "0001", None\n')
+    change = (
+        "from alembic import op\nimport sqlalchemy as sa\n"
+        'revision, down_revision = "0002", "0001"\n'
+        "def upgrade():\n"
+        '    op.add_column("audit", sa.Column("reason", sa.Text))\n    {more}\n'
+    )
+    (newer / "r0002_reason.py").write_text(change.format(more="raise KeyboardInterrupt"))
+    with pytest.raises(KeyboardInterrupt):
+        upgrade_hub(made.place, newer)
+    assert schema_revision(made.place) == "0001"
+    (newer / "r0002_reason.py").write_text(change.format(more="pass"))
+    assert upgrade_hub(made.place, newer) == "0001"
+    with pytest.raises(FileError, match="newer adapterhub"), open_hub(made.place):
+        pass
+
+
+def test_what_is_wrong_is_said_before_anything_is_served(new_state, tmp_path):
+    place, bucket = new_state()
+    with pytest.raises(ConfigError, match="no bucket for its files"):
+        create_hub(place)
+    with pytest.raises(ConfigError, match="not a bucket"):
+        create_hub(place, str(tmp_path))
+    with pytest.raises(ConfigError, match="cannot be used"):
+        create_hub(place, "s3://missing/prefix")
+    with pytest.raises(ConfigError, match="there is no hub"), open_hub(place):
+        pass
+    create_hub(place, bucket)
+    create_hub(place, f"{bucket}/")
+    with pytest.raises(ConfigError, match="the files of this hub are in"):
+        create_hub(place, f"{bucket}-2")
+    with pytest.raises(ConfigError, match="has its files there"):
+        create_hub(tmp_path / "hub", bucket)
+    secret = make_url(f"postgresql://ada:hunter2@127.0.0.1:1/{place.database}")
+    with pytest.raises(ConfigError, match="cannot be used") as error:
+        PostgresDatabase(secret)
+    assert "hunter2" not in str(error.value)
+    assert re.search(r"postgresql://ada:\*\*\*@", str(error.value))
