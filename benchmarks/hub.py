@@ -3,10 +3,16 @@
     python benchmarks/hub.py                        # all parts, on an idle machine
     python benchmarks/hub.py pulls commits          # some of them
     python benchmarks/hub.py lists --adapters 10000
+    python benchmarks/hub.py --shared processes commits lists kills
 
 The parts: `start` (seconds, idle memory), `pulls` (of 1 MB, per second, against nginx with
 one worker), `commits` (small durable ones, per second), `memory` (of an upload of 256 MiB, and over
 10,000 requests), `lists` (searches and pages over many adapters) and `kills` (under load).
+
+With --shared, the hub is in PostgreSQL and a bucket of moto, both on this machine, and `processes`
+measures two processes beside one: the redirects of pulls, commits, and versions that race. All of
+them, and the clients, share the cores of the machine, so the processor seconds of the hub's
+processes are given, too.
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ import json
 import multiprocessing
 import os
 import re
-import shutil
+import secrets
 import signal
 import statistics
 import subprocess
@@ -28,16 +34,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 import commit_body
+import httpx2
 import sample_adapters
 import web_servers
-from sqlalchemy import Connection
+from shared_state import shared_state
+from sqlalchemy import Connection, text
 
 from adapterhub.files.manifest import Manifest, from_json, to_json
 from adapterhub.hub.accounts import (
@@ -48,6 +58,7 @@ from adapterhub.hub.accounts import (
 )
 from adapterhub.hub.blobs import BlobInfo
 from adapterhub.hub.commits import CommitChange, grant, write_commit
+from adapterhub.hub.database import HubPlace
 from adapterhub.hub.housekeeping import verify_hub
 from adapterhub.hub.listings import refresh_listing
 from adapterhub.hub.repositories import create_repository
@@ -62,7 +73,7 @@ WORDS = [
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, float]]:
+def serving(folder: HubPlace) -> Iterator[tuple[subprocess.Popen[str], str, float]]:
     """Start a hub in a process; yield it, its address, and the seconds that it took."""
     command = [sys.executable, "-c", START, "hub", "start", str(folder), "--port", "0"]
     began = time.perf_counter()
@@ -77,9 +88,9 @@ def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, float]]:
             process.wait()
 
 
-def new_hub(folder: Path) -> str:
+def new_hub(folder: HubPlace, options: argparse.Namespace) -> str:
     """Create a hub with a user; return the token."""
-    create_hub(folder)
+    create_hub(folder, options.bucket)
     with open_hub(folder) as hub, hub.database.writing() as connection:
         create_namespace(connection, "ada", "user", is_admin=True)
         return create_hub_token(connection, "ada", "ada-1", "admin")
@@ -99,7 +110,7 @@ class Client:
         self.connection.request(method, path, data, self.headers)  # type: ignore[arg-type]
         answer = self.connection.getresponse()
         found = answer.read()
-        assert answer.status == 200, (path, answer.status, found[:300])
+        assert answer.status in (200, 302), (path, answer.status, found[:300])
         return found
 
 
@@ -142,9 +153,9 @@ def at(times: list[float], share: float) -> float:
     return 1e3 * sorted(times)[min(len(times) - 1, int(share * len(times)))]
 
 
-def start_part(folder: Path, options: argparse.Namespace) -> dict[str, float]:
+def start_part(folder: HubPlace, options: argparse.Namespace) -> dict[str, float]:
     """Measure the start and the memory of an idle hub."""
-    new_hub(folder)
+    new_hub(folder, options)
     with serving(folder) as (process, _, seconds):
         time.sleep(1)
         return {"start, s": seconds, "idle, MB": resident(process)}
@@ -152,7 +163,7 @@ def start_part(folder: Path, options: argparse.Namespace) -> dict[str, float]:
 
 def pulls_part(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     """Measure pulls of a file of 1 MB, against nginx with one worker, in turns."""
-    token = new_hub(folder)
+    token = new_hub(folder, options)
     data = os.urandom(1 << 20)
     text = json.dumps({"x": base64.b64encode(data).decode()}).encode()[: 1 << 20]
     text = text[:-2] + b'"}'
@@ -179,9 +190,9 @@ def pulls_part(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     }
 
 
-def commits_part(folder: Path, options: argparse.Namespace) -> dict[str, float]:
+def commits_part(folder: HubPlace, options: argparse.Namespace) -> dict[str, float]:
     """Measure small commits, each on the disk when it is answered."""
-    token = new_hub(folder)
+    token = new_hub(folder, options)
     with serving(folder) as (_, address, _):
 
         def push(number: int) -> None:
@@ -203,7 +214,7 @@ def commits_part(folder: Path, options: argparse.Namespace) -> dict[str, float]:
 
 def memory_part(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     """Measure the peak of an upload of 256 MiB, and what 10,000 requests add."""
-    token = new_hub(folder)
+    token = new_hub(folder, options)
     with serving(folder) as (process, address, _):
         client = Client(address, token)
         client.ask("POST", "/api/repos/create", {"name": "x"})
@@ -229,9 +240,9 @@ def memory_part(folder: Path, options: argparse.Namespace) -> dict[str, float]:
         }
 
 
-def lists_part(folder: Path, options: argparse.Namespace) -> dict[str, float]:
+def lists_part(folder: HubPlace, options: argparse.Namespace) -> dict[str, float]:
     """Measure lists, searches and pages over many adapters."""
-    token = new_hub(folder)
+    token = new_hub(folder, options)
     began = time.perf_counter()
     fill(folder, options.adapters)
     found = {"filling, s": time.perf_counter() - began}
@@ -268,15 +279,15 @@ def lists_part(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     return found
 
 
-def fill(folder: Path, number: int) -> None:
+def fill(place: HubPlace, number: int) -> None:
     """Write adapters into a hub, without their bytes: what lists read is there.
 
     The first thousands are written as pushes are; the others are copies of their rows.
     """
-    made = sample_adapters.write(folder.parent / "made", 0, accuracy=0.5)
-    manifest = from_json((made / "adapter.json").read_bytes())
-    shutil.rmtree(made)
-    with open_hub(folder) as hub:
+    with tempfile.TemporaryDirectory() as folder:
+        made = sample_adapters.write(Path(folder) / "made", 0, accuracy=0.5)
+        manifest = from_json((made / "adapter.json").read_bytes())
+    with open_hub(place) as hub:
         pushed = min(number, _PUSHED)
         with hub.database.writing() as connection:
             owner = require_owner(connection, "ada")
@@ -284,8 +295,8 @@ def fill(folder: Path, number: int) -> None:
                 add_one(hub, connection, owner, n, manifest)
         for copy in range(1, number // pushed):
             with hub.database.writing() as connection:
-                for statement in _COPIES:
-                    connection.exec_driver_sql(statement, {"copy": f"-{copy}"})
+                for statement in (*_COPIES, _TEXTS[connection.dialect.name]):
+                    connection.execute(text(statement), {"copy": f"-{copy}"})
 
 
 _PUSHED = 2_000
@@ -297,9 +308,14 @@ _COPIES = (
     """INSERT INTO listings SELECT c.id, l.type, c.name, l.namespace, l.is_private, l.modified,
     l.size, l.score, l.head, l.about, replace(l.entry, l.name, c.name), l.tokens FROM listings l
     JOIN repositories c ON c.folded = l.name || :copy WHERE l.repository <= 2000""",
-    """INSERT INTO listing_texts (rowid, tokens) SELECT l.repository, l.tokens FROM listings l
-    JOIN repositories r ON r.id = l.repository WHERE r.name LIKE '%' || :copy""",
 )
+_TEXTS = {
+    "sqlite": """INSERT INTO listing_texts (rowid, tokens) SELECT l.repository, l.tokens
+    FROM listings l JOIN repositories r ON r.id = l.repository WHERE r.name LIKE '%' || :copy""",
+    "postgresql": """INSERT INTO listing_texts SELECT c.id, t.terms FROM listing_texts t
+    JOIN repositories r ON r.id = t.repository JOIN repositories c ON c.folded = r.folded || :copy
+    WHERE t.repository <= 2000""",
+}
 
 
 def add_one(hub: Hub, connection: Connection, owner: Owner, n: int, base: Manifest) -> None:
@@ -319,12 +335,12 @@ def add_one(hub: Hub, connection: Connection, owner: Owner, n: int, base: Manife
     create_tag(connection, repository, "v1", done.commit.oid)
     refresh_listing(connection, repository, lambda sha256, most: data)
     if n == 777:  # its page is read
-        hub.blobs.path(info.sha256).write_bytes(data)
+        hub.blobs.put(hub.blobs.stage(data))
 
 
-def kills_part(folder: Path, options: argparse.Namespace) -> dict[str, float]:
+def kills_part(folder: HubPlace, options: argparse.Namespace) -> dict[str, float]:
     """Kill the hub under load; count acknowledged commits that are lost, and half ones."""
-    token, kept = new_hub(folder), {}
+    token, kept = new_hub(folder, options), {}
     for turn in range(options.kills):
         with serving(folder) as (process, address, _):
 
@@ -353,21 +369,110 @@ def kills_part(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     with serving(folder) as (_, address, _):
         client = Client(address, token)
         for name, oid in kept.items():
-            found = client.ask("GET", f"/ada/{name}/resolve/{oid}/b.md")
+            path = f"/ada/{name}/resolve/{oid}/b.md"
+            if options.bucket:
+                url, headers = f"{address}{path}", client.headers
+                found = httpx2.get(url, headers=headers, follow_redirects=True).content
+            else:
+                found = client.ask("GET", path)
             lost += found != name.encode() * 2
     with open_hub(folder) as hub:
         problems = verify_hub(hub)
     return {"kills": options.kills, "acknowledged": len(kept), "lost": lost, "half": len(problems)}
 
 
-PARTS: dict[str, Callable[[Path, argparse.Namespace], dict[str, float]]] = {
+def processes_part(folder: HubPlace, options: argparse.Namespace) -> dict[str, float]:
+    """Measure two processes of one hub beside one of them, in turns."""
+    token, found = new_hub(folder, options), dict[str, float]()
+    with ExitStack() as stack:
+        servers = [stack.enter_context(serving(folder)) for _ in range(2)]
+        addresses = [address for _, address, _ in servers]
+        client = Client(addresses[0], token)
+        client.ask("POST", "/api/repos/create", {"name": "x"})
+        files = {"README.md": b"# some text\n"}
+        client.ask("POST", "/api/models/ada/x/commit/main", commit_body.lines(files))
+        for name, run in (("pulls", _redirects), ("commits", _commits)):
+            for number in (1, 2):
+                began = sum(_processor_seconds(process) for process, _, _ in servers)
+                rate, answers = run(addresses[:number], token, options)
+                used = sum(_processor_seconds(process) for process, _, _ in servers) - began
+                found[f"{name}/s, {number}"] = rate
+                found[f"{name}, ms of a core, {number}"] = 1e3 * used / answers
+            found[f"{name}, two to one"] = found[f"{name}/s, 2"] / found[f"{name}/s, 1"]
+        found |= _racing(addresses, token)
+    return found
+
+
+def _redirects(addresses: list[str], token: str, options: argparse.Namespace) -> tuple[float, int]:
+    path, times = "/ada/x/resolve/main/README.md", []
+    threads = [
+        threading.Thread(
+            target=lambda address=address: times.extend(
+                load(address, token, path, options.seconds, options.clients // len(addresses))
+            )
+        )
+        for address in addresses
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(times) / options.seconds, len(times)
+
+
+def _commits(addresses: list[str], token: str, options: argparse.Namespace) -> tuple[float, int]:
+    name = secrets.token_hex(4)
+
+    def push(number: int) -> None:
+        client = Client(addresses[number % len(addresses)], token)
+        own = f"{name}-{number}"
+        client.ask("POST", "/api/repos/create", {"name": own})
+        for each in range(options.commits // options.clients):
+            body = commit_body.lines({"README.md": f"# {own} {each}\n".encode()})
+            client.ask("POST", f"/api/models/ada/{own}/commit/main", body)
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(options.clients) as pool:
+        [*pool.map(push, range(options.clients))]
+    return options.commits / (time.perf_counter() - began), options.commits
+
+
+def _racing(addresses: list[str], token: str) -> dict[str, float]:
+    """Let four writers at two processes take a thousand version numbers of one name."""
+    won: list[int] = []
+
+    def tag(number: int) -> None:
+        client = Client(addresses[number % len(addresses)], token)
+        for version in range(1, 1001):
+            body = json.dumps({"tag": f"v{version}"}).encode()
+            path = "/api/models/ada/x/tag/main"
+            client.connection.request("POST", path, body, client.headers)
+            answer = client.connection.getresponse()
+            answer.read()
+            if answer.status == 200:
+                won.append(version)
+
+    with ThreadPoolExecutor(4) as pool:
+        [*pool.map(tag, range(4))]
+    return {"versions": len({*won}), "versions of two": len(won) - len({*won})}
+
+
+def _processor_seconds(process: subprocess.Popen[str]) -> float:
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+Part = Callable[[Any, argparse.Namespace], dict[str, float]]
+PARTS: dict[str, Part] = {
     "start": start_part,
     "pulls": pulls_part,
     "commits": commits_part,
     "memory": memory_part,
     "lists": lists_part,
     "kills": kills_part,
+    "processes": processes_part,
 }
+ALONE, LAST = ("pulls", "memory"), "processes"  # what only one kind of hub has
 
 
 def main() -> None:
@@ -375,19 +480,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[*PARTS])
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[])
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each turn of pulls")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--commits", type=int, default=400)
     parser.add_argument("--adapters", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--shared", action="store_true", help="PostgreSQL and a bucket")
     options = parser.parse_args()
-    for part in options.parts:
-        with tempfile.TemporaryDirectory() as folder:
+    chosen = options.parts or [p for p in PARTS if p not in (ALONE if options.shared else [LAST])]
+    with ExitStack() as stack:
+        state = stack.enter_context(shared_state("fsync=on")) if options.shared else None
+        for part in chosen:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
             os.chmod(folder, 0o755)
-            for name, value in PARTS[part](Path(folder) / "hub", options).items():
-                print(f"{part:8} {name:24} {value:10.2f}", flush=True)
+            place, options.bucket = state() if state else (Path(folder) / "hub", None)
+            for name, value in PARTS[part](place, options).items():
+                print(f"{part:9} {name:28} {value:10.2f}", flush=True)
     print(f"cores {os.cpu_count()}, load {statistics.mean(os.getloadavg()):.1f}")
 
 

@@ -96,7 +96,10 @@ def command() -> None:
 @click.option("--trust-user-header", metavar="NAME", help="Header with the user, of the proxy.")
 @click.option("--trusted-proxy", multiple=True, metavar="ADDRESS", help="Address of the proxy.")
 def start(place: HubPlace, blobs: str | None, host: str, port: int, **options: Any) -> None:
-    """Serve the hub in DIR, and create it if there is none, until Ctrl-C."""
+    """Serve the hub in DIR, and create it if there is none, until Ctrl-C.
+
+    DIR is a folder, or postgresql://HOST/DATABASE, which any number of processes may serve.
+    """
     from adapterhub.hub.server import serve_hub
     from adapterhub.hub.state import HubOptions
 
