@@ -7,10 +7,12 @@ Hub's metadata in addition to its text.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCard, ModelCardData
@@ -41,6 +43,7 @@ _FIELDS = (
     "backbone", "description", "license", "language", "topics",
 )  # fmt: skip
 
+_HUB = "https://huggingface.co"
 _LISTS = ("methods", "tags", "language", "topics")
 _WORD = schema.text(r"[\w.:+/-]{1,200}", "a word")
 _TEXT = schema.text(r"(?s).{0,2000}", "a text", null=True)
@@ -76,12 +79,26 @@ class HubWriter:
 
         `files` has contents, or the file that has them, by name. `head` must still be the head.
         """
-        operations = [CommitOperationAdd(path, data) for path, data in sorted(files.items())]
-        with self._guarded(name):
+        with self._guarded(name), ExitStack() as stack:
+            if self._base != _HUB:
+                stack.enter_context(_without_words_on_xet())
+            operations = [
+                CommitOperationAdd(path, self._sent(data, stack))
+                for path, data in sorted(files.items())
+            ]
             commit = self._api.create_commit(
                 name, operations, commit_message=message, parent_commit=head, revision="main"
             )
         return str(commit.oid)
+
+    def _sent(self, data: bytes | Path, stack: ExitStack) -> bytes | Path | BinaryIO:
+        """Return what the client sends as any hub takes it: open files never go to Xet.
+
+        Only the Hugging Face Hub is known to have it, and the client does not ask.
+        """
+        if self._base == _HUB:
+            return data
+        return BytesIO(data) if isinstance(data, bytes) else stack.enter_context(open(data, "rb"))
 
     def create_tag(self, name: str, tag: str, commit: str) -> None:
         """Create a tag; an existing one is not moved."""
@@ -128,6 +145,11 @@ class HubWriter:
             raise _unreachable(address, error) from None
         except (KeyError, TypeError, ValueError, AttributeError, AssertionError, RecursionError):
             raise RegistryError(f"{address}: the hub's answer is malformed") from None
+        except RuntimeError as error:  # of the client, about a file that it could not send
+            cause = error.__cause__
+            if isinstance(cause, HTTPError):
+                raise self._error(cause, address) from None
+            raise _unreachable(address, error) from None
 
     def _error(self, error: HTTPError, address: str) -> RegistryError:
         if not isinstance(error, HfHubHTTPError):
@@ -232,3 +254,18 @@ def _results(entry: Entry) -> list[EvalResult]:
 
 def _plain(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
+
+
+@contextmanager
+def _without_words_on_xet() -> Iterator[None]:
+    """Keep the client from warning that open files do not go to Xet."""
+
+    def says_more(record: logging.LogRecord) -> bool:
+        return "Xet" not in record.getMessage()
+
+    logger = logging.getLogger("huggingface_hub._commit_api")
+    logger.addFilter(says_more)
+    try:
+        yield
+    finally:
+        logger.removeFilter(says_more)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 import pytest
+import real_hub
 import sample_adapters
 import signing
 from commit_body import commit, create, head
@@ -13,6 +14,7 @@ import adapterhub as ah
 from adapterhub.errors import AdapterhubError, FileError, RegistryError
 from adapterhub.files.native import read_adapter
 from adapterhub.files.signature import Statement, sign_statement, signatures_to_json
+from adapterhub.hub import blobs
 from adapterhub.hub.accepted import NamespaceRules, rules_text
 from adapterhub.hub.accounts import change_owner, find_owner
 from adapterhub.hub.housekeeping import collect, verify_hub
@@ -20,7 +22,10 @@ from adapterhub.registry.hub import HubStore
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.store import Publication
 
-pytestmark = pytest.mark.usefixtures("online")
+pytestmark = [
+    pytest.mark.usefixtures("online"),
+    pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning"),  # of the client
+]
 
 
 def set_rules(hub, name, **rules):
@@ -42,6 +47,29 @@ def publish(new_hub, tmp_path):
         return store_of(new_hub, user).put(folder, Publication("acme/polite", **options))
 
     return publish
+
+
+@pytest.mark.parametrize("files", ["all within the commit", "all by LFS"])
+def test_a_push_needs_no_xet(files, tmp_path, monkeypatch, caplog):
+    """Files above --regular-max are sent before the commit, which clients with Xet refuse to do."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", False)
+    most = 1 if files == "all by LFS" else 1 << 20
+    with real_hub.serving(tmp_path / "hub", regular_max=most) as running:
+        running.org("acme")
+        running.user("wil", acme="write")
+        store = store_of(running, "wil")
+        entry = store.put(sample_adapters.write(tmp_path / "made", 0), Publication("acme/large"))
+        assert store.versions("acme/large") == [entry]
+        assert read_adapter(store.get(entry, tmp_path / "got"))
+        assert "Xet" not in caplog.text
+
+        def full(self, data):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(blobs.BlobReceiver, "_write", full)
+        made = sample_adapters.write(tmp_path / "more", 1)
+        with pytest.raises(RegistryError, match="answered 507"):
+            store.put(made, Publication("acme/large"))
 
 
 def test_a_number_is_given_once(new_hub, publish):
