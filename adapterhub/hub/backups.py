@@ -23,8 +23,6 @@ from adapterhub.hub.database import (
     HubPlace,
     SqliteDatabase,
     create_database_file,
-    open_database,
-    schema_revision,
 )
 from adapterhub.hub.full_text import full_text_of
 from adapterhub.hub.housekeeping import verify_hub
@@ -33,8 +31,10 @@ from adapterhub.hub.state import (
     Hub,
     create_hub,
     has_other_files,
+    open_database,
     open_hub,
     require_schema,
+    schema_revision,
     serving_alone,
 )
 from adapterhub.hub.tables import SCHEMA_REVISION, blobs, listings, metadata, namespaces, settings

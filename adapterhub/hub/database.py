@@ -20,11 +20,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, text
-from sqlalchemy.exc import DatabaseError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import QueuePool
 
-from adapterhub.errors import FileError
 from adapterhub.hub.full_text import full_text_of
 from adapterhub.hub.refusals import BusyError, FullDiskError
 from adapterhub.hub.tables import SCHEMA_REVISION, metadata
@@ -195,19 +194,6 @@ class SqliteDatabase(Database):
                 self._watch = None
 
 
-def open_database(place: HubPlace) -> Database:
-    """Open the database of a hub.
-
-    Raises:
-        ConfigError: there is no such database, or its library is not installed.
-    """
-    if isinstance(place, Path):
-        return SqliteDatabase(place / DATABASE)
-    from adapterhub.hub.postgres import PostgresDatabase
-
-    return PostgresDatabase(place)
-
-
 def create_tables(connection: Connection) -> None:
     """Create the tables of a new hub, and say of which schema they are."""
     metadata.create_all(connection)
@@ -229,30 +215,6 @@ def create_database_file(path: Path) -> SqliteDatabase:
         create_tables(connection)
     os.chmod(path, 0o600)
     return database
-
-
-def schema_revision(place: HubPlace) -> str | None:
-    """Return the schema of the database of a hub; None if it has none.
-
-    Raises:
-        FileError: its file is no database.
-        ConfigError: there is no such database, or its library is not installed.
-    """
-    if isinstance(place, Path):
-        path = place / DATABASE
-        if not path.exists() or not path.stat().st_size:
-            return None
-    database = open_database(place)
-    try:
-        with database.reading() as connection:
-            return revision_in(connection)
-    except DatabaseError as error:
-        raise FileError(
-            f"{place} has not the database of a hub: {type(error).__name__}",
-            hint="adapterhub hub restore, from a backup",
-        ) from None
-    finally:
-        database.close()
 
 
 def revision_in(connection: Connection) -> str | None:

@@ -80,7 +80,13 @@ class FullText:
         return int(found.scalar_one())
 
     def search(self, seen: str, order: str, *, sorts: bool) -> str:
-        """Return a search that sorts what matches, or one that reads all rows in their order."""
+        """Return a search that sorts what matches, or one that reads all rows in their order.
+
+        Args:
+            seen: the condition of rows that may be seen.
+            order: the column that they are ordered by.
+            sorts: whether few rows match.
+        """
         start = (
             f"SELECT l.* FROM listing_texts t {self.join} WHERE {self.matches}"
             if sorts

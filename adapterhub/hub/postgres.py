@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import URL, Connection, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from adapterhub.errors import ConfigError, one_line
+from adapterhub.errors import ConfigError
 from adapterhub.hub.database import LOCK_SECONDS, Database
 from adapterhub.hub.refusals import BusyError, FullDiskError
 
@@ -77,8 +77,9 @@ class PostgresDatabase(Database):
         try:
             self.engine.connect().close()
         except OperationalError as error:
+            said = " ".join(str(error.orig).split())
             raise ConfigError(
-                f"{self.place} cannot be used: {one_line(str(error.orig), 300)}",
+                f"{self.place} cannot be used: {said[:300]}",
                 expected="a database that this user may write",
                 hint="postgresql://USER@HOST:PORT/DATABASE, with the password in PGPASSWORD",
             ) from None

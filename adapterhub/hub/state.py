@@ -22,6 +22,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 from sqlalchemy import URL, Connection, insert, select
+from sqlalchemy.exc import DatabaseError
 
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.hub.accounts import Visitor
@@ -29,12 +30,12 @@ from adapterhub.hub.blobs import BlobFolder, Blobs
 from adapterhub.hub.database import (
     DATABASE,
     NEW_DATABASE,
+    Database,
     HubPlace,
+    SqliteDatabase,
     create_database_file,
     create_tables,
-    open_database,
     revision_in,
-    schema_revision,
 )
 from adapterhub.hub.hub_metrics import HubMetrics
 from adapterhub.hub.refusals import HubRefusal
@@ -164,6 +165,19 @@ class Hub:
         self.blobs.close()
 
 
+def open_database(place: HubPlace) -> Database:
+    """Open the database of a hub.
+
+    Raises:
+        ConfigError: there is no such database, or its library is not installed.
+    """
+    if isinstance(place, Path):
+        return SqliteDatabase(place / DATABASE)
+    from adapterhub.hub.postgres import PostgresDatabase
+
+    return PostgresDatabase(place)
+
+
 def blobs_of(place: HubPlace, found: Mapping[str, str]) -> Blobs:
     """Return the files of a hub with these settings."""
     if isinstance(place, Path):
@@ -274,6 +288,30 @@ def serving_alone(folder: Path) -> Iterator[None]:
             yield
     except Timeout:
         raise ConfigError(f"another server runs on {folder}") from None
+
+
+def schema_revision(place: HubPlace) -> str | None:
+    """Return the schema of the database of a hub; None if it has none.
+
+    Raises:
+        FileError: its file is no database.
+        ConfigError: there is no such database, or its library is not installed.
+    """
+    if isinstance(place, Path):
+        path = place / DATABASE
+        if not path.exists() or not path.stat().st_size:
+            return None
+    database = open_database(place)
+    try:
+        with database.reading() as connection:
+            return revision_in(connection)
+    except DatabaseError as error:
+        raise FileError(
+            f"{place} has not the database of a hub: {type(error).__name__}",
+            hint="adapterhub hub restore, from a backup",
+        ) from None
+    finally:
+        database.close()
 
 
 def require_schema(place: HubPlace) -> None:

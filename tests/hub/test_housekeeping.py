@@ -17,9 +17,9 @@ from sqlalchemy import text
 from adapterhub.errors import ConfigError, FileError, OutputError
 from adapterhub.hub import backups
 from adapterhub.hub.backups import backup_hub, restore_hub, upgrade_hub
-from adapterhub.hub.database import create_database_file, schema_revision
+from adapterhub.hub.database import create_database_file
 from adapterhub.hub.housekeeping import collect, verify_hub
-from adapterhub.hub.state import open_hub, serving_alone
+from adapterhub.hub.state import open_hub, schema_revision, serving_alone
 from adapterhub.hub.tables import SCHEMA_REVISION, metadata
 from adapterhub.hub.transfer import export_registry, import_registry
 from adapterhub.registry.local import LocalRegistry

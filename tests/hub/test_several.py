@@ -20,10 +20,9 @@ from sqlalchemy import make_url
 from adapterhub.errors import ConfigError, FileError, OutputError
 from adapterhub.hub import upload_endpoints
 from adapterhub.hub.backups import backup_hub, restore_hub, upgrade_hub
-from adapterhub.hub.database import schema_revision
 from adapterhub.hub.housekeeping import collect, verify_hub
 from adapterhub.hub.postgres import PostgresDatabase
-from adapterhub.hub.state import create_hub, open_hub
+from adapterhub.hub.state import create_hub, open_hub, schema_revision
 
 
 @pytest.fixture
