@@ -110,6 +110,39 @@ def prefix(length: int, **others: Any) -> Config:
     return call("PrefixTuningConfig", prefix_length=length, flat=True, **others)
 
 
+def factors(method: Any, anatomy: Anatomy) -> Config:
+    """Configure peft's AdaLoRA; `tinit` and `tfinal` are shares of the run."""
+    return call(
+        "AdaLoraConfig",
+        init_r=method.rank,
+        target_r=method.target,
+        lora_alpha=method.alpha,
+        tinit=method.warmup,
+        tfinal=method.final,
+        deltaT=1,
+        beta1=method.beta1,
+        beta2=method.beta2,
+        orth_reg_weight=method.orthogonality,
+        target_modules=hosts(anatomy, method.sites),
+    )
+
+
+def rotations(method: Any, anatomy: Anatomy) -> Config:
+    """Configure peft's OFT, of which `r` must be 0 where blocks have a size."""
+    return call(
+        "OFTConfig",
+        r=0,
+        oft_block_size=method.block,
+        num_cayley_neumann_terms=method.terms,
+        target_modules=hosts(anatomy, method.sites),
+    )
+
+
+def vectors(method: Any, anatomy: Anatomy) -> Config:
+    """Configure peft's VeRA."""
+    return call("VeraConfig", r=method.rank, target_modules=hosts(anatomy, method.sites))
+
+
 PEERS = (
     PeerMethod("peft", "lora", "lora", low_rank),
     PeerMethod("peft", "dora", "dora", lambda m, a: low_rank(m, a, use_dora=True)),
@@ -117,6 +150,16 @@ PEERS = (
     PeerMethod("peft", "pissa", "pissa",
                lambda m, a: low_rank(m, a, init_lora_weights=f"pissa_niter_{m.iterations}")),
     PeerMethod("peft", "ia3", "ia3", scales),
+    PeerMethod("peft", "oft", "oft", rotations),
+    PeerMethod("peft", "vera", "vera", vectors,
+               "random matrices of the largest size, cut for each projection"),
+    PeerMethod("peft", "adalora", "adalora", factors),
+    PeerMethod("peft", "eva", "lora", lambda m, a: low_rank(m, a, init_lora_weights="eva"),
+               "equal ranks (rho=1)"),
+    PeerMethod("adapters", "loreft", "loreft",
+               lambda m, a: call("LoReftConfig", r=m.rank, prefix_positions=1, suffix_positions=1,
+                                 tied_weights=True, dropout=0.0),
+               "positions of padding count; starts at random, ours at identity"),
     PeerMethod("peft", "prefix", "prefix",
                lambda m, a: call("PrefixTuningConfig", num_virtual_tokens=m.length),
                "tokens count their positions from after the prefix"),

@@ -24,6 +24,8 @@ from adapterhub.hub.housekeeping import collect, verify_hub
 from adapterhub.hub.postgres import PostgresDatabase
 from adapterhub.hub.state import create_hub, open_hub, schema_revision
 
+pytestmark = pytest.mark.apart
+
 
 @pytest.fixture
 def made(new_state):
