@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from adapterhub.methods.hira import HiRA as HiRA
     from adapterhub.methods.hra import HRA as HRA
     from adapterhub.methods.ia3 import IA3 as IA3
+    from adapterhub.methods.invertible import Invertible as Invertible
     from adapterhub.methods.loha import LoHa as LoHa
     from adapterhub.methods.lokr import LoKr as LoKr
     from adapterhub.methods.lora import LoRA as LoRA
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from adapterhub.methods.lora_plus import LoRAPlus as LoRAPlus
     from adapterhub.methods.lora_xs import LoRAXS as LoRAXS
     from adapterhub.methods.lora_xs import TinyLoRA as TinyLoRA
+    from adapterhub.methods.madx import MadX as MadX
     from adapterhub.methods.mam import Mam as Mam
     from adapterhub.methods.miss import MiSS as MiSS
     from adapterhub.methods.norms import Norms as Norms
@@ -168,6 +170,7 @@ _LAZY |= {
     "HiRA": "methods.hira",
     "Houlsby": "methods.bottleneck",
     "IA3": "methods.ia3",
+    "Invertible": "methods.invertible",
     "LoHa": "methods.loha",
     "LoKr": "methods.lokr",
     "LoRA": "methods.lora",
@@ -176,6 +179,7 @@ _LAZY |= {
     "LoRAPlus": "methods.lora_plus",
     "LoRAXS": "methods.lora_xs",
     "LoReFT": "methods.reft",
+    "MadX": "methods.madx",
     "Mam": "methods.mam",
     "MiSS": "methods.miss",
     "NoReFT": "methods.reft",

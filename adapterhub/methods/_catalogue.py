@@ -137,6 +137,10 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'experts': (Literal['each', 'shared'], 'each', 'updates of routed experts: one for each, or one shared by all of a layer'),
     }),
+    'invertible': ('invertible', 'an invertible change of the embeddings, undone in front of the output layer', 'Pfeiffer et al. 2020, https://arxiv.org/abs/2005.00052', 0.001, None, {
+        'reduction': (int, 2, "each network's input width divided by its hidden width"),
+        'activation': (str, 'relu', 'activation function, by its transformers name'),
+    }),
     'loha': ('loha', 'elementwise products of two low-rank updates of projections', 'Hyeon-Woo et al. 2022, https://arxiv.org/abs/2108.06098', 0.001, None, {
         'rank': (int, 8, 'rank r of the update'),
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
@@ -203,6 +207,12 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'sites': (tuple[str, ...], ('layer',), 'stacks to adapt: layer, decoder.layer'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'init': (Literal['identity', 'paper'], 'identity', 'edits before training: none (identity), or as in the paper'),
+    }),
+    'madx': ('madx', 'language adapters: pfeiffer + an invertible adapter of the embeddings', 'Pfeiffer et al. 2020, https://arxiv.org/abs/2005.00052', 0.001, None, {
+        'size': (int, 64, 'bottleneck width'),
+        'reduction': (int, 2, 'halves of the embeddings divided by the hidden width'),
+        'source': (Literal['output', 'block'], 'output', 'input of the bottlenecks: y (output) or norm(r + y) (block)'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers with bottlenecks: all, 'top 4', '0..3', [0, 5]"),
     }),
     'mam': ('mam', 'prefix tuning + scaled parallel adapters', 'He et al. 2022, https://arxiv.org/abs/2110.04366', 0.001, None, {
         'length': (int, 30, 'prefix length in tokens'),
