@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from adapterhub.methods.hra import HRA as HRA
     from adapterhub.methods.ia3 import IA3 as IA3
     from adapterhub.methods.invertible import Invertible as Invertible
+    from adapterhub.methods.llama_adapter import LLaMAAdapter as LLaMAAdapter
     from adapterhub.methods.loha import LoHa as LoHa
     from adapterhub.methods.lokr import LoKr as LoKr
     from adapterhub.methods.lora import LoRA as LoRA
@@ -171,6 +172,7 @@ _LAZY |= {
     "Houlsby": "methods.bottleneck",
     "IA3": "methods.ia3",
     "Invertible": "methods.invertible",
+    "LLaMAAdapter": "methods.llama_adapter",
     "LoHa": "methods.loha",
     "LoKr": "methods.lokr",
     "LoRA": "methods.lora",

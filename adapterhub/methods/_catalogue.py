@@ -141,6 +141,11 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'reduction': (int, 2, "each network's input width divided by its hidden width"),
         'activation': (str, 'relu', 'activation function, by its transformers name'),
     }),
+    'llama-adapter': ('llama_adapter', 'prompts in each layer, attended to apart behind a gate that starts at zero', 'Zhang et al. 2023, https://arxiv.org/abs/2303.16199', 0.009, None, {
+        'length': (int, 10, 'prompt length in tokens'),
+        'sites': (tuple[str, ...], ('attn.kv',), 'attentions to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 30', '0..3', [0, 5]"),
+    }),
     'loha': ('loha', 'elementwise products of two low-rank updates of projections', 'Hyeon-Woo et al. 2022, https://arxiv.org/abs/2108.06098', 0.001, None, {
         'rank': (int, 8, 'rank r of the update'),
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),

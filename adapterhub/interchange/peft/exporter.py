@@ -23,6 +23,7 @@ from adapterhub.backbones.weights import read_weight
 from adapterhub.errors import ConfigError, MismatchError
 from adapterhub.files.schema import shorten
 from adapterhub.hooks.head import activation_between
+from adapterhub.interchange.peft.adaption_prompt import export_adaption_prompt
 from adapterhub.interchange.peft.export_types import (
     CheckpointPart,
     ExportedModule,
@@ -37,6 +38,7 @@ from adapterhub.interchange.peft.prompts import export_prefix, export_prompt
 from adapterhub.methods.alora import InvokedLoRALayer
 from adapterhub.methods.dora import DoRALayer
 from adapterhub.methods.ia3 import InputScale, OutputScale
+from adapterhub.methods.llama_adapter import GatedPrompt
 from adapterhub.methods.lora import LoRALayer
 from adapterhub.methods.lora_fa import FrozenFactorLayer
 from adapterhub.methods.pissa import PiSSALayer
@@ -57,6 +59,7 @@ _KINDS: Mapping[type[nn.Module], Kind] = {
     **dict.fromkeys((OutputScale, InputScale), "IA3"),
     **dict.fromkeys((PrefixKeyValues, SkippedPositions), "PREFIX_TUNING"),
     VirtualTokens: "PROMPT_TUNING",
+    GatedPrompt: "ADAPTION_PROMPT",
     **PLAIN_MODULES,
 }
 
@@ -399,5 +402,6 @@ _EXPORTERS: Mapping[str, Callable[[ExportSource], CheckpointPart]] = {
     "IA3": export_ia3,
     "PROMPT_TUNING": export_prompt,
     "PREFIX_TUNING": export_prefix,
+    "ADAPTION_PROMPT": export_adaption_prompt,
     **{kind: partial(export_plain, kind) for kind in PLAIN},
 }

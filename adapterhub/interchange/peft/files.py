@@ -71,6 +71,7 @@ PlainKindName = Literal[
 ]  # fmt: skip
 Kind = (
     Literal["LORA", "IA3", "LN_TUNING", "PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"]
+    | Literal["ADAPTION_PROMPT"]
     | PlainKindName
 )
 
@@ -301,6 +302,12 @@ _FIELDS: Mapping[Kind, Mapping[str, ConfigField]] = {
     "PROMPT_TUNING": _COMMON | _PROMPTS | dict.fromkeys(_PROMPT_TUNING, TRAINING_ONLY),
     "P_TUNING": _COMMON | _PROMPTS | dict.fromkeys(_P_TUNING, TRAINING_ONLY),
     "PREFIX_TUNING": _COMMON | _PROMPTS | dict.fromkeys(_PREFIX_TUNING, TRAINING_ONLY),
+    "ADAPTION_PROMPT": _COMMON
+    | {
+        "target_modules": TRAINING_ONLY,  # the attentions with tensors
+        "adapter_len": ConfigField(_size, required=True),
+        "adapter_layers": ConfigField(optional(_size)),
+    },
 }
 KINDS: tuple[Kind, ...] = tuple(_FIELDS)
 
