@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from adapterhub.methods.bottleneck import Pfeiffer as Pfeiffer
     from adapterhub.methods.bottleneck import ScaledParallel as ScaledParallel
     from adapterhub.methods.c3a import C3A as C3A
+    from adapterhub.methods.cartridge import Cartridge as Cartridge
     from adapterhub.methods.compacter import Compacter as Compacter
     from adapterhub.methods.delora import DeLoRA as DeLoRA
     from adapterhub.methods.dora import DoRA as DoRA
@@ -158,6 +159,7 @@ _LAZY |= {
     "BOFT": "methods.boft",
     "BitFit": "methods.bitfit",
     "C3A": "methods.c3a",
+    "Cartridge": "methods.cartridge",
     "Compacter": "methods.compacter",
     "DeLoRA": "methods.delora",
     "DiReFT": "methods.reft",

@@ -42,7 +42,7 @@ from adapterhub.methods.llama_adapter import GatedPrompt
 from adapterhub.methods.lora import LoRALayer
 from adapterhub.methods.lora_fa import FrozenFactorLayer
 from adapterhub.methods.pissa import PiSSALayer
-from adapterhub.methods.prefix import PrefixKeyValues, SkippedPositions
+from adapterhub.methods.prefix import PartlyFrozenKeyValues, PrefixKeyValues, SkippedPositions
 from adapterhub.methods.prompt import VirtualTokens
 from adapterhub.methods.rslora import RsLoRA
 
@@ -60,6 +60,7 @@ _KINDS: Mapping[type[nn.Module], Kind] = {
     **dict.fromkeys((PrefixKeyValues, SkippedPositions), "PREFIX_TUNING"),
     VirtualTokens: "PROMPT_TUNING",
     GatedPrompt: "ADAPTION_PROMPT",
+    PartlyFrozenKeyValues: "CARTRIDGE",
     **PLAIN_MODULES,
 }
 
@@ -94,6 +95,7 @@ def to_peft(source: ExportSource) -> PeftFiles:
 def try_peft(source: ExportSource) -> tuple[PeftFiles, list[str]]:
     """Return the adapter as a peft checkpoint, as far as possible, and what peft cannot express."""
     kinds = {_KINDS[type(p.module)] for p in source.parts if type(p.module) in _KINDS}
+    kinds -= {"PREFIX_TUNING"} if "CARTRIDGE" in kinds else set()  # its table is that of a prefix
     kind: Kind = min(kinds, default="LN_TUNING")
     updates = _EXPORTERS[kind](source) if kinds else CheckpointPart()
     parameters = _trained_parameters(source, kind, updates.targets)
@@ -402,6 +404,7 @@ _EXPORTERS: Mapping[str, Callable[[ExportSource], CheckpointPart]] = {
     "IA3": export_ia3,
     "PROMPT_TUNING": export_prompt,
     "PREFIX_TUNING": export_prefix,
+    "CARTRIDGE": export_prefix,
     "ADAPTION_PROMPT": export_adaption_prompt,
     **{kind: partial(export_plain, kind) for kind in PLAIN},
 }

@@ -214,6 +214,7 @@ _IMPORTERS: Mapping[str, Callable[[PeftFiles, ModuleFinder, Translation], dict[s
     "PROMPT_TUNING": import_peft_prompt,
     "P_TUNING": import_peft_prompt,
     "PREFIX_TUNING": import_peft_prefix,
+    "CARTRIDGE": import_peft_prefix,
     "ADAPTION_PROMPT": import_adaption_prompt,
     **dict.fromkeys(PLAIN, import_plain),
 }
