@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from adapterhub.methods._base import METHODS as METHODS
     from adapterhub.methods.adalora import AdaLoRA as AdaLoRA
     from adapterhub.methods.adapterfusion import AdapterFusion as AdapterFusion
+    from adapterhub.methods.adapterplus import AdapterPlus as AdapterPlus
     from adapterhub.methods.alora import ALoRA as ALoRA
     from adapterhub.methods.bitfit import BitFit as BitFit
     from adapterhub.methods.boft import BOFT as BOFT
@@ -156,6 +157,7 @@ _LAZY |= {
     "ALoRA": "methods.alora",
     "AdaLoRA": "methods.adalora",
     "AdapterFusion": "methods.adapterfusion",
+    "AdapterPlus": "methods.adapterplus",
     "BOFT": "methods.boft",
     "BitFit": "methods.bitfit",
     "C3A": "methods.c3a",

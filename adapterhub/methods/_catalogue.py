@@ -23,6 +23,15 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'adapters': (tuple[str, ...], (), 'trained adapters to mix: names of attached adapters, or folders'),
         'members': (tuple[Any, ...], (), 'methods of these adapters (set automatically)'),
     }),
+    'adapterplus': ('adapterplus', 'bottleneck adapters after feed-forward with a scale for each feature', 'Steitz & Roth 2024, https://arxiv.org/abs/2406.06820', 0.001, None, {
+        'size': (int, 8, 'bottleneck width'),
+        'sizes': (dict[str, int], {}, 'other widths for some sites: {encoder.ffn: 32}'),
+        'activation': (str, 'gelu', 'activation function, by its transformers name'),
+        'scale': (float, 1.0, "factor s of the network's output"),
+        'source': (Literal['output', 'block'], 'block', 'input of the network: y (output) or norm(r + y) (block)'),
+        'sites': (tuple[str, ...], ('ffn',), 'sublayers to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+    }),
     'alora': ('alora', "LoRA from its invocation tokens on: the cache in front is the backbone's", 'Greenewald et al. 2025, https://arxiv.org/abs/2504.12397', 0.001, None, {
         'rank': (int, 8, 'rank r of the update'),
         'alpha': (float, 16.0, 'numerator of the scale: updates are multiplied by alpha / rank'),
