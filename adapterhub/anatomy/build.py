@@ -43,7 +43,7 @@ from adapterhub.errors import BackboneError
 
 # Inputs with one entry per token, which virtual tokens would not have.
 PER_TOKEN = frozenset({"bbox", "xpath_tags_seq", "lang_ids", "langs", "global_attention_mask"})
-_READ_TOKENS = ("encoder", "decoder", "language")
+_TOKENS = frozenset({"input_ids", "inputs_embeds"})
 FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
@@ -112,7 +112,7 @@ def _stack_sites(
     widths = {s.d_out for s in sites if s.kind == "sublayer"}
     one_stream = len(widths) == 1 and not reversible_stack(model, layers[0])
     if one_stream:
-        yield from _states_behind_embeddings(model, stack, layers, *widths)
+        yield from _states_behind_embeddings(model, stack, root, layers, *widths)
     yield from sites
     if not one_stream:
         return
@@ -126,7 +126,11 @@ def _stack_sites(
 
 
 def _states_behind_embeddings(
-    model: PreTrainedModel, stack: Stack, layers: tuple[str, ...], layer_width: int
+    model: PreTrainedModel,
+    stack: Stack,
+    root: nn.Module,
+    layers: tuple[str, ...],
+    layer_width: int,
 ) -> Iterator[Site]:
     """Yield the site of the states that enter the layers of a stack that embeds tokens.
 
@@ -134,7 +138,8 @@ def _states_behind_embeddings(
     projection that widens them.
     """
     table = token_table(model)
-    if stack.name not in _READ_TOKENS or not isinstance(table, nn.Embedding):
+    reads = inspect.signature(root.forward).parameters.keys() & _TOKENS
+    if not reads or not isinstance(table, nn.Embedding):
         return
     width = table.weight.shape[1]
     host: str | None = layers[0]
