@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from adapterhub.methods._base import METHODS as METHODS
     from adapterhub.methods.adalora import AdaLoRA as AdaLoRA
     from adapterhub.methods.adapterfusion import AdapterFusion as AdapterFusion
+    from adapterhub.methods.adapterplus import AdapterPlus as AdapterPlus
     from adapterhub.methods.alora import ALoRA as ALoRA
     from adapterhub.methods.bitfit import BitFit as BitFit
     from adapterhub.methods.boft import BOFT as BOFT
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from adapterhub.methods.bottleneck import Pfeiffer as Pfeiffer
     from adapterhub.methods.bottleneck import ScaledParallel as ScaledParallel
     from adapterhub.methods.c3a import C3A as C3A
+    from adapterhub.methods.cartridge import Cartridge as Cartridge
     from adapterhub.methods.compacter import Compacter as Compacter
     from adapterhub.methods.delora import DeLoRA as DeLoRA
     from adapterhub.methods.dora import DoRA as DoRA
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
     from adapterhub.methods.hira import HiRA as HiRA
     from adapterhub.methods.hra import HRA as HRA
     from adapterhub.methods.ia3 import IA3 as IA3
+    from adapterhub.methods.invertible import Invertible as Invertible
+    from adapterhub.methods.llama_adapter import LLaMAAdapter as LLaMAAdapter
     from adapterhub.methods.loha import LoHa as LoHa
     from adapterhub.methods.lokr import LoKr as LoKr
     from adapterhub.methods.lora import LoRA as LoRA
@@ -68,6 +72,7 @@ if TYPE_CHECKING:
     from adapterhub.methods.lora_plus import LoRAPlus as LoRAPlus
     from adapterhub.methods.lora_xs import LoRAXS as LoRAXS
     from adapterhub.methods.lora_xs import TinyLoRA as TinyLoRA
+    from adapterhub.methods.madx import MadX as MadX
     from adapterhub.methods.mam import Mam as Mam
     from adapterhub.methods.miss import MiSS as MiSS
     from adapterhub.methods.norms import Norms as Norms
@@ -152,9 +157,11 @@ _LAZY |= {
     "ALoRA": "methods.alora",
     "AdaLoRA": "methods.adalora",
     "AdapterFusion": "methods.adapterfusion",
+    "AdapterPlus": "methods.adapterplus",
     "BOFT": "methods.boft",
     "BitFit": "methods.bitfit",
     "C3A": "methods.c3a",
+    "Cartridge": "methods.cartridge",
     "Compacter": "methods.compacter",
     "DeLoRA": "methods.delora",
     "DiReFT": "methods.reft",
@@ -168,6 +175,8 @@ _LAZY |= {
     "HiRA": "methods.hira",
     "Houlsby": "methods.bottleneck",
     "IA3": "methods.ia3",
+    "Invertible": "methods.invertible",
+    "LLaMAAdapter": "methods.llama_adapter",
     "LoHa": "methods.loha",
     "LoKr": "methods.lokr",
     "LoRA": "methods.lora",
@@ -176,6 +185,7 @@ _LAZY |= {
     "LoRAPlus": "methods.lora_plus",
     "LoRAXS": "methods.lora_xs",
     "LoReFT": "methods.reft",
+    "MadX": "methods.madx",
     "Mam": "methods.mam",
     "MiSS": "methods.miss",
     "NoReFT": "methods.reft",

@@ -45,6 +45,8 @@ HERE = {
     "prompt_tuning": "prompt",
     "p_tuning": "p-tuning",
     "prefix_tuning": "prefix",
+    "adaption_prompt": "llama-adapter",
+    "cartridge": "cartridge",
     "trainable_tokens": "chosen",
     **{name: name for name in (
         "adalora", "boft", "c3a", "delora", "fourierft", "gralora", "hira", "hra", "loha", "lokr",

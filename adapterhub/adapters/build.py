@@ -31,7 +31,11 @@ from adapterhub.backbones.token_embedding import (
     token_embedding,
     token_tables,
 )
-from adapterhub.backbones.tokenizer import TokenizerSnapshot, tokenizer_snapshot
+from adapterhub.backbones.tokenizer import (
+    TokenizerSnapshot,
+    record_snapshot,
+    tokenizer_snapshot,
+)
 from adapterhub.backbones.weights import device_of, is_sharded, offloaded, storage_problems
 from adapterhub.errors import AdapterhubError, AttachError, SiteError
 from adapterhub.files.manifest import NewToken, name_problems
@@ -80,7 +84,7 @@ def build_adapter(
     pooled = head_pooling(anatomy, pooling, f"{key}-pooling")
     dropped = dropped_modules(anatomy)
     unread = (*dropped, *(bypassed(anatomy) if pooled else ()))
-    with undrawn():
+    with undrawn(), _with_tokenizer(model, tokenizer):
         planned = [(p, step) for m in methods for p in m.parts() for step in _plan(m, p, anatomy)]
     steps = [(p, step) for p, step in planned if not _is_in(*_place(step, unread, dropped))]
     parameters = (path for path in anatomy.parameters() if not _is_in(path, unread))
@@ -103,6 +107,17 @@ def build_adapter(
     )
     _refuse_duplicates(adapter)
     return adapter
+
+
+@contextmanager
+def _with_tokenizer(model: PreTrainedModel, tokenizer: TokenizerSnapshot | None) -> Iterator[None]:
+    """Record a tokenizer inside: a method may start from a text."""
+    before = tokenizer_snapshot(model)
+    record_snapshot(model, tokenizer)
+    try:
+        yield
+    finally:
+        record_snapshot(model, before)
 
 
 def _place(

@@ -20,7 +20,8 @@ from adapterhub.backbones.weights import with_whole_parameters
 from adapterhub.hooks.attention import keyvalue_slot
 from adapterhub.hooks.held_weight import held_weight_slot
 from adapterhub.hooks.layer_mix import mix_slot
-from adapterhub.hooks.layer_output import layer_slot
+from adapterhub.hooks.layer_output import input_slot, layer_slot
+from adapterhub.hooks.new_tokens import row_slot
 from adapterhub.hooks.precision import (
     fp32_parameter,
     hold_in_fp32,
@@ -199,6 +200,10 @@ def make_slot(anatomy: Anatomy, placed: PlacedModule) -> Slot:
         return mix_slot(anatomy, site)
     if site.kind == "layer":
         return layer_slot(anatomy, site.host)
+    if site.role == "input" and site.host in anatomy.layers[site.stack]:
+        return input_slot(anatomy, site.host)
+    if site.role == "output":  # new tokens have their rows there too
+        row_slot(anatomy.model.get_submodule(site.host), scores=True)
     if site.kind == "weight":
         return held_weight_slot(anatomy.model, site)
     return output_slot(anatomy.model, site, placed.module, anatomy.family.batch_dim)

@@ -14,7 +14,7 @@ from adapterhub.anatomy.families import FAMILIES
 from adapterhub.anatomy.family import WHOLE, Family, Layout, Stack
 from adapterhub.anatomy.family_file import own_family
 from adapterhub.anatomy.forward_source import reads_token_ids, reversible_stack
-from adapterhub.anatomy.own_modules import first_existing, has_path, layer_paths
+from adapterhub.anatomy.own_modules import first_existing, has_path, layer_paths, own_modules
 from adapterhub.anatomy.projections import (
     HeldWeight,
     expert_weights,
@@ -43,6 +43,7 @@ from adapterhub.errors import BackboneError
 
 # Inputs with one entry per token, which virtual tokens would not have.
 PER_TOKEN = frozenset({"bbox", "xpath_tags_seq", "lang_ids", "langs", "global_attention_mask"})
+_TOKENS = frozenset({"input_ids", "inputs_embeds"})
 FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
@@ -72,6 +73,8 @@ def build_anatomy(model: PreTrainedModel, family: Family) -> Anatomy:
             layers[stack.name] = paths
             for site in _stack_sites(model, base_path, stack, paths):
                 sites[site.id] = site
+    for site in _output_site(model, list(layers)[-1]) if layers else ():
+        sites[site.id] = site
     if len(layers) < len(family.stacks):  # without an encoder, cross-attention never runs
         sites = {name: site for name, site in sites.items() if not _is_cross(site)}
     if not sites and family.stacks and family.model_types[0] in FAMILIES:
@@ -106,9 +109,12 @@ def _stack_sites(
     if embeds and (width := _embedding_width(root)):
         yield Site(f"{stack.name}.embed", stack.name, None, "embed", "embed", host, width, width)
     sites = list(_sites_of_layers(model, stack, layers))
-    yield from sites
     widths = {s.d_out for s in sites if s.kind == "sublayer"}
-    if len(widths) != 1 or reversible_stack(model, layers[0]):  # layers return two streams
+    one_stream = len(widths) == 1 and not reversible_stack(model, layers[0])
+    if one_stream:
+        yield from _states_behind_embeddings(model, stack, root, layers, *widths)
+    yield from sites
+    if not one_stream:
         return
     (width,) = widths
     for number, host in enumerate(layers):
@@ -117,6 +123,46 @@ def _stack_sites(
     # Where layers share modules, a hook cannot tell which layer's output it receives.
     if ".*." not in stack.layers:
         yield Site(f"{stack.name}.mix", stack.name, None, "mix", "mix", layers[-1], width, width)
+
+
+def _states_behind_embeddings(
+    model: PreTrainedModel,
+    stack: Stack,
+    root: nn.Module,
+    layers: tuple[str, ...],
+    layer_width: int,
+) -> Iterator[Site]:
+    """Yield the site of the states that enter the layers of a stack that embeds tokens.
+
+    Where embeddings are narrower than layers, or layers share modules, the states enter the
+    projection that widens them.
+    """
+    table = token_table(model)
+    reads = inspect.signature(root.forward).parameters.keys() & _TOKENS
+    if not reads or not isinstance(table, nn.Embedding):
+        return
+    width = table.weight.shape[1]
+    host: str | None = layers[0]
+    if width != layer_width or ".*." in stack.layers:
+        inside = tuple(f"{layer}." for layer in layers)
+        found = (
+            path
+            for path, module in own_modules(model)
+            if is_projection(module) and not path.startswith(inside)
+            if (in_features(module), out_features(module)) == (width, layer_width)
+        )
+        host = next(found, None)
+    if host is not None:
+        yield Site(f"{stack.name}.input", stack.name, None, "input", "states", host, width, width)
+
+
+def _output_site(model: PreTrainedModel, stack: str) -> Iterator[Site]:
+    """Yield the site of the states that the output layer of a language model reads."""
+    head = model.get_output_embeddings()
+    path = next((path for path, module in own_modules(model) if module is head), None)
+    if path is not None and is_projection(head):
+        width = in_features(head)
+        yield Site(f"{stack}.output", stack, None, "output", "states", path, width, width)
 
 
 def _embedding_width(root: nn.Module) -> int | None:

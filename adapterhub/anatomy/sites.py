@@ -22,9 +22,11 @@ encoder layer, whatever its module is called inside transformers. Roles in a lay
     layer                          a layer as a whole: its output is the residual stream
 
 Stacks are `encoder` and `decoder`, or in a model with several of a kind what they read: `vision`,
-`audio`, `language`. Roles of a stack: `embed`, where token embeddings enter it, and `mix`, the
-output of its last layer, for methods that combine the outputs of all layers. Architectures differ
-only in data: a `Family` row, in families/ or derived from the structure (discovery/).
+`audio`, `language`. Roles of a stack: `embed`, where token embeddings enter it; `input`, the states
+behind its embeddings, as wide as these; `output`, the states that the output layer of a language
+model reads; and `mix`, the output of its last layer, for methods that combine the outputs of all
+layers. Architectures differ only in data: a `Family` row, in families/ or derived from the
+structure (discovery/).
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.anatomy.projections import HeldWeight
 from adapterhub.errors import SiteError, did_you_mean
 
-Kind = Literal["linear", "weight", "sublayer", "layer", "keyvalue", "norm", "embed", "mix"]
+Kind = Literal[
+    "linear", "weight", "sublayer", "layer", "keyvalue", "norm", "embed", "states", "mix"
+]
 SUBLAYERS = ("attn", "cross", "ffn", "mixer")
 STREAM = ("residual", "block")  # the points of the residual stream a module may read, see Stream
 NORMS = ("norm", "postnorm")
@@ -68,6 +72,8 @@ ROLES = (
     *(f"{s}.{norm}" for s in SUBLAYERS for norm in NORMS),
     "layer",
     "embed",
+    "input",
+    "output",
     "mix",
 )
 

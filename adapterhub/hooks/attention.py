@@ -31,6 +31,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from adapterhub.anatomy.forward_source import attends
 from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.backbones.tensor_parallel import tensor_parallel
+from adapterhub.backbones.weights import read_weight
 from adapterhub.errors import SiteError
 from adapterhub.hooks.attention_products import watch_products
 from adapterhub.hooks.composition import BatchPlan, RowOrder
@@ -45,7 +46,12 @@ from adapterhub.hooks.packed import TokenPlan
 from adapterhub.hooks.row_stacks import StackedColumn, StackedRows
 from adapterhub.hooks.slot import SUBLAYER_INPUT, read_sublayer_input
 from adapterhub.hooks.virtual_tokens import as_mask
-from adapterhub.methods._site_module import GatedKeyValueModule, PrefixModule, SiteModule
+from adapterhub.methods._site_module import (
+    ApartKeyValueModule,
+    GatedKeyValueModule,
+    PrefixModule,
+    SiteModule,
+)
 
 SUPPORTED = ("eager", "sdpa")
 _PREFIX = "adapterhub_"
@@ -71,6 +77,11 @@ def keyvalue_slot(
         else:
             watch_products(host, slot, batch_dim)
         host.add_module(CHILD, slot)
+    if isinstance(module, ApartKeyValueModule) and not slot.projections:
+        read = [(model.get_submodule(each.host), each.part) for each in module.projections]
+        for each in read:
+            read_weight(*each)  # which each forward pass does again
+        slot.projections = read
     if isinstance(module, GatedKeyValueModule):
         read_sublayer_input(model, slot, site.input_host)
     positions = isinstance(module, PrefixModule) and module.positions
@@ -149,18 +160,26 @@ def _attention_with_prefix(name: str) -> Callable[..., Any]:
         attend = slot.eager if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
         assert attend is not None
         call = AttentionCall(query, key, value, attention_mask, slot.take(SUBLAYER_INPUT), options)
-        keys, plan, _ = slot.applied
-        if isinstance(plan, TokenPlan):
-            return slot.with_virtual_tokens(call, plan.spans).run(attend, module)
-        if plan is None or len(plan.groups) == 1:
-            return _attend(attend, module, slot, plan.groups[0] if plan else keys, call)
-        biased = options.get("position_bias") is not None
-        columns = None if biased else slot.stacked(query)
-        if columns is not None and len(columns) == 1:
-            return _attend_stacked(attend, module, slot, columns[0], call)
-        return _attend_per_row(attend, module, slot, plan, call)
+        output, weights = _attend_together(attend, module, slot, call)
+        return (slot.add_apart(call, output) if slot.projections else output), weights
 
     return attention
+
+
+def _attend_together(
+    attend: Callable[..., Any], module: nn.Module, slot: KeyValueSlot, call: AttentionCall
+) -> Any:
+    """Call the backbone's attention over the prefixes of each row and keys, in one softmax."""
+    keys, plan, _ = slot.applied
+    if isinstance(plan, TokenPlan):
+        return slot.with_virtual_tokens(call, plan.spans).run(attend, module)
+    if plan is None or len(plan.groups) == 1:
+        return _attend(attend, module, slot, plan.groups[0] if plan else keys, call)
+    biased = call.options.get("position_bias") is not None
+    columns = None if biased else slot.stacked(call.query)
+    if columns is not None and len(columns) == 1:
+        return _attend_stacked(attend, module, slot, columns[0], call)
+    return _attend_per_row(attend, module, slot, plan, call)
 
 
 def _attend(
@@ -171,6 +190,7 @@ def _attend(
     call: AttentionCall,
 ) -> Any:
     """Call the backbone's attention over prefixes and keys."""
+    names = slot.together(names)
     if not names:
         return call.run(attend, module)
     call = _with_explicit_mask(module, call)

@@ -5,9 +5,10 @@
 While a prefix is active, what the module's forward calls is watched. At the first product, of
 queries and keys, the scores of the prefix are computed too. They follow those of the tokens through
 scales, shapes and dtypes, and stay as they are where a mask or a bias is added. The softmax is
-taken over both, and the last product adds W_p P_v, the weights of the prefix times its values. A
-gate g_i of a prefix scales its keys and values for query i: s g_i q P_kᵀ, g_i W_p P_v. With a bias
-that grows with the position of the key (ALiBi), a prefix stands where the first visible key does.
+taken over both, and the last product adds W_p P_v, the weights of the prefix times its values. Keys
+apart have a softmax each. A gate g_i of a prefix scales its keys and values for query i:
+s g_i q P_kᵀ, g_i W_p P_v. With a bias that grows with the position of the key (ALiBi), a prefix
+stands where the first visible key does.
 
 What such a module returns as attention weights are those of the tokens: less than one in sum.
 torch.compile breaks its graph in such a module.
@@ -16,6 +17,7 @@ torch.compile breaks its graph in such a module.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, NoReturn
 
@@ -201,7 +203,7 @@ class WatchedProducts(TorchFunctionMode):
     ) -> Tensor:
         """Take the softmax over the prefix and the tokens; return the weights of the tokens."""
         scores, own, _, bias = followed
-        *_, shown, gate = self._joined()
+        *_, shown, gate, apart, _, together = self._joined()
         named = {key: value for key, value in kwargs.items() if key != "input"}
         if (*args[1:2], *(named.get(n) for n in ("dim",)), None)[0] not in (-1, scores.ndim - 1):
             self._refuse("takes its softmax over another dimension than the keys")
@@ -210,11 +212,20 @@ class WatchedProducts(TorchFunctionMode):
             own = own + _at_first_visible(bias, scores)
         if shown is not None:
             own = own.masked_fill(~self._by_row(shown[:, None], own), float("-inf"))
-        weights: Tensor = func(torch.cat([own, scores], dim=-1), *args[1:], **named)
-        length = own.shape[-1]
-        own, rest = weights[..., :length], weights[..., length:].contiguous()
+        all_scores, length = own, own.shape[-1]
+        if not together:  # to the bit what the tokens alone have
+            rest: Tensor = func(scores, *args[1:], **named)
+            own = torch.zeros_like(own, dtype=rest.dtype)
+        else:
+            if apart is not None:
+                rows = self._by_row(apart[:, None].expand(self.batch, -1, -1), own)
+                own = own.masked_fill(rows > 0, -torch.inf)
+            weights: Tensor = func(torch.cat([own, scores], dim=-1), *args[1:], **named)
+            own, rest = weights[..., :length], weights[..., length:].contiguous()
         if gate is not None:
             own = own * self._by_row(gate, own)
+        if apart is not None:
+            own = own + self._weights_apart(all_scores, lambda s: func(s, *args[1:], **named))
         self.followed = [Followed(rest, own, weighed=True)]
         return rest
 
@@ -244,10 +255,17 @@ class WatchedProducts(TorchFunctionMode):
     ) -> Tensor:
         """Attend over prefixes and keys with torch's fused function; without it, behind gates."""
         joined = self._joined()
+        if not joined.together:
+            self.done = True
+            options: dict[str, Any] = {"dropout_p": dropout_p, "scale": scale}
+            options |= {"enable_gqa": True} if enable_gqa else {}
+            out = func(query, key, value, attn_mask=attn_mask, is_causal=is_causal, **options)
+            added: Tensor = out + self._apart(query, scale).to(out.dtype)
+            return added
         if is_causal:
             pairs = query.new_ones(query.shape[-2], key.shape[-2], dtype=torch.bool)
             attn_mask = pairs.tril()
-        if joined.gate is not None:
+        if joined.gate is not None or joined.apart is not None:
             scale = query.shape[-1] ** -0.5 if scale is None else scale
             with self:
                 return _written_out(query * scale, key, value, attn_mask, dropout_p)
@@ -258,10 +276,31 @@ class WatchedProducts(TorchFunctionMode):
             for own, prefix in ((key, joined.key), (value, joined.value))
             for heads in (self._in_heads(prefix, own.shape, own.shape[-1]),)
         ]
-        options: dict[str, Any] = {"dropout_p": dropout_p, "scale": scale}
+        options = {"dropout_p": dropout_p, "scale": scale}
         options |= {"enable_gqa": True} if enable_gqa else {}
         attended: Tensor = func(query, *parts, attn_mask=mask, **options)
         return attended
+
+    def _apart(self, query: Tensor, scale: float | None) -> Tensor:
+        """Compute what queries, (batch, heads, queries, d), attend to apart."""
+        joined = self._joined()
+        pair = (joined.key, joined.value)
+        keys, values = (self._in_heads(p, query.shape, query.shape[-1]).to(query) for p in pair)
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        scores = (query * scale) @ keys.transpose(-1, -2)
+        weights = self._weights_apart(scores, partial(torch.softmax, dim=-1))
+        return weights @ values
+
+    def _weights_apart(self, scores: Tensor, softmax: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the weights of keys in softmaxes of their own; 0 for others.
+
+        scores: (..., queries, length).
+        """
+        *_, apart, softmaxes, _ = self._joined()
+        assert apart is not None
+        numbers = self._by_row(apart[:, None].expand(self.batch, -1, -1), scores)
+        masked = (scores.masked_fill(numbers != n, -torch.inf) for n in range(1, softmaxes + 1))
+        return sum(softmax(each).nan_to_num(0.0) for each in masked)  # type: ignore[return-value]
 
     def _refuse(self, what: str) -> NoReturn:
         raise AttachError(
@@ -310,7 +349,7 @@ def _written_out(
     key, value = (each.repeat_interleave(groups, -3) for each in (key, value))
     scores = torch.matmul(query, key.transpose(-1, -2))
     if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, float("-inf"))
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     elif mask is not None:
         scores = scores + mask
     return torch.matmul(F.dropout(torch.softmax(scores, dim=-1), dropout), value)

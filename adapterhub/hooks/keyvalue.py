@@ -1,5 +1,8 @@
 """The slot at an attention module: the prefixes of the active modules, and their gates.
 
+Keys and values that are attended to apart from those of tokens (`ApartKeyValueModule`) have a
+softmax of their own; what it weighs is added to the output of the attention.
+
 Where attention adds a bias of relative positions to its scores (T5), prefixes may have positions:
 
     b_ij = table[bucket(k_j - q_i)]     k_j: the position of key j    q_i: that of query i
@@ -19,12 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.anatomy.sites import CHILD
+from adapterhub.anatomy.sites import CHILD, FeatureSlice
 from adapterhub.backbones.tensor_parallel import TensorParallel
+from adapterhub.backbones.weights import read_bias, reread_weight
 from adapterhub.hooks.composition import BatchPlan, RowOrder
 from adapterhub.hooks.packed import PrefixSpan
 from adapterhub.hooks.slot import Slot
 from adapterhub.methods._site_module import (
+    ApartKeyValueModule,
     GatedKeyValueModule,
     KeyValueModule,
     Positions,
@@ -71,12 +76,19 @@ class JoinedPrefixes(NamedTuple):
         value: (batch or 1, length, d_v).
         own: (batch, length), which are not padding; None: all of them.
         gate: (batch, queries, length), 1 where a prefix has none; None: no prefix has one.
+        apart: (batch or 1, length), the number of the softmax that a key is in, 0 for that of the
+            tokens; None: all are in that.
+        softmaxes: how many there are beside that of the tokens.
+        together: whether some key is in that of the tokens.
     """
 
     key: Tensor
     value: Tensor
     own: Tensor | None = None
     gate: Tensor | None = None
+    apart: Tensor | None = None
+    softmaxes: int = 0
+    together: bool = True
 
 
 class KeyValueSlot(Slot):
@@ -88,12 +100,47 @@ class KeyValueSlot(Slot):
         self.bias: RelativeBias | None = None
         self.eager: Callable[..., Any] | None = None
         self.parallel: TensorParallel | None = None
+        # Of keys and of values; in a list, so that they are not child modules.
+        self.projections: list[tuple[nn.Module, FeatureSlice | None]] = []
 
-    def placed(self, key: str) -> KeyValueModule | GatedKeyValueModule:
+    def placed(self, key: str) -> Any:
         """Return the module with a key."""
         module = super().placed(key)
-        assert isinstance(module, KeyValueModule | GatedKeyValueModule)
+        assert isinstance(module, PrefixModule)
         return module
+
+    def together(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the keys of modules in the softmax of the tokens."""
+        return tuple(n for n in names if not isinstance(self.placed(n), ApartKeyValueModule))
+
+    def apart(self, module: ApartKeyValueModule) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of a module that is attended to apart, (length, d) each."""
+        read = ((reread_weight(*each), read_bias(*each)) for each in self.projections)
+        (key, key_bias), (value, value_bias) = read
+        pair: tuple[Tensor, Tensor] = module(key, key_bias, value, value_bias)
+        return pair
+
+    def add_apart(self, call: AttentionCall, output: Tensor) -> Tensor:
+        """Add what the queries of a call attend to apart.
+
+        `output`: (batch, queries, heads, head_dim), what they attend to otherwise.
+        """
+        scale = call.options.get("scaling") or call.query.shape[-1] ** -0.5
+
+        def add(name: str, output: Tensor, query: Tensor) -> Tensor:
+            module = self.placed(name)
+            if not isinstance(module, ApartKeyValueModule):
+                return output
+            pair = zip(self.apart(module), (call.key, call.value), strict=True)
+            heads = [self.in_heads(own, theirs) for own, theirs in pair]
+            groups = query.shape[1] // len(heads[0])
+            key, value = (each.repeat_interleave(groups, 0) for each in heads)
+            scores = query @ (scale * key).transpose(-1, -2)
+            weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+            attended: Tensor = (weights @ value).transpose(1, 2)
+            return output + attended.to(output.dtype)
+
+        return self.run(add, output, call.query)
 
     def forward(self, call: AttentionCall, names: tuple[str, ...]) -> PrefixedKeyValues:
         """Put prefixes in front of the keys and values of a call.
@@ -154,15 +201,28 @@ class KeyValueSlot(Slot):
         """Return the prefixes of rows that have the same: the last module's is the first."""
         keys, values = ([self._nothing(size)] for size in next(iter(self.sites.values())).d_kv)
         gates: list[Tensor | None] = [None]
+        marks = [0]
         for name in names:
-            module = self.placed(name)
-            gated = isinstance(module, GatedKeyValueModule)
-            (key, value), gate = module(x) if gated else (module(), None)
+            module, gate = self.placed(name), None
+            if isinstance(module, ApartKeyValueModule):
+                key, value = self.apart(module)
+            elif isinstance(module, GatedKeyValueModule):
+                (key, value), gate = module(x)
+            else:
+                key, value = module()
             keys.insert(0, key)
             values.insert(0, value)
             gates.insert(0, gate)
-        gate = _joined_gates(gates, [len(key) for key in keys])
-        return JoinedPrefixes(torch.cat(keys)[None], torch.cat(values)[None], None, gate)
+            marks.insert(0, len(marks) if isinstance(module, ApartKeyValueModule) else 0)
+        lengths = [len(key) for key in keys]
+        gate = _joined_gates(gates, lengths)
+        joined = JoinedPrefixes(torch.cat(keys)[None], torch.cat(values)[None], None, gate)
+        if not any(marks):
+            return joined
+        numbers = zip(keys, marks, strict=True)
+        apart = torch.cat([key.new_full((len(key),), n, dtype=torch.long) for key, n in numbers])
+        together = bool(self.together(names))
+        return joined._replace(apart=apart[None], softmaxes=max(marks), together=together)
 
     def _nothing(self, size: int) -> Tensor:
         return torch.empty(0, size, device=next(self.parameters()).device)
@@ -200,7 +260,7 @@ def _joined_rows(groups: list[JoinedPrefixes], plan: BatchPlan, copies: int) -> 
     """Join the prefixes of groups of rows into those of the batch."""
     lengths = {group.key.shape[1] for group in groups}
     longest = max(lengths)
-    parts: list[list[Tensor]] = [[], [], [], []]
+    parts: list[list[Tensor]] = [[], [], [], [], []]
     some = next((group.gate for group in groups if group.gate is not None), None)
     for group, size in zip(groups, plan.sizes, strict=True):
         rows, missing = size * copies, longest - group.key.shape[1]
@@ -212,9 +272,16 @@ def _joined_rows(groups: list[JoinedPrefixes], plan: BatchPlan, copies: int) -> 
             gate = group.gate
             gate = some.new_ones(rows, some.shape[1], own.shape[1]) if gate is None else gate
             parts[3].append(F.pad(gate, (missing, 0)))
-    key, value, own = (plan.join(part, copies) for part in parts[:3])
+        apart = own.new_zeros(own.shape, dtype=torch.long)
+        apart = apart if group.apart is None else group.apart.expand(rows, -1)
+        parts[4].append(F.pad(apart, (missing, 0)))
+    key, value, own, apart = (plan.join(parts[number], copies) for number in (0, 1, 2, 4))
     gate = plan.join(parts[3], copies) if some is not None else None
-    return JoinedPrefixes(key, value, own if len(lengths) > 1 else None, gate)
+    joined = JoinedPrefixes(key, value, own if len(lengths) > 1 else None, gate)
+    if (softmaxes := max(group.softmaxes for group in groups)) == 0:
+        return joined
+    together = any(group.together for group in groups)
+    return joined._replace(apart=apart, softmaxes=softmaxes, together=together)
 
 
 def _in_block(part: Tensor, block: int, gates: int) -> Tensor:

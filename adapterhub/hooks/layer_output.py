@@ -1,4 +1,4 @@
-"""The slot at a layer: its modules change the residual stream behind it.
+"""The slot at a layer: its modules change the residual stream behind it, or in front of it.
 
 The last layer of a stack has one slot for these and for a mix of all layers (layer_mix.py).
 """
@@ -82,6 +82,32 @@ def layer_slot(anatomy: Anatomy, host: str) -> LayerSlot:
     slot.patch.hook(layer.register_forward_hook, change, prepend=True, with_kwargs=True)
     layer.add_module(CHILD, slot)
     return slot
+
+
+def input_slot(anatomy: Anatomy, host: str) -> LayerSlot:
+    """Return the slot at a layer whose modules change what it reads; create it if missing."""
+    slot = layer_slot(anatomy, host)
+    if not slot.takes_input:
+        slot.takes_input = True
+        layer, change = anatomy.model.get_submodule(host), enter_layer
+        # First of all: what a mix keeps of the input is the new one.
+        slot.patch.hook(layer.register_forward_pre_hook, change, prepend=True, with_kwargs=True)
+    return slot
+
+
+def enter_layer(
+    layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Change the input of a layer: its forward pre-hook."""
+    slot = layer._modules[CHILD]
+    if not isinstance(slot, LayerSlot) or not slot.keys:
+        return None
+    if slot.query_stream:
+        _refuse_query_stream(args, kwargs, *slot.query_stream)
+    if args:
+        return (slot.enter(args[0]), *args[1:]), kwargs
+    name = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
+    return args, kwargs | {name: slot.enter(kwargs[name])}
 
 
 def change_layer(

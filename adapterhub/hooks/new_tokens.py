@@ -29,6 +29,7 @@ from adapterhub.backbones.same import same
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.errors import AttachError
 from adapterhub.files.manifest import NewToken
+from adapterhub.hooks.projection import OutputSlot
 from adapterhub.hooks.slot import Slot, drop_slot
 
 TOKENS = "tokens"
@@ -70,15 +71,22 @@ class TokenRows(nn.Module):
         return y.index_copy(-1, self.ids, (x @ self.rows.to(x.dtype).T).to(y.dtype))
 
 
-class RowSlot(Slot):
-    """The rows of all adapters' new tokens, at an embedding or an output layer."""
+class RowSlot(OutputSlot):
+    """The rows of all adapters' new tokens, at an embedding or an output layer.
+
+    At an output layer it also has the modules that change what that layer reads.
+    """
+
+    def placed(self, key: str) -> Any:
+        """Return the module with a key."""
+        return Slot.placed(self, key)
 
     def rows(self) -> Iterator[TokenRows]:
         """Yield the rows of the active adapters."""
         for key in self.keys:
             module = self.placed(key)
-            assert isinstance(module, TokenRows)
-            yield module
+            if isinstance(module, TokenRows):
+                yield module
 
 
 def mask_new_ids(host: nn.Module, args: tuple[Any, ...]) -> Any:
@@ -108,6 +116,21 @@ def score_rows(host: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
     for module in slot.rows():
         y = module.score(args[0], y)
     return y
+
+
+def row_slot(host: nn.Module, scores: bool) -> RowSlot:
+    """Return the slot at an embedding, or at an output layer (`scores`); create it if missing."""
+    slot = host._modules.get(CHILD)
+    if isinstance(slot, RowSlot):
+        return slot
+    slot = RowSlot()
+    host.add_module(CHILD, slot)
+    if scores:
+        slot.patch.hook(host.register_forward_hook, score_rows)
+    else:
+        slot.patch.hook(host.register_forward_pre_hook, mask_new_ids)
+        slot.patch.hook(host.register_forward_hook, put_rows)
+    return slot
 
 
 @dataclass(eq=False)
@@ -143,15 +166,7 @@ class NewTokenRows:
         """Add the rows to their hosts, inactive."""
         for path, rows, scores in self.hosts():
             host = self.model.get_submodule(path)
-            slot = host._modules.get(CHILD)
-            if not isinstance(slot, RowSlot):
-                slot = RowSlot()
-                host.add_module(CHILD, slot)
-                if scores:
-                    slot.patch.hook(host.register_forward_hook, score_rows)
-                else:
-                    slot.patch.hook(host.register_forward_pre_hook, mask_new_ids)
-                    slot.patch.hook(host.register_forward_hook, put_rows)
+            slot = row_slot(host, scores)
             size = rows.rows.shape[1]
             slot.add(self.key, Site(path, TOKENS, None, TOKENS, "embed", path, size, size), rows)
 

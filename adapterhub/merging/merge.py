@@ -65,6 +65,7 @@ _RECORDS = "_adapterhub_merges"
 _NOT_MERGEABLE = {
     "keyvalue": "it adds keys and values, which are not a weight of the backbone",
     "embed": "it adds tokens to the input, which are not a weight of the backbone",
+    "states": "it changes states between modules, which are not a weight of the backbone",
     "mix": "it reads the outputs of several layers",
     "sublayer": "it adapts a whole sublayer, which is not linear",
     "layer": "it changes the states behind a whole layer, which is not linear",

@@ -23,6 +23,15 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'adapters': (tuple[str, ...], (), 'trained adapters to mix: names of attached adapters, or folders'),
         'members': (tuple[Any, ...], (), 'methods of these adapters (set automatically)'),
     }),
+    'adapterplus': ('adapterplus', 'bottleneck adapters after feed-forward with a scale for each feature', 'Steitz & Roth 2024, https://arxiv.org/abs/2406.06820', 0.001, None, {
+        'size': (int, 8, 'bottleneck width'),
+        'sizes': (dict[str, int], {}, 'other widths for some sites: {encoder.ffn: 32}'),
+        'activation': (str, 'gelu', 'activation function, by its transformers name'),
+        'scale': (float, 1.0, "factor s of the network's output"),
+        'source': (Literal['output', 'block'], 'block', 'input of the network: y (output) or norm(r + y) (block)'),
+        'sites': (tuple[str, ...], ('ffn',), 'sublayers to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+    }),
     'alora': ('alora', "LoRA from its invocation tokens on: the cache in front is the backbone's", 'Greenewald et al. 2025, https://arxiv.org/abs/2504.12397', 0.001, None, {
         'rank': (int, 8, 'rank r of the update'),
         'alpha': (float, 16.0, 'numerator of the scale: updates are multiplied by alpha / rank'),
@@ -46,6 +55,16 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'block': (int, 128, 'largest size of a block; a common divisor of both sizes'),
+    }),
+    'cartridge': ('cartridge', 'a prefix that starts from the keys and values of a document', 'Eyuboglu et al. 2025, https://arxiv.org/abs/2506.06266', 0.02, None, {
+        'length': (int, 128, 'prefix length in tokens'),
+        'reparametrize': (bool, False, 'compute the prefix by a network during training'),
+        'middle': (int, 512, 'hidden width of that network'),
+        'positions': (bool | Literal['keys'], True, 'count positions from after the prefix; keys: only relative positions of keys'),
+        'sites': (tuple[str, ...], ('attn.kv',), 'attentions to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'text': (str, '', 'text to start from, in decoders: its keys and values'),
+        'frozen': (int, 1, 'tokens at the start of the prefix that do not train'),
     }),
     'chosen': ('selected_parameters', 'train selected backbone parameters, by default the token embeddings', 'Artetxe et al. 2020, https://arxiv.org/abs/1910.11856', 0.0005, None, {
         'names': (tuple[str, ...], ('embeddings',), 'embeddings, or names as in adapter files with * as a wildcard (decoder.*.attn.q.weight)'),
@@ -137,6 +156,15 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'experts': (Literal['each', 'shared'], 'each', 'updates of routed experts: one for each, or one shared by all of a layer'),
     }),
+    'invertible': ('invertible', 'an invertible change of the embeddings, undone in front of the output layer', 'Pfeiffer et al. 2020, https://arxiv.org/abs/2005.00052', 0.001, None, {
+        'reduction': (int, 2, "each network's input width divided by its hidden width"),
+        'activation': (str, 'relu', 'activation function, by its transformers name'),
+    }),
+    'llama-adapter': ('llama_adapter', 'prompts in each layer, attended to apart behind a gate that starts at zero', 'Zhang et al. 2023, https://arxiv.org/abs/2303.16199', 0.009, None, {
+        'length': (int, 10, 'prompt length in tokens'),
+        'sites': (tuple[str, ...], ('attn.kv',), 'attentions to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 30', '0..3', [0, 5]"),
+    }),
     'loha': ('loha', 'elementwise products of two low-rank updates of projections', 'Hyeon-Woo et al. 2022, https://arxiv.org/abs/2108.06098', 0.001, None, {
         'rank': (int, 8, 'rank r of the update'),
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
@@ -204,6 +232,12 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'init': (Literal['identity', 'paper'], 'identity', 'edits before training: none (identity), or as in the paper'),
     }),
+    'madx': ('madx', 'language adapters: pfeiffer + an invertible adapter of the embeddings', 'Pfeiffer et al. 2020, https://arxiv.org/abs/2005.00052', 0.001, None, {
+        'size': (int, 64, 'bottleneck width'),
+        'reduction': (int, 2, 'halves of the embeddings divided by the hidden width'),
+        'source': (Literal['output', 'block'], 'output', 'input of the bottlenecks: y (output) or norm(r + y) (block)'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers with bottlenecks: all, 'top 4', '0..3', [0, 5]"),
+    }),
     'mam': ('mam', 'prefix tuning + scaled parallel adapters', 'He et al. 2022, https://arxiv.org/abs/2110.04366', 0.001, None, {
         'length': (int, 30, 'prefix length in tokens'),
         'size': (int, 64, 'bottleneck width'),
@@ -239,6 +273,7 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'length': (int, 20, 'prompt length in tokens'),
         'sites': (tuple[str, ...], ('embed',), 'stack to adapt; of two, the encoder'),
         'counts_padding': (bool, False, 'padding of the text counts as text, as in peft'),
+        'text': (str, '', 'text to start from: its embeddings, repeated up to the length'),
         'encoder': (Literal['mlp', 'lstm'], 'mlp', 'network that computes the prompt'),
         'middle': (int | None, None, 'hidden width of the network (null: embedding width)'),
     }),
@@ -277,11 +312,14 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'positions': (bool | Literal['keys'], False, 'count positions from after the prefix; keys: only relative positions of keys'),
         'sites': (tuple[str, ...], ('attn.kv', 'cross.kv'), 'attentions to adapt'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'text': (str, '', 'text to start from, in decoders: its keys and values'),
+        'frozen': (int, 0, 'tokens at the start of the prefix that do not train'),
     }),
     'prompt': ('prompt', 'learned virtual tokens in front of the input', 'Lester et al. 2021, https://arxiv.org/abs/2104.08691', 0.03, None, {
         'length': (int, 20, 'prompt length in tokens'),
         'sites': (tuple[str, ...], ('embed',), 'stack to adapt; of two, the encoder'),
         'counts_padding': (bool, False, 'padding of the text counts as text, as in peft'),
+        'text': (str, '', 'text to start from: its embeddings, repeated up to the length'),
     }),
     'randlora': ('randlora', 'full-rank updates of fixed random bases with trained scales', 'Albert et al. 2025, https://arxiv.org/abs/2502.00987', 0.001, None, {
         'rank': (int, 32, 'rank of a basis: a lower one has more parameters'),

@@ -9,6 +9,7 @@
                         ExpertsInputModule   (x, rows) -> x'
     keyvalue            KeyValueModule       () -> prefix keys and values
                         GatedKeyValueModule  x -> prefix keys and values, and gates
+                        ApartKeyValueModule  W_k, b_k, W_v, b_v -> keys and values
     embed               EmbeddingModule      () -> virtual tokens
     mix                 LayerMixModule       (outputs of the layers below, y) -> y'
 
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from adapterhub.anatomy.sites import Site
     from adapterhub.methods._expert_rows import ExpertRows
 
 OutputSource: TypeAlias = Literal["output", "block", "input", "residual"]
@@ -154,6 +156,29 @@ class GatedKeyValueModule(PrefixModule):
 
     def forward(self, x: Tensor) -> tuple[Tensor | tuple[Tensor, Tensor], Tensor]:
         """Return keys and values, and gates. x: (batch, tokens, d) -> (batch, tokens, 1)."""
+        raise NotImplementedError
+
+
+class ApartKeyValueModule(PrefixModule):
+    """Returns keys and values that are attended to apart from those of tokens.
+
+    Queries get o + softmax(q P_kᵀ) P_v, where o is what they attend to otherwise. Keys and values
+    may depend on the weights of the attention's projections.
+
+    Attributes:
+        projections: the sites of the projections of keys and of values.
+    """
+
+    projections: tuple[Site, Site]
+
+    def forward(
+        self, key: Tensor, key_bias: Tensor | None, value: Tensor, value_bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return keys (length, d_k) and values (length, d_v).
+
+        key: (d_k, d_in), key_bias: (d_k,), value: (d_v, d_in), value_bias: (d_v,), of the
+        projections.
+        """
         raise NotImplementedError
 
 

@@ -53,7 +53,7 @@ SequentialSource = Literal["output", "block"]
 ParallelSource = Literal["input", "residual"]
 
 
-def _stack_networks(modules: Sequence[SiteModule | None]) -> RowStack | None:
+def stack_networks(modules: Sequence[SiteModule | None]) -> RowStack | None:
     """Stack networks of one source and one activation without state; narrower ones are padded."""
     networks: list[Bottleneck] = [m for m in modules if isinstance(m, Bottleneck)]
     some = networks[0]
@@ -92,7 +92,7 @@ class Bottleneck(OutputModule):
     The source is y (`output`) or x, as which the hook passes what `OutputModule.source` selects.
     """
 
-    stack = staticmethod(_stack_networks)
+    stack = staticmethod(stack_networks)
 
     def __init__(
         self, d_in: int, d_out: int, size: int, activation: str, source: OutputSource, scale: float
@@ -121,17 +121,21 @@ class Bottleneck(OutputModule):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Compute the new output. x: (..., d_in), y: (..., d_out) -> y' like y."""
         source = y if self.source == "output" else x
-        down, up = self.down, self.up
+        down, (weight, bias) = self.down, self.up_parameters()
         hidden = self.activation(
             F.linear(source, cast(down.weight, source), cast(down.bias, source))
         )
-        biased = y + (self.scale * up.bias).to(y.dtype)
-        return add_product(biased, hidden, up.weight, self.scale)
+        biased = y + (self.scale * bias).to(y.dtype)
+        return add_product(biased, hidden, weight, self.scale)
+
+    def up_parameters(self) -> tuple[Tensor, Tensor]:
+        """Return the weight and bias of up: (d, size) and (d,)."""
+        return self.up.weight, self.up.bias
 
     def scaled(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the weight and bias of down, and those of up, times s: (size, d) and (d,) each."""
-        up, down = self.up, self.down
-        return down.weight, down.bias, self.scale * up.weight.T, self.scale * up.bias
+        down, (weight, bias) = self.down, self.up_parameters()
+        return down.weight, down.bias, self.scale * weight.T, self.scale * bias
 
     def extra_repr(self) -> str:
         """Return the settings that `print(model)` shows."""
@@ -158,7 +162,7 @@ class BottleneckMethod(Method):
         Raises:
             SiteError: the source is in the residual stream, whose position at a site is unknown.
         """
-        for site, size in self._sizes_by_site(anatomy).items():
+        for site, size in self.sizes_of(anatomy).items():
             network = Bottleneck(
                 site.d_in, site.d_out, size, self.activation, self.source, self.scale
             )
@@ -168,10 +172,11 @@ class BottleneckMethod(Method):
         """Sum size (d_source + 1) + d_out (size + 1) over the sites."""
         return sum(
             size * ((s.d_in if self.source == "input" else s.d_out) + 1) + s.d_out * (size + 1)
-            for s, size in self._sizes_by_site(anatomy).items()
+            for s, size in self.sizes_of(anatomy).items()
         )
 
-    def _sizes_by_site(self, anatomy: Anatomy) -> dict[Site, int]:
+    def sizes_of(self, anatomy: Anatomy) -> dict[Site, int]:
+        """Return the bottleneck width of each selected sublayer."""
         sites = select_sites(self, anatomy)
         if self.source in STREAM:
             require_stream(self, self.source, sites)

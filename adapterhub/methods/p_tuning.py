@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.config.options import option
+from adapterhub.errors import ConfigError
 from adapterhub.methods._base import Placement, register_method
 from adapterhub.methods._site_module import EmbeddingModule
 from adapterhub.methods.prompt import Prompt, VirtualTokens
@@ -89,6 +90,14 @@ class PTuning(Prompt):
     middle: int | None = option(
         None, "hidden width of the network (null: embedding width)", least=1
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.text:
+            raise ConfigError(
+                "text: a network computes the prompt, which starts from no text",
+                hint="prompt(text=...)",
+            )
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """Yield one prompt, at the input."""

@@ -19,7 +19,11 @@ With `reparametrize` a network computes the prefix during training:
 P', W and b are shared by the layers; each site has its own W_site and b_site. Adapter files contain
 a plain prefix, without the network.
 
-Parameters: 2 length d_kv per site. With `reparametrize`, during training: length d_kv +
+With `text`, P_k and P_v are what the bare decoder computes for the first `length` tokens of a text.
+With `positions: true` too, the adapted decoder at first computes what it computes behind this text.
+The first `frozen` tokens do not train.
+
+Parameters: 2 (length - frozen) d_kv per site. With `reparametrize`, during training: length d_kv +
 middle (d_kv + 1) for each kind of attention (self, cross) in each stack, and 2 d_kv (middle + 1)
 per site.
 
@@ -39,7 +43,7 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.anatomy.tokens import position_module
 from adapterhub.config.options import option
-from adapterhub.errors import SiteError
+from adapterhub.errors import ConfigError, SiteError
 from adapterhub.methods._base import Layers, Method, Placement, register_method
 from adapterhub.methods._ops import RowStack, padded
 from adapterhub.methods._site_module import (
@@ -51,14 +55,14 @@ from adapterhub.methods._site_module import (
 )
 from adapterhub.methods._sites import select_sites
 from adapterhub.methods._skip_init import init_is_skipped
+from adapterhub.methods._texts import keys_and_values
 
 
 def _stack_prefixes(modules: Sequence[SiteModule | None]) -> RowStack:
     """Stack prefixes; a shorter one is padded in front."""
-    some = next(module for module in modules if module is not None)
-    assert isinstance(some, PrefixKeyValues)
-    empty = some.prefix[:, :0]
-    prefixes = [m.prefix if isinstance(m, PrefixKeyValues) else empty for m in modules]
+    own = [None if module is None else module() for module in modules]
+    empty = next(prefix for prefix in own if prefix is not None)[:, :0]
+    prefixes = [empty if prefix is None else prefix for prefix in own]
     stacked = padded([prefix.transpose(0, 1).flip(0) for prefix in prefixes]).flip(1)
     if len({prefix.shape[1] for prefix in prefixes}) == 1:
         return RowStack((stacked,), _prefixes)
@@ -84,6 +88,24 @@ class PrefixKeyValues(KeyValueModule):
     def forward(self) -> Tensor:
         """Return keys and values: (2, length, d_kv)."""
         return self.prefix
+
+
+class PartlyFrozenKeyValues(KeyValueModule):
+    """Returns P_k and P_v, stacked, whose first tokens do not train."""
+
+    stack = staticmethod(_stack_prefixes)
+
+    first: Tensor
+
+    def __init__(self, initial: Tensor, frozen: int, positions: Positions = False) -> None:
+        super().__init__()
+        self.register_buffer("first", initial[:, :frozen].clone())
+        self.prefix = nn.Parameter(initial[:, frozen:].clone())
+        self.positions = positions
+
+    def forward(self) -> Tensor:
+        """Return keys and values: (2, length, d_kv)."""
+        return torch.cat([self.first, self.prefix], dim=1)
 
 
 class UnequalKeyValues(KeyValueModule):
@@ -178,6 +200,7 @@ class Prefix(Method):
     # Trained models have keys and values of sizes around 1; AdamW takes as many steps to get there
     # as fit the rate (docs/results.md, "Learning rates").
     learning_rate = 3e-2
+    training_options = ("text", "frozen")
 
     length: int = option(30, "prefix length in tokens", least=1)
     reparametrize: bool = option(False, "compute the prefix by a network during training")
@@ -187,21 +210,44 @@ class Prefix(Method):
     )
     sites: tuple[str, ...] = option(("attn.kv", "cross.kv"), "attentions to adapt")
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
+    text: str = option("", "text to start from, in decoders: its keys and values", omitted=True)
+    frozen: int = option(
+        0, "tokens at the start of the prefix that do not train", least=0, omitted=True
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reparametrize and (self.text or self.frozen):
+            raise ConfigError(
+                "a network computes the whole prefix: it starts from no text, and all of it trains",
+                expected="either reparametrize, or text and frozen",
+            )
+        if self.frozen >= self.length:
+            raise ConfigError(
+                f"frozen={self.frozen} of length={self.length} tokens: none is left to train",
+                expected="fewer frozen tokens than the length",
+            )
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """Yield one prefix per selected attention.
 
         Raises:
-            SiteError: `positions` is set for a stack that does not support it.
+            ConfigError: `text` has fewer tokens than `length`, or there is no tokenizer.
+            SiteError: `positions` is set for a stack that does not support it, or `text` for one
+                without a cache.
         """
         trunks: dict[tuple[str, str], SharedTrunk] = {}
         sites = select_sites(self, anatomy, "keyvalue")
         if self.positions:
             yield from self._skipped_positions(anatomy, sites)
+        begun = {}
+        if self.text and not init_is_skipped():
+            begun = keys_and_values(anatomy, sites, self.text, self.length)
         for site in sites:
             positions = self.positions if site.bias else False
             if not self.reparametrize:
-                yield Placement(site, _drawn(self.length, site, positions))
+                pair = begun.get(site) or _drawn(self.length, site)
+                yield Placement(site, self._module(pair, site, positions))
                 continue
             owns_trunk = _trunk_key(site) not in trunks
             if owns_trunk:
@@ -209,6 +255,24 @@ class Prefix(Method):
             trunk = trunks[_trunk_key(site)]
             module = ReparametrizedKeyValues(trunk, site.d_kv, owns_trunk, positions)
             yield Placement(site, module)
+
+    def _module(
+        self, pair: tuple[Tensor, Tensor], site: Site, positions: Positions
+    ) -> KeyValueModule:
+        """Return keys and values as a module.
+
+        Raises:
+            SiteError: some tokens are frozen, and keys and values have two sizes.
+        """
+        if not self.frozen:
+            return _plain(*pair, positions)
+        if pair[0].shape != pair[1].shape:
+            raise SiteError(
+                f"frozen={self.frozen}: keys and values at {site.id} have two sizes",
+                expected="attentions where they have one",
+                hint="frozen=0",
+            )
+        return PartlyFrozenKeyValues(torch.stack(pair), self.frozen, positions)
 
     def _skipped_positions(self, anatomy: Anatomy, sites: Iterable[Site]) -> Iterator[Placement]:
         """Yield a module for each stack with absolute positions."""
@@ -233,10 +297,10 @@ class Prefix(Method):
             yield Placement(embed, SkippedPositions(self.length, embed.d_out))
 
     def count(self, anatomy: Anatomy) -> int:
-        """Sum length (d_k + d_v) over the sites; with `reparametrize`, count the network."""
+        """Sum (length - frozen) (d_k + d_v) over the sites, or count the network."""
         sites = select_sites(self, anatomy, "keyvalue")
         if not self.reparametrize:
-            return sum(self.length * sum(site.d_kv) for site in sites)
+            return sum((self.length - self.frozen) * sum(site.d_kv) for site in sites)
         widths = {_trunk_key(site): site.d_out for site in reversed(sites)}.values()
         shared = sum(self.length * d + self.middle * (d + 1) for d in widths)
         return shared + sum(sum(site.d_kv) * (self.middle + 1) for site in sites)
@@ -246,22 +310,18 @@ class Prefix(Method):
         return 1 / 30 if self.reparametrize else 1.0
 
     def inference_form(self) -> Prefix:
-        """Return plain prefix tuning."""
-        return dataclasses.replace(self, reparametrize=False)
+        """Return prefix tuning without a network, and without the text that it started from."""
+        return dataclasses.replace(self, reparametrize=False, text="")
 
 
-def _drawn(length: int, site: Site, positions: Positions) -> PrefixKeyValues | UnequalKeyValues:
-    """Draw a prefix from N(0, 0.02²)."""
-    widths = site.d_kv
-    if widths[0] == widths[1]:
-        shape = 2, length, widths[0]
-        initial = torch.empty(shape) if init_is_skipped() else torch.randn(shape) * 0.02
-        return PrefixKeyValues(initial, positions)
-    if init_is_skipped():
-        keys, values = (torch.empty(length, width) for width in widths)
+def _drawn(length: int, site: Site) -> tuple[Tensor, Tensor]:
+    """Draw keys and values from N(0, 0.02²)."""
+    draw = torch.empty if init_is_skipped() else torch.randn
+    if site.d_values is None:
+        keys, values = 0.02 * draw(2, length, site.d_out)
     else:
-        keys, values = (torch.randn(length, width) * 0.02 for width in widths)
-    return UnequalKeyValues(keys, values, positions)
+        keys, values = (0.02 * draw(length, width) for width in site.d_kv)
+    return keys, values
 
 
 def _trunk_key(site: Site) -> tuple[str, str]:

@@ -2,7 +2,8 @@
 
     stack([P; E(tokens)])                                                            (section 2)
 
-    P: (length, d), initialized with random rows of the embedding table    E: the frozen embedding
+    P: (length, d), initialized with random rows of the embedding table, or with those of `text`,
+    repeated up to the length    E: the frozen embedding
 
 In an encoder-decoder the prompt is in front of the encoder's input, and the decoder attends to it.
 Where a row has padding on the left, the prompt comes behind it, next to the text. With
@@ -19,7 +20,7 @@ https://arxiv.org/abs/2104.08691; section 3.2 compares initializations.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ from adapterhub.config.options import option
 from adapterhub.methods._base import Method, Placement, register_method
 from adapterhub.methods._site_module import EmbeddingModule
 from adapterhub.methods._sites import select_sites
+from adapterhub.methods._skip_init import init_is_skipped
+from adapterhub.methods._texts import token_ids
 
 
 class VirtualTokens(EmbeddingModule):
@@ -57,10 +60,14 @@ class Prompt(Method):
     summary = "learned virtual tokens in front of the input"
     start = "paper"
     learning_rate = 3e-2
+    training_options = ("text",)
 
     length: int = option(20, "prompt length in tokens", least=1)
     sites: tuple[str, ...] = option(("embed",), "stack to adapt; of two, the encoder")
     counts_padding: bool = option(False, "padding of the text counts as text, as in peft")
+    text: str = option(
+        "", "text to start from: its embeddings, repeated up to the length", omitted=True
+    )
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """Yield one prompt, at the input."""
@@ -71,6 +78,10 @@ class Prompt(Method):
         """Return length d."""
         return self.length * self.site(anatomy).d_out
 
+    def inference_form(self) -> Prompt:
+        """Return the prompt without the text that it started from."""
+        return replace(self, text="")
+
     def site(self, anatomy: Anatomy) -> Site:
         """Return the site of the input: of the first stack that takes tokens."""
         return select_sites(self, anatomy, "embed")[0]
@@ -79,6 +90,9 @@ class Prompt(Method):
         # Call the embedding module, since some modules scale the rows of their weight.
         embedding: Any = anatomy.model.get_input_embeddings()
         rows = torch.randint(embedding.num_embeddings, (self.length,))
+        if self.text and not init_is_skipped():
+            ids = token_ids(anatomy, self.text)
+            rows = ids.repeat(-(-self.length // len(ids)))[: self.length]
         with torch.no_grad():
             initial: Tensor = embedding(rows.to(device_of(embedding)))
         return initial.detach().float().clone()

@@ -252,6 +252,8 @@ class _Drawing:
             yield _line((304, middle), (CENTER, middle))
             yield _line((321, middle + 12), (321, middle), (304, middle))
             yield _tag(CENTER, middle, label, 96)
+        elif role == "input":
+            yield _tag(CENTER, y["embed.norm"] - 12, label, 76)
         elif role == "layer":
             yield _tag(CENTER, y["ffn.norm"] - 20, label, 62)
         elif role == "attn.kv":

@@ -92,6 +92,7 @@ def with_head(architecture, case):
 
 # Language-model heads that are not the output layer of the backbone.
 OTHER_HEADS = {(a, "learned-scale") for a in ("bert", "roberta", "gpt2")}
+OTHER_HEADS |= {(a, "madx") for a in ("bert", "roberta", "gpt2", "llama")}
 # One layer where transformers has two, or two where it has one.
 LAYERED_HEADS = (
     {(a, c) for a in ("roberta", "t5", "bart") for c in ("everywhere", "compacter")}

@@ -33,6 +33,8 @@ WITHOUT_BIAS = (
     "t5", "mt5", "umt5", "mpt",
 )  # fmt: skip
 PREFIX_METHODS = ("prefix", "mam", "unipelt")
+# Those at the embeddings of tokens.
+AT_EMBEDDINGS = ("prompt", "p-tuning", "chosen", "invertible", "madx")
 # Those that change some tokens of a text.
 OF_TEXTS = tuple(m for m in sorted(METHODS) if issubclass(METHODS[m], (ALoRA, StateMethod)))
 

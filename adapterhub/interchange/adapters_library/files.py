@@ -33,6 +33,7 @@ from adapterhub.interchange.checkpoint_files import (
     config_problems,
     either,
     only,
+    optional,
     read_json_object,
     read_tensor_file,
 )
@@ -54,7 +55,7 @@ _FIRST_SCALED = (1, 1)  # LoRA scales by alpha / r since version 1.1, and did no
 class MethodConfig:
     """One method of a checkpoint.
 
-    `kind` is bottleneck, prefix_tuning or lora; `options` has every option of that kind.
+    `kind` is bottleneck, prefix_tuning, lora or reft; `options` has every option of that kind.
     """
 
     kind: str
@@ -114,8 +115,8 @@ _BOTTLENECK = {
     "use_gating": _false,
     "residual_before_ln": ConfigField(any_value, True),
     "adapter_residual_before_ln": TRAINING_ONLY,  # the order of a sum, without ln_after
-    "inv_adapter": only(None),
-    "inv_adapter_reduction_factor": TRAINING_ONLY,
+    "inv_adapter": only(None, "nice"),
+    "inv_adapter_reduction_factor": ConfigField(optional(schema.number), 2),
     "leave_out": _LEAVE_OUT,
     "dropout": _DROPOUT,
     "phm_layer": _false,
@@ -157,11 +158,25 @@ _LORA = {
     "vera_b": only(None),
     "dtype": TRAINING_ONLY,
 }
+_REFT = {
+    "layers": TRAINING_ONLY,  # those with tensors
+    "prefix_positions": ConfigField(schema.integer(0, 10_000), required=True),
+    "suffix_positions": ConfigField(schema.integer(0, 10_000), required=True),
+    "r": ConfigField(_size, required=True),
+    "orthogonality": ConfigField(schema.boolean, required=True),
+    "tied_weights": _false,
+    "subtract_projection": _true,
+    "dropout": _DROPOUT,
+    "non_linearity": only(None),
+    "output_reft": only(True),
+    "dtype": TRAINING_ONLY,
+}
 _COMMON = dict.fromkeys(("architecture", "init_weights", "init_weights_seed"), TRAINING_ONLY)
 _FIELDS: Mapping[str, Mapping[str, ConfigField]] = {
     "bottleneck": _BOTTLENECK | _COMMON,
     "prefix_tuning": _PREFIX | _COMMON,
     "lora": _LORA | _COMMON,
+    "reft": _REFT | _COMMON,
 }
 
 

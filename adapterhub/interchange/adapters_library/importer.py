@@ -7,6 +7,7 @@ Tensors are named by the modules that they belong to:
     bert.encoder.layer.0.attention.self.query.loras.NAME.lora_A          LoRA, and (IA)^3 as lora_B
     bert.prefix_tuning.prefix_tunings.NAME.self_prefix.control_trans     prefixes of all layers
     bert.shared_parameters.NAME.phm_rule                                 shared by Compacter's sites
+    bert.invertible_adapters.NAME.F.0.weight                             behind the embeddings
 
 The options determine the expected tensors: missing and unexpected ones are refused.
 """
@@ -43,6 +44,7 @@ from adapterhub.interchange.adapters_library.methods import (
     import_bottleneck,
 )
 from adapterhub.interchange.adapters_library.module_paths import RemainingTensors
+from adapterhub.interchange.adapters_library.states import import_reft
 from adapterhub.interchange.checkpoint_files import most_bytes
 from adapterhub.interchange.translation import HEAD, CheckpointInfo, ImportedAdapter, Translation
 
@@ -58,6 +60,7 @@ _IMPORTERS: Mapping[str, Callable[[MethodConfig, RemainingTensors, Translation],
     "bottleneck": import_bottleneck,
     "prefix_tuning": import_adapters_prefix,
     "lora": import_adapters_low_rank,
+    "reft": import_reft,
 }
 
 

@@ -47,6 +47,7 @@ from adapterhub.interchange.adapters_library.module_paths import (
     sites_with_roles,
     sublayer_at,
 )
+from adapterhub.interchange.adapters_library.states import import_invertible
 from adapterhub.interchange.translation import Translation, size_options
 from adapterhub.methods._base import activation_module
 from adapterhub.methods.bottleneck import Houlsby, Parallel, Pfeiffer, ScaledParallel
@@ -96,11 +97,13 @@ def import_bottleneck(
     sites, tensors = _take_networks(remaining, named, anatomy)
     translation.note_dropout(options["dropout"])
     check_sites(sites.values(), named, translation)
-    spec = {
+    spec: dict[str, Any] = {
         "activation": _activation(options, translation),
         "source": _source(options, translation),
         "sites": sites_option(anatomy, named),
     }
+    if options["inv_adapter"]:
+        import_invertible(options, spec["activation"], remaining, translation)
     if not named:
         translation.problems.append("bottleneck: the options name no sublayer of this backbone")
     if translation.problems:

@@ -23,6 +23,7 @@ from adapterhub.backbones.weights import read_weight
 from adapterhub.errors import ConfigError, MismatchError
 from adapterhub.files.schema import shorten
 from adapterhub.hooks.head import activation_between
+from adapterhub.interchange.peft.adaption_prompt import export_adaption_prompt
 from adapterhub.interchange.peft.export_types import (
     CheckpointPart,
     ExportedModule,
@@ -37,10 +38,11 @@ from adapterhub.interchange.peft.prompts import export_prefix, export_prompt
 from adapterhub.methods.alora import InvokedLoRALayer
 from adapterhub.methods.dora import DoRALayer
 from adapterhub.methods.ia3 import InputScale, OutputScale
+from adapterhub.methods.llama_adapter import GatedPrompt
 from adapterhub.methods.lora import LoRALayer
 from adapterhub.methods.lora_fa import FrozenFactorLayer
 from adapterhub.methods.pissa import PiSSALayer
-from adapterhub.methods.prefix import PrefixKeyValues, SkippedPositions
+from adapterhub.methods.prefix import PartlyFrozenKeyValues, PrefixKeyValues, SkippedPositions
 from adapterhub.methods.prompt import VirtualTokens
 from adapterhub.methods.rslora import RsLoRA
 
@@ -57,6 +59,8 @@ _KINDS: Mapping[type[nn.Module], Kind] = {
     **dict.fromkeys((OutputScale, InputScale), "IA3"),
     **dict.fromkeys((PrefixKeyValues, SkippedPositions), "PREFIX_TUNING"),
     VirtualTokens: "PROMPT_TUNING",
+    GatedPrompt: "ADAPTION_PROMPT",
+    PartlyFrozenKeyValues: "CARTRIDGE",
     **PLAIN_MODULES,
 }
 
@@ -91,6 +95,7 @@ def to_peft(source: ExportSource) -> PeftFiles:
 def try_peft(source: ExportSource) -> tuple[PeftFiles, list[str]]:
     """Return the adapter as a peft checkpoint, as far as possible, and what peft cannot express."""
     kinds = {_KINDS[type(p.module)] for p in source.parts if type(p.module) in _KINDS}
+    kinds -= {"PREFIX_TUNING"} if "CARTRIDGE" in kinds else set()  # its table is that of a prefix
     kind: Kind = min(kinds, default="LN_TUNING")
     updates = _EXPORTERS[kind](source) if kinds else CheckpointPart()
     parameters = _trained_parameters(source, kind, updates.targets)
@@ -399,5 +404,7 @@ _EXPORTERS: Mapping[str, Callable[[ExportSource], CheckpointPart]] = {
     "IA3": export_ia3,
     "PROMPT_TUNING": export_prompt,
     "PREFIX_TUNING": export_prefix,
+    "CARTRIDGE": export_prefix,
+    "ADAPTION_PROMPT": export_adaption_prompt,
     **{kind: partial(export_plain, kind) for kind in PLAIN},
 }

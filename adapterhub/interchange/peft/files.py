@@ -52,7 +52,7 @@ GENERATION_FILE = "generation_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 MAX_CONFIG_BYTES = 16 << 20  # rank_pattern may name every module of a large model
 _PLACES = (".shira_indices",)
-_PROMPT_KINDS = ("PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING")
+_PROMPT_KINDS = ("PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CARTRIDGE")
 
 # peft's task types by our tasks.
 TASK_TYPES = {
@@ -71,6 +71,7 @@ PlainKindName = Literal[
 ]  # fmt: skip
 Kind = (
     Literal["LORA", "IA3", "LN_TUNING", "PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"]
+    | Literal["CARTRIDGE", "ADAPTION_PROMPT"]
     | PlainKindName
 )
 
@@ -301,6 +302,15 @@ _FIELDS: Mapping[Kind, Mapping[str, ConfigField]] = {
     "PROMPT_TUNING": _COMMON | _PROMPTS | dict.fromkeys(_PROMPT_TUNING, TRAINING_ONLY),
     "P_TUNING": _COMMON | _PROMPTS | dict.fromkeys(_P_TUNING, TRAINING_ONLY),
     "PREFIX_TUNING": _COMMON | _PROMPTS | dict.fromkeys(_PREFIX_TUNING, TRAINING_ONLY),
+    "CARTRIDGE": _COMMON
+    | _PROMPTS
+    | {"num_frozen_tokens": ConfigField(schema.integer(0, 2**31), 1)},
+    "ADAPTION_PROMPT": _COMMON
+    | {
+        "target_modules": TRAINING_ONLY,  # the attentions with tensors
+        "adapter_len": ConfigField(_size, required=True),
+        "adapter_layers": ConfigField(optional(_size)),
+    },
 }
 KINDS: tuple[Kind, ...] = tuple(_FIELDS)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.interchange.checkpoint_files import most_bytes
+from adapterhub.interchange.peft.adaption_prompt import import_adaption_prompt
 from adapterhub.interchange.peft.files import (
     TASK_TYPES,
     PeftFiles,
@@ -213,6 +214,8 @@ _IMPORTERS: Mapping[str, Callable[[PeftFiles, ModuleFinder, Translation], dict[s
     "PROMPT_TUNING": import_peft_prompt,
     "P_TUNING": import_peft_prompt,
     "PREFIX_TUNING": import_peft_prefix,
+    "CARTRIDGE": import_peft_prefix,
+    "ADAPTION_PROMPT": import_adaption_prompt,
     **dict.fromkeys(PLAIN, import_plain),
 }
 

@@ -26,10 +26,12 @@ from adapterhub.interchange.peft.export_types import CheckpointPart, ExportSourc
 from adapterhub.interchange.peft.files import PeftFiles
 from adapterhub.interchange.peft.targets import ModuleFinder
 from adapterhub.interchange.translation import Translation
-from adapterhub.methods.prefix import Prefix, PrefixKeyValues
+from adapterhub.methods.cartridge import Cartridge
+from adapterhub.methods.prefix import PartlyFrozenKeyValues, Prefix, PrefixKeyValues
 from adapterhub.methods.prompt import Prompt, VirtualTokens
 
 TENSOR = "prompt_embeddings"
+_PREFIXES = (PrefixKeyValues, PartlyFrozenKeyValues)
 
 
 def import_peft_prompt(
@@ -57,7 +59,7 @@ def import_peft_prompt(
 def import_peft_prefix(
     files: PeftFiles, finder: ModuleFinder, translation: Translation
 ) -> dict[str, Tensor]:
-    """Translate a prefix; return the other tensors."""
+    """Translate a prefix, or a cartridge; return the other tensors."""
     rest, table = _table(files, translation)
     anatomy = translation.anatomy
     translation.problems += _task_type_problems(files.config["task_type"])
@@ -77,10 +79,19 @@ def import_peft_prefix(
         return rest
     pairs = table.view(length, len(sites), 2, -1).permute(1, 2, 0, 3)  # (layers, 2, length, d_kv)
     pairs = pairs[_source_layers(len(sites), submodules)]
+    cartridge = files.kind == "CARTRIDGE"
+    method = Cartridge.name if cartridge else Prefix.name
+    frozen = files.config["num_frozen_tokens"] if cartridge else 0
+    if frozen >= length:
+        translation.problems.append(f"num_frozen_tokens: {frozen} of {length}, none trains")
+        return rest
     options = {"length": length, "positions": True, "sites": sites_option(anatomy, sites)}
-    translation.methods.append({Prefix.name: options})
+    translation.methods.append({method: options | ({"frozen": frozen} if cartridge else {})})
     for site, pair in zip(sites, pairs, strict=True):
-        translation.tensors[f"{site.id}.{Prefix.name}.prefix"] = pair.contiguous()
+        name = f"{site.id}.{method}"
+        translation.tensors[f"{name}.prefix"] = pair[:, frozen:].contiguous()
+        if frozen:
+            translation.tensors[f"{name}.first"] = pair[:, :frozen].contiguous()
     return rest
 
 
@@ -191,9 +202,9 @@ def export_prompt(source: ExportSource) -> CheckpointPart:
 
 
 def export_prefix(source: ExportSource) -> CheckpointPart:
-    """Return the prefixes as peft's table: (length, layers * 2 * d_kv)."""
-    parts = [p for p in source.parts if isinstance(p.module, PrefixKeyValues)]
-    prefixes = {p.site.id: p.module.prefix for p in parts if isinstance(p.module, PrefixKeyValues)}
+    """Return the prefixes as peft's table, (length, layers * 2 * d_kv), or those of a cartridge."""
+    parts = [p for p in source.parts if isinstance(p.module, _PREFIXES)]
+    prefixes = {p.site.id: p.module() for p in parts}
     site_ids = [site.id for site in prefix_sites(source.anatomy)]
     problems = _model_problems(source) + prefix_problems(source.anatomy)
     if set(prefixes) != set(site_ids) or len(prefixes) < len(parts):
@@ -215,8 +226,12 @@ def export_prefix(source: ExportSource) -> CheckpointPart:
         problem = "prefix: after an encoder, peft gives layer i that of layer 2 i"
         return CheckpointPart(problems=[problem])
     options = _prompt_options(source.anatomy, pairs[0, 0])
+    frozen = {p.module.first.shape[1] for p in parts if isinstance(p.module, PartlyFrozenKeyValues)}
+    if len(frozen) > 1:
+        return CheckpointPart(problems=["frozen: peft has one number of frozen tokens"])
+    more = {"num_frozen_tokens": max(frozen)} if frozen else {"prefix_projection": False}
     return CheckpointPart(
-        config=options | {"prefix_projection": False, "num_transformer_submodules": submodules},
+        config=options | more | {"num_transformer_submodules": submodules},
         tensors={TENSOR: pairs.permute(2, 0, 1, 3).reshape(pairs.shape[2], -1)},
     )
 

@@ -10,7 +10,7 @@ import pytest
 import tiny_models
 import torch
 import transformers
-from matrix import OF_TEXTS, example
+from matrix import AT_EMBEDDINGS, OF_TEXTS, example
 from selection import rotate
 from transformers import AutoConfig
 
@@ -163,8 +163,7 @@ def speech_model():
 
 
 # A ViT has no tokens, nor the encoder of Whisper, which has no task head.
-NOT_APPLICABLE = {(method, picture_model) for method in ("prompt", "p-tuning", "chosen")}
-NOT_APPLICABLE |= {(method, picture_model) for method in OF_TEXTS}
+NOT_APPLICABLE = {(method, picture_model) for method in (*AT_EMBEDDINGS, *OF_TEXTS)}
 NOT_APPLICABLE |= {("head", speech_model), ("alora", speech_model)}
 
 

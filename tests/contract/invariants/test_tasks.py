@@ -8,7 +8,7 @@ import os
 import pytest
 import tiny_models
 import torch
-from matrix import OF_TEXTS, REFUSED, example, one_of_each_signature
+from matrix import AT_EMBEDDINGS, OF_TEXTS, REFUSED, example, one_of_each_signature
 from selection import rotating
 from task_cases import CASES
 
@@ -30,7 +30,7 @@ CORE_TASKS = ("tagging", "image-classification")
 # Backbones without token embeddings.
 TOKENLESS = {
     (method, backbone)
-    for method in ("prompt", "p-tuning", "chosen", *OF_TEXTS)
+    for method in (*AT_EMBEDDINGS, *OF_TEXTS)
     for backbone in ("vit", "wav2vec2", "speech-ctc")
 }
 # A language model's head belongs to the backbone.

@@ -32,10 +32,13 @@ from adapters import (
     DoubleSeqBnConfig,
     IA3Config,
     LoRAConfig,
+    LoReftConfig,
     MAMConfig,
+    NoReftConfig,
     ParBnConfig,
     PrefixTuningConfig,
     SeqBnConfig,
+    SeqBnInvConfig,
     UniPELTConfig,
 )
 from adapters.heads import ClassificationHead
@@ -156,6 +159,15 @@ CASES = {
         ),
         "classification", ("bart",), pickled=True,
     ),
+    "madx": Case(lambda: SeqBnInvConfig(**SMALL), "lm", (*CORE, "llama")),
+    "loreft": Case(
+        lambda: LoReftConfig(r=2, prefix_positions=2, suffix_positions=1),
+        architectures=("bert", "roberta", "gpt2", "llama"),
+    ),
+    "noreft": Case(
+        lambda: NoReftConfig(r=2, layers=[1], suffix_positions=2, tied_weights=True), "qa",
+        ("bert", "gpt2", "t5"),
+    ),
     "static": Case(lambda: SeqBnConfig(**SMALL), "static", ("bert", "roberta")),
     "pickle": Case(lambda: SeqBnConfig(**SMALL), "tagging", ("bert",), pickled=True),
 }  # fmt: skip
@@ -192,6 +204,8 @@ def randomize(named: Any, seed: int, std: float) -> None:
             norm = "norm" in name.lower() or ".ln_" in name
             start = 1.0 if norm and name.endswith("weight") else 0.0
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * std + start)
+            if name.endswith("parametrizations.weight.original"):
+                parameter.diagonal().fill_(1)  # torch reads its signs here
 
 
 def inputs(architecture: str) -> dict[str, torch.Tensor]:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
         ({"leave_out": [1]}, "encoder.layer.1.output"),
         ({"output_adapter": False}, "no sublayer"),
         ({"reduction_factor": 8}, "shape"),
-        ({"architecture": "reft"}, "reft"),
+        ({"architecture": "vision"}, "vision"),
         ({"use_gating": True}, "missing: encoder.0.ffn.pfeiffer.gate.bias"),
         ({"use_gating": True, "is_parallel": True}, "only sequential"),
         ({"use_gating": True, "reduction_factor": {"0": 8, "default": 4}}, "one size"),

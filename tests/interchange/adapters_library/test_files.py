@@ -43,7 +43,7 @@ def test_a_pickle_is_opened_only_on_request():
 
 def test_every_unsupported_option_is_named(altered):
     tree, _, load = altered
-    tree["config"] |= {"ln_after": True, "inv_adapter": "nice", "new": 3}
+    tree["config"] |= {"ln_after": True, "inv_adapter": "glow", "new": 3}
     with pytest.raises(FileError) as error:
         load()
     named = {line.partition(":")[0].rpartition(".")[2] for line in error.value.offenders}
