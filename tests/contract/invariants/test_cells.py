@@ -32,6 +32,7 @@ from matrix import (
     attach_smaller,
     every_cell,
     example,
+    mergeable,
     representatives,
 )
 from observed import differences, observed
@@ -40,7 +41,6 @@ import adapterhub as ah
 from adapterhub.adapters.state import find_state
 from adapterhub.backbones.same import TOLERANCE
 from adapterhub.errors import AttachError, MergeError, SiteError
-from adapterhub.merging.merge import blockers
 from adapterhub.methods import METHODS
 
 INVARIANTS: list[Callable[[Cell], None]] = []
@@ -259,11 +259,7 @@ def padding_does_not_change_a_row(cell: Cell) -> None:
     torch.testing.assert_close(together, torch.cat(alone), atol=2e-5, rtol=1e-4)
 
 
-def is_mergeable(method: str) -> bool:
-    return not blockers(ah.attach(tiny_models.usual_model("bert"), example(method)))
-
-
-MERGEABLE = frozenset(filter(is_mergeable, METHODS))
+MERGEABLE = mergeable()
 # fp16 and bf16 are tested on one architecture per weight layout, on all in the full matrix.
 HALF_PRECISION = (
     tiny_models.MATRIX if tiny_models.FULL_MATRIX else ("bert", "gpt2", "gpt_neox", "llama", "t5")
