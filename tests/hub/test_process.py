@@ -18,7 +18,7 @@ import httpx2
 import pytest
 import tiny_models
 from commit_body import commit, create
-from selection import ALL
+from selection import ALL, rotating
 
 from adapterhub.errors import ConfigError
 from adapterhub.hub.accounts import create_hub_token, create_namespace
@@ -158,17 +158,20 @@ STATES = {
     "collection": {"7 files left", "2 files left"},
     "first backup": {"none", "new"},
     "second backup": {"old", "new"},
+    "upgrade": {"old", "new"},
+    "mirror": {"nothing", "files: 3"} if ALL else {"files: 3"},
 }
 """By what is killed, what it must have met: the start, and the end."""
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="crash_hub.py forks at each line")
-def test_housekeeping_that_is_killed_is_done_again_and_loses_nothing(tmp_path):
+def test_what_is_killed_is_done_again_and_loses_nothing(tmp_path):
     """crash_hub.py makes the checks; this test verifies that it met every state."""
     program = Path(__file__).parents[1] / "attacks/crash_hub.py"
-    most = 999 if tiny_models.FULL_MATRIX else 40 if ALL else 3
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    names = [*STATES] if ALL else ["collection", "second backup"]
+    most = 999 if tiny_models.FULL_MATRIX else 24 if ALL else 3
+    paths = os.pathsep.join(sys.path)
+    environment = {**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "0"}
+    names = rotating(STATES, 3)
     command = [sys.executable, program, tmp_path, str(most), *names]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
