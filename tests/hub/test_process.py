@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import pytest
 import tiny_models
 from commit_body import commit, create
 from selection import ALL, rotating
+from waiting import wait_until
 
 from adapterhub.errors import ConfigError
 from adapterhub.hub.accounts import create_hub_token, create_namespace
@@ -105,14 +105,14 @@ def test_an_acknowledged_commit_survives_being_killed(folder):
                 threading.Thread(target=keep_pushing, args=(folder, address, f"{number}-{n}", kept))
                 for n in range(3)
             ]
+            before = len(kept)
             for thread in threads:
                 thread.start()
-            time.sleep(0.7)
+            wait_until(lambda before=before: len(kept) >= before + 12)
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
             for thread in threads:
                 thread.join()
-    assert kept
     with open_hub(folder) as hub:
         assert verify_hub(hub) == []
 
