@@ -53,11 +53,12 @@ class Place:
         self.template, self.hub, self.target = (
             folder / name for name in ("template", "hub", "copy")
         )
-        create_hub(self.template)
-        with open_hub(self.template) as hub:
+        made = folder / "made"
+        create_hub(made)
+        with open_hub(made) as hub:
             commit(hub, "acme/kept", {"a.md": b"a"})
             self.old = folder / "old"
-            backup_hub(self.template, self.old)
+            backup_hub(made, self.old)
             commit(hub, "acme/kept", KEPT)
             for number in range(3):
                 commit(hub, f"acme/gone-{number}", {"x.md": b"x%d" % number})
@@ -70,6 +71,8 @@ class Place:
                 hub.blobs.put(staged)
                 grant(connection, known.id, [staged.info], is_committed=False)
             (hub.blobs.incoming / "half").write_bytes(b"half of a file")
+            shutil.copytree(made, self.template)  # as a server that was killed leaves it
+        assert (self.template / f"{DATABASE}-wal").stat().st_size > 0
 
     def prepare(self, target: Path | None = None) -> None:
         """Begin anew, with a backup or without."""
