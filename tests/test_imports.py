@@ -142,42 +142,55 @@ def test_a_command_on_a_trained_adapter_needs_no_torch(adapter_commands, subtest
             assert "Traceback" not in output
 
 
-def test_a_run_and_a_prediction_import_no_more_than_they_use(backbones, tmp_path):
-    words = {"train": train_words(backbones, tmp_path), "predict": ["predict", "run", "good"]}
-    results = {name: run_commands({name: each}, tmp_path)[name] for name, each in words.items()}
-    for code, output, _ in results.values():
-        assert code == 0, output
-    assert not UNNEEDED & {*results["train"][2]}
-    assert not (UNNEEDED | LATER) & {*results["predict"][2]}
-
-
-def train_words(backbones, folder):
-    (folder / "data.csv").write_text("text,label\n" + "good,yes\nbad,no\n" * 4)
-    data = ["--train", "data.csv", "--eval", "data.csv", "--steps", "1", "--output", "run"]
-    return ["train", "--backbone", str(backbones("bert")), "--method", "lora", *data]
-
-
-STOP_AT_THE_FIRST_STEP = """
-import os, sys
+NOTE_IMPORTS = """
+import sys
+from pathlib import Path
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from adapterhub.cli import main
 
-def stop(*_):
-    print("imported:", *sys.modules, flush=True)
-    os._exit(0)
+def note(*_):
+    Path("first.txt").write_text(" ".join(sys.modules))
+    handle.remove()
 
-register_optimizer_step_pre_hook(stop)
-main()
+handle = register_optimizer_step_pre_hook(note)
+try:
+    main()
+finally:
+    Path("end.txt").write_text(" ".join(sys.modules))
 """
 
 
-def test_a_run_takes_its_first_step_before_it_imports_what_comes_later(backbones, tmp_path):
-    words = train_words(backbones, tmp_path)
-    command = [sys.executable, "-c", STOP_AT_THE_FIRST_STEP, *words]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    imported = {*run.stdout.split("imported:")[1].split()}
-    assert "torch" in imported
-    assert not (UNNEEDED | LATER) & imported
+@pytest.fixture(scope="module")
+def run(backbones, tmp_path_factory):
+    """A folder with a run, and what it has imported at its first step and at its end."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "data.csv").write_text("text,label\n" + "good,yes\nbad,no\n" * 4)
+    words = ["train", "--backbone", str(backbones("bert")), "--method", "lora", "--steps", "1"]
+    words += ["--train", "data.csv", "--eval", "data.csv", "--output", "run"]
+    command = [sys.executable, "-c", NOTE_IMPORTS, *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def imported(run, moment):
+    return {*(run / f"{moment}.txt").read_text().split()}
+
+
+def test_a_run_imports_no_more_than_it_uses(run):
+    assert not UNNEEDED & imported(run, "end")
+
+
+def test_a_run_takes_its_first_step_before_it_imports_what_comes_later(run):
+    assert "torch" in imported(run, "first")
+    assert not (UNNEEDED | LATER) & imported(run, "first")
+    assert LATER & imported(run, "end")
+
+
+def test_a_prediction_imports_no_more_than_it_uses(run):
+    ((code, output, imports),) = run_commands({"": ["predict", "run", "good"]}, run).values()
+    assert code == 0, output
+    assert not (UNNEEDED | LATER) & {*imports}
 
 
 def test_a_module_that_is_read_before_torch_is_needed_is_light(light, subtests):

@@ -55,6 +55,7 @@ def test_a_study_has_a_page_when_its_report_is_there(folder: Path) -> None:
     assert page.endswith(f"```yaml\n{RECIPE}```\n")
 
 
+@pytest.mark.apart
 def test_the_interactive_report_is_made_of_the_records(committed: Path, folder: Path) -> None:
     assert study_pages.assets() == {}
     assert "mine-charts.html" not in study_pages.pages()["studies/mine.md"]

@@ -1,46 +1,72 @@
-"""Kill a hub's housekeeping before each of its lines.
+"""Kill a hub's housekeeping, or what a mirror fetches, before each of its lines.
 
     python crash_hub.py FOLDER MOST [SCENARIO ...]      prints one JSON object per scenario
 
-A forked child collects, or backs up for the first or the second time, and is killed (SIGKILL)
-before a given line of housekeeping.py. Then every commit that was acknowledged is whole
-in the hub, and in the backup, if there is one; and the same command does its work without repair.
+A forked child collects, backs up for the first or the second time, upgrades, or fetches from an
+upstream, and is killed (SIGKILL) before a given line of the modules that do it. Then every commit
+that was acknowledged is whole in the hub, and in the backup, if there is one; and the same command
+does its work without repair.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import crash
+import hub_changes
+import hub_server
+from alembic.operations import batch
+from alembic.runtime import migration
 
-from adapterhub.hub import backups, housekeeping
+from adapterhub.hub import backups, blobs, copies, database, housekeeping, state, upstream
 from adapterhub.hub.accounts import create_namespace, find_owner
-from adapterhub.hub.backups import backup_hub
+from adapterhub.hub.backups import backup_hub, upgrade_hub
 from adapterhub.hub.commits import CommitChange, branch_head, grant, write_commit
+from adapterhub.hub.copies import Copies
 from adapterhub.hub.housekeeping import collect, verify_hub
 from adapterhub.hub.repositories import create_repository, delete_repository, find_repository
-from adapterhub.hub.state import DATABASE, Hub, create_hub, open_hub
+from adapterhub.hub.state import (
+    DATABASE,
+    Hub,
+    HubOptions,
+    create_hub,
+    open_hub,
+    schema_revision,
+    serving_alone,
+)
 from adapterhub.hub.trees import read_tree
+from adapterhub.registry import hub_client, hub_reader
 
 KEPT = {"a.md": b"a", "in/b.md": b"b"}
+MIRRORED = "far/away"
+FAR = {"README.md": b"# A card\n", "adapter_config.json": b"{}", "in/c.txt": b"c" * 9_000}
+UPGRADING = (backups, state, database, migration, batch)
+MIRRORING = (copies, blobs, upstream, hub_client, hub_reader)
 
 
 class Place:
     """A hub with two acknowledged commits, and what a collection has to do."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, upstream: str) -> None:
+        self.upstream = HubOptions(upstream=upstream)
+        self.versions = hub_changes.write_changes(folder / "versions")
         self.template, self.hub, self.target = (
             folder / name for name in ("template", "hub", "copy")
         )
-        create_hub(self.template)
-        with open_hub(self.template) as hub:
+        made = folder / "made"
+        create_hub(made)
+        with open_hub(made) as hub:
             commit(hub, "acme/kept", {"a.md": b"a"})
             self.old = folder / "old"
-            backup_hub(self.template, self.old)
+            backup_hub(made, self.old)
             commit(hub, "acme/kept", KEPT)
             for number in range(3):
                 commit(hub, f"acme/gone-{number}", {"x.md": b"x%d" % number})
@@ -53,6 +79,8 @@ class Place:
                 hub.blobs.put(staged)
                 grant(connection, known.id, [staged.info], is_committed=False)
             (hub.blobs.incoming / "half").write_bytes(b"half of a file")
+            shutil.copytree(made, self.template)  # as a server that was killed leaves it
+        assert (self.template / f"{DATABASE}-wal").stat().st_size > 0
 
     def prepare(self, target: Path | None = None) -> None:
         """Begin anew, with a backup or without."""
@@ -93,6 +121,84 @@ class Place:
         require_whole(self.target, KEPT)
         return state
 
+    def upgrade(self) -> None:
+        """Change the tables to those of the next release."""
+        upgrade_hub(self.hub, self.versions)
+
+    def check_upgraded(self) -> str:
+        """Check the hub after a kill; say which one it was, finish, and go back."""
+        found = schema_revision(self.hub)
+        if found == "0001":
+            require_whole(self.hub, KEPT)
+        assert upgrade_hub(self.hub, self.versions) == ("0001" if found == "0001" else None)
+        with patch.object(state, "SCHEMA_REVISION", "0002"):
+            require_whole(self.hub, KEPT)
+        assert not [*self.hub.glob("upgrading*")]
+        (self.hub / "before-0002.sqlite").replace(self.hub / DATABASE)
+        require_whole(self.hub, KEPT)
+        return "old" if found == "0001" else "new"
+
+    def mirror(self) -> None:
+        """Fetch all that the upstream has of a repository."""
+        with open_hub(self.hub, self.upstream) as hub:
+            Copies(hub).fetch_all("models", MIRRORED)
+
+    def check_mirrored(self) -> str:
+        """Check the hub after a kill; say what of the repository was here, and fetch the rest."""
+        require_whole(self.hub, KEPT)
+        with open_hub(self.hub) as hub:
+            here = mirrored_files(hub)
+        with serving_alone(self.hub):
+            assert not [*(self.hub / "incoming").iterdir()]
+            self.mirror()
+            assert not [*(self.hub / "incoming").iterdir()]
+        require_whole(self.hub, KEPT)
+        with open_hub(self.hub) as hub:
+            assert mirrored_files(hub) == FAR
+            collect(hub, grace=-60)
+            found = {*map(digest, FAR.values()), *map(digest, KEPT.values())}
+            assert {*hub.blobs.all()} == found
+        return "nothing" if here is None else f"files: {len(here)}"
+
+
+def mirrored_files(hub: Hub) -> dict[str, bytes] | None:
+    """Return the files that are kept of the mirrored repository, or None; its list is whole."""
+    with hub.database.reading() as connection:
+        found = find_repository(connection, "models", MIRRORED)
+        if found is None:
+            return None
+        tree = read_tree(connection, branch_head(connection, found.id).tree)
+    assert tree.keys() == FAR.keys()
+    kept = {path: Copies(hub).kept(found, blob) for path, blob in tree.items()}
+    here = {path: hub.blobs.read(sha256, 1 << 30) for path, sha256 in kept.items() if sha256}
+    assert all(FAR[path] == data for path, data in here.items())
+    return here
+
+
+def digest(data: bytes) -> str:
+    """Return the sha256 of a file."""
+    return hashlib.sha256(data).hexdigest()
+
+
+@contextmanager
+def other_hub() -> Iterator[str]:
+    """Run an upstream in a child, whose threads are not in the children that are killed."""
+    (reader, writer), (ends, held) = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(held)
+        with hub_server.serving() as (hub, address):
+            hub.repositories[MIRRORED] = hub_server.Repository()
+            hub.repositories[MIRRORED].commit(FAR)
+            os.write(writer, address.encode())
+            os.read(ends, 1)  # until this process has ended, however it ends
+        os._exit(0)
+    try:
+        yield os.read(reader, 1000).decode()
+    finally:
+        os.close(held)
+        os.waitpid(child, 0)
+
 
 def commit(hub: Hub, name: str, files: dict[str, bytes]) -> None:
     """Commit files, as a push that was acknowledged."""
@@ -131,16 +237,26 @@ def main(folder: Path, most: int, names: list[str]) -> None:
     """Run some scenarios, or all."""
     if most < 1000:  # unlike a power cut, a kill loses nothing that was written
         os.fsync = lambda descriptor: None
-    crash.TRACED = {backups.__file__, housekeeping.__file__}
-    place = Place(folder)
-    scenarios = {
-        "collection": (place.prepare, place.collect, place.check_collected),
-        "first backup": (place.prepare, place.back_up, place.check_backup),
-        "second backup": (lambda: place.prepare(place.old), place.back_up, place.check_backup),
-    }
-    for name in names or scenarios:
-        done = crash.killed_at_each_line(*scenarios[name], most)
-        print(json.dumps({"scenario": name, **done}), flush=True)
+    with other_hub() as address:
+        place = Place(folder, address)
+        collection = (place.prepare, place.collect, place.check_collected)
+        upgrade = (place.prepare, place.upgrade, place.check_upgraded)
+        mirror = (place.prepare, place.mirror, place.check_mirrored)
+        again = (lambda: place.prepare(place.old), place.back_up, place.check_backup)
+        scenarios = {
+            "collection": ((housekeeping,), collection),
+            "first backup": ((backups,), (place.prepare, place.back_up, place.check_backup)),
+            "second backup": ((backups,), again),
+            "upgrade": (UPGRADING, upgrade),
+            "mirror": (MIRRORING, mirror),
+        }
+        for name in names or scenarios:
+            modules, (prepare, act, check) = scenarios[name]
+            prepare()
+            act()  # what is remembered from the first time on takes fewer lines
+            crash.TRACED = {module.__file__ for module in modules}
+            done = crash.killed_at_each_line(prepare, act, check, most)
+            print(json.dumps({"scenario": name, **done}), flush=True)
 
 
 if __name__ == "__main__":

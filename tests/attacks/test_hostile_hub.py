@@ -679,12 +679,14 @@ def test_a_body_that_drips_takes_one_limit(hub, home, name):
 
 
 def test_redirects_share_one_limit(hub, home):
+    requests = []
+
     def late(handler):
+        requests.append(handler.path)
         handler.hub.stopped.wait(0.2)
         hostile.redirect(handler.path + "/a/refs")(handler)
 
     hub.attack = hostile.on("refs", late)
-    began = time.monotonic()
     with pytest.raises(RegistryError, match=r"too slow|redirects"):
         ah.pull(hub.reference)
-    assert time.monotonic() - began < 1.0
+    assert len(requests) <= 3  # of six, in half a second

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -105,14 +103,13 @@ def test_other_tasks_write_each_text_alone(task, typing, adapterhub, tmp_path):
     assert out.splitlines() == [first]
 
 
-def test_a_real_terminal(trained):
+def test_a_real_terminal(trained, adapterhub, monkeypatch):
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
     os.write(ours, b"the end\n\x04")
-    done = subprocess.run(
-        [sys.executable, "-m", "adapterhub", "predict", str(trained)], stdin=theirs,
-        capture_output=True, text=True, timeout=120,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\t")[0] in ("neg", "pos")
+    with open(theirs) as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        code, out, err = adapterhub("predict", trained)
+    os.close(ours)
+    assert code == 0, err
+    assert out.split("\t")[0] in ("neg", "pos")

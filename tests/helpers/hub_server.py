@@ -74,6 +74,7 @@ class Handler(BaseHTTPRequestHandler):
     """The request handler."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else a body waits for the acknowledgement of its head
     hub: Hub
 
     def log_message(self, *_: Any) -> None:

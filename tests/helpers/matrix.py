@@ -9,7 +9,8 @@ ADAPTERHUB_MATRIX=full runs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -18,7 +19,9 @@ import selection
 import tiny_models
 
 import adapterhub as ah
+from adapterhub.adapters.adapter import Adapter
 from adapterhub.errors import AttachError, ConfigError, SiteError
+from adapterhub.merging.merge import blockers
 from adapterhub.methods import METHODS, Method, _site_module
 from adapterhub.methods._base import Placement
 from adapterhub.methods._spec import parse_methods
@@ -124,22 +127,52 @@ def signature(method: str) -> frozenset[Any]:
     the backbone, on an encoder-decoder or, where that has none of its sites, on an encoder.
     """
     for architecture in ("t5", "bert"):
-        model = tiny_models.model(architecture)
         try:
-            adapter = ah.attach(model, example(method))
+            with attached_once(method, architecture) as adapter:
+                return _signature_of(adapter, example(method))
         except SiteError:
             continue
-        of_modules = {_declared(placed.module, placed.site) for placed in adapter.placed}
-        steps = [
-            step
-            for part in example(method).parts()
-            for step in part.plan(adapter.anatomy)
-            if not isinstance(step, Placement)
-        ]
-        stages = len({step.stage for step in steps})
-        of_parameters = {("unfrozen", stages > 1)} if steps else set()
-        return frozenset(of_modules | of_parameters)
     raise AssertionError(f"{method} fits neither")
+
+
+def _signature_of(adapter: Adapter, method: Method) -> frozenset[Any]:
+    of_modules = {_declared(placed.module, placed.site) for placed in adapter.placed}
+    steps = [
+        step
+        for part in method.parts()
+        for step in part.plan(adapter.anatomy)
+        if not isinstance(step, Placement)
+    ]
+    stages = len({step.stage for step in steps})
+    of_parameters = {("unfrozen", stages > 1)} if steps else set()
+    return frozenset(of_modules | of_parameters)
+
+
+@contextmanager
+def attached_once(method: str, architecture: str = "bert") -> Iterator[Adapter]:
+    """Attach a method to a model that all share, for what is asked while tests are collected.
+
+    Each attached model is compared with all others, and no garbage is collected meanwhile.
+    """
+    adapter = ah.attach(_shared_model(architecture), example(method))
+    try:
+        yield adapter
+    finally:
+        adapter.detach()
+
+
+_shared_model = cache(tiny_models.model)
+
+
+@cache
+def mergeable() -> frozenset[str]:
+    """Return the methods that can be merged into the weights."""
+
+    def is_mergeable(method: str) -> bool:
+        with attached_once(method) as adapter:
+            return not blockers(adapter)
+
+    return frozenset(filter(is_mergeable, METHODS))
 
 
 @cache

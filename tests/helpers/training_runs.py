@@ -1,7 +1,4 @@
-"""Runs of the training loop on a tiny network that learns in milliseconds, for several tests.
-
-python training_runs.py FOLDER TICK SIGNAL      a run that sends itself a signal at a tick
-"""
+"""Runs of the training loop on a tiny network that learns in milliseconds, for several tests."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -190,8 +186,3 @@ class Ticks:
             return function(*args, **options)
 
         return called
-
-
-if __name__ == "__main__":
-    folder, tick, kind = sys.argv[1:]
-    fit(Path(folder), data=Data(Ticks(int(tick), int(kind))))

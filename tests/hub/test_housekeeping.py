@@ -6,8 +6,8 @@ import hashlib
 import os
 import sqlite3
 import threading
-from pathlib import Path
 
+import hub_changes
 import pytest
 import real_hub
 import sample_adapters
@@ -143,26 +143,9 @@ def test_a_backup_that_was_interrupted_is_the_old_one(new_hub, tmp_path, monkeyp
         assert backup_hub(new_hub.hub.place, target) == 1
 
 
-CHANGE = '''
-"""A change of the tables."""
-from alembic import op
-import sqlalchemy as sa
-revision = "0002"
-down_revision = "0001"
-def upgrade():
-    with op.batch_alter_table("audit") as table:
-        table.add_column(sa.Column("reason", sa.Text()))
-'''
-
-
 @pytest.fixture
 def newer(tmp_path):
-    folder = tmp_path / "versions"
-    folder.mkdir()
-    first = backups.__file__.replace("backups.py", "migrations/versions/r0001_first.py")
-    (folder / "r0001_first.py").write_text(Path(first).read_text())
-    (folder / "r0002_reason.py").write_text(CHANGE)
-    return folder
+    return hub_changes.write_changes(tmp_path / "versions")
 
 
 def test_an_older_hub_is_upgraded_and_kept_as_it_was(tmp_path, newer):

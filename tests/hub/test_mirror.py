@@ -7,7 +7,7 @@ import hashlib
 import os
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +21,7 @@ from filelock import FileLock
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import RepositoryNotFoundError
 from sqlalchemy import select, update
+from waiting import wait_until
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError
@@ -53,16 +54,23 @@ INFO, FILE = "/api/models/acme/x", "/acme/x/resolve/main/README.md"
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    """Wait and remember shortly."""
+def forgetful(monkeypatch):
+    """Ask again at once."""
     monkeypatch.setattr(hub_client, "_WAITS", (0.0,))
-    monkeypatch.setattr(hub_client, "GRACE_SECONDS", 0.5)
-    monkeypatch.setattr(hub_client, "READ_SECONDS", 0.3)
-    monkeypatch.setattr(upstream_module, "ASK_SECONDS", 0.5)
     for name in ("REFS_SECONDS", "_QUIET_SECONDS"):
         monkeypatch.setattr(copies_module, name, 0.0)
     for name in ("RETRY_SECONDS", "_ABSENT_SECONDS"):
         monkeypatch.setattr(mirror_module, name, 0.0)
+
+
+@contextmanager
+def impatient():
+    """Wait shortly for an upstream that may be slow; an honest one has as long as ever."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hub_client, "GRACE_SECONDS", 0.5)
+        patch.setattr(hub_client, "READ_SECONDS", 0.3)
+        patch.setattr(upstream_module, "ASK_SECONDS", 0.5)
+        yield
 
 
 @pytest.fixture
@@ -231,7 +239,8 @@ def test_what_an_upstream_answers_about_a_repository(shared, attack, status):
     fake, bob, name, card = shared
     fake.attack = hostile.on("/revision/", attack)
     began = time.monotonic()
-    answer = bob.get(f"/api/models/{name}")
+    with impatient():
+        answer = bob.get(f"/api/models/{name}")
     assert (answer.status_code, time.monotonic() - began < 4) == (status, True), answer.text
     assert ("retry-after" in answer.headers) == (status == 503)
     assert "\x1b" not in answer.text
@@ -262,7 +271,8 @@ def test_what_an_upstream_sends_as_a_file(shared, attack, status, said):
     fake, bob, name, card = shared
     file = FILE.replace("acme/x", name)
     fake.attack = hostile.on("/resolve/", attack)
-    answer = bob.get(file)
+    with impatient():
+        answer = bob.get(file)
     assert (answer.status_code, said in answer.text) == (status, True), answer.text
     assert not is_kept(bob, card)
     fake.attack = None
@@ -277,9 +287,7 @@ def test_a_download_that_is_cut_goes_on(fake, bob):
     assert fake.resumed_at == [1_200_000]
 
 
-def test_one_download_serves_all_who_ask(fake, bob, monkeypatch):
-    monkeypatch.setattr(hub_client, "GRACE_SECONDS", 10)
-    monkeypatch.setattr(hub_client, "READ_SECONDS", 10)
+def test_one_download_serves_all_who_ask(fake, bob):
     bob.get(INFO)
     fake.attack = delayed(hostile.on("large", lambda handler: time.sleep(0.3)))
     found = []
@@ -310,9 +318,7 @@ def delayed(attack):
     return act
 
 
-def test_a_slow_upstream_stops_nobody_else(fake, mirroring, monkeypatch):
-    monkeypatch.setattr(hub_client, "GRACE_SECONDS", 5)
-    monkeypatch.setattr(hub_client, "READ_SECONDS", 5)
+def test_a_slow_upstream_stops_nobody_else(fake, mirroring):
     running = mirroring(fake.address)
     with running.client("bob") as client:
         create(client, "bob/own")
@@ -321,10 +327,10 @@ def test_a_slow_upstream_stops_nobody_else(fake, mirroring, monkeypatch):
         waiting = [threading.Thread(target=client.get, args=(FILE,)) for _ in range(60)]
         for thread in waiting:
             thread.start()
-        time.sleep(0.2)
+        wait_until(lambda: asked(fake, "/resolve/"))
         began = time.monotonic()
         assert client.get("/api/models/bob/own").status_code == 200
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < hub_client.READ_SECONDS
         fake.stopped.set()
         for thread in waiting:
             thread.join()
@@ -658,8 +664,7 @@ def test_nothing_is_kept_of_a_download_when_the_server_ends(fake, tmp_path, monk
 
         async def serve():
             waiting = asyncio.ensure_future(app.mirror.file(found, oid, "in/large.txt", blob))
-            await asyncio.sleep(0.3)
-            assert [*hub.blobs.incoming.iterdir()]
+            await asyncio.to_thread(wait_until, lambda: [*hub.blobs.incoming.iterdir()])
             messages = iter(({"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}))
             await app({"type": "lifespan"}, lambda: soon(next(messages)), soon)
             with pytest.raises(UpstreamError, match="stopped"):

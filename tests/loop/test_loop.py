@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import training_runs
 from torch import nn
 from training_runs import (
     BATCH,
@@ -232,25 +229,6 @@ def test_killed_again_and_again_gives_the_same_bytes(tmp_path: Path) -> None:
         killed_child(tmp_path / "often", at, resume=True)
     ticking_fit(tmp_path / "often", at=-1, resume=True)
     assert final_bytes(tmp_path / "often") == final_bytes(tmp_path / "whole")
-
-
-def test_resumed_by_a_fresh_interpreter(tmp_path: Path) -> None:
-    fit(tmp_path / "whole")
-    command = [
-        sys.executable,
-        training_runs.__file__,
-        str(tmp_path / "cut"),
-        "11",
-        str(int(signal.SIGKILL)),
-    ]
-    root = str(Path(loop.__file__).parents[2])
-    killed = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True,
-        timeout=60, check=False,
-    )  # fmt: skip
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    fit(tmp_path / "cut", resume=True)
-    assert final_bytes(tmp_path / "cut") == final_bytes(tmp_path / "whole")
 
 
 def test_resume_of_another_run_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import sys
@@ -127,9 +128,9 @@ def in_processes(act, *arguments):
     return processes
 
 
-def search_again_and_again(root, task):
-    registry = LocalRegistry(root)
-    for number in range(30 if ALL else 12):
+def search_again_and_again(root, task, published):
+    registry, numbers = LocalRegistry(root), itertools.count()
+    while (number := next(numbers)) < (30 if ALL else 12) or not published.exists():
         if task == "index" and number % 3 == 0:
             registry.index()
         if task == "delete the index":
@@ -142,19 +143,20 @@ def search_again_and_again(root, task):
 def test_searches_during_publications_and_new_indexes(registry, tmp_path):
     """No process sees an error or an old state, whatever the others do with the index."""
     put(registry, tmp_path, "n")
-    tasks = [(registry.root, task) for task in ("search", "index", "delete the index")]
+    published, most = tmp_path / "published", 30 if ALL else 12
+    tasks = [(registry.root, task, published) for task in ("search", "index", "delete the index")]
     searchers = in_processes(search_again_and_again, *tasks)
     folder = sample_adapters.write(tmp_path / "new", 1)
-    number = 0
-    while any(searcher.is_alive() for searcher in searchers):
-        number += 1
-        registry.put(folder, Publication(f"n{number}"))
-        assert f"n{number}" in names(registry, text="polite", limit=1000)
-    assert number > 3, "there were publications meanwhile"
+    try:
+        for number in range(1, most + 1):
+            registry.put(folder, Publication(f"n{number}"))
+            assert f"n{number}" in names(registry, text="polite", limit=1000)
+    finally:
+        published.touch()
     for searcher in searchers:
         searcher.join()
     assert [searcher.exitcode for searcher in searchers] == [0, 0, 0]
-    assert len(names(registry, limit=1000)) == number + 1
+    assert len(names(registry, limit=1000)) == most + 1
 
 
 def write_some(root, number):

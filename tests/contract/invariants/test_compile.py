@@ -8,8 +8,8 @@ import pytest
 import tiny_models
 import torch
 from functorch.compile import make_boxed_func
-from matrix import ALL_CELLS, REFUSED, example, one_of_each_signature
-from selection import rotate
+from matrix import ALL_CELLS, REFUSED, example, representatives
+from selection import ALL, in_turn, rotate, rotating
 from torch._dynamo.backends.common import aot_autograd
 
 import adapterhub as ah
@@ -55,9 +55,12 @@ def fresh_compiler():
 
 # Seconds each; tests/methods/test_bottleneck.py compiles one module.
 CELLS = [c for c in ALL_CELLS if c[1] in COMPILED and c not in REFUSED]
+OF_EACH_SIGNATURE = [c for c in CELLS if c[0] == representatives()[c[0]]]
+OTHERS = in_turn([c for c in CELLS if c not in OF_EACH_SIGNATURE]) if ALL else []
+RUN = CELLS if tiny_models.FULL_MATRIX else rotating(OF_EACH_SIGNATURE) + OTHERS
 
 
-@rotate(("method", "architecture"), [c for c in CELLS if c[0] in one_of_each_signature()], parts=8)
+@pytest.mark.parametrize(("method", "architecture"), RUN)
 def test_compiles_to_one_graph_with_equal_outputs(method, architecture):
     model = tiny_models.model(architecture)
     adapter = ah.attach(model, example(method))

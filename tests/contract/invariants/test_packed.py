@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 import tiny_models
 import torch
-from matrix import REFUSED, example
+from matrix import REFUSED, attached_once, example
 from safetensors.torch import save_file
 from selection import rotate
 from torch import nn
@@ -28,10 +28,11 @@ TRAIN_WEIGHTS = {"full", "freeze", "unfreeze", "staged"}
 
 def reads_weights(method):
     """Return whether a method reads weights of projections, at its start or in a forward pass."""
-    model = tiny_models.model("bert")
-    with patch.object(weights, "_decoded", wraps=weights._decoded) as decoded:
-        ah.attach(model, example(method))
-        logits(model)
+    with (
+        patch.object(weights, "_decoded", wraps=weights._decoded) as decoded,
+        attached_once(method) as adapter,
+    ):
+        logits(adapter.model)
     return decoded.called
 
 

@@ -14,6 +14,7 @@ import pytest
 from http_client import ask, predict
 from served import EXAMPLES, TEXTS, write_adapter
 from starlette.responses import StreamingResponse
+from waiting import wait_until
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, ConfigError, NotPublishedError
@@ -199,6 +200,15 @@ def test_a_compute_thread_that_dies_ends_the_server(registry, monkeypatch):
     assert "KeyboardInterrupt: by a test" in str(errors[0])
 
 
+def refuses(url):
+    """Return whether no connection is accepted."""
+    try:
+        ask(url, "/healthz")
+    except ConnectionError:
+        return True
+    return False
+
+
 def ends(client):
     """Return whether a connection ends, by its end or by a reset, however much is read before."""
     with suppress(ConnectionError):
@@ -228,19 +238,16 @@ def streaming(registry, monkeypatch, **given):
 
 
 def test_a_slow_reader_is_dropped(registry, monkeypatch):
-    with streaming(registry, monkeypatch, write_timeout="0.3s") as (url, sent):
-        with socket.create_connection(("127.0.0.1", urlsplit(url).port)) as client:
-            client.sendall(b"GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            deadline, before = time.monotonic() + 30, -1
-            while len(sent) != before or not sent:  # until it waits for the client
-                assert time.monotonic() < deadline
-                before = len(sent)
-                time.sleep(0.2)
-            time.sleep(0.5)
-            client.settimeout(10)
-            assert ends(client)
-        metrics = ask(url, "/metrics").data.decode()
-        assert 'adapterhub_errors_total{adapter="",path="/stream",status="499"' in metrics
+    with (
+        streaming(registry, monkeypatch, write_timeout="0.3s") as (url, sent),
+        socket.create_connection(("127.0.0.1", urlsplit(url).port)) as client,
+    ):
+        client.sendall(b"GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        dropped = 'adapterhub_errors_total{adapter="",path="/stream",status="499"'
+        wait_until(lambda: dropped in ask(url, "/metrics").data.decode())
+        assert sent
+        client.settimeout(10)
+        assert ends(client)
 
 
 def test_a_reader_that_is_not_slow_stays(registry, monkeypatch):
@@ -291,12 +298,9 @@ def test_what_runs_is_finished_when_the_server_leaves(registry):
             target=lambda: found.append(predict(url, "tagging", TEXTS[0])), daemon=True
         )
         client.start()
-        while not server.service.engine.queued_requests:
-            time.sleep(0.01)
+        wait_until(lambda: server.service.engine.queued_requests)
         server.stop()
-        time.sleep(0.3)
-        with pytest.raises(ConnectionError):
-            ask(url, "/healthz")
+        wait_until(lambda: refuses(url))
         free.set()
         client.join(30)
         assert found[0].status == 200

@@ -19,7 +19,10 @@ from served import EXAMPLES, TEXTS, write_adapter
 import adapterhub as ah
 from adapterhub.web.tokens import TokenFile
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+pytestmark = [
+    pytest.mark.apart,
+    pytest.mark.skipif(os.name == "nt", reason="signals of POSIX"),
+]
 
 
 @pytest.fixture(scope="module")
