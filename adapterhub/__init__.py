@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from adapterhub.methods.adalora import AdaLoRA as AdaLoRA
     from adapterhub.methods.adapterfusion import AdapterFusion as AdapterFusion
     from adapterhub.methods.alora import ALoRA as ALoRA
+    from adapterhub.methods.bdlora import BDLoRA as BDLoRA
     from adapterhub.methods.bitfit import BitFit as BitFit
     from adapterhub.methods.boft import BOFT as BOFT
     from adapterhub.methods.bottleneck import Houlsby as Houlsby
@@ -50,16 +51,21 @@ if TYPE_CHECKING:
     from adapterhub.methods.bottleneck import ScaledParallel as ScaledParallel
     from adapterhub.methods.c3a import C3A as C3A
     from adapterhub.methods.compacter import Compacter as Compacter
+    from adapterhub.methods.deft import DEFT as DEFT
     from adapterhub.methods.delora import DeLoRA as DeLoRA
     from adapterhub.methods.dora import DoRA as DoRA
     from adapterhub.methods.fourierft import FourierFT as FourierFT
     from adapterhub.methods.freeze import Freeze as Freeze
     from adapterhub.methods.full import Full as Full
+    from adapterhub.methods.glora import GLoRA as GLoRA
     from adapterhub.methods.gralora import GraLoRA as GraLoRA
     from adapterhub.methods.head import Head as Head
     from adapterhub.methods.hira import HiRA as HiRA
     from adapterhub.methods.hra import HRA as HRA
+    from adapterhub.methods.hydralora import HydraLoRA as HydraLoRA
     from adapterhub.methods.ia3 import IA3 as IA3
+    from adapterhub.methods.kasa import KaSA as KaSA
+    from adapterhub.methods.lily import Lily as Lily
     from adapterhub.methods.loha import LoHa as LoHa
     from adapterhub.methods.lokr import LoKr as LoKr
     from adapterhub.methods.lora import LoRA as LoRA
@@ -69,13 +75,17 @@ if TYPE_CHECKING:
     from adapterhub.methods.lora_xs import LoRAXS as LoRAXS
     from adapterhub.methods.lora_xs import TinyLoRA as TinyLoRA
     from adapterhub.methods.mam import Mam as Mam
+    from adapterhub.methods.mica import MiCA as MiCA
     from adapterhub.methods.miss import MiSS as MiSS
     from adapterhub.methods.norms import Norms as Norms
     from adapterhub.methods.oft import OFT as OFT
+    from adapterhub.methods.olora import OLoRA as OLoRA
     from adapterhub.methods.p_tuning import PTuning as PTuning
+    from adapterhub.methods.peanut import PEANuT as PEANuT
     from adapterhub.methods.pissa import PiSSA as PiSSA
     from adapterhub.methods.prefix import Prefix as Prefix
     from adapterhub.methods.prompt import Prompt as Prompt
+    from adapterhub.methods.psoft import PSOFT as PSOFT
     from adapterhub.methods.randlora import RandLoRA as RandLoRA
     from adapterhub.methods.reft import DiReFT as DiReFT
     from adapterhub.methods.reft import LoReFT as LoReFT
@@ -87,8 +97,11 @@ if TYPE_CHECKING:
     from adapterhub.methods.shira import SHiRA as SHiRA
     from adapterhub.methods.ssf import SSF as SSF
     from adapterhub.methods.staged import Staged as Staged
+    from adapterhub.methods.svft import SVFT as SVFT
     from adapterhub.methods.unfreeze import Unfreeze as Unfreeze
+    from adapterhub.methods.unilora import UniLoRA as UniLoRA
     from adapterhub.methods.unipelt import UniPELT as UniPELT
+    from adapterhub.methods.vblora import VBLoRA as VBLoRA
     from adapterhub.methods.vera import VeRA as VeRA
     from adapterhub.methods.waveft import WaveFT as WaveFT
     from adapterhub.registry.changes import delete as delete
@@ -152,22 +165,28 @@ _LAZY |= {
     "ALoRA": "methods.alora",
     "AdaLoRA": "methods.adalora",
     "AdapterFusion": "methods.adapterfusion",
+    "BDLoRA": "methods.bdlora",
     "BOFT": "methods.boft",
     "BitFit": "methods.bitfit",
     "C3A": "methods.c3a",
     "Compacter": "methods.compacter",
+    "DEFT": "methods.deft",
     "DeLoRA": "methods.delora",
     "DiReFT": "methods.reft",
     "DoRA": "methods.dora",
     "FourierFT": "methods.fourierft",
     "Freeze": "methods.freeze",
     "Full": "methods.full",
+    "GLoRA": "methods.glora",
     "GraLoRA": "methods.gralora",
     "HRA": "methods.hra",
     "Head": "methods.head",
     "HiRA": "methods.hira",
     "Houlsby": "methods.bottleneck",
+    "HydraLoRA": "methods.hydralora",
     "IA3": "methods.ia3",
+    "KaSA": "methods.kasa",
+    "Lily": "methods.lily",
     "LoHa": "methods.loha",
     "LoKr": "methods.lokr",
     "LoRA": "methods.lora",
@@ -177,10 +196,14 @@ _LAZY |= {
     "LoRAXS": "methods.lora_xs",
     "LoReFT": "methods.reft",
     "Mam": "methods.mam",
+    "MiCA": "methods.mica",
     "MiSS": "methods.miss",
     "NoReFT": "methods.reft",
     "Norms": "methods.norms",
     "OFT": "methods.oft",
+    "OLoRA": "methods.olora",
+    "PEANuT": "methods.peanut",
+    "PSOFT": "methods.psoft",
     "PTuning": "methods.p_tuning",
     "Parallel": "methods.bottleneck",
     "Pfeiffer": "methods.bottleneck",
@@ -192,13 +215,16 @@ _LAZY |= {
     "RsLoRA": "methods.rslora",
     "SHiRA": "methods.shira",
     "SSF": "methods.ssf",
+    "SVFT": "methods.svft",
     "ScalarMix": "methods.scalar_mix",
     "ScaledParallel": "methods.bottleneck",
     "SelectedParameters": "methods.selected_parameters",
     "Staged": "methods.staged",
     "TinyLoRA": "methods.lora_xs",
     "Unfreeze": "methods.unfreeze",
+    "UniLoRA": "methods.unilora",
     "UniPELT": "methods.unipelt",
+    "VBLoRA": "methods.vblora",
     "VeRA": "methods.vera",
     "WaveFT": "methods.waveft",
 }

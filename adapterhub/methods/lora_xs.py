@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,30 +41,35 @@ from adapterhub.methods._site_module import SharedModule
 from adapterhub.methods._skip_init import init_is_skipped
 from adapterhub.methods.pissa import empty_factors, largest_components
 
+Powers = tuple[float, float]
 
-def components(weight: Tensor, rank: int, needed: bool) -> tuple[Tensor, Tensor]:
-    """Return U_r sqrt(S_r) and sqrt(S_r) V_r^T, with the largest entry of each column of U above 0.
 
-    If they are not `needed`, since a file has them, zeros.
+def components(
+    weight: Tensor, rank: int, needed: bool, powers: Powers = (0.5, 0.5)
+) -> tuple[Tensor, Tensor]:
+    """Return U_r S_r^p and S_r^q V_r^T, with the largest entry of each column of U above 0.
+
+    `powers` are p and q. If they are not `needed`, since a file has them, zeros.
     """
     if not needed or weight.is_meta:
         return empty_factors(weight, rank)
     u, s, vh = largest_components(weight.double(), rank, 0)
-    root = s.sqrt()
     signs = u.gather(0, u.abs().argmax(0, keepdim=True)).sign()
-    left, right = u * signs * root, vh * signs.T * root[:, None]
+    left, right = u * signs * s ** powers[0], vh * signs.T * (s ** powers[1])[:, None]
     return left.float().contiguous(), right.float().contiguous()
 
 
 class CoreUpdate(FactorModule):
     """The map (x, y) -> y + B0 R A0 x, with fixed A0 and B0."""
 
+    powers: ClassVar[Powers] = (0.5, 0.5)
     A0: Tensor
     B0: Tensor
 
     def __init__(self, weight: Tensor, rank: int, stored: bool) -> None:
         super().__init__()
-        left, right = components(weight, rank, not (stored and init_is_skipped()))
+        needed = not (stored and init_is_skipped())
+        left, right = components(weight, rank, needed, self.powers)
         self.register_buffer("A0", right, persistent=stored)
         self.register_buffer("B0", left, persistent=stored)
 
