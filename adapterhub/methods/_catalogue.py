@@ -177,7 +177,7 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
         'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
-        'alpha': (float, 16.0, 'numerator of the scale: updates are multiplied by alpha / rank'),
+        'alpha': (float, 8.0, 'numerator of the scale: updates are multiplied by alpha / rank'),
         'beta': (float, 0.0001, 'weight of the penalty on E'),
         'gamma': (float, 0.001, 'weight of the penalty on A and B'),
     }),

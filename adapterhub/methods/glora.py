@@ -97,8 +97,8 @@ class GLoRA(RankMethod):
 
     @classmethod
     def example(cls) -> GLoRA:
-        """Return the method without D, which does not train where a bias is zero."""
-        return cls(biases="none")
+        """Return the method for narrow projections, without D: a bias of zero does not train it."""
+        return cls(rank=4, biases="none")
 
     def module(self, site: Site, rank: int, anatomy: Anatomy) -> ScaledShiftedWeight:
         """Return the update of one site.

@@ -74,7 +74,7 @@ class KaSA(RankMethod):
     learning_rate = 1e-3
     training_options = ("beta", "gamma")
 
-    alpha: float = option(16.0, "numerator of the scale: updates are multiplied by alpha / rank")
+    alpha: float = option(8.0, "numerator of the scale: updates are multiplied by alpha / rank")
     beta: float = option(1e-4, "weight of the penalty on E", least=0)
     gamma: float = option(1e-3, "weight of the penalty on A and B", least=0)
 

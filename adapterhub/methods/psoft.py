@@ -65,6 +65,11 @@ class PSOFT(CoreMethod):
     rank: int = option(16, "number of components", least=2)
     terms: int = option(0, "terms of the series of Cayley's formula; 0: exact", least=0, most=32)
 
+    @classmethod
+    def example(cls) -> PSOFT:
+        """Return the method with few components, for narrow projections."""
+        return cls(rank=4)
+
     def module(self, site: Site, rank: int, anatomy: Anatomy) -> RotatedCore:
         """Return the update of one site."""
         require_components(self, site, rank)

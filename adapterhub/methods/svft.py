@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -43,9 +44,9 @@ class BandedCore(CoreUpdate):
 
     def __init__(self, weight: Tensor, rank: int, stored: bool, band: int) -> None:
         super().__init__(weight, rank, stored)
-        order = torch.arange(rank)
-        inside = (order[:, None] - order).abs() <= band
-        self.register_buffer("places", inside.flatten().nonzero()[:, 0], persistent=False)
+        order = np.arange(rank)
+        inside = np.flatnonzero(abs(order[:, None] - order) <= band)
+        self.register_buffer("places", torch.from_numpy(inside), persistent=False)
         self.M = nn.Parameter(torch.zeros(len(self.places)))
 
     @property
