@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from adapterhub.methods.norms import Norms as Norms
     from adapterhub.methods.oft import OFT as OFT
     from adapterhub.methods.olora import OLoRA as OLoRA
+    from adapterhub.methods.osf import OSF as OSF
     from adapterhub.methods.p_tuning import PTuning as PTuning
     from adapterhub.methods.peanut import PEANuT as PEANuT
     from adapterhub.methods.pissa import PiSSA as PiSSA
@@ -202,6 +203,7 @@ _LAZY |= {
     "Norms": "methods.norms",
     "OFT": "methods.oft",
     "OLoRA": "methods.olora",
+    "OSF": "methods.osf",
     "PEANuT": "methods.peanut",
     "PSOFT": "methods.psoft",
     "PTuning": "methods.p_tuning",

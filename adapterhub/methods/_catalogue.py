@@ -306,6 +306,11 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'experts': (Literal['each', 'shared'], 'each', 'updates of routed experts: one for each, or one shared by all of a layer'),
     }),
+    'osf': ('osf', 'the smaller components of weights, trained orthogonally to the larger ones', 'Nayak et al. 2025, https://arxiv.org/abs/2504.07097', 0.0001, None, {
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'kept': (float, 0.5, 'share of the components that stay, the largest'),
+    }),
     'p-tuning': ('p_tuning', 'virtual tokens in front of the input, computed by a network during training', 'Liu et al. 2021, https://arxiv.org/abs/2103.10385', 0.001, None, {
         'length': (int, 20, 'prompt length in tokens'),
         'sites': (tuple[str, ...], ('embed',), 'stack to adapt; of two, the encoder'),

@@ -292,6 +292,11 @@ PLAIN_KINDS: dict[str, Kind] = {
     "fourierft": Kind(plain(peft.FourierFTConfig, n_frequency=40, scaling=20.0)),
     "waveft": Kind(plain(peft.WaveFTConfig, n_frequency=40, scaling=2.0)),
     "c3a": Kind(plain(peft.C3AConfig, block_size=8), at_wholes("c3a", block=8)),
+    "pvera": Kind(plain(peft.PveraConfig, r=6)),
+    "pvera: without matrices": Kind(plain(peft.PveraConfig, r=6, save_projection=False)),
+    "tinylora": Kind(plain(peft.TinyLoraConfig, r=3, u=5, weight_tying=0.5)),
+    "tinylora: without matrices": Kind(plain(peft.TinyLoraConfig, r=3, u=5, save_projection=False)),
+    "osf": Kind(plain(peft.OSFConfig, effective_rank=0.75), at_wholes("osf", kept=0.25)),
     "supertuning": Kind(plain(peft.SupertuningConfig, sparsity=0.9)),
     "supertuning: smallest": Kind(
         plain(
@@ -348,8 +353,9 @@ def halves(model: PreTrainedModel) -> peft.LoraConfig:
     return configure(peft.LoraConfig, model, **options)
 
 
-# LORA checkpoints that are another method of ours.
+# LORA checkpoints that are another method of ours, and biases.
 VARIANT_KINDS: dict[str, Kind] = {
+    "beft": Kind(plain(peft.BeftConfig)),
     "olora": Kind(
         plain(peft.LoraConfig, r=4, lora_alpha=6, init_lora_weights="olora"),
         at_wholes("olora", rank=3),

@@ -222,6 +222,12 @@ def svft(w, m, **options):
     return w + m.B0 @ middle @ m.A0
 
 
+def osf(w, m, **options):
+    u, s, vh = torch.linalg.svd(w, full_matrices=False)
+    s[-len(m.S) :] = 0
+    return u @ torch.diag(s) @ vh + m.U @ torch.diag(m.S) @ m.V
+
+
 def deft(w, m, **options):
     q = torch.linalg.qr(m.P).Q
     return w - q @ q.T @ w + options["alpha"] / options["rank"] * q @ m.R
@@ -305,6 +311,7 @@ EQUATIONS = {
     "tinylora": (tinylora, {"rank": 3, "numbers": 5}),
     "psoft": (psoft, {"rank": 4}),
     "svft": (svft, {"band": 1}),
+    "osf": (osf, {"kept": 0.75}),
     "deft": (deft, {"rank": 3, "alpha": 6.0, "basis": "qr"}),
     "peanut": (peanut, {"rank": 5, "depth": 1, "scale": 2.0}),
     "glora": (glora, {"rank": 3}),
@@ -344,6 +351,16 @@ def test_the_weight_is_that_of_the_equation(method, architecture):
             bias = bias * (1 + one.module.D.value) + one.module.E.value + (one.weight @ c)[:, 0]
         expected = torch.nn.functional.linear(x, weight, bias)
         torch.testing.assert_close(one.output(x), expected, atol=2e-4, rtol=2e-4)
+
+
+def test_osf_trains_in_directions_that_are_orthogonal_to_the_kept_ones():
+    one = attach_at("bert", PROJECTIONS["bert"], "osf", kept=0.75)
+    module = one.module
+    tiny_models.scramble(one.adapter)
+    one.output(torch.randn(2, 3, one.site.d_in)).square().sum().backward()
+    assert module.U.grad.abs().max() > 0.1
+    assert (module.left_kept.T @ module.U.grad).abs().max() < 1e-4
+    assert (module.V.grad @ module.right_kept.T).abs().max() < 1e-4
 
 
 def test_the_series_of_cayley_is_near_the_exact_rotation():

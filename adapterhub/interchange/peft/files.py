@@ -68,10 +68,10 @@ TASK_TYPES = {
 PlainKindName = Literal[
     "LOHA", "LOKR", "HIRA", "MISS", "SHIRA", "GRALORA", "DELORA", "OFT", "BOFT", "HRA", "ROAD",
     "VERA", "RANDLORA", "FOURIERFT", "WAVEFT", "C3A", "ADALORA", "SUPERTUNING", "PSOFT", "DEFT",
-    "PEANUT", "GLORA", "VBLORA", "UNILORA",
+    "PEANUT", "GLORA", "VBLORA", "UNILORA", "PVERA", "OSF", "TINYLORA",
 ]  # fmt: skip
 Kind = (
-    Literal["LORA", "IA3", "LN_TUNING", "PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"]
+    Literal["LORA", "IA3", "LN_TUNING", "BEFT", "PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"]
     | PlainKindName
 )
 
@@ -289,6 +289,26 @@ _PLAIN: Mapping[PlainKindName, dict[str, ConfigField]] = {
         "proportional_parameters": only(False),
     },
     "C3A": {"block_size": ConfigField(_size, 256), "block_size_pattern": ConfigField(_sizes)},
+    "PVERA": {
+        "r": ConfigField(_size, 256),
+        "projection_prng_key": ConfigField(schema.integer(0, 2**63), 0),
+        "save_projection": ConfigField(schema.boolean, True),
+        "sample_at_inference": only(False),
+        **dict.fromkeys(("pvera_dropout", "d_initial", "generator_seed"), TRAINING_ONLY),
+    },
+    "TINYLORA": {
+        "r": ConfigField(_size, 2),
+        "u": ConfigField(_size, 64),
+        "weight_tying": ConfigField(schema.number, 0.0),
+        "projection_seed": ConfigField(schema.integer(0, 2**62), 42),
+        "save_projection": ConfigField(schema.boolean, True),
+        **dict.fromkeys(("init_v_bound", "tinylora_dropout"), TRAINING_ONLY),
+    },
+    "OSF": {  # the tensors have the rank
+        "effective_rank": ConfigField(optional(schema.number)),
+        "rank_pattern": ConfigField(_numbers),
+        "target_svd_config": TRAINING_ONLY,
+    },
     "SUPERTUNING": {
         "sparsity": ConfigField(schema.number, 0.99),
         "select_top": ConfigField(schema.boolean, True),
@@ -365,6 +385,7 @@ _FIELDS: Mapping[Kind, Mapping[str, ConfigField]] = {
     "LORA": _COMMON | _TARGETS | _LORA,
     "IA3": _COMMON | _TARGETS | _IA3,
     "LN_TUNING": _COMMON | _TARGETS,
+    "BEFT": _COMMON | _TARGETS | {"init_weights": TRAINING_ONLY},
     "PROMPT_TUNING": _COMMON | _PROMPTS | dict.fromkeys(_PROMPT_TUNING, TRAINING_ONLY),
     "P_TUNING": _COMMON | _PROMPTS | dict.fromkeys(_P_TUNING, TRAINING_ONLY),
     "PREFIX_TUNING": _COMMON | _PROMPTS | dict.fromkeys(_PREFIX_TUNING, TRAINING_ONLY),

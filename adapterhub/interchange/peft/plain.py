@@ -46,8 +46,10 @@ from adapterhub.methods.hira import HadamardWeight, HiRA
 from adapterhub.methods.hra import HRA, Reflections
 from adapterhub.methods.loha import HadamardProduct, LoHa
 from adapterhub.methods.lokr import KroneckerUpdate, LoKr
+from adapterhub.methods.lora_xs import LoRAXS
 from adapterhub.methods.miss import MiSS, SharedShards
 from adapterhub.methods.oft import OFT, CayleyRotation
+from adapterhub.methods.osf import OSF, LowComponents
 from adapterhub.methods.peanut import PEANuT, WeightNetwork
 from adapterhub.methods.psoft import PSOFT, RotatedCore
 from adapterhub.methods.randlora import RandLoRA, ScaledBases
@@ -83,9 +85,9 @@ Import: TypeAlias = Callable[[PlainUpdate], str]
 Export: TypeAlias = Callable[[ExportedModule], tuple[Values, Tensors]]
 
 
-# What all modules share, by our names, where the file lacks it: from peft's options and the updates
+# What all modules share, by our names, where the file lacks it: from the checkpoint and the updates
 # in the order of the model.
-Share: TypeAlias = "Callable[[Mapping[str, Any], list[PlainUpdate]], Tensors]"
+Share: TypeAlias = "Callable[[PeftFiles, list[PlainUpdate]], Tensors]"
 
 
 def _imports_nothing(update: PlainUpdate) -> str:
@@ -267,6 +269,50 @@ def _import_supertuning(update: PlainUpdate) -> str:
     return "" if places.shape == values.shape else "as many values as indices are needed"
 
 
+def _import_osf(update: PlainUpdate) -> str:
+    least = min(update.site.d_in, update.site.d_out)
+    update.options["kept"] = (least - len(update.ours["S"])) / least
+    return ""
+
+
+def _export_osf(part: ExportedModule) -> tuple[Values, Tensors]:
+    module: Any = part.module
+    return {"effective_rank": module.left_kept.shape[1]}, {}
+
+
+def _import_pvera(update: PlainUpdate) -> str:
+    # Without samples it is the VeRA of the means; the other half are the logarithms of variances.
+    update.ours["d"] = update.ours["d"][: update.options["rank"]]
+    update.options["stored"] = True
+    return ""
+
+
+def _share_pvera(files: PeftFiles, updates: list[PlainUpdate]) -> Tensors:
+    return _share_vera(files, updates, variances=True)
+
+
+def _import_tinylora(update: PlainUpdate) -> str:
+    update.options |= {"rank": len(update.ours["A0"]), "stored": True}
+    return ""
+
+
+def _share_tinylora(files: PeftFiles, updates: list[PlainUpdate]) -> Tensors:
+    """Give the updates their R = sum_i v_i P_i, where groups of modules share v."""
+    config, count = files.config, len(updates)
+    groups = max(1, round(count * (1 - config["weight_tying"])))
+    size = max(1, count // groups)
+    for number, update in enumerate(updates):
+        group = min(number // size, groups - 1)
+        v = files.tensors[f"base_model.tinylora_v.{group}"].float()
+        rank = len(update.ours["A0"])
+        if (matrices := update.theirs.get("tinylora_P")) is None:
+            generator = torch.Generator().manual_seed(config["projection_seed"] + number)
+            shape = (len(v), rank, rank)
+            matrices = torch.normal(0.0, rank**-0.5, shape, generator=generator)
+        update.ours["R"] = torch.tensordot(v, matrices, 1)
+    return {}
+
+
 def _import_psoft(update: PlainUpdate) -> str:
     rank, config, ours = update.options["rank"], update.config, update.ours
     terms = config["num_cayley_neumann_terms"] if config["use_cayley_neumann"] else 0
@@ -369,8 +415,9 @@ def _export_vblora(part: ExportedModule) -> tuple[Values, Tensors]:
     return {"vector_length": block, "num_vectors": vectors, "topk": module.top}, {}
 
 
-def _share_unilora(config: Mapping[str, Any], updates: list[PlainUpdate]) -> Tensors:
+def _share_unilora(files: PeftFiles, updates: list[PlainUpdate]) -> Tensors:
     """Return how often each number of the vector is taken, and give the updates their places."""
+    config = files.config
     rank, size = config["r"], config["theta_d_length"]
     sizes = [rank * (update.site.d_in + update.site.d_out) for update in updates]
     names = ("unilora_indices_A", "unilora_indices_B")
@@ -446,11 +493,11 @@ def _import_vera(update: PlainUpdate) -> str:
     return ""
 
 
-def _share_vera(config: Mapping[str, Any], updates: list[PlainUpdate]) -> Tensors:
-    rank, sites = config["r"], [update.site for update in updates]
-    generator = torch.Generator().manual_seed(config["projection_prng_key"] or 0)
+def _share_vera(files: PeftFiles, updates: list[PlainUpdate], variances: bool = False) -> Tensors:
+    rank, sites = files.config["r"], [update.site for update in updates]
+    generator = torch.Generator().manual_seed(files.config["projection_prng_key"] or 0)
     d_in, d_out = max(site.d_in for site in sites), max(site.d_out for site in sites)
-    shapes = {"fixed.A": (rank, d_in), "fixed.B": (d_out, rank)}
+    shapes = {"fixed.A": (rank * (1 + variances), d_in), "fixed.B": (d_out, rank)}
     return {name: _kaiming(shape, generator) for name, shape in shapes.items()}
 
 
@@ -551,6 +598,20 @@ _ROWS = (
         "VERA", VeRA, ScaledFactors, {"b": "vera_lambda_b", "d": "vera_lambda_d"}, {"rank": "r"},
         rank=("vera_lambda_d", 0), imported=_import_vera, exported=_export_vera, turned=True,
         shared={"fixed.A": "vera_A", "fixed.B": "vera_B"}, share=_share_vera,
+    ),
+    PlainKind(
+        "PVERA", VeRA, None, {"b": "pvera_lambda_b", "d": "pvera_lambda_d"}, {"rank": "r"},
+        imported=_import_pvera, turned=True,
+        shared={"fixed.A": "pvera_A", "fixed.B": "pvera_B"}, share=_share_pvera,
+    ),
+    PlainKind(
+        "TINYLORA", LoRAXS, None, {"A0": "tinylora_A", "B0": "tinylora_B"}, more=("tinylora_P",),
+        imported=_import_tinylora, share=_share_tinylora, turned=True,
+    ),
+    PlainKind(
+        "OSF", OSF, LowComponents,
+        {n: f"osf_svd_params.{n}_low" for n in "USV"}, {}, {"effective_rank": "rank_pattern"},
+        imported=_import_osf, exported=_export_osf,
     ),
     PlainKind(
         "RANDLORA", RandLoRA, ScaledBases, {"l": "randlora_lambda", "g": "randlora_gamma"},
@@ -730,7 +791,9 @@ def _shared_tensors(
             translation.problems.append(f"{theirs} is not the same in all modules")
         value = rest.pop(f"base_model.{theirs}", own[0] if own else None)
         if value is not None:
-            found[ours] = value.squeeze(1) if ours == "fixed.A" else value
+            found[ours] = value.squeeze(1) if value.ndim == 3 and ours == "fixed.A" else value
+    for name in [name for name in rest if name.startswith(f"base_model.{row.kind.lower()}_")]:
+        del rest[name]  # read by `share`
     missing = row.shared.keys() - found.keys()
     if not updates or (row.share is None and not missing):
         return found
@@ -741,7 +804,7 @@ def _shared_tensors(
     if computed := {
         name: value
         for name, value in row.share(
-            files.config, sorted(updates, key=lambda update: order[update.host])
+            files, sorted(updates, key=lambda update: order[update.host])
         ).items()
         if name in missing or name not in row.shared
     }:
@@ -749,7 +812,10 @@ def _shared_tensors(
             f"fixed numbers of {row.method.name} that are not in the files were computed by torch "
             f"{torch.__version__} and numpy {np.__version__}, as peft does"
         )
-    return found | computed
+    found |= computed
+    if row.kind == "PVERA":
+        found["fixed.A"] = found["fixed.A"][: files.config["r"]]
+    return found
 
 
 def export_plain(kind: Kind, source: ExportSource) -> CheckpointPart:
