@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from adapterhub.methods.adapterfusion import AdapterFusion as AdapterFusion
     from adapterhub.methods.alora import ALoRA as ALoRA
     from adapterhub.methods.bdlora import BDLoRA as BDLoRA
+    from adapterhub.methods.beft import BEFT as BEFT
     from adapterhub.methods.bitfit import BitFit as BitFit
     from adapterhub.methods.boft import BOFT as BOFT
     from adapterhub.methods.bottleneck import Houlsby as Houlsby
@@ -167,6 +168,7 @@ _LAZY |= {
     "AdaLoRA": "methods.adalora",
     "AdapterFusion": "methods.adapterfusion",
     "BDLoRA": "methods.bdlora",
+    "BEFT": "methods.beft",
     "BOFT": "methods.boft",
     "BitFit": "methods.bitfit",
     "C3A": "methods.c3a",

@@ -30,7 +30,7 @@ PEFT: dict[str, Held] = {
     ),
     "adamss": Held("", "clusters singular vectors by k-means, and is among peft's slowest"),
     "adaption_prompt": Held("", "LLaMA-Adapter"),
-    "beft": Held("bitfit", "where projections have a bias; others are refused"),
+    "beft": Held("beft"),
     "cartridge": Held("", "a prefix from a document"),
     "cpt": Held("", "a prompt from examples whose change is bounded"),
     "frod": Held("", "two matrices as large as the weight for each site"),

@@ -41,6 +41,10 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'blocks': (int, 2, 'number of blocks: the devices of a server'),
         'rows': (tuple[str, ...], ('attn.o', 'cross.o', 'ffn.down'), 'projections whose A is block-diagonal, not B'),
     }),
+    'beft': ('beft', 'biases of the value projections, also where the backbone has none', 'Huang et al. 2025, https://arxiv.org/abs/2509.15974', 0.005, None, {
+        'sites': (tuple[str, ...], ('attn.v', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+    }),
     'bitfit': ('bitfit', 'train only the bias terms of the backbone', 'Ben Zaken et al. 2022, https://arxiv.org/abs/2106.10199', 0.001, None, {
         'sites': (Literal['all'] | tuple[str, ...], 'all', 'projections and norms whose bias to train, or all'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to train: all, 'top 4', '0..3', [0, 5]"),

@@ -1,6 +1,6 @@
 """BD-LoRA: LoRA with one block-diagonal factor, for servers that split the model.
 
-    y = W x + s B A x,   s = alpha / rank                                           (section 3)
+    y = W x + s B A x,   s = alpha / rank
     A = diag(A_1, ..., A_n) at the projections in `rows`, else B = diag(B_1, ..., B_n)
 
     x: (..., d_in)    A_i: (rank / n, d_in / n)    B_i: (d_out / n, rank / n)    n: blocks

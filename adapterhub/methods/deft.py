@@ -1,6 +1,6 @@
 """DEFT: a subspace of the outputs of a projection is removed, and written again.
 
-    y = (I - P f(P)^T) W x + s P R x + b                                          (equation 4)
+    y = (I - P f(P)^T) W x + s P R x + b
 
     x: (..., d_in)    P: (d_out, rank)    R: (rank, d_in)    f: relu    s: 1, or alpha / rank
 
@@ -11,9 +11,9 @@ computed in each call, at the cost of rank tokens: merge before serving.
 
 Parameters: rank (d_in + d_out) per site; without R, rank d_out.
 
-Kumar et al. 2025, "DEFT: Decompositional Efficient Fine-Tuning for Text-to-Image Models", section
-3, https://arxiv.org/abs/2509.22793; Chen et al. 2024, "PaRa: Personalizing Text-to-Image Diffusion
-via Parameter Rank Reduction", https://arxiv.org/abs/2406.05641.
+Kumar et al. 2025, "DEFT: Decompositional Efficient Fine-Tuning for Text-to-Image Models",
+https://arxiv.org/abs/2509.22793; Chen et al. 2024, "PaRa: Personalizing Text-to-Image Diffusion via
+Parameter Rank Reduction", https://arxiv.org/abs/2406.05641.
 """
 
 from __future__ import annotations

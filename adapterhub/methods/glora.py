@@ -1,6 +1,6 @@
 """GLoRA: a weight and a bias that are scaled, and shifted, by matrices, vectors or numbers.
 
-    y = (W + W * A + B) x + b + b * D + E + W C                                    (equation 10)
+    y = (W + W * A + B) x + b + b * D + E + W C
 
     x: (..., d_in)    A, B: (d_out, d_in)    C: (d_in,)    D, E: (d_out,)
 
@@ -11,8 +11,8 @@ D and E are left out. W is read in each call: merge before serving.
 
 Parameters: by default 2 rank (d_in + d_out) per site, and rank (d_in + 1) + 2 with a bias.
 
-Chavan et al. 2023, "One-for-All: Generalized LoRA for Parameter-Efficient Fine-tuning", section
-2.3, https://arxiv.org/abs/2306.07967.
+Chavan et al. 2023, "One-for-All: Generalized LoRA for Parameter-Efficient Fine-tuning",
+https://arxiv.org/abs/2306.07967.
 """
 
 from __future__ import annotations

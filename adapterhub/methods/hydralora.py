@@ -1,6 +1,6 @@
 """HydraLoRA: a low-rank update with several second factors, which each token weighs.
 
-    y = W x + s sum_e p_e B_e A x,   p = softmax(G x),   s = alpha / rank           (equation 5)
+    y = W x + s sum_e p_e B_e A x,   p = softmax(G x),   s = alpha / rank
 
     x: (..., d_in)    A: (rank, d_in)    B_e: (d_out, rank), zero    G: (heads, d_in)
 
@@ -9,8 +9,8 @@ depend on the input, so it cannot be merged.
 
 Parameters: rank d_in + heads (rank d_out + d_in) per site.
 
-Tian et al. 2024, "HydraLoRA: An Asymmetric LoRA Architecture for Efficient Fine-Tuning", section
-3, https://arxiv.org/abs/2404.19245.
+Tian et al. 2024, "HydraLoRA: An Asymmetric LoRA Architecture for Efficient Fine-Tuning",
+https://arxiv.org/abs/2404.19245.
 """
 
 from __future__ import annotations

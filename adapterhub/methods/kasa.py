@@ -1,6 +1,6 @@
 """KaSA: the smallest components of the weight are replaced by an update in the form of an SVD.
 
-    W = U S V^T,   y = W x - B0 A0 x + s B (E * A) x,   s = alpha / rank             (equation 8)
+    W = U S V^T,   y = W x - B0 A0 x + s B (E * A) x,   s = alpha / rank
     B0 A0 = (U S V^T)_(k-r+1..k),   k = min(d_in, d_out)
 
     x: (..., d_in)    A, A0: (rank, d_in)    E: (rank,)    B, B0: (d_out, rank)
@@ -12,7 +12,7 @@ sites, is beta sum E² + gamma (||A A^T - I|| + ||B^T B - I||) (equations 9 to 1
 Parameters: rank (d_in + d_out + 1) per site.
 
 Wang et al. 2024, "KaSA: Knowledge-Aware Singular-Value Adaptation of Large Language Models",
-section 3, https://arxiv.org/abs/2412.06071.
+https://arxiv.org/abs/2412.06071.
 """
 
 from __future__ import annotations

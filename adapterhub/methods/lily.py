@@ -1,6 +1,6 @@
 """Lily: low-rank updates whose factors layers share, and whose second factors tokens weigh.
 
-    y = W x + s sum_e p_e B_e A x,   p = softmax(G A x)                          (section 3.2)
+    y = W x + s sum_e p_e B_e A x,   p = softmax(G A x)
 
     x: (..., d_in)    A: (rank, d_in), one for `layers_of_a` layers    G: (heads, rank), per site
     B_e: (d_out, rank), zero, one set for all layers
@@ -11,7 +11,7 @@ its mean over a batch, so that a row depends on the others. With one head there 
 
 Parameters: heads rank per site, rank d_in for each A, heads rank d_out for each set of B.
 
-Zhong et al. 2024, "Low-Rank Interconnected Adaptation across Layers", section 3,
+Zhong et al. 2024, "Low-Rank Interconnected Adaptation across Layers",
 https://arxiv.org/abs/2407.09946.
 """
 

@@ -1,6 +1,6 @@
 """MiCA: LoRA whose second factor is fixed: the directions that the weight uses least.
 
-    W = U S V^T,   y = W x + s B A x,   B = U_(k-r+1..k),   s = alpha / rank        (section 3)
+    W = U S V^T,   y = W x + s B A x,   B = U_(k-r+1..k),   s = alpha / rank
 
     x: (..., d_in)    A: (rank, d_in), zero    B: (d_out, rank), fixed    k = min(d_in, d_out)
 

@@ -1,7 +1,7 @@
 """OLoRA: LoRA that is initialized with the QR decomposition of the weight.
 
     W = Q R,   B0 = Q_r,   A0 = R_r
-    y = (W - s B0 A0) x + s B A x + b = y0 + s (B A x - B0 A0 x),   s = alpha / rank  (section 3)
+    y = (W - s B0 A0) x + s B A x + b = y0 + s (B A x - B0 A0 x),   s = alpha / rank
 
     W: (d_out, d_in)    A, A0: (rank, d_in)    B, B0: (d_out, rank)    y0: the host's output
 
@@ -11,7 +11,7 @@ saved with the adapter.
 
 Parameters: rank (d_in + d_out) per site.
 
-Büyükakyüz 2024, "OLoRA: Orthonormal Low-Rank Adaptation of Large Language Models", section 3,
+Büyükakyüz 2024, "OLoRA: Orthonormal Low-Rank Adaptation of Large Language Models",
 https://arxiv.org/abs/2406.01775.
 """
 

@@ -1,21 +1,21 @@
 """OSF: the smaller components of the weight train, orthogonal to the larger ones, which stay.
 
     W = U S V^T = U_h S_h V_h^T + U_0 S_0 V_0^T
-    y = W x + (U S V - U_0 S_0 V_0) x                                             (equation 3)
-    dU' = (I - U_h U_h^T) dU,   dV' = dV (I - V_h^T V_h)                    (equations 5 and 6)
+    y = W x + (U S V - U_0 S_0 V_0) x
+    dU' = (I - U_h U_h^T) dU,   dV' = dV (I - V_h^T V_h)
 
     x: (..., d_in)    U: (d_out, r)    S: (r,)    V: (r, d_in), with the gradients dU' and dV'
 
 A share `kept` of the components, those with the largest singular values, stays as it is, and what
 trains keeps out of their directions: tasks that are learned one after the other forget less. U, S
-and V are U_0, S_0 and V_0 at first, so nothing changes. Those of W are not in the
-file: each loading decomposes W again, exactly and in fp64, so the backbone must be loaded in the
-same precision.
+and V are U_0, S_0 and V_0 at first, so nothing changes. Those of W are not in the file: each
+loading decomposes W again, exactly and in fp64, so the backbone must be loaded in the same
+precision.
 
 Parameters: r (d_in + d_out + 1) per site, r = (1 - kept) min(d_in, d_out).
 
 Nayak et al. 2025, "Sculpting Subspaces: Constrained Full Fine-Tuning in LLMs for Continual
-Learning", section 3, https://arxiv.org/abs/2504.07097.
+Learning", https://arxiv.org/abs/2504.07097.
 """
 
 from __future__ import annotations

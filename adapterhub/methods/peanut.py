@@ -1,6 +1,6 @@
 """PEANuT: an update of a projection that a small network computes from the weight.
 
-    y = W x + s (B h(W^T))^T x,   h(W^T) = f(W^T A^T)                              (section 3.2)
+    y = W x + s (B h(W^T))^T x,   h(W^T) = f(W^T A^T)
     h_i = f(E_i h_(i-1)),   then h = f(D_i h) + h_(depth - i)                      (with `depth`)
 
     x: (..., d_in)    W^T: a row for each input    A: (rank, d_out), Kaiming-uniform

@@ -1,7 +1,7 @@
 """PSOFT: a rotation between the principal components of the weight.
 
     W = U S V^T,   y = W x + B0 (R - I) A0 x,   B0 = U_r S_r,   A0 = V_r^T
-    R = diag(b) (I + Q) (I - Q)^-1 diag(a)                                        (equation 7)
+    R = diag(b) (I + Q) (I - Q)^-1 diag(a)
 
     x: (..., d_in)    A0: (rank, d_in), B0: (d_out, rank), fixed    Q: (rank, rank), skew-symmetric
     a, b: (rank,), one
@@ -13,7 +13,7 @@ unless `stored` is false.
 
 Parameters: rank (rank - 1) / 2 + 2 rank per site.
 
-Wu et al. 2025, "Efficient Orthogonal Fine-Tuning with Principal Subspace Adaptation", section 4,
+Wu et al. 2025, "Efficient Orthogonal Fine-Tuning with Principal Subspace Adaptation",
 https://arxiv.org/abs/2505.11235.
 """
 

@@ -1,6 +1,6 @@
 """SVFT: sparse updates of the singular values of the weight, and of what is beside them.
 
-    W = U S V^T,   y = W x + U M V^T x                                            (equation 2)
+    W = U S V^T,   y = W x + U M V^T x
 
     x: (..., d_in)    U: (d_out, k), V: (d_in, k), fixed    M: (k, k), zero outside of its band
     k = min(d_in, d_out)
@@ -13,7 +13,7 @@ before serving.
 
 Parameters: k + band (2 k - band - 1) per site.
 
-Lingam et al. 2024, "SVFT: Parameter-Efficient Fine-Tuning with Singular Vectors", section 3,
+Lingam et al. 2024, "SVFT: Parameter-Efficient Fine-Tuning with Singular Vectors",
 https://arxiv.org/abs/2405.19597.
 """
 

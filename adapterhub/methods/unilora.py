@@ -1,6 +1,6 @@
 """Uni-LoRA: low-rank updates whose numbers are all taken from one short vector.
 
-    y = W x + B A x,   each number of all A and B = v_j / sqrt(n_j)                 (equation 2)
+    y = W x + B A x,   each number of all A and B = v_j / sqrt(n_j)
 
     x: (..., d_in)    A: (rank, d_in)    B: (d_out, rank)    v: (numbers,)
     n_j: how often v_j is taken
@@ -11,7 +11,7 @@ small at first, not zero.
 
 Parameters: `numbers` in all.
 
-Li et al. 2025, "Uni-LoRA: One Vector is All You Need", section 3, https://arxiv.org/abs/2506.00799.
+Li et al. 2025, "Uni-LoRA: One Vector is All You Need", https://arxiv.org/abs/2506.00799.
 """
 
 from __future__ import annotations

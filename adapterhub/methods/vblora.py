@@ -1,6 +1,6 @@
 """VB-LoRA: low-rank updates composed of the vectors of one bank, which all sites share.
 
-    y = W x + B A x,   each block of b numbers of A and B = sum_(j in top) w_j v_j   (equation 4)
+    y = W x + B A x,   each block of b numbers of A and B = sum_(j in top) w_j v_j
     w = softmax of the k largest logits of the block
 
     x: (..., d_in)    A: (rank, d_in)    B: (d_out, rank)    bank v: (vectors, b)
@@ -12,7 +12,7 @@ small at first, not zero.
 
 Parameters: vectors rank (d_in + d_out) / b per site, and vectors b in all.
 
-Li et al. 2024, "VB-LoRA: Extreme Parameter Efficient Fine-Tuning with Vector Banks", section 3,
+Li et al. 2024, "VB-LoRA: Extreme Parameter Efficient Fine-Tuning with Vector Banks",
 https://arxiv.org/abs/2405.15179.
 """
 

@@ -296,6 +296,7 @@ PLAIN_KINDS: dict[str, Kind] = {
     "pvera: without matrices": Kind(plain(peft.PveraConfig, r=6, save_projection=False)),
     "tinylora": Kind(plain(peft.TinyLoraConfig, r=3, u=5, weight_tying=0.5)),
     "tinylora: without matrices": Kind(plain(peft.TinyLoraConfig, r=3, u=5, save_projection=False)),
+    "beft": Kind(plain(peft.BeftConfig), at_wholes("beft")),
     "osf": Kind(plain(peft.OSFConfig, effective_rank=0.75), at_wholes("osf", kept=0.25)),
     "supertuning": Kind(plain(peft.SupertuningConfig, sparsity=0.9)),
     "supertuning: smallest": Kind(
@@ -353,9 +354,8 @@ def halves(model: PreTrainedModel) -> peft.LoraConfig:
     return configure(peft.LoraConfig, model, **options)
 
 
-# LORA checkpoints that are another method of ours, and biases.
+# LORA checkpoints that are another method of ours.
 VARIANT_KINDS: dict[str, Kind] = {
-    "beft": Kind(plain(peft.BeftConfig)),
     "olora": Kind(
         plain(peft.LoraConfig, r=4, lora_alpha=6, init_lora_weights="olora"),
         at_wholes("olora", rank=3),

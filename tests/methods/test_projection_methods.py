@@ -133,6 +133,10 @@ def ssf(w, m, **options):
     return torch.diag(m.scale) @ w
 
 
+def beft(w, m, **options):
+    return w
+
+
 def vera(w, m, **options):
     fixed = m.fixed
     return w + torch.diag(m.b) @ fixed.B @ torch.diag(m.d) @ fixed.A
@@ -311,6 +315,7 @@ EQUATIONS = {
     "tinylora": (tinylora, {"rank": 3, "numbers": 5}),
     "psoft": (psoft, {"rank": 4}),
     "svft": (svft, {"band": 1}),
+    "beft": (beft, {}),
     "osf": (osf, {"kept": 0.75}),
     "deft": (deft, {"rank": 3, "alpha": 6.0, "basis": "qr"}),
     "peanut": (peanut, {"rank": 5, "depth": 1, "scale": 2.0}),
@@ -346,6 +351,8 @@ def test_the_weight_is_that_of_the_equation(method, architecture):
             bias = road(bias[:, None], one.module)[:, 0]
         if method == "ssf" and bias is not None:
             bias = one.module.scale * bias + one.module.shift
+        if method == "beft":
+            bias = one.module.b if bias is None else bias + one.module.b
         if method == "glora" and bias is not None:
             c = one.module.C.left @ one.module.C.right
             bias = bias * (1 + one.module.D.value) + one.module.E.value + (one.weight @ c)[:, 0]

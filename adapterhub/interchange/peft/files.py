@@ -68,10 +68,10 @@ TASK_TYPES = {
 PlainKindName = Literal[
     "LOHA", "LOKR", "HIRA", "MISS", "SHIRA", "GRALORA", "DELORA", "OFT", "BOFT", "HRA", "ROAD",
     "VERA", "RANDLORA", "FOURIERFT", "WAVEFT", "C3A", "ADALORA", "SUPERTUNING", "PSOFT", "DEFT",
-    "PEANUT", "GLORA", "VBLORA", "UNILORA", "PVERA", "OSF", "TINYLORA",
+    "PEANUT", "GLORA", "VBLORA", "UNILORA", "PVERA", "OSF", "TINYLORA", "BEFT",
 ]  # fmt: skip
 Kind = (
-    Literal["LORA", "IA3", "LN_TUNING", "BEFT", "PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"]
+    Literal["LORA", "IA3", "LN_TUNING", "PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"]
     | PlainKindName
 )
 
@@ -304,6 +304,7 @@ _PLAIN: Mapping[PlainKindName, dict[str, ConfigField]] = {
         "save_projection": ConfigField(schema.boolean, True),
         **dict.fromkeys(("init_v_bound", "tinylora_dropout"), TRAINING_ONLY),
     },
+    "BEFT": {},
     "OSF": {  # the tensors have the rank
         "effective_rank": ConfigField(optional(schema.number)),
         "rank_pattern": ConfigField(_numbers),
@@ -385,7 +386,6 @@ _FIELDS: Mapping[Kind, Mapping[str, ConfigField]] = {
     "LORA": _COMMON | _TARGETS | _LORA,
     "IA3": _COMMON | _TARGETS | _IA3,
     "LN_TUNING": _COMMON | _TARGETS,
-    "BEFT": _COMMON | _TARGETS | {"init_weights": TRAINING_ONLY},
     "PROMPT_TUNING": _COMMON | _PROMPTS | dict.fromkeys(_PROMPT_TUNING, TRAINING_ONLY),
     "P_TUNING": _COMMON | _PROMPTS | dict.fromkeys(_P_TUNING, TRAINING_ONLY),
     "PREFIX_TUNING": _COMMON | _PROMPTS | dict.fromkeys(_PREFIX_TUNING, TRAINING_ONLY),

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.weights import read_bias
 from adapterhub.interchange.checkpoint_files import most_bytes
 from adapterhub.interchange.peft.files import (
     TASK_TYPES,
@@ -32,10 +31,9 @@ _WRAPPED = re.compile(r"\.(modules_to_save|base_layer|ln_tuning_layers)(?=\.)")
 _NAMED_COPY = re.compile(r"\.modules_to_save\.[^.]+(?=\.)")  # with the adapter's name, as with bias
 _SUFFIXES = "|".join(re.escape(s) for row in PLAIN.values() for s in row.tensors.values())
 _TUNED = re.compile(
-    rf"(.+)\.(?:lora_(?:embedding_)?[AB]|ia3_l|beft_bias|ln_tuning_layers|{_SUFFIXES})(?:\..+)?"
+    rf"(.+)\.(?:lora_(?:embedding_)?[AB]|ia3_l|ln_tuning_layers|{_SUFFIXES})(?:\..+)?"
 )
 _REPLACED = ".original_module"
-_BEFT = ".beft_bias"
 _WEIGHT = ".weight"
 
 
@@ -210,32 +208,10 @@ def _import_whole_modules(
     return dict(files.tensors)
 
 
-def _import_biases(
-    files: PeftFiles, finder: ModuleFinder, translation: Translation
-) -> dict[str, Tensor]:
-    """Add what was trained (BEFT) to the biases of its modules."""
-    rest: dict[str, Tensor] = {}
-    for name, added in files.tensors.items():
-        path = name.removesuffix(_BEFT)
-        module = finder.modules.get(finder.find(path) or "")
-        own = None if module is None else read_bias(module)
-        if path == name:
-            rest[name] = added
-        elif own is None or own.shape != added.flatten().shape:
-            shape = "none" if own is None else f"one of shape {tuple(own.shape)}"
-            translation.problems.append(
-                f"{name}: a bias {tuple(added.shape)}, this module has {shape}"
-            )
-        else:
-            rest[f"{path}.bias"] = own.detach().float().cpu() + added.flatten().float()
-    return rest
-
-
 _IMPORTERS: Mapping[str, Callable[[PeftFiles, ModuleFinder, Translation], dict[str, Tensor]]] = {
     "LORA": import_peft_low_rank,
     "IA3": import_peft_ia3,
     "LN_TUNING": _import_whole_modules,
-    "BEFT": _import_biases,
     "PROMPT_TUNING": import_peft_prompt,
     "P_TUNING": import_peft_prompt,
     "PREFIX_TUNING": import_peft_prefix,

@@ -150,6 +150,15 @@ def _add_methods(
                 translation.tensors[f"{site.id}.{method.name}.{name}"] = tensor
 
 
+_STARTS: Mapping[str, tuple[type[Method], Values]] = {
+    "pissa": (PiSSA, {"iterations": 0}), "olora": (OLoRA, {}), "mica": (MiCA, {}),
+}  # fmt: skip
+
+
+def _start_of(config: Mapping[str, Any], initialization: str) -> str:
+    return initialization or str(config["init_lora_weights"]).lower()
+
+
 def _method(config: Mapping[str, Any], initialization: str) -> tuple[type[Method], Values]:
     """Return the method of the updates of a checkpoint, and its own options."""
     if config["kasa_config"]:
@@ -158,14 +167,10 @@ def _method(config: Mapping[str, Any], initialization: str) -> tuple[type[Method
         return BDLoRA, {"blocks": config["use_bdlora"]["nblocks"]}
     if invocation := config["alora_invocation_tokens"]:
         return ALoRA, {"invocation": list(invocation)}
-    if initialization == "pissa":
-        return PiSSA, {"iterations": 0}
-    if initialization:
-        return OLoRA, {}
     if config["use_dora"]:
         return DoRA, {}
-    if config["init_lora_weights"] == "mica":
-        return MiCA, {}
+    if start := _STARTS.get(_start_of(config, initialization)):
+        return start
     return RsLoRA if config["use_rslora"] else LoRA, {}
 
 
@@ -181,7 +186,7 @@ def _variant_problems(
         return
     others = ("use_dora", "lora_bias", "alora_invocation_tokens", "kasa_config", "use_bdlora")
     yield from (f"{name} with {each}" for each in others if config[each] and each != name)
-    if initialization or config["init_lora_weights"] == "mica":
+    if _start_of(config, initialization) in _STARTS:
         yield f"{name} with init_lora_weights {config['init_lora_weights']}"
     yield from (f"{update.file_path}: {name} outside of projections" for update in elsewhere)
     for _, update in updates if name == "use_bdlora" else ():

@@ -35,6 +35,7 @@ from adapterhub.interchange.translation import Translation, size_options
 from adapterhub.methods._base import Method
 from adapterhub.methods._rotations import skew
 from adapterhub.methods.adalora import AdaLoRA, SingularUpdate
+from adapterhub.methods.beft import BEFT, AddedBias, LoneBias
 from adapterhub.methods.boft import BOFT, ButterflyRotation
 from adapterhub.methods.c3a import C3A, CirculantUpdate
 from adapterhub.methods.deft import DEFT, ReplacedSubspace
@@ -267,6 +268,16 @@ def _import_supertuning(update: PlainUpdate) -> str:
     update.ours["S.places"] = places.long()
     update.options |= {"share": share, "places": "file"}
     return "" if places.shape == values.shape else "as many values as indices are needed"
+
+
+def _import_beft(update: PlainUpdate) -> str:
+    update.ours["b"] = update.ours["b"].flatten()
+    return ""
+
+
+def _export_beft(part: ExportedModule) -> tuple[Values, Tensors]:
+    module: Any = part.module
+    return {}, {"b": module.b.detach()[None]}
 
 
 def _import_osf(update: PlainUpdate) -> str:
@@ -609,6 +620,10 @@ _ROWS = (
         imported=_import_tinylora, share=_share_tinylora, turned=True,
     ),
     PlainKind(
+        "BEFT", BEFT, AddedBias, {"b": "beft_bias"},
+        imported=_import_beft, exported=_export_beft,
+    ),
+    PlainKind(
         "OSF", OSF, LowComponents,
         {n: f"osf_svd_params.{n}_low" for n in "USV"}, {}, {"effective_rank": "rank_pattern"},
         imported=_import_osf, exported=_export_osf,
@@ -680,7 +695,10 @@ _ROWS = (
     ),
 )  # fmt: skip
 PLAIN: Mapping[Kind, PlainKind] = {row.kind: row for row in _ROWS}
-PLAIN_MODULES: Mapping[type[nn.Module], Kind] = {r.module: r.kind for r in _ROWS if r.module}
+PLAIN_MODULES: Mapping[type[nn.Module], Kind] = {
+    **{row.module: row.kind for row in _ROWS if row.module},
+    LoneBias: "BEFT",
+}
 
 
 def import_plain(

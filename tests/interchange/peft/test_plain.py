@@ -21,8 +21,6 @@ REFUSED = {
     ("miss: bat", "import"), ("miss: bat", "back"),
     # peft draws the matrices again, in a dtype that depends on the machine.
     ("randlora: without matrices", "import"), ("randlora: without matrices", "back"),
-    # peft trains biases only beside a LoRA.
-    ("beft", "back"),
     # They are imported as vera and lora-xs, which peft has in another form, or not.
     ("tinylora", "back"), ("tinylora: without matrices", "back"),
     # shira has as many values as a LoRA.
@@ -30,8 +28,7 @@ REFUSED = {
     # peft draws the places again, by torch's generator.
     ("fourierft", "back"), ("waveft", "back"),
 }  # fmt: skip
-# peft adapts nothing of GPT-2 by OSF; a bias that is added needs one.
-NOT_ON = {("osf", "gpt2"), ("beft", "llama"), ("beft", "t5")}
+NOT_ON = {("osf", "gpt2")}  # peft adapts nothing there
 
 
 def test_every_row_is_compared():
