@@ -79,6 +79,15 @@ def places(name: str, seed: int, count: int, size: int) -> Tensor:
     return torch.from_numpy(found)
 
 
+def shares(name: str, seed: int, count: int, size: int) -> Tensor:
+    """Return `count` places below `size`, each equally often but for the rest, in a drawn order.
+
+    They are the remainders by the size of the indices of the numbers of the stream, sorted.
+    """
+    order = np.argsort(whole_numbers(name, seed, count), kind="stable")
+    return torch.from_numpy(order % size)
+
+
 class PlacedNumbers(nn.Module):
     """Trained numbers at fixed places of a matrix, which is zero elsewhere.
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,7 +26,7 @@ from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.methods._base import Placement, register_method
 from adapterhub.methods._delta import FactorModule
-from adapterhub.methods._generated import whole_numbers
+from adapterhub.methods._generated import shares
 from adapterhub.methods._ops import stack_low_rank
 from adapterhub.methods._projections import RankMethod
 from adapterhub.methods._site_module import SharedModule
@@ -38,13 +37,13 @@ class SharedVector(SharedModule):
 
     times: Tensor
 
-    def __init__(self, numbers: int, total: int) -> None:
+    def __init__(self, numbers: int, total: int, stored: bool) -> None:
         super().__init__()
         self.v = nn.Parameter(torch.empty(numbers))
         nn.init.uniform_(self.v, -0.02, 0.02)
         times = torch.full((numbers,), float(total // numbers))
         times[: total % numbers] += 1
-        self.register_buffer("times", times)
+        self.register_buffer("times", times, persistent=stored)
 
 
 class TakenFactors(FactorModule):
@@ -96,9 +95,9 @@ class UniLoRA(RankMethod):
         """Yield one update per selected projection, of the same vector."""
         ranks = self.ranks_by_site(anatomy)
         sizes = [rank * (site.d_in + site.d_out) for site, rank in ranks.items()]
-        order = np.argsort(whole_numbers("unilora", self.seed, sum(sizes)), kind="stable")
-        places = torch.split(torch.from_numpy(order % self.numbers), sizes)
-        shared = SharedVector(self.numbers, sum(sizes))
+        drawn = shares("unilora", self.seed, sum(sizes), self.numbers)
+        places = torch.split(drawn, sizes)
+        shared = SharedVector(self.numbers, sum(sizes), self.stored)
         for (site, rank), own in zip(ranks.items(), places, strict=True):
             module = TakenFactors(site, rank, own.clone(), shared, self.stored)
             if own is places[0]:
