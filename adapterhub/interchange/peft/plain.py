@@ -353,8 +353,8 @@ def _export_psoft(part: ExportedModule) -> tuple[Values, Tensors]:
         "use_cayley_neumann": terms > 0,
         "num_cayley_neumann_terms": (terms or 5) if terms not in (1, 3) else None,
     }
-    if read_weight(part.host, part.site.part).shape != (len(module.B0), module.A0.shape[1]):
-        return options, {}  # a part of a projection is refused
+    if part.site.part is not None or module.A0.is_meta:
+        return options, {}  # a part is refused, and without values only the options count
     overlap = (_psoft_components(part.host, rank)[1] @ module.A0.detach().cpu().T).diagonal()
     if (overlap.abs() - 1).abs().max() > 1e-3:
         return options | {"components of these weights": None}, {}
