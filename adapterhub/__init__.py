@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from adapterhub.methods.adapterfusion import AdapterFusion as AdapterFusion
     from adapterhub.methods.adapterplus import AdapterPlus as AdapterPlus
     from adapterhub.methods.alora import ALoRA as ALoRA
+    from adapterhub.methods.bdlora import BDLoRA as BDLoRA
+    from adapterhub.methods.beft import BEFT as BEFT
     from adapterhub.methods.bitfit import BitFit as BitFit
     from adapterhub.methods.boft import BOFT as BOFT
     from adapterhub.methods.bottleneck import Houlsby as Houlsby
@@ -52,17 +54,22 @@ if TYPE_CHECKING:
     from adapterhub.methods.c3a import C3A as C3A
     from adapterhub.methods.cartridge import Cartridge as Cartridge
     from adapterhub.methods.compacter import Compacter as Compacter
+    from adapterhub.methods.deft import DEFT as DEFT
     from adapterhub.methods.delora import DeLoRA as DeLoRA
     from adapterhub.methods.dora import DoRA as DoRA
     from adapterhub.methods.fourierft import FourierFT as FourierFT
     from adapterhub.methods.freeze import Freeze as Freeze
     from adapterhub.methods.full import Full as Full
+    from adapterhub.methods.glora import GLoRA as GLoRA
     from adapterhub.methods.gralora import GraLoRA as GraLoRA
     from adapterhub.methods.head import Head as Head
     from adapterhub.methods.hira import HiRA as HiRA
     from adapterhub.methods.hra import HRA as HRA
+    from adapterhub.methods.hydralora import HydraLoRA as HydraLoRA
     from adapterhub.methods.ia3 import IA3 as IA3
     from adapterhub.methods.invertible import Invertible as Invertible
+    from adapterhub.methods.kasa import KaSA as KaSA
+    from adapterhub.methods.lily import Lily as Lily
     from adapterhub.methods.llama_adapter import LLaMAAdapter as LLaMAAdapter
     from adapterhub.methods.loha import LoHa as LoHa
     from adapterhub.methods.lokr import LoKr as LoKr
@@ -74,13 +81,18 @@ if TYPE_CHECKING:
     from adapterhub.methods.lora_xs import TinyLoRA as TinyLoRA
     from adapterhub.methods.madx import MadX as MadX
     from adapterhub.methods.mam import Mam as Mam
+    from adapterhub.methods.mica import MiCA as MiCA
     from adapterhub.methods.miss import MiSS as MiSS
     from adapterhub.methods.norms import Norms as Norms
     from adapterhub.methods.oft import OFT as OFT
+    from adapterhub.methods.olora import OLoRA as OLoRA
+    from adapterhub.methods.osf import OSF as OSF
     from adapterhub.methods.p_tuning import PTuning as PTuning
+    from adapterhub.methods.peanut import PEANuT as PEANuT
     from adapterhub.methods.pissa import PiSSA as PiSSA
     from adapterhub.methods.prefix import Prefix as Prefix
     from adapterhub.methods.prompt import Prompt as Prompt
+    from adapterhub.methods.psoft import PSOFT as PSOFT
     from adapterhub.methods.randlora import RandLoRA as RandLoRA
     from adapterhub.methods.reft import DiReFT as DiReFT
     from adapterhub.methods.reft import LoReFT as LoReFT
@@ -92,8 +104,11 @@ if TYPE_CHECKING:
     from adapterhub.methods.shira import SHiRA as SHiRA
     from adapterhub.methods.ssf import SSF as SSF
     from adapterhub.methods.staged import Staged as Staged
+    from adapterhub.methods.svft import SVFT as SVFT
     from adapterhub.methods.unfreeze import Unfreeze as Unfreeze
+    from adapterhub.methods.unilora import UniLoRA as UniLoRA
     from adapterhub.methods.unipelt import UniPELT as UniPELT
+    from adapterhub.methods.vblora import VBLoRA as VBLoRA
     from adapterhub.methods.vera import VeRA as VeRA
     from adapterhub.methods.waveft import WaveFT as WaveFT
     from adapterhub.registry.changes import delete as delete
@@ -158,25 +173,32 @@ _LAZY |= {
     "AdaLoRA": "methods.adalora",
     "AdapterFusion": "methods.adapterfusion",
     "AdapterPlus": "methods.adapterplus",
+    "BDLoRA": "methods.bdlora",
+    "BEFT": "methods.beft",
     "BOFT": "methods.boft",
     "BitFit": "methods.bitfit",
     "C3A": "methods.c3a",
     "Cartridge": "methods.cartridge",
     "Compacter": "methods.compacter",
+    "DEFT": "methods.deft",
     "DeLoRA": "methods.delora",
     "DiReFT": "methods.reft",
     "DoRA": "methods.dora",
     "FourierFT": "methods.fourierft",
     "Freeze": "methods.freeze",
     "Full": "methods.full",
+    "GLoRA": "methods.glora",
     "GraLoRA": "methods.gralora",
     "HRA": "methods.hra",
     "Head": "methods.head",
     "HiRA": "methods.hira",
     "Houlsby": "methods.bottleneck",
+    "HydraLoRA": "methods.hydralora",
     "IA3": "methods.ia3",
     "Invertible": "methods.invertible",
+    "KaSA": "methods.kasa",
     "LLaMAAdapter": "methods.llama_adapter",
+    "Lily": "methods.lily",
     "LoHa": "methods.loha",
     "LoKr": "methods.lokr",
     "LoRA": "methods.lora",
@@ -187,10 +209,15 @@ _LAZY |= {
     "LoReFT": "methods.reft",
     "MadX": "methods.madx",
     "Mam": "methods.mam",
+    "MiCA": "methods.mica",
     "MiSS": "methods.miss",
     "NoReFT": "methods.reft",
     "Norms": "methods.norms",
     "OFT": "methods.oft",
+    "OLoRA": "methods.olora",
+    "OSF": "methods.osf",
+    "PEANuT": "methods.peanut",
+    "PSOFT": "methods.psoft",
     "PTuning": "methods.p_tuning",
     "Parallel": "methods.bottleneck",
     "Pfeiffer": "methods.bottleneck",
@@ -202,13 +229,16 @@ _LAZY |= {
     "RsLoRA": "methods.rslora",
     "SHiRA": "methods.shira",
     "SSF": "methods.ssf",
+    "SVFT": "methods.svft",
     "ScalarMix": "methods.scalar_mix",
     "ScaledParallel": "methods.bottleneck",
     "SelectedParameters": "methods.selected_parameters",
     "Staged": "methods.staged",
     "TinyLoRA": "methods.lora_xs",
     "Unfreeze": "methods.unfreeze",
+    "UniLoRA": "methods.unilora",
     "UniPELT": "methods.unipelt",
+    "VBLoRA": "methods.vblora",
     "VeRA": "methods.vera",
     "WaveFT": "methods.waveft",
 }

@@ -13,6 +13,8 @@ import typing
 from pathlib import Path
 from typing import Any, Literal, Union
 
+from held_methods import written
+
 from adapterhub.methods import METHODS
 from adapterhub.methods._described import DescribedMethod, describe
 from adapterhub.recipe.recipe_text import recipe_schema
@@ -99,7 +101,7 @@ def main() -> None:
     """Write the files; print those that change."""
     texts = {FILE: source(), EXPORTS: exports(EXPORTS.read_text(encoding="utf-8"))}
     texts[SCHEMA] = json.dumps(recipe_schema(), indent=2) + "\n"
-    texts |= {file: counted(file.read_text(encoding="utf-8")) for file in DOCUMENTS}
+    texts |= {file: written(counted(file.read_text(encoding="utf-8"))) for file in DOCUMENTS}
     for file, text in sorted(texts.items()):
         if file.read_text(encoding="utf-8") != text:
             file.write_text(text, encoding="utf-8")

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib.metadata
+import pkgutil
 import re
 import warnings
 from pathlib import Path
 from typing import get_args
 
+import held_methods as peers
 import matrix
 import pytest
 import tiny_models
@@ -25,10 +27,13 @@ from transformers import AutoModel
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, AttachError, FileError, MismatchError
 from adapterhub.methods import METHODS
+from adapterhub.methods._spec import parse_methods
 from adapterhub.recipe.options import Init
 
 peft = pytest.importorskip("peft")
-from peft import LoraConfig, PeftModel, PeftType, get_peft_model  # noqa: E402
+from peft import LoraConfig, PeftModel, PeftType, get_peft_model, optimizers  # noqa: E402
+from peft.tuners.lora import config as lora_config  # noqa: E402
+from peft.tuners.lora import variants  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
 
@@ -36,23 +41,6 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/comparison.md").read_text(encoding="utf-8")
 WHY = (ROOT / "docs/why.md").read_text(encoding="utf-8")
 TESTING = (ROOT / "docs/testing.md").read_text(encoding="utf-8")
-FROM_PEFT = (ROOT / "docs/tutorials/from-peft.md").read_text(encoding="utf-8")
-# Methods of peft that are here, under another name; trainable_tokens in part.
-HERE = {
-    "lora": "lora",
-    "ia3": "ia3",
-    "ln_tuning": "norms",
-    "prompt_tuning": "prompt",
-    "p_tuning": "p-tuning",
-    "prefix_tuning": "prefix",
-    "adaption_prompt": "llama-adapter",
-    "cartridge": "cartridge",
-    "trainable_tokens": "chosen",
-    **{name: name for name in (
-        "adalora", "boft", "c3a", "delora", "fourierft", "gralora", "hira", "hra", "loha", "lokr",
-        "miss", "oft", "randlora", "road", "shira", "tinylora", "vera", "waveft",
-    )},
-}  # fmt: skip
 WEIGHTS = "adapter_model.safetensors"
 
 
@@ -97,9 +85,7 @@ def ours(tmp_path):
 
 
 def test_methods():
-    missing = {kind.value.lower() for kind in PeftType} - HERE.keys()
-    assert all(re.search(rf"\b{name}\b", FROM_PEFT) for name in missing)
-    assert set(HERE.values()) <= METHODS.keys()
+    missing = {name for name, held in peers.PEFT.items() if not held.what}
     assert f"{len(PeftType)} kinds" in PAGE
     assert f"{len(METHODS)} methods" in PAGE
     architectures = len(tiny_models.ARCHITECTURES)
@@ -108,7 +94,35 @@ def test_methods():
     assert f"{len(METHODS)} methods have {kinds} signatures" in TESTING
     assert f"{len(METHODS) * architectures:,} classes" in WHY
     assert "bottleneck" not in " ".join(missing)
-    assert "adapterfusion" in METHODS.keys() - HERE.keys()
+    assert "adapterfusion" not in {held.what for held in peers.PEFT.values()}
+
+
+def test_all_of_peft_and_adapters():
+    """Each tuner, LoRA variant, start and optimizer is held, or has a reason; the page says so."""
+    assert {kind.value.lower() for kind in PeftType} == peers.PEFT.keys()
+    tuners = {config.__name__ for config in peft.PEFT_TYPE_TO_CONFIG_MAPPING.values()}
+    configs = {name for name in vars(lora_config) if name.endswith("Config")} - tuners
+    starts = LoraConfig.__dataclass_fields__["init_lora_weights"].type
+    found = {name.removesuffix("Config") for name in configs - {"PeftConfig"}}
+    found |= {
+        name.removesuffix("Variant").removesuffix("Linear") if name[:4] != "Dora"
+        else name.removesuffix("Variant")
+        for name, value in vars(variants).items()
+        if name.endswith("Variant") and value.__module__ == variants.__name__ and name[0] != "_"
+    }  # fmt: skip
+    found |= {word.partition("[")[0] for word in re.findall(r"'([^']+)'", str(starts))}
+    found |= {module.name for module in pkgutil.iter_modules(optimizers.__path__)}
+    assert {name.lower() for name in found} == {name.lower() for name in peers.LORA}
+    assert {"seq_bn", "compacter++", "loreft", "MTLLoRAConfig"} <= peers.ADAPTERS.keys()
+    for held in (*peers.PEFT.values(), *peers.LORA.values(), *peers.ADAPTERS.values()):
+        if held.what:
+            assert parse_methods(held.what.partition(", train.init")[0])
+        else:
+            assert held.note
+    alone = {parse_methods(name)[0].name for name in peers.ALONE}
+    others = {h.what for table in (peers.PEFT, peers.ADAPTERS) for h in table.values()}
+    assert len(alone - others) > 10
+    assert peers.written(PAGE) == PAGE
 
 
 def test_a_model_without_a_table():
@@ -278,7 +292,7 @@ def test_starts():
     """Starts of LoRA that peft has, and those that adapterhub has not."""
     for name in ("eva", "corda", "loftq", "olora"):
         assert name in str(LoraConfig.__dataclass_fields__["init_lora_weights"].type).lower()
-    assert {"eva", "corda", "lora-ga"} == set(get_args(Init))
+    assert {"eva", "corda", "lora-ga", "loftq"} == set(get_args(Init))
     with pytest.raises(AdapterhubError):
         ah.attach(bert(), "lora", init_lora_weights="loftq")
 

@@ -455,9 +455,10 @@ class Adapter:
         paths = {id(m): n for n, m in modules_of(self.model).items()}
         name, revision = name_and_revision(self.model, self.state.fingerprint)
         forms = [(placed.site, *placed.inference_form()) for placed in self.placed]
+        hosts = {site.host: self.model.get_submodule(site.host) for site, _, _ in forms}
         return ExportSource(
             self.anatomy,
-            [ExportedModule(method, site, module) for site, method, module in forms],
+            [ExportedModule(m, site, module, hosts[site.host]) for site, m, module in forms],
             [
                 (tuple(f"{paths[id(m)]}.{attribute}" for m, attribute in c.holders), c.own)
                 for c in self.changed

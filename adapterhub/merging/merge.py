@@ -59,6 +59,7 @@ from adapterhub.hooks.head import activation_between
 from adapterhub.hooks.new_tokens import VOCABULARY, NewTokenRows
 from adapterhub.interrupts import deferred_interrupts
 from adapterhub.merging.affine import merged_names, merged_parameters
+from adapterhub.methods.beft import LoneBias
 from adapterhub.patch import Patch
 
 _RECORDS = "_adapterhub_merges"
@@ -73,6 +74,7 @@ _NOT_MERGEABLE = {
     "linear": "its output is not linear in its input",
     "weight": "its output is not linear in its input",
 }
+_NO_BIAS = "it adds a bias to a projection that has none"
 _AT_SOME_TOKENS = "it changes some tokens of a text only, and a weight applies to all"
 
 
@@ -390,6 +392,8 @@ def blockers(adapter: Adapter) -> list[str]:
             part = f"{placed.method.name} at {site.stack}.{site.role}"
             some = placed.module.token_sets
             reasons[part] = _AT_SOME_TOKENS if some else _NOT_MERGEABLE[site.kind]
+            if isinstance(placed.module, LoneBias):
+                reasons[part] = _NO_BIAS
     for changed in (c for c in adapter.changed if c.untied):
         reasons[changed.name] = "untied by the adapter, a merged checkpoint would be tied again"
     return [f"{part}: {reason}" for part, reason in reasons.items()]

@@ -41,6 +41,19 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'invocation': (tuple[int, ...], (), 'ids of the tokens that invoke the adapter; none: the last token of the prompt'),
     }),
+    'bdlora': ('bdlora', 'LoRA with one block-diagonal factor, for tensor-parallel servers', 'Wang et al. 2025, https://arxiv.org/abs/2510.23346', 0.001, None, {
+        'rank': (int, 8, 'rank r of the update'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'alpha': (float, 16.0, 'numerator of the scale: updates are multiplied by alpha / rank'),
+        'blocks': (int, 2, 'number of blocks: the devices of a server'),
+        'rows': (tuple[str, ...], ('attn.o', 'cross.o', 'ffn.down'), 'projections whose A is block-diagonal, not B'),
+    }),
+    'beft': ('beft', 'biases of the value projections, also where the backbone has none', 'Huang et al. 2025, https://arxiv.org/abs/2509.15974', 0.005, None, {
+        'sites': (tuple[str, ...], ('attn.v', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+    }),
     'bitfit': ('bitfit', 'train only the bias terms of the backbone', 'Ben Zaken et al. 2022, https://arxiv.org/abs/2106.10199', 0.001, None, {
         'sites': (Literal['all'] | tuple[str, ...], 'all', 'projections and norms whose bias to train, or all'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to train: all, 'top 4', '0..3', [0, 5]"),
@@ -78,6 +91,15 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'source': (Literal['output', 'block'], 'output', 'input of the network: y (output) or norm(r + y) (block)'),
         'sites': (tuple[str, ...], ('attn', 'cross', 'ffn'), 'sublayers to adapt'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+    }),
+    'deft': ('deft', 'subspaces of the outputs of projections, removed and written again', 'Kumar et al. 2025, https://arxiv.org/abs/2509.22793', 0.001, None, {
+        'rank': (int, 8, 'rank r of the update'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'alpha': (float, 0.0, 'numerator of the scale alpha / rank; 0: a scale of 1'),
+        'basis': (Literal['relu', 'qr'], 'relu', 'f: relu, or an orthonormal basis of P (qr)'),
+        'writes': (bool, True, 'write the subspace again by R; false: PaRa'),
     }),
     'delora': ('delora', 'low-rank updates with normalized factors and a trained strength', 'Bini et al. 2025, https://arxiv.org/abs/2503.18225', 0.001, None, {
         'rank': (int, 8, 'rank r of the update'),
@@ -118,6 +140,15 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
     'full': ('full', 'train every parameter of the backbone', 'Devlin et al. 2019, https://arxiv.org/abs/1810.04805', 5e-05, None, {
         'decay': (float, 1.0, 'learning rate divisor per layer, from the top down'),
     }),
+    'glora': ('glora', 'weights and biases of projections, scaled and shifted', 'Chavan et al. 2023, https://arxiv.org/abs/2306.07967', 0.001, None, {
+        'rank': (int, 8, 'rank r of the update'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'weights': (Literal['lora', 'vector', 'constant', 'none'], 'lora', 'form of A and B'),
+        'prompt': (Literal['lora', 'vector', 'none'], 'lora', 'form of C'),
+        'biases': (Literal['vector', 'constant', 'none'], 'constant', 'form of D and E'),
+    }),
     'gralora': ('gralora', "a low-rank update for each block of a projection's weight", 'Jung et al. 2025, https://arxiv.org/abs/2505.20355', 0.001, None, {
         'rank': (int, 8, 'rank r of the update'),
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
@@ -150,6 +181,14 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
     }),
+    'hydralora': ('hydralora', 'low-rank updates with several second factors, which each token weighs', 'Tian et al. 2024, https://arxiv.org/abs/2404.19245', 0.001, None, {
+        'rank': (int, 8, 'rank r of the update'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'alpha': (float, 16.0, 'numerator of the scale: updates are multiplied by alpha / rank'),
+        'heads': (int, 3, 'number of second factors B'),
+    }),
     'ia3': ('ia3', 'learned vectors that rescale keys, values and the feed-forward hidden layer', 'Liu et al. 2022, https://arxiv.org/abs/2205.05638', 0.005, None, {
         'sites': (tuple[str, ...], ('attn.k', 'attn.v', 'cross.k', 'cross.v', 'ffn.down'), 'projections to rescale: at their output, unless listed in inputs'),
         'inputs': (tuple[str, ...], ('ffn.down',), 'projections to rescale at their input; ffn.down: those of experts too'),
@@ -159,6 +198,24 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
     'invertible': ('invertible', 'an invertible change of the embeddings, undone in front of the output layer', 'Pfeiffer et al. 2020, https://arxiv.org/abs/2005.00052', 0.001, None, {
         'reduction': (int, 2, "each network's input width divided by its hidden width"),
         'activation': (str, 'relu', 'activation function, by its transformers name'),
+    }),
+    'kasa': ('kasa', "updates in the form of an SVD, in place of the weight's smallest components", 'Wang et al. 2024, https://arxiv.org/abs/2412.06071', 0.001, None, {
+        'rank': (int, 8, 'rank r of the update'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'alpha': (float, 8.0, 'numerator of the scale: updates are multiplied by alpha / rank'),
+        'beta': (float, 0.0001, 'weight of the penalty on E'),
+        'gamma': (float, 0.001, 'weight of the penalty on A and B'),
+    }),
+    'lily': ('lily', 'low-rank updates whose factors layers share, and tokens weigh', 'Zhong et al. 2024, https://arxiv.org/abs/2407.09946', 0.001, None, {
+        'rank': (int, 32, 'rank r of the updates; one for all sites that share'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'heads': (int, 2, 'number of second factors B'),
+        'layers_of_a': (int, 1, 'consecutive layers that share one A'),
+        'scale': (float, 1.0, 'factor s of the update'),
     }),
     'llama-adapter': ('llama_adapter', 'prompts in each layer, attended to apart behind a gate that starts at zero', 'Zhang et al. 2023, https://arxiv.org/abs/2303.16199', 0.009, None, {
         'length': (int, 10, 'prompt length in tokens'),
@@ -244,6 +301,15 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'scale': (float, 4.0, "factor s of the adapters' output"),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
     }),
+    'mica': ('mica', 'LoRA in the output directions that the weight uses least', 'Rüdiger & Raschka 2026, https://arxiv.org/abs/2604.01694', 0.001, None, {
+        'rank': (int, 8, 'rank r of the update'),
+        'alpha': (float, 16.0, 'numerator of the scale: updates are multiplied by alpha / rank'),
+        'dropout': (float, 0.0, 'dropout probability on the input of A'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'experts': (Literal['each', 'shared'], 'each', 'updates of routed experts: one for each, or one shared by all of a layer'),
+    }),
     'miss': ('miss', 'low-rank updates of projections that sum shards of the input', 'Kang & Yin 2024, https://arxiv.org/abs/2409.15371', 0.001, None, {
         'rank': (int, 8, 'rank r of the update'),
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
@@ -269,6 +335,20 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'terms': (int, 5, "terms of the series of Cayley's formula; 0: exact"),
         'share': (bool, False, 'one rotation for all blocks of a site'),
     }),
+    'olora': ('olora', 'LoRA initialized with the QR decomposition of the weight', 'Büyükakyüz 2024, https://arxiv.org/abs/2406.01775', 0.0005, None, {
+        'rank': (int, 8, 'rank r of the update'),
+        'alpha': (float, 8.0, 'numerator of the scale: updates are multiplied by alpha / rank'),
+        'dropout': (float, 0.0, 'dropout probability on the input of A'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'experts': (Literal['each', 'shared'], 'each', 'updates of routed experts: one for each, or one shared by all of a layer'),
+    }),
+    'osf': ('osf', 'the smaller components of weights, trained orthogonally to the larger ones', 'Nayak et al. 2025, https://arxiv.org/abs/2504.07097', 0.0001, None, {
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'kept': (float, 0.5, 'share of the components that stay, the largest'),
+    }),
     'p-tuning': ('p_tuning', 'virtual tokens in front of the input, computed by a network during training', 'Liu et al. 2021, https://arxiv.org/abs/2103.10385', 0.001, None, {
         'length': (int, 20, 'prompt length in tokens'),
         'sites': (tuple[str, ...], ('embed',), 'stack to adapt; of two, the encoder'),
@@ -285,6 +365,15 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'source': (Literal['input', 'residual'], 'input', 'input of the network: x (input) or r (residual)'),
         'sites': (tuple[str, ...], ('ffn',), 'sublayers to adapt'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+    }),
+    'peanut': ('peanut', 'updates of projections that small networks compute from the weights', 'Zhong et al. 2024, https://arxiv.org/abs/2410.01870', 0.001, None, {
+        'rank': (int, 32, 'hidden width of the network'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'depth': (int, 0, 'further layers, on either side of the middle'),
+        'scale': (float, 1.0, 'factor s of the update'),
+        'activation': (str, 'relu', 'activation function, by its transformers name'),
     }),
     'pfeiffer': ('bottleneck', 'sequential bottleneck adapters after feed-forward', 'Pfeiffer et al. 2021, https://arxiv.org/abs/2005.00247', 0.001, None, {
         'size': (int, 64, 'bottleneck width'),
@@ -320,6 +409,14 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'sites': (tuple[str, ...], ('embed',), 'stack to adapt; of two, the encoder'),
         'counts_padding': (bool, False, 'padding of the text counts as text, as in peft'),
         'text': (str, '', 'text to start from: its embeddings, repeated up to the length'),
+    }),
+    'psoft': ('psoft', 'rotations between the principal components of weights', 'Wu et al. 2025, https://arxiv.org/abs/2505.11235', 0.001, None, {
+        'rank': (int, 16, 'number of components'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'stored': (bool, True, 'the components are in the file'),
+        'terms': (int, 0, "terms of the series of Cayley's formula; 0: exact"),
     }),
     'randlora': ('randlora', 'full-rank updates of fixed random bases with trained scales', 'Albert et al. 2025, https://arxiv.org/abs/2502.00987', 0.001, None, {
         'rank': (int, 32, 'rank of a basis: a lower one has more parameters'),
@@ -362,8 +459,9 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
         'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
-        'places': (Literal['seed', 'largest', 'file'], 'seed', 'entries that train: drawn, those of the largest weights, or those in a file'),
+        'places': (Literal['seed', 'largest', 'smallest', 'file'], 'seed', 'entries that train: drawn, those of the largest or smallest weights, or in a file'),
         'seed': (int, 0, 'number that the places are drawn from'),
+        'share': (float, 0.0, 'share of the entries that train; 0: as many as a LoRA of the rank'),
     }),
     'ssf': ('ssf', 'scales and shifts of the output features of projections', 'Lian et al. 2022, https://arxiv.org/abs/2210.08823', 0.005, None, {
         'sites': (tuple[str, ...], ('attn.q', 'attn.k', 'attn.v', 'attn.o', 'ffn.gate', 'ffn.up', 'ffn.down'), 'projections to adapt'),
@@ -374,6 +472,12 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'patience': (int, 1, 'evaluations without improvement that count as a plateau'),
         'groups': (tuple[str, ...], ('top 2', 'norms', 'everything'), 'one group per stage: top N, norms, embeddings, everything, head, a pattern, or A + B'),
         'decay': (float, 1.0, 'learning rate divisor per layer, from the top down'),
+    }),
+    'svft': ('svft', 'sparse updates between the singular vectors of weights', 'Lingam et al. 2024, https://arxiv.org/abs/2405.19597', 0.01, None, {
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'band': (int, 0, 'diagonals of M on either side of the main one'),
+        'stored': (bool, False, 'the singular vectors are in the file'),
     }),
     'tinylora': ('lora_xs', 'a few numbers for the whole model, between principal components', 'Morris et al. 2026, https://arxiv.org/abs/2602.04118', 0.01, None, {
         'rank': (int, 2, 'number of components'),
@@ -390,6 +494,15 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'size': (int, 1, 'layers per group'),
         'decay': (float, 2.6, 'learning rate divisor per group, from the top down'),
     }),
+    'unilora': ('unilora', 'low-rank updates whose numbers are all taken from one vector', 'Li et al. 2025, https://arxiv.org/abs/2506.00799', 0.01, None, {
+        'rank': (int, 4, 'rank r of the updates'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'numbers': (int, 256, 'trained numbers, in all'),
+        'seed': (int, 0, 'number that the order is computed from'),
+        'stored': (bool, False, 'the order is in the file'),
+    }),
     'unipelt': ('unipelt', 'LoRA + prefix tuning + sequential adapters, each with a gate', 'Mao et al. 2022, https://arxiv.org/abs/2110.07577', 0.001, None, {
         'rank': (int, 8, 'rank of the low-rank updates'),
         'length': (int, 10, 'prefix length in tokens'),
@@ -400,6 +513,15 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'activation': (str, 'relu', 'activation of the adapters, by its transformers name'),
         'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v', 'attn.kv', 'cross.kv', 'ffn'), 'projections, attentions and sublayers to adapt'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+    }),
+    'vblora': ('vblora', 'low-rank updates composed of the vectors of one bank', 'Li et al. 2024, https://arxiv.org/abs/2405.15179', 0.01, None, {
+        'rank': (int, 4, 'rank r of the update'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'vectors': (int, 256, 'vectors of the bank'),
+        'block': (int, 256, 'largest length b of a vector; a divisor of all sizes'),
+        'top': (int, 2, 'vectors that a block is composed of'),
     }),
     'vera': ('vera', 'low-rank updates of fixed random matrices with two trained vectors', 'Kopiczko et al. 2024, https://arxiv.org/abs/2310.11454', 0.01, None, {
         'rank': (int, 256, 'rank r of the random matrices'),

@@ -1,5 +1,7 @@
 """Modules that add D x to the output of a projection: D a product of factors, or any matrix.
 
+Of those that read the weight W, `WeightFactors` computes the factors from it in each call.
+
 A computed D is built once for each call in training. In `eval()`, without gradients and on the
 processor, it is kept for later calls as long as the bytes of its parameters do not change, which
 are compared. On other devices comparing would wait for them, so D is built for each call there,
@@ -33,6 +35,27 @@ class FactorModule(OutputModule):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Compute the new output. x: (..., d_in), y: (..., d_out) -> y' like y."""
         left, right = self.factors()
+        return add_product(y, F.linear(x, cast(right, x)), left, 1.0)
+
+
+class WeightFactors(OutputModule):
+    """The map (x, y, W, b) -> y + L R x, with the L and R that a subclass computes from W."""
+
+    affine = True
+    reads_weight = True
+
+    def product(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return L: (d_out, r) and R: (r, d_in). weight: (d_out, d_in)."""
+        raise NotImplementedError
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        """Compute the new output, like y.
+
+        x: (..., d_in), y: (..., d_out), weight: (d_out, d_in), bias: (d_out,) or None.
+        """
+        left, right = self.product(weight)
         return add_product(y, F.linear(x, cast(right, x)), left, 1.0)
 
 

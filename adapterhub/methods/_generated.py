@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +79,15 @@ def places(name: str, seed: int, count: int, size: int) -> Tensor:
     return torch.from_numpy(found)
 
 
+def shares(name: str, seed: int, count: int, size: int) -> Tensor:
+    """Return `count` places below `size`, each equally often but for the rest, in a drawn order.
+
+    They are the remainders by the size of the indices of the numbers of the stream, sorted.
+    """
+    order = np.argsort(whole_numbers(name, seed, count), kind="stable")
+    return torch.from_numpy(order % size)
+
+
 class PlacedNumbers(nn.Module):
     """Trained numbers at fixed places of a matrix, which is zero elsewhere.
 
@@ -95,6 +105,11 @@ class PlacedNumbers(nn.Module):
         drawn = places(name, seed, count, math.prod(shape))
         self.register_buffer("places", drawn, persistent=stored)
 
+    @property
+    def limit(self) -> int:
+        """What all places are below."""
+        return math.prod(self.shape)
+
     def matrix(self) -> Tensor:
         """Return the matrix with the numbers: `shape`."""
         zeros = self.values.new_zeros(math.prod(self.shape))
@@ -103,8 +118,8 @@ class PlacedNumbers(nn.Module):
 
 def place_limits(module: nn.Module) -> dict[str, int]:
     """Return for each tensor of places, by its name in the state dict, what all are below."""
-    numbers = {n: m for n, m in module.named_modules() if isinstance(m, PlacedNumbers)}
-    return {f"{name}.places": math.prod(part.shape) for name, part in numbers.items()}
+    parts: dict[str, Any] = {n: m for n, m in module.named_modules() if hasattr(m, "limit")}
+    return {f"{name}.places".lstrip("."): part.limit for name, part in parts.items()}
 
 
 class FixedFactors(SharedModule):

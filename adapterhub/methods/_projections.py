@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy, Kind, Site
-from adapterhub.backbones.weights import read_weight
+from adapterhub.backbones.weights import read_bias, read_weight
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
 from adapterhub.methods._base import Layers, Method, Placement
@@ -26,6 +26,11 @@ def weight_at(site: Site, anatomy: Anatomy) -> Tensor:
         SiteError: the weight cannot be read.
     """
     return read_weight(anatomy.model.get_submodule(site.host), site.part).detach()
+
+
+def has_bias(site: Site, anatomy: Anatomy) -> bool:
+    """Return whether a projection has a bias."""
+    return read_bias(anatomy.model.get_submodule(site.host)) is not None
 
 
 def divisor(size: int, most: int) -> int:

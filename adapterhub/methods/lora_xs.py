@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,30 +41,50 @@ from adapterhub.methods._site_module import SharedModule
 from adapterhub.methods._skip_init import init_is_skipped
 from adapterhub.methods.pissa import empty_factors, largest_components
 
+Powers = tuple[float, float]
 
-def components(weight: Tensor, rank: int, needed: bool) -> tuple[Tensor, Tensor]:
-    """Return U_r sqrt(S_r) and sqrt(S_r) V_r^T, with the largest entry of each column of U above 0.
+
+def decomposed(weight: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the largest components of W, with the largest entry of each column of U above 0.
+
+    They are computed in fp64, so that each loading has the same; zeros for a tensor without values.
+
+    Returns:
+        U: (d_out, rank), S: (rank,) and V^T: (rank, d_in), in fp32.
+    """
+    if weight.is_meta:
+        left, right = empty_factors(weight, rank)
+        return left, weight.new_zeros(rank), right
+    u, s, vh = largest_components(weight.double(), rank, 0)
+    signs = u.gather(0, u.abs().argmax(0, keepdim=True)).sign()
+    return (u * signs).float(), s.float(), (vh * signs.T).float()
+
+
+def components(
+    weight: Tensor, rank: int, needed: bool, powers: Powers = (0.5, 0.5)
+) -> tuple[Tensor, Tensor]:
+    """Return U_r S_r^p and S_r^q V_r^T of `decomposed`; `powers` are p and q.
 
     If they are not `needed`, since a file has them, zeros.
     """
-    if not needed or weight.is_meta:
+    if not needed:
         return empty_factors(weight, rank)
-    u, s, vh = largest_components(weight.double(), rank, 0)
-    root = s.sqrt()
-    signs = u.gather(0, u.abs().argmax(0, keepdim=True)).sign()
-    left, right = u * signs * root, vh * signs.T * root[:, None]
-    return left.float().contiguous(), right.float().contiguous()
+    u, s, vh = decomposed(weight, rank)
+    left, right = u * s ** powers[0], vh * (s ** powers[1])[:, None]
+    return left.contiguous(), right.contiguous()
 
 
 class CoreUpdate(FactorModule):
     """The map (x, y) -> y + B0 R A0 x, with fixed A0 and B0."""
 
+    powers: ClassVar[Powers] = (0.5, 0.5)
     A0: Tensor
     B0: Tensor
 
     def __init__(self, weight: Tensor, rank: int, stored: bool) -> None:
         super().__init__()
-        left, right = components(weight, rank, not (stored and init_is_skipped()))
+        needed = not (stored and init_is_skipped())
+        left, right = components(weight, rank, needed, self.powers)
         self.register_buffer("A0", right, persistent=stored)
         self.register_buffer("B0", left, persistent=stored)
 
@@ -136,6 +157,11 @@ class LoRAXS(CoreMethod):
     learning_rate = 1e-3
 
     rank: int = option(16, "number of components", least=1)
+
+    @classmethod
+    def example(cls) -> LoRAXS:
+        """Return the method with few components, for narrow projections."""
+        return cls(rank=4)
 
     def module(self, site: Site, rank: int, anatomy: Anatomy) -> FreeCore:
         """Return the update of one site."""

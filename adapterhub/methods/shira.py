@@ -4,13 +4,16 @@
 
     x: (..., d_in)    S: (d_out, d_in), zero but at n fixed places    n = rank (d_in + d_out)
 
-The places are drawn from a seed, or are those of the largest weights (`places: largest`, which
-files then contain). S is zero at first, so the initial update is zero. It has as many parameters as
-a LoRA of that rank, and the rank of S is not limited.
+The places are drawn from a seed, or are those of the largest or smallest weights (`places: largest`
+or `smallest`, which files then contain). S is zero at first, so the initial update is zero. It has
+as many parameters as a LoRA of that rank, and the rank of S is not limited. With a `share`, n is
+that share of all entries: `shira(places=largest, share=0.01)` is Super tuning, and with a `lora`
+beside it Supra.
 
-Parameters: rank (d_in + d_out) per site, at most d_in d_out.
+Parameters: rank (d_in + d_out) per site, at most d_in d_out; or share d_in d_out.
 
-Bhardwaj et al. 2024, "Sparse High Rank Adapters", section 3, https://arxiv.org/abs/2406.13175.
+Bhardwaj et al. 2024, "Sparse High Rank Adapters", section 3, https://arxiv.org/abs/2406.13175;
+"Supra-Tuning: Combining Outlier and Low-Rank Adaptation", https://arxiv.org/abs/2607.09287.
 """
 
 from __future__ import annotations
@@ -52,20 +55,26 @@ class SHiRA(RankMethod):
     summary = "sparse updates: some entries of each weight train"
     learning_rate = 1e-3
 
-    places: Literal["seed", "largest", "file"] = option(
-        "seed", "entries that train: drawn, those of the largest weights, or those in a file"
+    places: Literal["seed", "largest", "smallest", "file"] = option(
+        "seed", "entries that train: drawn, those of the largest or smallest weights, or in a file"
     )
     seed: int = option(0, "number that the places are drawn from")
+    share: float = option(
+        0.0, "share of the entries that train; 0: as many as a LoRA of the rank", least=0, most=1
+    )
 
     def module(self, site: Site, rank: int, anatomy: Anatomy) -> SparseUpdate:
         """Return the update of one site."""
         count = self.size(site, rank)
         module = SparseUpdate(site, count, self.seed, self.places != "seed")
-        if self.places == "largest" and not init_is_skipped():
-            largest = weight_at(site, anatomy).abs().flatten().topk(count).indices
-            module.S.places = largest.sort().values
+        if self.places in ("largest", "smallest") and not init_is_skipped():
+            sizes = weight_at(site, anatomy).abs().flatten()
+            chosen = sizes.topk(count, largest=self.places == "largest").indices
+            module.S.places = chosen.sort().values
         return module
 
     def size(self, site: Site, rank: int) -> int:
-        """Return rank (d_in + d_out), at most all entries."""
+        """Return rank (d_in + d_out), at most all entries; or their share."""
+        if self.share:
+            return max(1, int(site.d_in * site.d_out * self.share))
         return min(rank * (site.d_in + site.d_out), site.d_in * site.d_out)

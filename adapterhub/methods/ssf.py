@@ -24,11 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Site
-from adapterhub.backbones.weights import read_bias
 from adapterhub.config.options import option
 from adapterhub.methods._base import register_method
 from adapterhub.methods._ops import RowStack
-from adapterhub.methods._projections import ProjectionMethod
+from adapterhub.methods._projections import ProjectionMethod, has_bias
 from adapterhub.methods._site_module import OutputModule, SiteModule
 
 
@@ -81,12 +80,9 @@ class SSF(ProjectionMethod):
 
     def module(self, site: Site, rank: int, anatomy: Anatomy) -> ScaleShift:
         """Return the scale of one site, with a shift where it has a bias."""
-        return ScaleShift(site.d_out, self._has_bias(site, anatomy))
+        return ScaleShift(site.d_out, has_bias(site, anatomy))
 
     def count(self, anatomy: Anatomy) -> int:
         """Sum d_out over the sites, twice where there is a bias."""
         sites = self.ranks_by_site(anatomy)
-        return sum(site.d_out * (1 + self._has_bias(site, anatomy)) for site in sites)
-
-    def _has_bias(self, site: Site, anatomy: Anatomy) -> bool:
-        return read_bias(anatomy.model.get_submodule(site.host)) is not None
+        return sum(site.d_out * (1 + has_bias(site, anatomy)) for site in sites)

@@ -3,18 +3,24 @@
     eva       A = the first eigenvectors of the covariance of x                  (any LoRA)
     lora-ga   A0, B0 = singular vectors of dL/dW, subtracted from the output    (lora-ga, pissa)
     corda     s B0 A0 = (U_r S_r V_rᵀ) C⁻¹ of W C = U S Vᵀ, subtracted likewise  (pissa, lora-ga)
+    loftq     s B A = U_r S_r V_rᵀ of W - Q(W) = U S Vᵀ, of quantized weights     (any LoRA)
 
     x: (tokens, d_in), the inputs of a site without padding    A: (rank, d_in), rows of length 1
-    C: (d_in, d_in), the mean of x xᵀ
+    C: (d_in, d_in), the mean of x xᵀ    Q(W): the quantized weight, W that of the checkpoint
 
 EVA is a LoRA like any other afterwards; B is zero, so outputs are unchanged. The ranks are those of
 the options: EVA's redistribution of ranks (rho > 1 in the paper) is not done.
+
+LoftQ reads no rows, and changes the outputs towards those of the weights before they were
+quantized, which it loads once more from the folder of the backbone, on the CPU.
 
 A pass keeps d_in² numbers for each different input, or d_in d_out for each site, in fp32 on its
 device. Paischer et al. 2024, "Parameter Efficient Fine-tuning via Explained Variance Adaptation",
 section 3, https://arxiv.org/abs/2410.07170; LoRA-GA: adapterhub/methods/lora_ga.py; Yang et al.
 2024, "CorDA: Context-Oriented Decomposition Adaptation of Large Language Models", section 3.2
-(instruction-previewed), https://arxiv.org/abs/2406.05223.
+(instruction-previewed), https://arxiv.org/abs/2406.05223; Li et al. 2024, "LoftQ:
+LoRA-Fine-Tuning-Aware Quantization for Large Language Models", section 3 (one step),
+https://arxiv.org/abs/2310.08659.
 """
 
 from __future__ import annotations
@@ -30,8 +36,11 @@ from torch import Tensor, nn
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.parts import PlacedModule
 from adapterhub.anatomy.sites import Anatomy, Site
+from adapterhub.backbones.identity import ORIGIN
+from adapterhub.backbones.model_lock import MODEL_LOCK
 from adapterhub.backbones.probe import evaluation_mode
-from adapterhub.backbones.weights import is_sharded
+from adapterhub.backbones.quantized import quantization_of
+from adapterhub.backbones.weights import is_sharded, read_weight
 from adapterhub.errors import ConfigError, TrainingError, unknown
 from adapterhub.loop.batching import Batch, BatchList, StatefulBatches
 from adapterhub.loop.engine import LossOfBatch, model_loss
@@ -39,6 +48,7 @@ from adapterhub.loop.gradient_checkpointing import recompute
 from adapterhub.methods._projections import weight_at
 from adapterhub.methods.lora import LoRALayer
 from adapterhub.methods.lora_ga import begin_at_gradient
+from adapterhub.methods.mica import MinorComponents
 from adapterhub.methods.pissa import PiSSALayer, leading
 from adapterhub.patch import Patch
 from adapterhub.recipe.options import Init
@@ -57,11 +67,11 @@ class Calibration:
     """What a pass has found.
 
     Attributes:
-        init: eva, lora-ga or corda.
+        init: eva, lora-ga, corda or loftq.
         rows: how many rows were read.
         explained: by site, the share of the variance of its inputs in the directions of A (eva), or
             of the squared norm of its gradient in those of A and B (lora-ga), or of that of W C in
-            the components that train (corda).
+            the components that train (corda), or of what quantization changed (loftq).
     """
 
     init: Init
@@ -83,20 +93,20 @@ def calibrate(
     *,
     loss: LossOfBatch = model_loss,
 ) -> Calibration:
-    """Start a new adapter from batches of training data; outputs do not change.
+    """Start a new adapter from batches of training data; outputs do not change but by loftq.
 
     Args:
         adapter: an adapter that was attached, is active, and has not been trained.
-        batches: inputs of the model, on any device; for lora-ga with labels.
-        init: eva, lora-ga or corda.
+        batches: inputs of the model, on any device; for lora-ga with labels, for loftq none.
+        init: eva, lora-ga, corda or loftq.
         loss: computes the loss from the output of the model and the batch.
 
     Returns:
         The share of the variance, or of the gradient, that the new directions have.
 
     Raises:
-        ConfigError: no module of the adapter can start like this, the model is sharded, or the
-            padding of an input is unknown.
+        ConfigError: no module of the adapter can start like this, the model is sharded, the
+            padding of an input is unknown, or the model is not quantized or has no folder (loftq).
         TrainingError: there are no batches, too few tokens, or no loss.
     """
     return _calibrated(adapter, batches, init, loss, checkpointing=False)
@@ -143,11 +153,11 @@ def _calibrated(
     with watch.hooks(), evaluation_mode(model), recompute(model, checkpointing) as layers:
         if layers is not None:
             layers.apply()
-        for batch in batches:
+        for batch in batches if watch.reads else ():
             moved = on_device(batch, model, device)
             watch.read(model, moved, loss)
             rows += _rows(batch)
-    if not rows:
+    if watch.reads and not rows:
         raise TrainingError("there are no batches to start from", expected="one batch or more")
     return Calibration(init, rows, {p.site.id: watch.begin(p) for p in placed})
 
@@ -161,12 +171,7 @@ def _fitting(adapter: Adapter, init: Init) -> list[PlacedModule]:
     if init not in STARTS:
         raise unknown("init", init, STARTS)
     start = STARTS[init]
-    placed = [
-        each
-        for each in adapter.placed
-        if isinstance(each.module, LoRALayer)
-        and isinstance(each.module, PiSSALayer) == start.subtracts
-    ]
+    placed = [each for each in adapter.placed if start.fits(each.module)]
     if not placed:
         raise ConfigError(
             f"{', '.join(m.name for m in adapter.methods)} has no module for init={init}",
@@ -188,15 +193,23 @@ class _Watch:
         explains: what the report of a pass is about.
         methods: the methods with modules that can start like this.
         subtracts: whether the initial product is subtracted from the output.
+        reads: whether it reads batches.
     """
 
     explains: ClassVar[str]
     methods: ClassVar[tuple[str, ...]]
     subtracts: ClassVar[bool] = False
+    reads: ClassVar[bool] = True
 
     def __init__(self, adapter: Adapter, placed: Iterable[PlacedModule]) -> None:
         self.anatomy, self.placed = adapter.anatomy, list(placed)
         self.batch: Batch = {}
+
+    @classmethod
+    def fits(cls, module: nn.Module) -> bool:
+        """Return whether a module can start like this; the B of MiCA is not zero."""
+        plain = isinstance(module, LoRALayer) and not isinstance(module, MinorComponents)
+        return plain and isinstance(module, PiSSALayer) == cls.subtracts
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
@@ -383,7 +396,48 @@ class Gradients(_Watch):
         return begin_at_gradient(placed.module, gradient)
 
 
-STARTS: Mapping[Init, type[_Watch]] = {"eva": Inputs, "lora-ga": Gradients, "corda": Components}
+class Quantization(_Watch):
+    """What quantization changed of the weights."""
+
+    explains: ClassVar[str] = "what quantization changed"
+    methods: ClassVar[tuple[str, ...]] = ("lora", "rslora", "lora-plus")
+    reads: ClassVar[bool] = False
+
+    def __init__(self, adapter: Adapter, placed: Iterable[PlacedModule]) -> None:
+        super().__init__(adapter, placed)
+        model, folder = adapter.model, getattr(adapter.model, ORIGIN, None)
+        if quantization_of(model) is None or folder is None:
+            raise ConfigError(
+                "init=loftq needs a model that was quantized when it was loaded",
+                expected="a backbone of adapterhub.load_backbone with quantize",
+                hint="quantize=nf4, or a start from the data: init=eva",
+            )
+        with MODEL_LOCK, torch.device("cpu"):
+            self.whole = type(model).from_pretrained(folder, trust_remote_code=False)
+
+    @classmethod
+    def fits(cls, module: nn.Module) -> bool:
+        """Return whether a module can start like this: its update is s B A alone."""
+        return type(module) is LoRALayer
+
+    def begin(self, placed: PlacedModule) -> float:
+        """Begin at the largest components of W - Q(W)."""
+        module, site = placed.module, placed.site
+        assert isinstance(module, LoRALayer)
+        quantized = weight_at(site, self.anatomy)
+        whole = read_weight(self.whole.get_submodule(site.host), site.part).detach()
+        lost = whole.to(quantized) - quantized
+        u, s, vh = leading(lost, len(module.A))
+        root = (s / module.scale).sqrt()
+        with torch.no_grad():
+            module.B.copy_(u * root)
+            module.A.copy_(root[:, None] * vh)
+        return float(s.square().sum() / lost.square().sum())
+
+
+STARTS: Mapping[Init, type[_Watch]] = {
+    "eva": Inputs, "lora-ga": Gradients, "corda": Components, "loftq": Quantization,
+}  # fmt: skip
 
 
 def _unpadded(x: Tensor, batch: Batch, site: Site, anatomy: Anatomy) -> Tensor | None:

@@ -292,11 +292,85 @@ PLAIN_KINDS: dict[str, Kind] = {
     "fourierft": Kind(plain(peft.FourierFTConfig, n_frequency=40, scaling=20.0)),
     "waveft": Kind(plain(peft.WaveFTConfig, n_frequency=40, scaling=2.0)),
     "c3a": Kind(plain(peft.C3AConfig, block_size=8), at_wholes("c3a", block=8)),
+    "pvera": Kind(plain(peft.PveraConfig, r=6)),
+    "pvera: without matrices": Kind(plain(peft.PveraConfig, r=6, save_projection=False)),
+    "tinylora": Kind(plain(peft.TinyLoraConfig, r=3, u=5, weight_tying=0.5)),
+    "tinylora: without matrices": Kind(plain(peft.TinyLoraConfig, r=3, u=5, save_projection=False)),
+    "beft": Kind(plain(peft.BeftConfig), at_wholes("beft")),
+    "osf": Kind(plain(peft.OSFConfig, effective_rank=0.75), at_wholes("osf", kept=0.25)),
+    "supertuning": Kind(plain(peft.SupertuningConfig, sparsity=0.9)),
+    "supertuning: smallest": Kind(
+        plain(
+            peft.SupertuningConfig, sparsity=0.8, select_top=False, save_precomputed_indices=False
+        )
+    ),
+    "psoft": Kind(plain(peft.PsoftConfig, r=4), at_wholes("psoft", rank=5)),
+    "psoft: series": Kind(
+        plain(peft.PsoftConfig, r=4, use_cayley_neumann=True, psoft_mag_a=False),
+        at_wholes("psoft", rank=4, terms=6),
+    ),
+    "deft": Kind(plain(peft.DeftConfig, r=4, alpha=6), at_wholes("deft", rank=3)),
+    "deft: qr": Kind(
+        plain(peft.DeftConfig, r=4, decomposition_method="qr"),
+        at_wholes("deft", rank=3, basis="qr", alpha=4.0),
+    ),
+    "deft: para": Kind(
+        plain(peft.DeftConfig, r=2, para=True), at_wholes("deft", rank=3, writes=False)
+    ),
+    "peanut": Kind(
+        plain(peft.PeanutConfig, r=4, depth=2, scaling=0.5),
+        at_wholes("peanut", rank=3, depth=1, activation="silu"),
+    ),
+    "glora": Kind(plain(peft.GloraConfig, r=4), at_wholes("glora", rank=3)),
+    "glora: vectors": Kind(
+        plain(peft.GloraConfig, r=4, config_A_B="vector", config_C="vector", config_D_E="vector"),
+        at_wholes("glora", rank=3, weights="constant", prompt="none", biases="vector"),
+    ),
+    "vblora": Kind(
+        plain(peft.VBLoRAConfig, r=3, num_vectors=12, vector_length=8, topk=3),
+        at_wholes("vblora", rank=2, vectors=9, block=16),
+    ),
+    "unilora": Kind(
+        plain(peft.UniLoraConfig, r=3, theta_d_length=50), at_wholes("unilora", rank=2, numbers=40)
+    ),
+    "unilora: indices": Kind(
+        plain(peft.UniLoraConfig, r=3, theta_d_length=50, save_indices=True, proj_seed=3)
+    ),
     "adalora": Kind(
         plain(peft.AdaLoraConfig, init_r=5, lora_alpha=6, total_step=9),
         at_wholes("adalora", rank=3, target=2),
     ),
 }
+
+
+def halves(model: PreTrainedModel) -> peft.LoraConfig:
+    """Return a LoRA with a block-diagonal A in the first half of the modules, B in the others."""
+    paths = whole_paths(model)
+    first, second = paths[: len(paths) // 2], paths[len(paths) // 2 :]
+    blocks = peft.BdLoraConfig(
+        target_modules_bd_a=first, target_modules_bd_b=second, nblocks=2, match_strict=True
+    )
+    options = {"r": 4, "lora_alpha": 6, "target_modules": paths, "use_bdlora": blocks}
+    return configure(peft.LoraConfig, model, **options)
+
+
+# LORA checkpoints that are another method of ours.
+VARIANT_KINDS: dict[str, Kind] = {
+    "olora": Kind(
+        plain(peft.LoraConfig, r=4, lora_alpha=6, init_lora_weights="olora"),
+        at_wholes("olora", rank=3),
+    ),
+    "mica": Kind(
+        plain(peft.LoraConfig, r=4, lora_alpha=6, init_lora_weights="mica"),
+        at_wholes("mica", rank=3),
+    ),
+    "kasa": Kind(
+        plain(peft.LoraConfig, r=4, lora_alpha=6, kasa_config=peft.KasaConfig()),
+        at_wholes("kasa", rank=3),
+    ),
+    "bdlora": Kind(halves, at_wholes("bdlora", rank=4)),
+}
+ALL_KINDS = KINDS | PLAIN_KINDS | VARIANT_KINDS
 
 
 def path_of(model: PreTrainedModel, module: nn.Module) -> str:
@@ -415,9 +489,7 @@ class Differential:
     def _reference(self) -> dict[str, Tensor | Outcome]:
         """Save a checkpoint of peft, and return the logits of peft with it for each mask."""
         torch.manual_seed(5)
-        model = peft.get_peft_model(
-            self._new(), (KINDS | PLAIN_KINDS)[self.kind].config(self._new())
-        )
+        model = peft.get_peft_model(self._new(), ALL_KINDS[self.kind].config(self._new()))
         add_noise({n: p for n, p in model.named_parameters() if p.requires_grad})
         model.save_pretrained(self.folder / "theirs")
         model = peft.PeftModel.from_pretrained(self._new(), self.folder / "theirs")
@@ -431,7 +503,7 @@ class Differential:
 
     def _exported(self) -> dict[Cell, Outcome]:
         """Export an adapter of ours."""
-        spec, ours = (KINDS | PLAIN_KINDS)[self.kind].spec, self._new()
+        spec, ours = ALL_KINDS[self.kind].spec, self._new()
         if spec is None:
             return _all(("export",), Outcome("none"))
         try:

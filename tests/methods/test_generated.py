@@ -18,7 +18,14 @@ import adapterhub as ah
 from adapterhub.errors import MismatchError
 from adapterhub.files.native import read_adapter, write_adapter
 from adapterhub.methods import METHODS
-from adapterhub.methods._generated import normal, place_limits, places, uniform, whole_numbers
+from adapterhub.methods._generated import (
+    normal,
+    place_limits,
+    places,
+    shares,
+    uniform,
+    whole_numbers,
+)
 
 FORMAT = Path(__file__).parents[2] / "docs/reference/format.md"
 MASK = (1 << 64) - 1
@@ -50,6 +57,8 @@ def test_a_second_program_computes_the_same(name, seed):
     assert places(name, seed, 9, 40).tolist() == sorted(first[:9])
     assert places(name, seed, 31, 40).tolist() == sorted({*range(40)} - {*first[:9]})
     assert places(name, seed, 40, 40).tolist() == [*range(40)]
+    order = sorted(range(60), key=expected.__getitem__)
+    assert shares(name, seed, 60, 7).tolist() == [i % 7 for i in order]
 
 
 def test_the_documented_vectors():
@@ -76,7 +85,8 @@ def test_the_numbers_are_as_random_as_they_have_to_be():
     assert len(places("x", 0, 50_000, 100_000).unique()) == 50_000
 
 
-GENERATED = ("shira", "vera", "fourierft", "waveft", "tinylora(stored=false)", "randlora(rank=8)")
+GENERATED = ("shira", "vera", "fourierft", "waveft", "tinylora(stored=false)", "randlora(rank=8)",
+             "unilora", "svft", "osf")  # fmt: skip
 
 
 @pytest.mark.parametrize("spec", GENERATED)

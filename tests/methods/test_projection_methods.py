@@ -133,6 +133,10 @@ def ssf(w, m, **options):
     return torch.diag(m.scale) @ w
 
 
+def beft(w, m, **options):
+    return w
+
+
 def vera(w, m, **options):
     fixed = m.fixed
     return w + torch.diag(m.b) @ fixed.B @ torch.diag(m.d) @ fixed.A
@@ -199,6 +203,95 @@ def adalora(w, m, **options):
     return w + scale * m.B @ torch.diag(m.E) @ m.A
 
 
+def psoft(w, m, **options):
+    q = torch.zeros(len(m.a), len(m.a))
+    for value, (i, j) in zip(m.Q, torch.triu_indices(*q.shape, 1).T, strict=True):
+        q[i, j], q[j, i] = value, -value
+    eye = torch.eye(len(q))
+    rotation = torch.diag(m.b) @ (eye + q) @ torch.linalg.inv(eye - q) @ torch.diag(m.a)
+    u, s, vh = torch.linalg.svd(w)
+    n = options["rank"]
+    best = u[:, :n] @ torch.diag(s[:n]) @ vh[:n]
+    torch.testing.assert_close(m.B0 @ m.A0, best, atol=1e-4, rtol=1e-4)
+    return w + m.B0 @ (rotation - eye) @ m.A0
+
+
+def svft(w, m, **options):
+    middle = torch.zeros(len(m.A0), len(m.A0))
+    places = [(i, j) for i in range(len(middle)) for j in range(len(middle)) if abs(i - j) <= 1]
+    for value, place in zip(m.M, places, strict=True):
+        middle[place] = value
+    _, s, _ = torch.linalg.svd(w)
+    torch.testing.assert_close(m.B0 @ torch.diag(s) @ m.A0, w, atol=1e-4, rtol=1e-4)
+    return w + m.B0 @ middle @ m.A0
+
+
+def osf(w, m, **options):
+    u, s, vh = torch.linalg.svd(w, full_matrices=False)
+    s[-len(m.S) :] = 0
+    return u @ torch.diag(s) @ vh + m.U @ torch.diag(m.S) @ m.V
+
+
+def deft(w, m, **options):
+    q = torch.linalg.qr(m.P).Q
+    return w - q @ q.T @ w + options["alpha"] / options["rank"] * q @ m.R
+
+
+def peanut(w, m, **options):
+    hidden = first = torch.relu(w.T @ m.A.T)
+    hidden = torch.relu(hidden @ m.E[0].T)
+    hidden = torch.relu(hidden @ m.D[0].T) + first
+    return w + options["scale"] * (hidden @ m.B.T).T
+
+
+def glora(w, m, **options):
+    a, b = (part.left @ part.right for part in (m.A, m.B))
+    return w + w * a + b
+
+
+def bdlora(w, m, **options):
+    blocks = [b @ a for b, a in zip(m.B.chunk(2), m.A.chunk(2), strict=True)]
+    return w + options["alpha"] / options["rank"] * torch.cat(blocks)
+
+
+def mica(w, m, **options):
+    u, _, _ = torch.linalg.svd(w, full_matrices=False)
+    overlap = (u[:, -options["rank"] :].T @ m.B).abs().diagonal()
+    torch.testing.assert_close(overlap, torch.ones(options["rank"]), atol=1e-3, rtol=0)
+    return w + options["alpha"] / options["rank"] * m.B @ m.A
+
+
+def olora(w, m, **options):
+    q, r = torch.linalg.qr(w)
+    torch.testing.assert_close(m.B0 @ m.A0, q[:, :3] @ r[:3], atol=1e-5, rtol=1e-5)
+    return w + options["alpha"] / options["rank"] * (m.B @ m.A - m.B0 @ m.A0)
+
+
+def kasa(w, m, **options):
+    u, s, vh = torch.linalg.svd(w, full_matrices=False)
+    s[-options["rank"] :] = 0
+    kept = u @ torch.diag(s) @ vh
+    return kept + options["alpha"] / options["rank"] * m.B @ torch.diag(m.E) @ m.A
+
+
+def vblora(w, m, **options):
+    def block(logits):
+        best = sorted(range(len(logits)), key=lambda i: -logits[i])[: options["top"]]
+        weights = [math.exp(logits[i]) for i in best]
+        return sum(e / sum(weights) * m.bank.v[i] for e, i in zip(weights, best, strict=True))
+
+    a = torch.stack([torch.cat([block(each) for each in row]) for row in m.A])
+    columns = [torch.cat([block(m.B[i, j]) for i in range(len(m.B))]) for j in range(len(a))]
+    return w + torch.stack(columns, 1) @ a
+
+
+def unilora(w, m, **options):
+    places, rank = m.places.tolist(), options["rank"]
+    taken = torch.stack([m.vector.v[i] / places.count(i) ** 0.5 for i in places])
+    a, b = taken[: rank * w.shape[1]], taken[rank * w.shape[1] :]
+    return w + b.view(-1, rank) @ a.view(rank, -1)
+
+
 EQUATIONS = {
     "adalora": (adalora, {"rank": 3, "alpha": 6.0, "target": 2}),
     "loha": (loha, {"rank": 3, "alpha": 6.0}),
@@ -220,6 +313,19 @@ EQUATIONS = {
     "c3a": (c3a, {"block": 8}),
     "lora-xs": (lora_xs, {"rank": 4}),
     "tinylora": (tinylora, {"rank": 3, "numbers": 5}),
+    "psoft": (psoft, {"rank": 4}),
+    "svft": (svft, {"band": 1}),
+    "beft": (beft, {}),
+    "osf": (osf, {"kept": 0.75}),
+    "deft": (deft, {"rank": 3, "alpha": 6.0, "basis": "qr"}),
+    "peanut": (peanut, {"rank": 5, "depth": 1, "scale": 2.0}),
+    "glora": (glora, {"rank": 3}),
+    "bdlora": (bdlora, {"rank": 4, "alpha": 6.0, "rows": []}),
+    "mica": (mica, {"rank": 3, "alpha": 6.0}),
+    "olora": (olora, {"rank": 3, "alpha": 6.0}),
+    "kasa": (kasa, {"rank": 3, "alpha": 6.0}),
+    "vblora": (vblora, {"rank": 2, "vectors": 6, "block": 8, "top": 3}),
+    "unilora": (unilora, {"rank": 2, "numbers": 40}),
 }
 CELLS = [(method, architecture) for method in EQUATIONS for architecture in PROJECTIONS]
 
@@ -245,8 +351,23 @@ def test_the_weight_is_that_of_the_equation(method, architecture):
             bias = road(bias[:, None], one.module)[:, 0]
         if method == "ssf" and bias is not None:
             bias = one.module.scale * bias + one.module.shift
+        if method == "beft":
+            bias = one.module.b if bias is None else bias + one.module.b
+        if method == "glora" and bias is not None:
+            c = one.module.C.left @ one.module.C.right
+            bias = bias * (1 + one.module.D.value) + one.module.E.value + (one.weight @ c)[:, 0]
         expected = torch.nn.functional.linear(x, weight, bias)
         torch.testing.assert_close(one.output(x), expected, atol=2e-4, rtol=2e-4)
+
+
+def test_osf_trains_in_directions_that_are_orthogonal_to_the_kept_ones():
+    one = attach_at("bert", PROJECTIONS["bert"], "osf", kept=0.75)
+    module = one.module
+    tiny_models.scramble(one.adapter)
+    one.output(torch.randn(2, 3, one.site.d_in)).square().sum().backward()
+    assert module.U.grad.abs().max() > 0.1
+    assert (module.left_kept.T @ module.U.grad).abs().max() < 1e-4
+    assert (module.V.grad @ module.right_kept.T).abs().max() < 1e-4
 
 
 def test_the_series_of_cayley_is_near_the_exact_rotation():
@@ -301,6 +422,11 @@ REFUSED = {
     "lora-xs(rank=64)": SiteError,
     "road(variant=3)": ConfigError,
     "adalora(warmup=0.6, final=0.4)": ConfigError,
+    "bdlora(rank=6, blocks=4)": SiteError,
+    "glora(weights=none, prompt=none, biases=none)": SiteError,
+    "kasa(rank=64)": SiteError,
+    "mica(rank=64)": SiteError,
+    "psoft(rank=1)": ConfigError,
 }
 
 

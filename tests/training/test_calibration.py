@@ -246,10 +246,47 @@ def test_a_quantized_backbone_is_read_too(init: Any, backbone: Path) -> None:
     assert all(0 < share <= 1.001 for share in found.explained.values())
 
 
+def test_loftq_begins_at_what_quantization_changed(backbone: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    options: Any = {"task": "classification", "labels": ["a", "b", "c"]}
+    whole = ah.load_backbone(str(backbone), dtype="fp32", **options)[0]
+    model = ah.load_backbone(str(backbone), quantize="nf4", **options)[0]
+    hosts = [n for n, m in whole.base_model.named_modules() if isinstance(m, nn.Linear)]
+    inputs = tiny_models.batch(8, 9)
+    inputs["input_ids"] %= 20
+    roles = ["attn.q", "attn.k", "attn.v", "attn.o", "ffn.up", "ffn.down"]
+    adapter = ah.attach(model, {"lora": {"rank": 16, "alpha": 8, "sites": roles}})
+    assert len(adapter.placed) <= len(hosts)
+    distances = []
+    for started in (False, True):
+        if started:
+            found = ah.calibrate(adapter, [], "loftq")
+            assert all(0.4 < share < 1 for share in found.explained.values())
+        with torch.no_grad():
+            expected, states = (m.eval().base_model(**inputs)[0] for m in (whole, model))
+        distances.append(float((expected - states.float()).norm()))
+    assert distances[1] < 0.7 * distances[0]
+    for placed in adapter.placed[:2]:
+        original = read_weight(whole.get_submodule(placed.site.host))
+        lost = original - read_weight(model.get_submodule(placed.site.host))
+        left, right = placed.module.factors()
+        sizes = torch.linalg.svdvals(lost.detach())
+        rest = float((lost - left @ right).norm().detach())
+        assert rest == pytest.approx(float(sizes[16:].norm()), rel=1e-3)
+
+
+def test_loftq_needs_a_quantized_backbone() -> None:
+    adapter = ah.attach(tiny_models.model("bert"), "lora")
+    with pytest.raises(ConfigError, match="quantized"):
+        ah.calibrate(adapter, [], "loftq")
+
+
 REFUSED: dict[str, tuple[str, Any, str]] = {
     "prefix": ("eva", {}, "prefix has no module for init=eva"),
     "pissa": ("eva", {}, "pissa has no module for init=eva"),
     "lora": ("lora-ga", {}, "lora has no module for init=lora-ga"),
+    "dora": ("loftq", {}, "dora has no module for init=loftq"),
+    "mica": ("eva", {}, "mica has no module for init=eva"),
 }
 
 

@@ -20,11 +20,12 @@ from adapterhub.methods._site_module import SiteModule
 
 @dataclass(frozen=True)
 class ExportedModule:
-    """One module of an adapter at its site."""
+    """One module of an adapter at its site, and the backbone's module there."""
 
     method: Method
     site: Site
     module: SiteModule
+    host: nn.Module
 
 
 @dataclass(frozen=True)

@@ -35,12 +35,16 @@ from adapterhub.interchange.peft.files import Kind, PeftFiles, neutral
 from adapterhub.interchange.peft.ia3 import export_ia3
 from adapterhub.interchange.peft.plain import PLAIN, PLAIN_MODULES, export_plain
 from adapterhub.interchange.peft.prompts import export_prefix, export_prompt
+from adapterhub.methods._delta import FactorModule
 from adapterhub.methods.alora import InvokedLoRALayer
+from adapterhub.methods.bdlora import BlockFactors
 from adapterhub.methods.dora import DoRALayer
 from adapterhub.methods.ia3 import InputScale, OutputScale
+from adapterhub.methods.kasa import ReplacedComponents
 from adapterhub.methods.llama_adapter import GatedPrompt
 from adapterhub.methods.lora import LoRALayer
 from adapterhub.methods.lora_fa import FrozenFactorLayer
+from adapterhub.methods.mica import MinorComponents
 from adapterhub.methods.pissa import PiSSALayer
 from adapterhub.methods.prefix import PartlyFrozenKeyValues, PrefixKeyValues, SkippedPositions
 from adapterhub.methods.prompt import VirtualTokens
@@ -53,7 +57,11 @@ _PEFT_HEADS = {
     "QUESTION_ANS": ("qa_outputs",),
 }
 NEW_TOKENS = "new tokens: their embeddings and tokenizer are not exported to peft"
-LOW_RANK_MODULES = (LoRALayer, DoRALayer, PiSSALayer, FrozenFactorLayer, InvokedLoRALayer)
+_PRODUCTS = (BlockFactors, ReplacedComponents)  # written as plain LoRAs
+LOW_RANK_MODULES = (
+    LoRALayer, DoRALayer, PiSSALayer, FrozenFactorLayer, InvokedLoRALayer, MinorComponents,
+    *_PRODUCTS,
+)  # fmt: skip
 _KINDS: Mapping[type[nn.Module], Kind] = {
     **dict.fromkeys(LOW_RANK_MODULES, "LORA"),
     **dict.fromkeys((OutputScale, InputScale), "IA3"),
@@ -304,9 +312,9 @@ def export_low_rank(source: ExportSource) -> CheckpointPart:
 
 def low_rank_updates(source: ExportSource) -> tuple[dict[str, ModuleUpdate], list[str]]:
     """Return the joined update of each module by its path, and what cannot be joined."""
-    by_host: dict[str, list[tuple[Site, LoRALayer]]] = {}
+    by_host: dict[str, list[tuple[Site, LoRALayer | FactorModule]]] = {}
     for part in source.parts:
-        if _is_low_rank(part) and isinstance(part.module, LoRALayer):
+        if _is_low_rank(part) and isinstance(part.module, LoRALayer | FactorModule):
             by_host.setdefault(part.site.host, []).append((part.site, part.module))
     updates, problems = {}, []
     for host, pieces in by_host.items():
@@ -321,20 +329,22 @@ def _is_low_rank(part: ExportedModule) -> bool:
     return type(part.module) in LOW_RANK_MODULES and part.site.kind == "linear"
 
 
-def joined_update(host: nn.Module, pieces: Sequence[tuple[Site, LoRALayer]]) -> ModuleUpdate | None:
+def joined_update(
+    host: nn.Module, pieces: Sequence[tuple[Site, LoRALayer | FactorModule]]
+) -> ModuleUpdate | None:
     """Join all updates of one module; return None if DoRA makes that impossible."""
     decomposed = any(isinstance(module, DoRALayer) for _, module in pieces)
     # Parts of a fused projection have separate rows, and so separate norms.
     separate = len({site.id for site, _ in pieces if site.part}) == len(pieces)
     if decomposed and len(pieces) > 1 and not separate:
         return None
-    scale = pieces[0][1].scale
+    scale = _scale(pieces[0][1])
     lows: list[Tensor] = []
     highs: list[Tensor] = []
     for site, module in pieces:
         for low, high in _factors(module):
             # Equal scales leave the factors bit-identical.
-            high = high if module.scale == scale else high * (module.scale / scale)
+            high = high if _scale(module) == scale else high * (_scale(module) / scale)
             lows.append(low)
             highs.append(high if site.part is None else _full_rows(site, host, high))
     tensors = {
@@ -346,7 +356,14 @@ def joined_update(host: nn.Module, pieces: Sequence[tuple[Site, LoRALayer]]) -> 
     return ModuleUpdate(tensors, sum(len(low) for low in lows), scale)
 
 
-def _factors(module: LoRALayer) -> list[tuple[Tensor, Tensor]]:
+def _scale(module: LoRALayer | FactorModule) -> float:
+    return module.scale if isinstance(module, LoRALayer) else 1.0
+
+
+def _factors(module: LoRALayer | FactorModule) -> list[tuple[Tensor, Tensor]]:
+    if isinstance(module, FactorModule):
+        left, right = module.factors()
+        return [(right.detach(), left.detach())]
     factors = [(module.A.detach(), module.B.detach())]
     if isinstance(module, PiSSALayer):
         factors.append((module.A0, -module.B0))
@@ -360,7 +377,7 @@ def _full_rows(site: Site, host: nn.Module, high: Tensor) -> Tensor:
     return site.part.write(high.new_zeros(high.shape[1], rows), high.T).T.contiguous()
 
 
-def _magnitude(host: nn.Module, pieces: Sequence[tuple[Site, LoRALayer]]) -> Tensor:
+def _magnitude(host: nn.Module, pieces: Sequence[tuple[Site, LoRALayer | FactorModule]]) -> Tensor:
     """Return DoRA's magnitudes of all rows; rows without an update keep their norms."""
     norms: Tensor | None = None
     for site, module in pieces:

@@ -51,7 +51,7 @@ CARD_FILE = "README.md"
 GENERATION_FILE = "generation_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 MAX_CONFIG_BYTES = 16 << 20  # rank_pattern may name every module of a large model
-_PLACES = (".shira_indices",)
+_PLACES = (".shira_indices", ".supertuning_indices", ".unilora_indices_A", ".unilora_indices_B")
 _PROMPT_KINDS = ("PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CARTRIDGE")
 
 # peft's task types by our tasks.
@@ -67,7 +67,8 @@ TASK_TYPES = {
 }
 PlainKindName = Literal[
     "LOHA", "LOKR", "HIRA", "MISS", "SHIRA", "GRALORA", "DELORA", "OFT", "BOFT", "HRA", "ROAD",
-    "VERA", "RANDLORA", "FOURIERFT", "WAVEFT", "C3A", "ADALORA",
+    "VERA", "RANDLORA", "FOURIERFT", "WAVEFT", "C3A", "ADALORA", "SUPERTUNING", "PSOFT", "DEFT",
+    "PEANUT", "GLORA", "VBLORA", "UNILORA", "PVERA", "OSF", "TINYLORA", "BEFT",
 ]  # fmt: skip
 Kind = (
     Literal["LORA", "IA3", "LN_TUNING", "PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"]
@@ -104,6 +105,13 @@ _layers = optional(
 _ids = schema.sequence(_layer, 0, 10_000_000)
 _ids_by_module = schema.mapping(_text, _ids)
 _token_ids = optional(either("token ids, or token ids by module", _ids, _ids_by_module))
+_blocks = schema.record(
+    {"nblocks": _size},
+    {
+        **dict.fromkeys(("target_modules_bd_a", "target_modules_bd_b"), optional(_texts)),
+        "match_strict": schema.boolean,
+    },
+)
 _unset, _false = only(None, [], {}), only(False, None, [], {})
 _COMMON = {
     "peft_type": ConfigField(_text),
@@ -142,7 +150,9 @@ _LORA = {
     "trainable_token_indices": ConfigField(_token_ids),
     "target_parameters": ConfigField(optional(_texts)),
     "lora_bias": ConfigField(schema.boolean, False),
-    **dict.fromkeys(("arrow_config", "kasa_config", "monteclora_config", "use_bdlora"), _unset),
+    **dict.fromkeys(("arrow_config", "monteclora_config"), _unset),
+    "kasa_config": ConfigField(optional(schema.mapping(_text, schema.number))),
+    "use_bdlora": ConfigField(optional(_blocks)),
     "use_qalora": _false,
 }
 _PROMPTS = {
@@ -280,6 +290,83 @@ _PLAIN: Mapping[PlainKindName, dict[str, ConfigField]] = {
         "proportional_parameters": only(False),
     },
     "C3A": {"block_size": ConfigField(_size, 256), "block_size_pattern": ConfigField(_sizes)},
+    "PVERA": {
+        "r": ConfigField(_size, 256),
+        "projection_prng_key": ConfigField(schema.integer(0, 2**63), 0),
+        "save_projection": ConfigField(schema.boolean, True),
+        "sample_at_inference": only(False),
+        **dict.fromkeys(("pvera_dropout", "d_initial", "generator_seed"), TRAINING_ONLY),
+    },
+    "TINYLORA": {
+        "r": ConfigField(_size, 2),
+        "u": ConfigField(_size, 64),
+        "weight_tying": ConfigField(schema.number, 0.0),
+        "projection_seed": ConfigField(schema.integer(0, 2**62), 42),
+        "save_projection": ConfigField(schema.boolean, True),
+        **dict.fromkeys(("init_v_bound", "tinylora_dropout"), TRAINING_ONLY),
+    },
+    "BEFT": {},
+    "OSF": {  # the tensors have the rank
+        "effective_rank": ConfigField(optional(schema.number)),
+        "rank_pattern": ConfigField(_numbers),
+        "target_svd_config": TRAINING_ONLY,
+    },
+    "SUPERTUNING": {
+        "sparsity": ConfigField(schema.number, 0.99),
+        "select_top": ConfigField(schema.boolean, True),
+        "r": _unset,  # Supra: a LoRA beside it
+        "lora_alpha": TRAINING_ONLY,
+        "lora_dropout": TRAINING_ONLY,
+        "save_precomputed_indices": ConfigField(schema.boolean, True),
+    },
+    "PSOFT": {
+        "r": ConfigField(_size, 32),
+        "psoft_alpha": ConfigField(schema.number, 32),
+        "ab_svd_init": only("psoft_init"),
+        "psoft_svd": only("full"),
+        "psoft_orth": only(True),
+        "psoft_mag_a": ConfigField(schema.boolean, True),
+        "psoft_mag_b": ConfigField(schema.boolean, True),
+        "use_cayley_neumann": ConfigField(schema.boolean, False),
+        "num_cayley_neumann_terms": ConfigField(schema.integer(1, 32), 5),
+        "cayley_neumann_eps": _unset,
+        **dict.fromkeys(("psoft_dropout", "psoft_svd_lowrank_niter", "random_seed"), TRAINING_ONLY),
+    },
+    "DEFT": {
+        "r": ConfigField(_size, 8),
+        "decomposition_method": ConfigField(schema.text("relu|qr", "relu or qr"), "relu"),
+        "alpha": ConfigField(optional(schema.number)),
+        "para": ConfigField(schema.boolean, False),
+        **dict.fromkeys(("init_scale", "deft_dropout"), TRAINING_ONLY),
+    },
+    "PEANUT": {
+        "r": ConfigField(_size, 32),
+        "depth": ConfigField(schema.integer(0, 64), 0),
+        "act_fn": ConfigField(_text, "relu"),
+        "scaling": ConfigField(schema.number, 1.0),
+    },
+    "GLORA": {
+        "r": ConfigField(_size, 8),
+        "config_A_B": ConfigField(schema.text("lora|vector|constant|none", "a form"), "lora"),
+        "config_C": ConfigField(schema.text("lora|vector|none", "a form"), "lora"),
+        "config_D_E": ConfigField(schema.text("vector|constant|none", "a form"), "constant"),
+    },
+    "VBLORA": {
+        "r": ConfigField(_size, 4),
+        "num_vectors": ConfigField(_size, 256),
+        "vector_length": ConfigField(_size, 256),
+        "topk": ConfigField(_size, 2),
+        "save_only_topk_weights": only(False),
+        **dict.fromkeys(("vblora_dropout", "init_vector_bank_bound"), TRAINING_ONLY),
+        "init_logits_std": TRAINING_ONLY,
+    },
+    "UNILORA": {
+        "r": ConfigField(_size, 4),
+        "theta_d_length": ConfigField(schema.integer(1, 1 << 27), 256),
+        "proj_seed": ConfigField(schema.integer(0, 2**63), 42),
+        "save_indices": ConfigField(schema.boolean, False),
+        **dict.fromkeys(("unilora_dropout", "init_theta_d_bound"), TRAINING_ONLY),
+    },
     "ADALORA": {
         **_LORA,
         "init_r": ConfigField(_size, 12),
@@ -287,6 +374,7 @@ _PLAIN: Mapping[PlainKindName, dict[str, ConfigField]] = {
         "bias": only("none"),
         "lora_bias": only(False),
         **dict.fromkeys(("trainable_token_indices", "target_parameters"), _unset),
+        **dict.fromkeys(("kasa_config", "use_bdlora"), _unset),
         # It masks components that the file no longer has. peft 0.21 does not read the others.
         **dict.fromkeys(("rank_pattern", "alpha_pattern", "use_rslora"), TRAINING_ONLY),
         **dict.fromkeys(("lora_dropout", "init_lora_weights"), TRAINING_ONLY),
@@ -329,9 +417,8 @@ def read_peft(
         FileError: a file is missing or damaged, or options are not supported; lists all of them.
     """
     config = read_config(folder)
-    whole = _PLACES if config["peft_type"] == "SHIRA" else ()
     tensors = read_tensor_file(
-        folder, TENSORS_FILE, PICKLE_FILE, allow_pickle=allow_pickle, most=most, places=whole
+        folder, TENSORS_FILE, PICKLE_FILE, allow_pickle=allow_pickle, most=most, places=_PLACES
     )
     names = [name.removeprefix(_prefix(config["peft_type"])) for name in tensors]
     if len(set(names)) < len(names):

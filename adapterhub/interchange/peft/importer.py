@@ -168,6 +168,8 @@ def _check_targets(files: PeftFiles, finder: ModuleFinder, translation: Translat
         for module, path in modules.items()
         for depth, _ in enumerate(finder.targets.parameters_at(path, module))
     }
+    if files.kind in PLAIN and PLAIN[files.kind].without_tensors:
+        return
     translation.problems += [
         f"{path}: has tensors, but target_modules does not match it"
         for path in sorted(tuned - by_parameter.keys())

@@ -30,11 +30,18 @@ from adapterhub.interchange.peft.updates import (
     subtracted_initialization,
 )
 from adapterhub.interchange.translation import Translation, size_options
+from adapterhub.methods._base import Method
 from adapterhub.methods.alora import ALoRA
+from adapterhub.methods.bdlora import BDLoRA
 from adapterhub.methods.dora import DoRA
+from adapterhub.methods.kasa import KaSA, smallest_components
 from adapterhub.methods.lora import LoRA, LowRank
+from adapterhub.methods.mica import MiCA
+from adapterhub.methods.olora import OLoRA
 from adapterhub.methods.pissa import PiSSA
 from adapterhub.methods.rslora import RsLoRA
+
+Values = dict[str, Any]
 
 
 def import_peft_low_rank(
@@ -60,6 +67,7 @@ def import_peft_low_rank(
         translation.problems += update.shape_problems(site.d_in, site.d_out)
         at_sites.append((site, update))
     _add_biases(updates, rest, finder, translation)
+    translation.problems += _variant_problems(files.config, initialization, at_sites, elsewhere)
     if files.config["alora_invocation_tokens"]:
         translation.problems += _invocation_problems(files.config, initialization, elsewhere)
     if not translation.problems:
@@ -116,11 +124,7 @@ def _add_methods(
     updates: list[tuple[Site, Update]],
 ) -> None:
     """Add one method for each alpha, with the tensors at its sites."""
-    method: type[LowRank] = PiSSA if initialization else DoRA if config["use_dora"] else LoRA
-    if invocation := config["alora_invocation_tokens"]:
-        method = ALoRA
-    if config["use_rslora"] and method is LoRA:
-        method = RsLoRA
+    method, variant = _method(config, initialization)
     # Of our methods only RsLoRA divides alpha by the root of the rank.
     convert = config["use_rslora"] and method is not RsLoRA
     by_alpha: dict[float, list[tuple[Site, Update]]] = {}
@@ -131,18 +135,63 @@ def _add_methods(
         options: dict[str, Any] = {
             **size_options("rank", {site.id: update.rank for site, update in group}),
             "alpha": float(alpha),
-            "dropout": float(config["lora_dropout"]),
             "sites": sites_option(translation.anatomy, [site for site, _ in group]),
+            **variant,
         }
-        if initialization:
-            options["iterations"] = 0
-        if invocation:
-            options["invocation"] = list(invocation)
+        if issubclass(method, LowRank):
+            options["dropout"] = float(config["lora_dropout"])
+        if method is BDLoRA:
+            rows = [site for site, update in group if "A" in update.blocks]
+            options["rows"] = sites_option(translation.anatomy, rows) if rows else []
         translation.methods.append({method.name: options})
         for site, update in group:
             tensors = _method_tensors(translation.anatomy, site, update, initialization)
             for name, tensor in tensors.items():
                 translation.tensors[f"{site.id}.{method.name}.{name}"] = tensor
+
+
+_STARTS: Mapping[str, tuple[type[Method], Values]] = {
+    "pissa": (PiSSA, {"iterations": 0}), "olora": (OLoRA, {}), "mica": (MiCA, {}),
+}  # fmt: skip
+
+
+def _start_of(config: Mapping[str, Any], initialization: str) -> str:
+    return initialization or str(config["init_lora_weights"]).lower()
+
+
+def _method(config: Mapping[str, Any], initialization: str) -> tuple[type[Method], Values]:
+    """Return the method of the updates of a checkpoint, and its own options."""
+    if config["kasa_config"]:
+        return KaSA, {}
+    if config["use_bdlora"]:
+        return BDLoRA, {"blocks": config["use_bdlora"]["nblocks"]}
+    if invocation := config["alora_invocation_tokens"]:
+        return ALoRA, {"invocation": list(invocation)}
+    if config["use_dora"]:
+        return DoRA, {}
+    if start := _STARTS.get(_start_of(config, initialization)):
+        return start
+    return RsLoRA if config["use_rslora"] else LoRA, {}
+
+
+def _variant_problems(
+    config: Mapping[str, Any],
+    initialization: str,
+    updates: list[tuple[Site, Update]],
+    elsewhere: list[Update],
+) -> Iterator[str]:
+    """Yield what KaSA and BD-LoRA cannot be combined with here."""
+    name = next((n for n in ("kasa_config", "use_bdlora") if config[n]), None)
+    if name is None:
+        return
+    others = ("use_dora", "lora_bias", "alora_invocation_tokens", "kasa_config", "use_bdlora")
+    yield from (f"{name} with {each}" for each in others if config[each] and each != name)
+    if _start_of(config, initialization) in _STARTS:
+        yield f"{name} with init_lora_weights {config['init_lora_weights']}"
+    yield from (f"{update.file_path}: {name} outside of projections" for update in elsewhere)
+    for _, update in updates if name == "use_bdlora" else ():
+        if len(update.blocks) != 1:
+            yield f"{update.file_path}: use_bdlora makes neither A nor B block-diagonal, or both"
 
 
 def _method_tensors(
@@ -152,8 +201,11 @@ def _method_tensors(
     tensors = {"A": update.tensors["A"], "B": update.tensors["B"]}
     if "magnitude_vector" in update.tensors:
         tensors["magnitude"] = update.tensors["magnitude_vector"]
+    host = anatomy.model.get_submodule(site.host)
+    if "diag" in update.tensors:
+        left, right = smallest_components(read_weight(host).detach().cpu(), update.rank)
+        tensors |= {"E": update.tensors["diag"], "A0": right, "B0": left}
     if initialization:
-        host = anatomy.model.get_submodule(site.host)
         weight = read_weight(host).detach()
         left, right = subtracted_factors(initialization, host, weight, update.rank, update.scale)
         tensors |= {"A0": right.contiguous(), "B0": left.contiguous()}

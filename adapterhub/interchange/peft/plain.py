@@ -15,12 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.pytorch_utils import Conv1D
 
 from adapterhub.anatomy.sites import Site, sites_option
+from adapterhub.backbones.weights import read_weight
 from adapterhub.interchange.peft.export_types import (
     CheckpointPart,
     ExportedModule,
@@ -33,20 +35,29 @@ from adapterhub.interchange.translation import Translation, size_options
 from adapterhub.methods._base import Method
 from adapterhub.methods._rotations import skew
 from adapterhub.methods.adalora import AdaLoRA, SingularUpdate
+from adapterhub.methods.beft import BEFT, AddedBias, LoneBias
 from adapterhub.methods.boft import BOFT, ButterflyRotation
 from adapterhub.methods.c3a import C3A, CirculantUpdate
+from adapterhub.methods.deft import DEFT, ReplacedSubspace
 from adapterhub.methods.delora import BoundedUpdate, DeLoRA
 from adapterhub.methods.fourierft import FourierFT, SpectralUpdate
+from adapterhub.methods.glora import GLoRA, ScaledShiftedWeight
 from adapterhub.methods.gralora import BlockUpdates, GraLoRA
 from adapterhub.methods.hira import HadamardWeight, HiRA
 from adapterhub.methods.hra import HRA, Reflections
 from adapterhub.methods.loha import HadamardProduct, LoHa
 from adapterhub.methods.lokr import KroneckerUpdate, LoKr
+from adapterhub.methods.lora_xs import LoRAXS
 from adapterhub.methods.miss import MiSS, SharedShards
 from adapterhub.methods.oft import OFT, CayleyRotation
+from adapterhub.methods.osf import OSF, LowComponents
+from adapterhub.methods.peanut import PEANuT, WeightNetwork
+from adapterhub.methods.psoft import PSOFT, RotatedCore
 from adapterhub.methods.randlora import RandLoRA, ScaledBases
 from adapterhub.methods.road import PairRotation, RoAd
 from adapterhub.methods.shira import SHiRA, SparseUpdate
+from adapterhub.methods.unilora import TakenFactors, UniLoRA
+from adapterhub.methods.vblora import ComposedFactors, VBLoRA
 from adapterhub.methods.vera import ScaledFactors, VeRA
 from adapterhub.methods.waveft import WaveFT, WaveletUpdate
 
@@ -58,10 +69,11 @@ Tensors: TypeAlias = dict[str, Tensor]
 class PlainUpdate:
     """One adapted module: our options and tensors, beside those of peft.
 
-    `config` are peft's options; `theirs` its tensors by suffix.
+    `host` is the backbone's module; `config` are peft's options; `theirs` its tensors by suffix.
     """
 
     site: Site
+    host: nn.Module
     config: Mapping[str, Any]
     theirs: Tensors
     options: Values
@@ -74,8 +86,9 @@ Import: TypeAlias = Callable[[PlainUpdate], str]
 Export: TypeAlias = Callable[[ExportedModule], tuple[Values, Tensors]]
 
 
-# The fixed matrices of all modules, of a rank and the sites.
-Draw: TypeAlias = Callable[[int, list[Site], torch.Generator], tuple[Tensor, Tensor]]
+# What all modules share, by our names, where the file lacks it: from the checkpoint and the updates
+# in the order of the model.
+Share: TypeAlias = "Callable[[PeftFiles, list[PlainUpdate]], Tensors]"
 
 
 def _imports_nothing(update: PlainUpdate) -> str:
@@ -93,23 +106,29 @@ class PlainKind:
     `tensors` are the suffixes of peft's tensors by our names, and may be absent where a function
     replaces them; `more` are other suffixes. `options` are peft's options by ours, `patterns` the
     options with other values for some modules. `rank` is a tensor of peft, and its dimension that
-    is our rank. `turned` tells that peft adapts Conv1D too. `matrices` are the names of two that
-    all modules share, and `drawn` computes them as peft does.
+    is our rank. `turned` tells that peft adapts Conv1D too. `shared` are peft's tensors by ours
+    that all modules share, and `share` computes those that a file lacks. A kind without a `module`
+    is only imported.
     """
 
     kind: Kind
     method: type[Method]
-    module: type[nn.Module]
+    module: type[nn.Module] | None
     tensors: Mapping[str, str]
     options: Mapping[str, str] = field(default_factory=dict)
     patterns: Mapping[str, str] = field(default_factory=dict)
     rank: tuple[str, int] | None = None
     more: tuple[str, ...] = ()
     turned: bool = False
-    matrices: tuple[str, ...] = ()
-    drawn: Draw | None = None
+    shared: Mapping[str, str] = field(default_factory=dict)
+    share: Share | None = None
     imported: Import = _imports_nothing
     exported: Export = _exports_nothing
+
+    @property
+    def without_tensors(self) -> bool:
+        """Whether modules may have no tensors of their own."""
+        return not self.tensors
 
     @property
     def suffixes(self) -> tuple[str, ...]:
@@ -237,7 +256,213 @@ def _export_shira(part: ExportedModule) -> tuple[Values, Tensors]:
     count = places.numel()
     rank, rest = divmod(count, d_in + d_out)
     indices = torch.stack([places // d_in, places % d_in]).int()
-    return {"r": None if rest else rank}, {"S.values": module.S.values.detach(), "indices": indices}
+    values = module.S.values.detach()
+    return {"r": None if rest else rank}, {"S.values": values, "shira_indices": indices}
+
+
+def _import_supertuning(update: PlainUpdate) -> str:
+    values, share = update.ours["S.values"], 1 - update.config["sparsity"]
+    if (places := update.theirs.get("supertuning_indices")) is None:
+        sizes = read_weight(update.host).detach().abs().flatten()
+        places = sizes.topk(len(values), largest=update.config["select_top"]).indices
+    update.ours["S.places"] = places.long()
+    update.options |= {"share": share, "places": "file"}
+    return "" if places.shape == values.shape else "as many values as indices are needed"
+
+
+def _import_beft(update: PlainUpdate) -> str:
+    update.ours["b"] = update.ours["b"].flatten()
+    return ""
+
+
+def _export_beft(part: ExportedModule) -> tuple[Values, Tensors]:
+    module: Any = part.module
+    return {}, {"b": module.b.detach()[None]}
+
+
+def _import_osf(update: PlainUpdate) -> str:
+    least = min(update.site.d_in, update.site.d_out)
+    update.options["kept"] = (least - len(update.ours["S"])) / least
+    return ""
+
+
+def _export_osf(part: ExportedModule) -> tuple[Values, Tensors]:
+    module: Any = part.module
+    return {"effective_rank": module.left_kept.shape[1]}, {}
+
+
+def _import_pvera(update: PlainUpdate) -> str:
+    # Without samples it is the VeRA of the means; the other half are the logarithms of variances.
+    update.ours["d"] = update.ours["d"][: update.options["rank"]]
+    update.options["stored"] = True
+    return ""
+
+
+def _share_pvera(files: PeftFiles, updates: list[PlainUpdate]) -> Tensors:
+    return _share_vera(files, updates, variances=True)
+
+
+def _import_tinylora(update: PlainUpdate) -> str:
+    update.options |= {"rank": len(update.ours["A0"]), "stored": True}
+    return ""
+
+
+def _share_tinylora(files: PeftFiles, updates: list[PlainUpdate]) -> Tensors:
+    """Give the updates their R = sum_i v_i P_i, where groups of modules share v."""
+    config, count = files.config, len(updates)
+    groups = max(1, round(count * (1 - config["weight_tying"])))
+    size = max(1, count // groups)
+    for number, update in enumerate(updates):
+        group = min(number // size, groups - 1)
+        v = files.tensors[f"base_model.tinylora_v.{group}"].float()
+        rank = len(update.ours["A0"])
+        if (matrices := update.theirs.get("tinylora_P")) is None:
+            generator = torch.Generator().manual_seed(config["projection_seed"] + number)
+            shape = (len(v), rank, rank)
+            matrices = torch.normal(0.0, rank**-0.5, shape, generator=generator)
+        update.ours["R"] = torch.tensordot(v, matrices, 1)
+    return {}
+
+
+def _import_psoft(update: PlainUpdate) -> str:
+    rank, config, ours = update.options["rank"], update.config, update.ours
+    terms = config["num_cayley_neumann_terms"] if config["use_cayley_neumann"] else 0
+    if terms == 1:
+        return "num_cayley_neumann_terms: 1 is no rotation"
+    if ours["Q"].shape != (rank * (rank - 1) // 2,):
+        return f"psoft_R.weight has the shape {tuple(ours['Q'].shape)}, and the rank is {rank}"
+    for name in ("a", "b"):
+        ours.setdefault(name, torch.ones(rank))
+    ours["B0"], ours["A0"] = _psoft_components(update.host, rank)
+    # peft computes the fourth term with 3, too.
+    update.options |= {"terms": 4 if terms == 3 else terms, "stored": True}
+    return ""
+
+
+def _psoft_components(host: nn.Module, rank: int) -> tuple[Tensor, Tensor]:
+    """Return U_r S_r and V_r^T, with the signs that peft's decomposition has."""
+    u, s, vh = torch.linalg.svd(read_weight(host).detach().cpu(), full_matrices=False)
+    return (u[:, :rank] * s[:rank]).contiguous(), vh[:rank].contiguous()
+
+
+def _export_psoft(part: ExportedModule) -> tuple[Values, Tensors]:
+    module: Any = part.module
+    rank, terms = len(module.a), module.terms
+    options: Values = {
+        "psoft_alpha": rank,
+        "use_cayley_neumann": terms > 0,
+        "num_cayley_neumann_terms": (terms or 5) if terms not in (1, 3) else None,
+    }
+    if part.site.part is not None or module.A0.is_meta:
+        return options, {}  # a part is refused, and without values only the options count
+    overlap = (_psoft_components(part.host, rank)[1] @ module.A0.detach().cpu().T).diagonal()
+    if (overlap.abs() - 1).abs().max() > 1e-3:
+        return options | {"components of these weights": None}, {}
+    signs = overlap.sign()
+    rows, columns = torch.triu_indices(rank, rank, 1)
+    return options, {"Q": module.Q.detach().cpu() * signs[rows] * signs[columns]}
+
+
+def _import_deft(update: PlainUpdate) -> str:
+    config = update.config
+    alpha, writes = float(config["alpha"] or 0), not config["para"]
+    update.options |= {"alpha": alpha, "writes": writes}
+    return ""
+
+
+def _export_deft(part: ExportedModule) -> tuple[Values, Tensors]:
+    method: Any = part.method
+    alpha = {"alpha": method.alpha} if method.alpha else {}
+    return {"para": not method.writes, **alpha}, {}
+
+
+_DEEPEST = 64
+_OF_DEPTH = {"E": "peanut_encoders", "D": "peanut_decoders"}
+
+
+def _import_peanut(update: PlainUpdate) -> str:
+    for ours, theirs in _OF_DEPTH.items() if update.options["depth"] else ():
+        names = [f"{theirs}.{number}.weight" for number in range(update.options["depth"])]
+        update.ours[ours] = torch.stack([update.theirs[name] for name in names])
+    return ""
+
+
+def _export_peanut(part: ExportedModule) -> tuple[Values, Tensors]:
+    module: Any = part.module
+    layers = {n: getattr(module, n) for n in _OF_DEPTH if getattr(module, n) is not None}
+    return {}, {
+        f"{_OF_DEPTH[name]}.{number}.weight": matrix
+        for name, stack in layers.items()
+        for number, matrix in enumerate(stack.detach())
+    }
+
+
+_SUPPORTS = {"left": "Xd", "right": "Xu", "value": "X"}
+
+
+def _import_glora(update: PlainUpdate) -> str:
+    for name in ("D.value", "E.value"):
+        if name in update.ours and update.options["biases"] == "vector":
+            update.ours[name] = update.ours[name][:, None]
+    return ""
+
+
+def _export_glora(part: ExportedModule) -> tuple[Values, Tensors]:
+    module, site = part.module, part.site
+    vectors = {n: t.detach() for n, t in module.named_parameters() if n[0] in "DE"}
+    zeros = {
+        "A": (site.d_out, site.d_in), "B": (site.d_out, site.d_in), "C": (site.d_in, 1),
+        "D": (site.d_out,), "E": (site.d_out,),
+    }  # fmt: skip
+    absent = zeros.keys() - dict(module.named_children()).keys()
+    return {}, {name: vector.flatten() for name, vector in vectors.items()} | {
+        f"glora_{name}.zeros": torch.zeros(zeros[name]) for name in absent
+    }
+
+
+def _export_vblora(part: ExportedModule) -> tuple[Values, Tensors]:
+    module: Any = part.module
+    vectors, block = module.shared[0].v.shape
+    return {"vector_length": block, "num_vectors": vectors, "topk": module.top}, {}
+
+
+def _share_unilora(files: PeftFiles, updates: list[PlainUpdate]) -> Tensors:
+    """Return how often each number of the vector is taken, and give the updates their places."""
+    config = files.config
+    rank, size = config["r"], config["theta_d_length"]
+    sizes = [rank * (update.site.d_in + update.site.d_out) for update in updates]
+    names = ("unilora_indices_A", "unilora_indices_B")
+    if all(name in update.theirs for update in updates for name in names):
+        places = [torch.cat([u.theirs[n].flatten().long() for n in names]) for u in updates]
+    else:
+        times, rest = divmod(sum(sizes), size)
+        random = np.random.default_rng(config["proj_seed"])
+        order = np.repeat(np.arange(size), times)
+        if rest:
+            order = np.concatenate([order, random.choice(size, size=rest, replace=False)])
+        random.shuffle(order)
+        places = list(torch.split(torch.from_numpy(order), sizes))
+    for update, own in zip(updates, places, strict=True):
+        update.ours["places"] = own.clone()
+    taken = torch.cat(places)
+    inside = bool(((taken >= 0) & (taken < size)).all())
+    return {"vector.times": taken[taken >= 0].bincount(minlength=size).float()} if inside else {}
+
+
+def _import_unilora(update: PlainUpdate) -> str:
+    update.options["stored"] = True
+    return ""
+
+
+def _export_unilora(part: ExportedModule) -> tuple[Values, Tensors]:
+    module: Any = part.module
+    shared, shapes = module.shared[0], {"A": (module.rank, -1), "B": (-1, module.rank)}
+    first = module.rank * module.d_in
+    tensors: Tensors = {}
+    for name, places in zip(shapes, (module.places[:first], module.places[first:]), strict=True):
+        tensors[f"unilora_indices_{name}"] = places.view(shapes[name])
+        tensors[f"unilora_scales_{name}"] = shared.times.rsqrt()[places].view(shapes[name])
+    return {"save_indices": True}, tensors
 
 
 def _import_fourierft(update: PlainUpdate) -> str:
@@ -279,9 +504,12 @@ def _import_vera(update: PlainUpdate) -> str:
     return ""
 
 
-def _draw_vera(rank: int, sites: list[Site], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _share_vera(files: PeftFiles, updates: list[PlainUpdate], variances: bool = False) -> Tensors:
+    rank, sites = files.config["r"], [update.site for update in updates]
+    generator = torch.Generator().manual_seed(files.config["projection_prng_key"] or 0)
     d_in, d_out = max(site.d_in for site in sites), max(site.d_out for site in sites)
-    return _kaiming((rank, d_in), generator), _kaiming((d_out, rank), generator)
+    shapes = {"fixed.A": (rank * (1 + variances), d_in), "fixed.B": (d_out, rank)}
+    return {name: _kaiming(shape, generator) for name, shape in shapes.items()}
 
 
 def _kaiming(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -380,13 +608,32 @@ _ROWS = (
     PlainKind(
         "VERA", VeRA, ScaledFactors, {"b": "vera_lambda_b", "d": "vera_lambda_d"}, {"rank": "r"},
         rank=("vera_lambda_d", 0), imported=_import_vera, exported=_export_vera, turned=True,
-        matrices=("vera_A", "vera_B"), drawn=_draw_vera,
+        shared={"fixed.A": "vera_A", "fixed.B": "vera_B"}, share=_share_vera,
+    ),
+    PlainKind(
+        "PVERA", VeRA, None, {"b": "pvera_lambda_b", "d": "pvera_lambda_d"}, {"rank": "r"},
+        imported=_import_pvera, turned=True,
+        shared={"fixed.A": "pvera_A", "fixed.B": "pvera_B"}, share=_share_pvera,
+    ),
+    PlainKind(
+        "TINYLORA", LoRAXS, None, {"A0": "tinylora_A", "B0": "tinylora_B"}, more=("tinylora_P",),
+        imported=_import_tinylora, share=_share_tinylora, turned=True,
+    ),
+    PlainKind(
+        "BEFT", BEFT, AddedBias, {"b": "beft_bias"},
+        imported=_import_beft, exported=_export_beft,
+    ),
+    PlainKind(
+        "OSF", OSF, LowComponents,
+        {n: f"osf_svd_params.{n}_low" for n in "USV"}, {}, {"effective_rank": "rank_pattern"},
+        imported=_import_osf, exported=_export_osf,
     ),
     PlainKind(
         "RANDLORA", RandLoRA, ScaledBases, {"l": "randlora_lambda", "g": "randlora_gamma"},
         {"rank": "r", "alpha": "randlora_alpha"}, rank=("randlora_lambda", 0),
         imported=_import_vera, exported=_export_vera, turned=True,
-        matrices=("randlora_A", "randlora_B"), more=("randlora_A", "randlora_B"),
+        shared={"fixed.A": "randlora_A", "fixed.B": "randlora_B"},
+        more=("randlora_A", "randlora_B"),
     ),
     PlainKind(
         "FOURIERFT", FourierFT, SpectralUpdate, {"E.values": "fourierft_spectrum"},
@@ -407,9 +654,51 @@ _ROWS = (
         {"rank": "init_r", "alpha": "lora_alpha"}, imported=_import_adalora,
         exported=_export_adalora, turned=True,
     ),
+    PlainKind(
+        "SUPERTUNING", SHiRA, None, {"S.values": "supertuning_values"},
+        more=("supertuning_indices",), imported=_import_supertuning,
+    ),
+    PlainKind(
+        "PSOFT", PSOFT, RotatedCore,
+        {"Q": "psoft_R.weight", "a": "psoft_R.vector_a", "b": "psoft_R.vector_b"}, {"rank": "r"},
+        imported=_import_psoft, exported=_export_psoft,
+    ),
+    PlainKind(
+        "DEFT", DEFT, ReplacedSubspace, {"P": "deft_P", "R": "deft_R"},
+        {"rank": "r", "basis": "decomposition_method"}, rank=("deft_P", 1),
+        imported=_import_deft, exported=_export_deft, turned=True,
+    ),
+    PlainKind(
+        "PEANUT", PEANuT, WeightNetwork, {"A": "peanut_A.weight", "B": "peanut_B.weight"},
+        {"rank": "r", "depth": "depth", "scale": "scaling", "activation": "act_fn"},
+        rank=("peanut_A.weight", 0), imported=_import_peanut, exported=_export_peanut,
+        more=tuple(f"{n}.{i}.weight" for n in _OF_DEPTH.values() for i in range(_DEEPEST)),
+    ),
+    PlainKind(
+        "GLORA", GLoRA, ScaledShiftedWeight,
+        {f"{n}.{o}": f"glora_{n}.{t}" for n in "ABCDE" for o, t in _SUPPORTS.items()},
+        {"rank": "r", "weights": "config_A_B", "prompt": "config_C", "biases": "config_D_E"},
+        more=tuple(f"glora_{n}.zeros" for n in "ABCDE"),
+        imported=_import_glora, exported=_export_glora,
+    ),
+    PlainKind(
+        "VBLORA", VBLoRA, ComposedFactors, {"A": "vblora_logits_A", "B": "vblora_logits_B"},
+        {"rank": "r", "vectors": "num_vectors", "block": "vector_length", "top": "topk"},
+        rank=("vblora_logits_A", 0), shared={"bank.v": "vblora_vector_bank"},
+        exported=_export_vblora, turned=True,
+    ),
+    PlainKind(
+        "UNILORA", UniLoRA, TakenFactors, {}, {"rank": "r", "numbers": "theta_d_length"},
+        more=tuple(f"unilora_{n}_{m}" for n in ("indices", "scales") for m in _LEFT_RIGHT),
+        shared={"vector.v": "unilora_theta_d"}, share=_share_unilora,
+        imported=_import_unilora, exported=_export_unilora, turned=True,
+    ),
 )  # fmt: skip
 PLAIN: Mapping[Kind, PlainKind] = {row.kind: row for row in _ROWS}
-PLAIN_MODULES: Mapping[type[nn.Module], Kind] = {row.module: row.kind for row in _ROWS}
+PLAIN_MODULES: Mapping[type[nn.Module], Kind] = {
+    **{row.module: row.kind for row in _ROWS if row.module},
+    LoneBias: "BEFT",
+}
 
 
 def import_plain(
@@ -427,6 +716,8 @@ def import_plain(
             continue
         value = tensor.to(torch.float32) if tensor.is_floating_point() else tensor
         by_path.setdefault(name.removesuffix(f".{suffix}"), {})[suffix] = value
+    if row.without_tensors:
+        by_path = {p: by_path.get(p, {}) for p in finder.modules if p in finder.targets}
     updates: list[PlainUpdate] = []
     for file_path, theirs in by_path.items():
         path = finder.find(file_path)
@@ -440,8 +731,13 @@ def import_plain(
             translation.problems.append(f"{file_path}: {update}")
         else:
             updates.append(update)
+    shared = _shared_tensors(row, files, updates, rest, translation)
     _add_methods(row, updates, translation)
-    _add_matrices(row, files, updates, rest, translation)
+    if updates:
+        adapted = {update.site for update in updates}
+        first = next(site for site in anatomy.sites.values() if site in adapted)
+        for name, tensor in shared.items():
+            translation.tensors[f"{first.id}.{row.method.name}.{name}"] = tensor.float()
     return rest
 
 
@@ -458,13 +754,14 @@ def _update(
     for option, pattern in row.patterns.items():
         values[option] = finder.targets.value_at(config.get(pattern), file_path, config[option])
     options = {ours: _as_ours(row, ours, values[name]) for ours, name in row.options.items()}
+    host = finder.modules[finder.find(file_path) or ""]
     if row.rank is not None:
         suffix, dimension = row.rank
         shape = tuple(theirs[suffix].shape) if suffix in theirs else ()
         if dimension >= len(shape) or shape[dimension] != options["rank"]:
             return f"{suffix} has the shape {shape}, and the rank is {options['rank']}"
     ours = {name: theirs[each] for name, each in row.tensors.items() if each in theirs}
-    update = PlainUpdate(site, values, theirs, options, ours)
+    update = PlainUpdate(site, host, values, theirs, options, ours)
     try:
         problem = row.imported(update)
     except (RuntimeError, LookupError, ArithmeticError):
@@ -497,39 +794,46 @@ def _add_methods(row: PlainKind, updates: list[PlainUpdate], translation: Transl
                 translation.tensors[full] = tensor
 
 
-def _add_matrices(
+def _shared_tensors(
     row: PlainKind,
     files: PeftFiles,
     updates: list[PlainUpdate],
     rest: Tensors,
     translation: Translation,
-) -> None:
-    """Add the fixed matrices of all modules, which peft computes again where the file has none."""
-    found = [rest.pop(f"base_model.{name}", None) for name in row.matrices]
-    for number, name in enumerate(row.matrices):
-        own = [update.theirs[name] for update in updates if name in update.theirs]
+) -> Tensors:
+    """Return what all modules share, by our names, computed where the file has none of it."""
+    found: Tensors = {}
+    for ours, theirs in row.shared.items():
+        own = [update.theirs[theirs] for update in updates if theirs in update.theirs]
         if any(not torch.equal(each, own[0]) for each in own):
-            translation.problems.append(f"{name} is not the same in all modules")
-        found[number] = own[0] if own else found[number]
-    if not updates or not row.matrices:
-        return
-    generator = torch.Generator().manual_seed(files.config["projection_prng_key"] or 0)
-    if any(each is None for each in found):
-        if row.drawn is None:
-            translation.problems.append(f"{' and '.join(row.matrices)} are not in the files")
-            return
-        found = list(row.drawn(files.config["r"], [u.site for u in updates], generator))
+            translation.problems.append(f"{theirs} is not the same in all modules")
+        value = rest.pop(f"base_model.{theirs}", own[0] if own else None)
+        if value is not None:
+            found[ours] = value.squeeze(1) if value.ndim == 3 and ours == "fixed.A" else value
+    for name in [name for name in rest if name.startswith(f"base_model.{row.kind.lower()}_")]:
+        del rest[name]  # read by `share`
+    missing = row.shared.keys() - found.keys()
+    if not updates or (row.share is None and not missing):
+        return found
+    if row.share is None:
+        translation.problems.append(f"{' and '.join(row.shared.values())} are not in the files")
+        return found
+    order = {module: number for number, module in enumerate(translation.anatomy.model.modules())}
+    if computed := {
+        name: value
+        for name, value in row.share(
+            files, sorted(updates, key=lambda update: order[update.host])
+        ).items()
+        if name in missing or name not in row.shared
+    }:
         translation.notes.append(
-            f"the fixed matrices of {row.method.name} are not in the files: computed by torch "
-            f"{torch.__version__}, as peft does"
+            f"fixed numbers of {row.method.name} that are not in the files were computed by torch "
+            f"{torch.__version__} and numpy {np.__version__}, as peft does"
         )
-    sites = {update.site for update in updates}
-    first = next(s for s in translation.anatomy.sites.values() if s in sites)
-    for name, matrix in zip(_LEFT_RIGHT, found, strict=True):
-        assert matrix is not None
-        full = f"{first.id}.{row.method.name}.fixed.{name}"
-        flat = matrix.squeeze(1) if name == "A" else matrix
-        translation.tensors[full] = flat.to(torch.float32)
+    found |= computed
+    if row.kind == "PVERA":
+        found["fixed.A"] = found["fixed.A"][: files.config["r"]]
+    return found
 
 
 def export_plain(kind: Kind, source: ExportSource) -> CheckpointPart:
@@ -557,10 +861,13 @@ def export_plain(kind: Kind, source: ExportSource) -> CheckpointPart:
         for ours, suffix in row.tensors.items():
             if ours in state:
                 tensors[f"{part.site.host}.{suffix}"] = state[ours]
-        if "indices" in converted:
-            tensors[f"{part.site.host}.shira_indices"] = converted["indices"]
-        if "fixed.A" in state and row.matrices:
-            tensors |= _fixed(row, state)
+        others = converted.keys() - row.tensors.keys()
+        tensors |= {f"{part.site.host}.{suffix}": converted[suffix] for suffix in others}
+        for ours, theirs in row.shared.items():
+            if ours in state:
+                # RandLoRA's A has a dimension of its bases.
+                bases = ours == "fixed.A" and state["fixed.B"].ndim == 3
+                tensors[f"base_model.{theirs}"] = state[ours][:, None] if bases else state[ours]
         by_host[part.site.host] = _their_options(row, part, tensors) | options
     if any(value is None for options in by_host.values() for value in options.values()):
         none = {n for options in by_host.values() for n, value in options.items() if value is None}
@@ -574,13 +881,6 @@ def export_plain(kind: Kind, source: ExportSource) -> CheckpointPart:
         targets=sorted(hosts),
         problems=problems,
     )
-
-
-def _fixed(row: PlainKind, state: Mapping[str, Tensor]) -> Tensors:
-    """Return the fixed matrices by peft's names; RandLoRA's A has a dimension of its bases."""
-    a, b = (state[f"fixed.{name}"] for name in _LEFT_RIGHT)
-    names = [f"base_model.{name}" for name in row.matrices]
-    return dict(zip(names, (a[:, None] if b.ndim == 3 else a, b), strict=True))
 
 
 def _their_options(row: PlainKind, part: ExportedModule, tensors: Tensors) -> Values:

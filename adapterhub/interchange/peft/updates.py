@@ -3,6 +3,7 @@
     lora_A.weight, lora_B.weight                 of a projection
     lora_embedding_A, lora_embedding_B           of an embedding
     lora_magnitude_vector, lora_B.bias           with use_dora, with lora_bias
+    lora_diag                                    with kasa_config
     base_layer.lora_A.weight, lora_A.weight      of the first and the second of `target_parameters`
                                                  in a module
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from adapterhub.interchange.translation import Translation
 from adapterhub.methods.pissa import principal
 
 _KEY = re.compile(
-    r"(?P<path>.+)\.lora_(?:embedding_)?(?P<what>A|B|magnitude_vector|B\.bias)(?:\.weight)?"
+    r"(?P<path>.+)\.lora_(?:embedding_)?(?P<what>A|B|magnitude_vector|diag|B\.bias)(?:\.weight)?"
 )
 _WRAPPER = ".base_layer"
 BIAS = "B.bias"
@@ -40,7 +41,8 @@ class Update:
 
     `file_path` is the module's path in the checkpoint, `path` that in the model; `parameter` is ""
     for the weight of a projection or an embedding. `tensors` are A: (rank, d_in), B: (d_out, rank)
-    and, if present, magnitude_vector: (d_out,) and BIAS: (d_out,).
+    and, if present, magnitude_vector: (d_out,), diag: (rank,) and BIAS: (d_out,). `blocks` has the
+    number of blocks that A, or B, consists of.
     """
 
     file_path: str
@@ -50,17 +52,19 @@ class Update:
     scale: float
     tensors: dict[str, Tensor]
     parameter: str = ""
+    blocks: Mapping[str, int] = field(default_factory=dict)
 
     def shape_problems(self, d_in: int, d_out: int, matrices: int = 1) -> list[str]:
         """Return one line for each tensor that does not fit a weight, (d_out, d_in).
 
         The factors may be of several stacked matrices.
         """
-        rank = self.rank * matrices
+        rank, split = self.rank * matrices, self.blocks.get
         shapes = {
-            "A": (rank, d_in),
-            "B": (d_out, rank),
+            "A": (rank, d_in // split("A", 1)),
+            "B": (d_out, rank // split("B", 1)),
             "magnitude_vector": (d_out,),
+            "diag": (rank,),
             BIAS: (d_out,),
         }
         return [
@@ -107,6 +111,7 @@ def _update(
     target = f"{module_path}.{parameter}" if parameter else file_path
     needed = {"A", "B"} | ({"magnitude_vector"} if config["use_dora"] else set())
     needed |= {BIAS} if config["lora_bias"] else set()
+    needed |= {"diag"} if config["kasa_config"] else set()
     if tensors.keys() != needed:
         wrong = [f"{n} missing" for n in sorted(needed - tensors.keys())]
         wrong += [f"{n} unexpected" for n in sorted(tensors.keys() - needed)]
@@ -115,7 +120,18 @@ def _update(
     rank = finder.targets.value_at(config["rank_pattern"], target, config["r"])
     alpha = finder.targets.value_at(config["alpha_pattern"], target, config["lora_alpha"])
     scale = alpha / (math.sqrt(rank) if config["use_rslora"] else rank)
-    return Update(file_path, path, rank, alpha, scale, tensors, parameter)
+    blocks = _blocks(config["use_bdlora"] or {}, module_path)
+    return Update(file_path, path, rank, alpha, scale, tensors, parameter, blocks)
+
+
+def _blocks(config: Mapping[str, Any], path: str) -> dict[str, int]:
+    """Return the number of blocks of the factor that peft divides at a module."""
+    patterns = {"A": config.get("target_modules_bd_a"), "B": config.get("target_modules_bd_b")}
+    return {
+        factor: config["nblocks"]
+        for factor, names in patterns.items()
+        if any(pattern in path for pattern in names or ())
+    }
 
 
 # Initializations that keep W.

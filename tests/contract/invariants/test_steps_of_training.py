@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
-from matrix import REFUSED, example
+from matrix import example, interactions
 
 import adapterhub as ah
 from adapterhub.loop import checkpoint
@@ -24,7 +24,7 @@ from adapterhub.recipe.options import RunOptions
 TAKING_PART = [
     name for name, method in METHODS.items() if method.takes_steps() or method.data_start
 ]
-CELLS = [(m, a) for m in TAKING_PART for a in tiny_models.MATRIX if (m, a) not in REFUSED]
+CELLS = interactions((m, a) for m in TAKING_PART for a in tiny_models.ARCHITECTURES)
 STEPS = 5
 OPTIONS = RunOptions(
     max_steps=STEPS, batch_size=6, eval_every=1, learning_rate=0.01, tensorboard=False

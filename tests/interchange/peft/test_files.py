@@ -40,8 +40,8 @@ CHANGING = {
     "alora_invocation_tokens": [-7],
     "megatron_config": {"a": 1},
     "arrow_config": {"top_k": 3},
-    "kasa_config": {"beta": 1.0},
-    "use_bdlora": {"nblocks": 2},
+    "kasa_config": {"beta": "1"},
+    "use_bdlora": {"nblocks": 0},
     "monteclora_config": {"num_samples": 2},
 }
 

@@ -128,8 +128,8 @@ REFUSED = {
         "causal-lm", "sliding window",
     ),
     "a method that is not here": (
-        "bert", peft.VBLoRAConfig(task_type="SEQ_CLS", target_modules=["query"], vector_length=8),
-        "classification", "VBLORA",
+        "bert", peft.LilyConfig(task_type="SEQ_CLS", target_modules=["query"]),
+        "classification", "LILY",
     ),
 }  # fmt: skip
 
