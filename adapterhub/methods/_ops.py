@@ -8,6 +8,7 @@ inherit it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -29,6 +30,12 @@ def cast(parameter: Tensor, like: Tensor) -> Tensor:
 def wide(tensor: Tensor) -> Tensor:
     """Return a tensor in fp32 at least, for operations that torch has in no narrower dtype."""
     return tensor.float() if tensor.element_size() < 4 else tensor
+
+
+def no_autocast(like: Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which products keep their dtype, on the device of a tensor."""
+    kind = like.device.type
+    return nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
 
 
 def split_last(x: Tensor, *sizes: int) -> Tensor:

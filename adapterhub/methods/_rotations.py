@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from adapterhub.methods._ops import split_last, wide
+from adapterhub.methods._ops import no_autocast, split_last, wide
 
 
 def in_blocks(x: Tensor, blocks: Tensor) -> Tensor:
@@ -13,7 +13,7 @@ def in_blocks(x: Tensor, blocks: Tensor) -> Tensor:
 
     x: (..., n b), blocks: (n, b, b), or (1, b, b) for all -> like x.
     """
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x):
         rotated: Tensor = split_last(x, -1, 1, blocks.shape[-1]) @ blocks.to(x.dtype)
         return rotated.flatten(-3)
 
@@ -35,7 +35,7 @@ def cayley(skewed: Tensor, terms: int = 0) -> Tensor:
     `terms`: the number of terms of the series I + 2 Q + 2 Q^2 + ... instead, of which the last one
     counts once; 0 for the exact inverse.
     """
-    with torch.autocast(skewed.device.type, enabled=False):
+    with no_autocast(skewed):
         skewed = wide(skewed)
         eye = torch.eye(skewed.shape[-1], device=skewed.device, dtype=skewed.dtype)
         if not terms:

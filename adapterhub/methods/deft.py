@@ -28,7 +28,7 @@ from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.methods._base import register_method
 from adapterhub.methods._delta import WeightFactors
-from adapterhub.methods._ops import cast, wide
+from adapterhub.methods._ops import cast, no_autocast, wide
 from adapterhub.methods._projections import RankMethod, require_components, weight_at
 from adapterhub.methods._skip_init import init_is_skipped
 
@@ -49,7 +49,7 @@ class ReplacedSubspace(WeightFactors):
 
     def removed(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return P: (d_out, rank) and f(P)^T W: (rank, d_in)."""
-        with torch.autocast(weight.device.type, enabled=False):
+        with no_autocast(weight):
             left = torch.linalg.qr(wide(self.P)).Q if self.orthonormal else self.P
             right = left if self.orthonormal else left.relu()
             return left, right.T @ cast(weight, right)

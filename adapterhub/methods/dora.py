@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.methods._affine import AffineLayer
 from adapterhub.methods._base import register_method
-from adapterhub.methods._ops import cast
+from adapterhub.methods._ops import cast, no_autocast
 from adapterhub.methods._projections import weight_at
 from adapterhub.methods.lora import LoRA, LoRALayer
 
@@ -68,7 +68,7 @@ class DoRALayer(LoRALayer):
 
     def norm(self, weight: Tensor) -> Tensor:
         """Compute ||W + s B A||_c: (d_out,), in fp32 and without gradient."""
-        with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
+        with torch.no_grad(), no_autocast(weight):
             A, B = self.A.float(), self.B.float()
             cross = ((weight @ A.T) * B).sum(1)
             square = ((B @ (A @ A.T)) * B).sum(1)
