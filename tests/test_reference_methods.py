@@ -50,6 +50,11 @@ def test_every_method_and_task_has_a_page(monkeypatch):
     assert list(tasks.pages()) == ["tasks/index.md", *(f"tasks/{n}.md" for n in sorted(TASKS))]
 
 
+def test_the_row_of_every_method_is_made_of_a_model_without_weights():
+    found = [_backbones.fit(name, next(iter(_backbones.NAMED))) for name in sorted(METHODS)]
+    assert len({each.merge for each in found}) > 1
+
+
 def test_every_method_is_in_one_group_of_the_index_and_of_the_navigation():
     """A new method says when to take it, in scripts/reference/_method_groups.py."""
     grouped = [name for group in _method_groups.GROUPS for name in group.methods]
