@@ -29,6 +29,7 @@ from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
 from adapterhub.methods._base import Layers, Method, Placement, register_method
+from adapterhub.methods._ops import cast
 from adapterhub.methods._site_module import ApartKeyValueModule
 from adapterhub.methods._sites import select_sites
 
@@ -48,8 +49,10 @@ class GatedPrompt(ApartKeyValueModule):
     ) -> tuple[Tensor, Tensor]:
         """Return W_k P + b_k and g (W_v P + b_v)."""
         pairs = ((key, key_bias), (value, value_bias))
-        keys, values = (F.linear(self.P, w, b if b is None else b.to(w.dtype)) for w, b in pairs)
-        return keys, self.g * values
+        keys, values = (
+            F.linear(cast(self.P, w), w, b if b is None else b.to(w.dtype)) for w, b in pairs
+        )
+        return keys, cast(self.g, values) * values
 
 
 @register_method

@@ -110,23 +110,6 @@ def prefix(length: int, **others: Any) -> Config:
     return call("PrefixTuningConfig", prefix_length=length, flat=True, **others)
 
 
-def factors(method: Any, anatomy: Anatomy) -> Config:
-    """Configure peft's AdaLoRA; `tinit` and `tfinal` are shares of the run."""
-    return call(
-        "AdaLoraConfig",
-        init_r=method.rank,
-        target_r=method.target,
-        lora_alpha=method.alpha,
-        tinit=method.warmup,
-        tfinal=method.final,
-        deltaT=1,
-        beta1=method.beta1,
-        beta2=method.beta2,
-        orth_reg_weight=method.orthogonality,
-        target_modules=hosts(anatomy, method.sites),
-    )
-
-
 def rotations(method: Any, anatomy: Anatomy) -> Config:
     """Configure peft's OFT, of which `r` must be 0 where blocks have a size."""
     return call(
@@ -153,9 +136,6 @@ PEERS = (
     PeerMethod("peft", "oft", "oft", rotations),
     PeerMethod("peft", "vera", "vera", vectors,
                "random matrices of the largest size, cut for each projection"),
-    PeerMethod("peft", "adalora", "adalora", factors),
-    PeerMethod("peft", "eva", "lora", lambda m, a: low_rank(m, a, init_lora_weights="eva"),
-               "equal ranks (rho=1)"),
     PeerMethod("adapters", "loreft", "loreft",
                lambda m, a: call("LoReftConfig", r=m.rank, prefix_positions=1, suffix_positions=1,
                                  tied_weights=True, dropout=0.0),

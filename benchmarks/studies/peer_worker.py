@@ -88,10 +88,6 @@ class Library:
             job["folder"], num_labels=max(job["classes"], 1)
         )
 
-    def prepare(self, model: Any, batches: Any) -> list[TrainerCallback]:
-        """Do what comes before training; return what is called during it."""
-        return []
-
     def head_names(self, model: Any) -> set[str]:
         """Return the children of the model that are its head."""
         return {name for name, _ in model.named_children()} - {model.base_model_prefix}
@@ -117,22 +113,7 @@ class Peft(Library):
 
         config = getattr(peft, job["config"]["class"])
         options = {"task_type": peft.TaskType.SEQ_CLS, **job["config"]["options"]}
-        if config is peft.AdaLoraConfig:  # shares of the run
-            options["total_step"] = job.get("steps", 1000)  # a count has no run
-            for name in ("tinit", "tfinal"):
-                options[name] = round(options[name] * options["total_step"])
-        if options.get("init_lora_weights") == "eva":
-            options["eva_config"] = peft.EvaConfig(rho=1.0, use_label_mask=False)
         return peft.get_peft_model(super().model(job), config(**options))
-
-    def prepare(self, model: Any, batches: Any) -> list[TrainerCallback]:
-        """Start EVA from the data; have AdaLoRA's budget allocated."""
-        import peft
-
-        config = model.peft_config["default"]
-        if getattr(config, "init_lora_weights", None) == "eva":
-            peft.initialize_lora_eva_weights(model, batches, show_progress_bar=False)
-        return [Allocation()] if config.peft_type == peft.PeftType.ADALORA else []
 
     def head_names(self, model: Any) -> set[str]:
         """Return the children of the model that are its head."""
@@ -252,9 +233,6 @@ def run(job: dict[str, Any], library: Library, channel: Channel) -> dict[str, An
     parts = {name: [part[i] for i in orders[name]] for name, part in parts.items()}
     model = library.model(job)
     collator = DataCollatorWithPadding(tokenizer)
-    batches = torch.utils.data.DataLoader(
-        training, job["batch_size"], shuffle=True, collate_fn=collator
-    )
     with tempfile.TemporaryDirectory(dir=job["work"]) as folder:
         clock = Clock(job["evaluate_every"])
         trainer = library.trainer(
@@ -264,7 +242,7 @@ def run(job: dict[str, Any], library: Library, channel: Channel) -> dict[str, An
             eval_dataset=parts["select"],
             data_collator=collator,
             compute_metrics=lambda output: {"score": score(output, orders["select"], channel)},
-            callbacks=[clock, *library.prepare(model, batches)],
+            callbacks=[clock],
         )
         trainer.train()
         trainer.compute_metrics = None
@@ -391,14 +369,6 @@ class Clock(TrainerCallback):
         seconds = time.perf_counter() - self.began
         step = {"step": state.global_step, "seconds": seconds, "loss": self.loss}
         self.evaluations.append(step)
-
-
-class Allocation(TrainerCallback):
-    """Allocates the budget of peft's AdaLoRA while there are gradients, as its guide says."""
-
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Allocate."""
-        kwargs["model"].base_model.update_and_allocate(state.global_step)
 
 
 def reset_peak_memory() -> None:
