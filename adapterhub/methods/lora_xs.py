@@ -35,7 +35,7 @@ from adapterhub.config.options import option
 from adapterhub.methods._base import Placement, register_method
 from adapterhub.methods._delta import FactorModule
 from adapterhub.methods._generated import normal
-from adapterhub.methods._ops import stack_low_rank
+from adapterhub.methods._ops import cast, stack_low_rank
 from adapterhub.methods._projections import RankMethod, require_components, weight_at
 from adapterhub.methods._site_module import SharedModule
 from adapterhub.methods._skip_init import init_is_skipped
@@ -94,7 +94,7 @@ class CoreUpdate(FactorModule):
 
     def factors(self) -> tuple[Tensor, Tensor]:
         """Return B0 R: (d_out, rank) and A0: (rank, d_in)."""
-        return self.B0 @ self.core(), self.A0
+        return self.B0 @ cast(self.core(), self.B0), self.A0
 
 
 class FreeCore(CoreUpdate):
