@@ -314,13 +314,14 @@ def _share_tinylora(files: PeftFiles, updates: list[PlainUpdate]) -> Tensors:
     size = max(1, count // groups)
     for number, update in enumerate(updates):
         group = min(number // size, groups - 1)
-        v = files.tensors[f"base_model.tinylora_v.{group}"].float()
+        v = files.tensors.get(f"base_model.tinylora_v.{group}", torch.zeros(0)).flatten().float()
         rank = len(update.ours["A0"])
+        shape = (len(v), rank, rank)
         if (matrices := update.theirs.get("tinylora_P")) is None:
             generator = torch.Generator().manual_seed(config["projection_seed"] + number)
-            shape = (len(v), rank, rank)
             matrices = torch.normal(0.0, rank**-0.5, shape, generator=generator)
-        update.ours["R"] = torch.tensordot(v, matrices, 1)
+        if len(v) and matrices.shape == shape:  # without R the update is refused
+            update.ours["R"] = torch.tensordot(v, matrices.float(), 1)
     return {}
 
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 peft = pytest.importorskip("peft")
-from peft_differential import PLAIN_KINDS, VARIANT_KINDS, Differential  # noqa: E402
+from peft_differential import (  # noqa: E402
+    PLAIN_KINDS,
+    VARIANT_KINDS,
+    Differential,
+    new_model,
+)
 from selection import rotate  # noqa: E402
 
+import adapterhub as ah  # noqa: E402
+from adapterhub.errors import AdapterhubError  # noqa: E402
 from adapterhub.interchange.peft.plain import PLAIN  # noqa: E402
 
 pytestmark = [
@@ -47,3 +58,23 @@ def test_equal_or_refused(tmp_path, kind, architecture, task):
     known = REFUSED | ({(kind, "export")} if architecture == "gpt2" and not turned else set())
     known |= {(kind, "import"), (kind, "back")} if (kind, architecture) in NOT_ON else set()
     assert refused <= known, [o.reason for o in outcomes.values() if o.word == "refused"][:1]
+
+
+@rotate("kind", [kind for kind in PLAIN_KINDS if ":" not in kind], 8)
+def test_a_damaged_checkpoint_is_read_or_refused_and_raises_nothing_else(tmp_path, kind):
+    """Each tensor of the first module and of all modules together, missing or twice as long."""
+    Differential(kind, "bert", "classification", tmp_path)._reference()
+    path = tmp_path / "theirs" / "adapter_model.safetensors"
+    tensors = load_file(path)
+    refused = 0
+    for name in {
+        re.sub(r"layer\.\d+\.", "", n).rpartition("dense")[2]: n for n in tensors
+    }.values():
+        rest = {other: tensor for other, tensor in tensors.items() if other != name}
+        for damaged in (rest, rest | {name: torch.cat([tensors[name]] * 2)}):
+            save_file(damaged, path)
+            try:
+                ah.load(new_model("bert", "classification"), path.parent)
+            except AdapterhubError:
+                refused += 1
+    assert refused
