@@ -85,10 +85,6 @@ class Blobs(ABC):
         """Read the first bytes of a file; none of one that a mirror has not fetched."""
 
     @abstractmethod
-    def digest(self, sha256: str) -> FileDigest:
-        """Read a file, and return its digest and its size."""
-
-    @abstractmethod
     def copy(self, sha256: str, target: Path) -> None:
         """Copy a file to a new path.
 
@@ -106,7 +102,10 @@ class Blobs(ABC):
 
     @abstractmethod
     def put(self, staged: StagedBlob) -> None:
-        """Put a file that was received in its place; call it inside a transaction that writes."""
+        """Put a file that was received in its place; call it inside a transaction that writes.
+
+        Who received it discards what is left of it afterwards.
+        """
 
     @abstractmethod
     def remove(self, sha256: str) -> None:
@@ -135,6 +134,11 @@ class Blobs(ABC):
     @abstractmethod
     def collect_uploads(self, before: float, *, dry_run: bool) -> int:
         """Remove what was last written before a time and is not complete; return how many."""
+
+    def digest(self, sha256: str) -> FileDigest:
+        """Read a file, and return its digest and its size."""
+        with self.file(sha256) as path:
+            return file_digest(path)
 
     def receive(self, most: int, limit: str) -> BlobReceiver:
         """Begin to receive a file of at most `most` bytes; `limit` says whose limit that is."""
@@ -208,10 +212,6 @@ class BlobFolder(Blobs):
             return b""
         with open(self.path(sha256), "rb") as file:
             return file.read(most)
-
-    def digest(self, sha256: str) -> FileDigest:
-        """Read a file, and return its digest and its size."""
-        return file_digest(self.path(sha256))
 
     def copy(self, sha256: str, target: Path) -> None:
         """Copy a file to a new path."""

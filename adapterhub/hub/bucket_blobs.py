@@ -11,7 +11,6 @@ some minutes.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import tempfile
 import time
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from adapterhub.errors import ConfigError
-from adapterhub.files.atomic import FileDigest
 from adapterhub.hub.blobs import Blobs, StagedBlob
 from adapterhub.hub.refusals import UnreachedBucketError
 from adapterhub.registry.bucket import is_bucket, open_bucket, start_of_error
@@ -80,14 +78,6 @@ class BlobBucket(Blobs):
                 break
         return bytes(data[:most])
 
-    def digest(self, sha256: str) -> FileDigest:
-        """Read a file, and return its digest and its size."""
-        digest, size = hashlib.sha256(), 0
-        for piece in self.pieces(sha256):
-            digest.update(piece)
-            size += len(piece)
-        return FileDigest(size, digest.hexdigest())
-
     def copy(self, sha256: str, target: Path) -> None:
         """Copy a file to a new path."""
         with open(target, "xb") as file:
@@ -117,7 +107,6 @@ class BlobBucket(Blobs):
     def put(self, staged: StagedBlob) -> None:
         """Have a file that was received in its place; call it inside a transaction that writes."""
         self.send(staged)
-        staged.path.unlink(missing_ok=True)
 
     def remove(self, sha256: str) -> None:
         """Remove a file; one that is being sent is sent to its end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 from typing import Any
 
 import pathspec
@@ -18,6 +19,7 @@ from adapterhub.hub.accepted import (
     check_signed,
 )
 from adapterhub.hub.accounts import WRITE, namespace_of
+from adapterhub.hub.blobs import BlobInfo
 from adapterhub.hub.calls import HubCall, HubRoute, in_thread, json_answer
 from adapterhub.hub.commit_lines import CommitLines
 from adapterhub.hub.commits import (
@@ -89,12 +91,15 @@ def _commit(call: HubCall, change: CommitChange) -> Response:
     folder = call.hub.blobs
     with call.hub.database.reading() as connection:
         rules = call.rules(connection)
+        sent = granted(
+            connection, call.repository.id, {sha256 for sha256, _ in change.large.values()}
+        )
+    check_large(call, change, sent, rules)
     for path, staged in change.files.items():
         check_contents(path, staged.path, staged.info.size, rules)
         folder.send(staged)
     with call.hub.database.writing() as connection:
         repository = call.current(connection)
-        check_large(call, connection, change, rules)
         new = {staged.info.sha256: staged.info.size for staged in change.files.values()}
         known = granted(connection, repository.id, [*new])
         check_quota(call, connection, sum(s for d, s in new.items() if d not in known))
@@ -108,7 +113,7 @@ def _commit(call: HubCall, change: CommitChange) -> Response:
             check=lambda tree: check_signed(tree, change.reader(folder), repository.name, rules),
         )
         if done.is_new:
-            refresh_listing(connection, repository, folder.read)
+            refresh_listing(connection, repository, change.reader(folder))
             call.note(connection, "commit", f"{repository.path}@{done.commit.oid[:12]}")
     url = f"{call.base}/{repository.path}/commit/{done.commit.oid}"
     return json_answer(
@@ -117,20 +122,18 @@ def _commit(call: HubCall, change: CommitChange) -> Response:
 
 
 def check_large(
-    call: HubCall, connection: Connection, change: CommitChange, rules: NamespaceRules
+    call: HubCall, change: CommitChange, sent: Mapping[str, BlobInfo], rules: NamespaceRules
 ) -> None:
-    """Check the files that were uploaded before the commit, now that their names are known.
+    """Check the files that were sent before the commit, now that their names are known.
 
     Raises:
         HubRefusal: one is not accepted.
     """
-    digests = {sha256 for sha256, _ in change.large.values()}
-    known = granted(connection, call.repository.id, digests)
     for path, (sha256, _) in change.large.items():
         check_name_of_file(path, rules)
-        if sha256 in known:
+        if sha256 in sent:  # the commit refuses others
             with call.hub.blobs.file(sha256) as file:
-                check_contents(path, file, known[sha256].size, rules)
+                check_contents(path, file, sent[sha256].size, rules)
 
 
 def check_quota(call: HubCall, connection: Connection, size: int) -> None:

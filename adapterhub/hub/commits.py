@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, and_, func, insert, or_, select, update
@@ -68,14 +69,13 @@ class CommitChange:
     created: str | None = None
 
     def reader(self, folder: Blobs) -> Callable[[str, int], bytes]:
-        """Return what reads a file, also one of these before it is in its place."""
+        """Return what reads a file, one of these where it was received, while it is there."""
         received = {staged.info.sha256: staged.path for staged in self.files.values()}
 
         def read(sha256: str, most: int) -> bytes:
-            if sha256 not in received:
-                return folder.read(sha256, most)
-            with open(received[sha256], "rb") as file:
+            with suppress(KeyError, FileNotFoundError), open(received[sha256], "rb") as file:
                 return file.read(most)
+            return folder.read(sha256, most)
 
         return read
 

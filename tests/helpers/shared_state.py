@@ -15,6 +15,7 @@ import pytest
 import web_servers
 from selection import ALL
 from sqlalchemy import URL, make_url
+from waiting import wait_until
 
 from adapterhub.hub.database import HubPlace
 
@@ -60,6 +61,8 @@ def postgres(*settings: str) -> Iterator[Callable[[], URL]]:
         process = subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL, **user)
         try:
             base = make_url(f"postgresql://hub@/postgres?host={folder}")
+            ready = [str(place / "pg_isready"), "-h", folder]
+            wait_until(lambda: subprocess.run(ready, capture_output=True).returncode == 0)
             yield lambda: _created(base)
         finally:
             process.terminate()
@@ -70,15 +73,9 @@ def _created(base: URL) -> URL:
     import psycopg
 
     name = f"hub_{secrets.token_hex(6)}"
-    for _ in range(200):
-        try:
-            connection = psycopg.connect(
-                host=base.query["host"], user="hub", dbname="postgres", autocommit=True
-            )
-            break
-        except psycopg.OperationalError:
-            continue
-    with connection:
+    with psycopg.connect(
+        host=base.query["host"], user="hub", dbname="postgres", autocommit=True
+    ) as connection:
         connection.execute(f"CREATE DATABASE {name}")
     return base.set(database=name)
 
@@ -97,13 +94,7 @@ def shared_state(*settings: str) -> Iterator[Callable[[], tuple[URL, str]]]:
             "AWS_REGION": options["region"],
             "AWS_ALLOW_HTTP": "true",
         }
-        before = {name: os.environ.get(name) for name in variables}
-        os.environ.update(variables)
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
             yield lambda: (created(), f"s3://bucket/{secrets.token_hex(6)}")
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
