@@ -34,6 +34,7 @@ from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.errors import BackboneError, ConfigError, RegistryError
 from adapterhub.files import schema
 from adapterhub.registry.hub_client import login_hint
+from adapterhub.registry.reference import DEFAULT_HUB
 from adapterhub.registry.store import Entry
 from adapterhub.registry.tokens import echoes
 
@@ -43,7 +44,6 @@ _FIELDS = (
     "backbone", "description", "license", "language", "topics",
 )  # fmt: skip
 
-_HUB = "https://huggingface.co"
 _LISTS = ("methods", "tags", "language", "topics")
 _WORD = schema.text(r"[\w.:+/-]{1,200}", "a word")
 _TEXT = schema.text(r"(?s).{0,2000}", "a text", null=True)
@@ -80,7 +80,7 @@ class HubWriter:
         `files` has contents, or the file that has them, by name. `head` must still be the head.
         """
         with self._guarded(name), ExitStack() as stack:
-            if self._base != _HUB:
+            if self._base != DEFAULT_HUB:
                 stack.enter_context(_without_words_on_xet())
             operations = [
                 CommitOperationAdd(path, self._sent(data, stack))
@@ -94,9 +94,9 @@ class HubWriter:
     def _sent(self, data: bytes | Path, stack: ExitStack) -> bytes | Path | BinaryIO:
         """Return what the client sends as any hub takes it: open files never go to Xet.
 
-        Only the Hugging Face Hub is known to have it, and the client does not ask.
+        The client does not ask a hub whether it has it.
         """
-        if self._base == _HUB:
+        if self._base == DEFAULT_HUB:
             return data
         return BytesIO(data) if isinstance(data, bytes) else stack.enter_context(open(data, "rb"))
 

@@ -40,12 +40,18 @@ from adapterhub.files.signature import PublicKey, key_problems
 from adapterhub.registry.local import LocalRegistry, default_root
 from adapterhub.registry.published_files import copy_adapter, digest_of
 from adapterhub.registry.pull import Origins, check_copy, fetch
-from adapterhub.registry.reference import NAME_RULE, Reference, check_name, is_name, parse_reference
+from adapterhub.registry.reference import (
+    DEFAULT_HUB,
+    NAME_RULE,
+    Reference,
+    check_name,
+    is_name,
+    parse_reference,
+)
 from adapterhub.registry.store import Store, version_number
 from adapterhub.registry.stores import registry_at, store_of
 
 LOCK_FILE = "adapterhub.lock"
-_DEFAULT_HUB = "https://huggingface.co"
 _MAX_BYTES = 4 << 20
 
 
@@ -421,7 +427,7 @@ def _other_hub(pinned: Pin) -> Store | None:
 
     What the Hub gave may come from this machine's `$HF_ENDPOINT`, such as a mirror.
     """
-    if not pinned.reference.startswith("hf:") or pinned.endpoint in (None, _DEFAULT_HUB):
+    if not pinned.reference.startswith("hf:") or pinned.endpoint in (None, DEFAULT_HUB):
         return None
     from huggingface_hub import constants  # slow to import
 

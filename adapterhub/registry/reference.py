@@ -31,6 +31,7 @@ _VERSION = r"[A-Za-z0-9][A-Za-z0-9_./-]{0,199}"
 _LOOKS_LIKE_FOLDER = re.compile(r"\.{1,2}([/\\]|$)|[/~\\]|[A-Za-z]:[/\\]")
 _REMOTE = re.compile(r"hf:|[A-Za-z][A-Za-z0-9+.-]*://")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+DEFAULT_HUB = "https://huggingface.co"  # of hf:, and the only one that is known to have Xet
 INDEX_FILE = "index.json"  # reserved: neither a backbone's folder nor an adapter is called so
 NAME_RULE = (
     "1 to 96 letters, digits and . _ -, starting with a letter or digit, not ending with a dot,"
