@@ -194,22 +194,7 @@ def commits_part(folder: HubPlace, options: argparse.Namespace) -> dict[str, flo
     """Measure small commits, each on the disk when it is answered."""
     token = new_hub(folder, options)
     with serving(folder) as (_, address, _):
-
-        def push(number: int) -> None:
-            client = Client(address, token)
-            name = f"r{number}"
-            client.ask("POST", "/api/repos/create", {"name": name})
-            for each in range(options.commits // options.clients):
-                body = commit_body.lines({"README.md": f"# {number} {each}\n".encode()})
-                client.ask("POST", f"/api/models/ada/{name}/commit/main", body)
-
-        threads = [threading.Thread(target=push, args=(n,)) for n in range(options.clients)]
-        began = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return {"commits/s": options.commits / (time.perf_counter() - began)}
+        return {"commits/s": _commits([address], token, options)[0]}
 
 
 def memory_part(folder: Path, options: argparse.Namespace) -> dict[str, float]:
