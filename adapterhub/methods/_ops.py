@@ -7,7 +7,7 @@ inherit it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -36,6 +36,13 @@ def no_autocast(like: Tensor) -> AbstractContextManager[Any]:
     """Return a context in which products keep their dtype, on the device of a tensor."""
     kind = like.device.type
     return nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
+
+
+def orthogonality_loss(factors: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return the mean of ||A Aᵀ - I|| and ||Bᵀ B - I|| over pairs A: (r, d_in), B: (d_out, r)."""
+    products = [each for a, b in factors for each in (a @ a.T, b.T @ b)]
+    norms = [(each - torch.eye(len(each)).to(each)).norm() for each in products]
+    return torch.stack(norms).mean()
 
 
 def split_last(x: Tensor, *sizes: int) -> Tensor:

@@ -36,7 +36,7 @@ from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 from adapterhub.methods._base import register_method
 from adapterhub.methods._delta import FactorModule
-from adapterhub.methods._ops import stack_low_rank
+from adapterhub.methods._ops import orthogonality_loss, stack_low_rank
 from adapterhub.methods._projections import RankMethod
 
 _ROUNDING = 1e-9  # of a share such as 1 - 0.9
@@ -128,9 +128,7 @@ class AdaLoRA(RankMethod):
 
     def penalty(self, modules: Sequence[SingularUpdate]) -> Tensor:
         """Return the mean of ||A Aᵀ - I|| and ||Bᵀ B - I||, times `orthogonality`."""
-        products = [each for m in modules for each in (m.A @ m.A.T, m.B.T @ m.B)]
-        norms = [(each - torch.eye(len(each)).to(each)).norm() for each in products]
-        return self.orthogonality * torch.stack(norms).mean()
+        return self.orthogonality * orthogonality_loss((m.A, m.B) for m in modules)
 
     def stepped(self, modules: Sequence[SingularUpdate], done: float) -> None:
         """Update the importance, and set E of the components without budget to zero."""

@@ -28,15 +28,16 @@ from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.methods._base import register_method
 from adapterhub.methods._delta import FactorModule
-from adapterhub.methods._ops import stack_low_rank
+from adapterhub.methods._ops import orthogonality_loss, stack_low_rank
 from adapterhub.methods._projections import RankMethod, require_components, weight_at
 from adapterhub.methods._skip_init import init_is_skipped
+from adapterhub.methods.lora_xs import decomposed
 
 
 def smallest_components(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Return the r smallest components of W as (U S)_r: (d_out, r) and V_r^T: (r, d_in)."""
-    u, s, vh = torch.linalg.svd(weight.double(), full_matrices=False)
-    return (u[:, -rank:] * s[-rank:]).float(), vh[-rank:].float()
+    u, s, vh = decomposed(weight, min(weight.shape))
+    return u[:, -rank:] * s[-rank:], vh[-rank:]
 
 
 class ReplacedComponents(FactorModule):
@@ -94,7 +95,5 @@ class KaSA(RankMethod):
 
     def penalty(self, modules: Sequence[ReplacedComponents]) -> Tensor:
         """Return beta sum E² + gamma (||A Aᵀ - I|| + ||Bᵀ B - I||), the mean over the sites."""
-        terms = [self.beta * m.E.square().sum() for m in modules]
-        products = [each for m in modules for each in (m.A @ m.A.T, m.B.T @ m.B)]
-        norms = [(each - torch.eye(len(each)).to(each)).norm() for each in products]
-        return (torch.stack(terms).sum() + self.gamma * torch.stack(norms).sum()) / len(modules)
+        sizes = torch.stack([m.E.square().sum() for m in modules]).mean()
+        return self.beta * sizes + 2 * self.gamma * orthogonality_loss((m.A, m.B) for m in modules)

@@ -25,6 +25,7 @@ from adapterhub.methods._ops import stack_low_rank
 from adapterhub.methods._projections import require_components, weight_at
 from adapterhub.methods._skip_init import init_is_skipped
 from adapterhub.methods.lora import LoRA, LoRALayer
+from adapterhub.methods.lora_xs import decomposed
 
 
 class MinorComponents(LoRALayer):
@@ -57,8 +58,8 @@ class MiCA(LoRA):
         require_components(self, site, rank)
         layer = MinorComponents(site.d_in, site.d_out, rank, self.scale(rank), self.dropout)
         if not init_is_skipped():
-            u, _, _ = torch.linalg.svd(weight_at(site, anatomy).double(), full_matrices=False)
-            layer.B.copy_(u[:, -rank:])
+            weight = weight_at(site, anatomy)
+            layer.B.copy_(decomposed(weight, min(weight.shape))[0][:, -rank:])
         return layer
 
     def size(self, site: Site, rank: int) -> int:
