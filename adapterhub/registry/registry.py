@@ -329,15 +329,28 @@ class Registry(Store):
             listed = {*self._indexed_backbones()}
         except FileError as error:
             return [line_of(error)]
+        here = found.keys()
         # A name all of whose versions were deleted is in no index.
         found = {p: c for p, c in found.items() if c.entries or c.broken}
-        missing = sorted({path.partition("/")[0] for path in found} - listed)
+        first = {path.partition("/")[0]: path for path in sorted(found, reverse=True)}
+        missing = sorted(b for b in first.keys() - listed if not self._is_indexed_by_now(first[b]))
         problems = [f"{INDEX_FILE}: {backbone} is missing; {hint}" for backbone in missing]
         for path in sorted(indexed.keys() | found.keys()):
             backbone, _, name = path.partition("/")
-            if backbone in listed and not _agree(indexed.get(path), found.get(path)):
+            if backbone not in listed or _agree(indexed.get(path), found.get(path)):
+                continue
+            if path not in here or not self._is_indexed_by_now(path):
                 problems.append(f"{backbone}/{INDEX_FILE}: {name} has changed since; {hint}")
         return problems
+
+    def _is_indexed_by_now(self, path: str) -> bool:
+        """Compare a name with its row again, when no writer is between the two."""
+        backbone, _, name = path.partition("/")
+        with suppress(AdapterhubError), self.storage.writing(path):
+            contents, row = self.contents(path), (self._index_of(backbone) or {}).get(name)
+            found = contents if contents.entries or contents.broken else None
+            return backbone in self._indexed_backbones() and _agree(row, found)
+        return False  # who may only read cannot tell
 
     def contents(self, path: str) -> Contents:
         """Read all versions of a name; those that cannot be read are listed with their errors."""
