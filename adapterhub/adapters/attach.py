@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import Adapter
@@ -22,6 +22,7 @@ from adapterhub.adapters.compatibility import check_backbone, check_size, check_
 from adapterhub.adapters.foundations import frozen_adapters
 from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.state import ModelState, bare, get_state
+from adapterhub.anatomy.any_module import as_model
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.pooling import check_pooling, chosen_pooling
 from adapterhub.backbones.quantized_layers import check_gradients
@@ -43,10 +44,11 @@ Saved = tuple[Manifest, Mapping[str, Tensor]]
 
 
 def attach(
-    model: PreTrainedModel,
+    model: nn.Module,
     method: Spec,
     *,
     name: str = "default",
+    head: Sequence[str] = (),
     tokenizer: PreTrainedTokenizerBase | None = None,
     pooling: str | None = None,
     on: Sequence[str] = (),
@@ -58,10 +60,12 @@ def attach(
     Initial values are drawn from torch's global generator.
 
     Args:
-        model: the backbone; other adapters may be attached.
+        model: the backbone, of transformers or any other module; other adapters may be attached.
         method: a spec (`"lora"`, `"lora(rank=16)"`, a mapping), a method object such as
             `adapterhub.LoRA(rank=16)`, or a list of these.
         name: the adapter's name.
+        head: the paths of the modules that are the head, trained and saved as a whole; of a model
+            of transformers, it is known.
         tokenizer: the tokenizer, unless `load_backbone` loaded it with the model. Tokens that were
             added to it get rows of the embedding that belong to the adapter and train with it.
         pooling: what the task head reads of each text: the state of the first token (cls) or of the
@@ -77,17 +81,18 @@ def attach(
         ConfigError: an unknown method, option or pooling, or options beside several methods.
         SiteError: the backbone lacks a site that the method names; if the method does not fit at
             all, the error lists methods that do.
-        AttachError: the name is taken, the model is not one of transformers, is compiled, or shares
-            modules with another one with adapters, nothing would train, no gradient passes through
+        AttachError: the name is taken, the model is no module, is compiled, or shares modules with
+            another one with adapters, nothing would train, no gradient passes through
             quantized layers, or an adapter that the method is built from, or that it shall be on,
             is missing.
     """
     require_model(model)
+    model = as_model(model)
     methods = with_options(method, options)
     built_from_others = any(method.sources() for method in methods)
     pooling = chosen_pooling(model) if pooling is None else check_pooling(pooling)
     build = build_from_sources if built_from_others else build_adapter
-    with STRUCTURE_LOCK, bare(model) as state:
+    with STRUCTURE_LOCK, bare(model, head) as state:
         snapshot = snapshot_for(model, tokenizer)
         how = pooling or default_pooling(state.anatomy)
         below = frozen_adapters(state.adapters, on)
@@ -101,7 +106,7 @@ def attach(
     return adapter
 
 
-def detach(model: PreTrainedModel, name: str | None = None) -> None:
+def detach(model: nn.Module, name: str | None = None) -> None:
     """Detach one adapter, or all: bytes, keys, modules and `requires_grad` are as before.
 
     With the last adapter that uses them, tokens and chat templates that adapters brought are

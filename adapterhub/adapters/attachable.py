@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import Adapter
+from adapterhub.anatomy.any_module import is_same, own_module
 from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.anatomy.sites import own_parameters
 from adapterhub.backbones.tensor_parallel import tensor_parallel
@@ -32,18 +33,29 @@ class AdaptedModel(NamedTuple):
 
 
 def require_model(model: object) -> None:
-    """Refuse what is not a model of transformers; `check_model` refuses a compiled one.
+    """Refuse what is no module, or only wraps a model; `check_model` refuses a compiled one.
 
     Raises:
         AttachError: something else; the error says what to type instead.
     """
     if isinstance(model, PreTrainedModel | torch._dynamo.OptimizedModule):
         return
+    if isinstance(model, nn.Module) and not _only_wraps(model):
+        return
     raise AttachError(
-        f"{type(model).__name__} is not a model of transformers",
-        expected="a PreTrainedModel",
+        f"{type(model).__name__} is not a model",
+        expected="a model of transformers, or another torch.nn.Module",
         hint=remedy(model),
     )
+
+
+def _only_wraps(module: nn.Module) -> bool:
+    """Return whether a module has a model of transformers inside, and no parameters beside it."""
+    inside = next((m for m in module.modules() if isinstance(m, PreTrainedModel)), None)
+    if inside is None or _defined_in("peft", type(module)):
+        return inside is not None
+    own = set(map(id, inside.parameters()))
+    return all(id(parameter) in own for parameter in module.parameters())
 
 
 def check_model(model: PreTrainedModel) -> None:
@@ -63,7 +75,7 @@ def check_model(model: PreTrainedModel) -> None:
             "the model is compiled: it would silently ignore new hooks",
             hint="attach first, then torch.compile(model)",
         )
-    require_model(model)
+    require_model(own_module(model))
     if library := library_inside(model):
         raise AttachError(
             f"the model has adapters of the library {library} in its layers",
@@ -84,14 +96,14 @@ def refuse_shared(model: PreTrainedModel, others: Iterable[AdaptedModel]) -> Non
     Raises:
         AttachError: which adapters the other one has.
     """
-    strangers = [other for other in others if other.model is not model]
+    strangers = [other for other in others if not is_same(other.model, model)]
     own = set(map(id, _parts(model))) if strangers else set()
     for other in strangers:
         parts = (*_parts(other.model), *other.parameters)
         if not own.isdisjoint(map(id, parts)):
             raise AttachError(
-                f"this {type(model).__name__} shares modules with a "
-                f"{type(other.model).__name__} that has adapters",
+                f"this {type(own_module(model)).__name__} shares modules with a "
+                f"{type(own_module(other.model)).__name__} that has adapters",
                 offenders=map(repr, other.names),
                 expected="models of which only one has adapters",
                 hint="detach them there first, or attach to a copy: copy.deepcopy(model)",

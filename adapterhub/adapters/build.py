@@ -22,6 +22,7 @@ from adapterhub.adapters.parts import (
     parameter_holders,
 )
 from adapterhub.adapters.state import ModelState
+from adapterhub.anatomy.any_module import is_view
 from adapterhub.anatomy.layer_groups import dropped_modules
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.newly_initialized import newly_initialized
@@ -313,6 +314,9 @@ def _own_head(anatomy: Anatomy) -> AdapterHead | None:
     own = {n: without_variant_slots(copy.deepcopy(m)) for n, m in original.items()}
     for module in own.values():
         module.float().requires_grad_(True)
+    if is_view(anatomy.model):  # it has no names of classes
+        unnamed: dict[str, Any] = dict.fromkeys(LABEL_FIELDS)
+        return AdapterHead(own, original, unnamed, dict(unnamed))
     config = anatomy.model.config
     labels = {name: copy.deepcopy(getattr(config, name)) for name in LABEL_FIELDS}
     return AdapterHead(own, original, _named_labels(labels, config.num_labels), dict(labels))

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.parts import HEAD, AdapterHead
 from adapterhub.adapters.state import ModelState, find_state, new_state
+from adapterhub.anatomy.any_module import is_view
 from adapterhub.backbones.checkpoint_form import HEAD_PART
 from adapterhub.backbones.find import find_backbone, is_local_name
 from adapterhub.backbones.fingerprint import (
@@ -330,6 +331,8 @@ def fit_head(manifest: Manifest, adapter: Adapter) -> None:
             hint=f"load_backbone({manifest.backbone.location!r}, task={saved.kind!r}, "
             f"labels={list(manifest.labels)!r})",
         )
+    elif is_view(adapter.model):  # a head of its own size, and without names of classes
+        return
     elif saved.activation:
         adapter.head = _layered(adapter.head, saved.activation, manifest)
         _set_head_labels(adapter.head, manifest, saved.problem_type)

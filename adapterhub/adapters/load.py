@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import PUBLICATION_FIELDS, Adapter, AdapterMetadata
@@ -26,6 +26,7 @@ from adapterhub.adapters.compatibility import (
 from adapterhub.adapters.foundations import attached_foundation, freeze, frozen_part
 from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.state import ModelState, activated, bare, find_state
+from adapterhub.anatomy.any_module import as_model, is_view
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.family import Family
 from adapterhub.anatomy.family_file import forget_family, own_family, read_family, use_family
@@ -35,7 +36,7 @@ from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.errors import ConfigError, FileError, MismatchError, warn_user
 from adapterhub.files.foundation import Foundation, check_foundations
 from adapterhub.files.heads import name_in_file, only_head, with_head, without_heads
-from adapterhub.files.manifest import FAMILY, BackboneRef, Manifest, TaskHead
+from adapterhub.files.manifest import FAMILY, HEAD_MODULES, BackboneRef, Manifest, TaskHead
 from adapterhub.files.native import read_manifest, read_tensors
 from adapterhub.files.tensors import tensor_info
 from adapterhub.interchange.formats import Format, detect
@@ -45,7 +46,7 @@ from adapterhub.methods._spec import parse_methods, restore_methods
 
 
 def load_folder(
-    model: PreTrainedModel,
+    model: nn.Module,
     folder: str | Path,
     *,
     name: str | None = None,
@@ -76,7 +77,7 @@ def load_folder(
         MismatchError: the adapter is for another backbone or tokenizer, or tensors do not fit.
         AttachError: the name is taken.
     """
-    folder = Path(folder)
+    folder, model = Path(folder), as_model(model)
     if sha256 is None and (form := detect(folder)):
         imported = _translate(form, folder, model, allow_pickle, bool(head))
         return load_imported(model, imported, name=name, any_backbone=any_backbone)
@@ -88,7 +89,8 @@ def load_folder(
     part = frozen_part(manifest) if foundation else _with_one_head(manifest, head, modules)
     checks = {"any_backbone": any_backbone, "any_tokenizer": any_tokenizer, "tokenizer": tokenizer}
     family, brought = adopted_family(model, manifest), _brought(model, on, checks)
-    with STRUCTURE_LOCK, family, brought as below, bare(model) as state, skip_init():
+    head_modules = _recorded_head(manifest)
+    with STRUCTURE_LOCK, family, brought as below, bare(model, head_modules) as state, skip_init():
         if not any_backbone:
             check_backbone(manifest, state)
         adapter = _built(state, part, name or part.name, snapshot)
@@ -142,6 +144,9 @@ def adopted_family(model: PreTrainedModel, manifest: Manifest) -> Iterator[None]
         FileError: the row is broken.
         MismatchError: the model has other sites: by a row of its own, or with adapters on it.
     """
+    if is_view(model):
+        yield
+        return
     row, state = _recorded_family(manifest), find_state(model)
     current = state.anatomy.family if state else own_family(model)
     if row and current and current != row:
@@ -160,6 +165,21 @@ def adopted_family(model: PreTrainedModel, manifest: Manifest) -> Iterator[None]
     except BaseException:
         forget_family(model)
         raise
+
+
+def _recorded_head(manifest: Manifest) -> tuple[str, ...]:
+    """Return the modules that were named as the head of a module that is not of transformers.
+
+    Raises:
+        FileError: they are no list of names.
+    """
+    recorded = manifest.training.get(HEAD_MODULES, ())
+    if not (isinstance(recorded, list | tuple) and all(isinstance(n, str) for n in recorded)):
+        raise FileError(
+            f"training.{HEAD_MODULES} of {manifest.name!r} cannot be used",
+            expected="a list of paths of modules",
+        )
+    return tuple(recorded)
 
 
 def _recorded_family(manifest: Manifest) -> Family | None:

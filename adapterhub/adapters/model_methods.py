@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 from adapterhub.adapters.activation import Activatable, RouteActivation, temporarily
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.passes import ForwardPasses
+from adapterhub.anatomy.any_module import is_view, own_module
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.token_embedding import token_embedding
 from adapterhub.errors import AttachError, warn_user
@@ -70,14 +71,16 @@ class ModelMethod:
         """Call the method as it is without adapters."""
         if self.before is not None:
             return self.before(*args, **kwargs)
-        return getattr(type(self.state.model), self.name)(self.state.model, *args, **kwargs)
+        model = own_module(self.state.model)
+        return getattr(type(model), self.name)(model, *args, **kwargs)
 
 
 def replace_methods(state: AttachedAdapters, patch: Patch) -> None:
     """Replace the methods of a model that adapters concern."""
     model = state.model
-    for name, function in _FUNCTIONS.items():
-        if hasattr(type(model), name):
+    names = _FUNCTIONS.keys() if not is_view(model) else _OF_ANY_MODULE
+    for name, function in ((name, _FUNCTIONS[name]) for name in names):
+        if hasattr(type(own_module(model)), name):
             before = vars(model).get(name)
             patch.override(model, name, ModelMethod(state, name, function, before))
 
@@ -302,6 +305,7 @@ def _named(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(parameters), **dict(model.named_buffers(remove_duplicate=False))}
 
 
+_OF_ANY_MODULE = ("_apply",)  # modules of other libraries have no Trainer that resumes from them
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "save_pretrained": save_backbone,
     "load_state_dict": load_tensors,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from adapterhub.anatomy.any_module import is_view
 from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
 from adapterhub.backbones.weights import with_whole_parameters
@@ -21,6 +22,7 @@ from adapterhub.hooks.attention import keyvalue_slot
 from adapterhub.hooks.held_weight import held_weight_slot
 from adapterhub.hooks.layer_mix import mix_slot
 from adapterhub.hooks.layer_output import input_slot, layer_slot
+from adapterhub.hooks.matrix import matrix_slot
 from adapterhub.hooks.new_tokens import row_slot
 from adapterhub.hooks.precision import (
     fp32_parameter,
@@ -151,8 +153,10 @@ class AdapterHead:
     def put_into(self, model: PreTrainedModel) -> None:
         """Put the adapter's head and labels into the model."""
         for name, module in self.own.items():
-            self.patch.put(model._modules, name, module)
-        set_labels(model, self.labels, self.patch)
+            owner, _, leaf = name.rpartition(".")
+            self.patch.put(model.get_submodule(owner)._modules, leaf, module)
+        if not is_view(model):
+            set_labels(model, self.labels, self.patch)
 
     def convert(self, model: PreTrainedModel, fn: Callable[[Tensor], Tensor]) -> None:
         """Convert the modules that are not in the model now."""
@@ -204,6 +208,8 @@ def make_slot(anatomy: Anatomy, placed: PlacedModule) -> Slot:
         return input_slot(anatomy, site.host)
     if site.role == "output":  # new tokens have their rows there too
         row_slot(anatomy.model.get_submodule(site.host), scores=True)
+    if site.matrix is not None:
+        return matrix_slot(anatomy.model, site, placed.module)
     if site.kind == "weight":
         return held_weight_slot(anatomy.model, site)
     return output_slot(anatomy.model, site, placed.module, anatomy.family.batch_dim)

@@ -23,6 +23,7 @@ from adapterhub.adapters.activation import (
     StackActivation,
 )
 from adapterhub.adapters.parts import set_labels
+from adapterhub.anatomy.any_module import is_same
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.errors import AttachError
 from adapterhub.hooks.forward_pass import (
@@ -113,7 +114,7 @@ class ForwardPasses:
         Raises:
             AttachError: what is active is not in the model while another thread's route is open.
         """
-        entry, whole = current_entry(self.scope), module is self.model
+        entry, whole = current_entry(self.scope), is_same(module, self.model)
         if whole and torch.is_grad_enabled() and module.training:
             self._recompute_in_context()
         if entry is not None and not isinstance(entry.owner, BegunPass):
@@ -140,9 +141,9 @@ class ForwardPasses:
         if entry is None:
             return
         if isinstance(entry.owner, BegunPass):
-            if entry.owner.module is module:
+            if is_same(entry.owner.module, module):
                 set_entry(self.scope, None)
-        elif module is self.model and kept_values(self.scope).pop(_RELABELLED, False):
+        elif is_same(module, self.model) and kept_values(self.scope).pop(_RELABELLED, False):
             self.restore_labels()
 
     def _refuse_suspended(self) -> None:
@@ -204,6 +205,6 @@ def end_pass(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     """End a pass: the last forward hook of a model and of its stacks."""
     ((passes, entrance),) = getattr(module, _PASSES)
     if passes.token_sets():
-        forget_inputs(passes.scope, entrance, output, module is passes.model)
+        forget_inputs(passes.scope, entrance, output, is_same(module, passes.model))
     if not torch.compiler.is_compiling():
         passes.end(module)

@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
 
 from adapterhub.adapters.activation import StackActivation, head_of, route_activation_of
 from adapterhub.adapters.adapter import Adapter
@@ -57,7 +56,7 @@ class Routed:
 
 
 @contextmanager
-def route(model: PreTrainedModel, rows: Sequence[RouteRow]) -> Iterator[Routed]:
+def route(model: nn.Module, rows: Sequence[RouteRow]) -> Iterator[Routed]:
     """Send row i of a batch through the adapter `rows[i]`, inside this context.
 
     A row is a name, a tuple of names (a stack), an `Average`, or None (the bare backbone, with the
@@ -110,7 +109,7 @@ def _routed(state: ModelState, compositions: tuple[Composition, ...]) -> Routed:
     return Routed(compositions, labels, (None,) * len(sizes) if one_size else tuple(sizes))
 
 
-def adapters(model: PreTrainedModel) -> dict[str, Adapter]:
+def adapters(model: nn.Module) -> dict[str, Adapter]:
     """Return the adapters that are attached to a model, by name, in the order of attaching.
 
     `adapter.active` is whether one applies.
@@ -123,7 +122,7 @@ def adapters(model: PreTrainedModel) -> dict[str, Adapter]:
     return {} if state is None else dict(state.adapters)
 
 
-def disabled(model: PreTrainedModel) -> AbstractContextManager[None]:
+def disabled(model: nn.Module) -> AbstractContextManager[None]:
     """Apply no adapter inside this context: the bare backbone, with its own head and labels.
 
         with disabled(model):
@@ -143,7 +142,7 @@ def disabled(model: PreTrainedModel) -> AbstractContextManager[None]:
     return _only(model, ())
 
 
-def only_foundations(model: PreTrainedModel) -> AbstractContextManager[None]:
+def only_foundations(model: nn.Module) -> AbstractContextManager[None]:
     """Apply only the adapters that are below the active ones: what those were trained on top of.
 
     Returns:
@@ -155,7 +154,7 @@ def only_foundations(model: PreTrainedModel) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _only(model: PreTrainedModel, kept: Sequence[Adapter]) -> Iterator[None]:
+def _only(model: nn.Module, kept: Sequence[Adapter]) -> Iterator[None]:
     """Open a route of no adapter but those that are kept, for any number of rows."""
     require_model(model)
     with ExitStack() as opened:
@@ -165,7 +164,7 @@ def _only(model: PreTrainedModel, kept: Sequence[Adapter]) -> Iterator[None]:
         yield
 
 
-def activate(model: PreTrainedModel, *parts: str | Average) -> None:
+def activate(model: nn.Module, *parts: str | Average) -> None:
     """Make exactly these adapters active, in this order; without names, none.
 
     `activate(model, "a", "b")` is a stack: b gets the output of a. `Average(["a", "b"])` is their

@@ -38,7 +38,9 @@ from adapterhub.adapters.model_methods import replace_methods
 from adapterhub.adapters.original_backbone import identities_before
 from adapterhub.adapters.passes import STRUCTURE_LOCK, BegunPass, ForwardPasses
 from adapterhub.adapters.structure import ModelStructure
+from adapterhub.anatomy.any_module import as_model, is_view, own_module
 from adapterhub.anatomy.build import anatomy_of
+from adapterhub.anatomy.module_sites import module_anatomy
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.end_tokens import (
     EndTokens,
@@ -421,12 +423,12 @@ def _stops(activation: Activation | RouteActivation) -> Iterator[int]:
         yield from adapter.stops
 
 
-def find_state(model: PreTrainedModel) -> ModelState | None:
+def find_state(model: nn.Module) -> ModelState | None:
     """Return the state of a model, or None if no adapter is attached."""
     return getattr(model, _STATE, None)
 
 
-def get_state(model: PreTrainedModel) -> ModelState:
+def get_state(model: nn.Module) -> ModelState:
     """Return the state of a model.
 
     Raises:
@@ -439,19 +441,21 @@ def get_state(model: PreTrainedModel) -> ModelState:
     return state
 
 
-def backbone_fingerprint(model: PreTrainedModel) -> str:
+def backbone_fingerprint(model: nn.Module) -> str:
     """Compute the identity of a model's backbone, with or without adapters attached.
 
     Raises:
         AttachError: not a model of transformers.
     """
-    require_model(model)
+    require_model(own_module(model))
     return (find_state(model) or new_state(model)).fingerprint()
 
 
 @contextmanager
-def bare(model: PreTrainedModel) -> Iterator[ModelState]:
+def bare(model: nn.Module, head: Sequence[str] = ()) -> Iterator[ModelState]:
     """Prepare a model for a new adapter: no adapter is active inside.
+
+    `head` are the modules that are its head, if it is not a model of transformers.
 
     The context is entered with `STRUCTURE_LOCK` held, and returns the model's state, to `add` the
     adapter to. Without one, on an error, what was active is active again.
@@ -460,9 +464,10 @@ def bare(model: PreTrainedModel) -> Iterator[ModelState]:
         AttachError: no model of transformers, a compiled or sharded one, one that shares modules
             with another model with adapters, or inside a route.
     """
-    check_model(model)
-    refuse_shared(model, _adapted_models())
-    state = find_state(model) or new_state(model)
+    check_model(as_model(model))
+    refuse_shared(as_model(model), _adapted_models())
+    state = find_state(model) or new_state(model, head)
+    _refuse_other_head(state, head)
     refuse_in_route(state)
     (before,) = state.compositions
     nothing = StackActivation()
@@ -475,6 +480,25 @@ def bare(model: PreTrainedModel) -> Iterator[ModelState]:
         with deferred_interrupts():
             if state.activation is nothing:
                 state.activate(before)
+
+
+def _refuse_other_head(state: ModelState, head: Sequence[str]) -> None:
+    """Refuse a head that is not that of the adapters which are attached.
+
+    Raises:
+        AttachError: which it is, or the model is of transformers, whose head is known.
+    """
+    known = state.anatomy.named_head
+    if head and known is None:
+        raise AttachError(
+            f"the head of a {type(state.model).__name__} is not to be named: it is known",
+            hint="attach(model, METHOD) without `head`",
+        )
+    if head and set(head) != set(known or ()):
+        raise AttachError(
+            f"the adapters of this module have the head {list(known or ())}, not {list(head)}",
+            hint="detach(module) first, or attach with the same head",
+        )
 
 
 def activated(state: ModelState, composition: Composition) -> AbstractContextManager[None]:
@@ -557,9 +581,11 @@ def _refuse_exclusive(
         )
 
 
-def new_state(model: PreTrainedModel) -> ModelState:
-    """Return the state of a model without adapters."""
-    return ModelState(model, anatomy_of(model), list(model.parameters()))
+def new_state(model: nn.Module, head: Sequence[str] = ()) -> ModelState:
+    """Return the state of a model without adapters; `head` are the modules that are its head."""
+    view = as_model(model)
+    anatomy = module_anatomy(view, tuple(head)) if is_view(view) else anatomy_of(view)
+    return ModelState(view, anatomy, list(model.parameters()))
 
 
 def _adapted_models() -> Iterator[AdaptedModel]:

@@ -9,11 +9,13 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from adapterhub.anatomy.any_module import as_model, is_view
 from adapterhub.anatomy.discovery import discover
 from adapterhub.anatomy.families import FAMILIES
 from adapterhub.anatomy.family import WHOLE, Family, Layout, Stack
 from adapterhub.anatomy.family_file import own_family
 from adapterhub.anatomy.forward_source import reads_token_ids, reversible_stack
+from adapterhub.anatomy.module_sites import module_anatomy
 from adapterhub.anatomy.own_modules import first_existing, has_path, layer_paths, own_modules
 from adapterhub.anatomy.projections import (
     HeldWeight,
@@ -47,11 +49,15 @@ _TOKENS = frozenset({"input_ids", "inputs_embeds"})
 FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
-def anatomy_of(model: PreTrainedModel) -> Anatomy:
+def anatomy_of(model: nn.Module) -> Anatomy:
     """Return the anatomy of a model, from its family's row or, without one, from its structure.
 
-    A row of the model's own (`use_family`) comes before that of its type.
+    A row of the model's own (`use_family`) comes before that of its type. The sites of a module
+    that is not of transformers are named by their paths.
     """
+    model = as_model(model)
+    if is_view(model):
+        return module_anatomy(model)
     row = own_family(model) or FAMILIES.get(model.config.model_type)
     return build_anatomy(model, row or discover(model))
 

@@ -44,6 +44,7 @@ from transformers import PreTrainedModel
 from adapterhub.anatomy.base_classes import base_classes
 from adapterhub.anatomy.family import Family, Stack
 from adapterhub.anatomy.layer_selection import layer_numbers
+from adapterhub.anatomy.matrices import Matrix
 from adapterhub.anatomy.own_modules import CHILD as CHILD
 from adapterhub.anatomy.own_modules import join as join
 from adapterhub.anatomy.own_modules import own_modules
@@ -147,6 +148,7 @@ class Site:
         d_values: the size of the values of an attention, if it is not that of its keys, d_out.
         held: the weight, if the host multiplies by it itself (`weight`); sizes are those of one
             matrix of it.
+        matrix: the matrix, if the host is no projection, but a convolution or the like (`linear`).
     """
 
     id: str
@@ -163,6 +165,7 @@ class Site:
     bias: str | None = None
     held: HeldWeight | None = None
     d_values: int | None = None
+    matrix: Matrix | None = None
 
     @property
     def d_kv(self) -> tuple[int, int]:
@@ -185,6 +188,7 @@ class Anatomy:
         base_path: the path of the base model in the model; "" if it is the model itself.
         sites: the sites by id.
         layers: the paths of each stack's layers in the model.
+        named_head: the modules of the head, where the caller named them; None: by the model.
     """
 
     model: PreTrainedModel
@@ -192,6 +196,7 @@ class Anatomy:
     base_path: str
     sites: Mapping[str, Site] = field(repr=False)
     layers: Mapping[str, tuple[str, ...]] = field(repr=False)
+    named_head: tuple[str, ...] | None = None
 
     @property
     def stacks(self) -> dict[str, Stack]:
@@ -246,11 +251,15 @@ class Anatomy:
         roles = sorted({s.role for s in self.sites.values()})
         model_type = self.model.config.model_type
         where = "" if layers == "all" else f" in layers {layers!r}"
+        ids = (
+            "a role of one stack (decoder.attn.q), or a site id (encoder.0.attn.q)"
+            if self.named_head is None
+            else f"the path of a module ({next(iter(self.sites), 'layers.0.fc')})"
+        )
         return SiteError(
             f"this {model_type} backbone has no such site{where}",
             offenders=[f"{p!r}{self._meaning(p) or did_you_mean(p, roles)}" for p in patterns],
-            expected=f"one of {', '.join(roles)}; or a role of one stack (decoder.attn.q), or a "
-            "site id (encoder.0.attn.q), with * as a wildcard",
+            expected=f"one of {', '.join(roles)}; or {ids}, with * as a wildcard",
             hint="adapterhub inspect BACKBONE lists the sites",
         )
 
@@ -287,6 +296,8 @@ class Anatomy:
 
         Empty if the model has a language-model head.
         """
+        if self.named_head is not None:
+            return {name: self.model.get_submodule(name) for name in self.named_head}
         if self.model.get_output_embeddings() is not None:
             return {}
         if type(self.model) in base_classes(self.model.config):  # with a module for its layers
@@ -364,8 +375,13 @@ def own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def matches(pattern: str, site: Site) -> bool:
-    """Return whether a pattern matches a site: its role, its stack and role, or its id."""
-    names = (site.role, f"{site.stack}.{site.role}", site.id)
+    """Return whether a pattern matches a site: its role, its stack and role, or its id.
+
+    Where the id is the path of a module, its last part matches too: `to_q`.
+    """
+    names: tuple[str, ...] = (site.role, f"{site.stack}.{site.role}", site.id)
+    if site.id == site.host:
+        names = (*names, site.id.rpartition(".")[2])
     if not any(wildcard in pattern for wildcard in "*?["):
         return pattern in names
     return any(fnmatch.fnmatchcase(name, pattern) for name in names)

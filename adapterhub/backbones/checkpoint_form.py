@@ -132,6 +132,26 @@ class CheckpointForm:
         return name if host in self._hosts or host in self._names else None
 
 
+class ModuleForm(CheckpointForm):
+    """The names of the tensors of a module that is not of transformers: their own."""
+
+    def __init__(self) -> None:
+        self.embedding = self.rows = None
+        self.key = "module"
+
+    def as_stored(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors as they are."""
+        return dict(tensors)
+
+    def names(self, stored: Iterable[str]) -> dict[str, str]:
+        """Return each name as it is."""
+        return {name: name for name in stored}
+
+    def prefix_in_memory(self, paths: Iterable[str]) -> str:
+        """Return "": paths are names."""
+        return ""
+
+
 def form_of(config: PreTrainedConfig) -> CheckpointForm:
     """Return the names of the tensors of the base model that a configuration describes.
 

@@ -36,11 +36,13 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from adapterhub.anatomy.any_module import is_view
 from adapterhub.anatomy.tokens import token_table
 from adapterhub.backbones.checkpoint import opened_tensors, weight_files
 from adapterhub.backbones.checkpoint_form import (
     HEAD_PART,
     CheckpointForm,
+    ModuleForm,
     form_of,
     in_checkpoint_form,
 )
@@ -306,7 +308,7 @@ class ModelIdentities:
         vocabulary: Vocabulary,
         known: BackboneIdentity | None,
     ) -> None:
-        form, self.config = form_of(model.config), function_config(model.config)
+        form, self.config = _form_and_facts(model)
         readable = {name: tensor for name, tensor in named.items() if has_values(tensor)}
         self.loaded = LoadedBackbone(model, form, readable, vocabulary)
         self.stored = None if origin is None else StoredBackbone(origin, form, vocabulary)
@@ -331,6 +333,14 @@ class ModelIdentities:
                 "them",
             )
         return _identity(self.config, self.loaded, complete and self.loaded.is_small)
+
+
+def _form_and_facts(model: PreTrainedModel) -> tuple[CheckpointForm, dict[str, Any]]:
+    """Return under which names the tensors are stored, and what changes the function."""
+    if is_view(model):
+        facts: dict[str, Any] = _plain(model.config.facts())
+        return ModuleForm(), facts
+    return form_of(model.config), function_config(model.config)
 
 
 def _is_load_of(

@@ -11,8 +11,9 @@ has shifted, and with the usual ones they compare the logits at a token with tha
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -146,6 +147,27 @@ def probe(model: PreTrainedModel) -> dict[str, Tensor]:
         if isinstance(value, Tensor) and value.is_floating_point()
     }
     return {n: t for n, t in tensors.items() if n.endswith("logits")} or tensors
+
+
+def outputs_on(module: nn.Module, batch: Any) -> dict[str, Tensor]:
+    """Run any module in evaluation mode on a batch and return its floating point outputs by name.
+
+    `batch` is a tensor, a tuple of arguments, or a mapping of named ones. Outputs without names are
+    numbered; in fp32 on the CPU.
+    """
+    named = batch if isinstance(batch, Mapping) else {}
+    args = () if named else batch if isinstance(batch, tuple) else (batch,)
+    device = str(device_of(module)).partition(":")[0]
+    with evaluation_mode(module), torch.no_grad(), torch.autocast(device, enabled=False):
+        output = module(*args, **named)
+    if isinstance(output, Tensor):
+        output = (output,)
+    pairs = output.items() if isinstance(output, Mapping) else enumerate(output)
+    return {
+        str(name): value.to("cpu", torch.float32)
+        for name, value in pairs
+        if isinstance(value, Tensor) and value.is_floating_point()
+    }
 
 
 _TOKENS = 4

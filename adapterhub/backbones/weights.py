@@ -83,7 +83,9 @@ def packed_hosts(anatomy: Anatomy) -> list[str]:
 
     Layers of GPTQ and AWQ do: they can be called, but their weights cannot be read.
     """
-    hosts = dict.fromkeys(s.host for s in anatomy.sites.values() if s.kind == "linear")
+    hosts = dict.fromkeys(
+        s.host for s in anatomy.sites.values() if s.kind == "linear" and not s.matrix
+    )
     modules = ((host, anatomy.model.get_submodule(host)) for host in hosts)
     return [host for host, m in modules if not isinstance(getattr(m, "weight", None), Tensor)]
 

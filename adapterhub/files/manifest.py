@@ -32,6 +32,7 @@ LOWER_IS_BETTER = frozenset({"loss", "mse", "rmse", "mae", "perplexity", "wer", 
 """Metrics for which smaller values are better."""
 REQUIRES = "0.1.0"  # the oldest adapterhub that reads what this one writes
 FAMILY = "family"  # in `training`: the row of sites, if it is not that of the backbone's type
+HEAD_MODULES = "head_modules"  # in `training`: those that the caller named as a module's head
 MAX_MANIFEST_BYTES = 1 << 20
 MAX_METHODS_BYTES = 64 << 10
 MAX_HEADER_BYTES = 8 << 20

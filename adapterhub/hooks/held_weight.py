@@ -70,23 +70,31 @@ class HeldWeightSlot(Slot):
         plan = self.plan
         if plan is None or len(plan.groups) == 1:
             composition = self.keys if plan is None else plan.groups[0]
-            return function(self.adapted(host, composition), *args, **named)
+            return self.compute(host, function, composition, args, named)
         copies = plan.copies(first_input(tuple(args), named).shape[0], self.where())
         outputs = []
         calls = plan.split_call(args, named, copies)
         for composition, (its_args, its_named) in zip(plan.groups, calls, strict=True):
-            adapted = self.adapted(host, composition, by_row=True)
-            outputs.append(function(adapted, *its_args, **its_named))
+            given = its_args, its_named
+            outputs.append(self.compute(host, function, composition, *given, by_row=True))
         if isinstance(outputs[0], tuple):
             return tuple(_joined(plan, pieces) for pieces in zip(*outputs, strict=True))
         return _joined(plan, outputs)
 
-    def adapted(self, host: nn.Module, composition: Any, by_row: bool = False) -> nn.Module:
-        """Return a copy of the host whose weights are adapted; other attributes are its own.
+    def compute(
+        self,
+        host: nn.Module,
+        function: Callable[..., Any],
+        composition: Any,
+        args: Sequence[Any],
+        named: Mapping[str, Any],
+        by_row: bool = False,
+    ) -> Any:
+        """Run the forward on a copy of the host whose weights are adapted.
 
         `by_row`: it computes only some rows of the batch.
         """
-        return with_weights(host, self.weights(host, composition, by_row))
+        return function(with_weights(host, self.weights(host, composition, by_row)), *args, **named)
 
     def weights(
         self, host: nn.Module, composition: Any, by_row: bool = False
@@ -104,9 +112,13 @@ class HeldWeightSlot(Slot):
         return weights
 
 
-def _joined(plan: BatchPlan, pieces: Sequence[Tensor]) -> Tensor:
-    """Join outputs in the order of the rows; each row may have become several, as tokens."""
-    return plan.join(pieces, sum(map(len, pieces)) // plan.rows)
+def _joined(plan: BatchPlan, pieces: Sequence[Tensor | None]) -> Tensor | None:
+    """Join outputs in the order of the rows; each row may have become several, as tokens.
+
+    None stays None, as the weights of an attention that are not asked for.
+    """
+    there = [piece for piece in pieces if piece is not None]
+    return plan.join(there, sum(map(len, there)) // plan.rows) if there else None
 
 
 class _OfSite:
@@ -145,14 +157,26 @@ class _OfSite:
 
 
 def with_weights(host: nn.Module, parameters: Mapping[str, Any]) -> nn.Module:
-    """Return a shallow copy of a module with other objects in place of some parameters."""
+    """Return a shallow copy of a module with other objects in place of some parameters.
+
+    A path, such as `out_proj.weight`, is of a parameter of a child.
+    """
     copied = object.__new__(type(host))
     vars(copied).update(vars(host))
-    vars(copied)["_parameters"] = {**host._parameters, **parameters}
+    own = {name: value for name, value in parameters.items() if "." not in name}
+    vars(copied)["_parameters"] = {**host._parameters, **own}
+    for child in {name.partition(".")[0] for name in parameters.keys() - own.keys()}:
+        inside = {
+            name.partition(".")[2]: value
+            for name, value in parameters.items()
+            if name.startswith(f"{child}.")
+        }
+        inner = with_weights(host.get_submodule(child), inside)
+        vars(copied)["_modules"] = {**copied._modules, child: inner}
     return copied
 
 
-def _override_forward(host: nn.Module, patch: Patch) -> None:
+def override_forward(host: nn.Module, patch: Patch) -> None:
     """Replace a host's forward by one that reads the slot.
 
     accelerate keeps the forward that it wraps under another name; what it has done before that one
@@ -205,7 +229,7 @@ def held_weight_slot(model: nn.Module, site: Site) -> HeldWeightSlot:
         if parallel := tensor_parallel(model):
             parallel.boundary(site.host, site.d_out)  # refuses routed experts
         slot = HeldWeightSlot()
-        _override_forward(host, slot.patch)
+        override_forward(host, slot.patch)
         host.add_module(CHILD, slot)
     return slot
 

@@ -19,6 +19,7 @@ from adapterhub.anatomy.sites import Site
 from adapterhub.backbones.weights import as_stored, read_bias, read_weight
 from adapterhub.errors import MergeError
 from adapterhub.hooks.held_weight import HeldWeightSlot
+from adapterhub.hooks.matrix import EmbeddingSlot, MatrixSlot, merged_matrices
 from adapterhub.hooks.projection import OutputSlot
 from adapterhub.methods._expert_rows import OneExpert
 
@@ -31,6 +32,8 @@ def merged_parameters(host: nn.Module, slot: nn.Module | None) -> dict[str, Tens
     Raises:
         MergeError: the result needs a bias, and the projection has none.
     """
+    if isinstance(slot, MatrixSlot | EmbeddingSlot):
+        return _checked(host, slot, merged_matrices(host, slot))
     if isinstance(slot, HeldWeightSlot):
         return merged_held_weights(host, slot)
     assert isinstance(slot, OutputSlot)
@@ -38,8 +41,38 @@ def merged_parameters(host: nn.Module, slot: nn.Module | None) -> dict[str, Tens
     return {"weight": as_stored(host, weight)} | ({} if bias is None else {"bias": bias})
 
 
+def _checked(
+    host: nn.Module, slot: MatrixSlot | EmbeddingSlot, merged: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Leave out new biases that are zero, and refuse others.
+
+    Raises:
+        MergeError: the result needs a bias, and the host has none.
+    """
+    new = [name for name in merged if parameter_at(host, name) is None]
+    if any(bool(merged[name].any()) for name in new):
+        raise _needs_bias(slot)
+    return {name: tensor for name, tensor in merged.items() if name not in new}
+
+
+def _needs_bias(slot: OutputSlot | MatrixSlot | EmbeddingSlot) -> MergeError:
+    return MergeError(
+        "the adapter adds a bias to a projection that has none",
+        offenders=[site.id for site in slot.sites.values()],
+        hint="keep the adapter attached",
+    )
+
+
+def parameter_at(host: nn.Module, name: str) -> nn.Parameter | None:
+    """Return the parameter of a host at a path; None if there is none."""
+    owner, _, leaf = name.rpartition(".")
+    return host.get_submodule(owner)._parameters.get(leaf)
+
+
 def merged_names(site: Site) -> tuple[str, ...]:
     """Return the names of the parameters that a merge at a site may change."""
+    if site.matrix is not None:
+        return tuple(name for name in (site.matrix.weight, site.matrix.bias) if name)
     if site.held is not None and site.held.experts is not None:
         return (site.held.parameter,)
     return ("weight", "bias")
@@ -87,11 +120,7 @@ def merged_weight_and_bias(host: nn.Module, slot: OutputSlot) -> tuple[Tensor, T
         new_bias = slot(host, zero_x, old_bias)
         bias_changes = not torch.equal(new_bias, old_bias)
         if bias_changes and bias is None:
-            raise MergeError(
-                "the adapter adds a bias to a projection that has none",
-                offenders=[site.id for site in slot.sites.values()],
-                hint="keep the adapter attached",
-            )
+            raise _needs_bias(slot)
         merged = _with_input_change(slot, torch.cat(chunks).T)
         return merged, new_bias[0] if bias_changes else None
 

@@ -44,11 +44,12 @@ from adapterhub.adapters.state import (
     refuse_routed,
     require_attached,
 )
+from adapterhub.anatomy.any_module import is_view, own_module
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.end_tokens import with_stops
 from adapterhub.backbones.identity import ORIGIN, name_and_revision
 from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
-from adapterhub.backbones.probe import probe
+from adapterhub.backbones.probe import outputs_on, probe
 from adapterhub.backbones.quantized_layers import can_requantize, requantized
 from adapterhub.backbones.same import SameNumbers, coarsest_dtype, same, tolerance_of
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
@@ -58,7 +59,7 @@ from adapterhub.hooks.composition import Composition, adapter_names
 from adapterhub.hooks.head import activation_between
 from adapterhub.hooks.new_tokens import VOCABULARY, NewTokenRows
 from adapterhub.interrupts import deferred_interrupts
-from adapterhub.merging.affine import merged_names, merged_parameters
+from adapterhub.merging.affine import merged_names, merged_parameters, parameter_at
 from adapterhub.methods.beft import LoneBias
 from adapterhub.patch import Patch
 
@@ -127,8 +128,8 @@ class Merge:
 
     @property
     def difference(self) -> float:
-        """The largest absolute difference of any output on the probe batch."""
-        return max(self.differences.values())
+        """The largest absolute difference of any output on the probe batch; nan without one."""
+        return max(self.differences.values(), default=math.nan)
 
     def apply(self) -> None:
         """Give a model without adapters the merged weights and head, until `patch.undo`."""
@@ -147,7 +148,11 @@ class Merge:
 
 
 def merge(
-    model: PreTrainedModel, *names: str, tolerance: float | None = None, requantize: bool = False
+    model: nn.Module,
+    *names: str,
+    tolerance: float | None = None,
+    requantize: bool = False,
+    batch: Any = None,
 ) -> Merge:
     """Merge adapters into the weights of their backbone.
 
@@ -161,6 +166,9 @@ def merge(
         tolerance: the largest accepted difference of an output, relative to its largest value; by
             default that of the dtype, and any finite difference with `requantize`.
         requantize: quantize the merged weights again; required for a quantized backbone.
+        batch: what the model is called with to verify the merge: a tensor, a tuple, or a mapping of
+            arguments; by default made for a model of transformers. A merge into another module is
+            not verified without it.
 
     Raises:
         MergeError: an adapter that is not a change of weights (lists all such parts), a quantized
@@ -182,20 +190,28 @@ def merge(
     without: dict[str, Tensor] = {}
     if requantize and not heads:  # a bare model has another head
         with STRUCTURE_LOCK, activated(state, ()):
-            without = probe(model)
+            without = _outputs(state.model, batch)
     with STRUCTURE_LOCK, activated(state, tuple(adapter.name for adapter in adapters)):
         parameters = _swaps(adapters)
-        attributes = _identity(model, adapters) + _vocabulary(adapters)
+        attributes = _identity(state.model, adapters) + _vocabulary(adapters)
         head = heads[-1] if heads else None
         templates = tuple(state.templates())
-        record = Merge(adapters, probe(model), parameters, attributes, head, templates)
+        expected = _outputs(state.model, batch)
+        record = Merge(adapters, expected, parameters, attributes, head, templates)
     with STRUCTURE_LOCK, _merged(state, record, composition):
-        precision = tolerance or coarsest_dtype(model)
-        outputs = probe(model)
+        precision = tolerance or coarsest_dtype(state.model)
+        outputs = _outputs(state.model, batch)
         compared = check_outputs(record.expected, outputs, precision)
         _warn_of_a_lost_update(outputs, record.expected, without)
         record.differences, record.tolerances = compared.differences, compared.tolerances
     return record
+
+
+def _outputs(model: PreTrainedModel, batch: Any) -> dict[str, Tensor]:
+    """Return the outputs on a batch, by default on one that is made for a model of transformers."""
+    if batch is not None:
+        return outputs_on(own_module(model), batch)
+    return {} if is_view(model) else probe(model)
 
 
 def _warn_of_a_lost_update(
@@ -244,18 +260,18 @@ def _merged(state: ModelState, record: Merge, composition: Composition) -> Itera
         raise
 
 
-def _records(model: PreTrainedModel) -> list[tuple[ModelState, Merge]]:
+def _records(model: nn.Module) -> list[tuple[ModelState, Merge]]:
     return list(getattr(model, _RECORDS, ()))
 
 
-def _set_records(model: PreTrainedModel, records: list[tuple[ModelState, Merge]]) -> None:
+def _set_records(model: nn.Module, records: list[tuple[ModelState, Merge]]) -> None:
     if records:
         vars(model)[_RECORDS] = records
     else:
         vars(model).pop(_RECORDS, None)
 
 
-def unmerge(model: PreTrainedModel) -> tuple[Adapter, ...]:
+def unmerge(model: nn.Module) -> tuple[Adapter, ...]:
     """Undo the last merge: restore the original weights exactly, and reattach the adapters.
 
     Returns:
@@ -302,9 +318,7 @@ def _refuse_converted(record: Merge) -> None:
             )
 
 
-def _selected(
-    model: PreTrainedModel, names: Sequence[str]
-) -> tuple[ModelState, tuple[Adapter, ...]]:
+def _selected(model: nn.Module, names: Sequence[str]) -> tuple[ModelState, tuple[Adapter, ...]]:
     state = find_state(model)
     if state is None:
         raise AttachError("no adapter is attached to this model", hint='load(model, "out/polite")')
@@ -409,8 +423,8 @@ def _storage_problems(adapter: Adapter, requantize: bool) -> Iterator[str]:
             yield f"{site.host}: its weights are offloaded"
             continue
         for name in merged_names(site):
-            parameter = getattr(host, name, None)
-            if parameter is None and name == "bias":
+            parameter = parameter_at(host, name)
+            if parameter is None and name.endswith("bias"):
                 continue
             problem = storage_problem(parameter)
             if problem and not (requantize and name == "weight" and can_requantize(host)):
@@ -432,11 +446,12 @@ def _swaps(adapters: Sequence[Adapter]) -> tuple[MergedParameter, ...]:
     for path in dict.fromkeys(p.site.host for adapter in adapters for p in adapter.placed):
         host = model.get_submodule(path)
         for name, tensor in merged_parameters(host, host._modules[CHILD]).items():
+            owner, _, leaf = name.rpartition(".")
             current = host.get_parameter(name)
             replaced = swaps.get(id(current))
             original = replaced.original if replaced else current
             make_swap = _requantized_swap if storage_problem(original) else _parameter_swap
-            swaps[id(current)] = make_swap(tensor, original, ((host, name),))
+            swaps[id(current)] = make_swap(tensor, original, ((host.get_submodule(owner), leaf),))
     for tokens in (adapter.new_tokens for adapter in adapters if adapter.new_tokens):
         _widen(tokens, swaps)
     return tuple(swaps.values())

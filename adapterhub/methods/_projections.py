@@ -25,12 +25,19 @@ def weight_at(site: Site, anatomy: Anatomy) -> Tensor:
     Raises:
         SiteError: the weight cannot be read.
     """
-    return read_weight(anatomy.model.get_submodule(site.host), site.part).detach()
+    host = anatomy.model.get_submodule(site.host)
+    if site.matrix is not None:
+        return site.matrix.of(host.get_parameter(site.matrix.weight)).detach().float()
+    return read_weight(host, site.part).detach()
 
 
 def has_bias(site: Site, anatomy: Anatomy) -> bool:
     """Return whether a projection has a bias."""
-    return read_bias(anatomy.model.get_submodule(site.host)) is not None
+    host = anatomy.model.get_submodule(site.host)
+    if site.matrix is not None:
+        name = site.matrix.bias
+        return name is not None and dict(host.named_parameters()).get(name) is not None
+    return read_bias(host) is not None
 
 
 def divisor(size: int, most: int) -> int:

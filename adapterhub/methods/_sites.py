@@ -294,7 +294,7 @@ def in_layers(
         SiteError: an invalid selection, or a layer that does not exist.
     """
     outside = layers == "all" if outside is None else outside
-    numbers = {stack: layer_numbers(layers, anatomy.depth(stack)) for stack in anatomy.stacks}
+    numbers = {stack: layer_numbers(layers, anatomy.depth(stack)) for stack in anatomy.layers}
 
     def selected(path: str) -> bool:
         layer = anatomy.layer_of(path)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
+from torch import nn
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attachable import require_model
@@ -26,7 +26,7 @@ from adapterhub.registry.stores import read_reference, registry_at
 
 
 def load(
-    model: PreTrainedModel,
+    model: nn.Module,
     reference: str | Path,
     *,
     name: str | None = None,
@@ -106,7 +106,7 @@ def _published_name(reference: Reference, folder: Path, digest: str | None) -> s
 
 
 def _backbone_of(
-    model: PreTrainedModel, reference: Reference, registry: str | Path | None
+    model: nn.Module, reference: Reference, registry: str | Path | None
 ) -> str | None:
     """Return the fingerprint under which a name in a registry has an adapter for a model.
 

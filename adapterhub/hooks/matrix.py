@@ -1,0 +1,240 @@
+"""The slot of a module that computes with a matrix itself: a convolution, attention, a table.
+
+No hook sees the products of such a host, but they are linear in the matrix: modules whose output is
+affine in x and y = W x + b change W and b to
+
+    W' = f(I, W)    b' = f(0, b)
+
+and the host's own forward runs with them, on a shallow copy of the host. So every method that can
+be merged works at a convolution, whatever its padding, stride, dilation and groups. Where the
+update is a product or a computed matrix, W' = W + D, no unit vectors are multiplied.
+
+The table of an embedding may be large: there, updates are looked up, y + D e_i for the number i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from adapterhub.anatomy.matrices import CONVOLUTIONS, Matrix
+from adapterhub.anatomy.sites import CHILD, Site
+from adapterhub.errors import AttachError, SiteError
+from adapterhub.hooks.composition import through
+from adapterhub.hooks.held_weight import HeldWeightSlot, override_forward, with_weights
+from adapterhub.hooks.slot import Slot
+from adapterhub.methods._delta import DeltaModule
+from adapterhub.methods._site_module import InputModule, OutputModule, SiteModule
+
+UNITS = 2048  # unit vectors that a module gets at once
+
+
+class MatrixSlot(HeldWeightSlot):
+    """Runs the host with the matrices that the active modules make of its own."""
+
+    def compute(
+        self,
+        host: nn.Module,
+        function: Callable[..., Any],
+        composition: Any,
+        args: Sequence[Any],
+        named: Mapping[str, Any],
+        by_row: bool = False,
+    ) -> Any:
+        """Run the forward on a copy of the host with changed parameters.
+
+        A convolution in less than fp32 computes the change apart, where W + D would round D away.
+
+        Raises:
+            AttachError: the rows of a batch have different adapters, and are not the first
+                dimension.
+        """
+        if by_row and getattr(host, "batch_first", True) is False:
+            raise AttachError(
+                f"the rows of a batch cannot have different adapters at {self.where()}: its "
+                "batch is not the first dimension",
+                hint="MultiheadAttention(batch_first=True), or route each batch as a whole",
+            )
+        changed = self.changed(host, composition)
+        low = isinstance(host, CONVOLUTIONS) and host.weight.element_size() < 4
+        dtype = next(host.parameters()).dtype
+        if not low:
+            new = {name: each.to(dtype) for name, each in changed.items()}
+            return function(with_weights(host, new), *args, **named)
+        added: dict[str, Tensor | None] = {"bias": None}
+        for name, each in changed.items():
+            own = _own(host, name)
+            added[name] = (each if own is None else each - own).to(dtype)
+        y = function(host, *args, **named)
+        return y + function(with_weights(host, added), *args, **named)
+
+    def changed(self, host: nn.Module, composition: Any) -> dict[str, Tensor]:
+        """Return the changed weights and biases by their names in the host, in fp32.
+
+        A bias that the host does not have is there only if a module may have one.
+        """
+        changed: dict[str, Tensor] = {}
+        for site in {site.id: site for site in self.sites.values()}.values():
+            matrix = site.matrix
+            assert matrix is not None
+            whole = changed.get(matrix.weight, host.get_parameter(matrix.weight).float())
+            biases = changed.get(matrix.bias) if matrix.bias else None
+            if biases is None and matrix.bias:
+                biases = _own(host, matrix.bias)
+            own = None if biases is None else matrix.bias_of(biases)
+            weight, bias = self._through(composition, site, matrix.of(whole), own)
+            changed[matrix.weight] = matrix.within(whole, weight)
+            if matrix.bias and bias is not None:
+                if biases is None:
+                    biases = whole.new_zeros(len(whole))
+                changed[matrix.bias] = matrix.within(biases, bias)
+        return changed
+
+    def _through(
+        self, composition: Any, site: Site, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Pass a weight and its bias, as one more column, through the modules of a site."""
+        column = weight.new_zeros(len(weight)) if bias is None else bias
+        some = bias is not None
+
+        def apply(key: str, both: Tensor) -> Tensor:
+            nonlocal some
+            module = self.placed(key)
+            if self.sites[key].id != site.id:
+                return both
+            assert isinstance(module, SiteModule)
+            update = added_by(module)
+            if update is not None:
+                return torch.cat([both[:, :-1] + update.float(), both[:, -1:]], dim=1)
+            own, shift = replaced_by(module, both[:, :-1], both[:, -1] if some else None)
+            some = some or shift is not None
+            shift = both[:, -1] if shift is None else shift
+            return torch.cat([own, shift[:, None]], dim=1)
+
+        both = through(composition, torch.cat([weight, column[:, None]], dim=1), apply)
+        return both[:, :-1], both[:, -1] if some else None
+
+
+def replaced_by(
+    module: SiteModule, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return the weight and bias with which a projection replaces itself and an affine module.
+
+    weight: (d_out, d_in), bias: (d_out,), or None for none.
+    """
+    units = torch.split(torch.eye(weight.shape[1]).to(weight), UNITS)
+    if isinstance(module, InputModule):
+        turned = torch.cat([module(some) for some in units])  # Gᵀ, of x' = G x
+        return weight @ turned.T, bias
+    assert isinstance(module, OutputModule)
+    without = (weight, None) if module.reads_weight else ()
+    zero, nothing = weight.new_zeros(1, weight.shape[1]), weight.new_zeros(1, len(weight))
+    constant = module(zero, nothing, *without)
+    pairs = zip(units, torch.split(weight.T, UNITS), strict=True)
+    columns = torch.cat([module(x, y, *without) - constant for x, y in pairs])
+    host = (weight, bias) if module.reads_weight else ()
+    shift = constant if bias is None else module(zero, bias[None], *host)
+    return columns.T, shift[0]
+
+
+def _own(host: nn.Module, name: str) -> Tensor | None:
+    """Return a parameter of a host, in fp32; None for none."""
+    owner, _, leaf = name.rpartition(".")
+    parameter: Tensor | None = getattr(host.get_submodule(owner), leaf)
+    return None if parameter is None else parameter.float()
+
+
+def added_by(module: SiteModule) -> Tensor | None:
+    """Return the matrix D that a module adds to a weight, (d_out, d_in); None if it does more.
+
+    In training, dropout drops some inputs of the matrix, for all places alike.
+    """
+    factors = module.factors() if isinstance(module, OutputModule) else None
+    if factors is not None and not _reads(module):
+        left, right = factors
+        rate = getattr(module, "dropout", 0.0) if module.training else 0.0
+        if rate:
+            right = right * F.dropout(right.new_ones(right.shape[1]), rate)
+        return left @ right
+    return module.delta() if isinstance(module, DeltaModule) else None
+
+
+def _reads(module: SiteModule) -> bool:
+    return isinstance(module, OutputModule) and module.reads_weight
+
+
+class EmbeddingSlot(Slot):
+    """Adds what the active modules have for each number that is looked up."""
+
+    def forward(self, host: nn.Module, ids: Tensor, y: Tensor) -> Tensor:
+        """Apply the modules. ids: (...), y: (..., d) -> y' like y."""
+        return self.run(lambda key, y, ids: y + self._of(key, ids).to(y.dtype), y, ids)
+
+    def _of(self, key: str, ids: Tensor) -> Tensor:
+        module = self.placed(key)
+        if isinstance(module, DeltaModule):
+            return F.embedding(ids, module.delta().T)
+        assert isinstance(module, OutputModule)
+        factors = module.factors()
+        assert factors is not None
+        left, right = factors
+        return F.embedding(ids, right.T) @ left.T
+
+
+def look_up(host: nn.Module, args: tuple[Any, ...], y: Any) -> Any:
+    """Change the output of an embedding: its forward hook."""
+    slot = host._modules[CHILD]
+    return slot(host, args[0], y) if slot is not None and slot.keys else y
+
+
+def keep_hooked(host: nn.Module, args: tuple[Any, ...]) -> None:
+    """Do nothing: a layer of torch whose modules have hooks does not skip their forward."""
+
+
+def matrix_slot(model: nn.Module, site: Site, module: SiteModule) -> Slot:
+    """Return the slot at a host with a matrix; create it if it is missing.
+
+    Raises:
+        SiteError: the module is not affine in the input and output, or at an embedding, does more
+            than add to the table.
+    """
+    host = model.get_submodule(site.host)
+    table = isinstance(host, nn.Embedding)
+    if not module.affine or module.token_sets or (table and added_by(module) is None):
+        raise SiteError(
+            f"a {type(module).__name__} cannot be at {site.id}, {type(host).__name__}: "
+            + ("only what adds to the table can" if table else "it is not a change of its weight"),
+            expected="methods that add to a weight, such as lora or loha"
+            if table
+            else "methods that can be merged, such as lora, dora, loha or oft",
+        )
+    slot = host._modules.get(CHILD)
+    if isinstance(slot, Slot):
+        return slot
+    new: Slot = EmbeddingSlot() if table else MatrixSlot()
+    if table:
+        new.patch.hook(host.register_forward_hook, look_up)
+    else:
+        override_forward(host, new.patch)
+        new.patch.hook(host.register_forward_pre_hook, keep_hooked)
+    host.add_module(CHILD, new)
+    return new
+
+
+def merged_matrices(host: nn.Module, slot: MatrixSlot | EmbeddingSlot) -> dict[str, Tensor]:
+    """Compute the parameters with which a host replaces itself and its slot, in fp32, by name."""
+    with torch.no_grad(), torch.autocast(next(host.parameters()).device.type, enabled=False):
+        if isinstance(slot, MatrixSlot):
+            return slot.changed(host, slot.keys)
+        table = host.get_parameter("weight").float()
+        numbers = torch.arange(len(table), device=table.device)
+        return {"weight": slot(host, numbers, table)}
+
+
+def matrix_weight(host: nn.Module, matrix: Matrix) -> Tensor:
+    """Return a matrix of a host in fp32, (d_out, d_in)."""
+    return matrix.of(host.get_parameter(matrix.weight)).detach().float()
