@@ -62,6 +62,27 @@ class Matrix(NamedTuple):
         return columns, rows
 
 
+def as_factor(host: nn.Module, name: str, tensor: Tensor) -> Tensor:
+    """Return a tensor of an update of a kernel, which peft stores as a kernel, as of a matrix.
+
+    `name` is A: (rank, d_in, k, ...), B: (d_out, rank, 1, ...) or a magnitude: (1, d_out, 1, ...).
+    """
+    if not isinstance(host, CONVOLUTIONS) or tensor.ndim < 2:
+        return tensor
+    return tensor.flatten(1) if name in ("A", "B") else tensor.flatten()
+
+
+def as_kernel(host: nn.Module, name: str, tensor: Tensor) -> Tensor:
+    """Return a tensor of an update of a matrix as peft stores that of a kernel."""
+    if not isinstance(host, CONVOLUTIONS):
+        return tensor
+    kernel: tuple[int, ...] = tuple(host.kernel_size)
+    ones = (1,) * len(kernel)
+    if name == "A":
+        return tensor.view(len(tensor), -1, *kernel)
+    return tensor.view(*tensor.shape, *ones) if name == "B" else tensor.view(1, -1, *ones)
+
+
 def matrices_in(module: nn.Module) -> dict[str, Matrix]:
     """Map the roles of the matrices of a module to them; "" is the role of the only one.
 
@@ -84,6 +105,7 @@ def _of_attention(attention: nn.MultiheadAttention) -> dict[str, Matrix]:
         packed = getattr(attention, own, None) is None
         if packed:
             found[role] = Matrix("in_proj_weight", "in_proj_bias", number * size, size)
+            found["qkv"] = Matrix("in_proj_weight", "in_proj_bias")
         else:  # keys or values of another size; their bias is still packed
             found[role] = Matrix(own)
     found["o"] = Matrix("out_proj.weight", "out_proj.bias")

@@ -105,9 +105,7 @@ def _published_name(reference: Reference, folder: Path, digest: str | None) -> s
     return reference.name.rpartition("/")[2] if is_unnamed else None
 
 
-def _backbone_of(
-    model: nn.Module, reference: Reference, registry: str | Path | None
-) -> str | None:
+def _backbone_of(model: nn.Module, reference: Reference, registry: str | Path | None) -> str | None:
     """Return the fingerprint under which a name in a registry has an adapter for a model.
 
     None if the name has one fingerprint only: the error of `load_folder` then says in what the

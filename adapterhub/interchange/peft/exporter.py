@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from adapterhub.anatomy.matrices import CONVOLUTIONS, as_kernel
 from adapterhub.anatomy.sites import Site
 from adapterhub.backbones.weights import read_weight
 from adapterhub.errors import ConfigError, MismatchError
@@ -35,6 +36,7 @@ from adapterhub.interchange.peft.files import Kind, PeftFiles, neutral
 from adapterhub.interchange.peft.ia3 import export_ia3
 from adapterhub.interchange.peft.plain import PLAIN, PLAIN_MODULES, export_plain
 from adapterhub.interchange.peft.prompts import export_prefix, export_prompt
+from adapterhub.interchange.peft.updates import TIMES_OUTPUT
 from adapterhub.methods._delta import FactorModule
 from adapterhub.methods.alora import InvokedLoRALayer
 from adapterhub.methods.bdlora import BlockFactors
@@ -315,14 +317,54 @@ def low_rank_updates(source: ExportSource) -> tuple[dict[str, ModuleUpdate], lis
     by_host: dict[str, list[tuple[Site, LoRALayer | FactorModule]]] = {}
     for part in source.parts:
         if _is_low_rank(part) and isinstance(part.module, LoRALayer | FactorModule):
-            by_host.setdefault(part.site.host, []).append((part.site, part.module))
-    updates, problems = {}, []
-    for host, pieces in by_host.items():
-        if (update := joined_update(source.modules[host], pieces)) is None:
-            problems.append(f"{host}: two DoRA updates of one weight cannot be joined")
+            by_host.setdefault(_wrapped(part.site), []).append((part.site, part.module))
+    updates: dict[str, ModuleUpdate] = {}
+    problems: list[str] = []
+    for path, pieces in by_host.items():
+        host = source.modules[pieces[0][0].host]
+        if isinstance(host, CONVOLUTIONS) and host.groups > 1:
+            problems.append(f"{path}: peft's update of a grouped convolution mixes its groups")
+        elif isinstance(host, nn.MultiheadAttention) and any(
+            isinstance(module, DoRALayer) for _, module in pieces
+        ):
+            problems.append(f"{path}: peft has no DoRA at MultiheadAttention")
+        elif (update := joined_update(host, pieces)) is None:
+            problems.append(f"{path}: two DoRA updates of one weight cannot be joined")
         else:
-            updates[host] = update
-    return updates, problems
+            updates[path] = update
+    return _with_both(source, updates), problems
+
+
+_OUTPUT = ".base_layer.out_proj"  # of torch's attention, which peft wraps as a whole
+
+
+def _wrapped(site: Site) -> str:
+    """Return the path of the module that peft adapts for a site, in the names of its tensors."""
+    inside = site.matrix is not None and site.matrix.weight.startswith("out_proj.")
+    return f"{site.host}{_OUTPUT}" if inside else site.host
+
+
+def _with_both(
+    source: ExportSource, updates: Mapping[str, ModuleUpdate]
+) -> dict[str, ModuleUpdate]:
+    """Give both weights of torch's attention an update of one rank and scale, as peft does."""
+    both = dict(updates)
+    for path in {path.removesuffix(_OUTPUT) for path in updates}:
+        if not isinstance(attention := source.modules[path], nn.MultiheadAttention):
+            continue
+        sizes = {path: 3 * attention.embed_dim, f"{path}{_OUTPUT}": attention.embed_dim}
+        pair = {name: updates.get(name) for name in sizes}
+        rank = max(each.rank for each in pair.values() if each)
+        scale = next(each.scale for each in pair.values() if each)
+        for name, size in sizes.items():
+            low = torch.zeros(rank, attention.embed_dim)
+            high = torch.zeros(size, rank)
+            if (own := pair[name]) is not None:
+                low[: own.rank] = own.tensors["lora_A.weight"]
+                ratio = own.scale / scale / (TIMES_OUTPUT if name.endswith(_OUTPUT) else 1)
+                high[:, : own.rank] = own.tensors["lora_B.weight"] * ratio
+            both[name] = ModuleUpdate({"lora_A.weight": low, "lora_B.weight": high}, rank, scale)
+    return both
 
 
 def _is_low_rank(part: ExportedModule) -> bool:
@@ -346,13 +388,19 @@ def joined_update(
             # Equal scales leave the factors bit-identical.
             high = high if _scale(module) == scale else high * (_scale(module) / scale)
             lows.append(low)
-            highs.append(high if site.part is None else _full_rows(site, host, high))
+            highs.append(_full_rows(site, host, high))
     tensors = {
-        "lora_A.weight": torch.cat(lows),
-        "lora_B.weight": torch.cat(highs, dim=1),
+        "lora_A.weight": as_kernel(host, "A", torch.cat(lows)),
+        "lora_B.weight": as_kernel(host, "B", torch.cat(highs, dim=1)),
     }
+    if isinstance(host, nn.Embedding):
+        tensors = {
+            name.replace("lora_", "lora_embedding_").removesuffix(".weight"): tensor
+            for name, tensor in tensors.items()
+        }
     if decomposed:
-        tensors["lora_magnitude_vector"] = _magnitude(host, pieces)
+        magnitude = _magnitude(host, pieces)
+        tensors["lora_magnitude_vector"] = as_kernel(host, "magnitude", magnitude)
     return ModuleUpdate(tensors, sum(len(low) for low in lows), scale)
 
 
@@ -372,7 +420,13 @@ def _factors(module: LoRALayer | FactorModule) -> list[tuple[Tensor, Tensor]]:
 
 def _full_rows(site: Site, host: nn.Module, high: Tensor) -> Tensor:
     """Pad B of a part of a fused projection to all rows: (d_fused, rank)."""
-    assert site.part is not None
+    if site.matrix is not None:
+        if site.matrix.rows is None:
+            return high
+        rows = len(host.get_parameter(site.matrix.weight))
+        return site.matrix.within(high.new_zeros(rows, high.shape[1]), high)
+    if site.part is None:
+        return high
     rows = read_weight(host).shape[0]
     return site.part.write(high.new_zeros(high.shape[1], rows), high.T).T.contiguous()
 
@@ -382,7 +436,7 @@ def _magnitude(host: nn.Module, pieces: Sequence[tuple[Site, LoRALayer | FactorM
     norms: Tensor | None = None
     for site, module in pieces:
         if isinstance(module, DoRALayer):
-            if site.part is None:
+            if site.part is None:  # and no rows of packed weights, where peft has no DoRA
                 return module.magnitude.detach()
             if norms is None:
                 norms = read_weight(host).detach().norm(dim=1)

@@ -173,7 +173,9 @@ def _check_targets(files: PeftFiles, finder: ModuleFinder, translation: Translat
     translation.problems += [
         f"{path}: has tensors, but target_modules does not match it"
         for path in sorted(tuned - by_parameter.keys())
-        if path not in finder.targets and not _is_tied_target(path, files, finder)
+        # Of torch's attention, which is the target, peft adapts the output projection too.
+        if path.removesuffix(".base_layer.out_proj") not in finder.targets
+        and not _is_tied_target(path, files, finder)
     ]
     translation.problems += [
         f"{by_parameter[path]}: target_parameters matches it, but it has no tensors"

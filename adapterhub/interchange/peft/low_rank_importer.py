@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from adapterhub.anatomy.sites import Anatomy, Site, sites_option
+from adapterhub.anatomy.sites import Anatomy, Site, join, sites_option
 from adapterhub.backbones.probe import probe
 from adapterhub.backbones.weights import read_bias, read_weight, storage_problem
 from adapterhub.errors import SiteError
@@ -55,7 +55,7 @@ def import_peft_low_rank(
     updates, rest = read_updates(files, finder, translation)
     initialization = subtracted_initialization(files.config, translation)
     anatomy = translation.anatomy
-    sites = {s.host: s for s in anatomy.sites.values() if s.kind == "linear" and not s.part}
+    sites = {path: s for s in anatomy.sites.values() if (path := adapted_module(s))}
     at_sites, elsewhere = [], []
     for update in updates:
         site = None if update.parameter else sites.get(update.path)
@@ -74,6 +74,17 @@ def import_peft_low_rank(
         _add_methods(files.config, initialization, translation, at_sites)
         rest = WeightFolder(initialization, rows, rest, finder, translation).fold(elsewhere)
     return rest
+
+
+def adapted_module(site: Site) -> str:
+    """Return the path of the module whose whole weight is that of a site; "" if there is none.
+
+    Of torch's attention, it is that of the packed weights, and of the output projection.
+    """
+    matrix = site.matrix
+    if site.kind != "linear" or site.part or (matrix and matrix.rows is not None):
+        return ""
+    return join(site.host, matrix.weight.rpartition(".")[0]) if matrix else site.host
 
 
 def _invocation_problems(

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from adapterhub.anatomy.matrices import CONVOLUTIONS, as_factor
 from adapterhub.interchange.peft.files import PeftFiles
 from adapterhub.interchange.peft.targets import ModuleFinder
 from adapterhub.interchange.translation import Translation
@@ -33,6 +34,7 @@ _KEY = re.compile(
 )
 _WRAPPER = ".base_layer"
 BIAS = "B.bias"
+TIMES_OUTPUT = 2  # peft 0.21 adds the update of the output of torch's MultiheadAttention twice
 
 
 @dataclass
@@ -100,6 +102,10 @@ def _update(
     module_path = file_path
     while module_path.endswith(_WRAPPER):
         module_path = module_path.removesuffix(_WRAPPER)
+    output = f"{_WRAPPER}.out_proj"  # of torch's attention
+    if module_path.endswith(output) and "B" in tensors:
+        module_path = module_path.removesuffix(output) + ".out_proj"
+        tensors["B"] = TIMES_OUTPUT * tensors["B"]
     path = finder.find(module_path)
     if path is None:
         translation.problems.append(f"{file_path}: this backbone has no such module")
@@ -117,6 +123,14 @@ def _update(
         wrong += [f"{n} unexpected" for n in sorted(tensors.keys() - needed)]
         translation.problems.append(f"{file_path}: {', '.join(wrong)}")
         return None
+    module = finder.modules[path]
+    if isinstance(module, CONVOLUTIONS) and module.groups > 1:
+        translation.problems.append(
+            f"{file_path}: peft's update of a grouped convolution mixes its groups, and is no "
+            "change of its weight"
+        )
+        return None
+    tensors = {name: as_factor(module, name, tensor) for name, tensor in tensors.items()}
     rank = finder.targets.value_at(config["rank_pattern"], target, config["r"])
     alpha = finder.targets.value_at(config["alpha_pattern"], target, config["lora_alpha"])
     scale = alpha / (math.sqrt(rank) if config["use_rslora"] else rank)
