@@ -7,6 +7,7 @@ import re
 import torch
 from torch import Tensor, nn
 
+from adapterhub.anatomy.matrices import CONVOLUTIONS, as_kernel
 from adapterhub.anatomy.sites import sites_option
 from adapterhub.interchange.peft.export_types import (
     CheckpointPart,
@@ -66,6 +67,12 @@ def export_ia3(source: ExportSource) -> CheckpointPart:
     inputs = sorted(host for host, at_input in scales if at_input)
     both = [host for host, at_input in scales if at_input and (host, False) in scales]
     problems = [f"{host}: peft rescales the input or the output, not both" for host in both]
+    kernels = {h for h, _ in scales if isinstance(source.modules[h], CONVOLUTIONS)}
+    problems += [
+        f"{host}: peft rescales channels of a Conv2d only, and of its output here"
+        for host in sorted(kernels)
+        if not isinstance(source.modules[host], nn.Conv2d) or host in inputs
+    ]
     problems += [
         f"{part.site.id}: peft rescales the input of the whole {part.site.host}, not that of a part"
         for part in source.parts
@@ -76,12 +83,19 @@ def export_ia3(source: ExportSource) -> CheckpointPart:
         # A list would match the ends of other targets, so it is one regular expression.
         | {"feedforward_modules": "|".join(map(re.escape, inputs)) if inputs else []},
         tensors={
-            f"{host}{_SCALE}": scale[None] if at_input else scale[:, None]
+            f"{host}{_SCALE}": _as_stored(scale, at_input, source.modules[host])
             for (host, at_input), scale in scales.items()
         },
         targets=sorted({host for host, _ in scales}),
         problems=problems,
     )
+
+
+def _as_stored(scale: Tensor, at_input: bool, host: nn.Module) -> Tensor:
+    """Return a scale in the shape that peft multiplies a weight by, or the output of a kernel."""
+    if isinstance(host, CONVOLUTIONS):
+        return as_kernel(host, "scale", scale)
+    return scale[None] if at_input else scale[:, None]
 
 
 def _module_scale(part: ExportedModule, scale: OutputScale | InputScale, host: nn.Module) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.pytorch_utils import Conv1D
 
+from adapterhub.anatomy.matrices import CONVOLUTIONS
 from adapterhub.anatomy.sites import Site, sites_option
 from adapterhub.backbones.weights import read_weight
 from adapterhub.interchange.peft.export_types import (
@@ -696,6 +697,7 @@ _ROWS = (
     ),
 )  # fmt: skip
 PLAIN: Mapping[Kind, PlainKind] = {row.kind: row for row in _ROWS}
+_OF_KERNELS: tuple[Kind, ...] = ("LOHA", "HRA")  # change a kernel as a matrix, as here
 PLAIN_MODULES: Mapping[type[nn.Module], Kind] = {
     **{row.module: row.kind for row in _ROWS if row.module},
     LoneBias: "BEFT",
@@ -726,6 +728,9 @@ def import_plain(
         if site is None:
             reason = "no such module" if path is None else "not a site"
             translation.problems.append(f"{file_path}: {reason} in this backbone")
+            continue
+        if problem := _kernel_problem(row.kind, site, finder.modules[site.host]):
+            translation.problems.append(f"{file_path}: {problem}")
             continue
         update = _update(row, files.config, file_path, site, theirs, finder)
         if isinstance(update, str):
@@ -837,6 +842,16 @@ def _shared_tensors(
     return found
 
 
+def _kernel_problem(kind: Kind, site: Site, host: nn.Module) -> str:
+    """Return why an update of a module that is no projection is not the same here; "" if it is."""
+    if site.matrix is None:
+        return ""
+    kernel = isinstance(host, CONVOLUTIONS) and host.groups == 1
+    if kernel and kind in _OF_KERNELS:
+        return ""
+    return f"peft's update of a {type(host).__name__} is none of its weight as a matrix"
+
+
 def export_plain(kind: Kind, source: ExportSource) -> CheckpointPart:
     """Return the updates of one of these kinds as peft's, one for each whole module."""
     row = PLAIN[kind]
@@ -845,6 +860,11 @@ def export_plain(kind: Kind, source: ExportSource) -> CheckpointPart:
         f"{part.site.id}: {part.method.name} at a part of {part.site.host}; peft adapts it whole"
         for part in parts
         if part.site.part is not None
+    ]
+    problems += [
+        f"{part.site.id}: {problem}"
+        for part in parts
+        if (problem := _kernel_problem(kind, part.site, source.modules[part.site.host]))
     ]
     hosts = Counter(part.site.host for part in parts)
     problems += [
