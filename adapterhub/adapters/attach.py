@@ -16,13 +16,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.adapters.attachable import require_model
+from adapterhub.adapters.attachable import required_model
 from adapterhub.adapters.build import build_adapter
 from adapterhub.adapters.compatibility import check_backbone, check_size, check_values
 from adapterhub.adapters.foundations import frozen_adapters
 from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.state import ModelState, bare, get_state
-from adapterhub.anatomy.any_module import as_model
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.pooling import check_pooling, chosen_pooling
 from adapterhub.backbones.quantized_layers import check_gradients
@@ -86,9 +85,7 @@ def attach(
             quantized layers, or an adapter that the method is built from, or that it shall be on,
             is missing.
     """
-    require_model(model)
-    model = as_model(model)
-    methods = with_options(method, options)
+    model, methods = required_model(model), with_options(method, options)
     built_from_others = any(method.sources() for method in methods)
     pooling = chosen_pooling(model) if pooling is None else check_pooling(pooling)
     build = build_from_sources if built_from_others else build_adapter

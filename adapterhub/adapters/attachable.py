@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.anatomy.any_module import is_same, own_module
+from adapterhub.anatomy.any_module import as_model, is_same, own_module
 from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.anatomy.sites import own_parameters
 from adapterhub.backbones.tensor_parallel import tensor_parallel
@@ -42,11 +42,22 @@ def require_model(model: object) -> None:
         return
     if isinstance(model, nn.Module) and not _only_wraps(model):
         return
+    wraps = ", but wraps one" if isinstance(model, nn.Module) else ", nor another module"
     raise AttachError(
-        f"{type(model).__name__} is not a model",
+        f"{type(model).__name__} is not a model of transformers{wraps}",
         expected="a model of transformers, or another torch.nn.Module",
         hint=remedy(model),
     )
+
+
+def required_model(model: nn.Module) -> PreTrainedModel:
+    """Return a model of transformers, or a view of another module; refuse what is neither.
+
+    Raises:
+        AttachError: as `require_model`.
+    """
+    require_model(model)
+    return as_model(model)
 
 
 def _only_wraps(module: nn.Module) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +89,7 @@ def load_folder(
     part = frozen_part(manifest) if foundation else _with_one_head(manifest, head, modules)
     checks = {"any_backbone": any_backbone, "any_tokenizer": any_tokenizer, "tokenizer": tokenizer}
     family, brought = adopted_family(model, manifest), _brought(model, on, checks)
-    head_modules = _recorded_head(manifest)
-    with STRUCTURE_LOCK, family, brought as below, bare(model, head_modules) as state, skip_init():
+    with STRUCTURE_LOCK, family, brought as below, _bare(model, manifest) as state, skip_init():
         if not any_backbone:
             check_backbone(manifest, state)
         adapter = _built(state, part, name or part.name, snapshot)
@@ -106,6 +105,11 @@ def load_folder(
     if not any_backbone:
         remember_backbone(model, manifest.backbone.id)
     return adapter
+
+
+def _bare(model: nn.Module, manifest: Manifest) -> AbstractContextManager[ModelState]:
+    """Prepare a model for the adapter of a manifest, which says what its head is."""
+    return bare(model, _recorded_head(manifest))
 
 
 def _with_one_head(manifest: Manifest, head: bool | str, modules: bool) -> Manifest:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
+import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -77,8 +78,13 @@ class ModuleView(PreTrainedModel):
 
 
 def as_model(module: nn.Module) -> PreTrainedModel:
-    """Return a model of transformers as it is, and a view of any other module."""
-    return module if isinstance(module, PreTrainedModel) else ModuleView(module)
+    """Return a model of transformers as it is, and a view of any other module.
+
+    A compiled one is refused elsewhere, and is returned as it is.
+    """
+    if isinstance(module, PreTrainedModel | torch._dynamo.OptimizedModule):
+        return module  # type: ignore[return-value]
+    return ModuleView(module)
 
 
 def own_module(model: nn.Module) -> nn.Module:

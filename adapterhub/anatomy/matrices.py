@@ -17,7 +17,7 @@ from torch import Tensor, nn
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-class Matrix(NamedTuple):
+class WeightMatrix(NamedTuple):
     """A matrix in a parameter of a module.
 
     Attributes:
@@ -62,6 +62,16 @@ class Matrix(NamedTuple):
         return columns, rows
 
 
+def only_shifts(host: nn.Module) -> bool:
+    """Return whether a convolution has one group, no dilation, and pads with zeros.
+
+    peft's update of another one mixes groups, is not dilated, and pads with zeros.
+    """
+    assert isinstance(host, CONVOLUTIONS)
+    plain = host.groups == 1 and host.padding_mode == "zeros"
+    return plain and all(step == 1 for step in host.dilation)
+
+
 def as_factor(host: nn.Module, name: str, tensor: Tensor) -> Tensor:
     """Return a tensor of an update of a kernel, which peft stores as a kernel, as of a matrix.
 
@@ -83,30 +93,30 @@ def as_kernel(host: nn.Module, name: str, tensor: Tensor) -> Tensor:
     return tensor.view(*tensor.shape, *ones) if name == "B" else tensor.view(1, -1, *ones)
 
 
-def matrices_in(module: nn.Module) -> dict[str, Matrix]:
+def matrices_in(module: nn.Module) -> dict[str, WeightMatrix]:
     """Map the roles of the matrices of a module to them; "" is the role of the only one.
 
     Returns:
         {} for a projection, and for any other module.
     """
     if isinstance(module, CONVOLUTIONS):
-        return {"": Matrix(bias="bias")}
+        return {"": WeightMatrix(bias="bias")}
     if isinstance(module, nn.Embedding):
-        return {"": Matrix(transposed=True)}
+        return {"": WeightMatrix(transposed=True)}
     return _of_attention(module) if isinstance(module, nn.MultiheadAttention) else {}
 
 
-def _of_attention(attention: nn.MultiheadAttention) -> dict[str, Matrix]:
+def _of_attention(attention: nn.MultiheadAttention) -> dict[str, WeightMatrix]:
     """Return the matrices of torch's attention, whose forward reads all parameters itself."""
     size = attention.embed_dim
-    found: dict[str, Matrix] = {}
+    found: dict[str, WeightMatrix] = {}
     for number, role in enumerate("qkv"):
         own = f"{role}_proj_weight"
         packed = getattr(attention, own, None) is None
         if packed:
-            found[role] = Matrix("in_proj_weight", "in_proj_bias", number * size, size)
-            found["qkv"] = Matrix("in_proj_weight", "in_proj_bias")
+            found[role] = WeightMatrix("in_proj_weight", "in_proj_bias", number * size, size)
+            found["qkv"] = WeightMatrix("in_proj_weight", "in_proj_bias")
         else:  # keys or values of another size; their bias is still packed
-            found[role] = Matrix(own)
-    found["o"] = Matrix("out_proj.weight", "out_proj.bias")
+            found[role] = WeightMatrix(own)
+    found["o"] = WeightMatrix("out_proj.weight", "out_proj.bias")
     return found

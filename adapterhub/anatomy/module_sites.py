@@ -65,6 +65,12 @@ def module_anatomy(view: ModuleView, head: tuple[str, ...] = ()) -> Anatomy:
         if path and not any(f"{path}.".startswith(f"{name}.") for name in (*head, *inside)):
             for site in _sites(path, module, roles, layers):
                 sites[site.id] = site
+    if not sites:
+        raise SiteError(
+            f"{type(view.module).__name__} has no modules inside that an adapter could be at",
+            expected="projections, convolutions, embeddings or norms inside",
+            hint="torch.nn.Sequential(module)",
+        )
     family = Family((view.config.model_type,), (), ())
     return Anatomy(view, family, "", sites, layers, head)
 

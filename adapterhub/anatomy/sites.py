@@ -44,7 +44,7 @@ from transformers import PreTrainedModel
 from adapterhub.anatomy.base_classes import base_classes
 from adapterhub.anatomy.family import Family, Stack
 from adapterhub.anatomy.layer_selection import layer_numbers
-from adapterhub.anatomy.matrices import Matrix
+from adapterhub.anatomy.matrices import WeightMatrix
 from adapterhub.anatomy.own_modules import CHILD as CHILD
 from adapterhub.anatomy.own_modules import join as join
 from adapterhub.anatomy.own_modules import own_modules
@@ -165,7 +165,7 @@ class Site:
     bias: str | None = None
     held: HeldWeight | None = None
     d_values: int | None = None
-    matrix: Matrix | None = None
+    matrix: WeightMatrix | None = None
 
     @property
     def d_kv(self) -> tuple[int, int]:

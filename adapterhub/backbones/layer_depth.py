@@ -12,7 +12,7 @@ from adapterhub.errors import SiteError
 
 def layer_count(anatomy: Anatomy) -> int:
     """Count the layers of all stacks."""
-    return sum(anatomy.depth(stack) for stack in anatomy.stacks)
+    return sum(anatomy.depth(stack) for stack in anatomy.layers)
 
 
 def layers_above(anatomy: Anatomy) -> dict[str, int]:
@@ -31,7 +31,7 @@ def layers_above(anatomy: Anatomy) -> dict[str, int]:
             offenders=[*packed[:3], *more],
             expected="weights in fp32, bf16 or fp16",
         )
-    layers = [(stack, n) for stack in anatomy.stacks for n in range(anatomy.depth(stack))]
+    layers = [(stack, n) for stack in anatomy.layers for n in range(anatomy.depth(stack))]
     above: dict[object, int] = {layer: n for n, layer in enumerate(reversed(layers))}
     above |= {"above": 0, "below": len(layers)}
     return {path: above[anatomy.layer_of(path)] for path in anatomy.parameters()}

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.anatomy.matrices import CONVOLUTIONS, Matrix
+from adapterhub.anatomy.matrices import CONVOLUTIONS
 from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.errors import AttachError, SiteError
 from adapterhub.hooks.composition import through
@@ -110,7 +110,8 @@ class MatrixSlot(HeldWeightSlot):
             update = added_by(module)
             if update is not None:
                 return torch.cat([both[:, :-1] + update.float(), both[:, -1:]], dim=1)
-            own, shift = replaced_by(module, both[:, :-1], both[:, -1] if some else None)
+            host = (weight, bias)
+            own, shift = replaced_by(module, both[:, :-1], both[:, -1] if some else None, host)
             some = some or shift is not None
             shift = both[:, -1] if shift is None else shift
             return torch.cat([own, shift[:, None]], dim=1)
@@ -120,24 +121,29 @@ class MatrixSlot(HeldWeightSlot):
 
 
 def replaced_by(
-    module: SiteModule, weight: Tensor, bias: Tensor | None
+    module: SiteModule,
+    weight: Tensor,
+    bias: Tensor | None,
+    host: tuple[Tensor, Tensor | None],
 ) -> tuple[Tensor, Tensor | None]:
     """Return the weight and bias with which a projection replaces itself and an affine module.
 
-    weight: (d_out, d_in), bias: (d_out,), or None for none.
+    weight: (d_out, d_in), bias: (d_out,), or None for none; `host` are those before any module,
+    which modules may read.
     """
     units = torch.split(torch.eye(weight.shape[1]).to(weight), UNITS)
     if isinstance(module, InputModule):
         turned = torch.cat([module(some) for some in units])  # Gᵀ, of x' = G x
         return weight @ turned.T, bias
     assert isinstance(module, OutputModule)
-    without = (weight, None) if module.reads_weight else ()
+    own = None if host[1] is None else torch.zeros_like(host[1])
+    without = (host[0], own) if module.reads_weight else ()
     zero, nothing = weight.new_zeros(1, weight.shape[1]), weight.new_zeros(1, len(weight))
     constant = module(zero, nothing, *without)
     pairs = zip(units, torch.split(weight.T, UNITS), strict=True)
     columns = torch.cat([module(x, y, *without) - constant for x, y in pairs])
-    host = (weight, bias) if module.reads_weight else ()
-    shift = constant if bias is None else module(zero, bias[None], *host)
+    read = host if module.reads_weight else ()
+    shift = constant if bias is None else module(zero, bias[None], *read)
     return columns.T, shift[0]
 
 
@@ -233,8 +239,3 @@ def merged_matrices(host: nn.Module, slot: MatrixSlot | EmbeddingSlot) -> dict[s
         table = host.get_parameter("weight").float()
         numbers = torch.arange(len(table), device=table.device)
         return {"weight": slot(host, numbers, table)}
-
-
-def matrix_weight(host: nn.Module, matrix: Matrix) -> Tensor:
-    """Return a matrix of a host in fp32, (d_out, d_in)."""
-    return matrix.of(host.get_parameter(matrix.weight)).detach().float()

@@ -44,7 +44,7 @@ def test_the_adapters_are_listed_in_order(model):
     assert adapters(model) == {}
     for call in (adapters, lambda thing: disabled(thing).__enter__()):
         with pytest.raises(AttachError, match="is not a model of transformers"):
-            call(nn.Linear(2, 2))
+            call(nn.DataParallel(model))
 
 
 def test_the_room_is_the_function():

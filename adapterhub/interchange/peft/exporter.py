@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adapterhub.anatomy.matrices import CONVOLUTIONS, as_kernel
+from adapterhub.anatomy.matrices import CONVOLUTIONS, as_kernel, only_shifts
 from adapterhub.anatomy.sites import Site
 from adapterhub.backbones.weights import read_weight
 from adapterhub.errors import ConfigError, MismatchError
@@ -36,7 +36,7 @@ from adapterhub.interchange.peft.files import Kind, PeftFiles, neutral
 from adapterhub.interchange.peft.ia3 import export_ia3
 from adapterhub.interchange.peft.plain import PLAIN, PLAIN_MODULES, export_plain
 from adapterhub.interchange.peft.prompts import export_prefix, export_prompt
-from adapterhub.interchange.peft.updates import TIMES_OUTPUT
+from adapterhub.interchange.peft.updates import OTHER_KERNEL, TIMES_OUTPUT
 from adapterhub.methods._delta import FactorModule
 from adapterhub.methods.alora import InvokedLoRALayer
 from adapterhub.methods.bdlora import BlockFactors
@@ -322,8 +322,8 @@ def low_rank_updates(source: ExportSource) -> tuple[dict[str, ModuleUpdate], lis
     problems: list[str] = []
     for path, pieces in by_host.items():
         host = source.modules[pieces[0][0].host]
-        if isinstance(host, CONVOLUTIONS) and host.groups > 1:
-            problems.append(f"{path}: peft's update of a grouped convolution mixes its groups")
+        if isinstance(host, CONVOLUTIONS) and not only_shifts(host):
+            problems.append(f"{path}: {OTHER_KERNEL}")
         elif isinstance(host, nn.MultiheadAttention) and any(
             isinstance(module, DoRALayer) for _, module in pieces
         ):

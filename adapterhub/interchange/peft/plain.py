@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.pytorch_utils import Conv1D
 
-from adapterhub.anatomy.matrices import CONVOLUTIONS
+from adapterhub.anatomy.matrices import CONVOLUTIONS, only_shifts
 from adapterhub.anatomy.sites import Site, sites_option
 from adapterhub.backbones.weights import read_weight
 from adapterhub.interchange.peft.export_types import (
@@ -846,7 +846,7 @@ def _kernel_problem(kind: Kind, site: Site, host: nn.Module) -> str:
     """Return why an update of a module that is no projection is not the same here; "" if it is."""
     if site.matrix is None:
         return ""
-    kernel = isinstance(host, CONVOLUTIONS) and host.groups == 1
+    kernel = isinstance(host, CONVOLUTIONS) and only_shifts(host)
     if kernel and kind in _OF_KERNELS:
         return ""
     return f"peft's update of a {type(host).__name__} is none of its weight as a matrix"

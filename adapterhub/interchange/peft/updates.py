@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from adapterhub.anatomy.matrices import CONVOLUTIONS, as_factor
+from adapterhub.anatomy.matrices import CONVOLUTIONS, as_factor, only_shifts
 from adapterhub.interchange.peft.files import PeftFiles
 from adapterhub.interchange.peft.targets import ModuleFinder
 from adapterhub.interchange.translation import Translation
@@ -34,6 +34,10 @@ _KEY = re.compile(
 )
 _WRAPPER = ".base_layer"
 BIAS = "B.bias"
+OTHER_KERNEL = (
+    "peft's update of a convolution that groups, dilates or pads with other than zeros is no "
+    "change of its weight"
+)
 TIMES_OUTPUT = 2  # peft 0.21 adds the update of the output of torch's MultiheadAttention twice
 
 
@@ -124,11 +128,8 @@ def _update(
         translation.problems.append(f"{file_path}: {', '.join(wrong)}")
         return None
     module = finder.modules[path]
-    if isinstance(module, CONVOLUTIONS) and module.groups > 1:
-        translation.problems.append(
-            f"{file_path}: peft's update of a grouped convolution mixes its groups, and is no "
-            "change of its weight"
-        )
+    if isinstance(module, CONVOLUTIONS) and not only_shifts(module):
+        translation.problems.append(f"{file_path}: {OTHER_KERNEL}")
         return None
     tensors = {name: as_factor(module, name, tensor) for name, tensor in tensors.items()}
     rank = finder.targets.value_at(config["rank_pattern"], target, config["r"])

@@ -1,0 +1,260 @@
+"""Adapters at modules that are not of transformers: one's own networks, each kind of host."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+from plain_modules import GROUPED, KINDS, Everything, network
+from torch import nn
+
+import adapterhub as ah
+from adapterhub.adapters.adapter import Adapter
+from adapterhub.errors import AttachError, MergeError, MismatchError, SiteError
+from adapterhub.methods import METHODS
+from adapterhub.methods._projections import ProjectionMethod
+from adapterhub.methods.alora import ALoRA
+
+TOLERANCE = 5e-6
+AT_PROJECTIONS = [
+    name
+    for name, method in sorted(METHODS.items())
+    if issubclass(method, ProjectionMethod) and not issubclass(method, ALoRA)  # of texts
+]
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return Everything().eval()
+
+
+IDS = torch.randint(0, 20, (4, 7), generator=torch.Generator().manual_seed(1))
+
+
+def scramble(adapter: Adapter) -> None:
+    numbers = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=numbers) * 0.1)
+
+
+def difference(one, other) -> float:
+    return float((one - other).detach().abs().max())
+
+
+def test_sites_have_their_paths_and_the_roles_of_transformers(net):
+    sites = ah.anatomy_of(net).sites
+    roles = {name: site.role for name, site in sites.items()}
+    assert roles["conv"] == "conv"
+    assert roles["layers.1.self_attn.v"] == "attn.v"
+    assert roles["layers.0.linear2"] == "ffn.down"
+    assert roles["layers.0"] == "ffn"
+    assert sites["layers.1.norm1"].kind == "norm"
+    assert sites["depthwise"].d_in == 3  # of a group
+    assert (sites["table"].d_in, sites["table"].d_out) == (20, 16)
+    assert "layers.0.self_attn.out_proj" not in sites  # which nothing calls
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "lora",
+        "lora(sites=['conv', 'depthwise', 'table'])",
+        "lora(sites=['layers.*.linear1'], layers='top 1')",
+        "dora(sites=['conv', 'depthwise'])",
+        "oft(sites=['conv', 'attn.o'])",
+        "lora(sites=['*'])",
+        "pfeiffer",
+        "norms",
+        "bitfit",
+        "full",
+        "unfreeze(every=1)",
+        "freeze(top=1)",
+    ],
+)
+def test_the_life_of_an_adapter(net, spec, tmp_path):
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    bare, keys = net(IDS), set(vars(net))
+    adapter = ah.attach(net, spec, name="a", head=["fc"])
+    scramble(adapter)
+    adapted = net(IDS)
+    assert difference(adapted, bare) > 1e-3
+    net.train()
+    net(IDS).sum().backward()
+    assert all(p.grad is not None for p in adapter.parameters())
+    net.eval()
+    adapter.save(tmp_path / "a")
+    adapter.detach()
+    assert set(vars(net)) == keys
+    assert torch.equal(net(IDS), bare)
+    after = net.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(parameter.requires_grad for parameter in net.parameters())
+    loaded = ah.load(net, tmp_path / "a", name="b")
+    assert difference(net(IDS), adapted) <= TOLERANCE
+    with ah.disabled(net):
+        assert difference(net(IDS), bare) <= TOLERANCE
+    for copied in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert difference(copied(IDS), adapted) <= TOLERANCE
+        ah.detach(copied)
+        assert torch.equal(copied(IDS), bare)
+    assert ah.adapters(net) == {"b": loaded}
+
+
+def test_rows_have_their_own_adapters_and_stacks_averages(net):
+    bare = net(IDS)
+    alone = []
+    for name, spec in (("a", "lora(sites=['conv', 'attn.v'])"), ("b", "dora(sites=['conv'])")):
+        scramble(ah.attach(net, spec, name=name))
+        alone.append(net(IDS))
+    with ah.route(net, ["a", None, "b", "a"]):
+        routed = net(IDS)
+    for row, expected in zip(routed, (alone[0][0], bare[1], alone[1][2], alone[0][3]), strict=True):
+        assert difference(row, expected) <= TOLERANCE
+    ah.activate(net, ah.Average(["a", "a"]))
+    assert difference(net(IDS), alone[0]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", ["lora", "dora", "loha", "ia3", "oft", "bitfit"])
+def test_each_kind_of_host(kind, method):
+    """Equal before training, other behind it, merged exactly, and detached to the byte."""
+    module, x = network(kind)
+    sites = "" if method == "bitfit" else "(sites=['host', 'host.q', 'host.o'])"
+    sites = sites.replace("'host', ", "") if "attention" in kind else sites.replace(
+        ", 'host.q', 'host.o'", ""
+    )  # fmt: skip
+    bare = module(x)
+    if "embedding" in kind and method in ("dora", "ia3", "oft"):
+        with pytest.raises(SiteError, match="only what adds to the table can"):
+            ah.attach(module, method + sites)
+        return
+    adapter = ah.attach(module, method + sites)
+    assert difference(module(x), bare) <= 1e-6
+    scramble(adapter)
+    adapted = module(x)
+    assert difference(adapted, bare) > 1e-3
+    try:
+        done = ah.merge(module, batch=(x,))
+    except MergeError:
+        assert "no bias" in kind
+        return
+    assert done.difference <= TOLERANCE
+    assert difference(module(x), adapted) <= TOLERANCE
+    ah.unmerge(module)
+    ah.detach(module)
+    assert torch.equal(module(x), bare)
+
+
+@pytest.mark.parametrize("method", AT_PROJECTIONS)
+def test_every_method_at_a_convolution_is_that_of_its_matrix(method):
+    """A convolution of one place is a projection of its patch: the same adapter, equal outputs."""
+    torch.manual_seed(0)
+    conv = nn.Sequential(nn.Identity(), nn.Conv2d(8, 16, 2), nn.Flatten())
+    matrix = nn.Sequential(nn.Flatten(), nn.Linear(32, 16))
+    with torch.no_grad():
+        matrix[1].weight.copy_(conv[1].weight.flatten(1))
+        matrix[1].bias.copy_(conv[1].bias)
+    x = torch.randn(6, 8, 2, 2)
+    adapters = []
+    for module in (matrix, conv):
+        torch.manual_seed(1)
+        if module is conv and not adapters[0].placed[0].module.affine:
+            with pytest.raises(SiteError, match="not a change of its weight"):
+                ah.attach(module, f"{method}(sites=['1'])")
+            return
+        adapters.append(ah.attach(module, f"{method}(sites=['1'])"))
+    other, one = adapters
+    tensors = zip(one.tensors().values(), other.tensors().values(), strict=True)
+    with torch.no_grad():
+        for mine, its in tensors:
+            if mine.is_floating_point():
+                mine.add_(torch.randn(mine.shape) * 0.05)
+            its.copy_(mine)
+    conv.eval()
+    matrix.eval()
+    assert difference(conv(x), matrix(x)) <= 2e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_small_updates_are_not_rounded_away_in_low_precision(dtype):
+    module, x = network("conv2d")
+    module.to(dtype)
+    bare = module(x.to(dtype))
+    adapter = ah.attach(module, "lora(sites=['host'])")
+    with torch.no_grad():
+        adapter.placed[0].module.B.fill_(1e-4)
+    conv = module.host(x.to(dtype)).float() - nn.functional.conv2d(
+        x.to(dtype), module.host.weight, module.host.bias
+    ).float()  # fmt: skip
+    assert conv.abs().sum() > 0
+    assert module(x.to(dtype)).dtype == bare.dtype
+
+
+def test_an_attention_whose_batch_is_second_has_one_adapter():
+    module, x = network("attention, tokens first")
+    ah.attach(module, "lora(sites=['host.q'])")
+    ah.attach(module, "lora(sites=['host.q'])", name="other")
+    rows = ["default", "other", "other", "default", None]
+    with ah.route(module, rows), pytest.raises(AttachError, match="first dimension"):
+        module(x)
+
+
+def test_the_head_is_what_the_caller_names(net, tmp_path):
+    with pytest.raises(SiteError, match="no such module") as error:
+        ah.attach(net, "lora", head=["fcc"])
+    assert "fc" in error.value.offenders[0]
+    assert ah.adapters(net) == {}
+    adapter = ah.attach(net, "lora", head=["fc"])
+    assert {n for n in adapter.tensors() if n.startswith("head.")} == {
+        "head.fc.weight", "head.fc.bias",
+    }  # fmt: skip
+    with pytest.raises(AttachError, match="have the head"):
+        ah.attach(net, "lora", name="b", head=["norm"])
+    scramble(adapter)
+    y = net(IDS)
+    adapter.save(tmp_path / "a")
+    other = copy.deepcopy(net)
+    ah.detach(other)
+    ah.load(other, tmp_path / "a")
+    assert difference(other(IDS), y) <= TOLERANCE
+
+
+def test_other_weights_and_classes_are_other_backbones(net, tmp_path):
+    ah.attach(net, "lora").save(tmp_path / "a")
+    ah.detach(net)
+    torch.manual_seed(5)
+    with pytest.raises(MismatchError, match="different backbone"):
+        ah.load(Everything().eval(), tmp_path / "a")
+
+
+def test_what_needs_a_model_of_transformers_is_refused_by_name(net):
+    for method in ("prompt", "prefix", "p-tuning", "cartridge", "llama-adapter", "madx"):
+        with pytest.raises(SiteError, match=method):
+            ah.attach(net, method)
+    with pytest.raises(SiteError, match="it is not a change of its weight"):
+        ah.attach(net, "lily(sites=['conv'])")
+    with pytest.raises(SiteError, match="no modules inside"):
+        ah.attach(nn.Linear(2, 2), "lora")
+    with pytest.raises(AttachError, match="nor another module"):
+        ah.attach("net", "lora")
+    assert ah.adapters(net) == {}
+
+
+def test_compiled_behind_attaching(net):
+    scramble(ah.attach(net, "lora(sites=['ffn.up', 'ffn.down'])"))
+    expected = net(IDS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(net, backend="eager")
+    with torch.no_grad():
+        assert difference(compiled(IDS), expected) <= TOLERANCE
+
+
+def test_grouped_kinds_are_there():
+    assert set(GROUPED) <= KINDS.keys()

@@ -1,0 +1,102 @@
+"""peft's checkpoints of modules that are not of transformers: equal outputs in both directions."""
+
+from __future__ import annotations
+
+import copy
+
+import peft
+import pytest
+import torch
+from plain_modules import GROUPED, KINDS, OTHERWISE, network
+
+import adapterhub as ah
+from adapterhub.errors import MismatchError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+TOLERANCE = 2e-5
+LOW_RANK = {"lora": {}, "rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
+
+
+def difference(one, other) -> float:
+    return float((one - other).detach().abs().max())
+
+
+def has_no_dora(kind: str) -> bool:
+    """Return whether peft, or we, have no DoRA at a kind."""
+    return "attention" in kind or "embedding" in kind
+
+
+@pytest.mark.parametrize("variant", LOW_RANK)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_of_peft_computes_the_same_here(kind, variant, tmp_path):
+    if variant == "dora" and has_no_dora(kind):
+        pytest.skip("no DoRA at an attention in peft, nor at an embedding here")
+    module, x = network(kind)
+    config = peft.LoraConfig(
+        target_modules=["host", "last"], r=6, init_lora_weights=False, **LOW_RANK[variant]
+    )
+    torch.manual_seed(3)
+    theirs = peft.get_peft_model(copy.deepcopy(module), config).eval()
+    theirs.save_pretrained(tmp_path)
+    if kind in (*GROUPED, *OTHERWISE):
+        with pytest.raises(MismatchError, match="groups, dilates or pads"):
+            ah.load(module, tmp_path, any_backbone=True)
+        return
+    expected = theirs(x)
+    assert difference(module(x), expected) > 1e-3
+    ah.load(module, tmp_path, any_backbone=True)
+    assert difference(module(x), expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("variant", LOW_RANK)
+@pytest.mark.parametrize("kind", KINDS)
+def test_peft_computes_the_same_with_ours(kind, variant, tmp_path):
+    if variant == "dora" and has_no_dora(kind):
+        pytest.skip("no DoRA at an attention in peft, nor at an embedding here")
+    module, x = network(kind)
+    bare = copy.deepcopy(module)
+    sites = ["host.q", "host.o", "last"] if "attention" in kind else ["host", "last"]
+    adapter = ah.attach(module, variant, rank=2, sites=sites)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    if kind in (*GROUPED, *OTHERWISE):
+        with pytest.raises(MismatchError, match="groups, dilates or pads"):
+            adapter.export(tmp_path / "a")
+        return
+    adapter.export(tmp_path / "a")
+    theirs = peft.PeftModel.from_pretrained(bare, tmp_path / "a").eval()
+    assert difference(theirs(x), module(x)) <= TOLERANCE
+
+
+CONFIGS = {
+    "loha": peft.LoHaConfig(target_modules=["host"], r=2, init_weights=False),
+    "hra": peft.HRAConfig(target_modules=["host"], r=2, init_weights=False),
+    "ia3": peft.IA3Config(
+        target_modules=["host"], feedforward_modules=[], init_ia3_weights=False
+    ),
+    "oft": peft.OFTConfig(target_modules=["host"], oft_block_size=3, init_weights=False),
+    "lokr": peft.LoKrConfig(target_modules=["host"], r=2, init_weights=False),
+    "loha, effective": peft.LoHaConfig(
+        target_modules=["host"], r=2, init_weights=False, use_effective_conv2d=True
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_other_kinds_at_a_kernel_are_equal_or_refused(name, tmp_path):
+    module, x = network("conv2d")
+    torch.manual_seed(3)
+    theirs = peft.get_peft_model(copy.deepcopy(module), CONFIGS[name]).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    expected = theirs(x)
+    if name in ("oft", "lokr", "loha, effective"):
+        with pytest.raises(MismatchError):
+            ah.load(module, tmp_path / "theirs", any_backbone=True)
+        return
+    adapter = ah.load(module, tmp_path / "theirs", any_backbone=True)
+    assert difference(module(x), expected) <= TOLERANCE
+    adapter.export(tmp_path / "ours")
+    again = peft.PeftModel.from_pretrained(network("conv2d")[0], tmp_path / "ours").eval()
+    assert difference(again(x), expected) <= TOLERANCE
