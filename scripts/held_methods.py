@@ -78,7 +78,7 @@ LORA: dict[str, Held] = {
     "pissa_niter_": Held("pissa(iterations=16)"),
     "lorafa": Held("lora-fa"),
     "loraplus": Held("lora-plus"),
-    "riemannian": Held("", "an optimizer of its own"),
+    "riemannian": Held("lora(), train.optimizer=riemannian", "damped by 0.01"),
 }
 
 # By the strings of adapters' configurations, and by class where there is none.

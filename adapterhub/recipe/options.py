@@ -41,8 +41,10 @@ class TrainOptions:
     batch_size: int | None = option(None, "examples in a forward pass (null: 8 to 32, by the rows)")
     eval_batch_size: int = option(64, "most examples in one forward pass when evaluating")
     gradient_accumulation: int = option(1, "forward passes per optimizer step")
-    optimizer: Literal["adamw", "adamw-8bit", "paged-adamw-8bit"] = option(
-        "adamw", "adamw, or a variant with 8-bit state (needs bitsandbytes)"
+    optimizer: Literal["adamw", "adamw-8bit", "paged-adamw-8bit", "riemannian"] = option(
+        "adamw",
+        "adamw, a variant with 8-bit state (needs bitsandbytes), or riemannian, for the factors "
+        "of a LoRA",
     )
     learning_rate: float | None = option(None, "peak learning rate (null: the method's default)")
     head_learning_rate: float | None = option(
