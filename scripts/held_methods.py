@@ -61,7 +61,7 @@ LORA: dict[str, Held] = {
     "DoraConv3d": Held("", "no sites at convolutions"),
     "DoraEmbedding": Held("", "no sites at embeddings; an import stores the whole weight"),
     "DoraLinear": Held("dora"),
-    "Eva": Held("lora(), train.init=eva", "with equal ranks"),
+    "Eva": Held("lora(), train.init=eva-ranks", "each site keeps a rank; eva: equal ranks"),
     "Kasa": Held("kasa"),
     "LoftQ": Held("lora(), train.init=loftq", "one step, as in `replace_lora_weights_loftq`"),
     "LoraGA": Held("lora-ga"),

@@ -292,7 +292,7 @@ def test_starts():
     """Starts of LoRA that peft has, and those that adapterhub has not."""
     for name in ("eva", "corda", "loftq", "olora"):
         assert name in str(LoraConfig.__dataclass_fields__["init_lora_weights"].type).lower()
-    assert {"eva", "corda", "lora-ga", "loftq"} == set(get_args(Init))
+    assert {"eva", "eva-ranks", "corda", "lora-ga", "loftq"} == set(get_args(Init))
     with pytest.raises(AdapterhubError):
         ah.attach(bert(), "lora", init_lora_weights="loftq")
 

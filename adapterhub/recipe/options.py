@@ -17,7 +17,7 @@ from adapterhub.methods._base import Method
 from adapterhub.recipe.schedules import DEFAULT
 
 REPORTS = ("report", "tracker")  # options that change only what is written beside the adapter
-Init: TypeAlias = Literal["eva", "lora-ga", "corda", "loftq"]
+Init: TypeAlias = Literal["eva", "eva-ranks", "lora-ga", "corda", "loftq"]
 PLACES = (
     "shard",
     "tensor_parallel",
@@ -60,8 +60,9 @@ class TrainOptions:
     )
     init: Init | None = option(
         None,
-        "start from the training data, see docs/guides/defaults.md: eva (any LoRA), lora-ga or "
-        "corda; loftq: from what quantization changed (null: the method's default)",
+        "start from the training data, see docs/guides/defaults.md: eva (any LoRA), eva-ranks "
+        "(which divides the ranks anew), lora-ga or corda; loftq: from what quantization changed "
+        "(null: the method's default)",
     )
     warmup: float | None = option(
         None, "warm-up: a fraction of all steps if below 1, else steps (null: 0.06, slanted 0.1)"
