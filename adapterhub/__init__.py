@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from adapterhub.merging.merge import unmerge as unmerge
     from adapterhub.methods._base import METHODS as METHODS
     from adapterhub.methods.adalora import AdaLoRA as AdaLoRA
+    from adapterhub.methods.adamss import AdaMSS as AdaMSS
     from adapterhub.methods.adapterfusion import AdapterFusion as AdapterFusion
     from adapterhub.methods.adapterplus import AdapterPlus as AdapterPlus
     from adapterhub.methods.alora import ALoRA as ALoRA
@@ -171,6 +172,7 @@ _LAZY = {
 _LAZY |= {
     "ALoRA": "methods.alora",
     "AdaLoRA": "methods.adalora",
+    "AdaMSS": "methods.adamss",
     "AdapterFusion": "methods.adapterfusion",
     "AdapterPlus": "methods.adapterplus",
     "BDLoRA": "methods.bdlora",

@@ -24,11 +24,10 @@ def _same(*names: str) -> dict[str, Held]:
 # By peft's `PeftType`.
 PEFT: dict[str, Held] = {
     **_same(
-        "adalora", "boft", "c3a", "deft", "delora", "fourierft", "glora", "gralora", "hira", "hra",
-        "ia3", "loha", "lokr", "lora", "miss", "oft", "peanut", "psoft", "randlora", "road",
-        "shira", "tinylora", "unilora", "vblora", "vera", "waveft",
+        "adalora", "adamss", "boft", "c3a", "deft", "delora", "fourierft", "glora", "gralora",
+        "hira", "hra", "ia3", "loha", "lokr", "lora", "miss", "oft", "peanut", "psoft",
+        "randlora", "road", "shira", "tinylora", "unilora", "vblora", "vera", "waveft",
     ),
-    "adamss": Held("", "clusters singular vectors by k-means, and is among peft's slowest"),
     "adaption_prompt": Held("llama-adapter"),
     "beft": Held("beft"),
     "cartridge": Held("cartridge"),

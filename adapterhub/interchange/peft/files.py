@@ -69,6 +69,7 @@ PlainKindName = Literal[
     "LOHA", "LOKR", "HIRA", "MISS", "SHIRA", "GRALORA", "DELORA", "OFT", "BOFT", "HRA", "ROAD",
     "VERA", "RANDLORA", "FOURIERFT", "WAVEFT", "C3A", "ADALORA", "SUPERTUNING", "PSOFT", "DEFT",
     "PEANUT", "GLORA", "VBLORA", "UNILORA", "PVERA", "OSF", "TINYLORA", "BEFT",
+    "ADAMSS",
 ]  # fmt: skip
 Kind = (
     Literal["LORA", "IA3", "LN_TUNING", "PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"]
@@ -306,6 +307,16 @@ _PLAIN: Mapping[PlainKindName, dict[str, ConfigField]] = {
         **dict.fromkeys(("init_v_bound", "tinylora_dropout"), TRAINING_ONLY),
     },
     "BEFT": {},
+    "ADAMSS": {  # the tensors have the ranks
+        "r": ConfigField(_size, 100),
+        "num_subspaces": ConfigField(schema.integer(1, 64), 5),
+        "random_seed": ConfigField(schema.integer(0, 2**63), 0),
+        **dict.fromkeys(("subspace_rank", "use_dynamic_rank", "svd_threshold"), TRAINING_ONLY),
+        **dict.fromkeys(("init_weights", "use_asa", "asa_target_subspaces"), TRAINING_ONLY),
+        **dict.fromkeys(("init_warmup", "final_warmup", "mask_interval"), TRAINING_ONLY),
+        **dict.fromkeys(("asa_importance_beta", "asa_uncertainty_beta"), TRAINING_ONLY),
+        "asa_schedule_exponent": TRAINING_ONLY,
+    },
     "OSF": {  # the tensors have the rank
         "effective_rank": ConfigField(optional(schema.number)),
         "rank_pattern": ConfigField(_numbers),
