@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from adapterhub.methods.c3a import C3A as C3A
     from adapterhub.methods.cartridge import Cartridge as Cartridge
     from adapterhub.methods.compacter import Compacter as Compacter
+    from adapterhub.methods.cpt import CPT as CPT
     from adapterhub.methods.deft import DEFT as DEFT
     from adapterhub.methods.delora import DeLoRA as DeLoRA
     from adapterhub.methods.dora import DoRA as DoRA
@@ -180,6 +181,7 @@ _LAZY |= {
     "BOFT": "methods.boft",
     "BitFit": "methods.bitfit",
     "C3A": "methods.c3a",
+    "CPT": "methods.cpt",
     "Cartridge": "methods.cartridge",
     "Compacter": "methods.compacter",
     "DEFT": "methods.deft",

@@ -31,8 +31,14 @@ PEFT: dict[str, Held] = {
     "adaption_prompt": Held("llama-adapter"),
     "beft": Held("beft"),
     "cartridge": Held("cartridge"),
-    "cpt": Held("", "a prompt from examples whose change is bounded"),
-    "frod": Held("", "two matrices as large as the weight for each site"),
+    "cpt": Held("cpt", "without a loss of the labels of the examples; imported as `prompt`"),
+    # Weights cast to bf16 and back change the logits by 0.013, and those of the backbone alone by
+    # 0.0003; the adapter by 0.008 (all-MiniLM-L6-v2, attn.q and attn.v).
+    "frod": Held(
+        "",
+        "two matrices as large as the weight for each site, one decomposed from all layers on each "
+        "loading: bf16 weights change the logits 1.7 times as much as the adapter does",
+    ),
     "lily": Held("lily", "weighs per token; peft per batch, so its checkpoints are refused"),
     "ln_tuning": Held("norms"),
     "multitask_prompt_tuning": Held("", "a model's pass has no number of its task"),

@@ -101,6 +101,13 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'sites': (tuple[str, ...], ('attn', 'cross', 'ffn'), 'sublayers to adapt'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
     }),
+    'cpt': ('cpt', 'virtual tokens that stay near those of examples', 'Blau et al. 2024, https://arxiv.org/abs/2410.17222', 0.001, None, {
+        'length': (int, 20, 'prompt length in tokens'),
+        'sites': (tuple[str, ...], ('embed',), 'stack to adapt; of two, the encoder'),
+        'counts_padding': (bool, False, 'padding of the text counts as text, as in peft'),
+        'text': (str, '', 'text to start from: its embeddings, repeated up to the length'),
+        'epsilon': (float, 0.1, 'most change of a token, for 2,048 hidden units'),
+    }),
     'deft': ('deft', 'subspaces of the outputs of projections, removed and written again', 'Kumar et al. 2025, https://arxiv.org/abs/2509.22793', 0.001, None, {
         'rank': (int, 8, 'rank r of the update'),
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),

@@ -52,7 +52,7 @@ GENERATION_FILE = "generation_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 MAX_CONFIG_BYTES = 16 << 20  # rank_pattern may name every module of a large model
 _PLACES = (".shira_indices", ".supertuning_indices", ".unilora_indices_A", ".unilora_indices_B")
-_PROMPT_KINDS = ("PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CARTRIDGE")
+_PROMPT_KINDS = ("PROMPT_TUNING", "P_TUNING", "CPT", "PREFIX_TUNING", "CARTRIDGE")
 
 # peft's task types by our tasks.
 TASK_TYPES = {
@@ -73,7 +73,7 @@ PlainKindName = Literal[
 ]  # fmt: skip
 Kind = (
     Literal["LORA", "IA3", "LN_TUNING", "PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"]
-    | Literal["CARTRIDGE", "ADAPTION_PROMPT"]
+    | Literal["CARTRIDGE", "CPT", "ADAPTION_PROMPT"]
     | PlainKindName
 )
 
@@ -176,6 +176,11 @@ _PROMPT_TUNING = (
 _P_TUNING = (
     *("encoder_reparameterization_type", "encoder_hidden_size"),
     *("encoder_num_layers", "encoder_dropout"),
+)
+_CPT = (
+    *("cpt_token_ids", "cpt_mask", "cpt_tokens_type_mask", "tokenizer_name_or_path"),
+    *("opt_weighted_loss_type", "opt_loss_decay_factor"),
+    *("opt_projection_epsilon", "opt_projection_format_epsilon"),
 )
 _PREFIX_TUNING = ("init_weights", "encoder_hidden_size", "prefix_projection")
 _PLACED = {
@@ -401,6 +406,7 @@ _FIELDS: Mapping[Kind, Mapping[str, ConfigField]] = {
     "PROMPT_TUNING": _COMMON | _PROMPTS | dict.fromkeys(_PROMPT_TUNING, TRAINING_ONLY),
     "P_TUNING": _COMMON | _PROMPTS | dict.fromkeys(_P_TUNING, TRAINING_ONLY),
     "PREFIX_TUNING": _COMMON | _PROMPTS | dict.fromkeys(_PREFIX_TUNING, TRAINING_ONLY),
+    "CPT": _COMMON | _PROMPTS | dict.fromkeys(_CPT, TRAINING_ONLY),
     "CARTRIDGE": _COMMON
     | _PROMPTS
     | {"num_frozen_tokens": ConfigField(schema.integer(0, 2**31), 1)},
