@@ -58,7 +58,9 @@ PEFT: dict[str, Held] = {
 # ending, values of `init_lora_weights` and modules of peft.optimizers.
 LORA: dict[str, Held] = {
     "ALora": Held("alora"),
-    "Arrow": Held("", "routes tokens between adapters without training"),
+    "Arrow": Held(
+        "", "weighs adapters by token; `Average` has one weight for each, and reads no inputs"
+    ),
     "BdLora": Held("bdlora"),
     "Corda": Held("lora(), train.init=corda"),
     "DoraConv1d": Held("", "no sites at convolutions"),
