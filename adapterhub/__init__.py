@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from adapterhub.merging.merge import unmerge as unmerge
     from adapterhub.methods._base import METHODS as METHODS
     from adapterhub.methods.adalora import AdaLoRA as AdaLoRA
+    from adapterhub.methods.adamss import AdaMSS as AdaMSS
     from adapterhub.methods.adapterfusion import AdapterFusion as AdapterFusion
     from adapterhub.methods.adapterplus import AdapterPlus as AdapterPlus
     from adapterhub.methods.alora import ALoRA as ALoRA
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from adapterhub.methods.c3a import C3A as C3A
     from adapterhub.methods.cartridge import Cartridge as Cartridge
     from adapterhub.methods.compacter import Compacter as Compacter
+    from adapterhub.methods.cpt import CPT as CPT
     from adapterhub.methods.deft import DEFT as DEFT
     from adapterhub.methods.delora import DeLoRA as DeLoRA
     from adapterhub.methods.dora import DoRA as DoRA
@@ -171,6 +173,7 @@ _LAZY = {
 _LAZY |= {
     "ALoRA": "methods.alora",
     "AdaLoRA": "methods.adalora",
+    "AdaMSS": "methods.adamss",
     "AdapterFusion": "methods.adapterfusion",
     "AdapterPlus": "methods.adapterplus",
     "BDLoRA": "methods.bdlora",
@@ -178,6 +181,7 @@ _LAZY |= {
     "BOFT": "methods.boft",
     "BitFit": "methods.bitfit",
     "C3A": "methods.c3a",
+    "CPT": "methods.cpt",
     "Cartridge": "methods.cartridge",
     "Compacter": "methods.compacter",
     "DEFT": "methods.deft",

@@ -103,7 +103,7 @@ class Engine:
     def begin(self, steps: int) -> None:
         """Create the optimizer and a schedule of so many steps."""
         options = self.options
-        self.optimizer = OPTIMIZERS[options.optimizer].make(self.groups, options)
+        self.optimizer = OPTIMIZERS[options.optimizer].make(self.groups, options, self.model)
         multiplier = schedule(options.schedule or DEFAULT, steps, options.warmup)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, multiplier)
         self.prepared = self.accelerator.prepare_optimizer(self.optimizer, device_placement=False)

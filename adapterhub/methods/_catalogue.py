@@ -19,6 +19,15 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'beta1': (float, 0.85, 'decay rate of the mean of |w dL/dw|'),
         'beta2': (float, 0.85, 'decay rate of its deviation'),
     }),
+    'adamss': ('adamss', 'clusters of outputs, each with a low-rank update of principal inputs', 'Zheng et al. 2025, https://openreview.net/forum?id=8ZdWmpYxT0', 0.01, None, {
+        'rank': (int, 1, 'rank of the update of a cluster'),
+        'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
+        'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
+        'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'clusters': (int, 5, 'clusters of the outputs of a projection'),
+        'components': (int, 100, 'principal components of the weight, or all'),
+        'stored': (bool, False, 'the components are in the file'),
+    }),
     'adapterfusion': ('adapterfusion', 'learned mix of several trained adapters, which stay frozen', 'Pfeiffer et al. 2021, https://arxiv.org/abs/2005.00247', 5e-05, None, {
         'adapters': (tuple[str, ...], (), 'trained adapters to mix: names of attached adapters, or folders'),
         'members': (tuple[Any, ...], (), 'methods of these adapters (set automatically)'),
@@ -91,6 +100,13 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'source': (Literal['output', 'block'], 'output', 'input of the network: y (output) or norm(r + y) (block)'),
         'sites': (tuple[str, ...], ('attn', 'cross', 'ffn'), 'sublayers to adapt'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+    }),
+    'cpt': ('cpt', 'virtual tokens that stay near those of examples', 'Blau et al. 2024, https://arxiv.org/abs/2410.17222', 0.001, None, {
+        'length': (int, 20, 'prompt length in tokens'),
+        'sites': (tuple[str, ...], ('embed',), 'stack to adapt; of two, the encoder'),
+        'counts_padding': (bool, False, 'padding of the text counts as text, as in peft'),
+        'text': (str, '', 'text to start from: its embeddings, repeated up to the length'),
+        'epsilon': (float, 0.1, 'most change of a token, for 2,048 hidden units'),
     }),
     'deft': ('deft', 'subspaces of the outputs of projections, removed and written again', 'Kumar et al. 2025, https://arxiv.org/abs/2509.22793', 0.001, None, {
         'rank': (int, 8, 'rank r of the update'),

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +60,7 @@ class Prompt(Method):
     summary = "learned virtual tokens in front of the input"
     start = "paper"
     learning_rate = 3e-2
-    training_options = ("text",)
+    training_options: ClassVar[tuple[str, ...]] = ("text",)
 
     length: int = option(20, "prompt length in tokens", least=1)
     sites: tuple[str, ...] = option(("embed",), "stack to adapt; of two, the encoder")

@@ -17,7 +17,7 @@ from adapterhub.methods._base import Method
 from adapterhub.recipe.schedules import DEFAULT
 
 REPORTS = ("report", "tracker")  # options that change only what is written beside the adapter
-Init: TypeAlias = Literal["eva", "lora-ga", "corda", "loftq"]
+Init: TypeAlias = Literal["eva", "eva-ranks", "lora-ga", "corda", "loftq"]
 PLACES = (
     "shard",
     "tensor_parallel",
@@ -41,8 +41,10 @@ class TrainOptions:
     batch_size: int | None = option(None, "examples in a forward pass (null: 8 to 32, by the rows)")
     eval_batch_size: int = option(64, "most examples in one forward pass when evaluating")
     gradient_accumulation: int = option(1, "forward passes per optimizer step")
-    optimizer: Literal["adamw", "adamw-8bit", "paged-adamw-8bit"] = option(
-        "adamw", "adamw, or a variant with 8-bit state (needs bitsandbytes)"
+    optimizer: Literal["adamw", "adamw-8bit", "paged-adamw-8bit", "riemannian"] = option(
+        "adamw",
+        "adamw, a variant with 8-bit state (needs bitsandbytes), or riemannian, for the factors "
+        "of a LoRA",
     )
     learning_rate: float | None = option(None, "peak learning rate (null: the method's default)")
     head_learning_rate: float | None = option(
@@ -58,8 +60,9 @@ class TrainOptions:
     )
     init: Init | None = option(
         None,
-        "start from the training data, see docs/guides/defaults.md: eva (any LoRA), lora-ga or "
-        "corda; loftq: from what quantization changed (null: the method's default)",
+        "start from the training data, see docs/guides/defaults.md: eva (any LoRA), eva-ranks "
+        "(which divides the ranks anew), lora-ga or corda; loftq: from what quantization changed "
+        "(null: the method's default)",
     )
     warmup: float | None = option(
         None, "warm-up: a fraction of all steps if below 1, else steps (null: 0.06, slanted 0.1)"

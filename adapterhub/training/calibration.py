@@ -1,6 +1,7 @@
 """A pass over training rows before the first step, from which an adapter starts.
 
     eva       A = the first eigenvectors of the covariance of x                  (any LoRA)
+    eva-ranks the same, with more of them where they explain more of the variance
     lora-ga   A0, B0 = singular vectors of dL/dW, subtracted from the output    (lora-ga, pissa)
     corda     s B0 A0 = (U_r S_r V_rᵀ) C⁻¹ of W C = U S Vᵀ, subtracted likewise  (pissa, lora-ga)
     loftq     s B A = U_r S_r V_rᵀ of W - Q(W) = U S Vᵀ, of quantized weights     (any LoRA)
@@ -8,8 +9,9 @@
     x: (tokens, d_in), the inputs of a site without padding    A: (rank, d_in), rows of length 1
     C: (d_in, d_in), the mean of x xᵀ    Q(W): the quantized weight, W that of the checkpoint
 
-EVA is a LoRA like any other afterwards; B is zero, so outputs are unchanged. The ranks are those of
-the options: EVA's redistribution of ranks (rho > 1 in the paper) is not done.
+EVA is a LoRA like any other afterwards; B is zero, so outputs are unchanged. With `eva-ranks` the
+sum of the ranks of a method stays, and no rank is more than twice what it was (rho = 2): the next
+rank is where the next eigenvector explains most of the variance of its site. Each site keeps one.
 
 LoftQ reads no rows, and changes the outputs towards those of the weights before they were
 quantized, which it loads once more from the folder of the backbone, on the CPU.
@@ -25,9 +27,10 @@ https://arxiv.org/abs/2310.08659.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import torch
@@ -42,6 +45,7 @@ from adapterhub.backbones.probe import evaluation_mode
 from adapterhub.backbones.quantized import quantization_of
 from adapterhub.backbones.weights import is_sharded, read_weight
 from adapterhub.errors import ConfigError, TrainingError, unknown
+from adapterhub.interchange.translation import size_options
 from adapterhub.loop.batching import Batch, BatchList, StatefulBatches
 from adapterhub.loop.engine import LossOfBatch, model_loss
 from adapterhub.loop.gradient_checkpointing import recompute
@@ -58,6 +62,7 @@ from adapterhub.tasks._losses import model_inputs
 from adapterhub.tasks._rows import IGNORED
 
 ROWS = 256  # rows of a run that are read
+_RHO = 2  # most ranks of a site after eva-ranks, in units of those before; 2 in the paper
 _DAMPING = 0.01  # of the mean of the diagonal of C, as in the authors' code
 _WITH_TEXT = ("encoder", "decoder", "language")  # stacks whose padding the attention mask tells
 
@@ -67,7 +72,7 @@ class Calibration:
     """What a pass has found.
 
     Attributes:
-        init: eva, lora-ga, corda or loftq.
+        init: eva, eva-ranks, lora-ga, corda or loftq.
         rows: how many rows were read.
         explained: by site, the share of the variance of its inputs in the directions of A (eva), or
             of the squared norm of its gradient in those of A and B (lora-ga), or of that of W C in
@@ -98,7 +103,7 @@ def calibrate(
     Args:
         adapter: an adapter that was attached, is active, and has not been trained.
         batches: inputs of the model, on any device; for lora-ga with labels, for loftq none.
-        init: eva, lora-ga, corda or loftq.
+        init: eva, eva-ranks, lora-ga, corda or loftq.
         loss: computes the loss from the output of the model and the batch.
 
     Returns:
@@ -159,6 +164,7 @@ def _calibrated(
             rows += _rows(batch)
     if watch.reads and not rows:
         raise TrainingError("there are no batches to start from", expected="one batch or more")
+    watch.allot(adapter)
     return Calibration(init, rows, {p.site.id: watch.begin(p) for p in placed})
 
 
@@ -194,12 +200,14 @@ class _Watch:
         methods: the methods with modules that can start like this.
         subtracts: whether the initial product is subtracted from the output.
         reads: whether it reads batches.
+        allots: whether it changes ranks, so that a resumed run has to start like this again.
     """
 
     explains: ClassVar[str]
     methods: ClassVar[tuple[str, ...]]
     subtracts: ClassVar[bool] = False
     reads: ClassVar[bool] = True
+    allots: ClassVar[bool] = False
 
     def __init__(self, adapter: Adapter, placed: Iterable[PlacedModule]) -> None:
         self.anatomy, self.placed = adapter.anatomy, list(placed)
@@ -226,6 +234,9 @@ class _Watch:
     def read(self, model: nn.Module, batch: Batch, loss: LossOfBatch) -> None:
         """Read a batch."""
         raise NotImplementedError
+
+    def allot(self, adapter: Adapter) -> None:
+        """Change the ranks of the adapter."""
 
     def begin(self, placed: PlacedModule) -> float:
         """Set the start of a module, and return the share that it explains."""
@@ -309,6 +320,11 @@ class Inputs(_Watch):
             a.copy_(directions)
         return float(values.sum() / covariance.trace())
 
+    def rank(self, placed: PlacedModule) -> int:
+        """Return the rank of a module."""
+        assert isinstance(placed.module, LoRALayer)
+        return len(placed.module.A)
+
     def moments_of(self, placed: PlacedModule) -> Moments:
         """Return the moments of the inputs of a module.
 
@@ -316,8 +332,7 @@ class Inputs(_Watch):
             ConfigError: which of its inputs are padding is unknown.
             TrainingError: there are too few for its rank.
         """
-        assert isinstance(placed.module, LoRALayer)
-        site, rank = placed.site, len(placed.module.A)
+        site, rank = placed.site, self.rank(placed)
         moments = self.moments.get(self.owner.get(site.id, site.id))
         if moments is None:
             raise _unknown_padding(site)
@@ -328,6 +343,48 @@ class Inputs(_Watch):
                 hint="more rows, or a lower rank",
             )
         return moments
+
+
+class AllottedInputs(Inputs):
+    """Inputs in whose directions the ranks of a method are divided among its sites."""
+
+    allots: ClassVar[bool] = True
+
+    def allot(self, adapter: Adapter) -> None:
+        """Give each method its ranks; its option says them afterwards."""
+        for method in adapter.methods:
+            if not (own := [p for p in self.placed if p.method is method]):
+                continue
+            ranks = self.ranks(own)
+            changed: Any = replace(method, **size_options("rank", ranks))  # type: ignore[type-var]
+            adapter.methods = tuple(changed if m is method else m for m in adapter.methods)
+            for each in own:
+                each.method = changed
+                _resize(each.module, ranks[each.site.id])
+                each.module.scale = changed.scale(ranks[each.site.id])
+
+    def ranks(self, placed: Sequence[PlacedModule]) -> dict[str, int]:
+        """Return a rank of at least one by site: in sum, what they are now."""
+        ranks = {each.site.id: 1 for each in placed}
+        others: list[tuple[float, str]] = []
+        for each in placed:
+            moments, before = self.moments_of(each), self.rank(each)
+            covariance = moments.covariance()
+            most = min(_RHO * before, len(covariance), moments.count - 1)
+            _, values, _ = leading(covariance, most)
+            shares = (values[1:] / covariance.trace()).tolist()
+            others += [(share, each.site.id) for share in shares]
+        others.sort(key=itemgetter(0), reverse=True)
+        for _, site in others[: sum(map(self.rank, placed)) - len(placed)]:
+            ranks[site] += 1
+        return ranks
+
+
+def _resize(module: Any, rank: int) -> None:
+    """Give a LoRA another rank, and zeros."""
+    a, b = module.A.new_zeros(rank, module.A.shape[1]), module.B.new_zeros(len(module.B), rank)
+    module.A = nn.Parameter(a) if isinstance(module.A, nn.Parameter) else a
+    module.B = nn.Parameter(b)
 
 
 class Components(Inputs):
@@ -436,7 +493,8 @@ class Quantization(_Watch):
 
 
 STARTS: Mapping[Init, type[_Watch]] = {
-    "eva": Inputs, "lora-ga": Gradients, "corda": Components, "loftq": Quantization,
+    "eva": Inputs, "eva-ranks": AllottedInputs, "lora-ga": Gradients, "corda": Components,
+    "loftq": Quantization,
 }  # fmt: skip
 
 

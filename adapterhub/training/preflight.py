@@ -104,7 +104,7 @@ def _unsharded(recipe: Recipe, codes: Sequence[str]) -> Iterator[str]:
     """
     options = recipe.train
     if options.optimizer != "adamw":
-        yield f"train.optimizer={options.optimizer}: 8-bit states; use adamw"
+        yield f"train.optimizer={options.optimizer}: it needs whole tensors; use adamw"
     if options.mixed_precision == "fp16":
         yield "train.mixed_precision=fp16: loss scaling; use bf16"
     if recipe.quantize not in (None, DEQUANTIZE, *codes):

@@ -49,7 +49,7 @@ from adapterhub.speed.liger import liger_kernels
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, dump_task, parse_task
 from adapterhub.tasks._by_data import DEFAULT
-from adapterhub.training.calibration import calibrate_run
+from adapterhub.training.calibration import STARTS, calibrate_run
 from adapterhub.training.loading import BackboneLoader, KernelChoice, SharedLoader
 from adapterhub.training.preflight import check_recipe
 from adapterhub.training.prepare import PreparedRun, prepare
@@ -272,7 +272,8 @@ def training_session(
 
     trainee, loss = AdapterTrainee(prepared.adapter), prepared.own_loss or model_loss
     last = checkpoint.folder_of(Path(recipe.output), "last")
-    if (init := prepared.options.init) and not (resume and checkpoint.exists(last)):
+    init, resumes = prepared.options.init, resume and checkpoint.exists(last)
+    if init and (STARTS[init].allots or not resumes):
         first, recomputed = epoch_batches(prepared, 0), prepared.options.gradient_checkpointing
         found = calibrate_run(prepared.adapter, first, init, loss, checkpointing=recomputed)
         reporter.note(str(found))

@@ -37,7 +37,7 @@ WITHOUT_BIAS = (
 )  # fmt: skip
 PREFIX_METHODS = ("prefix", "mam", "unipelt")
 # Those at the embeddings of tokens.
-AT_EMBEDDINGS = ("prompt", "p-tuning", "chosen", "invertible", "madx")
+AT_EMBEDDINGS = ("prompt", "p-tuning", "cpt", "chosen", "invertible", "madx")
 # Those that change some tokens of a text.
 OF_TEXTS = tuple(m for m in sorted(METHODS) if issubclass(METHODS[m], (ALoRA, StateMethod)))
 
@@ -79,6 +79,7 @@ SMALLER = {
     "mam": "mam(length=3, size=8)",
     "prompt": "prompt(length=5)",
     "p-tuning": "p-tuning(length=3)",
+    "cpt": "cpt(length=3, epsilon=2)",
     "lora": "lora(rank=3, sites=['attn.v', 'attn.o', 'attn'])",
     "pfeiffer": "pfeiffer(size=8, layers='top 1')",
     "ia3": "ia3(sites=['attn.v', 'attn'])",

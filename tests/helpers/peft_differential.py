@@ -330,6 +330,10 @@ PLAIN_KINDS: dict[str, Kind] = {
         plain(peft.VBLoRAConfig, r=3, num_vectors=12, vector_length=8, topk=3),
         at_wholes("vblora", rank=2, vectors=9, block=16),
     ),
+    "adamss": Kind(
+        plain(peft.AdamssConfig, r=9, num_subspaces=3, subspace_rank=2),
+        at_wholes("adamss", rank=2, clusters=3, components=20),
+    ),
     "unilora": Kind(
         plain(peft.UniLoraConfig, r=3, theta_d_length=50), at_wholes("unilora", rank=2, numbers=40)
     ),

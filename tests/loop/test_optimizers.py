@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import tiny_models
 import torch
@@ -19,9 +21,10 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
 
 
 def started(optimizer):
-    """An engine that trains all tensors of a tiny backbone, small and large."""
+    """An engine that trains all tensors of a tiny backbone, small and large; or its factors."""
     torch.manual_seed(0)
-    adapter = ah.attach(tiny_models.model("bert", **SIZES, **tiny_models.NO_DROPOUT), "full")
+    method = "lora(rank=3)" if optimizer == "riemannian" else "full"
+    adapter = ah.attach(tiny_models.model("bert", **SIZES, **tiny_models.NO_DROPOUT), method)
     engine = Engine(AdapterTrainee(adapter), RunOptions(optimizer=optimizer))
     engine.begin(8)
     return engine
@@ -80,3 +83,51 @@ def test_without_bitsandbytes(monkeypatch):
     with pytest.raises(ConfigError, match="bitsandbytes") as error:
         started("adamw-8bit")
     assert "adapterhub[quantized]" in error.value.hint
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_a_riemannian_step_is_that_of_peft():
+    peft = pytest.importorskip("peft")
+    from peft.optimizers import create_riemannian_optimizer
+
+    model = tiny_models.model("bert", **SIZES, **tiny_models.NO_DROPOUT)
+    wrapped = peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(
+        r=3, lora_alpha=16, target_modules=["query", "value"], task_type="SEQ_CLS"))  # fmt: skip
+    adapter = ah.attach(model, "lora(rank=3, alpha=16)")
+    theirs = {
+        f"{placed.site.id}.lora.{name}": wrapped.get_parameter(
+            f"base_model.model.{placed.site.host}.lora_{name}.default.weight"
+        )
+        for placed in adapter.placed
+        for name in "AB"
+    }
+    with torch.no_grad():
+        for name, tensor in theirs.items():
+            tensor.copy_(adapter.tensors()[name].normal_(std=0.3))
+    options = RunOptions(optimizer="riemannian", learning_rate=1e-2, head_learning_rate=1e-2,
+        weight_decay=0, max_grad_norm=0, warmup=0, schedule="constant", eps=1e-3)  # fmt: skip
+    engine = Engine(AdapterTrainee(adapter), options)
+    engine.begin(8)
+    optimizer = create_riemannian_optimizer(
+        wrapped, torch.optim.AdamW, lr=1e-2, weight_decay=0, eps=1e-3
+    )
+    for seed in range(3):
+        rows = tiny_models.batch(seed=seed) | {"labels": torch.tensor([0, 1, 2])}
+        before = {name: t.detach().clone() for name, t in theirs.items()}
+        engine.step([rows], range(1), done=1.0)
+        wrapped.train()
+        wrapped(**rows).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for name, tensor in theirs.items():
+            assert not torch.equal(tensor, before[name])
+            torch.testing.assert_close(adapter.tensors()[name], tensor, atol=1e-5, rtol=1e-4)
+
+
+def test_a_riemannian_run_needs_two_factors_that_train():
+    for method in ("ia3", "lora-fa"):
+        engine = Engine(AdapterTrainee(ah.attach(tiny_models.model("bert"), method)),
+            RunOptions(optimizer="riemannian"))  # fmt: skip
+        with pytest.raises(ConfigError, match="both train") as error:
+            engine.begin(8)
+        assert "train.optimizer=adamw" in error.value.hint

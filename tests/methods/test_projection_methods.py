@@ -292,6 +292,13 @@ def unilora(w, m, **options):
     return w + b.view(-1, rank) @ a.view(rank, -1)
 
 
+def adamss(w, m, **options):
+    rows = [m.B[i] @ m.A[c] @ m.V for i, c in enumerate(m.places.tolist())]
+    assert len(set(m.places.tolist())) == options["clusters"]
+    change = torch.stack(rows)
+    return w + change[:, : w.shape[1]] if w.ndim > 1 else w + change[:, -1]  # of a bias
+
+
 EQUATIONS = {
     "adalora": (adalora, {"rank": 3, "alpha": 6.0, "target": 2}),
     "loha": (loha, {"rank": 3, "alpha": 6.0}),
@@ -326,6 +333,7 @@ EQUATIONS = {
     "kasa": (kasa, {"rank": 3, "alpha": 6.0}),
     "vblora": (vblora, {"rank": 2, "vectors": 6, "block": 8, "top": 3}),
     "unilora": (unilora, {"rank": 2, "numbers": 40}),
+    "adamss": (adamss, {"rank": 2, "clusters": 3, "components": 9}),
 }
 CELLS = [(method, architecture) for method in EQUATIONS for architecture in PROJECTIONS]
 
@@ -353,6 +361,8 @@ def test_the_weight_is_that_of_the_equation(method, architecture):
             bias = one.module.scale * bias + one.module.shift
         if method == "beft":
             bias = one.module.b if bias is None else bias + one.module.b
+        if method == "adamss" and bias is not None:
+            bias = adamss(bias, one.module, **options)
         if method == "glora" and bias is not None:
             c = one.module.C.left @ one.module.C.right
             bias = bias * (1 + one.module.D.value) + one.module.E.value + (one.weight @ c)[:, 0]

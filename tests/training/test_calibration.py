@@ -129,6 +129,61 @@ def test_the_directions_of_eva_are_those_of_peft(architecture: str) -> None:
         torch.testing.assert_close(products, torch.ones(4), atol=1e-3, rtol=0)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("architecture", ["bert", "llama"])
+def test_the_ranks_of_eva_are_those_of_peft(architecture: str) -> None:
+    peft = pytest.importorskip("peft")
+    sites = ["attn.q", "attn.o", "ffn.up", "ffn.down"]  # with inputs of their own
+    adapter, batch = attached(architecture, sites=sites), padded_batch(architecture)
+    hosts = {p.site.host: p for p in adapter.placed}
+    base = tiny_models.model(architecture, TASKS[architecture], **tiny_models.NO_DROPOUT)
+    config = peft.LoraConfig(
+        r=4, lora_alpha=16, target_modules=list(hosts), init_lora_weights="eva",
+        eva_config=peft.EvaConfig(rho=2.0, use_label_mask=False),
+        task_type="SEQ_CLS" if architecture == "bert" else "CAUSAL_LM",
+    )  # fmt: skip
+    theirs = peft.get_peft_model(copy.deepcopy(base), config).eval()
+    peft.initialize_lora_eva_weights(theirs, [batch], show_progress_bar=False)
+    model = adapter.model.eval()
+    with torch.no_grad():
+        before = model(**batch).logits
+    ah.calibrate(adapter, [batch], "eva-ranks")
+    with torch.no_grad():
+        assert torch.equal(model(**batch).logits, before)
+    tensors = {n: t for n, t in theirs.named_parameters() if "lora_A" in n}
+    ranks = {}
+    for host, placed in hosts.items():
+        (theirs_a,) = (t for n, t in tensors.items() if f".{host}.lora_A" in n)
+        assert len(placed.module.A) == len(theirs_a) == placed.module.B.shape[1]
+        products = (placed.module.A * theirs_a).sum(1).abs().detach()
+        torch.testing.assert_close(products, torch.ones(len(theirs_a)), atol=1e-3, rtol=0)
+        ranks[placed.site.id] = len(theirs_a)
+        assert placed.module.scale == 16 / len(theirs_a)
+    assert sum(ranks.values()) == 4 * len(ranks)
+    assert len(set(ranks.values())) > 1
+
+
+@pytest.mark.parametrize("method", ["lora", "rslora", "dora", "lora-fa"])
+def test_other_ranks_are_those_of_the_method(method: str, tmp_path: Path) -> None:
+    adapter, batch = attached("bert", method), padded_batch("bert")
+    ah.calibrate(adapter, [batch], "eva-ranks")
+    (chosen,) = adapter.methods
+    assert chosen.ranks
+    for placed, rank in zip(
+        adapter.placed, chosen.ranks_by_site(adapter.anatomy).values(), strict=True
+    ):
+        assert 1 <= rank == len(placed.module.A) <= 8
+    assert sum(len(p.module.A) for p in adapter.placed) == 4 * len(adapter.placed)
+    assert adapter.count() == chosen.count(adapter.anatomy)
+    assert_trains(adapter, batch)
+    adapter.save(tmp_path / "saved")
+    again = tiny_models.model("bert", TASKS["bert"], **tiny_models.NO_DROPOUT)
+    ah.load(again, tmp_path / "saved")
+    with torch.no_grad():
+        expected = adapter.model.eval()(**batch).logits
+        torch.testing.assert_close(again.eval()(**batch).logits, expected)
+
+
 def weight_gradient(model: Any, batch: dict[str, Tensor], site: Any) -> Tensor:
     """The gradient of a site's part of the weight of its host, (d_out, d_in)."""
     host = copy.deepcopy(model).get_submodule(site.host)
@@ -340,6 +395,7 @@ def recipe(backbone: Path, data: tuple[Path, Path], tmp_path: Path) -> Any:
 
 CASES = {
     "eva": ("method=lora(rank=4)", "train.init=eva"),
+    "eva-ranks": ("method=lora(rank=4)", "train.init=eva-ranks"),
     "lora-ga": ("method=lora-ga(rank=4)",),
     "corda": ("method=pissa(rank=4)", "train.init=corda"),
     "recomputed": ("method=lora-ga(rank=4)", "train.gradient_checkpointing=true"),
@@ -378,7 +434,7 @@ def test_a_run_reads_once_and_resumed_ends_with_the_same_bytes(
         run(cut, Reporter())
     monkeypatch.setattr(running.Engine, "_update", update)
     parts = run(cut, Reporter(), resume=True)
-    assert calls == [name]
+    assert calls == [name] * (2 if name == "eva-ranks" else 1)  # the ranks have to be known
     files = [Path(o.folder, "adapter.safetensors").read_bytes() for o in (whole, parts)]
     assert files[0] == files[1]
     last = checkpoint.load_checkpoint(checkpoint.folder_of(Path(cut.output), "last"))

@@ -52,7 +52,7 @@ GENERATION_FILE = "generation_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 MAX_CONFIG_BYTES = 16 << 20  # rank_pattern may name every module of a large model
 _PLACES = (".shira_indices", ".supertuning_indices", ".unilora_indices_A", ".unilora_indices_B")
-_PROMPT_KINDS = ("PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CARTRIDGE")
+_PROMPT_KINDS = ("PROMPT_TUNING", "P_TUNING", "CPT", "PREFIX_TUNING", "CARTRIDGE")
 
 # peft's task types by our tasks.
 TASK_TYPES = {
@@ -69,10 +69,11 @@ PlainKindName = Literal[
     "LOHA", "LOKR", "HIRA", "MISS", "SHIRA", "GRALORA", "DELORA", "OFT", "BOFT", "HRA", "ROAD",
     "VERA", "RANDLORA", "FOURIERFT", "WAVEFT", "C3A", "ADALORA", "SUPERTUNING", "PSOFT", "DEFT",
     "PEANUT", "GLORA", "VBLORA", "UNILORA", "PVERA", "OSF", "TINYLORA", "BEFT",
+    "ADAMSS",
 ]  # fmt: skip
 Kind = (
     Literal["LORA", "IA3", "LN_TUNING", "PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"]
-    | Literal["CARTRIDGE", "ADAPTION_PROMPT"]
+    | Literal["CARTRIDGE", "CPT", "ADAPTION_PROMPT"]
     | PlainKindName
 )
 
@@ -175,6 +176,11 @@ _PROMPT_TUNING = (
 _P_TUNING = (
     *("encoder_reparameterization_type", "encoder_hidden_size"),
     *("encoder_num_layers", "encoder_dropout"),
+)
+_CPT = (
+    *("cpt_token_ids", "cpt_mask", "cpt_tokens_type_mask", "tokenizer_name_or_path"),
+    *("opt_weighted_loss_type", "opt_loss_decay_factor"),
+    *("opt_projection_epsilon", "opt_projection_format_epsilon"),
 )
 _PREFIX_TUNING = ("init_weights", "encoder_hidden_size", "prefix_projection")
 _PLACED = {
@@ -306,6 +312,16 @@ _PLAIN: Mapping[PlainKindName, dict[str, ConfigField]] = {
         **dict.fromkeys(("init_v_bound", "tinylora_dropout"), TRAINING_ONLY),
     },
     "BEFT": {},
+    "ADAMSS": {  # the tensors have the ranks
+        "r": ConfigField(_size, 100),
+        "num_subspaces": ConfigField(schema.integer(1, 64), 5),
+        "random_seed": ConfigField(schema.integer(0, 2**63), 0),
+        **dict.fromkeys(("subspace_rank", "use_dynamic_rank", "svd_threshold"), TRAINING_ONLY),
+        **dict.fromkeys(("init_weights", "use_asa", "asa_target_subspaces"), TRAINING_ONLY),
+        **dict.fromkeys(("init_warmup", "final_warmup", "mask_interval"), TRAINING_ONLY),
+        **dict.fromkeys(("asa_importance_beta", "asa_uncertainty_beta"), TRAINING_ONLY),
+        "asa_schedule_exponent": TRAINING_ONLY,
+    },
     "OSF": {  # the tensors have the rank
         "effective_rank": ConfigField(optional(schema.number)),
         "rank_pattern": ConfigField(_numbers),
@@ -390,6 +406,7 @@ _FIELDS: Mapping[Kind, Mapping[str, ConfigField]] = {
     "PROMPT_TUNING": _COMMON | _PROMPTS | dict.fromkeys(_PROMPT_TUNING, TRAINING_ONLY),
     "P_TUNING": _COMMON | _PROMPTS | dict.fromkeys(_P_TUNING, TRAINING_ONLY),
     "PREFIX_TUNING": _COMMON | _PROMPTS | dict.fromkeys(_PREFIX_TUNING, TRAINING_ONLY),
+    "CPT": _COMMON | _PROMPTS | dict.fromkeys(_CPT, TRAINING_ONLY),
     "CARTRIDGE": _COMMON
     | _PROMPTS
     | {"num_frozen_tokens": ConfigField(schema.integer(0, 2**31), 1)},

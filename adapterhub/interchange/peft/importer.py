@@ -217,6 +217,7 @@ _IMPORTERS: Mapping[str, Callable[[PeftFiles, ModuleFinder, Translation], dict[s
     "LN_TUNING": _import_whole_modules,
     "PROMPT_TUNING": import_peft_prompt,
     "P_TUNING": import_peft_prompt,
+    "CPT": import_peft_prompt,
     "PREFIX_TUNING": import_peft_prefix,
     "CARTRIDGE": import_peft_prefix,
     "ADAPTION_PROMPT": import_adaption_prompt,

@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 from adapterhub.anatomy.matrices import CONVOLUTIONS, only_shifts
 from adapterhub.anatomy.sites import Site, sites_option
-from adapterhub.backbones.weights import read_weight
+from adapterhub.backbones.weights import read_bias, read_weight
 from adapterhub.interchange.peft.export_types import (
     CheckpointPart,
     ExportedModule,
@@ -36,6 +36,7 @@ from adapterhub.interchange.translation import Translation, size_options
 from adapterhub.methods._base import Method
 from adapterhub.methods._rotations import skew
 from adapterhub.methods.adalora import AdaLoRA, SingularUpdate
+from adapterhub.methods.adamss import AdaMSS, ClusteredUpdate, clustered, with_bias
 from adapterhub.methods.beft import BEFT, AddedBias, LoneBias
 from adapterhub.methods.boft import BOFT, ButterflyRotation
 from adapterhub.methods.c3a import C3A, CirculantUpdate
@@ -467,6 +468,49 @@ def _export_unilora(part: ExportedModule) -> tuple[Values, Tensors]:
     return {"save_indices": True}, tensors
 
 
+def _import_adamss(update: PlainUpdate) -> str:
+    config, theirs, ours = update.config, update.theirs, update.ours
+    site, count = update.site, len(ours["V"])
+    d_out, clusters = site.d_out, min(config["num_subspaces"], site.d_out)
+    if count > min(site.d_in, d_out):
+        return f"{count} components of a weight with {site.d_in} inputs"
+    weight = with_bias(read_weight(update.host).detach(), read_bias(update.host))
+    places = clustered(weight, count, clusters, config["random_seed"])
+    rank = max(len(theirs[f"adamss_A.{number}"]) for number in range(clusters))
+    ours |= {"A": torch.zeros(clusters, rank, count), "B": torch.zeros(d_out, rank)}
+    for number in range(clusters):
+        a, b = (theirs[f"adamss_{name}.{number}"] for name in "AB")
+        if b.shape != (int((places == number).sum()), len(a)):
+            return f"adamss_B.{number} is of another cluster than that of these weights"
+        ours["A"][number, : len(a)] = a
+        ours["B"][places == number, : len(a)] = b
+    ours["places"] = places
+    update.options |= {
+        "rank": rank, "clusters": clusters, "components": config["r"], "stored": True
+    }  # fmt: skip
+    return ""
+
+
+def _export_adamss(part: ExportedModule) -> tuple[Values, Tensors]:
+    module, method = part.module, part.method
+    assert isinstance(module, ClusteredUpdate)
+    assert isinstance(method, AdaMSS)
+    clusters, rank, count = module.A.shape
+    weight = with_bias(read_weight(part.host).detach(), read_bias(part.host))
+    same = min(method.components, *weight.shape) == count  # peft counts the bias as an input
+    options = {"r": method.components if same else count, "subspace_rank": rank, "random_seed": 0}
+    if part.site.part is not None or module.V.is_meta:
+        return options, {}
+    places = module.places.cpu()
+    if not torch.equal(clustered(weight, count, clusters), places):
+        return options | {"clusters of these weights": None}, {}
+    tensors = {"V": module.V.detach()}
+    for number in range(clusters):
+        tensors[f"adamss_A.{number}"] = module.A[number].detach()
+        tensors[f"adamss_B.{number}"] = module.B.detach().cpu()[places == number]
+    return options, tensors
+
+
 def _import_fourierft(update: PlainUpdate) -> str:
     site, count = update.site, update.ours["E.values"].numel()
     if count != update.options["coefficients"]:
@@ -688,6 +732,12 @@ _ROWS = (
         {"rank": "r", "vectors": "num_vectors", "block": "vector_length", "top": "topk"},
         rank=("vblora_logits_A", 0), shared={"bank.v": "vblora_vector_bank"},
         exported=_export_vblora, turned=True,
+    ),
+    PlainKind(
+        "ADAMSS", AdaMSS, ClusteredUpdate, {"V": "adamss_newB"},
+        {"clusters": "num_subspaces"},
+        more=tuple(f"adamss_{name}.{number}" for name in "AB" for number in range(_DEEPEST)),
+        imported=_import_adamss, exported=_export_adamss,
     ),
     PlainKind(
         "UNILORA", UniLoRA, TakenFactors, {}, {"rank": "r", "numbers": "theta_d_length"},

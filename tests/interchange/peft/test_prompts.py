@@ -96,10 +96,25 @@ def test_a_prefix_generates_the_same_tokens(tmp_path, architecture):
     assert not torch.equal(found, bare)
 
 
+@pytest.mark.parametrize("architecture", core(["gpt2", "llama", "qwen3"], "llama"))
+def test_a_prompt_of_cpt_is_a_prompt(tmp_path, monkeypatch, architecture):
+    forward = peft.PeftModelForCausalLM.forward  # which takes labels out without a default
+    monkeypatch.setattr(
+        peft.PeftModelForCausalLM, "forward",
+        lambda self, *args, **given: forward(self, *args, **{"labels": None} | given),
+    )  # fmt: skip
+    config = peft.CPTConfig(
+        task_type="CAUSAL_LM", cpt_token_ids=[5, 6, 7, 8, 9], opt_projection_epsilon=40.0,
+        opt_projection_format_epsilon=40.0,
+    )  # fmt: skip
+    adapter = compare_import(tmp_path, architecture, config, "causal-lm", atol=2e-5, strip=5)
+    assert [method.name for method in adapter.methods] == ["prompt"]
+
+
 EXPORTED_PROMPTS = {"gpt2": "causal-lm", "llama": "causal-lm", "t5": "seq2seq", "bert": "features"}
 
 
-@pytest.mark.parametrize("spec", ["prompt(length=5)", "p-tuning(length=5)"])
+@pytest.mark.parametrize("spec", ["prompt(length=5)", "p-tuning(length=5)", "cpt(length=5)"])
 @pytest.mark.parametrize("architecture", core(EXPORTED_PROMPTS, "t5"))
 def test_exported_prompts(tmp_path, architecture, spec):
     task = EXPORTED_PROMPTS[architecture]
