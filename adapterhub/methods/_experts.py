@@ -1,30 +1,38 @@
-"""Modules at the weights of routed experts: low-rank updates and scales.
+"""Modules at the weights of routed experts: updates of projections, one for each, and scales.
 
-    y = W_e x + s B_e A_e x        y = l_e * W_e x        y = W_e (l_e * x)
+    y = W_e x + D_e x        y = l_e * W_e x        y = W_e (l_e * x)
 
-    e: the expert that a row x is computed by    W_e: (d_out, d_in)
-    A: (experts, rank, d_in)    B: (experts, d_out, rank)    l: (experts, d)
+    e: the expert that a row x is computed by    W_e, D_e: (d_out, d_in)    l: (experts, d)
 
-With `shared`, one A and B, or one l, serve all experts: (rank, d_in), (d_out, rank), (d,).
+D_e is what a module of the method adds at a projection. Its parameters are those of one expert,
+stacked: A of a LoRA is (experts, rank, d_in). With `shared`, one update, or one l, serves all
+experts: (rank, d_in), (d,).
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from functools import partial
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.anatomy.sites import Anatomy, Site
+from adapterhub.anatomy.sites import Anatomy, Kind, Site
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
-from adapterhub.methods._base import Method
-from adapterhub.methods._expert_rows import ExpertRows
-from adapterhub.methods._ops import add_product, cast
-from adapterhub.methods._site_module import ExpertsInputModule, ExpertsModule, SiteModule
+from adapterhub.methods._base import Placement
+from adapterhub.methods._delta import DeltaModule
+from adapterhub.methods._expert_rows import ExpertRows, OneExpert
+from adapterhub.methods._projections import ProjectionMethod
+from adapterhub.methods._site_module import (
+    ExpertsInputModule,
+    ExpertsModule,
+    OutputModule,
+    SiteModule,
+)
 
 PerExpert: TypeAlias = Literal["each", "shared"]
 PER_EXPERT = "updates of routed experts: one for each, or one shared by all of a layer"
@@ -51,38 +59,87 @@ def refuse_unused(method: str, experts: PerExpert, sites: tuple[Site, ...]) -> N
         )
 
 
-class ExpertsLoRALayer(ExpertsModule):
-    """The map (x, y) -> y + s B_e A_e x."""
+class ExpertsUpdate(ExpertsModule):
+    """The map (x, y) -> y + D_e x, with the D_e of a module of a projection for each expert.
+
+    It has the attributes of such a module: under the same names its parameters, stacked, and what
+    is fixed, which all experts have in common. Other rows than those of a single expert are
+    multiplied by the `factors` of the modules, or else by their D_e, computed in each call.
+    """
 
     affine = True
 
-    def __init__(self, site: Site, rank: int, scale: float, dropout: float, each: bool) -> None:
+    def __init__(self, modules: Sequence[OutputModule], each: bool) -> None:
         super().__init__()
-        assert site.held is not None
-        assert site.held.experts is not None
-        experts = (site.held.experts,) if each else ()
-        self.A = nn.Parameter(torch.empty(*experts, rank, site.d_in))
-        self.B = nn.Parameter(torch.zeros(*experts, site.d_out, rank))
-        self.scale = scale
-        self.dropout = dropout
-        bound = math.sqrt(1 / site.d_in)  # Kaiming-uniform with a = sqrt(5), as of one matrix
-        nn.init.uniform_(self.A, -bound, bound)
+        first = modules[0]
+        vars(self).update(vars(first))
+        self.of, self.experts = type(first), len(modules) if each else None
+        if not each:
+            return
+        for name in [name for name, _ in first.named_parameters()]:
+            stacked = torch.stack([each.get_parameter(name).detach() for each in modules])
+            path, _, last = name.rpartition(".")
+            setattr(self.get_submodule(path), last, nn.Parameter(stacked))
 
     def forward(self, x: Tensor, y: Tensor, rows: ExpertRows) -> Tensor:
         """Compute the new output. x: (..., d_in), y: (..., d_out) -> y' like y."""
-        if self.training and self.dropout:
-            x = F.dropout(x, self.dropout)
-        if self.A.ndim == 2:
-            return add_product(y, F.linear(x, cast(self.A, x)), self.B, self.scale)
-        inner = rows.product(x, self.A.to(x.dtype))
-        return torch.add(
-            y, rows.product(inner, self.B.to(inner.dtype)).to(y.dtype), alpha=self.scale
-        )
+        if self.experts is None or isinstance(rows, OneExpert):
+            number = rows.number if isinstance(rows, OneExpert) else 0
+            return self.module_of(number)(x, y)  # type: ignore[no-any-return]
+        sizes = x.shape[-1], y.shape[-1]
+        tensors = dict(self.named_parameters())
+        matrices = torch.vmap(lambda own: _matrices(_with(self, self.of, own), *sizes))(tensors)
+        x = F.dropout(x, getattr(self, "dropout", 0.0), self.training)
+        for matrix in matrices:
+            same = matrix.stride(0) == 0  # of all experts, as a fixed factor is
+            each = matrix.to(x.dtype)
+            x = F.linear(x, each[0]) if same else rows.product(x, each)
+        return y + x.to(y.dtype)
+
+    def module_of(self, number: int | Tensor) -> OutputModule:
+        """Return the module of one expert, which has the same parameters or views of them."""
+        tensors = dict(self.named_parameters())
+        if self.experts is not None:
+            tensors = {name: tensor[number] for name, tensor in tensors.items()}  # type: ignore[misc]
+        module: OutputModule = _with(self, self.of, tensors)
+        return module
 
     def extra_repr(self) -> str:
         """Return the settings that `print(model)` shows."""
-        experts = f"experts={len(self.A)}, " if self.A.ndim == 3 else ""
-        return f"{experts}rank={self.A.shape[-2]}, scale={self.scale:g}"
+        experts = [] if self.experts is None else [f"experts={self.experts}"]
+        return ", ".join([*experts, *filter(None, [self.module_of(0).extra_repr()])])
+
+
+def _with(module: Any, cls: type, tensors: Mapping[str, Tensor], prefix: str = "") -> Any:
+    """Return a module of a class that has the attributes of another one, and other parameters.
+
+    It is a copy, since other threads may compute with the module.
+
+    Args:
+        module: whose attributes it has.
+        cls: its class.
+        tensors: the parameters by their names in the outermost module.
+        prefix: of these names in this one.
+    """
+    copied: Any = object.__new__(cls)
+    vars(copied).update(vars(module))
+    children = module._modules.items()
+    vars(copied)["_parameters"] = {name: tensors[prefix + name] for name in module._parameters}
+    vars(copied)["_modules"] = {
+        name: _with(child, type(child), tensors, f"{prefix}{name}.") for name, child in children
+    }
+    return copied
+
+
+def _matrices(module: OutputModule, d_in: int, d_out: int) -> tuple[Tensor, ...]:
+    """Return the matrices whose product is D: (d_out, d_in), the first factor of x first."""
+    if (factors := module.factors()) is not None:
+        return factors[::-1]
+    if isinstance(module, DeltaModule):
+        return (module.delta(),)
+    like = next(module.parameters())
+    units = torch.eye(d_in, dtype=like.dtype, device=like.device)
+    return (module(units, units.new_zeros(d_in, d_out)).T,)
 
 
 class ExpertsOutputScale(ExpertsModule):
@@ -118,36 +175,45 @@ def _of_rows(scale: Tensor, rows: ExpertRows) -> Tensor:
 
 
 @dataclass(frozen=True)
-class AtExperts(Method):
-    """A mixin: low-rank updates also of weights of experts, as in `class LoRA(AtExperts, LowRank)`.
+class AtExperts(ProjectionMethod):
+    """A mixin: updates also of weights of experts, as in `class LoHa(AtExperts, RankMethod)`.
 
-    The sites that it adds are those that a user names.
+    For methods whose modules compute y + D x, with a D of parameters and fixed numbers alone. The
+    sites that it adds are those that a user names.
     """
+
+    kinds: ClassVar[tuple[Kind, ...]] = ("linear", "weight")
 
     experts: PerExpert = option("each", PER_EXPERT, omitted=True)
 
-    def module(self, site: Site, rank: int, anatomy: Anatomy) -> SiteModule:
-        """Return the update of one site."""
-        method: Any = super()
+    def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
+        """Yield one module per selected projection.
+
+        Raises:
+            SiteError: a site that is not a projection, or that the module does not fit.
+        """
+        for site, rank in self.ranks_by_site(anatomy).items():
+            build = partial(self.module, site, rank, anatomy)
+            yield Placement(site, self.of_experts(site, build))
+
+    def of_experts(self, site: Site, build: Callable[[], SiteModule]) -> SiteModule:
+        """Return the module of a site, made of those of its experts if it has some."""
         if not (site.held and site.held.experts):
-            return method.module(site, rank, anatomy)  # type: ignore[no-any-return]
-        own: Any = self
-        return ExpertsLoRALayer(
-            site, rank, own.scale(rank), own.dropout, each=self.experts == "each"
-        )
+            return build()
+        modules: Any = [build() for _ in range(matrices_of(site, self.experts))]
+        return ExpertsUpdate(modules, each=self.experts == "each")
 
-    def size(self, site: Site, rank: int) -> int:
-        """Return the numbers of one site: those of a matrix, for each expert."""
-        method: Any = super()
-        return matrices_of(site, self.experts) * method.size(site, rank)  # type: ignore[no-any-return]
+    def count(self, anatomy: Anatomy) -> int:
+        """Sum the numbers of the sites: those of a matrix, for each expert."""
+        ranks = self.ranks_by_site(anatomy).items()
+        return sum(matrices_of(s, self.experts) * self.size(s, rank) for s, rank in ranks)
 
-    def ranks_by_site(self, anatomy: Anatomy) -> dict[Site, int]:
+    def ranks_by_site(self, anatomy: Anatomy) -> Mapping[Site, int]:
         """Return the rank of each selected site.
 
         Raises:
             SiteError: `experts=shared`, and none is of experts.
         """
-        method: Any = super()
-        ranks: dict[Site, int] = method.ranks_by_site(anatomy)
+        ranks = super().ranks_by_site(anatomy)
         refuse_unused(self.name, self.experts, tuple(ranks))
         return ranks

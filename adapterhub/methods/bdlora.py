@@ -29,6 +29,7 @@ from adapterhub.config.options import option
 from adapterhub.errors import SiteError
 from adapterhub.methods._base import register_method
 from adapterhub.methods._delta import FactorModule
+from adapterhub.methods._experts import AtExperts
 from adapterhub.methods._ops import stack_low_rank
 from adapterhub.methods._projections import RankMethod
 
@@ -62,7 +63,7 @@ class BlockFactors(FactorModule):
 
 @register_method
 @dataclass(frozen=True)
-class BDLoRA(RankMethod):
+class BDLoRA(AtExperts, RankMethod):
     """Low-rank updates with one block-diagonal factor."""
 
     name = "bdlora"

@@ -27,7 +27,8 @@ from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.methods._base import register_method
 from adapterhub.methods._delta import DeltaModule
-from adapterhub.methods._projections import ProjectionMethod, divisor
+from adapterhub.methods._experts import AtExperts
+from adapterhub.methods._projections import divisor
 
 
 class CirculantUpdate(DeltaModule):
@@ -48,7 +49,7 @@ class CirculantUpdate(DeltaModule):
 
 @register_method
 @dataclass(frozen=True)
-class C3A(ProjectionMethod):
+class C3A(AtExperts):
     """Circulant blocks as updates of projections."""
 
     sized_by = "block"

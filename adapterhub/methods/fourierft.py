@@ -25,9 +25,9 @@ from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.methods._base import register_method
 from adapterhub.methods._delta import DeltaModule
+from adapterhub.methods._experts import AtExperts
 from adapterhub.methods._generated import PlacedNumbers
 from adapterhub.methods._ops import wide
-from adapterhub.methods._projections import ProjectionMethod
 
 
 class SpectralUpdate(DeltaModule):
@@ -49,7 +49,7 @@ class SpectralUpdate(DeltaModule):
 
 @register_method
 @dataclass(frozen=True)
-class FourierFT(ProjectionMethod):
+class FourierFT(AtExperts):
     """Updates of projections by a few Fourier coefficients."""
 
     sized_by = "coefficients"

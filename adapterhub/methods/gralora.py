@@ -30,6 +30,7 @@ from adapterhub.config.options import option
 from adapterhub.errors import SiteError
 from adapterhub.methods._base import register_method
 from adapterhub.methods._delta import FactorModule
+from adapterhub.methods._experts import AtExperts
 from adapterhub.methods._ops import stack_low_rank
 from adapterhub.methods._projections import RankMethod
 
@@ -64,7 +65,7 @@ class BlockUpdates(FactorModule):
 
 @register_method
 @dataclass(frozen=True)
-class GraLoRA(RankMethod):
+class GraLoRA(AtExperts, RankMethod):
     """Low-rank updates of the blocks of projections."""
 
     name = "gralora"

@@ -26,6 +26,7 @@ from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.methods._base import register_method
 from adapterhub.methods._delta import DeltaModule
+from adapterhub.methods._experts import AtExperts
 from adapterhub.methods._projections import RankMethod
 
 
@@ -51,7 +52,7 @@ def _left(site: Site, rank: int) -> nn.Parameter:
 
 @register_method
 @dataclass(frozen=True)
-class LoHa(RankMethod):
+class LoHa(AtExperts, RankMethod):
     """Elementwise products of two low-rank updates of projections."""
 
     name = "loha"

@@ -29,6 +29,7 @@ from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 from adapterhub.methods._base import register_method
+from adapterhub.methods._experts import AtExperts
 from adapterhub.methods._ops import cast, split_last
 from adapterhub.methods._projections import RankMethod, divisor
 from adapterhub.methods._site_module import OutputModule
@@ -70,7 +71,7 @@ class KroneckerUpdate(OutputModule):
 
 @register_method
 @dataclass(frozen=True)
-class LoKr(RankMethod):
+class LoKr(AtExperts, RankMethod):
     """Kronecker products with a low-rank factor, as updates of projections."""
 
     name = "lokr"

@@ -101,3 +101,4 @@ class LoRA(AtExperts, LowRank):
     paper = "Hu et al. 2022, https://arxiv.org/abs/2106.09685"
     summary = "low-rank updates of projections"
     learning_rate = 1e-3
+    kinds = LowRank.kinds

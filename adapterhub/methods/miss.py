@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.methods._base import register_method
 from adapterhub.methods._delta import FactorModule
+from adapterhub.methods._experts import AtExperts
 from adapterhub.methods._ops import add_product, split_last, stack_low_rank
 from adapterhub.methods._projections import RankMethod
 
@@ -53,7 +54,7 @@ class SharedShards(FactorModule):
 
 @register_method
 @dataclass(frozen=True)
-class MiSS(RankMethod):
+class MiSS(AtExperts, RankMethod):
     """Low-rank updates of projections that sum shards of the input."""
 
     name = "miss"

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.methods._base import Placement, register_method
 from adapterhub.methods._delta import FactorModule
+from adapterhub.methods._experts import AtExperts
 from adapterhub.methods._generated import FixedFactors
 from adapterhub.methods._ops import stack_low_rank
 from adapterhub.methods._projections import RankMethod
@@ -66,7 +68,7 @@ class ScaledBases(FactorModule):
 
 @register_method
 @dataclass(frozen=True)
-class RandLoRA(RankMethod):
+class RandLoRA(AtExperts, RankMethod):
     """Full-rank updates of fixed random bases with trained scales."""
 
     name = "randlora"
@@ -92,7 +94,8 @@ class RandLoRA(RankMethod):
         a, b = ((rank, small), 3**0.5), ((large, n, rank), 3**0.5)  # of deviation 1
         shared = FixedFactors("randlora", self.seed, a, b, self.stored)
         for number, (site, rank) in enumerate(ranks.items()):
-            module = ScaledBases(site, rank, self.alpha / rank, shared)
+            build = partial(ScaledBases, site, rank, self.alpha / rank, shared)
+            module = self.of_experts(site, build)
             if number == 0:
                 module.fixed = shared
             yield Placement(site, module)

@@ -27,6 +27,7 @@ from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.methods._base import register_method
 from adapterhub.methods._delta import DeltaModule
+from adapterhub.methods._experts import AtExperts
 from adapterhub.methods._generated import PlacedNumbers
 from adapterhub.methods._projections import RankMethod, weight_at
 from adapterhub.methods._skip_init import init_is_skipped
@@ -47,7 +48,7 @@ class SparseUpdate(DeltaModule):
 
 @register_method
 @dataclass(frozen=True)
-class SHiRA(RankMethod):
+class SHiRA(AtExperts, RankMethod):
     """Sparse updates of projections."""
 
     name = "shira"

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.methods._base import Placement, register_method
 from adapterhub.methods._delta import FactorModule
+from adapterhub.methods._experts import AtExperts
 from adapterhub.methods._generated import FixedFactors
 from adapterhub.methods._ops import stack_low_rank
 from adapterhub.methods._projections import RankMethod
@@ -56,7 +58,7 @@ class ScaledFactors(FactorModule):
 
 @register_method
 @dataclass(frozen=True)
-class VeRA(RankMethod):
+class VeRA(AtExperts, RankMethod):
     """Low-rank updates of random matrices with two trained vectors."""
 
     name = "vera"
@@ -69,20 +71,15 @@ class VeRA(RankMethod):
     stored: bool = option(False, "one pair of matrices for all sites, in the file")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
-        """Yield one update per selected projection."""
+        """Yield one update per selected projection, with matrices of its own unless `stored`."""
         ranks = self.ranks_by_site(anatomy)
-        if not self.stored:
-            yield from super().plan(anatomy)
-            return
         sizes = max(ranks.values()), max(s.d_in for s in ranks), max(s.d_out for s in ranks)
-        fixed = self._fixed("vera", *sizes)
+        shared = self._fixed("vera", *sizes) if self.stored else None
         for number, (site, rank) in enumerate(ranks.items()):
-            yield Placement(site, ScaledFactors(site, rank, fixed, owns=number == 0))
-
-    def module(self, site: Site, rank: int, anatomy: Anatomy) -> ScaledFactors:
-        """Return the update of one site, with matrices of its own."""
-        fixed = self._fixed(f"vera.{site.id}", rank, site.d_in, site.d_out)
-        return ScaledFactors(site, rank, fixed, owns=True)
+            fixed = shared or self._fixed(f"vera.{site.id}", rank, site.d_in, site.d_out)
+            owns = shared is None or number == 0
+            build = partial(ScaledFactors, site, rank, fixed, owns)
+            yield Placement(site, self.of_experts(site, build))
 
     def size(self, site: Site, rank: int) -> int:
         """Return rank + d_out."""

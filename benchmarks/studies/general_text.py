@@ -31,7 +31,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.tasks import Encoded, Setting
 from adapterhub.tasks.masked_lm import MaskedLM
 
-METHODS = ("full", "freeze", "lora", "pfeiffer", "prefix", "mam")
+METHODS = ("full", "freeze", "lora", "pfeiffer", "prefix", "mam", "oft")
 TASK = "sst2"
 HELD = 200  # texts
 PROBE = ("train.max_steps=300", "train.batch_size=16", "train.max_length=64", "train.report=false")
