@@ -25,7 +25,7 @@ from torch import nn
 from transformers import AutoModel
 
 import adapterhub as ah
-from adapterhub.errors import AdapterhubError, AttachError, FileError, MismatchError
+from adapterhub.errors import AdapterhubError, FileError, MismatchError
 from adapterhub.methods import METHODS
 from adapterhub.methods._spec import parse_methods
 from adapterhub.recipe.options import Init
@@ -136,8 +136,9 @@ def test_a_model_without_a_table():
 def test_any_torch_module():
     layers = nn.Sequential(nn.Linear(2, 2))
     get_peft_model(layers, LoraConfig(target_modules=["0"]))
-    with pytest.raises(AttachError):
-        ah.attach(nn.Sequential(nn.Linear(2, 2)), "lora")
+    own = nn.Sequential(nn.Linear(2, 2))
+    ah.attach(own, "lora(sites=['0'])")
+    assert list(ah.adapters(own)) == ["default"]
 
 
 @pytest.mark.parametrize("architecture", ["vit", "wav2vec2", "vlm-llava"])

@@ -31,13 +31,18 @@ def weight_at(site: Site, anatomy: Anatomy) -> Tensor:
     return read_weight(host, site.part).detach()
 
 
+def bias_at(site: Site, anatomy: Anatomy) -> Tensor | None:
+    """Return the bias of a projection, (d_out,), as it is stored; None if it has none."""
+    host, matrix = anatomy.model.get_submodule(site.host), site.matrix
+    if matrix is None:
+        return read_bias(host, site.part)
+    bias = dict(host.named_parameters()).get(matrix.bias or "")
+    return None if bias is None else matrix.bias_of(bias)
+
+
 def has_bias(site: Site, anatomy: Anatomy) -> bool:
     """Return whether a projection has a bias."""
-    host = anatomy.model.get_submodule(site.host)
-    if site.matrix is not None:
-        name = site.matrix.bias
-        return name is not None and dict(host.named_parameters()).get(name) is not None
-    return read_bias(host) is not None
+    return bias_at(site, anatomy) is not None
 
 
 def divisor(size: int, most: int) -> int:

@@ -26,12 +26,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Site
-from adapterhub.backbones.weights import read_bias
 from adapterhub.config.options import option
 from adapterhub.methods._affine import AffineLayer
 from adapterhub.methods._base import register_method
 from adapterhub.methods._ops import add_product, cast
-from adapterhub.methods._projections import RankMethod, weight_at
+from adapterhub.methods._projections import RankMethod, bias_at, weight_at
 from adapterhub.methods._site_module import OutputModule
 from adapterhub.methods._skip_init import init_is_skipped
 from adapterhub.methods.lora_xs import decomposed
@@ -84,21 +83,25 @@ class ClusteredUpdate(OutputModule):
             _, _, vh = torch.linalg.svd(u[self.places == cluster])
             a[: len(vh)] = vh[: len(a)]
 
-    def factors(self) -> tuple[Tensor, Tensor]:
+    def factors(self) -> tuple[Tensor, Tensor] | None:
+        """Return the change of the weight as a product; None where the bias changes too."""
+        return self._product() if self.V.shape[1] == self.d_in else None
+
+    def _product(self) -> tuple[Tensor, Tensor]:
         """Return B of all clusters, (d_out, clusters rank), and A V^T: (clusters rank, width)."""
         own = F.one_hot(self.places, self.limit).to(self.B)
         return (own[:, :, None] * self.B[:, None]).flatten(1), self.A.flatten(0, 1) @ self.V
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Compute the new output. x: (..., d_in), y: (..., d_out) -> y' like y."""
-        left, right = self.factors()
+        left, right = self._product()
         ones = right[:, self.d_in :].sum(1)  # nothing without a bias
         u = F.linear(x, cast(right[:, : self.d_in], x), cast(ones, x))
         return add_product(y, u, left, 1.0)
 
     def constant(self, site: Site) -> AffineLayer:
         """Return the update as one product and a shift."""
-        left, right = self.factors()
+        left, right = self._product()
         shift = left @ right[:, self.d_in :].sum(1)
         return AffineLayer(right[:, : self.d_in], left.T, shift=shift)
 
@@ -120,8 +123,7 @@ class AdaMSS(RankMethod):
 
     def module(self, site: Site, rank: int, anatomy: Anatomy) -> ClusteredUpdate:
         """Return the update of one site."""
-        bias = read_bias(anatomy.model.get_submodule(site.host), site.part)
-        weight = with_bias(weight_at(site, anatomy), bias)
+        weight = with_bias(weight_at(site, anatomy), bias_at(site, anatomy))
         clusters, count = self._sizes(site)
         module = ClusteredUpdate(site, rank, clusters, count, weight.shape[1])
         if not self.stored:
