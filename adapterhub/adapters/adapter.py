@@ -24,7 +24,7 @@ from adapterhub.adapters.parts import (
     make_slot,
     slot_at,
 )
-from adapterhub.anatomy.any_module import is_view
+from adapterhub.anatomy.any_module import is_view, name_of
 from adapterhub.anatomy.family_file import family_data, own_family
 from adapterhub.anatomy.sites import CHILD, Anatomy
 from adapterhub.backbones.end_tokens import (
@@ -58,6 +58,7 @@ from adapterhub.hooks.new_tokens import NewTokenRows, add_new_tokens, first_id
 from adapterhub.hooks.pooling import HeadPooling
 from adapterhub.hooks.reversible import keep_training
 from adapterhub.hooks.slot import Slot, drop_slot
+from adapterhub.interchange.diffusers_lora import STYLES, write_diffusers
 from adapterhub.interchange.peft.export_types import ExportedModule, ExportSource
 from adapterhub.interchange.peft.exporter import check_format, to_peft
 from adapterhub.interchange.peft.files import write_peft
@@ -187,7 +188,7 @@ class Adapter:
         few = f"labels {', '.join(self.labels)}"
         head = f", {few if len(self.labels) < 5 else f'{len(self.labels)} labels'}"
         return one_line(
-            f"<Adapter {self.name!r}: {methods} on {type(self.model).__name__}, "
+            f"<Adapter {self.name!r}: {methods} on {name_of(self.model)}, "
             f"{self.count():,} parameters{head if self.labels else ''}{on}{state}>"
         )
 
@@ -441,7 +442,7 @@ class Adapter:
 
         Args:
             folder: where to write; of gguf, the file.
-            format: peft, or gguf for llama.cpp.
+            format: peft, gguf for llama.cpp, or of a pipeline diffusers or kohya.
             overwrite: replace what is there.
 
         Raises:
@@ -453,6 +454,9 @@ class Adapter:
             from adapterhub.interchange.gguf_lora import write_gguf
 
             write_gguf(Path(folder), self.export_source(), self.name, overwrite=overwrite)
+            return
+        if format in STYLES:
+            write_diffusers(Path(folder), self.export_source(), format, overwrite=overwrite)
             return
         names = [method.name for method in self.methods]
         card = export_card(self.name, names, self.labels, self.problem_type)

@@ -10,8 +10,9 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.anatomy.any_module import as_model, is_same, own_module
+from adapterhub.anatomy.any_module import as_model, is_same, name_of, own_module
 from adapterhub.anatomy.own_modules import own_modules
+from adapterhub.anatomy.pipelines import is_pipeline
 from adapterhub.anatomy.sites import own_parameters
 from adapterhub.backbones.tensor_parallel import tensor_parallel
 from adapterhub.backbones.weights import is_sharded
@@ -40,7 +41,7 @@ def require_model(model: object) -> None:
     """
     if isinstance(model, PreTrainedModel | torch._dynamo.OptimizedModule):
         return
-    if isinstance(model, nn.Module) and not _only_wraps(model):
+    if is_pipeline(model) or (isinstance(model, nn.Module) and not _only_wraps(model)):
         return
     wraps = ", but wraps one" if isinstance(model, nn.Module) else ", nor another module"
     raise AttachError(
@@ -113,8 +114,8 @@ def refuse_shared(model: PreTrainedModel, others: Iterable[AdaptedModel]) -> Non
         parts = (*_parts(other.model), *other.parameters)
         if not own.isdisjoint(map(id, parts)):
             raise AttachError(
-                f"this {type(own_module(model)).__name__} shares modules with a "
-                f"{type(own_module(other.model)).__name__} that has adapters",
+                f"this {name_of(model)} shares modules with a {name_of(other.model)} that has "
+                "adapters",
                 offenders=map(repr, other.names),
                 expected="models of which only one has adapters",
                 hint="detach them there first, or attach to a copy: copy.deepcopy(model)",

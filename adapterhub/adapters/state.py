@@ -41,6 +41,7 @@ from adapterhub.adapters.structure import ModelStructure
 from adapterhub.anatomy.any_module import as_model, is_view, own_module
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.module_sites import module_anatomy
+from adapterhub.anatomy.pipelines import as_module
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.end_tokens import (
     EndTokens,
@@ -425,7 +426,7 @@ def _stops(activation: Activation | RouteActivation) -> Iterator[int]:
 
 def find_state(model: nn.Module) -> ModelState | None:
     """Return the state of a model, or None if no adapter is attached."""
-    return getattr(model, _STATE, None)
+    return getattr(as_module(model), _STATE, None)
 
 
 def get_state(model: nn.Module) -> ModelState:

@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from adapterhub.anatomy.pipelines import PipelineParts, as_module
+
 _OF_LIBRARY = ("_class_name", "_diffusers_version", "_name_or_path")
 
 
@@ -46,7 +48,7 @@ class ModuleView(PreTrainedModel):
 
     def __init__(self, module: nn.Module) -> None:
         config = ModuleConfig(_options(module))
-        config.model_type = type(module).__name__  # type: ignore[misc]
+        config.model_type = name_of(module)  # type: ignore[misc]
         config._name_or_path = _name_of(module)
         object.__setattr__(self, "__dict__", vars(module))
         object.__setattr__(self, "module", module)
@@ -80,8 +82,10 @@ class ModuleView(PreTrainedModel):
 def as_model(module: nn.Module) -> PreTrainedModel:
     """Return a model of transformers as it is, and a view of any other module.
 
-    A compiled one is refused elsewhere, and is returned as it is.
+    A compiled one is refused elsewhere, and is returned as it is. Of a pipeline, it is a view of
+    its parts.
     """
+    module = as_module(module)
     if isinstance(module, PreTrainedModel | torch._dynamo.OptimizedModule):
         return module  # type: ignore[return-value]
     return ModuleView(module)
@@ -89,12 +93,18 @@ def as_model(module: nn.Module) -> PreTrainedModel:
 
 def own_module(model: nn.Module) -> nn.Module:
     """Return the user's own object: a model of transformers, or the module of a view."""
-    return model.module if is_view(model) else model
+    return model.module if is_view(model) else as_module(model)
 
 
 def is_view(model: nn.Module) -> TypeGuard[ModuleView]:
     """Return whether a model is a view of a module of another library."""
     return isinstance(model, ModuleView)
+
+
+def name_of(model: nn.Module) -> str:
+    """Return the name of the class of the user's own object."""
+    own = own_module(model)
+    return type(own).__name__ if not isinstance(own, PipelineParts) else own.kind.__name__
 
 
 def is_same(module: nn.Module, model: nn.Module) -> bool:

@@ -12,8 +12,10 @@ from adapterhub.interchange.adapters_library.importer import (
     adapters_checkpoint_info,
     import_adapters,
 )
+from adapterhub.interchange.diffusers_lora import diffusers_checkpoint_info, import_diffusers
 from adapterhub.interchange.peft.files import is_peft
 from adapterhub.interchange.peft.importer import import_peft, peft_checkpoint_info
+from adapterhub.interchange.pipeline_files import is_diffusers
 from adapterhub.interchange.translation import CheckpointInfo, ImportedAdapter
 
 
@@ -35,6 +37,7 @@ class Format:
 FORMATS = (
     Format("adapters", is_adapters, import_adapters, adapters_checkpoint_info),
     Format("peft", is_peft, import_peft, peft_checkpoint_info),
+    Format("diffusers", is_diffusers, import_diffusers, diffusers_checkpoint_info),
 )
 
 

@@ -45,6 +45,7 @@ from adapterhub.adapters.state import (
     require_attached,
 )
 from adapterhub.anatomy.any_module import is_view, own_module
+from adapterhub.anatomy.pipelines import as_module
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.end_tokens import with_stops
 from adapterhub.backbones.identity import ORIGIN, name_and_revision
@@ -261,14 +262,15 @@ def _merged(state: ModelState, record: Merge, composition: Composition) -> Itera
 
 
 def _records(model: nn.Module) -> list[tuple[ModelState, Merge]]:
-    return list(getattr(model, _RECORDS, ()))
+    return list(getattr(as_module(model), _RECORDS, ()))
 
 
 def _set_records(model: nn.Module, records: list[tuple[ModelState, Merge]]) -> None:
+    attributes = vars(as_module(model))
     if records:
-        vars(model)[_RECORDS] = records
+        attributes[_RECORDS] = records
     else:
-        vars(model).pop(_RECORDS, None)
+        attributes.pop(_RECORDS, None)
 
 
 def unmerge(model: nn.Module) -> tuple[Adapter, ...]:

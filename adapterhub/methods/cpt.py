@@ -63,8 +63,8 @@ class CPT(Prompt):
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """Yield one prompt, at the input."""
-        prompt = BoundedPrompt(self._initial(anatomy), self.counts_padding)
-        yield Placement(self.site(anatomy), prompt)
+        site = self.site(anatomy)  # refuses what embeds no tokens
+        yield Placement(site, BoundedPrompt(self._initial(anatomy), self.counts_padding))
 
     def stepped(self, modules: Sequence[BoundedPrompt], done: float) -> None:
         """Shorten what is longer than its bound."""

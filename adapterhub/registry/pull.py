@@ -44,6 +44,7 @@ from adapterhub.files.signature import (
     read_signatures,
     signatures_to_json,
 )
+from adapterhub.interchange.pipeline_files import is_diffusers
 from adapterhub.registry.other_formats import CONFIG_FILE, copy_foreign
 from adapterhub.registry.published_files import copy_adapter, digest_of
 from adapterhub.registry.reference import Reference, parse_reference
@@ -304,7 +305,8 @@ def fetch_folder(path: Path, *, signed: bool = False) -> Fetched:
         SignatureError: signatures are required, and it has none by a trusted key.
     """
     trust = current_trust(signed=signed)
-    if (path / CONFIG_FILE).is_file() and not (path / MANIFEST_FILE).is_file():
+    foreign = (path / CONFIG_FILE).is_file() or is_diffusers(path)
+    if foreign and not (path / MANIFEST_FILE).is_file():
         _refuse_foreign(str(path), trust)
         return Fetched(path)
     folder = adapter_folder(path)

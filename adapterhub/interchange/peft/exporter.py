@@ -75,14 +75,20 @@ _KINDS: Mapping[type[nn.Module], Kind] = {
 }
 
 
+EXPORTED = ("peft", "gguf", "diffusers", "kohya")
+
+
 def check_format(name: str) -> None:
     """Refuse an unknown export format.
 
     Raises:
-        ConfigError: the format is neither "peft" nor "gguf".
+        ConfigError: it is none of `EXPORTED`.
     """
-    if name not in ("peft", "gguf"):
-        raise ConfigError(f"adapters cannot be exported to {name!r}", expected="peft or gguf")
+    if name not in EXPORTED:
+        raise ConfigError(
+            f"adapters cannot be exported to {name!r}",
+            expected=f"{', '.join(EXPORTED[:-1])} or {EXPORTED[-1]}",
+        )
 
 
 def to_peft(source: ExportSource) -> PeftFiles:

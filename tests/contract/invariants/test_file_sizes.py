@@ -18,6 +18,7 @@ import adapterhub as ah
 
 _COMPONENTS = "computed from the weight, and another decomposition may have other signs"
 FIXED: dict[str, tuple[str, str]] = {
+    "adamss": (r"\.places", "clusters, which another release of a library may compute otherwise"),
     "adapterfusion": (r"\.members\..*", "the fused adapters, which may no longer exist elsewhere"),
     "cartridge": (r"\.first", "keys and values of the first tokens of a text"),
     "delora": (r"\.norms", "norms of the weight, which a quantized backbone does not have exactly"),

@@ -70,7 +70,7 @@ def test_an_adapter_is_the_same_on_codes_and_on_decoded_weights(
     ah.load(plain, tmp_path / "a")
     found, others = passed(plain)
     torch.testing.assert_close(found, outputs, atol=2e-4, rtol=2e-4)
-    if method in ("p-tuning", "adapterplus"):  # a file has another form of it
+    if method in ("p-tuning", "adapterplus", "cpt"):  # a file has another form of it
         return
     assert others.keys() == gradients.keys()
     for name, gradient in gradients.items():

@@ -1,0 +1,240 @@
+"""LoRA files of diffusers' pipelines, and of kohya's scripts: one safetensors file each.
+
+    diffusers   unet.mid_block.....to_q.lora_A.weight      alpha and rank in the file's metadata
+    kohya       lora_unet_mid_block_..._to_q.lora_down.weight, .lora_up.weight, .alpha
+
+Older forms are read by diffusers' own conversions, which know those of many tools. What an alpha is
+not given for has that of its rank.
+
+diffusers, `loaders/lora_pipeline.py`, https://github.com/huggingface/diffusers; kohya-ss,
+`networks/lora.py`, https://github.com/kohya-ss/sd-scripts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save
+from torch import Tensor
+
+from adapterhub.anatomy.any_module import own_module
+from adapterhub.anatomy.pipelines import PipelineParts
+from adapterhub.anatomy.sites import Anatomy
+from adapterhub.errors import BackboneError, FileError, MismatchError, OutputError
+from adapterhub.files.atomic import explained, replace_file
+from adapterhub.files.schema import shorten
+from adapterhub.interchange.peft.export_types import ExportSource
+from adapterhub.interchange.peft.exporter import try_peft
+from adapterhub.interchange.peft.files import PeftFiles, neutral
+from adapterhub.interchange.peft.importer import from_peft
+from adapterhub.interchange.pipeline_files import FILE, file_in
+from adapterhub.interchange.translation import CheckpointInfo, ImportedAdapter
+
+STYLES = ("diffusers", "kohya")
+_METADATA = "lora_adapter_metadata"
+_KOHYA = {"unet": "unet", "transformer": "unet", "text_encoder": "te", "text_encoder_2": "te2"}
+_KEY = re.compile(r"(?P<path>.+)\.lora_(?P<what>A|B)\.weight")
+_OLD = re.compile(  # before diffusers used peft: ....attn1.processor.to_q_lora.down.weight
+    r"(?P<path>.+?)(?:\.processor)?(?:\.(?P<projection>to_[qkv]|to_out))?"
+    r"[._]lora(?:_linear_layer)?\.(?P<what>down|up)\.weight"
+)
+_OF_CLIP = {"to_q": "q_proj", "to_k": "k_proj", "to_v": "v_proj", "to_out": "out_proj"}
+_OF_UNET = {"to_out": "to_out.0"}
+_OPTIONS = ("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora")
+
+
+def diffusers_checkpoint_info(folder: Path) -> CheckpointInfo:
+    """Return that a file says nothing of its pipeline."""
+    return CheckpointInfo(backbone=None, revision=None, task=None, outputs=0)
+
+
+def import_diffusers(
+    folder: Path, anatomy: Anatomy, *, allow_pickle: bool = False, head: bool = True
+) -> ImportedAdapter:
+    """Import the LoRA file in a folder for the parts of a pipeline.
+
+    `allow_pickle` and `head` change nothing: the file is a safetensors file without a head.
+
+    Raises:
+        BackboneError: diffusers is not installed.
+        FileError: the file is damaged.
+        MismatchError: the adapter is not for a pipeline, or does not fit this one.
+    """
+    parts, file = own_module(anatomy.model), file_in(folder)
+    assert file is not None
+    if not isinstance(parts, PipelineParts):
+        raise MismatchError(
+            f"{file.name} is a LoRA of a pipeline of diffusers",
+            expected="load(pipe, FOLDER), with the pipeline itself",
+        )
+    tensors, alphas, metadata = _read(file, parts)
+    config = _config(tensors, alphas, metadata)
+    return from_peft(PeftFiles("LORA", config, tensors), anatomy, folder.name)
+
+
+def _read(
+    file: Path, parts: PipelineParts
+) -> tuple[dict[str, Tensor], dict[str, float], Mapping[str, Any]]:
+    """Return the tensors of a file by peft's names, alphas by module, and what is recorded."""
+    if importlib.util.find_spec("diffusers") is None:
+        raise BackboneError(
+            "reading LoRA files of pipelines needs diffusers",
+            hint='pip install "adapterhub[diffusers]"',
+        )
+    main = next((parts[name] for name in ("unet", "transformer") if name in parts), None)
+    options = {"unet_config": main.config} if main is not None and "unet" in parts else {}
+    try:
+        found = parts.kind.lora_state_dict(str(file), return_lora_metadata=True, **options)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise FileError(f"{file.name} cannot be read: {error}") from error
+    state, network_alphas, metadata = found
+    tensors: dict[str, Tensor] = {}
+    if others := sorted({name.partition(".")[0] for name in state} - {*parts}):
+        raise MismatchError(
+            f"{file.name} is for parts that this pipeline does not have",
+            offenders=shorten(others),
+            expected=f"tensors of {', '.join(parts)}",
+        )
+    for name, tensor in state.items():
+        tensors[_renamed(name, parts)] = tensor
+    alphas: dict[str, float] = {}
+    for name, alpha in (network_alphas or {}).items():
+        renamed = _renamed(name.removesuffix(".alpha"), parts)
+        match = _KEY.fullmatch(renamed)
+        alphas[match["path"] if match else renamed] = float(alpha)
+    return tensors, alphas, metadata or {}
+
+
+def _renamed(name: str, parts: PipelineParts) -> str:
+    """Return a tensor's name in peft's form, and in that of the modules of today."""
+    part, _, inside = name.partition(".")
+    if not hasattr(parts[part], "text_model"):
+        inside = inside.removeprefix("text_model.")
+    if match := _OLD.fullmatch(inside):
+        projection = match["projection"]
+        text = part.startswith("text_encoder")
+        last = (_OF_CLIP if text else _OF_UNET).get(projection or "", projection)
+        path = f"{match['path']}.{last}" if last else match["path"]
+        inside = f"{path}.lora_{'A' if match['what'] == 'down' else 'B'}.weight"
+    return f"{part}.{inside}"
+
+
+def _config(
+    tensors: Mapping[str, Tensor], alphas: Mapping[str, float], metadata: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return peft's options: rank and alpha of each module, which the file may not say."""
+    ranks: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        if (match := _KEY.fullmatch(name)) and match["what"] == "A":
+            ranks[match["path"]] = len(tensor)
+    own = {path: alphas.get(path, _recorded_alpha(path, metadata)) for path in ranks}
+    scales = {path: own[path] or float(rank) for path, rank in ranks.items()}
+    (rank, _), *_ = Counter(ranks.values()).most_common(1) or [(1, 0)]
+    rooted = {bool(v) for n, v in metadata.items() if n.endswith(".use_rslora")}
+    return {
+        **neutral("LORA"),
+        "r": rank,
+        "lora_alpha": float(rank),
+        "use_rslora": rooted == {True},
+        "use_dora": any("lora_magnitude_vector" in name for name in tensors),
+        "rank_pattern": {re.escape(path): each for path, each in ranks.items()},
+        "alpha_pattern": {re.escape(path): each for path, each in scales.items()},
+        "target_modules": sorted(ranks),
+        "peft_type": "LORA",
+        "task_type": None,
+        "base_model_name_or_path": None,
+        "revision": None,
+    }
+
+
+def _recorded_alpha(path: str, metadata: Mapping[str, Any]) -> float | None:
+    """Return the alpha that the metadata has for a module: of its own, or of its part."""
+    part, _, inside = path.partition(".")
+    own = {n.removeprefix(f"{part}."): v for n, v in metadata.items() if n.startswith(f"{part}.")}
+    for pattern, value in (own.get("alpha_pattern") or {}).items():
+        if re.fullmatch(rf"(.*\.)?({pattern})", inside):
+            return float(value)
+    return float(own["lora_alpha"]) if "lora_alpha" in own else None
+
+
+def write_diffusers(
+    folder: Path, source: ExportSource, style: str, *, overwrite: bool = False
+) -> None:
+    """Write the updates of an adapter of a pipeline as a LoRA file, in a folder.
+
+    Raises:
+        MismatchError: the adapter is not of a pipeline, or such a file cannot express it.
+        OutputError: the file exists (unless `overwrite`), or cannot be written.
+    """
+    files, problems = try_peft(source)
+    if not isinstance(own_module(source.anatomy.model), PipelineParts):
+        problems.append("it is not of a pipeline: attach(pipe, ...)")
+    if files.kind != "LORA" or files.config.get("use_dora"):
+        problems.append(f"{files.kind}: these files contain LoRAs")
+    others = [name for name in files.tensors if not _KEY.fullmatch(name)]
+    problems += [f"{name}: no update of a projection or convolution" for name in others]
+    if problems:
+        raise MismatchError(
+            f"the adapter cannot be exported to {style}",
+            offenders=shorten(problems),
+            expected="a LoRA on a pipeline of diffusers",
+        )
+    file = folder / FILE
+    if file.exists() and not overwrite:
+        raise OutputError(f"{file} exists", hint="overwrite=True, or --overwrite, replaces it")
+    write = _as_kohya if style == "kohya" else _as_diffusers
+    tensors, metadata = write(files)
+    with explained(file):
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(file, save({n: t.contiguous() for n, t in tensors.items()}, metadata))
+
+
+def _as_diffusers(files: PeftFiles) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors under their names, and the options of each part as metadata."""
+    recorded: dict[str, Any] = {}
+    targets = list(dict.fromkeys(_paths(files)))
+    for part in dict.fromkeys(path.partition(".")[0] for path in targets):
+        inside = [path.partition(".")[2] for path in targets if path.startswith(f"{part}.")]
+        own = {name: files.config[name] for name in _OPTIONS}
+        for name in ("rank_pattern", "alpha_pattern"):
+            escaped = re.escape(f"{part}.")
+            own[name] = {
+                pattern.removeprefix(escaped): value
+                for pattern, value in files.config[name].items()
+                if pattern.startswith(escaped)
+            }
+        own["target_modules"] = inside
+        recorded |= {f"{part}.{name}": value for name, value in own.items()}
+    return dict(files.tensors), {"format": "pt", _METADATA: json.dumps(recorded)}
+
+
+def _as_kohya(files: PeftFiles) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors under kohya's names, with an alpha for each module."""
+    tensors: dict[str, Tensor] = {}
+    for path in dict.fromkeys(_paths(files)):
+        part, _, inside = path.partition(".")
+        if part.startswith("text_encoder") and not inside.startswith("text_model."):
+            inside = f"text_model.{inside}"  # as CLIP was built when the names were chosen
+        name = f"lora_{_KOHYA.get(part, part)}_{inside.replace('.', '_')}"
+        low, high = (files.tensors[f"{path}.lora_{each}.weight"] for each in "AB")
+        tensors |= {f"{name}.lora_down.weight": low, f"{name}.lora_up.weight": high}
+        tensors[f"{name}.alpha"] = torch.tensor(_scale(files.config, path) * len(low))
+    return tensors, {"format": "pt"}
+
+
+def _scale(config: Mapping[str, Any], path: str) -> float:
+    rank = config["rank_pattern"].get(re.escape(path), config["r"])
+    alpha = config["alpha_pattern"].get(re.escape(path), config["lora_alpha"])
+    return float(alpha / (rank**0.5 if config["use_rslora"] else rank))
+
+
+def _paths(files: PeftFiles) -> list[str]:
+    return [match["path"] for name in files.tensors if (match := _KEY.fullmatch(name))]

@@ -1,0 +1,33 @@
+"""The folders of LoRA files of pipelines: what they are told by, without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+FILE = "pytorch_lora_weights.safetensors"  # as diffusers names it
+_STARTS = ("unet.", "transformer.", "text_encoder", "lora_unet_", "lora_te")
+
+
+def is_diffusers(folder: Path) -> bool:
+    """Return whether a folder has a LoRA file of a pipeline, and nothing that says otherwise."""
+    file = file_in(folder)
+    if file is None:
+        return False
+    try:
+        with safe_open(file, "pt") as opened:
+            names = list(opened.keys())
+    except (OSError, SafetensorError):
+        return False
+    return bool(names) and all(name.startswith(_STARTS) for name in names)
+
+
+def file_in(folder: Path) -> Path | None:
+    """Return the LoRA file of a folder: by diffusers' name, or the only safetensors file."""
+    if (folder / FILE).is_file():
+        return folder / FILE
+    if (folder / "adapter_config.json").exists():
+        return None
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    return files[0] if len(files) == 1 else None
