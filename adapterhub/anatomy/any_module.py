@@ -93,7 +93,7 @@ def is_view(model: nn.Module) -> TypeGuard[ModuleView]:
 
 def is_same(module: nn.Module, model: nn.Module) -> bool:
     """Return whether two objects are one module: itself, or itself and its view."""
-    return vars(module) is vars(model)
+    return own_module(module) is own_module(model)
 
 
 def _options(module: nn.Module) -> dict[str, Any]:
