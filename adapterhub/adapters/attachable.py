@@ -78,7 +78,7 @@ def check_model(model: PreTrainedModel) -> None:
     Raises:
         AttachError: which of them it is.
     """
-    compiled = isinstance(model, torch._dynamo.OptimizedModule) or (
+    compiled = isinstance(own_module(model), torch._dynamo.OptimizedModule) or (
         isinstance(model, nn.Module)
         and any(m._compiled_call_impl is not None for _, m in own_modules(model))
     )

@@ -109,7 +109,7 @@ def name_of(model: nn.Module) -> str:
 
 def is_same(module: nn.Module, model: nn.Module) -> bool:
     """Return whether two objects are one module: itself, or itself and its view."""
-    return vars(module) is vars(model)
+    return own_module(module) is own_module(model)
 
 
 def _options(module: nn.Module) -> dict[str, Any]:

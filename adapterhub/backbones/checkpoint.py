@@ -30,10 +30,9 @@ _DTYPES = {
     **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8},
     **{"U8": torch.uint8, "BOOL": torch.bool},
     **{"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},
+    **{"F8_E8M0": torch.float8_e8m0fnu},
     **{"U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64},
 }
-if hasattr(torch, "float8_e8m0fnu"):  # since torch 2.7
-    _DTYPES["F8_E8M0"] = torch.float8_e8m0fnu
 _CODES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
 _NAMES = (
     "model.safetensors",

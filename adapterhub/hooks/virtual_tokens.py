@@ -28,7 +28,8 @@ ADDED = "added"  # the name under which a pass keeps its AddedPrompt
 OUTER = "outer"  # and its OuterInputs
 
 
-class VirtualTokenBatch(NamedTuple):
+@dataclass(frozen=True)
+class VirtualTokenBatch:
     """The virtual tokens of a batch."""
 
     tokens: Tensor  # (batch or 1, length, d)

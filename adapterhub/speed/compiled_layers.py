@@ -63,20 +63,18 @@ def _settings(sizes: str) -> Iterator[None]:
     import torch.fx.experimental._config
 
     dynamo: Any = torch._dynamo.config
-    limit = "recompile_limit" if hasattr(dynamo, "recompile_limit") else "cache_size_limit"
     with ExitStack() as stack:
         # A float that is no symbol, such as LoRA's scale, is compiled in one pass instead of two.
-        stack.enter_context(dynamo.patch({limit: _VARIANTS, "specialize_float": True}))
+        stack.enter_context(dynamo.patch(recompile_limit=_VARIANTS, specialize_float=True))
         # As many rows as tokens in the first batch do not mean that all batches are square.
         fx: Any = torch.fx.experimental._config
         stack.enter_context(fx.patch(use_duck_shape=False))
         # Dropout draws the numbers that it draws where it is not compiled.
         inductor: Any = torch._inductor.config
         stack.enter_context(inductor.patch(fallback_random=True))
-        if hasattr(torch.compiler.config, "cache_key_tag"):
-            # Its cache would return code that was generated for other sizes.
-            cache: Any = torch.compiler.config
-            stack.enter_context(cache.patch(cache_key_tag=sizes))
+        # Its cache would return code that was generated for other sizes.
+        cache: Any = torch.compiler.config
+        stack.enter_context(cache.patch(cache_key_tag=sizes))
         yield
 
 

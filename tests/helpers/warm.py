@@ -24,7 +24,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -158,7 +158,8 @@ def _import() -> None:
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     for name in LATER:
-        importlib.import_module(name)
+        with suppress(ModuleNotFoundError):  # tensorboard is of an extra
+            importlib.import_module(name)
     load_docstrings()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -58,7 +60,7 @@ def test_a_mask_over_pairs(additive):
     mask = torch.eye(2, dtype=torch.bool)[None, None]
     if additive:
         mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
-    virtual = batch(padding=[1, 0])._replace(tokens=torch.zeros(2, 2, 3))
+    virtual = replace(batch(padding=[1, 0]), tokens=torch.zeros(2, 2, 3))
     widened = virtual.widen_pairs(mask, entering=True)
     assert widened.dtype == mask.dtype
     assert widened.shape == (2, 1, 4, 4)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import tiny_models
 import torch
@@ -17,7 +15,6 @@ from adapterhub.methods import METHODS
 
 # The full matrix also compiles an encoder.
 COMPILED = ("bert", "llama") if tiny_models.FULL_MATRIX else ("llama",)
-OLD = torch.__version__ < "2.7"
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 
 
@@ -26,23 +23,8 @@ def logits(model):
         return model(**tiny_models.batch()).logits
 
 
-@functools.cache
-def bare_compiles(architecture):
-    """Whether transformers' own model compiles to one graph; with torch 2.6 some do not."""
-    torch._dynamo.reset()
-    try:
-        torch.compile(tiny_models.model(architecture), backend="eager", fullgraph=True)(
-            **tiny_models.batch()
-        )
-    except torch._dynamo.exc.Unsupported:
-        return False
-    return True
-
-
 def compiled_model(model):
-    """Compile a model as one graph; skip if the bare backbone does not compile either."""
-    if OLD and not bare_compiles(model.config.model_type):
-        pytest.skip(f"torch {torch.__version__} cannot compile the bare backbone")
+    """Compile a model as one graph."""
     return torch.compile(model, backend="eager", fullgraph=True)
 
 

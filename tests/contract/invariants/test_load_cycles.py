@@ -42,7 +42,7 @@ def footprint(model):
 
 def rss():
     """Return the resident memory of this process, in bytes."""
-    with open("/proc/self/statm", encoding="ascii") as file:
+    with open("/proc/self/statm", "rb") as file:  # a first decoder is 38 objects more
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -15,7 +15,7 @@ import tiny_models
 import torch
 from fixtures import word_tokenizer
 from matrix import CELLS, example, one_of_each_signature
-from transformers import ContinuousBatchingConfig, TextIteratorStreamer
+from transformers import ContinuousBatchingConfig, PreTrainedModel, TextIteratorStreamer
 
 import adapterhub as ah
 from adapterhub.adapters.state import get_state
@@ -288,6 +288,9 @@ def test_a_route_that_replaces_parameters_is_alone():
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradients_are_recomputed_with_the_route_of_the_forward_pass(method, reentrant):
     """Autograd recomputes in threads of its own on a GPU; here, in a thread without a route."""
+    outside = hasattr(PreTrainedModel, "activation_checkpointing_enable")  # since 5.23
+    if reentrant and method == "scalar-mix" and not outside:
+        pytest.skip("before transformers 5.23, hooks are in the checkpoint, where none may mix")
     gradients = []
     for elsewhere in (False, True):
         model = tiny_models.language_model("llama")
