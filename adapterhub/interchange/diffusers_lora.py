@@ -217,16 +217,29 @@ def _as_diffusers(files: PeftFiles) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _as_kohya(files: PeftFiles) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors under kohya's names, with an alpha for each module."""
+    """Return the tensors under kohya's names, with an alpha for each module.
+
+    All have one rank and alpha: diffusers 0.42 takes other ones of attention for the most frequent.
+    Lower ranks are padded with zeros, and scales are in the second factor where they differ.
+    """
+    paths = list(dict.fromkeys(_paths(files)))
+    lows = {path: files.tensors[f"{path}.lora_A.weight"] for path in paths}
+    rank = max(map(len, lows.values()))
+    scales = {path: _scale(files.config, path) for path in paths}
+    common = scales[paths[0]] if len(set(scales.values())) == 1 else 1.0
     tensors: dict[str, Tensor] = {}
-    for path in dict.fromkeys(_paths(files)):
+    for path in paths:
         part, _, inside = path.partition(".")
         if part.startswith("text_encoder") and not inside.startswith("text_model."):
             inside = f"text_model.{inside}"  # as CLIP was built when the names were chosen
         name = f"lora_{_KOHYA.get(part, part)}_{inside.replace('.', '_')}"
-        low, high = (files.tensors[f"{path}.lora_{each}.weight"] for each in "AB")
+        low, high = lows[path], files.tensors[f"{path}.lora_B.weight"]
+        more = rank - len(low)
+        high = high if scales[path] == common else high * (scales[path] / common)
+        low = torch.cat([low, low.new_zeros(more, *low.shape[1:])])
+        high = torch.cat([high, high.new_zeros(len(high), more, *high.shape[2:])], dim=1)
         tensors |= {f"{name}.lora_down.weight": low, f"{name}.lora_up.weight": high}
-        tensors[f"{name}.alpha"] = torch.tensor(_scale(files.config, path) * len(low))
+        tensors[f"{name}.alpha"] = torch.tensor(common * rank)
     return tensors, {"format": "pt"}
 
 

@@ -16,7 +16,7 @@ def is_diffusers(folder: Path) -> bool:
     if file is None:
         return False
     try:
-        with safe_open(file, "pt") as opened:
+        with safe_open(file, "np") as opened:
             names = list(opened.keys())
     except (OSError, SafetensorError):
         return False

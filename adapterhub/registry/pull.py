@@ -305,8 +305,8 @@ def fetch_folder(path: Path, *, signed: bool = False) -> Fetched:
         SignatureError: signatures are required, and it has none by a trusted key.
     """
     trust = current_trust(signed=signed)
-    foreign = (path / CONFIG_FILE).is_file() or is_diffusers(path)
-    if foreign and not (path / MANIFEST_FILE).is_file():
+    native = (path / MANIFEST_FILE).is_file()
+    if not native and ((path / CONFIG_FILE).is_file() or is_diffusers(path)):
         _refuse_foreign(str(path), trust)
         return Fetched(path)
     folder = adapter_folder(path)
