@@ -149,8 +149,9 @@ def _sites(
 
 
 def _layer_of(path: str, layers: Mapping[str, tuple[str, ...]]) -> tuple[str, int | None]:
+    """Return the list that a path is in, and the layer's number; else the outermost module."""
     for stack, members in layers.items():
         for number, layer in enumerate(members):
             if f"{path}.".startswith(f"{layer}."):
                 return stack, number
-    return "", None
+    return path.partition(".")[0], None
