@@ -38,6 +38,7 @@ _NETWORKS: tuple[Mapping[str, str], ...] = (
     {"linear1": "up", "linear2": "down"},
 )
 _SLICES = 3
+_FIRST, _LAST = ("q", "qkv", "up"), ("o", "down")
 
 
 def module_anatomy(view: ModuleView, head: tuple[str, ...] = ()) -> Anatomy:
@@ -113,9 +114,16 @@ def _attention_name(path: str, module: nn.Module) -> str:
 def _one_width(module: nn.Module, row: Mapping[str, str]) -> bool:
     """Return whether a sublayer's input is as wide as its output."""
     ends = {role: module.get_submodule(child) for child, role in row.items()}
-    first = next((ends[role] for role in ("q", "qkv", "up") if role in ends), None)
-    last = next((ends[role] for role in ("o", "down") if role in ends), None)
+    first = next((ends[role] for role in _FIRST if role in ends), None)
+    last = next((ends[role] for role in _LAST if role in ends), None)
     return bool(first and last) and in_features(first) == out_features(last)  # type: ignore[arg-type]
+
+
+def _ends(module: nn.Module, sublayer: str, roles: Mapping[str, str], path: str) -> tuple[str, str]:
+    """Return the paths inside a sublayer of its first and of its last projection."""
+    inside = {roles[join(path, p)]: p for p, _ in own_modules(module) if join(path, p) in roles}
+    first = next(inside[r] for name in _FIRST if (r := f"{sublayer}.{name}") in inside)
+    return first, next(inside[r] for name in _LAST if (r := f"{sublayer}.{name}") in inside)
 
 
 def _sites(
@@ -140,9 +148,11 @@ def _sites(
         role_inside = f"{_attention_name(path, module)}.{name}" if name else role
         yield site(named, role_inside, "linear", matrix.sizes(module), matrix=matrix)
     if path in roles and not is_projection(module):
-        ends = [m for p, m in own_modules(module) if roles.get(join(path, p), "").count(".")]
-        width = in_features(ends[0])
-        yield site(path, roles[path], "sublayer", (width, width))
+        first, last = _ends(module, roles[path], roles, path)
+        width = in_features(module.get_submodule(first))
+        # A container passes its input through all children, and may not get another one.
+        host, enters = join(path, last), join(path, first)
+        yield Site(path, stack, layer, role, "sublayer", host, width, width, input_host=enters)
     weight = getattr(module, "weight", None)
     if "norm" in type(module).__name__.lower() and weight is not None and weight.ndim == 1:
         yield site(path, role, "norm", (len(weight), len(weight)))

@@ -258,3 +258,48 @@ def test_compiled_behind_attaching(net):
 
 def test_grouped_kinds_are_there():
     assert set(GROUPED) <= KINDS.keys()
+
+
+class Block(nn.Module):
+    """A layer of a vision transformer, with the names of timm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(8)
+        self.attn = nn.Module()
+        self.attn.qkv, self.attn.proj = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.norm2 = nn.LayerNorm(8)
+        self.mlp = nn.Sequential()
+        self.mlp.fc1, self.mlp.act, self.mlp.fc2 = nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.attn.qkv(self.norm1(x)).chunk(3, -1)
+        x = x + self.attn.proj((q @ k.mT).softmax(-1) @ v)
+        y: torch.Tensor = x + self.mlp(self.norm2(x))
+        return y
+
+
+def test_a_vision_transformer_has_the_roles_of_one_of_transformers():
+    torch.manual_seed(0)
+    vit = nn.Sequential()
+    vit.patch_embed = nn.Conv2d(3, 8, 4, stride=4)
+    vit.tokens = nn.Flatten(2)
+    vit.blocks = nn.Sequential(Block(), Block())
+    sites = ah.anatomy_of(vit).sites
+    assert sites["blocks.1.attn.qkv.v"].role == "attn.v"
+    assert (sites["blocks.1.mlp"].role, sites["blocks.1.mlp"].layer) == ("ffn", 1)
+    x = torch.randn(2, 5, 8)
+    blocks = vit.blocks.eval()
+    bare = blocks(x)
+    weight = blocks[1].attn.qkv.weight.clone()
+    scramble(ah.attach(blocks, "lora(sites=['attn.q'], layers='top 1')"))
+    adapted = blocks(x)
+    ah.merge(blocks, batch=(x,))
+    change = (blocks[1].attn.qkv.weight - weight).abs().sum(1)
+    assert change[:8].all()
+    assert not change[8:].any()
+    assert difference(blocks(x), adapted) <= TOLERANCE
+    ah.unmerge(blocks)
+    ah.detach(blocks)
+    ah.attach(blocks, "houlsby(size=4)")
+    assert difference(blocks(x), bare) < 0.1
