@@ -325,7 +325,8 @@ class ModelIdentities:
         codes = self.stored.codes() if self.stored and self.is_decoded else frozenset()
         if self.stored and _is_load_of(self.loaded, self.stored, complete, codes):
             return _identity(self.config, self.stored, complete, self.known)
-        if self.quantized:
+        # Of a module of another library, no file is known: what is not quantized identifies it.
+        if self.quantized and not is_view(self.loaded.model):
             raise BackboneError(
                 "the weights are quantized and do not match a checkpoint on disk",
                 expected="a model as loaded by load_backbone or from_pretrained",

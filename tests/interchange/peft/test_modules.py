@@ -8,6 +8,7 @@ import peft
 import pytest
 import torch
 from plain_modules import GROUPED, KINDS, OTHERWISE, network
+from torch import nn
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
@@ -100,3 +101,33 @@ def test_other_kinds_at_a_kernel_are_equal_or_refused(name, tmp_path):
     adapter.export(tmp_path / "ours")
     again = peft.PeftModel.from_pretrained(network("conv2d")[0], tmp_path / "ours").eval()
     assert difference(again(x), expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("spec", ["lora(sites=['0', '1'], rank=2)", "dora(sites=['0'], rank=2)"])
+def test_a_quantized_layer_in_both_directions(spec, tmp_path):
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+
+    def quantized():
+        torch.manual_seed(0)
+        plain = nn.Linear(64, 32)
+        layer = bitsandbytes.nn.Linear8bitLt(64, 32, has_fp16_weights=False)
+        layer.load_state_dict(plain.state_dict())
+        return nn.Sequential(layer.to("cpu"), nn.Linear(32, 4)).eval()
+
+    module, x = quantized(), torch.randn(3, 64)
+    adapter = ah.attach(module, spec)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    expected = module(x)
+    adapter.export(tmp_path / "ours")
+    theirs = peft.PeftModel.from_pretrained(quantized(), tmp_path / "ours").eval()
+    assert difference(theirs(x), expected) <= TOLERANCE
+    theirs.save_pretrained(tmp_path / "theirs")
+    adapter.save(tmp_path / "native")
+    ah.detach(module)
+    for folder in ("theirs", "native"):
+        ah.load(module, tmp_path / folder, name=folder, any_backbone=folder == "theirs")
+        assert difference(module(x), expected) <= TOLERANCE
+        ah.detach(module)
