@@ -10,6 +10,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,15 @@ pytest_plugins = ["support_table", "interchange_table"] if whole_matrix else []
 # A slow machine is not a failure.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the clients of huggingface_hub 1 leave sockets to the garbage collector, as they do."""
+    if version("huggingface_hub").startswith("1."):
+        sockets = "ignore:unclosed <socket:ResourceWarning"
+        traces = "ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"
+        for line in (sockets, traces):
+            config.addinivalue_line("filterwarnings", line)
 
 
 def pytest_collectstart() -> None:
