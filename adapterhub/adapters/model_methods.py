@@ -1,6 +1,7 @@
 """What the model's own methods do while adapters are attached.
 
-    save_pretrained          writes the backbone as it is without adapters, and warns; the adapters'
+    save_pretrained          refused where the model is not of transformers; of one of transformers,
+                             writes the backbone as it is without adapters, and warns; the adapters'
                              tensors are beside it, for transformers' Trainer to resume from
     load_state_dict          puts these tensors back
     resize_token_embeddings  refuses another size: heads and rows of adapters would not fit
@@ -29,6 +30,7 @@ from adapterhub.adapters.activation import Activatable, RouteActivation, tempora
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.passes import ForwardPasses
 from adapterhub.anatomy.any_module import is_view, own_module
+from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.token_embedding import token_embedding
 from adapterhub.errors import AttachError, warn_user
@@ -36,6 +38,7 @@ from adapterhub.hooks.places import generating
 from adapterhub.hooks.precision import convert_masters
 from adapterhub.patch import Patch
 
+_SAVE = "save_pretrained"
 _TRAINED = f"{CHILD}.trained."  # in files: an adapter's copy of the backbone's tensor of that name
 _ADDED = f"{CHILD}.added."  # in files: a tensor that an adapter added to the model
 
@@ -75,10 +78,33 @@ class ModelMethod:
         return getattr(type(model), self.name)(model, *args, **kwargs)
 
 
+@dataclass(frozen=True, eq=False)
+class RefusedSave:
+    """In place of the `save_pretrained` of a module that is not of transformers, or inside one."""
+
+    state: AttachedAdapters
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Refuse: the files would have tensors of adapters among those of the backbone.
+
+        Raises:
+            AttachError: always.
+        """
+        raise AttachError(
+            "save_pretrained would write tensors of adapters among those of the backbone",
+            offenders=map(repr, self.state.adapters),
+            hint="adapter.save(FOLDER) saves an adapter; to save the backbone, detach or merge "
+            "first",
+        )
+
+
 def replace_methods(state: AttachedAdapters, patch: Patch) -> None:
     """Replace the methods of a model that adapters concern."""
     model = state.model
     names = _FUNCTIONS.keys() if not is_view(model) else _OF_ANY_MODULE
+    for _, module in own_modules(model) if is_view(model) else ():
+        if hasattr(type(own_module(module)), _SAVE):
+            patch.override(module, _SAVE, RefusedSave(state))
     for name, function in ((name, _FUNCTIONS[name]) for name in names):
         if hasattr(type(own_module(model)), name):
             before = vars(model).get(name)

@@ -52,12 +52,17 @@ def test_a_pipeline_stays_the_users_own_and_its_picture_comes_back(tmp_path):
     ah.activate(pipe, "style")
     ah.detach(pipe, "other")
     adapter.save(tmp_path / "style")
+    for part in (pipe, pipe.unet, pipe.text_encoder):
+        with pytest.raises(AttachError, match="save_pretrained would write tensors of adapters"):
+            part.save_pretrained(tmp_path / "pipe")
     ah.merge(pipe)
+    pipe.unet.save_pretrained(tmp_path / "merged")
     assert difference(picture(pipe), styled) <= ALMOST
     ah.unmerge(pipe)
     ah.detach(pipe)
     assert torch.equal(picture(pipe), bare)
     assert set(vars(pipe)) == attributes
+    assert not {"save_pretrained", "_apply"} & {*vars(pipe.unet), *vars(pipe.text_encoder)}
     other = pipeline()
     ah.load(other, tmp_path / "style")
     assert difference(picture(other), styled) <= ALMOST
