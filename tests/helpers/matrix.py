@@ -210,8 +210,8 @@ CELLS = interactions(ALL_CELLS)
 def in_turns(cells: Iterable[tuple[str, str]], turn: int) -> list[tuple[str, str]]:
     """Return the cells that run in a turn, of which eight run all.
 
-    One method of each signature runs on EVERY_METHOD_ON and on half of the others, and every other
-    method on one of EVERY_METHOD_ON.
+    One method of each signature runs on EVERY_METHOD_ON and on a quarter of the others, and every
+    other method on one of EVERY_METHOD_ON.
     """
     of_method: dict[str, list[str]] = {}
     for method, architecture in cells:
@@ -221,7 +221,7 @@ def in_turns(cells: Iterable[tuple[str, str]], turn: int) -> list[tuple[str, str
         always = [a for a in able if a in EVERY_METHOD_ON]
         if method == representatives()[method]:
             others = [a for a in able if a not in EVERY_METHOD_ON]
-            chosen += [(method, a) for a in (*always, *others[number % 2 :: 2])]
+            chosen += [(method, a) for a in (*always, *others[number % 4 :: 4])]
         else:
             chosen.append((method, always[number % len(always)]))
     return chosen
