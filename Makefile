@@ -19,8 +19,8 @@ FAST := tests/test_docs.py tests/test_errors.py tests/test_house.py tests/test_i
 quickstart: .venv/.installed
 	.venv/bin/adapterhub quickstart
 
-# Every method on three architectures, every signature of methods on all of the core, an eighth of
-# each long table: docs/testing.md has the times.
+# Every method, every signature of methods on five of the core, in turns, an eighth of each long
+# table: docs/testing.md has the times.
 PYTEST := $(PY) -m pytest -n 2 --dist worksteal
 test: venv
 	$(TEST_ENV) $(PYTEST) -m "not apart" $(ARGS)

@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 from plain_modules import GROUPED, KINDS, Everything, network
+from selection import rotate
 from torch import nn
 
 import adapterhub as ah
@@ -121,7 +122,7 @@ def test_rows_have_their_own_adapters_and_stacks_averages(net):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", ["lora", "dora", "loha", "ia3", "oft", "bitfit"])
+@rotate("method", ["lora", "dora", "loha", "ia3", "oft", "bitfit"], 3)
 def test_each_kind_of_host(kind, method):
     """Equal before training, other behind it, merged exactly, and detached to the byte."""
     module, x = network(kind)

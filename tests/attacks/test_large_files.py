@@ -91,7 +91,7 @@ def peak(act: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("reader", READERS)
+@rotate("reader", READERS, 3)
 def test_no_file_of_tensors_is_in_memory_as_a_whole(reader, place, adapterhub):
     place(large)
     adapterhub(*READERS[reader], "--help")  # imports

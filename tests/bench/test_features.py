@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import tiny_models
 import torch
+from matrix import one_of_each_signature
+from selection import rotate
 
 import adapterhub as ah
 from adapterhub.bench.suggest import features_of
@@ -42,7 +43,7 @@ def by_hand(model: Any, rows: Rows) -> np.ndarray:
     return np.stack(means)
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@rotate("method", one_of_each_signature(), 4)
 def test_each_adapter_has_the_features_that_it_has_alone(method: str) -> None:
     model, rows = tiny_models.model("bert").eval(), Rows()
     bare = by_hand(model, rows)

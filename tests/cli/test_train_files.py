@@ -6,6 +6,7 @@ import json
 
 import pytest
 from command_line import refused
+from selection import rotate
 
 from adapterhub.recipe.recipe import read
 
@@ -32,7 +33,7 @@ def here(tmp_path, monkeypatch, backbone, data, adapterhub):
     return lambda *words: adapterhub("train", *words, "--backbone", backbone, "--quiet")
 
 
-@pytest.mark.parametrize(
+@rotate(
     ("words", "output"),
     [
         (("mine.csv", *STEPS), "runs/mine"),
@@ -50,6 +51,7 @@ def here(tmp_path, monkeypatch, backbone, data, adapterhub):
         (("train.json", *STEPS), "runs/train"),
         (("columns.json", *STEPS), "runs/columns"),
     ],
+    parts=3,
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_data_and_recipes_are_told_apart_by_content(words, output, here, tmp_path):

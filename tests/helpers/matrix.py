@@ -1,9 +1,9 @@
 """The matrix method x architecture: the cells that run, and those refused by design.
 
 Whether a method works on an architecture depends not on its name, but on its signature: the kinds
-of its sites and what its modules declare. By default, every method runs on three architectures,
-and one method of each signature on all of the core: interactions in place of the product, which
-ADAPTERHUB_MATRIX=full runs.
+of its sites and what its modules declare. ADAPTERHUB_TESTS=all runs every method on three
+architectures, and one method of each signature on all of the core: interactions in place of the
+product, which ADAPTERHUB_MATRIX=full runs. By default, turns of commits share the interactions.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def one_of_each_signature(methods: Iterable[str] | None = None) -> list[str]:
 
 
 def interactions(cells: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the cells that run: by default each method on three, each signature on all."""
+    """Return the cells of interactions: each method on three, each signature on all of the core."""
     cells = [(m, a) for m, a in cells if a in tiny_models.MATRIX and (m, a) not in REFUSED]
     if tiny_models.MATRIX != tiny_models.CORE:
         return cells
@@ -205,4 +205,29 @@ def interactions(cells: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 CELLS = interactions(ALL_CELLS)
-every_cell = pytest.mark.parametrize(("method", "architecture"), CELLS)
+
+
+def in_turns(cells: Iterable[tuple[str, str]], turn: int) -> list[tuple[str, str]]:
+    """Return the cells that run in a turn, of which eight run all.
+
+    One method of each signature runs on EVERY_METHOD_ON and on a quarter of the others, and every
+    other method on one of EVERY_METHOD_ON.
+    """
+    of_method: dict[str, list[str]] = {}
+    for method, architecture in cells:
+        of_method.setdefault(method, []).append(architecture)
+    chosen = []
+    for number, (method, able) in enumerate(of_method.items(), start=turn):
+        always = [a for a in able if a in EVERY_METHOD_ON]
+        if method == representatives()[method]:
+            others = [a for a in able if a not in EVERY_METHOD_ON]
+            chosen += [(method, a) for a in (*always, *others[number % 4 :: 4])]
+        else:
+            chosen.append((method, always[number % len(always)]))
+    return chosen
+
+
+_PART = tiny_models.MATRIX == tiny_models.CORE and not selection.ALL
+every_cell = pytest.mark.parametrize(
+    ("method", "architecture"), in_turns(CELLS, selection.turn()) if _PART else CELLS
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import ssl
 import sys
@@ -24,12 +25,14 @@ def left_out() -> Iterator[None]:
     written. A test that is about flushing replaces `os.fsync` itself. Each client of a hub reads
     the certificates of all authorities, and the servers of the tests do without encryption.
     uvicorn looks ten times a second whether it is to end, and then waits as long once more. Where
-    there is no accelerator, torch keeps each seed for later, with the stack of its caller.
+    there is no accelerator, torch keeps each seed for later, with the stack of its caller. A server
+    that ends lets the collector look through all objects again, which here are those of all tests.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr(ssl.SSLContext, "load_verify_locations", lambda *_, **__: None, raising=False)
         patch.setattr(uvicorn.server, "asyncio", _Asyncio())
+        patch.setattr(gc, "unfreeze", lambda: None)
         if torch := sys.modules.get("torch"):
             for kind in (torch.cuda, torch.xpu, torch.mtia):
                 if not kind.is_available():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny_models
 import torch
-from selection import rotating
+from selection import rotate, rotating
 
 import adapterhub as ah
 from adapterhub.adapters.route import activate
@@ -36,7 +36,7 @@ def difference(model, new):
 
 
 @pytest.mark.parametrize("architecture", rotating(["bert", "llama"], 2))
-@pytest.mark.parametrize("name", sorted(METHODS))
+@rotate("name", sorted(METHODS), 4)
 def test_every_method_is_converted_or_refused(architecture, name):
     method = METHODS[name].example()
     try:

@@ -170,7 +170,7 @@ NOT_APPLICABLE |= {("head", speech_model), ("alora", speech_model)}
 MADE = (picture_model, speech_model)
 
 
-@rotate(("make", "method"), list(itertools.product(MADE, sorted(METHODS))), 4)
+@rotate(("make", "method"), list(itertools.product(MADE, sorted(METHODS))))
 def test_pictures_and_speech(make, method, tmp_path):
     model, inputs = make()
     with torch.no_grad():

@@ -32,6 +32,7 @@ from matrix import (
     attach_smaller,
     every_cell,
     example,
+    in_turns,
     mergeable,
     representatives,
 )
@@ -539,6 +540,9 @@ def test_the_cells_cover_every_method_signature_and_architecture() -> None:
         writers = {a for _, a in CELLS} & {*tiny_models.GENERATORS}
         assert writers & {*tiny_models.DECODERS}
         assert writers & {*tiny_models.ENCODER_DECODERS}
+        turns = [in_turns(CELLS, turn) for turn in range(selection.PARTS)]
+        assert set().union(*turns) == set(CELLS)
+        assert all({m for m, _ in turn} == {m for m, _ in CELLS} for turn in turns)
     assert SMALLER.keys() < METHODS.keys()
 
 

@@ -10,6 +10,7 @@ import pytest
 import tiny_models
 import torch
 from matrix import example, interactions
+from selection import rotate
 
 import adapterhub as ah
 from adapterhub.loop import checkpoint
@@ -64,7 +65,7 @@ def trained(
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
-@pytest.mark.parametrize(("method", "architecture"), CELLS)
+@rotate(("method", "architecture"), CELLS, 3)
 def test_killed_and_resumed_it_ends_with_the_same_bytes(
     method: str, architecture: str, tmp_path: Path
 ) -> None:

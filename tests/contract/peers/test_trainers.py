@@ -32,7 +32,7 @@ checkpoints = pytest.mark.filterwarnings("ignore:save_pretrained wrote the backb
 
 
 @checkpoints
-@pytest.mark.parametrize("method", one_of_each_signature())
+@rotate("method", one_of_each_signature(), 4)
 def test_the_stock_trainer_trains_only_the_adapter(method, tmp_path):
     model = tiny_models.model("bert")
     adapter = ah.attach(model, example(method))

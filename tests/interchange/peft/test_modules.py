@@ -8,6 +8,7 @@ import peft
 import pytest
 import torch
 from plain_modules import GROUPED, KINDS, OTHERWISE, network
+from selection import rotate
 from torch import nn
 
 import adapterhub as ah
@@ -16,6 +17,7 @@ from adapterhub.errors import MismatchError
 pytestmark = pytest.mark.filterwarnings("ignore")
 TOLERANCE = 2e-5
 LOW_RANK = {"lora": {}, "rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
+CASES = [(kind, variant) for kind in KINDS for variant in LOW_RANK]
 
 
 def difference(one, other) -> float:
@@ -27,8 +29,7 @@ def has_no_dora(kind: str) -> bool:
     return "attention" in kind or "embedding" in kind
 
 
-@pytest.mark.parametrize("variant", LOW_RANK)
-@pytest.mark.parametrize("kind", KINDS)
+@rotate(("kind", "variant"), CASES, 4)
 def test_a_checkpoint_of_peft_computes_the_same_here(kind, variant, tmp_path):
     if variant == "dora" and has_no_dora(kind):
         pytest.skip("no DoRA at an attention in peft, nor at an embedding here")
@@ -49,8 +50,7 @@ def test_a_checkpoint_of_peft_computes_the_same_here(kind, variant, tmp_path):
     assert difference(module(x), expected) <= TOLERANCE
 
 
-@pytest.mark.parametrize("variant", LOW_RANK)
-@pytest.mark.parametrize("kind", KINDS)
+@rotate(("kind", "variant"), CASES, 4)
 def test_peft_computes_the_same_with_ours(kind, variant, tmp_path):
     if variant == "dora" and has_no_dora(kind):
         pytest.skip("no DoRA at an attention in peft, nor at an embedding here")
