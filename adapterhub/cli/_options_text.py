@@ -19,7 +19,7 @@ def print_options(title: str, options: Sequence[OptionDoc], required: Sequence[s
     `required` are the names of those that a recipe must have.
     """
     column = max((len(option.name) for option in options), default=0) + 4
-    lines = [textwrap.fill(line, WIDTH) for line in title.splitlines()]
+    lines = [textwrap.fill(line, WIDTH, break_on_hyphens=False) for line in title.splitlines()]
     for option in options:
         lines += _lines(option, column, option.name in required)
     say_text("\n".join([*lines, "" if options else "  no options\n"]))
@@ -43,6 +43,10 @@ def method_options(name: str, method: DescribedMethod) -> tuple[str, Sequence[Op
 def _lines(option: OptionDoc, column: int, required: bool) -> Iterator[str]:
     """Yield the lines of an option: its name and help text, then its values and default."""
     texts = [help_in_words(option)[0], values_in_words(option, required)]
-    lines = [line for text in texts for line in textwrap.wrap(text, WIDTH - column)]
+    lines = [
+        line
+        for text in texts
+        for line in textwrap.wrap(text, WIDTH - column, break_on_hyphens=False)
+    ]
     for number, line in enumerate(lines):
         yield f"{'' if number else f'  {option.name}':{column}}{line}"

@@ -114,6 +114,8 @@ def test_a_converted_model_computes_the_same(subtests):
         model, _ = adapted("bert", method)
         expected = logits(model)
         for dtype, tolerance in tolerances:
+            if method == "vblora" and dtype == torch.float16:
+                tolerance = 2e-1  # rounded logits may choose another vector of the bank
             with subtests.test(f"{method}, {dtype}"):
                 output = logits(copy.deepcopy(model).to(dtype)).float()
                 torch.testing.assert_close(output, expected, atol=tolerance, rtol=tolerance)
