@@ -17,6 +17,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ def import_diffusers(
         )
     tensors, alphas, metadata = _read(file, parts)
     config = _config(tensors, alphas, metadata)
-    return from_peft(PeftFiles("LORA", config, tensors), anatomy, folder.name)
+    imported = from_peft(PeftFiles("LORA", config, tensors), anatomy, folder.name)
+    return replace(imported, format="diffusers")
 
 
 def _read(

@@ -73,7 +73,7 @@ def trained(model, method, seed):
     generator = torch.Generator().manual_seed(3)
     tensors = dict(sorted(adapter.tensors().items()))
     with torch.no_grad():
-        for tensor in tensors.values():
+        for tensor in filter(torch.is_floating_point, tensors.values()):
             noise = 0.05 * torch.randn(tensor.shape, generator=generator)
             tensor.add_(shared_like(tensor, noise))
     output = model(input_ids=IDS, labels=IDS)

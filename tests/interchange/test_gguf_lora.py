@@ -103,5 +103,5 @@ def test_a_file_is_replaced_only_on_request(tmp_path):
     adapter.export(file, format="gguf", overwrite=True)
     with pytest.raises(OutputError, match="not the name of a GGUF file"):
         adapter.export(tmp_path / "folder", format="gguf")
-    with pytest.raises(ConfigError, match="peft or gguf"):
+    with pytest.raises(ConfigError, match="cannot be exported to 'ggml'"):
         adapter.export(file, format="ggml")
