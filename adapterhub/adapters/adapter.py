@@ -39,7 +39,7 @@ from adapterhub.backbones.processor import processor_identity
 from adapterhub.backbones.task_models import task_kind
 from adapterhub.backbones.tokenizer import TokenizerSnapshot, tokenizer_snapshot
 from adapterhub.backbones.weights import dtype_and_quantization, is_sharded, whole
-from adapterhub.errors import AttachError, one_line
+from adapterhub.errors import AttachError, ConfigError, one_line
 from adapterhub.files.card import export_card
 from adapterhub.files.foundation import Foundation, write_copies
 from adapterhub.files.manifest import (
@@ -60,7 +60,7 @@ from adapterhub.hooks.reversible import keep_training
 from adapterhub.hooks.slot import Slot, drop_slot
 from adapterhub.interchange.diffusers_lora import STYLES, write_diffusers
 from adapterhub.interchange.peft.export_types import ExportedModule, ExportSource
-from adapterhub.interchange.peft.exporter import check_format, to_peft
+from adapterhub.interchange.peft.exporter import to_peft
 from adapterhub.interchange.peft.files import write_peft
 from adapterhub.interchange.peft.targets import modules_of
 from adapterhub.methods._base import Method
@@ -69,6 +69,7 @@ from adapterhub.patch import Patch
 
 STOPS = "stops"  # in the training record
 _MOST_STOPS = 16
+EXPORTED = ("peft", "gguf", *STYLES)
 PUBLICATION_FIELDS = ("description", "license", "language", "tags")  # of the manifest
 
 
@@ -446,10 +447,14 @@ class Adapter:
             overwrite: replace what is there.
 
         Raises:
+            ConfigError: an unknown format.
             MismatchError: that library cannot represent the adapter; every reason is listed.
             OutputError: there is something (unless `overwrite`), or it cannot be written.
         """
-        check_format(format)
+        if format not in EXPORTED:
+            raise ConfigError(
+                f"adapters cannot be exported to {format!r}", expected=" or ".join(EXPORTED)
+            )
         if format == "gguf":
             from adapterhub.interchange.gguf_lora import write_gguf
 

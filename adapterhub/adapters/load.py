@@ -109,7 +109,7 @@ def load_folder(
 
 def _bare(model: nn.Module, manifest: Manifest) -> AbstractContextManager[ModelState]:
     """Prepare a model for the adapter of a manifest, which says what its head is."""
-    return bare(model, _recorded_head(manifest))
+    return bare(model, _recorded_head(manifest) if is_view(model) else ())
 
 
 def _with_one_head(manifest: Manifest, head: bool | str, modules: bool) -> Manifest:

@@ -100,12 +100,13 @@ class RefusedSave:
 
 def replace_methods(state: AttachedAdapters, patch: Patch) -> None:
     """Replace the methods of a model that adapters concern."""
-    model = state.model
-    names = _FUNCTIONS.keys() if not is_view(model) else _OF_ANY_MODULE
-    for _, module in own_modules(model) if is_view(model) else ():
-        if hasattr(type(own_module(module)), _SAVE):
-            patch.override(module, _SAVE, RefusedSave(state))
-    for name, function in ((name, _FUNCTIONS[name]) for name in names):
+    model, functions = state.model, _FUNCTIONS
+    if is_view(model):  # other libraries have no Trainer that resumes from its files
+        functions = {"_apply": convert}
+        for _, module in own_modules(model):
+            if hasattr(type(own_module(module)), _SAVE):
+                patch.override(module, _SAVE, RefusedSave(state))
+    for name, function in functions.items():
         if hasattr(type(own_module(model)), name):
             before = vars(model).get(name)
             patch.override(model, name, ModelMethod(state, name, function, before))
@@ -331,7 +332,6 @@ def _named(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(parameters), **dict(model.named_buffers(remove_duplicate=False))}
 
 
-_OF_ANY_MODULE = ("_apply",)  # modules of other libraries have no Trainer that resumes from them
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "save_pretrained": save_backbone,
     "load_state_dict": load_tensors,

@@ -38,9 +38,8 @@ from adapterhub.adapters.model_methods import replace_methods
 from adapterhub.adapters.original_backbone import identities_before
 from adapterhub.adapters.passes import STRUCTURE_LOCK, BegunPass, ForwardPasses
 from adapterhub.adapters.structure import ModelStructure
-from adapterhub.anatomy.any_module import as_model, is_view, own_module
+from adapterhub.anatomy.any_module import as_model, own_module
 from adapterhub.anatomy.build import anatomy_of
-from adapterhub.anatomy.module_sites import module_anatomy
 from adapterhub.anatomy.pipelines import as_module
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.end_tokens import (
@@ -465,8 +464,9 @@ def bare(model: nn.Module, head: Sequence[str] = ()) -> Iterator[ModelState]:
         AttachError: no model of transformers, a compiled or sharded one, one that shares modules
             with another model with adapters, or inside a route.
     """
-    check_model(as_model(model))
-    refuse_shared(as_model(model), _adapted_models())
+    model = as_model(model)
+    check_model(model)
+    refuse_shared(model, _adapted_models())
     state = find_state(model) or new_state(model, head)
     _refuse_other_head(state, head)
     refuse_in_route(state)
@@ -584,9 +584,8 @@ def _refuse_exclusive(
 
 def new_state(model: nn.Module, head: Sequence[str] = ()) -> ModelState:
     """Return the state of a model without adapters; `head` are the modules that are its head."""
-    view = as_model(model)
-    anatomy = module_anatomy(view, tuple(head)) if is_view(view) else anatomy_of(view)
-    return ModelState(view, anatomy, list(model.parameters()))
+    model = as_model(model)
+    return ModelState(model, anatomy_of(model, head), list(model.parameters()))
 
 
 def _adapted_models() -> Iterator[AdaptedModel]:

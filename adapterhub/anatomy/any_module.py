@@ -19,8 +19,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from adapterhub.anatomy.pipelines import PipelineParts, as_module
 
-_OF_LIBRARY = ("_class_name", "_diffusers_version", "_name_or_path")
-
 
 class ModuleConfig(PreTrainedConfig):
     """The configuration of a view: the module's class, and its options if it shows them."""
@@ -47,9 +45,10 @@ class ModuleView(PreTrainedModel):
     _known_config: ModuleConfig
 
     def __init__(self, module: nn.Module) -> None:
-        config = ModuleConfig(_options(module))
+        options = _options(module)
+        config = ModuleConfig({n: v for n, v in options.items() if not n.startswith("_")})
         config.model_type = name_of(module)  # type: ignore[misc]
-        config._name_or_path = _name_of(module)
+        config._name_or_path = str(options.get("_name_or_path") or "")
         object.__setattr__(self, "__dict__", vars(module))
         object.__setattr__(self, "module", module)
         object.__setattr__(self, "_known_config", config)
@@ -112,15 +111,10 @@ def is_same(module: nn.Module, model: nn.Module) -> bool:
     return own_module(module) is own_module(model)
 
 
-def _options(module: nn.Module) -> dict[str, Any]:
-    """Return the options that a module shows in its configuration, as those of diffusers do."""
-    config = getattr(module, "config", None)
-    if not isinstance(config, Mapping):
-        return {}
-    return {name: value for name, value in config.items() if name not in _OF_LIBRARY}
+def _options(module: nn.Module) -> Mapping[str, Any]:
+    """Return the options that a module shows in its configuration, as those of diffusers do.
 
-
-def _name_of(module: nn.Module) -> str:
+    Names with a dash in front are the library's.
+    """
     config = getattr(module, "config", None)
-    name = config.get("_name_or_path") if isinstance(config, Mapping) else None
-    return str(name or "")
+    return config if isinstance(config, Mapping) else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -49,15 +49,15 @@ _TOKENS = frozenset({"input_ids", "inputs_embeds"})
 FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
-def anatomy_of(model: nn.Module) -> Anatomy:
+def anatomy_of(model: nn.Module, head: Sequence[str] = ()) -> Anatomy:
     """Return the anatomy of a model, from its family's row or, without one, from its structure.
 
     A row of the model's own (`use_family`) comes before that of its type. The sites of a module
-    that is not of transformers are named by their paths.
+    that is not of transformers are named by their paths; `head` are its modules that are its head.
     """
     model = as_model(model)
     if is_view(model):
-        return module_anatomy(model)
+        return module_anatomy(model, tuple(head))
     row = own_family(model) or FAMILIES.get(model.config.model_type)
     return build_anatomy(model, row or discover(model))
 

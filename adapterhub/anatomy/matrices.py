@@ -22,75 +22,46 @@ class WeightMatrix(NamedTuple):
 
     Attributes:
         weight: the path of the parameter in the module.
-        bias: the path of the bias of its outputs, which may be None; None if it can have none.
-        start: the first row that belongs to the matrix.
+        bias: the path of the bias of its outputs; there may be none.
+        start: the first row that belongs to the matrix, where others are packed with it.
         rows: how many do; None for all.
         transposed: whether the parameter is stored as (d_in, d_out).
     """
 
     weight: str = "weight"
-    bias: str | None = None
+    bias: str = "bias"
     start: int = 0
     rows: int | None = None
     transposed: bool = False
 
     def of(self, parameter: Tensor) -> Tensor:
         """Return the matrix, (d_out, d_in), as a view of the parameter."""
-        if self.transposed:
-            return parameter.T
-        rows = len(parameter) if self.rows is None else self.rows
-        return parameter[self.start : self.start + rows].flatten(1)
+        return parameter.T if self.transposed else self.bias_of(parameter).flatten(1)
 
     def bias_of(self, bias: Tensor) -> Tensor:
         """Return the bias of the outputs of the matrix, (d_out,)."""
-        rows = len(bias) if self.rows is None else self.rows
-        return bias[self.start : self.start + rows]
+        return bias[self._own(bias)]
+
+    def _own(self, parameter: Tensor) -> slice:
+        """Return which rows of a weight or a bias belong to the matrix."""
+        if self.rows is None or len(parameter) == self.rows:
+            return slice(None)
+        return slice(self.start, self.start + self.rows)
 
     def within(self, parameter: Tensor, changed: Tensor) -> Tensor:
         """Return a parameter, or a bias, with other rows in the place of those of the matrix."""
         if self.transposed:
             return changed.T
         rows = changed.reshape(len(changed), *parameter.shape[1:]).to(parameter.dtype)
-        if self.rows is None:
+        own = self._own(parameter)
+        if own.stop is None:
             return rows
-        end = self.start + self.rows
-        return torch.cat([parameter[: self.start], rows, parameter[end:]])
+        return torch.slice_scatter(parameter, rows, 0, own.start, own.stop)
 
     def sizes(self, host: nn.Module) -> tuple[int, int]:
         """Return the input and the output size."""
         rows, columns = self.of(host.get_parameter(self.weight)).shape
         return columns, rows
-
-
-def only_shifts(host: nn.Module) -> bool:
-    """Return whether a convolution has one group, no dilation, and pads with zeros.
-
-    peft's update of another one mixes groups, is not dilated, and pads with zeros.
-    """
-    assert isinstance(host, CONVOLUTIONS)
-    plain = host.groups == 1 and host.padding_mode == "zeros"
-    return plain and all(step == 1 for step in host.dilation)
-
-
-def as_factor(host: nn.Module, name: str, tensor: Tensor) -> Tensor:
-    """Return a tensor of an update of a kernel, which peft stores as a kernel, as of a matrix.
-
-    `name` is A: (rank, d_in, k, ...), B: (d_out, rank, 1, ...) or a magnitude: (1, d_out, 1, ...).
-    """
-    if not isinstance(host, CONVOLUTIONS) or tensor.ndim < 2:
-        return tensor
-    return tensor.flatten(1) if name in ("A", "B") else tensor.flatten()
-
-
-def as_kernel(host: nn.Module, name: str, tensor: Tensor) -> Tensor:
-    """Return a tensor of an update of a matrix as peft stores that of a kernel."""
-    if not isinstance(host, CONVOLUTIONS):
-        return tensor
-    kernel: tuple[int, ...] = tuple(host.kernel_size)
-    ones = (1,) * len(kernel)
-    if name == "A":
-        return tensor.view(len(tensor), -1, *kernel)
-    return tensor.view(*tensor.shape, *ones) if name == "B" else tensor.view(1, -1, *ones)
 
 
 def matrices_in(module: nn.Module) -> dict[str, WeightMatrix]:
@@ -100,7 +71,7 @@ def matrices_in(module: nn.Module) -> dict[str, WeightMatrix]:
         {} for a projection, and for any other module.
     """
     if isinstance(module, CONVOLUTIONS):
-        return {"": WeightMatrix(bias="bias")}
+        return {"": WeightMatrix()}
     if isinstance(module, nn.Embedding):
         return {"": WeightMatrix(transposed=True)}
     return _of_attention(module) if isinstance(module, nn.MultiheadAttention) else {}
@@ -111,12 +82,11 @@ def _of_attention(attention: nn.MultiheadAttention) -> dict[str, WeightMatrix]:
     size = attention.embed_dim
     found: dict[str, WeightMatrix] = {}
     for number, role in enumerate("qkv"):
-        own = f"{role}_proj_weight"
-        packed = getattr(attention, own, None) is None
-        if packed:
-            found[role] = WeightMatrix("in_proj_weight", "in_proj_bias", number * size, size)
-            found["qkv"] = WeightMatrix("in_proj_weight", "in_proj_bias")
-        else:  # keys or values of another size; their bias is still packed
-            found[role] = WeightMatrix(own)
+        own = f"{role}_proj_weight"  # where keys or values have another size; biases are packed
+        apart = getattr(attention, own, None) is not None
+        weight = own if apart else "in_proj_weight"
+        found[role] = WeightMatrix(weight, "in_proj_bias", number * size, size)
+    if attention.in_proj_weight is not None:
+        found["qkv"] = WeightMatrix("in_proj_weight", "in_proj_bias")
     found["o"] = WeightMatrix("out_proj.weight", "out_proj.bias")
     return found

@@ -60,12 +60,19 @@ def module_anatomy(view: ModuleView, head: tuple[str, ...] = ()) -> Anatomy:
         )
     inside = [f"{p}.out_proj" for p, m in paths.items() if isinstance(m, nn.MultiheadAttention)]
     layers = _layers(paths)
-    roles = _roles(paths)
+    roles, sublayers = _roles(paths)
     sites: dict[str, Site] = {}
     for path, module in paths.items():
         if path and not any(f"{path}.".startswith(f"{name}.") for name in (*head, *inside)):
             for site in _sites(path, module, roles, layers):
                 sites[site.id] = site
+            if path in sublayers:
+                # A container passes its input through all children, and may not get another one.
+                role, first, last = sublayers[path]
+                width = in_features(paths[first])
+                sizes = (width, width)
+                stack = _layer_of(path, layers)
+                sites[path] = Site(path, *stack, role, "sublayer", last, *sizes, input_host=first)
     if not sites:
         raise SiteError(
             f"{type(view.module).__name__} has no modules inside that an adapter could be at",
@@ -91,39 +98,37 @@ def _layers(paths: Mapping[str, nn.Module]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _roles(paths: Mapping[str, nn.Module]) -> dict[str, str]:
-    """Map the paths of projections to the roles that they have in transformers; also of norms."""
+def _roles(
+    paths: Mapping[str, nn.Module],
+) -> tuple[dict[str, str], dict[str, tuple[str, str, str]]]:
+    """Find attention and feed-forward networks.
+
+    Returns:
+        The roles of projections by their paths; and by the path of each sublayer that is as wide
+        behind as in front, its role and its first and last projection.
+    """
     roles: dict[str, str] = {}
+    sublayers: dict[str, tuple[str, str, str]] = {}
     for path, module in paths.items():
         children = {p for p, m in own_modules(module) if is_projection(m)}
         for sublayer, rows in ((_attention_name(path, module), _ATTENTION), ("ffn", _NETWORKS)):
-            row = next((row for row in rows if row.keys() <= children), None)
-            for child, role in (row or {}).items():
-                roles.setdefault(join(path, child), f"{sublayer}.{role}")
-            if row and path and _one_width(module, row):
-                roles.setdefault(path, sublayer)
-    return roles
+            row = next((row for row in rows if row.keys() <= children), {})
+            inside = {role: join(path, child) for child, role in row.items()}
+            for role, child in inside.items():
+                roles.setdefault(child, f"{sublayer}.{role}")
+            first = next((inside[role] for role in _FIRST if role in inside), None)
+            last = next((inside[role] for role in _LAST if role in inside), None)
+            if not (path and first and last) or path in sublayers:
+                continue
+            if in_features(paths[first]) == out_features(paths[last]):
+                sublayers[path] = sublayer, first, last
+    return roles, sublayers
 
 
 def _attention_name(path: str, module: nn.Module) -> str:
     crossed = getattr(module, "is_cross_attention", None)
     crossed = "cross" in path.rpartition(".")[2] if crossed is None else crossed
     return "cross" if crossed else "attn"
-
-
-def _one_width(module: nn.Module, row: Mapping[str, str]) -> bool:
-    """Return whether a sublayer's input is as wide as its output."""
-    ends = {role: module.get_submodule(child) for child, role in row.items()}
-    first = next((ends[role] for role in _FIRST if role in ends), None)
-    last = next((ends[role] for role in _LAST if role in ends), None)
-    return bool(first and last) and in_features(first) == out_features(last)  # type: ignore[arg-type]
-
-
-def _ends(module: nn.Module, sublayer: str, roles: Mapping[str, str], path: str) -> tuple[str, str]:
-    """Return the paths inside a sublayer of its first and of its last projection."""
-    inside = {roles[join(path, p)]: p for p, _ in own_modules(module) if join(path, p) in roles}
-    first = next(inside[r] for name in _FIRST if (r := f"{sublayer}.{name}") in inside)
-    return first, next(inside[r] for name in _LAST if (r := f"{sublayer}.{name}") in inside)
 
 
 def _sites(
@@ -147,12 +152,6 @@ def _sites(
         named = join(path, name)
         role_inside = f"{_attention_name(path, module)}.{name}" if name else role
         yield site(named, role_inside, "linear", matrix.sizes(module), matrix=matrix)
-    if path in roles and not is_projection(module):
-        first, last = _ends(module, roles[path], roles, path)
-        width = in_features(module.get_submodule(first))
-        # A container passes its input through all children, and may not get another one.
-        host, enters = join(path, last), join(path, first)
-        yield Site(path, stack, layer, role, "sublayer", host, width, width, input_host=enters)
     weight = getattr(module, "weight", None)
     if "norm" in type(module).__name__.lower() and weight is not None and weight.ndim == 1:
         yield site(path, role, "norm", (len(weight), len(weight)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from torch import nn
 
@@ -17,6 +18,32 @@ def own_modules(model: nn.Module, *, every_use: bool = False) -> list[tuple[str,
     found: list[tuple[str, nn.Module]] = []
     _collect(model, "", every_use, set(), found)
     return found
+
+
+def parameter_at(module: nn.Module, path: str) -> nn.Parameter | None:
+    """Return the parameter of a module at a path; None if there is none."""
+    owner, _, name = path.rpartition(".")
+    return module.get_submodule(owner)._parameters.get(name)
+
+
+def copy_with(module: Any, parameters: Mapping[str, Any], cls: type | None = None) -> Any:
+    """Return a shallow copy of a module with other objects in place of some parameters.
+
+    The module itself stays as it is, since other threads may compute with it. A path, such as
+    `out_proj.weight`, is of a parameter of a child, which is copied likewise. The copy is of the
+    class `cls`, by default of the module's own.
+    """
+    copied: Any = object.__new__(cls or type(module))
+    vars(copied).update(vars(module))
+    own = {name: value for name, value in parameters.items() if "." not in name}
+    vars(copied)["_parameters"] = {**module._parameters, **own}
+    inside: dict[str, dict[str, Any]] = {}
+    for name in parameters.keys() - own.keys():
+        child, _, rest = name.partition(".")
+        inside.setdefault(child, {})[rest] = parameters[name]
+    changed = {name: copy_with(module._modules[name], each) for name, each in inside.items()}
+    vars(copied)["_modules"] = {**module._modules, **changed}
+    return copied
 
 
 def slots_in(model: nn.Module) -> Iterator[nn.Module]:

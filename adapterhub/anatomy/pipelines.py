@@ -27,8 +27,7 @@ class PipelineParts(nn.ModuleDict):
     """
 
     def __init__(self, pipeline: Any) -> None:
-        found = {name: getattr(pipeline, name, None) for name in getattr(pipeline, _LOADABLE)}
-        super().__init__({n: m for n, m in found.items() if isinstance(m, nn.Module)})
+        super().__init__(_modules_of(pipeline))
         self.kind = type(pipeline)
 
 
@@ -39,10 +38,15 @@ def is_pipeline(thing: object) -> TypeGuard[Any]:
 
 def parts_of(pipeline: Any) -> nn.ModuleDict:
     """Return the parts of a pipeline; the same object as long as it has the same parts."""
-    known, parts = _PARTS.get(pipeline), PipelineParts(pipeline)
-    if known is None or dict(known.items()) != dict(parts.items()):
-        _PARTS[pipeline] = known = parts
+    known = _PARTS.get(pipeline)
+    if known is None or dict(known.items()) != _modules_of(pipeline):
+        _PARTS[pipeline] = known = PipelineParts(pipeline)
     return known
+
+
+def _modules_of(pipeline: Any) -> dict[str, nn.Module]:
+    found = {name: getattr(pipeline, name, None) for name in getattr(pipeline, _LOADABLE)}
+    return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
 
 
 def as_module(thing: Any) -> Any:

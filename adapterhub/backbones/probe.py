@@ -138,14 +138,8 @@ def probe(model: PreTrainedModel) -> dict[str, Tensor]:
     The batch is that of `probe_batch`, or of `picture_batch` if the model reads pictures with text.
     Its logits, or all other floating point outputs if it has none; in fp32 on the CPU.
     """
-    device = str(device_of(model)).partition(":")[0]
-    with evaluation_mode(model), torch.no_grad(), torch.autocast(device, enabled=False):
-        outputs = model(**(picture_batch(model) or probe_batch(model)), return_dict=True)
-    tensors = {
-        name: value.to("cpu", torch.float32)
-        for name, value in outputs.items()
-        if isinstance(value, Tensor) and value.is_floating_point()
-    }
+    batch = picture_batch(model) or probe_batch(model)
+    tensors = outputs_on(model, {**batch, "return_dict": True})
     return {n: t for n, t in tensors.items() if n.endswith("logits")} or tensors
 
 

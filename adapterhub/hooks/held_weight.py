@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adapterhub.anatomy.own_modules import copy_with
 from adapterhub.anatomy.projections import HeldWeight
 from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.backbones.tensor_parallel import tensor_parallel
@@ -94,7 +95,7 @@ class HeldWeightSlot(Slot):
 
         `by_row`: it computes only some rows of the batch.
         """
-        return function(with_weights(host, self.weights(host, composition, by_row)), *args, **named)
+        return function(copy_with(host, self.weights(host, composition, by_row)), *args, **named)
 
     def weights(
         self, host: nn.Module, composition: Any, by_row: bool = False
@@ -154,26 +155,6 @@ class _OfSite:
         if isinstance(module, ExpertsModule):
             return module(x, y, rows)  # type: ignore[no-any-return]
         return module(x, y) if isinstance(module, OutputModule) else y
-
-
-def with_weights(host: nn.Module, parameters: Mapping[str, Any]) -> nn.Module:
-    """Return a shallow copy of a module with other objects in place of some parameters.
-
-    A path, such as `out_proj.weight`, is of a parameter of a child.
-    """
-    copied = object.__new__(type(host))
-    vars(copied).update(vars(host))
-    own = {name: value for name, value in parameters.items() if "." not in name}
-    vars(copied)["_parameters"] = {**host._parameters, **own}
-    for child in {name.partition(".")[0] for name in parameters.keys() - own.keys()}:
-        inside = {
-            name.partition(".")[2]: value
-            for name, value in parameters.items()
-            if name.startswith(f"{child}.")
-        }
-        inner = with_weights(host.get_submodule(child), inside)
-        vars(copied)["_modules"] = {**copied._modules, child: inner}
-    return copied
 
 
 def override_forward(host: nn.Module, patch: Patch) -> None:

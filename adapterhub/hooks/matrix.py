@@ -22,10 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adapterhub.anatomy.matrices import CONVOLUTIONS
+from adapterhub.anatomy.own_modules import copy_with, parameter_at
 from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.errors import AttachError, SiteError
 from adapterhub.hooks.composition import through
-from adapterhub.hooks.held_weight import HeldWeightSlot, override_forward, with_weights
+from adapterhub.hooks.held_weight import HeldWeightSlot, override_forward
 from adapterhub.hooks.slot import Slot
 from adapterhub.methods._delta import DeltaModule
 from adapterhub.methods._site_module import InputModule, OutputModule, SiteModule
@@ -64,13 +65,19 @@ class MatrixSlot(HeldWeightSlot):
         dtype = next(host.parameters()).dtype
         if not low:
             new = {name: each.to(dtype) for name, each in changed.items()}
-            return function(with_weights(host, new), *args, **named)
+            return function(copy_with(host, new), *args, **named)
         added: dict[str, Tensor | None] = {"bias": None}
         for name, each in changed.items():
             own = _own(host, name)
             added[name] = (each if own is None else each - own).to(dtype)
         y = function(host, *args, **named)
-        return y + function(with_weights(host, added), *args, **named)
+        return y + function(copy_with(host, added), *args, **named)
+
+    def constant(self, host: nn.Module, key: str) -> SiteModule:
+        """Return the module as it is: rows of a batch are not stacked here."""
+        module = self.placed(key)
+        assert isinstance(module, SiteModule)
+        return module
 
     def changed(self, host: nn.Module, composition: Any) -> dict[str, Tensor]:
         """Return the changed weights and biases by their names in the host, in fp32.
@@ -82,15 +89,12 @@ class MatrixSlot(HeldWeightSlot):
             matrix = site.matrix
             assert matrix is not None
             whole = changed.get(matrix.weight, host.get_parameter(matrix.weight).float())
-            biases = changed.get(matrix.bias) if matrix.bias else None
-            if biases is None and matrix.bias:
-                biases = _own(host, matrix.bias)
+            biases = changed.get(matrix.bias, _own(host, matrix.bias))
             own = None if biases is None else matrix.bias_of(biases)
             weight, bias = self._through(composition, site, matrix.of(whole), own)
             changed[matrix.weight] = matrix.within(whole, weight)
-            if matrix.bias and bias is not None:
-                if biases is None:
-                    biases = whole.new_zeros(len(whole))
+            if bias is not None:
+                biases = whole.new_zeros(len(whole)) if biases is None else biases
                 changed[matrix.bias] = matrix.within(biases, bias)
         return changed
 
@@ -149,8 +153,7 @@ def replaced_by(
 
 def _own(host: nn.Module, name: str) -> Tensor | None:
     """Return a parameter of a host, in fp32; None for none."""
-    owner, _, leaf = name.rpartition(".")
-    parameter: Tensor | None = getattr(host.get_submodule(owner), leaf)
+    parameter = parameter_at(host, name)
     return None if parameter is None else parameter.float()
 
 
@@ -160,17 +163,13 @@ def added_by(module: SiteModule) -> Tensor | None:
     In training, dropout drops some inputs of the matrix, for all places alike.
     """
     factors = module.factors() if isinstance(module, OutputModule) else None
-    if factors is not None and not _reads(module):
+    if factors is not None:
         left, right = factors
         rate = getattr(module, "dropout", 0.0) if module.training else 0.0
         if rate:
             right = right * F.dropout(right.new_ones(right.shape[1]), rate)
         return left @ right
     return module.delta() if isinstance(module, DeltaModule) else None
-
-
-def _reads(module: SiteModule) -> bool:
-    return isinstance(module, OutputModule) and module.reads_weight
 
 
 class EmbeddingSlot(Slot):

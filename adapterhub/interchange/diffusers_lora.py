@@ -15,27 +15,34 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from adapterhub.anatomy.any_module import own_module
+from adapterhub.anatomy.any_module import as_model, own_module
 from adapterhub.anatomy.pipelines import PipelineParts
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.errors import BackboneError, FileError, MismatchError, OutputError
+from adapterhub.files import schema
 from adapterhub.files.atomic import explained, replace_file
 from adapterhub.files.schema import shorten
+from adapterhub.interchange.checkpoint_files import most_bytes, read_tensor_file
 from adapterhub.interchange.peft.export_types import ExportSource
 from adapterhub.interchange.peft.exporter import try_peft
-from adapterhub.interchange.peft.files import PeftFiles, neutral
+from adapterhub.interchange.peft.files import (
+    MAX_CONFIG_BYTES,
+    PeftFiles,
+    neutral,
+    option_problems,
+)
 from adapterhub.interchange.peft.importer import from_peft
+from adapterhub.interchange.peft.targets import Targets
 from adapterhub.interchange.pipeline_files import FILE, file_in
 from adapterhub.interchange.translation import CheckpointInfo, ImportedAdapter
 
@@ -76,43 +83,63 @@ def import_diffusers(
             f"{file.name} is a LoRA of a pipeline of diffusers",
             expected="load(pipe, FOLDER), with the pipeline itself",
         )
-    tensors, alphas, metadata = _read(file, parts)
-    config = _config(tensors, alphas, metadata)
+    stored = read_tensor_file(folder, file.name, "", most=most_bytes(anatomy), places=(".alpha",))
+    tensors, alphas = _converted(stored, parts, file.name)
+    config = _config(tensors, alphas, _recorded(file, parts), parts)
     imported = from_peft(PeftFiles("LORA", config, tensors), anatomy, folder.name)
     return replace(imported, format="diffusers")
 
 
-def _read(
-    file: Path, parts: PipelineParts
-) -> tuple[dict[str, Tensor], dict[str, float], Mapping[str, Any]]:
-    """Return the tensors of a file by peft's names, alphas by module, and what is recorded."""
+def _converted(
+    stored: Mapping[str, Tensor], parts: PipelineParts, file: str
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Return the tensors of a file by peft's names, and the alphas that it has by module."""
     if importlib.util.find_spec("diffusers") is None:
         raise BackboneError(
             "reading LoRA files of pipelines needs diffusers",
             hint='pip install "adapterhub[diffusers]"',
         )
-    main = next((parts[name] for name in ("unet", "transformer") if name in parts), None)
-    options = {"unet_config": main.config} if main is not None and "unet" in parts else {}
+    options = {"unet_config": parts["unet"].config} if "unet" in parts else {}
     try:
-        found = parts.kind.lora_state_dict(str(file), return_lora_metadata=True, **options)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise FileError(f"{file.name} cannot be read: {error}") from error
-    state, network_alphas, metadata = found
-    tensors: dict[str, Tensor] = {}
+        state, network_alphas = parts.kind.lora_state_dict(dict(stored), **options)
+    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise FileError(
+            f"diffusers cannot convert {file}: {type(error).__name__}: {str(error)[:300]}",
+            expected=f"a LoRA of a {parts.kind.__name__}",
+        ) from None
     if others := sorted({name.partition(".")[0] for name in state} - {*parts}):
         raise MismatchError(
-            f"{file.name} is for parts that this pipeline does not have",
+            f"{file} is for parts that this pipeline does not have",
             offenders=shorten(others),
             expected=f"tensors of {', '.join(parts)}",
         )
-    for name, tensor in state.items():
-        tensors[_renamed(name, parts)] = tensor
+    tensors = {_renamed(name, parts): tensor for name, tensor in state.items()}
     alphas: dict[str, float] = {}
     for name, alpha in (network_alphas or {}).items():
         renamed = _renamed(name.removesuffix(".alpha"), parts)
         match = _KEY.fullmatch(renamed)
         alphas[match["path"] if match else renamed] = float(alpha)
-    return tensors, alphas, metadata or {}
+    return tensors, alphas
+
+
+def _recorded(file: Path, parts: PipelineParts) -> dict[str, dict[str, Any]]:
+    """Return peft's options of each part that the metadata of a file has; they are untrusted.
+
+    Raises:
+        FileError: they are no options of a LoRA, or not supported.
+    """
+    with safe_open(file, "np") as opened:
+        text = (opened.metadata() or {}).get(_METADATA, "{}")
+    tree, problems = schema.parse_object(text.encode(), MAX_CONFIG_BYTES)
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in tree.items():
+        part, _, option = name.partition(".")
+        if part in parts:
+            found.setdefault(part, {})[option] = value
+    problems += [line for part, own in found.items() for line in option_problems("LORA", own, part)]
+    if problems:
+        raise FileError(f"the metadata of {file.name} cannot be used", offenders=shorten(problems))
+    return found
 
 
 def _renamed(name: str, parts: PipelineParts) -> str:
@@ -130,41 +157,43 @@ def _renamed(name: str, parts: PipelineParts) -> str:
 
 
 def _config(
-    tensors: Mapping[str, Tensor], alphas: Mapping[str, float], metadata: Mapping[str, Any]
+    tensors: Mapping[str, Tensor],
+    alphas: Mapping[str, float],
+    recorded: Mapping[str, Mapping[str, Any]],
+    parts: PipelineParts,
 ) -> dict[str, Any]:
-    """Return peft's options: rank and alpha of each module, which the file may not say."""
+    """Return peft's options: rank and alpha of each module, which the file may not say.
+
+    Scales are alpha / rank for all of them.
+    """
+    options = {part: {**neutral("LORA"), **own} for part, own in recorded.items()}
+    targets = {part: Targets(own, as_model(parts[part])) for part, own in options.items()}
     ranks: dict[str, int] = {}
+    scaled: dict[str, float] = {}
     for name, tensor in tensors.items():
-        if (match := _KEY.fullmatch(name)) and match["what"] == "A":
-            ranks[match["path"]] = len(tensor)
-    own = {path: alphas.get(path, _recorded_alpha(path, metadata)) for path in ranks}
-    scales = {path: own[path] or float(rank) for path, rank in ranks.items()}
-    (rank, _), *_ = Counter(ranks.values()).most_common(1) or [(1, 0)]
-    rooted = {bool(v) for n, v in metadata.items() if n.endswith(".use_rslora")}
+        if not (match := _KEY.fullmatch(name)) or match["what"] != "A":
+            continue
+        path, rank = match["path"], len(tensor)
+        part, _, inside = path.partition(".")
+        alpha = alphas.get(path)
+        if alpha is None and (own := options.get(part)) is not None:
+            alpha = targets[part].value_at(own["alpha_pattern"], inside, own["lora_alpha"])
+            alpha *= rank**0.5 if own["use_rslora"] else 1
+        ranks[path], scaled[path] = rank, float(rank if alpha is None else alpha)
+    rank = max(ranks.values(), default=1)
     return {
         **neutral("LORA"),
         "r": rank,
         "lora_alpha": float(rank),
-        "use_rslora": rooted == {True},
         "use_dora": any("lora_magnitude_vector" in name for name in tensors),
         "rank_pattern": {re.escape(path): each for path, each in ranks.items()},
-        "alpha_pattern": {re.escape(path): each for path, each in scales.items()},
+        "alpha_pattern": {re.escape(path): each for path, each in scaled.items()},
         "target_modules": sorted(ranks),
         "peft_type": "LORA",
         "task_type": None,
         "base_model_name_or_path": None,
         "revision": None,
     }
-
-
-def _recorded_alpha(path: str, metadata: Mapping[str, Any]) -> float | None:
-    """Return the alpha that the metadata has for a module: of its own, or of its part."""
-    part, _, inside = path.partition(".")
-    own = {n.removeprefix(f"{part}."): v for n, v in metadata.items() if n.startswith(f"{part}.")}
-    for pattern, value in (own.get("alpha_pattern") or {}).items():
-        if re.fullmatch(rf"(.*\.)?({pattern})", inside):
-            return float(value)
-    return float(own["lora_alpha"]) if "lora_alpha" in own else None
 
 
 def write_diffusers(

@@ -25,9 +25,7 @@ def is_diffusers(folder: Path) -> bool:
 
 def file_in(folder: Path) -> Path | None:
     """Return the LoRA file of a folder: by diffusers' name, or the only safetensors file."""
-    if (folder / FILE).is_file():
-        return folder / FILE
-    if (folder / "adapter_config.json").exists():
+    if (folder / "adapter_config.json").exists() or not folder.is_dir():
         return None
-    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
-    return files[0] if len(files) == 1 else None
+    named = [folder / FILE] if (folder / FILE).exists() else sorted(folder.glob("*.safetensors"))
+    return named[0] if len(named) == 1 and named[0].is_file() else None

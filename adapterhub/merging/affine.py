@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from adapterhub.anatomy.own_modules import parameter_at
 from adapterhub.anatomy.sites import Site
 from adapterhub.backbones.weights import as_stored, read_bias, read_weight
 from adapterhub.errors import MergeError
@@ -63,16 +64,10 @@ def _needs_bias(slot: OutputSlot | MatrixSlot | EmbeddingSlot) -> MergeError:
     )
 
 
-def parameter_at(host: nn.Module, name: str) -> nn.Parameter | None:
-    """Return the parameter of a host at a path; None if there is none."""
-    owner, _, leaf = name.rpartition(".")
-    return host.get_submodule(owner)._parameters.get(leaf)
-
-
 def merged_names(site: Site) -> tuple[str, ...]:
     """Return the names of the parameters that a merge at a site may change."""
     if site.matrix is not None:
-        return tuple(name for name in (site.matrix.weight, site.matrix.bias) if name)
+        return (site.matrix.weight, site.matrix.bias)
     if site.held is not None and site.held.experts is not None:
         return (site.held.parameter,)
     return ("weight", "bias")

@@ -345,7 +345,8 @@ def _attached(model: PreTrainedModel, names: Sequence[str]) -> tuple[Adapter, ..
             expected="adapters of the bare backbone, which are changes of its weights",
             hint="activate(model, Average([...])) averages their outputs",
         )
-    if held := {f"{p.site.stack}.{p.site.role}" for a in adapters for p in a.placed if p.site.held}:
+    sites = [placed.site for adapter in adapters for placed in adapter.placed]
+    if held := {f"{site.stack}.{site.role}" for site in sites if site.held or site.matrix}:
         raise MergeError(
             "adapters of weights that are no projections cannot be combined",
             offenders=sorted(held),

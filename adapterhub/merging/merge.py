@@ -45,6 +45,7 @@ from adapterhub.adapters.state import (
     require_attached,
 )
 from adapterhub.anatomy.any_module import is_view, own_module
+from adapterhub.anatomy.own_modules import parameter_at
 from adapterhub.anatomy.pipelines import as_module
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.end_tokens import with_stops
@@ -60,7 +61,7 @@ from adapterhub.hooks.composition import Composition, adapter_names
 from adapterhub.hooks.head import activation_between
 from adapterhub.hooks.new_tokens import VOCABULARY, NewTokenRows
 from adapterhub.interrupts import deferred_interrupts
-from adapterhub.merging.affine import merged_names, merged_parameters, parameter_at
+from adapterhub.merging.affine import merged_names, merged_parameters
 from adapterhub.methods.beft import LoneBias
 from adapterhub.patch import Patch
 

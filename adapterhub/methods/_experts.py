@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adapterhub.anatomy.own_modules import copy_with
 from adapterhub.anatomy.sites import Anatomy, Kind, Site
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
@@ -88,7 +89,7 @@ class ExpertsUpdate(ExpertsModule):
             return self.module_of(number)(x, y)  # type: ignore[no-any-return]
         sizes = x.shape[-1], y.shape[-1]
         tensors = dict(self.named_parameters())
-        matrices = torch.vmap(lambda own: _matrices(_with(self, self.of, own), *sizes))(tensors)
+        matrices = torch.vmap(lambda own: _matrices(copy_with(self, own, self.of), *sizes))(tensors)
         x = F.dropout(x, getattr(self, "dropout", 0.0), self.training)
         for matrix in matrices:
             same = matrix.stride(0) == 0  # of all experts, as a fixed factor is
@@ -101,34 +102,13 @@ class ExpertsUpdate(ExpertsModule):
         tensors = dict(self.named_parameters())
         if self.experts is not None:
             tensors = {name: tensor[number] for name, tensor in tensors.items()}  # type: ignore[misc]
-        module: OutputModule = _with(self, self.of, tensors)
+        module: OutputModule = copy_with(self, tensors, self.of)
         return module
 
     def extra_repr(self) -> str:
         """Return the settings that `print(model)` shows."""
         experts = [] if self.experts is None else [f"experts={self.experts}"]
         return ", ".join([*experts, *filter(None, [self.module_of(0).extra_repr()])])
-
-
-def _with(module: Any, cls: type, tensors: Mapping[str, Tensor], prefix: str = "") -> Any:
-    """Return a module of a class that has the attributes of another one, and other parameters.
-
-    It is a copy, since other threads may compute with the module.
-
-    Args:
-        module: whose attributes it has.
-        cls: its class.
-        tensors: the parameters by their names in the outermost module.
-        prefix: of these names in this one.
-    """
-    copied: Any = object.__new__(cls)
-    vars(copied).update(vars(module))
-    children = module._modules.items()
-    vars(copied)["_parameters"] = {name: tensors[prefix + name] for name in module._parameters}
-    vars(copied)["_modules"] = {
-        name: _with(child, type(child), tensors, f"{prefix}{name}.") for name, child in children
-    }
-    return copied
 
 
 def _matrices(module: OutputModule, d_in: int, d_out: int) -> tuple[Tensor, ...]:

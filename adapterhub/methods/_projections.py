@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from adapterhub.anatomy.own_modules import parameter_at
 from adapterhub.anatomy.sites import Anatomy, Kind, Site
 from adapterhub.backbones.weights import read_bias, read_weight
 from adapterhub.config.options import option
@@ -36,7 +37,7 @@ def bias_at(site: Site, anatomy: Anatomy) -> Tensor | None:
     host, matrix = anatomy.model.get_submodule(site.host), site.matrix
     if matrix is None:
         return read_bias(host, site.part)
-    bias = dict(host.named_parameters()).get(matrix.bias or "")
+    bias = parameter_at(host, matrix.bias)
     return None if bias is None else matrix.bias_of(bias)
 
 

@@ -197,6 +197,29 @@ def test_small_updates_are_not_rounded_away_in_low_precision(dtype):
     assert module(x.to(dtype)).dtype == bare.dtype
 
 
+def test_what_reads_projections_refuses_kernels_by_name():
+    module, _ = network("conv2d")
+    adapter = ah.attach(module, "lora(sites=['host'])")
+    for call in (
+        lambda: ah.to_lora(module, "default", rank=2),
+        lambda: ah.combine(module, ["default"]),
+    ):
+        with pytest.raises(MergeError, match="no projections cannot be combined") as error:
+            call()
+        assert error.value.offenders == ("host.host",)
+    assert ah.adapters(module) == {"default": adapter}
+
+
+@pytest.mark.parametrize("method", ["lora", "dora", "loha", "oft"])
+def test_held_modules_at_a_kernel_compute_the_same(method):
+    module, x = network("conv2d")
+    scramble(adapter := ah.attach(module, f"{method}(sites=['host', 'last'])"))
+    expected = module(x)
+    adapter.hold()
+    with torch.no_grad(), ah.route(module, ["default"] * 4):
+        assert difference(module(x), expected) <= TOLERANCE
+
+
 def test_an_attention_whose_batch_is_second_has_one_adapter():
     module, x = network("attention, tokens first")
     ah.attach(module, "lora(sites=['host.q'])")
@@ -304,3 +327,34 @@ def test_a_vision_transformer_has_the_roles_of_one_of_transformers():
     ah.detach(blocks)
     ah.attach(blocks, "houlsby(size=4)")
     assert difference(blocks(x), bare) < 0.1
+
+
+class TwoWidths(nn.Module):
+    """Attention to keys and values of another width, whose weights torch keeps apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, kdim=6, vdim=4, batch_first=True)
+
+    def forward(self, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.attention(x, keys, values)[0]
+        return y
+
+
+@pytest.mark.parametrize("method", ["lora", "dora", "ia3"])
+def test_an_attention_of_several_widths(method):
+    torch.manual_seed(0)
+    module = TwoWidths().eval()
+    batch = tuple(torch.randn(2, 5, size) for size in (8, 6, 4))
+    with torch.no_grad():
+        module.attention.in_proj_bias.normal_()
+    bare = module(*batch)
+    sites = "sites=['attention.q', 'attention.k', 'attention.v', 'attention.o']"
+    scramble(ah.attach(module, f"{method}({sites})"))
+    adapted = module(*batch)
+    assert difference(adapted, bare) > 1e-3
+    assert ah.merge(module, batch=batch).difference <= TOLERANCE
+    assert difference(module(*batch), adapted) <= TOLERANCE
+    ah.unmerge(module)
+    ah.detach(module)
+    assert torch.equal(module(*batch), bare)

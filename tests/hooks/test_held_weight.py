@@ -23,8 +23,9 @@ from selection import rotating
 from torch import nn
 
 import adapterhub as ah
+from adapterhub.anatomy.own_modules import copy_with
 from adapterhub.errors import AttachError
-from adapterhub.hooks.held_weight import AdaptedWeight, HeldWeightSlot, call_host, with_weights
+from adapterhub.hooks.held_weight import AdaptedWeight, HeldWeightSlot, call_host
 
 SPECS = (
     EXPERTS,
@@ -267,7 +268,7 @@ def test_a_compiled_model_is_refused(monkeypatch):
 
 def test_other_parameters_of_the_copy_are_those_of_the_host():
     host = nn.Linear(2, 3)
-    copied = with_weights(host, {"weight": nn.Parameter(torch.zeros(3, 2))})
+    copied = copy_with(host, {"weight": nn.Parameter(torch.zeros(3, 2))})
     assert copied.bias is host.bias
     assert torch.equal(copied(torch.ones(1, 2))[0], host.bias)
     assert host.weight.any()

@@ -9,7 +9,7 @@ from pipelines import diffusers, picture, pipeline
 from safetensors.torch import load_file, save_file
 
 import adapterhub as ah
-from adapterhub.errors import AttachError, ConfigError, MismatchError
+from adapterhub.errors import AttachError, ConfigError, FileError, MismatchError
 from adapterhub.interchange.diffusers_lora import STYLES
 from adapterhub.interchange.pipeline_files import FILE, is_diffusers
 
@@ -132,3 +132,56 @@ def test_what_does_not_fit_is_refused(tmp_path):
     ah.attach(pipe, CONV)
     with pytest.raises(AttachError, match="shares modules"):
         ah.attach(pipe.unet, "lora")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "problem"),
+    [
+        ('{"unet.alpha_pattern": {"(a+)+b": 1}, "unet.lora_alpha": 2}', None),
+        ('{"unet.alpha_pattern": {"(": 1}, "unet.lora_alpha": 2}', "not a regular expression"),
+        ('{"unet.alpha_pattern": [1]}', "alpha_pattern"),
+        ('{"unet.lora_alpha": "much"}', "lora_alpha"),
+        ('{"unet.use_qalora": true}', "use_qalora"),
+        ('["unet"]', "cannot be used"),
+        ("{", "cannot be used"),
+    ],
+)
+def test_metadata_of_strangers(metadata, problem, tmp_path):
+    """An expression may take exponential time, and is given some."""
+    pipe = pipeline()
+    ah.attach(pipe, CONV).export(tmp_path / "a", format="diffusers")
+    ah.detach(pipe)
+    state = load_file(tmp_path / "a" / FILE)
+    save_file(state, tmp_path / "a" / FILE, {"lora_adapter_metadata": metadata})
+    if problem is None:
+        ah.load(pipe, tmp_path / "a")
+        return
+    with pytest.raises(FileError) as error:
+        ah.load(pipe, tmp_path / "a")
+    assert problem in str(error.value)
+    assert ah.adapters(pipe) == {}
+
+
+def test_tensors_of_strangers(tmp_path):
+    pipe = pipeline()
+    ah.attach(pipe, CONV).export(tmp_path / "a", format="kohya")
+    ah.detach(pipe)
+    file = tmp_path / "a" / FILE
+    state = load_file(file)
+    name = next(name for name in state if name.endswith("lora_down.weight"))
+    for change in (
+        {name: torch.full_like(state[name], torch.nan)},
+        {"lora_unet_nothing.lora_down.weight": torch.ones(2, 2)},
+        {name: torch.ones(1)},
+    ):
+        save_file(state | change, file)
+        with pytest.raises((FileError, MismatchError)):
+            ah.load(pipe, tmp_path / "a")
+        assert ah.adapters(pipe) == {}
+    file.write_bytes(b"\x80\x04K\x01.")  # a pickle
+    with pytest.raises(FileError):
+        ah.load(pipe, tmp_path / "a")
+    with open(file, "wb") as sparse:
+        sparse.truncate(1 << 34)
+    with pytest.raises(FileError):
+        ah.load(pipe, tmp_path / "a")

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adapterhub.anatomy.matrices import CONVOLUTIONS, as_kernel, only_shifts
+from adapterhub.anatomy.matrices import CONVOLUTIONS
 from adapterhub.anatomy.sites import Site
 from adapterhub.backbones.weights import read_weight
-from adapterhub.errors import ConfigError, MismatchError
+from adapterhub.errors import MismatchError
 from adapterhub.files.schema import shorten
 from adapterhub.hooks.head import activation_between
 from adapterhub.interchange.peft.adaption_prompt import export_adaption_prompt
@@ -34,9 +34,10 @@ from adapterhub.interchange.peft.export_types import (
 )
 from adapterhub.interchange.peft.files import Kind, PeftFiles, neutral
 from adapterhub.interchange.peft.ia3 import export_ia3
+from adapterhub.interchange.peft.kernels import OTHER_KERNEL, as_kernel, only_shifts
 from adapterhub.interchange.peft.plain import PLAIN, PLAIN_MODULES, export_plain
 from adapterhub.interchange.peft.prompts import export_prefix, export_prompt
-from adapterhub.interchange.peft.updates import OTHER_KERNEL, TIMES_OUTPUT
+from adapterhub.interchange.peft.updates import TIMES_OUTPUT
 from adapterhub.methods._delta import FactorModule
 from adapterhub.methods.alora import InvokedLoRALayer
 from adapterhub.methods.bdlora import BlockFactors
@@ -73,22 +74,6 @@ _KINDS: Mapping[type[nn.Module], Kind] = {
     PartlyFrozenKeyValues: "CARTRIDGE",
     **PLAIN_MODULES,
 }
-
-
-EXPORTED = ("peft", "gguf", "diffusers", "kohya")
-
-
-def check_format(name: str) -> None:
-    """Refuse an unknown export format.
-
-    Raises:
-        ConfigError: it is none of `EXPORTED`.
-    """
-    if name not in EXPORTED:
-        raise ConfigError(
-            f"adapters cannot be exported to {name!r}",
-            expected=f"{', '.join(EXPORTED[:-1])} or {EXPORTED[-1]}",
-        )
 
 
 def to_peft(source: ExportSource) -> PeftFiles:

@@ -463,7 +463,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             expected=f"one of {', '.join(KINDS)}",
         )
     fields = _FIELDS[kind]
-    if problems := config_problems(config, fields):
+    if problems := option_problems(kind, config):
         raise FileError(
             f"{path} has options that are not supported",
             offenders=shorten(problems),
@@ -472,6 +472,11 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
     used = {n: v for n, v in config.items() if n in fields and fields[n] is not TRAINING_ONLY}
     return {**neutral(kind), **used}
+
+
+def option_problems(kind: Kind, config: Mapping[str, Any], path: str = "") -> list[str]:
+    """Return one line for each option of a kind that is not supported."""
+    return config_problems(config, _FIELDS[kind], path)
 
 
 def neutral(kind: Kind) -> dict[str, Any]:

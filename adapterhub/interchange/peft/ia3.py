@@ -7,7 +7,7 @@ import re
 import torch
 from torch import Tensor, nn
 
-from adapterhub.anatomy.matrices import CONVOLUTIONS, as_kernel
+from adapterhub.anatomy.matrices import CONVOLUTIONS
 from adapterhub.anatomy.sites import sites_option
 from adapterhub.interchange.peft.export_types import (
     CheckpointPart,
@@ -16,6 +16,7 @@ from adapterhub.interchange.peft.export_types import (
     target_options,
 )
 from adapterhub.interchange.peft.files import PeftFiles
+from adapterhub.interchange.peft.kernels import as_kernel
 from adapterhub.interchange.peft.targets import ModuleFinder
 from adapterhub.interchange.translation import Translation
 from adapterhub.methods.ia3 import IA3, InputScale, OutputScale

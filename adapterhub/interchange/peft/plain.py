@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.pytorch_utils import Conv1D
 
-from adapterhub.anatomy.matrices import CONVOLUTIONS, only_shifts
+from adapterhub.anatomy.matrices import CONVOLUTIONS
 from adapterhub.anatomy.sites import Site, sites_option
 from adapterhub.backbones.weights import read_bias, read_weight
 from adapterhub.interchange.peft.export_types import (
@@ -31,6 +31,7 @@ from adapterhub.interchange.peft.export_types import (
     target_options,
 )
 from adapterhub.interchange.peft.files import Kind, PeftFiles
+from adapterhub.interchange.peft.kernels import only_shifts
 from adapterhub.interchange.peft.targets import ModuleFinder
 from adapterhub.interchange.translation import Translation, size_options
 from adapterhub.methods._base import Method

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from adapterhub.anatomy.matrices import CONVOLUTIONS, as_factor, only_shifts
+from adapterhub.anatomy.matrices import CONVOLUTIONS
 from adapterhub.interchange.peft.files import PeftFiles
+from adapterhub.interchange.peft.kernels import OTHER_KERNEL, as_factor, only_shifts
 from adapterhub.interchange.peft.targets import ModuleFinder
 from adapterhub.interchange.translation import Translation
 from adapterhub.methods.pissa import principal
@@ -34,10 +35,6 @@ _KEY = re.compile(
 )
 _WRAPPER = ".base_layer"
 BIAS = "B.bias"
-OTHER_KERNEL = (
-    "peft's update of a convolution that groups, dilates or pads with other than zeros is no "
-    "change of its weight"
-)
 TIMES_OUTPUT = 2  # peft 0.21 adds the update of the output of torch's MultiheadAttention twice
 
 

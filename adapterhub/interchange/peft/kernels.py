@@ -1,0 +1,44 @@
+"""peft's updates of convolutions, and what they have in common with updates of a matrix.
+
+Its factors are convolutions: A of the size of the kernel, and B of one place. With groups, dilation
+or other padding than zeros, that is no change of the kernel.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from adapterhub.anatomy.matrices import CONVOLUTIONS
+
+OTHER_KERNEL = (
+    "peft's update of a convolution that groups, dilates or pads with other than zeros is no "
+    "change of its weight"
+)
+
+
+def only_shifts(host: nn.Module) -> bool:
+    """Return whether a convolution has one group, no dilation, and pads with zeros."""
+    assert isinstance(host, CONVOLUTIONS)
+    plain = host.groups == 1 and host.padding_mode == "zeros"
+    return plain and all(step == 1 for step in host.dilation)
+
+
+def as_factor(host: nn.Module, name: str, tensor: Tensor) -> Tensor:
+    """Return a tensor of an update of a kernel, which peft stores as a kernel, as of a matrix.
+
+    `name` is A: (rank, d_in, k, ...), B: (d_out, rank, 1, ...) or a magnitude: (1, d_out, 1, ...).
+    """
+    if not isinstance(host, CONVOLUTIONS) or tensor.ndim < 2:
+        return tensor
+    return tensor.flatten(1) if name in ("A", "B") else tensor.flatten()
+
+
+def as_kernel(host: nn.Module, name: str, tensor: Tensor) -> Tensor:
+    """Return a tensor of an update of a matrix as peft stores that of a kernel."""
+    if not isinstance(host, CONVOLUTIONS):
+        return tensor
+    kernel: tuple[int, ...] = tuple(host.kernel_size)
+    ones = (1,) * len(kernel)
+    if name == "A":
+        return tensor.view(len(tensor), -1, *kernel)
+    return tensor.view(*tensor.shape, *ones) if name == "B" else tensor.view(1, -1, *ones)
