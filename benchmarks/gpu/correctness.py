@@ -1,6 +1,7 @@
 """Check adapters on a GPU against the CPU: outputs, gradients, graphs, caches, quantized weights.
 
     python benchmarks/gpu/correctness.py --out gpu.json          # all architectures and methods
+    python benchmarks/gpu/correctness.py --processes 14 --seconds 240 --out gpu.json
     python benchmarks/gpu/correctness.py --small --out cpu.json  # three methods, also on a CPU
     python benchmarks/gpu/correctness.py --table gpu.json
 
@@ -21,8 +22,10 @@ on the same weights in fp32 on the CPU; differences are relative, ||a - b|| / ||
     fp8         the same of a checkpoint in FP8, whose kernels             below 0.3
                 transformers fetches from the Hub; on a CPU it is decoded
 
-A check that a cell has no part in (a cache in an encoder) is left out; one that raises an error is
-a failure. The record is written after each architecture.
+A check that a cell has no part in (a cache in an encoder) is left out; one that adapterhub refuses
+by name is counted as refused, and any other error is a failure. The record is written after each
+cell. Cells are divided among processes, and what has not begun after --seconds is left out and
+counted.
 """
 
 from __future__ import annotations
@@ -31,11 +34,14 @@ import argparse
 import copy
 import functools
 import json
+import multiprocessing
+import os
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -59,7 +65,8 @@ import tiny_models
 ATTENTION = ("eager", "sdpa", "flash", "flex_attention")
 LIMITS = {"fp32": 1e-3, "bf16": 0.1, "routed": 1e-4, "graph": 1e-5, "compiled": 1e-3}
 QUANTIZED = 0.3  # small gradients, as of AdapterFusion's softmax, keep few digits in bf16
-LONGER = ("prompt", "p-tuning")  # refuse the mask that `generate` makes as long as a static cache
+# Refuse the mask that `generate` makes as long as a static cache.
+LONGER = ("prompt", "p-tuning", "cpt")
 SMALL = {"methods": ("lora", "pfeiffer", "prefix"), "architectures": ("bert", "llama")}
 # Heads of 16 are the smallest that flash and flex attention compute on a GPU.
 WIDE = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -305,50 +312,84 @@ def save_llama(folder: Path) -> Path:
 
 
 def run(cell: str, limit: float, check: Callable[[], float]) -> dict[str, Any]:
-    """Run one check; an error is a failure with its first line."""
-    start = time.perf_counter()
+    """Run one check; an error is a failure with its first line, or a refusal."""
+    start, refused = time.perf_counter(), False
     try:
         value, error = check(), ""
     except Exception as raised:
+        refused = isinstance(raised, ah.SiteError)
         first = (str(raised).splitlines() or [""])[0][:200]
         value, error = float("inf"), f"{type(raised).__name__}: {first}"
     seconds = round(time.perf_counter() - start, 2)
     facts = {"cell": cell, "value": value if value < float("inf") else None, "limit": limit}
-    return facts | {"ok": value <= limit, "error": error, "seconds": seconds}
+    ok = refused or value <= limit
+    return facts | {"ok": ok, "refused": refused, "error": error, "seconds": seconds}
 
 
-def measure(options: argparse.Namespace, device: str) -> Iterator[list[dict[str, Any]]]:
-    """Yield the results of one architecture after the other, and of the quantized backbones."""
-    methods = SMALL["methods"] if options.small else tuple(METHODS)
-    for architecture in SMALL["architectures"] if options.small else tiny_models.CORE:
-        results = []
-        for method in methods:
-            if (method, architecture) in matrix.REFUSED or method == "head":
-                continue
-            cell = Cell(method, architecture, device)
-            for name, limit, check in cell.checks():
-                results.append(run(f"{architecture}, {method}, {name}", limit, check))
-        yield results
+def cells(small: bool) -> list[tuple[str, str]]:
+    """List methods and architectures, and methods and quantizations; the longest ones first."""
+    methods = SMALL["methods"] if small else tuple(METHODS)
     kinds = [kind for kind, (library, _) in QUANTIZATION_LIBRARIES.items() if find_spec(library)]
+    places = (*(SMALL["architectures"] if small else tiny_models.CORE), *kinds, "fp8")
+    long = SMALL["architectures"]
+    return [
+        (method, place)
+        for place in sorted(places, key=lambda place: place not in long)
+        for method in methods
+        if method != "head" and (method, place) not in matrix.REFUSED
+        if place in tiny_models.CORE or not METHODS[method].trains_backbone
+    ]
+
+
+def measure(method: str, place: str, device: str, until: float) -> list[dict[str, Any]]:
+    """Return the results of one cell: of an architecture, or of a quantized Llama.
+
+    Args:
+        method: the name of the method.
+        place: an architecture, a quantization, or fp8.
+        device: where it is checked.
+        until: when nothing more begins, in seconds since the epoch.
+    """
+    if time.time() > until:
+        return []
+    torch.set_num_threads(1)
+    if place in tiny_models.CORE:
+        cell = Cell(method, place, device)
+        return [run(f"{place}, {method}, {name}", *check) for name, *check in cell.checks()]
     with tempfile.TemporaryDirectory() as name:
-        folder = save_llama(Path(name))
-        yield [
-            run(f"llama, {method}, {kind}", QUANTIZED,
-                functools.partial(quantized, kind, method, device,
-                                  folder / ("fp8" if kind == "fp8" else "plain")))
-            for kind in (*kinds, "fp8")
-            for method in methods
-            if not METHODS[method].trains_backbone and method != "head"
-        ]  # fmt: skip
+        folder = save_llama(Path(name)) / ("fp8" if place == "fp8" else "plain")
+        check = functools.partial(quantized, place, method, device, folder)
+        return [run(f"llama, {method}, {place}", QUANTIZED, check)]
+
+
+def measured(
+    asked: list[tuple[str, str]], device: str, processes: int, seconds: float
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the results of each cell, by this process or by several."""
+    until = time.time() + seconds
+    if processes == 1:
+        yield from (measure(*cell, device, until) for cell in asked)
+        return
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # otherwise each process starts more
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=spawn) as pool:
+        waiting = [pool.submit(measure, *cell, device, until) for cell in asked]
+        yield from (done.result() for done in as_completed(waiting))
 
 
 def table(record: dict[str, Any]) -> str:
     """Return the Markdown table of a record: the checks, and what failed."""
-    counts: dict[str, Counter[bool]] = {}
+    counts: dict[str, Counter[str]] = {}
     for result in record["results"]:
-        counts.setdefault(result["cell"].rpartition(", ")[2], Counter())[result["ok"]] += 1
-    lines = [record["device"], "", "| check | cells | failed |", "|---|---|---|"]
-    lines += [f"| {name} | {count.total()} | {count[False]} |" for name, count in counts.items()]
+        outcome = "refused" if result["refused"] else "passed" if result["ok"] else "failed"
+        counts.setdefault(result["cell"].rpartition(", ")[2], Counter())[outcome] += 1
+    lines = [record["device"], "", "| check | cells | refused | failed |", "|---|---|---|---|"]
+    lines += [
+        f"| {name} | {count.total()} | {count['refused']} | {count['failed']} |"
+        for name, count in counts.items()
+    ]
+    if record["left out"]:
+        lines += ["", f"{record['left out']} cells did not begin in time."]
     failed = [result for result in record["results"] if not result["ok"]]
     lines += [""] + [f"{r['cell']}: {r['error'] or r['value']}" for r in failed]
     return "\n".join(lines)
@@ -361,6 +402,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, metavar="RECORD")
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"))
     options = parser.parse_args()
     if options.table:
         print(table(json.loads(options.table.read_text(encoding="utf-8"))))
@@ -369,10 +412,13 @@ def main() -> None:
     record: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "left out": 0,
         "results": [],
     }
-    for results in measure(options, device):
+    asked = cells(options.small)
+    for results in measured(asked, device, options.processes, options.seconds):
         record["results"] += results
+        record["left out"] += not results
         if options.out:
             options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(table(record))
