@@ -23,6 +23,8 @@ from torch.utils.checkpoint import checkpoint
 
 from adapterhub.errors import ConfigError
 
+_SWITCHES = ("gradient_checkpointing", "_gradient_checkpointing_func")  # of a layer
+
 
 class CheckpointedLayers:
     """The layers of one model that are recomputed, from `apply` until `undo`.
@@ -46,6 +48,8 @@ class CheckpointedLayers:
             )
         self.offload = offload
         self.modes = [layer.training for layer in self.layers]
+        # A user's own checkpointing, which `undo` brings back.
+        self.own = [{n: v for n, v in vars(m).items() if n in _SWITCHES} for m in self.layers]
 
     def apply(self) -> None:
         """Enable it with the current modes of the layers. Call again when modes change."""
@@ -57,10 +61,11 @@ class CheckpointedLayers:
 
     def undo(self) -> None:
         """Restore the layers and their modes."""
-        for layer, mode in zip(self.layers, self.modes, strict=True):
+        for layer, mode, own in zip(self.layers, self.modes, self.own, strict=True):
             layer.training = mode
-            layer.__dict__.pop("gradient_checkpointing", None)
-            layer.__dict__.pop("_gradient_checkpointing_func", None)
+            for name in _SWITCHES:
+                layer.__dict__.pop(name, None)
+            layer.__dict__.update(own)
 
 
 @contextmanager

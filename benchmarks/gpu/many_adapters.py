@@ -344,11 +344,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, metavar="RECORD")
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--counts", default="1,8,64,1000", help="numbers of adapters")
+    parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
     if options.table:
         print(table(json.loads(options.table.read_text(encoding="utf-8"))))
         return
-    large = Setting("cuda", 64, 128, (1, 8, 64, 1000), 20)
+    counts = tuple(int(count) for count in options.counts.split(","))
+    large = Setting("cuda", 64, 128, counts, options.steps)
     setting = Setting("cpu", 8, 16, (1, 8, 24), 3) if options.small else large
 
     def write(record: dict[str, Any]) -> None:
