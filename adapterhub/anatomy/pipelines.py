@@ -5,11 +5,13 @@
 
 A pipeline is no module, but has modules. `parts_of` returns those of them that the pipeline's class
 names as loadable, in one `ModuleDict`: their paths begin with the name of the part, as in the files
-of diffusers. The pipeline itself is not changed.
+of diffusers. Classes that read no such files (PixArt, DiT) name none, and have the parts above. The
+pipeline itself is not changed.
 """
 
 from __future__ import annotations
 
+import re
 import weakref
 from typing import Any, TypeGuard
 
@@ -17,6 +19,7 @@ from torch import nn
 
 _PARTS: weakref.WeakKeyDictionary[Any, nn.ModuleDict] = weakref.WeakKeyDictionary()
 _LOADABLE = "_lora_loadable_modules"  # of the class of a pipeline
+_USUAL = re.compile(r"(unet|transformer|text_encoder)(_\d)?")
 
 
 class PipelineParts(nn.ModuleDict):
@@ -32,8 +35,11 @@ class PipelineParts(nn.ModuleDict):
 
 
 def is_pipeline(thing: object) -> TypeGuard[Any]:
-    """Return whether an object is a pipeline of diffusers that reads LoRA files."""
-    return not isinstance(thing, nn.Module) and isinstance(getattr(thing, _LOADABLE, None), list)
+    """Return whether an object is a pipeline of diffusers."""
+    if isinstance(thing, nn.Module | type):
+        return False
+    kinds = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(thing).__mro__}
+    return "diffusers.DiffusionPipeline" in kinds
 
 
 def parts_of(pipeline: Any) -> nn.ModuleDict:
@@ -45,7 +51,9 @@ def parts_of(pipeline: Any) -> nn.ModuleDict:
 
 
 def _modules_of(pipeline: Any) -> dict[str, nn.Module]:
-    found = {name: getattr(pipeline, name, None) for name in getattr(pipeline, _LOADABLE)}
+    usual = [name for name in pipeline.config if _USUAL.fullmatch(name)]
+    names = getattr(pipeline, _LOADABLE, usual)
+    found = {name: getattr(pipeline, name, None) for name in names}
     return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
 
 
