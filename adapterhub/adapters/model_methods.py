@@ -84,6 +84,11 @@ class RefusedSave:
 
     state: AttachedAdapters
 
+    @property
+    def owner(self) -> nn.Module:
+        """The module that has the adapters: this one, one around it, or the parts of a pipeline."""
+        return own_module(self.state.model)
+
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Refuse: the files would have tensors of adapters among those of the backbone.
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from pipelines import KINDS, picture, pipeline
 from selection import rotate
 
 import adapterhub as ah
-from adapterhub.errors import MismatchError
+from adapterhub.errors import AttachError, MismatchError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ALMOST = 5e-6
@@ -80,3 +82,67 @@ def test_the_life_of_an_adapter_of_a_pipeline(kind, spec, tmp_path):
     assert difference(picture(other), styled) <= ALMOST
     with pytest.raises(MismatchError, match="different backbone"):
         ah.load(pipeline(seed=1, kind=kind), tmp_path / "a")
+
+
+def test_a_copy_has_adapters_of_its_own():
+    pipe = pipeline()
+    bare = picture(pipe)
+    scramble(ah.attach(pipe, "lora(sites=['*.to_q', 'text_encoder.*.q_proj'])", name="a"))
+    styled = picture(pipe)
+    other = copy.deepcopy(pipe)
+    assert [*ah.adapters(other)] == ["a"]
+    assert ah.adapters(other)["a"] is not ah.adapters(pipe)["a"]
+    ah.detach(other)
+    assert torch.equal(picture(other), bare)
+    assert torch.equal(picture(pipe), styled)
+    again = type(pipe)(**pipe.components, requires_safety_checker=False)  # of the same parts
+    assert ah.adapters(again) == ah.adapters(pipe)
+    ah.detach(again)
+    assert torch.equal(picture(pipe), bare)
+
+
+# Where a pipeline has torch.compile(part), and where the part is compiled in place.
+COMPILED = {
+    "another module": lambda pipe: setattr(
+        pipe, "transformer", torch.compile(pipe.transformer, backend="aot_eager")
+    ),
+    "in place": lambda pipe: pipe.transformer.compile(backend="eager"),
+}
+SWAPS = {
+    "an average": lambda pipe: ah.activate(pipe, ah.Average(["a", "b"], [0.7, 0.3])),
+    "one is left": lambda pipe: (ah.activate(pipe, "a"), ah.detach(pipe, "b")),
+    "merged": ah.merge,
+    "unmerged": ah.unmerge,
+    "detached": ah.detach,
+}
+
+
+@pytest.mark.parametrize("way", COMPILED)
+def test_a_compiled_part_follows_every_swap(way):
+    """And takes no new adapter: torch would not see its hooks."""
+    torch._dynamo.reset()
+    pipes = []
+    for _ in range(2):
+        pipes.append(pipe := pipeline(kind="DiTPipeline"))
+        scramble(ah.attach(pipe, "lora(sites=['attn.*'])", name="a"))
+        scramble(ah.attach(pipe, "lora(sites=['attn.q', 'ffn.up'])", name="b"), seed=2)
+    compiled, plain = pipes
+    COMPILED[way](compiled)
+    assert difference(picture(compiled), picture(plain)) <= ALMOST
+    for name, swap in SWAPS.items():
+        for pipe in pipes:
+            swap(pipe)
+        assert difference(picture(compiled), picture(plain)) <= ALMOST, name
+    with pytest.raises(AttachError, match="compiled") as error:
+        ah.attach(compiled, "lora")
+    torch._dynamo.reset()
+    if way == "in place":
+        return
+    assert "pipe.transformer = pipe.transformer._orig_mod; attach; " in error.value.hint
+    compiled.transformer = compiled.transformer._orig_mod
+    for pipe in pipes:
+        torch.manual_seed(0)
+        scramble(ah.attach(pipe, "lora(sites=['ffn.down'])"))
+    COMPILED[way](compiled)
+    assert difference(picture(compiled), picture(plain)) <= ALMOST
+    torch._dynamo.reset()
