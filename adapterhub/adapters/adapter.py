@@ -26,6 +26,7 @@ from adapterhub.adapters.parts import (
 )
 from adapterhub.anatomy.any_module import is_view, name_of
 from adapterhub.anatomy.family_file import family_data, own_family
+from adapterhub.anatomy.own_modules import has_statistics
 from adapterhub.anatomy.sites import CHILD, Anatomy
 from adapterhub.backbones.end_tokens import (
     EndTokens,
@@ -603,6 +604,9 @@ def _still(module: nn.Module, trained: set[int], parent: bool) -> None:
         return
     own = [p for n, p in module.named_parameters() if f"{CHILD}." not in n]
     mode = any(id(p) in trained for p in own) if own else parent
-    module.training = mode
+    if has_statistics(module):
+        module.train(mode)  # notes the mode, and stays in evaluation mode
+    else:
+        module.training = mode
     for child in module.children():
         _still(child, trained, mode)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.anatomy.any_module import as_model, is_same, name_of, own_module
 from adapterhub.anatomy.own_modules import own_modules
-from adapterhub.anatomy.pipelines import is_pipeline
+from adapterhub.anatomy.pipelines import PipelineParts, is_pipeline
 from adapterhub.anatomy.sites import own_parameters
 from adapterhub.backbones.tensor_parallel import tensor_parallel
 from adapterhub.backbones.weights import is_sharded
@@ -78,16 +78,25 @@ def check_model(model: PreTrainedModel) -> None:
     Raises:
         AttachError: which of them it is.
     """
-    compiled = isinstance(own_module(model), torch._dynamo.OptimizedModule) or (
+    own = own_module(model)
+    compiled = isinstance(own, torch._dynamo.OptimizedModule) or (
         isinstance(model, nn.Module)
         and any(m._compiled_call_impl is not None for _, m in own_modules(model))
     )
+    if isinstance(own, PipelineParts) and own.compiled:
+        first = f"pipe.{own.compiled[0]}"
+        raise AttachError(
+            "parts of the pipeline are compiled: they would silently ignore new hooks",
+            offenders=own.compiled,
+            hint=f"{first} = {first}._orig_mod; attach; torch._dynamo.reset(); then {first} = "
+            f"torch.compile({first})",
+        )
     if compiled:
         raise AttachError(
             "the model is compiled: it would silently ignore new hooks",
             hint="attach first, then torch.compile(model)",
         )
-    require_model(own_module(model))
+    require_model(own)
     if library := library_inside(model):
         raise AttachError(
             f"the model has adapters of the library {library} in its layers",

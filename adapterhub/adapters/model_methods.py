@@ -7,6 +7,8 @@
     resize_token_embeddings  refuses another size: heads and rows of adapters would not fit
     _apply                   half(), to(...): converts also what is not in the model now: backbone
                              parameters that an adapter replaces, and those of inactive adapters
+    train                    leaves batch norms in evaluation mode: their averages are no part of an
+                             adapter, and would make the backbone another one
     generate                 tells modules that change some tokens where the prompt ends
     init_continuous_batching, continuous_batching_context_manager
                              which generate_batch calls: refuse what their thread would compute
@@ -30,7 +32,7 @@ from adapterhub.adapters.activation import Activatable, RouteActivation, tempora
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.passes import ForwardPasses
 from adapterhub.anatomy.any_module import is_view, own_module
-from adapterhub.anatomy.own_modules import own_modules
+from adapterhub.anatomy.own_modules import has_statistics, own_modules
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.token_embedding import token_embedding
 from adapterhub.errors import AttachError, warn_user
@@ -84,6 +86,11 @@ class RefusedSave:
 
     state: AttachedAdapters
 
+    @property
+    def owner(self) -> nn.Module:
+        """The module that has the adapters: this one, one around it, or the parts of a pipeline."""
+        return own_module(self.state.model)
+
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Refuse: the files would have tensors of adapters among those of the backbone.
 
@@ -98,9 +105,35 @@ class RefusedSave:
         )
 
 
+@dataclass(eq=False)
+class StillTrain:
+    """In place of the `train` of a module whose buffers training would change.
+
+    `mode` is the mode that the module would have.
+    """
+
+    module: nn.Module
+    mode: bool
+
+    def __call__(self, mode: bool = True) -> nn.Module:
+        """Note the mode for later."""
+        self.mode = mode
+        return self.module
+
+    def put_back(self) -> None:
+        """Set the module to the mode that it would have."""
+        self.module.training = self.mode
+
+
 def replace_methods(state: AttachedAdapters, patch: Patch) -> None:
     """Replace the methods of a model that adapters concern."""
     model, functions = state.model, _FUNCTIONS
+    for _, module in own_modules(model):
+        if has_statistics(module):
+            still = StillTrain(module, module.training)
+            patch.push(still.put_back)
+            patch.override(module, "train", still)
+            module.training = False
     if is_view(model):  # other libraries have no Trainer that resumes from its files
         functions = {"_apply": convert}
         for _, module in own_modules(model):

@@ -25,14 +25,23 @@ from adapterhub.errors import SiteError, did_you_mean
 _ATTENTION: tuple[Mapping[str, str], ...] = (
     {"to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "o"},
     {"to_q": "q", "to_k": "k", "to_v": "v"},
+    {"q": "q", "k": "k", "v": "v", "o": "o"},
     {"qkv": "qkv", "proj": "o"},
     {"to_qkv": "qkv", "to_out": "o"},
     {"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o"},
     {"q_proj": "q", "k_proj": "k", "v_proj": "v", "out_proj": "o"},
     {"query": "q", "key": "k", "value": "v"},
 )
+# Of an attention to two sequences (Flux, Stable Diffusion 3), those of the second one: the text.
+_ADDED: tuple[Mapping[str, str], ...] = (
+    {"add_q_proj": "q", "add_k_proj": "k", "add_v_proj": "v", "to_add_out": "o"},
+    {"add_q_proj": "q", "add_k_proj": "k", "add_v_proj": "v"},
+)
 _NETWORKS: tuple[Mapping[str, str], ...] = (
     {"net.0.proj": "up", "net.2": "down"},
+    {"proj_mlp": "up", "proj_out": "down"},
+    {"wi_0": "gate", "wi_1": "up", "wo": "down"},
+    {"wi": "up", "wo": "down"},
     {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"},
     {"fc1": "up", "fc2": "down"},
     {"linear1": "up", "linear2": "down"},
@@ -111,7 +120,8 @@ def _roles(
     sublayers: dict[str, tuple[str, str, str]] = {}
     for path, module in paths.items():
         children = {p for p, m in own_modules(module) if is_projection(m)}
-        for sublayer, rows in ((_attention_name(path, module), _ATTENTION), ("ffn", _NETWORKS)):
+        own = _attention_name(path, module)
+        for sublayer, rows in ((own, _ATTENTION), ("added", _ADDED), ("ffn", _NETWORKS)):
             row = next((row for row in rows if row.keys() <= children), {})
             inside = {role: join(path, child) for child, role in row.items()}
             for role, child in inside.items():

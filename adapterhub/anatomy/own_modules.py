@@ -20,6 +20,11 @@ def own_modules(model: nn.Module, *, every_use: bool = False) -> list[tuple[str,
     return found
 
 
+def has_statistics(module: nn.Module) -> bool:
+    """Return whether a module changes buffers while it trains: the averages of a batch norm."""
+    return getattr(module, "running_mean", None) is not None
+
+
 def parameter_at(module: nn.Module, path: str) -> nn.Parameter | None:
     """Return the parameter of a module at a path; None if there is none."""
     owner, _, name = path.rpartition(".")

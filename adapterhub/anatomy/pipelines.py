@@ -5,18 +5,23 @@
 
 A pipeline is no module, but has modules. `parts_of` returns those of them that the pipeline's class
 names as loadable, in one `ModuleDict`: their paths begin with the name of the part, as in the files
-of diffusers. The pipeline itself is not changed.
+of diffusers. Classes that read no such files (PixArt, DiT) name none, and have the parts above. The
+pipeline itself is not changed.
 """
 
 from __future__ import annotations
 
+import re
 import weakref
+from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
 from torch import nn
 
-_PARTS: weakref.WeakKeyDictionary[Any, nn.ModuleDict] = weakref.WeakKeyDictionary()
+_PARTS: weakref.WeakKeyDictionary[Any, PipelineParts] = weakref.WeakKeyDictionary()
 _LOADABLE = "_lora_loadable_modules"  # of the class of a pipeline
+_INSIDE = "_orig_mod"  # of a compiled module: the module
+_USUAL = re.compile(r"(unet|transformer|text_encoder)(_\d)?")
 
 
 class PipelineParts(nn.ModuleDict):
@@ -24,29 +29,61 @@ class PipelineParts(nn.ModuleDict):
 
     Args:
         pipeline: the pipeline.
+
+    Attributes:
+        kind: the class of the pipeline.
+        compiled: the names of the parts in whose place the pipeline has `torch.compile(part)`.
     """
 
     def __init__(self, pipeline: Any) -> None:
         super().__init__(_modules_of(pipeline))
         self.kind = type(pipeline)
+        self.compiled: tuple[str, ...] = ()
+
+    def __reduce__(self) -> tuple[Callable[[type], PipelineParts], tuple[type], dict[str, Any]]:
+        # A copy of what is inside, which knows these parts, asks for their kind first.
+        return _without_modules, (self.kind,), vars(self)
 
 
 def is_pipeline(thing: object) -> TypeGuard[Any]:
-    """Return whether an object is a pipeline of diffusers that reads LoRA files."""
-    return not isinstance(thing, nn.Module) and isinstance(getattr(thing, _LOADABLE, None), list)
+    """Return whether an object is a pipeline of diffusers."""
+    if isinstance(thing, nn.Module | type):
+        return False
+    kinds = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(thing).__mro__}
+    return "diffusers.DiffusionPipeline" in kinds
 
 
-def parts_of(pipeline: Any) -> nn.ModuleDict:
-    """Return the parts of a pipeline; the same object as long as it has the same parts."""
-    known = _PARTS.get(pipeline)
-    if known is None or dict(known.items()) != _modules_of(pipeline):
-        _PARTS[pipeline] = known = PipelineParts(pipeline)
+def parts_of(pipeline: Any) -> PipelineParts:
+    """Return the parts of a pipeline; the same object as long as it has the same parts.
+
+    A compiled part stands for the one inside, whose hooks it calls.
+    """
+    modules = _modules_of(pipeline)
+    known = _PARTS.get(pipeline) or _of_a_copy(modules)
+    if known is None or dict(known.items()) != modules:
+        known = PipelineParts(pipeline)
+    _PARTS[pipeline] = known
+    known.compiled = tuple(name for name in modules if hasattr(getattr(pipeline, name), _INSIDE))
     return known
 
 
 def _modules_of(pipeline: Any) -> dict[str, nn.Module]:
-    found = {name: getattr(pipeline, name, None) for name in getattr(pipeline, _LOADABLE)}
+    usual = [name for name in pipeline.config if _USUAL.fullmatch(name)]
+    found = {n: getattr(pipeline, n, None) for n in getattr(pipeline, _LOADABLE, usual)}
+    found = {name: getattr(module, _INSIDE, module) for name, module in found.items()}
     return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
+
+
+def _without_modules(kind: type) -> PipelineParts:
+    made = PipelineParts.__new__(PipelineParts)
+    vars(made)["kind"] = kind
+    return made
+
+
+def _of_a_copy(modules: Mapping[str, nn.Module]) -> PipelineParts | None:
+    """Return the parts that are copied with the adapters of a pipeline; None without adapters."""
+    known = (getattr(m.__dict__.get("save_pretrained"), "owner", None) for m in modules.values())
+    return next((parts for parts in known if isinstance(parts, PipelineParts)), None)
 
 
 def as_module(thing: Any) -> Any:

@@ -400,6 +400,7 @@ def sites_option(anatomy: Anatomy, sites: Iterable[Site]) -> list[str]:
     ids = {site.id for site in sites}
     for name in (lambda s: s.role, lambda s: f"{s.stack}.{s.role}"):
         names = sorted({name(s) for s in anatomy.sites.values() if s.id in ids})
-        if {s.id for s in anatomy.sites.values() if name(s) in names} == ids:
+        # A name can be the role of one site, and the last part of the path of another one.
+        if {s.id for s in anatomy.sites.values() if any(matches(n, s) for n in names)} == ids:
             return names
     return [s.id for s in anatomy.sites.values() if s.id in ids]

@@ -4,7 +4,8 @@
     kohya       lora_unet_mid_block_..._to_q.lora_down.weight, .lora_up.weight, .alpha
 
 Older forms are read by diffusers' own conversions, which know those of many tools. What an alpha is
-not given for has that of its rank.
+not given for has that of its rank. Kohya's names of a Flux are those of its authors' code, where
+the projections of an attention are one. What diffusers would not read is not written.
 
 diffusers, `loaders/lora_pipeline.py`, https://github.com/huggingface/diffusers; kohya-ss,
 `networks/lora.py`, https://github.com/kohya-ss/sd-scripts.
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from adapterhub.anatomy.any_module import as_model, own_module
 from adapterhub.anatomy.pipelines import PipelineParts
+from adapterhub.anatomy.projections import out_features
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.errors import BackboneError, FileError, MismatchError, OutputError
 from adapterhub.files import schema
@@ -48,7 +50,31 @@ from adapterhub.interchange.translation import CheckpointInfo, ImportedAdapter
 
 STYLES = ("diffusers", "kohya")
 _METADATA = "lora_adapter_metadata"
-_KOHYA = {"unet": "unet", "transformer": "unet", "text_encoder": "te", "text_encoder_2": "te2"}
+_KOHYA = {"unet": "unet", "transformer": "unet", "text_encoder_2": "te2"}
+# Blocks of a Flux, by the names of its authors: what a module is there, or is a part of, and its
+# place in it.
+_FLUX_BLOCKS = {"transformer_blocks": "double_blocks", "single_transformer_blocks": "single_blocks"}
+_FLUX_BLOCK = re.compile(rf"transformer\.({'|'.join(_FLUX_BLOCKS)})\.(\d+)\.(.+)")
+_FLUX = {
+    "double_blocks": {
+        "norm1.linear": ("img_mod_lin", 0),
+        "norm1_context.linear": ("txt_mod_lin", 0),
+        **{f"attn.to_{role}": ("img_attn_qkv", n) for n, role in enumerate("qkv")},
+        **{f"attn.add_{role}_proj": ("txt_attn_qkv", n) for n, role in enumerate("qkv")},
+        "attn.to_out.0": ("img_attn_proj", 0),
+        "attn.to_add_out": ("txt_attn_proj", 0),
+        "ff.net.0.proj": ("img_mlp_0", 0),
+        "ff.net.2": ("img_mlp_2", 0),
+        "ff_context.net.0.proj": ("txt_mlp_0", 0),
+        "ff_context.net.2": ("txt_mlp_2", 0),
+    },
+    "single_blocks": {
+        "norm.linear": ("modulation_lin", 0),
+        **{f"attn.to_{role}": ("linear1", n) for n, role in enumerate("qkv")},
+        "proj_mlp": ("linear1", 3),
+        "proj_out": ("linear2", 0),
+    },
+}
 _KEY = re.compile(r"(?P<path>.+)\.lora_(?P<what>A|B)\.weight")
 _OLD = re.compile(  # before diffusers used peft: ....attn1.processor.to_q_lora.down.weight
     r"(?P<path>.+?)(?:\.processor)?(?:\.(?P<projection>to_[qkv]|to_out))?"
@@ -56,6 +82,10 @@ _OLD = re.compile(  # before diffusers used peft: ....attn1.processor.to_q_lora.
 )
 _OF_CLIP = {"to_q": "q_proj", "to_k": "k_proj", "to_v": "v_proj", "to_out": "out_proj"}
 _OF_UNET = {"to_out": "to_out.0"}
+_NOT_CONVERTED = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError,
+    ValueError,
+)  # fmt: skip
 _OPTIONS = ("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora")
 
 
@@ -99,27 +129,69 @@ def _converted(
             "reading LoRA files of pipelines needs diffusers",
             hint='pip install "adapterhub[diffusers]"',
         )
+    if not _reads_files(parts):
+        raise MismatchError(
+            f"{file} cannot be read: diffusers has no LoRA files of a {parts.kind.__name__}",
+            expected="a folder that adapter.save(FOLDER) wrote",
+        )
+    if lost := _lost_alphas(stored):
+        raise MismatchError(
+            f"{file} has alphas that the conversion of diffusers loses",
+            offenders=shorten(lost),
+            expected="alphas that are the ranks there",
+        )
     options = {"unet_config": parts["unet"].config} if "unet" in parts else {}
     try:
-        state, network_alphas = parts.kind.lora_state_dict(dict(stored), **options)
-    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+        # Some classes return alphas always, some if asked, and others never.
+        found = parts.kind.lora_state_dict(dict(stored), return_alphas=True, **options)
+    except _NOT_CONVERTED as error:
         raise FileError(
             f"diffusers cannot convert {file}: {type(error).__name__}: {str(error)[:300]}",
             expected=f"a LoRA of a {parts.kind.__name__}",
         ) from None
+    state, network_alphas = found if isinstance(found, tuple) else (found, None)
+    state = {_with_part(name, parts): tensor for name, tensor in state.items()}
+    of_scripts = sorted(name for name in state if name.startswith("lora_"))
+    if of_scripts:
+        raise MismatchError(
+            f"{file} has the names of kohya's scripts, which diffusers does not convert for a "
+            f"{parts.kind.__name__}",
+            offenders=shorten(of_scripts),
+            expected=f"tensors of {', '.join(parts)}, as save_lora_weights writes them",
+        )
     if others := sorted({name.partition(".")[0] for name in state} - {*parts}):
         raise MismatchError(
             f"{file} is for parts that this pipeline does not have",
             offenders=shorten(others),
             expected=f"tensors of {', '.join(parts)}",
         )
-    tensors = {_renamed(name, parts): tensor for name, tensor in state.items()}
+    given = {**{n: t for n, t in state.items() if n.endswith(".alpha")}, **(network_alphas or {})}
+    tensors = {_renamed(n, parts): t for n, t in state.items() if not n.endswith(".alpha")}
     alphas: dict[str, float] = {}
-    for name, alpha in (network_alphas or {}).items():
+    for name, alpha in given.items():
         renamed = _renamed(name.removesuffix(".alpha"), parts)
         match = _KEY.fullmatch(renamed)
         alphas[match["path"] if match else renamed] = float(alpha)
     return tensors, alphas
+
+
+def _reads_files(parts: PipelineParts) -> bool:
+    """Return whether diffusers reads LoRA files for the class of a pipeline."""
+    return hasattr(parts.kind, "lora_state_dict")
+
+
+def _lost_alphas(stored: Mapping[str, Tensor]) -> list[str]:
+    """Return the alphas of a Flux's last layer that change its scale."""
+    alphas = [name for name in stored if "final_layer" in name and name.endswith(".alpha")]
+    lows = {name: stored.get(f"{name.removesuffix('.alpha')}.lora_down.weight") for name in alphas}
+    return [name for name, low in lows.items() if low is not None and stored[name] != len(low)]
+
+
+def _with_part(name: str, parts: PipelineParts) -> str:
+    """Return a tensor's name with its part, which conversions for a Flux leave out of some."""
+    first = name.partition(".")[0]
+    inside = "transformer" in parts and first not in parts
+    return f"transformer.{name}" if inside and hasattr(parts["transformer"], first) else name
 
 
 def _recorded(file: Path, parts: PipelineParts) -> dict[str, dict[str, Any]]:
@@ -206,8 +278,11 @@ def write_diffusers(
         OutputError: the file exists (unless `overwrite`), or cannot be written.
     """
     files, problems = try_peft(source)
-    if not isinstance(own_module(source.anatomy.model), PipelineParts):
+    parts = own_module(source.anatomy.model)
+    if not isinstance(parts, PipelineParts):
         problems.append("it is not of a pipeline: attach(pipe, ...)")
+    elif not _reads_files(parts):
+        problems.append(f"diffusers reads no LoRA files for a {parts.kind.__name__}")
     if files.kind != "LORA" or files.config.get("use_dora"):
         problems.append(f"{files.kind}: these files contain LoRAs")
     others = [name for name in files.tensors if not _KEY.fullmatch(name)]
@@ -221,8 +296,9 @@ def write_diffusers(
     file = folder / FILE
     if file.exists() and not overwrite:
         raise OutputError(f"{file} exists", hint="overwrite=True, or --overwrite, replaces it")
-    write = _as_kohya if style == "kohya" else _as_diffusers
-    tensors, metadata = write(files)
+    assert isinstance(parts, PipelineParts)
+    kohya = style == "kohya"
+    tensors, metadata = _as_kohya(files, parts) if kohya else _as_diffusers(files)
     with explained(file):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(file, save({n: t.contiguous() for n, t in tensors.items()}, metadata))
@@ -247,31 +323,96 @@ def _as_diffusers(files: PeftFiles) -> tuple[dict[str, Tensor], dict[str, str]]:
     return dict(files.tensors), {"format": "pt", _METADATA: json.dumps(recorded)}
 
 
-def _as_kohya(files: PeftFiles) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _as_kohya(files: PeftFiles, parts: PipelineParts) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors under kohya's names, with an alpha for each module.
 
     All have one rank and alpha: diffusers 0.42 takes other ones of attention for the most frequent.
-    Lower ranks are padded with zeros, and scales are in the second factor where they differ.
+    Lower ranks are padded with zeros, and scales are in the second factor where they differ. So is
+    what is missing of several projections that are one there.
+
+    Raises:
+        MismatchError: diffusers would not read all of them.
     """
     paths = list(dict.fromkeys(_paths(files)))
-    lows = {path: files.tensors[f"{path}.lora_A.weight"] for path in paths}
-    rank = max(map(len, lows.values()))
+    rank = max(len(files.tensors[f"{path}.lora_A.weight"]) for path in paths)
     scales = {path: _scale(files.config, path) for path in paths}
     common = scales[paths[0]] if len(set(scales.values())) == 1 else 1.0
-    tensors: dict[str, Tensor] = {}
+    fused: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}
+    sizes: dict[str, dict[int, int]] = {}
     for path in paths:
-        part, _, inside = path.partition(".")
-        if part.startswith("text_encoder") and not inside.startswith("text_model."):
-            inside = f"text_model.{inside}"  # as CLIP was built when the names were chosen
-        name = f"lora_{_KOHYA.get(part, part)}_{inside.replace('.', '_')}"
-        low, high = lows[path], files.tensors[f"{path}.lora_B.weight"]
+        low, high = (files.tensors[f"{path}.lora_{side}.weight"] for side in "AB")
         more = rank - len(low)
         high = high if scales[path] == common else high * (scales[path] / common)
         low = torch.cat([low, low.new_zeros(more, *low.shape[1:])])
         high = torch.cat([high, high.new_zeros(len(high), more, *high.shape[2:])], dim=1)
+        name, place, others = _kohya_name(path, parts)
+        fused.setdefault(name, {})[place] = low, high
+        sizes[name] = others
+    tensors: dict[str, Tensor] = {}
+    for name, factors in fused.items():
+        low, high = _fused(factors, sizes[name])
         tensors |= {f"{name}.lora_down.weight": low, f"{name}.lora_up.weight": high}
-        tensors[f"{name}.alpha"] = torch.tensor(common * rank)
+        tensors[f"{name}.alpha"] = torch.tensor(common * len(low))
+    _check_read(tensors, paths, parts)
     return tensors, {"format": "pt"}
+
+
+def _kohya_name(path: str, parts: PipelineParts) -> tuple[str, int, dict[int, int]]:
+    """Return kohya's name of a module, its place in it, and the sizes of all that have the name."""
+    part, _, inside = path.partition(".")
+    block = _FLUX_BLOCK.fullmatch(path) if parts.kind.__name__.startswith("Flux") else None
+    if block is not None:
+        own = _FLUX[kind := _FLUX_BLOCKS[block[1]]]
+        if block[3] in own:
+            name, place = own[block[3]]
+            stem = path.removesuffix(block[3])
+            sizes = {
+                n: out_features(parts.get_submodule(f"{stem}{other}"))
+                for other, (whole, n) in own.items()
+                if whole == name
+            }
+            return f"lora_unet_{kind}_{block[2]}_{name}", place, sizes
+    if part.startswith("text_encoder") and not inside.startswith("text_model."):
+        inside = f"text_model.{inside}"  # as CLIP was built when the names were chosen
+    several = "unet" not in parts or "text_encoder_2" in parts
+    short = {"text_encoder": "te1" if several else "te", **_KOHYA}.get(part, part)
+    return f"lora_{short}_{inside.replace('.', '_')}", 0, {0: 0}
+
+
+def _fused(
+    factors: Mapping[int, tuple[Tensor, Tensor]], sizes: Mapping[int, int]
+) -> tuple[Tensor, Tensor]:
+    """Return the factors of several updates of one input as those of one: a block for each."""
+    if len(sizes) == 1:
+        return factors[0]
+    one, _ = next(iter(factors.values()))
+    lows, highs = [], []
+    for place, size in sorted(sizes.items()):
+        low, high = factors.get(place, (torch.zeros_like(one), one.new_zeros(size, len(one))))
+        lows.append(low)
+        highs.append(high)
+    return torch.cat(lows), torch.block_diag(*highs)  # type: ignore[no-untyped-call]
+
+
+def _check_read(tensors: Mapping[str, Tensor], paths: list[str], parts: PipelineParts) -> None:
+    """Refuse tensors that diffusers' own conversion would not read."""
+    copies = {name: tensor.clone() for name, tensor in tensors.items()}  # it scales some in place
+    try:
+        converted, _ = _converted(copies, parts, "the file")
+    except FileError as error:
+        problems = [str(error)]
+    except MismatchError as error:
+        problems = [*error.offenders]
+    else:
+        read = {match["path"] for name in converted if (match := _KEY.fullmatch(name))}
+        problems = [path for path in paths if path not in read]
+    if problems:
+        raise MismatchError(
+            f"diffusers would not read kohya's names of a {parts.kind.__name__}",
+            offenders=shorten(problems),
+            expected="modules whose names its conversion has",
+            hint='adapter.export(FOLDER, format="diffusers")',
+        )
 
 
 def _scale(config: Mapping[str, Any], path: str) -> float:

@@ -7,7 +7,10 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 FILE = "pytorch_lora_weights.safetensors"  # as diffusers names it
-_STARTS = ("unet.", "transformer.", "text_encoder", "lora_unet_", "lora_te")
+_STARTS = (
+    "unet.", "transformer.", "transformer_2.", "text_encoder", "lora_unet_", "lora_te",
+    "lora_transformer_", "diffusion_model.", "double_blocks.", "single_blocks.",
+)  # fmt: skip
 
 
 def is_diffusers(folder: Path) -> bool:

@@ -358,3 +358,49 @@ def test_an_attention_of_several_widths(method):
     ah.unmerge(module)
     ah.detach(module)
     assert torch.equal(module(*batch), bare)
+
+
+@pytest.mark.parametrize("spec", ["lora(sites=['0', '3'])", "norms", "full"])
+@pytest.mark.parametrize("by_adapter", [False, True])
+def test_averages_of_batch_norms_stay_those_of_the_backbone(spec, by_adapter, tmp_path):
+    """They are no part of an adapter: it would be on another backbone, and change it for good."""
+
+    def made():
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(),
+            nn.Linear(32, 3),
+        )  # fmt: skip
+
+    net, x = made(), torch.randn(4, 3, 6, 6)
+    norm = net[1]
+    assert norm.training
+    adapter = ah.attach(net, spec, name="a", head=["5"])
+    if by_adapter:
+        adapter.train_mode()
+    else:
+        net.train()
+    assert not norm.training
+    optimizer = torch.optim.SGD(adapter.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(x).square().sum().backward()
+        optimizer.step()
+    net.eval()
+    adapted = net(x)
+    adapter.save(tmp_path / "a")
+    copied = pickle.loads(pickle.dumps(net))
+    ah.detach(net)
+    fresh = made().eval()
+    assert torch.equal(net(x), fresh(x))
+    assert "train" not in vars(norm)
+    assert not norm.training
+    assert net.train()[1].training
+    ah.load(fresh, tmp_path / "a")
+    assert difference(fresh(x), adapted) <= TOLERANCE
+    fresh.train()
+    ah.detach(fresh)
+    assert fresh[1].training
+    ah.detach(copied.train())
+    assert copied[1].training
+    assert "train" not in vars(copied[1])

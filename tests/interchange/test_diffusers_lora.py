@@ -9,8 +9,10 @@ from pipelines import diffusers, picture, pipeline
 from safetensors.torch import load_file, save_file
 
 import adapterhub as ah
+from adapterhub.anatomy.pipelines import parts_of
 from adapterhub.errors import AttachError, ConfigError, FileError, MismatchError
-from adapterhub.interchange.diffusers_lora import STYLES
+from adapterhub.interchange.diffusers_lora import STYLES, _as_kohya
+from adapterhub.interchange.peft.files import PeftFiles
 from adapterhub.interchange.pipeline_files import FILE, is_diffusers
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -84,6 +86,165 @@ def test_files_give_equal_pictures_in_diffusers_and_here(spec, style, tmp_path):
     theirs = pipeline()
     theirs.load_lora_weights(tmp_path / "file")
     assert difference(picture(theirs), styled) <= ALMOST
+
+
+# Of classes that read such files; that of Stable Diffusion is above.
+OTHERS = ("StableDiffusionXLPipeline", "StableDiffusion3Pipeline", "FluxPipeline")
+# What is at the blocks of each class, and the names there that its kohya files can have.
+BLOCKS = "lora(sites=['attn.*', '*.attn*.*_*', '*.proj_out', 'ffn.*'], rank=2, alpha=3)"
+KOHYA = {
+    "StableDiffusionXLPipeline": BLOCKS,
+    "FluxPipeline": "lora(sites=['transformer.transformer_blocks.*.to_q', 'added.*', '*.ff.net.*',"
+    "'*.norm1_context.linear', '*.norm.linear', 'text_encoder.*_proj', 'text_encoder.*.fc2'],"
+    "rank=2, alpha=3)",
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_files_of_other_classes_give_equal_pictures(kind, tmp_path):
+    pipe = pipeline(kind=kind)
+    adapter = trained(pipe, BLOCKS)
+    parts = {name.partition(".")[0] for name in adapter.tensors()}
+    assert parts == {*ah.anatomy_of(pipe).model.module}  # it is in all
+    styled = picture(pipe)
+    adapter.export(tmp_path / "file", format="diffusers")
+    for load in (ah.load, type(pipe).load_lora_weights):
+        other = pipeline(kind=kind)
+        assert difference(picture(other), styled) > 0.001
+        load(other, tmp_path / "file")
+        assert difference(picture(other), styled) <= ALMOST
+
+
+@pytest.mark.parametrize("kind", KOHYA)
+def test_kohyas_names_of_other_classes(kind, tmp_path):
+    pipe = pipeline(kind=kind)
+    adapter = trained(pipe, KOHYA[kind])
+    styled = picture(pipe)
+    adapter.export(tmp_path / "file", format="kohya")
+    names = load_file(tmp_path / "file" / FILE)
+    assert any(name.startswith("lora_te1_text_model_encoder_layers_0_") for name in names)
+    if kind == "FluxPipeline":
+        low = names["lora_unet_double_blocks_1_img_attn_qkv.lora_down.weight"]
+        assert len(low) == 3 * 2  # of all three, in blocks
+    for load in (ah.load, type(pipe).load_lora_weights):
+        other = pipeline(kind=kind)
+        load(other, tmp_path / "file")
+        assert difference(picture(other), styled) <= ALMOST
+
+
+def test_single_blocks_of_a_flux_have_the_sizes_of_the_published_one():
+    """Diffusers' conversion has them in its code; the tensors come back, no model is needed."""
+    with torch.device("meta"):
+        transformer = diffusers.FluxTransformer2DModel(num_layers=0, num_single_layers=1)
+    pipe = pipeline(kind="FluxPipeline")
+    pipe.transformer = transformer
+    block = "transformer.single_transformer_blocks.0"
+    tensors = {}
+    for name in ("attn.to_q", "attn.to_v", "proj_mlp"):
+        module = pipe.transformer.get_submodule(f"single_transformer_blocks.0.{name}")
+        tensors[f"{block}.{name}.lora_A.weight"] = torch.randn(2, module.in_features)
+        tensors[f"{block}.{name}.lora_B.weight"] = torch.randn(module.out_features, 2)
+    config = {"r": 2, "lora_alpha": 2, "rank_pattern": {}, "alpha_pattern": {}, "use_rslora": False}
+    written, _ = _as_kohya(PeftFiles("LORA", config, tensors), parts_of(pipe))
+    assert sorted({name.partition(".")[0] for name in written}) == [
+        "lora_unet_single_blocks_0_linear1"
+    ]
+    back = diffusers.FluxPipeline.lora_state_dict(dict(written))
+    assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
+    assert not back[f"{block}.attn.to_k.lora_B.weight"].any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "style", "problem"),
+    [
+        ("StableDiffusion3Pipeline", "lora", "kohya", "would not read kohya's names"),
+        ("FluxPipeline", "lora(sites=['*.x_embedder'])", "kohya", "x_embedder"),
+        ("FluxPipeline", "lora(sites=['*.proj_mlp'])", "kohya", "would not read kohya's names"),
+        ("PixArtAlphaPipeline", "lora", "diffusers", "no LoRA files for a PixArtAlphaPipeline"),
+        ("DiTPipeline", "lora", "kohya", "no LoRA files for a DiTPipeline"),
+    ],
+)
+def test_what_diffusers_would_not_read_is_not_written(kind, spec, style, problem, tmp_path):
+    adapter = ah.attach(pipeline(kind=kind), spec)
+    with pytest.raises(MismatchError) as error:
+        adapter.export(tmp_path / "x", format=style)
+    assert problem in str(error.value)
+    assert not (tmp_path / "x").exists()
+
+
+def test_names_of_scripts_that_diffusers_does_not_convert_are_refused(tmp_path):
+    low, high = torch.randn(2, 16), torch.randn(16, 2)
+    name = "lora_unet_transformer_blocks_0_attn_to_q"
+    state = {f"{name}.lora_down.weight": low, f"{name}.lora_up.weight": high}
+    save_file(state, tmp_path / FILE)
+    with pytest.raises(MismatchError, match="does not convert for a StableDiffusion3Pipeline"):
+        ah.load(pipeline(kind="StableDiffusion3Pipeline"), tmp_path)
+    with pytest.raises(MismatchError, match="has no LoRA files of a DiTPipeline"):
+        ah.load(pipeline(kind="DiTPipeline"), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["StableDiffusion3Pipeline", "FluxPipeline"])
+@pytest.mark.parametrize("with_metadata", [True, False])
+def test_files_that_diffusers_wrote_for_transformers(kind, with_metadata, tmp_path):
+    theirs = pipeline(kind=kind)
+    options = {"r": 2, "lora_alpha": 3 if with_metadata else 2}
+    options["target_modules"] = ["to_q", "add_k_proj", "to_add_out", "net.2", "proj_mlp"]
+    torch.manual_seed(2)
+    theirs.transformer.add_adapter(peft.LoraConfig(init_lora_weights=False, **options))
+    text = {"r": 4, "lora_alpha": 4, "target_modules": ["q_proj", "fc2"]}
+    theirs.text_encoder.add_adapter(peft.LoraConfig(init_lora_weights=False, **text))
+    recorded = {
+        "transformer_lora_adapter_metadata": options,
+        "text_encoder_lora_adapter_metadata": text,
+    }
+    type(theirs).save_lora_weights(
+        tmp_path,
+        transformer_lora_layers=peft.get_peft_model_state_dict(theirs.transformer),
+        text_encoder_lora_layers=peft.get_peft_model_state_dict(theirs.text_encoder),
+        **(recorded if with_metadata else {}),
+    )
+    expected = picture(theirs)
+    here = pipeline(kind=kind)
+    assert difference(picture(here), expected) > 0.001
+    ah.load(here, tmp_path)
+    assert difference(picture(here), expected) <= ALMOST
+
+
+def test_alphas_and_embedders_in_files_of_a_flux(tmp_path):
+    """Alphas beside diffusers' names; names without a part; those whose alpha would be lost."""
+    transformer = "transformer.transformer_blocks.0.attn.to_q"
+    torch.manual_seed(0)
+    state = {
+        f"{transformer}.lora_A.weight": torch.randn(2, 16),
+        f"{transformer}.lora_B.weight": torch.randn(16, 2),
+        f"{transformer}.alpha": torch.tensor(1.0),
+    }
+    save_file(state, tmp_path / FILE)
+    pictures = []
+    for load in (ah.load, diffusers.FluxPipeline.load_lora_weights):
+        pipe = pipeline(kind="FluxPipeline")
+        load(pipe, tmp_path)
+        pictures.append(picture(pipe))
+    assert difference(*pictures) <= ALMOST
+    last = "lora_unet_final_layer_linear"
+    state = {
+        "lora_unet_img_in.lora_down.weight": torch.randn(2, 4),
+        "lora_unet_img_in.lora_up.weight": torch.randn(16, 2),
+        "lora_unet_img_in.alpha": torch.tensor(4.0),
+        f"{last}.lora_down.weight": torch.randn(2, 16),
+        f"{last}.lora_up.weight": torch.randn(4, 2),
+        f"{last}.alpha": torch.tensor(2.0),
+    }
+    save_file(state, tmp_path / FILE)
+    pipe = pipeline(kind="FluxPipeline")
+    adapter = ah.load(pipe, tmp_path)
+    assert [placed.site.id for placed in adapter.placed] == [
+        "transformer.x_embedder", "transformer.proj_out",
+    ]  # fmt: skip
+    ah.detach(pipe)
+    save_file(state | {f"{last}.alpha": torch.tensor(1.0)}, tmp_path / FILE)
+    with pytest.raises(MismatchError, match="alphas that the conversion of diffusers loses"):
+        ah.load(pipe, tmp_path)
 
 
 def test_a_file_of_diffusers_with_its_metadata(tmp_path):

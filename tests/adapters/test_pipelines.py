@@ -1,0 +1,148 @@
+"""Adapters of each class of pipelines of diffusers: UNets, and transformers of several kinds."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from pipelines import KINDS, picture, pipeline
+from selection import rotate
+
+import adapterhub as ah
+from adapterhub.errors import AttachError, MismatchError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+ALMOST = 5e-6
+# Of each class, roles that its attention and networks must have.
+ROLES = {
+    "StableDiffusionPipeline": {"attn.q", "cross.k", "ffn.up"},
+    "StableDiffusionXLPipeline": {"attn.q", "cross.k", "ffn.up"},
+    "StableDiffusion3Pipeline": {"attn.q", "added.q", "added.o", "ffn.up"},
+    "FluxPipeline": {"attn.q", "added.q", "added.o", "ffn.up"},
+    "PixArtAlphaPipeline": {"attn.q", "cross.k", "ffn.down"},
+    "DiTPipeline": {"attn.q", "ffn.up"},
+}
+SPECS = (
+    "lora(sites=['attn.*', '*.proj_out*', 'ffn.*', '*embed*.linear_1'])",
+    "dora(sites=['attn.q', 'ffn.up'])",
+    "loha(sites=['attn.*', 'ffn.*'])",
+    "houlsby(size=4)",
+    "ia3",
+)
+
+
+def difference(one, other) -> float:
+    return float((one - other).abs().max())
+
+
+def scramble(adapter, seed=1):
+    numbers = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=numbers) * 0.1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_and_networks_have_their_roles(kind):
+    sites = ah.anatomy_of(pipeline(kind=kind)).sites
+    roles = {site.role for site in sites.values()}
+    assert roles >= ROLES[kind]
+    assert not roles & {"to_q", "to_k", "to_v", "to_add_out", "add_q_proj", "net"}
+    if kind == "FluxPipeline":
+        block = "transformer.single_transformer_blocks.1"
+        assert sites[f"{block}.proj_mlp"].role == "ffn.up"
+        assert sites[f"{block}.proj_out"].role == "ffn.down"
+        assert (sites[block].role, sites[block].layer) == ("ffn", 1)
+        assert sites["transformer.transformer_blocks.0.ff_context"].role == "ffn"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@rotate("spec", SPECS, 2)
+def test_the_life_of_an_adapter_of_a_pipeline(kind, spec, tmp_path):
+    pipe = pipeline(kind=kind)
+    bare = picture(pipe)
+    adapter = ah.attach(pipe, spec, name="a")
+    parts = {name.partition(".")[0] for name in adapter.tensors()}
+    assert parts >= {"unet" if hasattr(pipe, "unet") else "transformer"}
+    assert ("text_encoder" in parts) == (kind != "DiTPipeline")
+    assert difference(picture(pipe), bare) <= (1e-3 if "houlsby" in spec else 1e-5)  # nearly none
+    scramble(adapter)
+    styled = picture(pipe)
+    assert difference(styled, bare) > 1e-3
+    adapter.save(tmp_path / "a")
+    if "houlsby" not in spec:
+        ah.merge(pipe)
+        assert difference(picture(pipe), styled) <= 2e-5
+        ah.unmerge(pipe)
+    ah.detach(pipe)
+    assert torch.equal(picture(pipe), bare)
+    other = pipeline(kind=kind)
+    ah.load(other, tmp_path / "a")
+    assert difference(picture(other), styled) <= ALMOST
+    with pytest.raises(MismatchError, match="different backbone"):
+        ah.load(pipeline(seed=1, kind=kind), tmp_path / "a")
+
+
+def test_a_copy_has_adapters_of_its_own():
+    pipe = pipeline()
+    bare = picture(pipe)
+    scramble(ah.attach(pipe, "lora(sites=['*.to_q', 'text_encoder.*.q_proj'])", name="a"))
+    styled = picture(pipe)
+    other = copy.deepcopy(pipe)
+    assert [*ah.adapters(other)] == ["a"]
+    assert ah.adapters(other)["a"] is not ah.adapters(pipe)["a"]
+    ah.detach(other)
+    assert torch.equal(picture(other), bare)
+    assert torch.equal(picture(pipe), styled)
+    again = type(pipe)(**pipe.components, requires_safety_checker=False)  # of the same parts
+    assert ah.adapters(again) == ah.adapters(pipe)
+    ah.detach(again)
+    assert torch.equal(picture(pipe), bare)
+
+
+# Where a pipeline has torch.compile(part), and where the part is compiled in place.
+COMPILED = {
+    "another module": lambda pipe: setattr(
+        pipe, "transformer", torch.compile(pipe.transformer, backend="aot_eager")
+    ),
+    "in place": lambda pipe: pipe.transformer.compile(backend="eager"),
+}
+SWAPS = {
+    "an average": lambda pipe: ah.activate(pipe, ah.Average(["a", "b"], [0.7, 0.3])),
+    "one is left": lambda pipe: (ah.activate(pipe, "a"), ah.detach(pipe, "b")),
+    "merged": ah.merge,
+    "unmerged": ah.unmerge,
+    "detached": ah.detach,
+}
+
+
+@pytest.mark.parametrize("way", COMPILED)
+def test_a_compiled_part_follows_every_swap(way):
+    """And takes no new adapter: torch would not see its hooks."""
+    torch._dynamo.reset()
+    pipes = []
+    for _ in range(2):
+        pipes.append(pipe := pipeline(kind="DiTPipeline"))
+        scramble(ah.attach(pipe, "lora(sites=['attn.*'])", name="a"))
+        scramble(ah.attach(pipe, "lora(sites=['attn.q', 'ffn.up'])", name="b"), seed=2)
+    compiled, plain = pipes
+    COMPILED[way](compiled)
+    assert difference(picture(compiled), picture(plain)) <= ALMOST
+    for name, swap in SWAPS.items():
+        for pipe in pipes:
+            swap(pipe)
+        assert difference(picture(compiled), picture(plain)) <= ALMOST, name
+    with pytest.raises(AttachError, match="compiled") as error:
+        ah.attach(compiled, "lora")
+    torch._dynamo.reset()
+    if way == "in place":
+        return
+    assert "pipe.transformer = pipe.transformer._orig_mod; attach; " in error.value.hint
+    compiled.transformer = compiled.transformer._orig_mod
+    for pipe in pipes:
+        torch.manual_seed(0)
+        scramble(ah.attach(pipe, "lora(sites=['ffn.down'])"))
+    COMPILED[way](compiled)
+    assert difference(picture(compiled), picture(plain)) <= ALMOST
+    torch._dynamo.reset()
