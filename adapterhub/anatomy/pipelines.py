@@ -36,6 +36,11 @@ def is_pipeline(thing: object) -> TypeGuard[Any]:
     return not isinstance(thing, nn.Module) and isinstance(getattr(thing, _LOADABLE, None), list)
 
 
+def loadable_in(pipeline: Any) -> tuple[str, ...]:
+    """Return the names of the parts that a pipeline may have."""
+    return tuple(getattr(pipeline, _LOADABLE))
+
+
 def parts_of(pipeline: Any) -> nn.ModuleDict:
     """Return the parts of a pipeline; the same object as long as it has the same parts."""
     known = _PARTS.get(pipeline)
@@ -45,7 +50,7 @@ def parts_of(pipeline: Any) -> nn.ModuleDict:
 
 
 def _modules_of(pipeline: Any) -> dict[str, nn.Module]:
-    found = {name: getattr(pipeline, name, None) for name in getattr(pipeline, _LOADABLE)}
+    found = {name: getattr(pipeline, name, None) for name in loadable_in(pipeline)}
     return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
 
 
