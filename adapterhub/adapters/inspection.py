@@ -163,8 +163,11 @@ class Inspection:
             if (count := fit.parameters) is not None
         ]
         yield ShownTable(["method", "parameters", "share", "sites by default"], fitting)
-        others = [(n, _reason(fit)) for n, fit in self.methods.items() if fit.parameters is None]
-        yield ShownTable(["method", "why it does not fit by default"], others)
+        refused = [(name, fit) for name, fit in self.methods.items() if fit.parameters is None]
+        nameable = [(name, _some(fit.named)) for name, fit in refused if fit.named]
+        yield ShownTable(["method", "fits only with sites= at"], nameable)
+        others = [(name, _reason(fit)) for name, fit in refused if not fit.named]
+        yield ShownTable(["method", "why it does not fit"], others)
 
 
 def inspect(model: nn.Module, head: Sequence[str] = ()) -> Inspection:
@@ -228,14 +231,18 @@ def _sites_of(method: Method, empty: Anatomy) -> list[Site]:
 
 
 def _fitting_classes(method: Any, empty: Anatomy) -> tuple[str, ...]:
-    """Return the classes of modules that a method can be at, if its option `sites` names them."""
+    """Return the classes of modules that a method can be at, if its option `sites` names them.
+
+    Of each class, one of the largest matrices is tried: ranks may be too large for others.
+    """
     if _SITES not in method.options() or method.trains_backbone:
         return ()
-    first: dict[str, Site] = {}
+    largest: dict[str, Site] = {}
     for site in empty.sites.values():
         hosted = site.kind in ("linear", "norm")
-        first.setdefault(class_at(empty, site.host) if hosted else site.kind, site)
-    return tuple(name for name, site in first.items() if _can_be_at(method, site, empty))
+        name = class_at(empty, site.host) if hosted else site.kind
+        largest[name] = max(largest.get(name, site), site, key=lambda s: min(s.d_in, s.d_out))
+    return tuple(name for name, site in largest.items() if _can_be_at(method, site, empty))
 
 
 def _can_be_at(method: Any, site: Site, empty: Anatomy) -> bool:
@@ -294,5 +301,4 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _reason(fit: MethodFit) -> str:
-    reason = ": ".join(filter(None, (fit.problem, _some(fit.details))))
-    return reason + (f"; fits with sites= at {_some(fit.named)}" if fit.named else "")
+    return ": ".join(filter(None, (fit.problem, _some(fit.details))))

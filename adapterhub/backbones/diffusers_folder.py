@@ -26,6 +26,7 @@ from adapterhub.backbones.find import PACKAGED, is_local_name
 from adapterhub.backbones.gguf import is_gguf
 from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.backbones.model_lock import MODEL_LOCK
+from adapterhub.backbones.quantized import quiet_bitsandbytes
 from adapterhub.errors import BackboneError, did_you_mean
 from adapterhub.status import quiet_loading
 
@@ -66,22 +67,28 @@ def meta_diffusers(folder: Path) -> Any:
         BackboneError: a configuration is broken, or a class is not of the libraries or no model.
     """
     require(*DIFFUSERS)
-    import diffusers
+    quiet_bitsandbytes()  # which diffusers imports
+    with MODEL_LOCK, quiet_loading():
+        if index := _read(folder / PIPELINE_INDEX):
+            return _pipeline(folder, index)
+        return _model(folder, "diffusers", _read(folder / _CONFIG).get(_CLASS))
 
-    index = _read(folder / PIPELINE_INDEX)
-    if not index:
-        return _model(folder, "diffusers", str(_read(folder / _CONFIG).get(_CLASS)))
-    kind = _class(folder, "diffusers", str(index.get(_CLASS)), diffusers.DiffusionPipeline)
+
+def _pipeline(folder: Path, index: Mapping[str, Any]) -> Any:
+    """Make a pipeline of its index; a part without a library and a class is missing."""
+    from diffusers import DiffusionPipeline
+
+    kind = _class(folder, "diffusers", index.get(_CLASS), DiffusionPipeline)
     pipeline = object.__new__(kind)
     names = loadable_in(pipeline) if is_pipeline(pipeline) else ()
     given = {name: index[name] for name in names if isinstance(index.get(name), list)}
     parts = {name: value for name, value in given.items() if len(value) == 2 and all(value)}
     if not parts:
-        models = sorted(path.parent.name for path in folder.glob(f"*/{_CONFIG}"))
+        models = sorted(path.parent for path in folder.glob(f"*/{_CONFIG}"))
         raise BackboneError(
             f"adapters cannot be attached to a {kind.__name__}: it has no parts for LoRA files",
             expected="a pipeline with a unet, a transformer or a text encoder, or one model",
-            hint=f"adapterhub inspect {folder / models[0]}" if models else "",
+            hint=f"adapterhub inspect {models[0]}" if models else "",
         )
     vars(pipeline).update({name: _model(folder / name, *parts[name]) for name in parts})
     return pipeline
@@ -131,7 +138,7 @@ def _model(folder: Path, library: object, name: object) -> nn.Module:
             expected=f"the configuration of a {name}, as diffusers wrote it",
         )
     try:
-        with MODEL_LOCK, quiet_loading(), torch.device("meta"):
+        with torch.device("meta"):
             if library == "diffusers":
                 made: nn.Module = kind.from_config(config)
             else:

@@ -34,7 +34,8 @@ def test_a_pipeline(adapterhub, saved):
         ["unet", "UNet2DConditionModel"]
     ]
     assert "unet.*attn.q" in out
-    assert "why it does not fit by default" in out
+    assert "why it does not fit" in out
+    assert err == ""
     facts = json.loads(adapterhub("inspect", saved, "--json")[1])
     assert facts["fingerprint"] is None
     assert {part["part"] for part in facts["parts"]} == {"unet", "text_encoder"}
@@ -151,3 +152,21 @@ def test_a_row_is_for_models_of_transformers(adapterhub, saved, words):
     code, _, err = adapterhub("inspect", saved, *words)
     assert code == 2
     assert f"{words[0]} is for models of transformers" in err
+
+
+def test_a_strangers_text_is_escaped(adapterhub, folder):
+    change(folder / "model_index.json", _class_name="Stable\x1b[31mPipeline\n")
+    code, out, err = adapterhub("inspect", folder)
+    assert code == 2
+    assert "\x1b" not in out + err
+
+
+def test_adapters_on_a_pipeline_are_compared(adapterhub, tmp_path):
+    pipe = pipeline()
+    for name in ("one", "two"):
+        ah.attach(pipe, "lora(sites=['unet.*.to_q'])", name=name).save(tmp_path / name)
+        ah.detach(pipe)
+    code, out, err = adapterhub("compare", tmp_path / "one", tmp_path / "two", "--json")
+    assert code == 0, err
+    assert [run["trained"] for run in json.loads(out)["runs"]] == [2048, 2048]
+    assert adapterhub("report", tmp_path / "one")[0] == 0
