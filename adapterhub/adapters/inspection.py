@@ -156,7 +156,7 @@ class Inspection:
         return ShownTable(columns, rows)
 
     def _methods(self) -> Iterator[ShownTable]:
-        whole = self.parameters
+        whole = self.parameters or 1  # of codes alone
         fitting = [
             (name, f"{count:,}", f"{count / whole:.2%}", _some(fit.sites))
             for name, fit in self.methods.items()
@@ -221,13 +221,15 @@ def _sites_of(method: Method, empty: Anatomy) -> list[Site]:
     Raises:
         AdapterhubError: it does not fit, as on attaching it.
     """
+    sites: dict[str, Site] = {}
     with skip_init(), undrawn(), torch.device("meta"):
-        steps = [step for part in method.parts() for step in part.plan(empty)]
-    placed = [step for step in steps if isinstance(step, Placement)]
-    for step in placed:
-        if step.site.matrix is not None:
-            check_matrix(empty.model.get_submodule(step.site.host), step.site, step.module)
-    return list({step.site.id: step.site for step in placed}.values())
+        for step in (step for part in method.parts() for step in part.plan(empty)):
+            if isinstance(step, Placement):
+                if step.site.matrix is not None:
+                    host = empty.model.get_submodule(step.site.host)
+                    check_matrix(host, step.site, step.module)
+                sites[step.site.id] = step.site
+    return list(sites.values())
 
 
 def _fitting_classes(method: Any, empty: Anatomy) -> tuple[str, ...]:

@@ -65,7 +65,8 @@ def command(
         else:
             model, _ = load_backbone(backbone, revision=revision, family=family)
             identity = fingerprint(backbone, revision=revision)
-    found = inspect(model)
+    with doing("planning every method"):
+        found = inspect(model)
     if as_json:
         print_json({"backbone": backbone, "fingerprint": identity, **found.facts()}, indent=2)
         return
