@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from adapterhub.adapters.adapter import Adapter as Adapter
     from adapterhub.adapters.attach import attach as attach
     from adapterhub.adapters.attach import detach as detach
+    from adapterhub.adapters.inspection import inspect as inspect
     from adapterhub.adapters.route import activate as activate
     from adapterhub.adapters.route import adapters as adapters
     from adapterhub.adapters.route import disabled as disabled
@@ -151,6 +152,7 @@ _LAZY = {
     "disabled": "adapters.route",
     "embed": "inference.embed",
     "fingerprint": "backbones.fingerprint",
+    "inspect": "adapters.inspection",
     "load": "registry.load",
     "load_backbone": "backbones.load",
     "publish": "registry.publish",

@@ -202,7 +202,7 @@ def _new_token_rows(
 def _plan(method: Method, part: Method, anatomy: Anatomy) -> list[PlanStep]:
     try:
         steps = list(part.plan(anatomy))
-        _refuse_untrainable(part, steps, anatomy)
+        refuse_untrainable(part, steps, anatomy)
         return steps
     except SiteError as error:
         if _fits(type(method), anatomy):  # its defaults do: the user's options are wrong
@@ -223,14 +223,18 @@ def _fits(cls: type[Method], anatomy: Anatomy) -> bool:
         example = cls.example()
         example.count(anatomy)
         for part in (p for p in example.parts() if p.trains_backbone):
-            _refuse_untrainable(part, part.plan(anatomy), anatomy)
+            refuse_untrainable(part, part.plan(anatomy), anatomy)
     except AdapterhubError:
         return False
     return True
 
 
-def _refuse_untrainable(part: Method, steps: Iterable[PlanStep], anatomy: Anatomy) -> None:
-    """Refuse to train offloaded or quantized weights, and those of other dtypes."""
+def refuse_untrainable(part: Method, steps: Iterable[PlanStep], anatomy: Anatomy) -> None:
+    """Refuse to train offloaded or quantized weights, and those of other dtypes.
+
+    Raises:
+        SiteError: steps of a part of a method that train some.
+    """
     paths = [step.path for step in steps if isinstance(step, Unfrozen)]
     if away := offloaded(anatomy.model, paths):
         problem = f"{part.name} trains weights that are offloaded on this backbone"

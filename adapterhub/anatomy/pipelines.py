@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard
 
 from torch import nn
@@ -53,6 +53,12 @@ def is_pipeline(thing: object) -> TypeGuard[Any]:
     return "diffusers.DiffusionPipeline" in kinds
 
 
+def loadable_in(kind: type, names: Iterable[str]) -> tuple[str, ...]:
+    """Return those of the names of a pipeline's modules that are parts, by the class of it."""
+    usual = tuple(name for name in names if _USUAL.fullmatch(name))
+    return tuple(getattr(kind, _LOADABLE, usual))
+
+
 def parts_of(pipeline: Any) -> PipelineParts:
     """Return the parts of a pipeline; the same object as long as it has the same parts.
 
@@ -68,8 +74,8 @@ def parts_of(pipeline: Any) -> PipelineParts:
 
 
 def _modules_of(pipeline: Any) -> dict[str, nn.Module]:
-    usual = [name for name in pipeline.config if _USUAL.fullmatch(name)]
-    found = {n: getattr(pipeline, n, None) for n in getattr(pipeline, _LOADABLE, usual)}
+    names = loadable_in(type(pipeline), vars(pipeline))
+    found = {name: getattr(pipeline, name, None) for name in names}
     found = {name: getattr(module, _INSIDE, module) for name, module in found.items()}
     return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
 

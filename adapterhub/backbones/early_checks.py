@@ -7,6 +7,7 @@ for what it finds.
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,9 @@ QUANTIZATION_LIBRARIES: Mapping[str, tuple[str, str]] = {
 """The library of each way to quantize, and the extra of adapterhub that installs it."""
 DEQUANTIZE = "dequantize"
 """In place of a way to quantize: decode a checkpoint that is quantized already."""
+DIFFUSERS = ("a pipeline or a model of diffusers", "diffusers", "diffusers")
+"""What needs diffusers, the library, and the extra of adapterhub that installs it."""
+PIPELINE_INDEX = "model_index.json"
 _HUB_ID = re.compile(r"(?!\.)(?!.*(--|\.\.))[\w.-]+(/[\w.-]+)?")
 _LOCAL = re.compile(r"[\w.-]+--([0-9a-f]{12}|no-weights)")  # see identity.local_name
 
@@ -88,6 +92,30 @@ def check_backbone_options(
         check_quantization(quantize)
 
 
+def holds_diffusers(folder: Path) -> bool:
+    """Return whether a folder has a pipeline of diffusers, or one of its models."""
+    if (folder / PIPELINE_INDEX).is_file():
+        return True
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False  # what reads it says what is wrong
+    return isinstance(config, dict) and "_class_name" in config and "model_type" not in config
+
+
+def require(what: str, library: str, extra: str) -> None:
+    """Refuse what needs a library that is not installed.
+
+    Raises:
+        ConfigError: it is not; the error says what to type.
+    """
+    if not importlib.util.find_spec(library):
+        raise ConfigError(
+            f"{what} needs {library}, which is not installed",
+            hint=f'pip install "adapterhub[{extra}]"',
+        )
+
+
 def check_quantization(quantize: str) -> None:
     """Refuse an unknown way to quantize, and one whose library is not installed.
 
@@ -99,8 +127,4 @@ def check_quantization(quantize: str) -> None:
     if quantize not in QUANTIZATION_LIBRARIES:
         raise unknown("quantization", quantize, (*QUANTIZATION_LIBRARIES, DEQUANTIZE))
     library, extra = QUANTIZATION_LIBRARIES[quantize]
-    if not importlib.util.find_spec(library):
-        raise ConfigError(
-            f"quantize={quantize} needs {library}, which is not installed",
-            hint=f'pip install "adapterhub[{extra}]"',
-        )
+    require(f"quantize={quantize}", library, extra)

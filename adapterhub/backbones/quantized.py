@@ -212,6 +212,12 @@ def cpu_note(model: PreTrainedModel) -> str:
 _TALKATIVE = ("autograd._functions", "backends.cpu.ops")
 
 
+def quiet_bitsandbytes() -> None:
+    """Let bitsandbytes print errors only; it is imported by what loads a backbone with it."""
+    for name in _TALKATIVE:
+        logging.getLogger(f"bitsandbytes.{name}").setLevel(logging.ERROR)
+
+
 def loading_options(
     auto: Any, folder: Path, options: dict[str, Any], quantize: str | None
 ) -> dict[str, Any]:
@@ -224,8 +230,7 @@ def loading_options(
         return _decoding_options(folder, options)
     if quantize is None and stored_quantization(folder) != "bitsandbytes":
         return options
-    for name in _TALKATIVE:
-        logging.getLogger(f"bitsandbytes.{name}").setLevel(logging.ERROR)
+    quiet_bitsandbytes()
     dtype, labels = options["dtype"], {k: v for k, v in options.items() if k in LABELS}
     config = transformers.AutoConfig.from_pretrained(folder, **labels)
     stored_config = config.__dict__.pop("quantization_config", None)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
 import click
 
@@ -11,10 +10,10 @@ from adapterhub.cli._format import (
     print_facts,
     print_json,
     print_table,
+    say,
     say_text,
 )
 from adapterhub.cli._options import as_json_option, revision_option
-from adapterhub.files.shown_table import ShownTable
 from adapterhub.status import doing
 
 
@@ -35,76 +34,64 @@ def command(
 ) -> None:
     """Show the sites and parameters of a backbone and the methods that fit it.
 
-    BACKBONE is a Hub id or a folder.
+    BACKBONE is a Hub id or a folder: of a model of transformers, or of a pipeline or a model of
+    diffusers, whose weights are not needed. `print(adapterhub.inspect(module))` shows the same of
+    any module in Python.
     """
-    from adapterhub.backbones.early_checks import check_backbone_options
+    from adapterhub.backbones.early_checks import (
+        DIFFUSERS,
+        check_backbone_options,
+        holds_diffusers,
+        require,
+    )
 
-    check_backbone_options(backbone)
+    if holds_diffusers(Path(backbone)):
+        require(*DIFFUSERS)
+    else:
+        check_backbone_options(backbone)
     with doing("loading torch"):
-        from adapterhub.anatomy import anatomy_of
-        from adapterhub.anatomy.layer_groups import layer_groups
+        from adapterhub.adapters.inspection import inspect
+        from adapterhub.backbones.diffusers_folder import diffusers_folder, meta_diffusers
         from adapterhub.backbones.fingerprint import fingerprint
         from adapterhub.backbones.load import load_backbone
 
-    if draft_family:
-        say_text(_draft(backbone, revision, python))
-        return
     with doing(f"loading {backbone}"):
-        model, _ = load_backbone(backbone, revision=revision, family=family)
-        identity = fingerprint(backbone, revision=revision)
-    anatomy, kind = anatomy_of(model), model.config.model_type
-    sites = _roles(anatomy)
-    methods = _methods(anatomy)
-    total = sum(p.numel() for p in anatomy.parameters().values())
+        if folder := diffusers_folder(backbone, revision):
+            _refuse_family(family, draft_family)
+            model, identity = meta_diffusers(folder), None
+        elif draft_family:
+            say_text(_draft(backbone, revision, python))
+            return
+        else:
+            model, _ = load_backbone(backbone, revision=revision, family=family)
+            identity = fingerprint(backbone, revision=revision)
+    with doing("planning every method"):
+        found = inspect(model)
     if as_json:
-        facts = {"backbone": backbone, "type": kind, "parameters": total, "fingerprint": identity}
-        groups = [group._asdict() for group in layer_groups(anatomy)]
-        print_json(facts | {"groups": groups, "sites": sites, "methods": methods}, indent=2)
+        print_json({"backbone": backbone, "fingerprint": identity, **found.facts()}, indent=2)
         return
-    summary = {
-        "backbone": f"{backbone} ({kind})",
-        "parameters": f"{total:,}",
-        "layers": ", ".join(f"{anatomy.depth(stack)} ({stack})" for stack in anatomy.stacks),
-        "fingerprint": identity,
-    }
-    print_facts(summary, width=11)
-    _print_groups(anatomy)
-    columns = ["site", "kind", "in", "out", "host", "layers"]
-    print_table(ShownTable(columns, [[*map(str, s.values())] for s in sites]))
-    columns = ["method", "parameters", "of the backbone"]
-    print_table(ShownTable(columns, _method_rows(methods, total)))
+    summary = {"backbone": f"{backbone} ({found.kind})", **found.summary()}
+    print_facts(summary | ({"fingerprint": identity} if identity else {}), width=11)
+    for line in found.group_lines():
+        say(line)
+    for table in found.tables():
+        print_table(table, optional=("first",))
 
 
-def _print_groups(anatomy: Any) -> None:
-    """Print for each group of layers what was found, and what was not."""
-    from adapterhub.anatomy.layer_groups import layer_groups
-    from adapterhub.anatomy.layer_selection import number_ranges
+def _refuse_family(family: str | None, draft_family: bool) -> None:
+    """Refuse a row of sites for what is not of transformers.
 
-    for group in layer_groups(anatomy):
-        whole = len(group.layers) == anatomy.depth(group.stack)
-        layers = "all layers" if whole else f"layers {number_ranges(group.layers)}"
-        say_text("")
-        say_text(f"{group.stack}, {layers}")
-        facts = {
-            "found": _compact(group.found) or "nothing",
-            "not found": ", ".join(group.missing) or "-",
-            "other weights": ", ".join(group.other_weights) or "-",
-        }
-        if group.experts:
-            facts["experts"] = (
-                f"{group.experts} routed experts, fused as tensors of 3 dimensions; "
-                "lora(sites=[ffn.experts.*]) reaches them"
-            )
-        print_facts(facts, width=15)
+    Raises:
+        ConfigError: there is one, or one is asked for.
+    """
+    from adapterhub.errors import ConfigError
 
-
-def _compact(roles: Sequence[str]) -> str:
-    """Write roles by sublayer: `attn (k, o, q, v), ffn (down, up)`."""
-    sublayers: dict[str, list[str]] = {}
-    for role in roles:
-        sublayer, _, name = role.partition(".")
-        sublayers.setdefault(sublayer, []).extend([name] if name else [])
-    return ", ".join(f"{s} ({', '.join(names)})" if names else s for s, names in sublayers.items())
+    if family or draft_family:
+        raise ConfigError(
+            f"--{'family' if family else 'draft-family'} is for models of transformers: the sites "
+            "of other modules are their paths",
+            hint="adapterhub inspect FOLDER, without it",
+        )
 
 
 def _draft(backbone: str, revision: str | None, python: bool) -> str:
@@ -115,52 +102,3 @@ def _draft(backbone: str, revision: str | None, python: bool) -> str:
 
     row = discover(meta_model(backbone, revision=revision))
     return row_text(row) if python else family_yaml(row).rstrip()
-
-
-def _roles(anatomy: Any) -> list[dict[str, Any]]:
-    """List one row per stack and role: the first layer that has it, and which layers do."""
-    from adapterhub.anatomy.layer_selection import number_ranges
-
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    layers: dict[tuple[str, str], list[int]] = {}
-    for site in anatomy.sites.values():
-        if site.layer is not None:
-            layers.setdefault((site.stack, site.role), []).append(site.layer)
-        name = f"{site.stack}.{site.role}"
-        row = {
-            "site": name,
-            "kind": site.kind,
-            "in": site.d_in,
-            "out": site.d_out,
-            "host": site.host,
-        }
-        rows.setdefault((site.stack, site.role), row)
-    for (stack, role), row in rows.items():
-        found = layers.get((stack, role), [])
-        depth = anatomy.depth(stack)
-        some = f"{len(found)} of {depth}: {number_ranges(found)}"
-        row["layers"] = "" if not found else "all" if len(found) == depth else some
-    return list(rows.values())
-
-
-def _methods(anatomy: Any) -> dict[str, Any]:
-    """Map each method to its parameter count on a backbone, or to why it does not fit."""
-    from adapterhub.errors import AdapterhubError
-    from adapterhub.methods import METHODS
-
-    counts: dict[str, Any] = {}
-    for name, method in sorted(METHODS.items()):
-        try:
-            counts[name] = method.example().count(anatomy)
-        except AdapterhubError as error:
-            counts[name] = error.problem
-    return counts
-
-
-def _method_rows(methods: dict[str, Any], total: int) -> list[tuple[str, ...]]:
-    return [
-        (name, f"{count:,}", f"{count / total:.2%}")
-        if isinstance(count, int)
-        else (name, count, "")
-        for name, count in methods.items()
-    ]

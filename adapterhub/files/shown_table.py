@@ -72,6 +72,13 @@ class ShownTable:
         """Return the text of each cell, by row."""
         return [[cell.text for cell in row] for row in self._cells()]
 
+    def text(self) -> str:
+        """Return the table in columns of text, below its title."""
+        lines = [[*self.columns], *([one_line(text) for text in row] for row in self.texts())]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        rows = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+        return "\n".join([self.title] * bool(self.title) + [*rows])
+
     def markdown(self) -> str:
         """Return the table in Markdown, without its title."""
         others = "---:" if self.numbers else "---"

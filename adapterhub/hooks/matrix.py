@@ -200,14 +200,13 @@ def keep_hooked(host: nn.Module, args: tuple[Any, ...]) -> None:
     """Do nothing: a layer of torch whose modules have hooks does not skip their forward."""
 
 
-def matrix_slot(model: nn.Module, site: Site, module: SiteModule) -> Slot:
-    """Return the slot at a host with a matrix; create it if it is missing.
+def check_matrix(host: nn.Module, site: Site, module: SiteModule) -> None:
+    """Refuse a module that cannot be at a host with a matrix.
 
     Raises:
         SiteError: the module is not affine in the input and output, or at an embedding, does more
             than add to the table.
     """
-    host = model.get_submodule(site.host)
     table = isinstance(host, nn.Embedding)
     if not module.affine or module.token_sets or (table and added_by(module) is None):
         raise SiteError(
@@ -217,11 +216,21 @@ def matrix_slot(model: nn.Module, site: Site, module: SiteModule) -> Slot:
             if table
             else "methods that can be merged, such as lora, dora, loha or oft",
         )
+
+
+def matrix_slot(model: nn.Module, site: Site, module: SiteModule) -> Slot:
+    """Return the slot at a host with a matrix; create it if it is missing.
+
+    Raises:
+        SiteError: the module cannot be there (`check_matrix`).
+    """
+    host = model.get_submodule(site.host)
+    check_matrix(host, site, module)
     slot = host._modules.get(CHILD)
     if isinstance(slot, Slot):
         return slot
-    new: Slot = EmbeddingSlot() if table else MatrixSlot()
-    if table:
+    new: Slot = EmbeddingSlot() if isinstance(host, nn.Embedding) else MatrixSlot()
+    if isinstance(new, EmbeddingSlot):
         new.patch.hook(host.register_forward_hook, look_up)
     else:
         override_forward(host, new.patch)

@@ -44,6 +44,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "ParameterGroup": {"members": False},
     "Anatomy": {"members": ["select"]},
     "Site": {"members": False},
+    "Inspection": {"members": ["facts"]},
     "Manifest": {"members": ["parameters", "nbytes"]},
     "Signature": {"members": ["signer", "is_valid"]},
     "Merge": {"members": ["difference"]},
@@ -69,7 +70,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "backbone": (
         "Load a backbone",
         "The model stays an ordinary model of `transformers`; your own way to load it works too.",
-        ("load_backbone", "fingerprint", "anatomy_of", "embed"),
+        ("load_backbone", "fingerprint", "anatomy_of", "inspect", "embed"),
     ),
     "architectures": (
         "Backbones of your own architecture",
@@ -138,6 +139,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         (
             "__version__", "methods._spec.Spec", "adapters.route.Routed",
             "adapters.adapter.ParameterGroup", "anatomy.sites.Anatomy", "anatomy.sites.Site",
+            "adapters.inspection.Inspection",
             "files.manifest.Manifest",
             "files.signature.Signature", "merging.merge.Merge", "registry.store.Entry",
             "files.signature.PrivateKey", "registry.sign.Verification",

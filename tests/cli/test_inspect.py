@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import shutil
@@ -16,12 +15,11 @@ from transformers import (
     Qwen2MoeForCausalLM,
 )
 
-from adapterhub.anatomy import Family, Stack, anatomy_of
+import adapterhub as ah
+from adapterhub.anatomy import Family, Stack
 from adapterhub.anatomy.family_file import read_family
 from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.methods import METHODS
-
-_roles = importlib.import_module("adapterhub.cli.inspect")._roles
 
 
 def test_inspect_shows_the_anatomy(adapterhub, backbone):
@@ -34,6 +32,19 @@ def test_inspect_shows_the_anatomy(adapterhub, backbone):
     assert facts["type"] == "bert"
     assert {s["layers"] for s in facts["sites"] if ".attn" in s["site"]} == {"all"}
     assert facts["methods"].keys() == METHODS.keys()
+    assert facts["default_sites"]["lora"] == ["attn.q", "attn.v"]
+    assert facts["not_found"][0]["paths"][0] == "embeddings.word_embeddings"
+
+
+def test_the_facts_of_a_model_of_transformers_have_the_keys_that_they_had(adapterhub, backbone):
+    facts = json.loads(adapterhub("inspect", backbone, "--json")[1])
+    before = {"backbone", "type", "parameters", "fingerprint", "groups", "sites", "methods"}
+    assert before < facts.keys()
+    query = next(site for site in facts["sites"] if site["site"] == "encoder.attn.q")
+    for name in ("kind", "in", "out", "host", "layers"):
+        assert name in query
+    assert isinstance(query["in"], int)
+    assert isinstance(facts["methods"]["lora"], int)
 
 
 def test_inspect_shows_which_layers_have_a_site():
@@ -41,7 +52,7 @@ def test_inspect_shows_which_layers_have_a_site():
     options = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 4, "num_experts": 4}
     options |= {"num_attention_heads": 4, "intermediate_size": 48, "moe_intermediate_size": 16}
     model = Qwen2MoeForCausalLM(Qwen2MoeConfig(**options, mlp_only_layers=[3]))
-    layers = {row["site"]: row["layers"] for row in _roles(anatomy_of(model))}
+    layers = {row["site"]: row["layers"] for row in ah.inspect(model).facts()["sites"]}
     assert layers["decoder.ffn"] == layers["decoder.attn.q"] == "all"
     assert layers["decoder.ffn.up"] == "1 of 4: 3"
     assert layers["decoder.mix"] == ""

@@ -46,3 +46,8 @@ def test_a_sortable_table_has_the_numbers():
     html = TABLE.html(sortable=True)
     assert '<td data-value="-0.5">' in html
     assert '<td data-value="">' in html
+
+
+def test_plain_text_has_columns_and_one_line_for_each_row():
+    table = ShownTable(["name", "n"], [("a\nb", "1"), ("long name", "22")], title="numbers")
+    assert table.text() == "numbers\nname       n\na\\nb       1\nlong name  22"

@@ -1,0 +1,180 @@
+"""What was found in a module and what was not: its sites in rows, and parameters at no site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from torch import nn
+
+from adapterhub.anatomy.any_module import is_view, own_module
+from adapterhub.anatomy.layer_selection import number_ranges
+from adapterhub.anatomy.own_modules import join
+from adapterhub.anatomy.pipelines import PipelineParts
+from adapterhub.anatomy.sites import Anatomy, Kind, Site, matches
+
+
+class Part(NamedTuple):
+    """A part of a pipeline.
+
+    Attributes:
+        part: its name: `unet`, `text_encoder`.
+        module: the name of its class.
+        parameters: how many numbers it has.
+        sites: how many sites.
+    """
+
+    part: str
+    module: str
+    parameters: int
+    sites: int
+
+
+class SiteRow(NamedTuple):
+    """Sites of one role.
+
+    Attributes:
+        site: a pattern of them, for `sites=`; of a model of transformers, its stack and role.
+        kind: the kind of the first one.
+        d_in: the input size of the first one.
+        d_out: its output size.
+        host: the path of its module.
+        layers: the layers that have one, in words: all, `1 of 4: 3`; "" outside of layers.
+        modules: the names of the classes of their modules.
+        sites: all of them.
+    """
+
+    site: str
+    kind: Kind
+    d_in: int
+    d_out: int
+    host: str
+    layers: str
+    modules: tuple[str, ...]
+    sites: tuple[Site, ...]
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """The input and output sizes that occur, in ascending order."""
+        return sorted({(site.d_in, site.d_out) for site in self.sites})
+
+
+class Rest(NamedTuple):
+    """Parameters of modules of one class that are at no site.
+
+    Attributes:
+        module: the name of the class.
+        parameters: how many numbers they have.
+        names: their names in the modules.
+        paths: the paths of the modules; "" is the outermost one.
+    """
+
+    module: str
+    parameters: int
+    names: tuple[str, ...]
+    paths: tuple[str, ...]
+
+
+def parts_in(anatomy: Anatomy) -> list[Part]:
+    """List the parts of a pipeline; [] for other modules."""
+    root = own_module(anatomy.model)
+    if not isinstance(root, PipelineParts):
+        return []
+    sizes = {path: parameter.numel() for path, parameter in anatomy.parameters().items()}
+    return [
+        Part(
+            name,
+            type(module).__name__,
+            sum(size for path, size in sizes.items() if path.startswith(f"{name}.")),
+            sum(site.host.startswith(f"{name}.") for site in anatomy.sites.values()),
+        )
+        for name, module in root.items()
+    ]
+
+
+def site_rows(anatomy: Anatomy) -> list[SiteRow]:
+    """List the sites in rows: by stack and role, or in a module of another library by part."""
+    view, parts = is_view(anatomy.model), parts_in(anatomy)
+    groups: dict[tuple[str, ...], list[Site]] = {}
+    for site in anatomy.sites.values():
+        part = site.host.partition(".")[0] if parts else ""
+        key = (part, site.role, site.kind) if view else (site.stack, site.role)
+        groups.setdefault(key, []).append(site)
+    rows = []
+    for (within, role, *_), sites in groups.items():
+        first, classes = sites[0], (class_at(anatomy, site.host) for site in sites)
+        rows.append(
+            SiteRow(
+                _pattern(anatomy, within, role, sites) if view else f"{within}.{role}",
+                first.kind,
+                first.d_in,
+                first.d_out,
+                first.host,
+                _layers(anatomy, sites),
+                tuple(dict.fromkeys(classes)),
+                tuple(sites),
+            )
+        )
+    return rows
+
+
+def without_sites(anatomy: Anatomy) -> list[Rest]:
+    """List the parameters that no site stands for, by the class of their module, the most first.
+
+    The parameters of a head, and constants, are not among them.
+    """
+    whole: set[str] = set()
+    single: set[str] = set()
+    for site in anatomy.sites.values():
+        if site.matrix is not None:
+            single |= {join(site.host, site.matrix.weight), join(site.host, site.matrix.bias)}
+        elif site.held is not None:
+            single.add(join(site.host, site.held.parameter))
+        elif site.kind in ("linear", "norm"):
+            whole.add(site.host)
+    found: dict[str, list[tuple[str, str, int]]] = {}
+    for path, parameter in anatomy.parameters().items():
+        owner, _, name = path.rpartition(".")
+        if path not in single and owner not in whole:
+            group = found.setdefault(class_at(anatomy, owner), [])
+            group.append((owner, name, parameter.numel()))
+    rests = [
+        Rest(
+            module,
+            sum(size for *_, size in group),
+            tuple(dict.fromkeys(name for _, name, _ in group)),
+            tuple(dict.fromkeys(owner for owner, *_ in group)),
+        )
+        for module, group in found.items()
+    ]
+    return sorted(rests, key=lambda rest: -rest.parameters)
+
+
+def class_at(anatomy: Anatomy, path: str) -> str:
+    """Return the name of the class of a module."""
+    module: nn.Module = own_module(anatomy.model).get_submodule(path)
+    return type(module).__name__
+
+
+def _pattern(anatomy: Anatomy, within: str, role: str, sites: Sequence[Site]) -> str:
+    """Return a pattern of some sites that matches no others, if there is one; else their role."""
+    ids = {site.id for site in sites}
+    patterns = [role, f"*.{role}"]
+    if within:
+        patterns = [f"{within}.{role}", f"{within}.*.{role}", f"{within}.*{role}"]
+    for pattern in patterns:
+        if {s.id for s in anatomy.sites.values() if matches(pattern, s)} == ids:
+            return pattern
+    return role
+
+
+def _layers(anatomy: Anatomy, sites: Iterable[Site]) -> str:
+    """Say which layers of a stack have some sites; "" where some are elsewhere."""
+    found = {(site.stack, site.layer) for site in sites}
+    numbers = sorted(layer for _, layer in found if layer is not None)
+    if len({stack for stack, _ in found}) > 1 or len(numbers) < len(found):
+        return ""
+    depth = anatomy.depth(next(stack for stack, _ in found))
+    return (
+        "all" if len(numbers) == depth else f"{len(numbers)} of {depth}: {number_ranges(numbers)}"
+    )

@@ -1,0 +1,173 @@
+"""`adapterhub inspect` of pipelines and models of diffusers, which needs no weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from pipelines import pipeline
+
+import adapterhub as ah
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The configurations of a pipeline; there are no weights."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    pipeline().save_pretrained(folder)
+    for weights in folder.rglob("*.safetensors"):
+        weights.unlink()
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "pipeline")
+
+
+def test_a_pipeline(adapterhub, saved):
+    code, out, err = adapterhub("inspect", saved)
+    assert code == 0, err
+    assert "(StableDiffusionPipeline)" in out
+    assert [row.split()[:2] for row in out.splitlines() if row.split()[:1] == ["unet"]] == [
+        ["unet", "UNet2DConditionModel"]
+    ]
+    assert "unet.*attn.q" in out
+    assert "why it does not fit" in out
+    assert err == ""
+    facts = json.loads(adapterhub("inspect", saved, "--json")[1])
+    assert facts["fingerprint"] is None
+    assert {part["part"] for part in facts["parts"]} == {"unet", "text_encoder"}
+    own = ah.inspect(pipeline()).facts()
+    assert facts == {"backbone": str(saved), "fingerprint": None, **own}
+    assert facts["default_sites"]["lora"] == ["attn.q", "attn.v", "cross.q", "cross.v"]
+    sites = {row["site"]: row for row in facts["sites"]}
+    assert sites["unet.*.norm1"]["modules"] == ["GroupNorm", "LayerNorm"]
+
+
+def test_each_row_of_a_pipeline_can_be_named():
+    pipe = pipeline()
+    anatomy = ah.anatomy_of(pipe)
+    for row in ah.inspect(pipe).rows:
+        assert set(anatomy.select([row.site])) == set(row.sites), row.site
+
+
+def test_a_single_model(adapterhub, saved):
+    code, out, err = adapterhub("inspect", saved / "unet", "--json")
+    assert code == 0, err
+    facts = json.loads(out)
+    assert (facts["type"], facts["parts"]) == ("UNet2DConditionModel", [])
+    assert "attn.q" in {row["site"] for row in facts["sites"]}
+
+
+def test_a_model_with_parameters_at_no_site(adapterhub, tmp_path):
+    import diffusers
+
+    prior = diffusers.PriorTransformer(
+        num_attention_heads=2, attention_head_dim=4, num_layers=1, embedding_dim=8,
+        num_embeddings=3, additional_embeddings=2,
+    )  # fmt: skip
+    prior.save_config(tmp_path / "prior")
+    code, out, err = adapterhub("inspect", tmp_path / "prior")
+    assert code == 0, err
+    assert "not found: at no site" in out
+    facts = json.loads(adapterhub("inspect", tmp_path / "prior", "--json")[1])
+    (rest,) = facts["not_found"]
+    assert rest["module"] == "PriorTransformer"
+    assert "positional_embedding" in rest["names"]
+
+
+def test_a_hub_id_needs_its_configurations_only(adapterhub, saved, monkeypatch):
+    calls = []
+
+    def download(name, **options):
+        calls.append((name, options))
+        return str(saved)
+
+    monkeypatch.setattr("adapterhub.backbones.diffusers_folder.snapshot_download", download)
+    code, out, err = adapterhub("inspect", "acme/pictures", "--revision", "v1", "--json")
+    assert code == 0, err
+    assert json.loads(out)["type"] == "StableDiffusionPipeline"
+    names = ["model_index.json", "config.json", "*/config.json"]
+    assert calls == [("acme/pictures", {"revision": "v1", "allow_patterns": names})]
+
+
+def test_an_unknown_hub_id_is_refused_as_any_backbone(adapterhub, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    code, _, err = adapterhub("inspect", "acme/nothing-here")
+    assert code == 2
+    assert "no backbone 'acme/nothing-here'" in err
+
+
+def test_without_diffusers(adapterhub, saved, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, _, err = adapterhub("inspect", saved)
+    assert code == 2
+    assert "a pipeline or a model of diffusers needs diffusers, which is not installed" in err
+    assert 'pip install "adapterhub[diffusers]"' in err
+
+
+def change(file, **fields):
+    value = json.loads(file.read_text())
+    file.write_text(json.dumps(value | fields))
+
+
+def test_a_pipeline_without_parts_names_a_model_instead(adapterhub, folder):
+    missing = [None, None]
+    change(folder / "model_index.json", unet=missing, text_encoder=missing)
+    code, _, err = adapterhub("inspect", folder)
+    assert code == 2
+    assert "adapters cannot be attached to a StableDiffusionPipeline" in err
+    assert "adapterhub inspect" in err
+
+
+@pytest.mark.parametrize(
+    ("file", "fields", "said"),
+    [
+        ("model_index.json", {"_class_name": "StableDifusionPipeline"}, "did you mean"),
+        ("model_index.json", {"_class_name": "UNet2DConditionModel"}, "not known here"),
+        ("model_index.json", {"unet": ["os", "system"]}, "not known here: os.system"),
+        ("model_index.json", {"unet": ["unet", "Mine"]}, "code in a folder never runs"),
+        ("unet/config.json", {"block_out_channels": "many"}, "no UNet2DConditionModel can be made"),
+    ],
+)
+def test_a_folder_that_names_something_else(adapterhub, folder, file, fields, said):
+    change(folder / file, **fields)
+    code, _, err = adapterhub("inspect", folder)
+    assert code == 2
+    assert said in err
+
+
+def test_broken_files(adapterhub, folder):
+    (folder / "unet/config.json").unlink()
+    code, _, err = adapterhub("inspect", folder)
+    assert code == 2
+    assert "has no config.json" in err
+    (folder / "model_index.json").write_text("[")
+    assert "is no JSON" in adapterhub("inspect", folder)[2]
+
+
+@pytest.mark.parametrize("words", [["--draft-family"], ["--family", "row.yaml"]])
+def test_a_row_is_for_models_of_transformers(adapterhub, saved, words):
+    code, _, err = adapterhub("inspect", saved, *words)
+    assert code == 2
+    assert f"{words[0]} is for models of transformers" in err
+
+
+def test_a_strangers_text_is_escaped(adapterhub, folder):
+    change(folder / "model_index.json", _class_name="Stable\x1b[31mPipeline\n")
+    code, out, err = adapterhub("inspect", folder)
+    assert code == 2
+    assert "\x1b" not in out + err
+
+
+def test_adapters_on_a_pipeline_are_compared(adapterhub, tmp_path):
+    pipe = pipeline()
+    for name in ("one", "two"):
+        ah.attach(pipe, "lora(sites=['unet.*.to_q'])", name=name).save(tmp_path / name)
+        ah.detach(pipe)
+    code, out, err = adapterhub("compare", tmp_path / "one", tmp_path / "two", "--json")
+    assert code == 0, err
+    assert [run["trained"] for run in json.loads(out)["runs"]] == [2048, 2048]
+    assert adapterhub("report", tmp_path / "one")[0] == 0
