@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from adapterhub.anatomy.any_module import is_view
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.checkpoint_form import named_tensors
 from adapterhub.backbones.fingerprint import BackboneIdentity, ModelIdentities, Vocabulary
@@ -30,7 +31,9 @@ def identities_before(
     """
     vocabulary = _vocabulary(anatomy.model).common(trained.vocabulary if trained else None)
     tensors = _tensors(anatomy, originals)
-    return ModelIdentities(anatomy.model, tensors, origin_of(anatomy.model), vocabulary, trained)
+    # The folder of another library's module is no checkpoint of transformers.
+    origin = None if is_view(anatomy.model) else origin_of(anatomy.model)
+    return ModelIdentities(anatomy.model, tensors, origin, vocabulary, trained)
 
 
 def _tensors(anatomy: Anatomy, originals: Originals) -> dict[str, Tensor]:

@@ -33,12 +33,20 @@ class PipelineParts(nn.ModuleDict):
     Attributes:
         kind: the class of the pipeline.
         compiled: the names of the parts in whose place the pipeline has `torch.compile(part)`.
+        compute: what calling the parts as a model computes; None: a pipeline is called itself.
     """
 
     def __init__(self, pipeline: Any) -> None:
         super().__init__(_modules_of(pipeline))
         self.kind = type(pipeline)
         self.compiled: tuple[str, ...] = ()
+        self.compute: Callable[..., Any] | None = None
+
+    def forward(self, **inputs: Any) -> Any:
+        """Compute what `compute` does."""
+        if self.compute is None:
+            raise TypeError(f"call the {self.kind.__name__} itself: its parts have no forward")
+        return self.compute(**inputs)
 
     def __reduce__(self) -> tuple[Callable[[type], PipelineParts], tuple[type], dict[str, Any]]:
         # A copy of what is inside, which knows these parts, asks for their kind first.

@@ -80,7 +80,8 @@ def check_backbone_options(
     """
     check_location(backbone)
     folder = Path(backbone)
-    if folder.is_dir() and not (folder / "config.json").is_file():
+    is_here = folder.is_dir() and not (folder / PIPELINE_INDEX).is_file()
+    if is_here and not (folder / "config.json").is_file():
         raise BackboneError(
             f"the folder {backbone} is no backbone: it has no config.json",
             expected="a transformers checkpoint: config.json, weights and tokenizer",

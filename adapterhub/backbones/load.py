@@ -14,6 +14,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedModel
 
 from adapterhub.anatomy.family_file import FamilySource, read_family, use_family
+from adapterhub.backbones.denoising import load_pipeline
 from adapterhub.backbones.find import PACKAGED, find_backbone, is_local_name, not_found
 from adapterhub.backbones.gguf import is_gguf
 from adapterhub.backbones.hub_guard import guarded_hub
@@ -41,6 +42,7 @@ from adapterhub.backbones.task_models import (
     CAUSAL_LM,
     PICTURES_WITH_TEXT,
     TASK_MODELS,
+    TEXT_TO_IMAGE,
     TaskModel,
     label_options,
     task_model,
@@ -79,7 +81,8 @@ def load_backbone(
         backbone: a folder or a Hub id.
         task: features (no head), embedding (nor a pooler), classification, multi-label, regression,
             tagging, question-answering, multiple-choice, seq2seq, masked-lm, causal-lm,
-            image-classification, image-text-to-text, audio-classification or speech-recognition.
+            image-classification, image-text-to-text, audio-classification, speech-recognition, or
+            text-to-image: a pipeline of diffusers, which is its own processor.
         labels: the names of the classes, in the order of the logits; an adapter brings its own.
         revision: a branch, tag or commit on the Hub.
         dtype: fp32, bf16 or fp16; by default fp32, or bf16 if quantized and not slow in bf16 here.
@@ -99,6 +102,12 @@ def load_backbone(
     """
     kind, family = task_model(task), family and read_family(family)
     pooling = pooling and check_pooling(pooling)
+    if task == TEXT_TO_IMAGE:
+        _refuse_of_pipelines(quantize=quantize, device_map=device_map, attention=attention,
+                             new_tokens=new_tokens, family=family,
+                             tensor_parallel=tensor_parallel)  # fmt: skip
+        pipeline, _ = load_pipeline(backbone, revision, dtype)
+        return pipeline, pipeline
     folder, commit = find_backbone(backbone, revision)
     quantize = remaining_quantization(quantize, folder)
     options = label_options(task, labels) | {"dtype": _dtype(dtype, bool(quantize), folder)}
@@ -118,6 +127,20 @@ def load_backbone(
     if task == CAUSAL_LM:
         check_causal(model, backbone)
     return model.eval(), processor
+
+
+def _refuse_of_pipelines(**options: Any) -> None:
+    """Refuse options that a pipeline of diffusers does not have.
+
+    Raises:
+        ConfigError: some are given.
+    """
+    if given := [name for name, value in options.items() if value]:
+        raise ConfigError(
+            f"{', '.join(given)} with a pipeline of diffusers",
+            expected="dtype and revision alone",
+            hint="leave it out; ah.attach(pipe, ...) takes a pipeline that you loaded yourself",
+        )
 
 
 def _given(**options: Any) -> dict[str, Any]:

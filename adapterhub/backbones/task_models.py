@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # transformers is imported where it is used: pages and commands read the table without it.
 PICTURES_WITH_TEXT = "PictureTextProcessor"
 CAUSAL_LM = "causal-lm"
+TEXT_TO_IMAGE = "text-to-image"
 REGRESSION = "regression"
 MULTI_LABEL = "multi_label_classification"
 
@@ -89,7 +90,8 @@ def _mapping(auto: str) -> Any:
     """Return the classes of an auto class by the class of their configuration."""
     import transformers
 
-    return getattr(transformers, auto)._model_mapping
+    # Pipelines are of diffusers.
+    return getattr(getattr(transformers, auto, None), "_model_mapping", {})
 
 
 TASK_MODELS = {
@@ -127,6 +129,7 @@ TASK_MODELS = {
         "AutoModelForImageClassification", classes=True, processor="AutoImageProcessor"
     ),
     "image-text-to-text": TaskModel("AutoModelForImageTextToText", processor=PICTURES_WITH_TEXT),
+    TEXT_TO_IMAGE: TaskModel("DiffusionPipeline"),
     "audio-classification": TaskModel(
         "AutoModelForAudioClassification", classes=True, processor="AutoFeatureExtractor"
     ),

@@ -12,6 +12,8 @@ import click
 
 from adapterhub.cli._format import print_json, say_text
 from adapterhub.errors import ConfigError, one_line, printable
+from adapterhub.files.atomic import replace_file
+from adapterhub.recipe.output_folder import writing
 
 if TYPE_CHECKING:
     from adapterhub.inference.open import Predictor
@@ -49,9 +51,14 @@ class Shape:
             return
         if self.as_json:
             raise ConfigError("--json with --output", hint="--output FILE.jsonl")
-        from adapterhub.inference.table_file import check_table_file
+        from adapterhub.inference.table_file import check_new, check_table_file
 
-        check_table_file(Path(self.output))
+        (check_new if self.is_picture else check_table_file)(Path(self.output))
+
+    @property
+    def is_picture(self) -> bool:
+        """Whether the output is the file of a picture."""
+        return (self.output or "").lower().endswith(".png")
 
     def check_use(self, task: Task, typed: bool) -> None:
         """Refuse what does not go with the task, or with lines that are `typed`.
@@ -61,10 +68,37 @@ class Shape:
         """
         if self.every and not task.has_scores:
             raise ConfigError(f"--all: {task.name} has no probabilities of labels")
+        makes = task.outcomes == "pictures"
+        if makes and not (self.is_picture or self.as_json):
+            raise ConfigError(
+                f"{task.name} makes pictures, and there is no file for them",
+                expected="a file that ends in .png; of several prompts, it gets a number",
+                hint='adapterhub predict ADAPTER "a prompt" --output picture.png',
+            )
+        if self.is_picture and not makes:
+            raise ConfigError(
+                f"--output {self.output}: {task.name} makes no pictures",
+                expected="a table: .csv, .tsv, .jsonl or .parquet",
+            )
         if self.output and typed:
             raise ConfigError(
                 "--output without rows", hint="adapterhub predict ADAPTER FILE --output OUT.csv"
             )
+
+    def save_pictures(self, predictions: Sequence[Any]) -> list[Path]:
+        """Write a picture of each prediction; return the files."""
+        from adapterhub.inference.table_file import check_new
+
+        path, several = Path(str(self.output)), len(predictions) > 1
+        files = [
+            path.with_stem(f"{path.stem}-{number}") if several else path
+            for number in range(1, len(predictions) + 1)
+        ]
+        for file, prediction in zip(files, predictions, strict=True):
+            check_new(file)
+            with writing(file):
+                replace_file(file, prediction.png)
+        return files
 
     def show(
         self, task: Task, example: Any, prediction: Prediction, *, alone: bool = False

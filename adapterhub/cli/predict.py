@@ -24,7 +24,7 @@ from adapterhub.cli._options import (
     task_option,
     text_column_option,
 )
-from adapterhub.errors import ConfigError, DataError
+from adapterhub.errors import ConfigError, DataError, one_line
 from adapterhub.status import counting, doing, reading
 
 if TYPE_CHECKING:
@@ -173,6 +173,10 @@ def _predict(opened: Predictor, asked: _Asked, how: HowToWrite | None, shape: Sh
     """Predict on all examples; print the predictions, or write them to a table."""
     with doing("predicting"):
         predictions = answers(opened, asked.examples, how)
+    if shape.is_picture:
+        for file, example in zip(shape.save_pictures(predictions), asked.examples, strict=True):
+            say(f"{file}\t{one_line(opened.task.shown(example)[0], 60)}")
+        return
     if shape.output is None:
         for example, prediction in zip(asked.examples, predictions, strict=True):
             shape.show(opened.task, example, prediction)

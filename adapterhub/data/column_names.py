@@ -56,6 +56,7 @@ REPLIES = (
     ("label", "response", "caption", "completion", "output", "target", "description"),
     ("text", "sentence"),
 )
+CAPTIONS = (("caption", "prompt"), ("text", "description"), ("label", "title"))
 PROMPTS = (
     ("text",),
     ("prompt", "instruction", "question", "input", "source", "sourcetext", "src", "document",
@@ -98,7 +99,7 @@ _NEVER = (
 NEVER = frozenset(_NEVER.split())
 _LISTS = (TEXTS, CLASSES, NUMBERS, TARGETS, PROMPTS, TOKENS, TAGS, QUESTIONS, CONTEXTS, ANSWERS,
           STEMS, CHOSEN, CHOICES, ANCHORS, POSITIVES, PICTURES, SOUNDS, TRANSCRIPTS, ASKED,
-          REPLIES)  # fmt: skip
+          REPLIES, CAPTIONS)  # fmt: skip
 KNOWN = frozenset(
     {name for names in _LISTS for tier in names for name in tier}
     | {name for pair in PAIRS for name in pair}

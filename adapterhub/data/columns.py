@@ -30,6 +30,7 @@ Wants = Mapping[str, str]
 WANTS: Mapping[str, Wants] = {
     "texts": {"text": "text"},
     "pictures": {"text": "picture", "label": "class"},
+    "captioned pictures": {"text": "picture", "label": "caption"},
     # The answer first: what is left over may be the question.
     "asked pictures": {"text": "picture", "label": "reply", "pair": "asked"},
     "sounds": {"text": "sound", "label": "class"},
@@ -102,6 +103,8 @@ _KINDS = {
                      lambda p: p.is_files, "the files of pictures"),
     "asked": _Kind(names.ASKED, lambda p: p.is_string, _never, "the questions"),
     "reply": _Kind(names.REPLIES, lambda p: bool(p.texts), _never, "the answers"),
+    "caption": _Kind(names.CAPTIONS, lambda p: bool(p.texts), lambda p: p.is_text,
+                     "the captions"),
     "sound": _Kind(names.SOUNDS, lambda p: p.is_string or p.is_files,
                    lambda p: p.is_files, "the files of sounds"),
     "transcript": _Kind(names.TRANSCRIPTS, lambda p: p.is_string, lambda p: p.is_text,

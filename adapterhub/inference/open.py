@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.load import load_folder
 from adapterhub.adapters.route import activate, only_foundations
+from adapterhub.anatomy.any_module import as_model
 from adapterhub.backbones.early_checks import DEQUANTIZE
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.layer_timing import times_in_bf16, without_slow_bf16
@@ -285,6 +286,7 @@ def predictor_of(
     record: TrainingRecord,
 ) -> Predictor:
     """Return the predictor of a loaded adapter, whose head has these labels."""
+    model = as_model(model)  # of a pipeline: its parts; the pipeline is the processor
     positions = max_positions(model)
     limit = min(record.max_length, positions)
     setting = Setting(tokenizer, limit, labels, record.seed, positions)
@@ -307,6 +309,7 @@ def open_backbone(backbone: str, task: Task, max_length: int = LONGEST_UNRECORDE
     with doing(f"loading {backbone}"):
         model, tokenizer = load_backbone(backbone, task=task.head)
     make_ready(model)
+    model = as_model(model)
     limit = min(max_length, max_positions(model))
     setting = Setting(tokenizer, limit, positions=max_positions(model))
     return Predictor(model, task.for_model(model), setting)

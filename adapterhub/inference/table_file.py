@@ -31,6 +31,15 @@ def check_table_file(path: Path) -> None:
             expected=f"a name that ends in {', '.join(_WRITERS)}",
             hint=f"--output {path}.csv; a folder is for --input FILES.parquet",
         )
+    check_new(path)
+
+
+def check_new(path: Path) -> None:
+    """Refuse a file that is there already.
+
+    Raises:
+        OutputError: it is.
+    """
     if path.exists():
         raise OutputError(f"{path} is already there", hint="another --output")
 

@@ -67,7 +67,8 @@ def page_html(run: RunFiles, *, live: bool = False) -> str:
         state=_state(run),
         notes=_notes(run),
         tiles=[*_tiles(run)],
-        sections=[*_curves(run), *_predicted(run), *_speed(run)],
+        sections=(sections := [*_curves(run), *_predicted(run), *_speed(run)]),
+        has_pictures=any(example.picture for each in sections for example in each.examples),
         facts=_facts(run),
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 PREDICTIONS = "predictions.jsonl"
 FORMAT = 1
-KINDS = ("classes", "sets", "choices", "numbers", "spans", "texts", "losses")
+KINDS = ("classes", "sets", "choices", "numbers", "spans", "texts", "losses", "pictures")
+PICTURE = "picture"  # the field of a picture, as the text of an address (data:)
+_ADDRESS = re.compile(r"(data:image/png;base64,[A-Za-z0-9+/]+=*)?")
 _MOST_TEXT = 4000  # characters that are kept of a text
 MOST_BYTES = 4 << 30
 
@@ -117,6 +120,7 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "spans": {"label": (list,), "prediction": (list,)},
     "texts": {"label": (str,), "prediction": (str,), "score": (int, float)},
     "losses": {"loss": (int, float), "tokens": (int,)},
+    "pictures": {"loss": (int, float), PICTURE: (str,)},
 }
 
 
@@ -136,6 +140,8 @@ def _check(head: Any, rows: Sequence[Any]) -> None:
             raise ValueError(f"line {number}: {', '.join(wrong) or 'texts'}")
         if head["kind"] == "spans":
             _check_spans(row, number)
+        if head["kind"] == "pictures" and not _ADDRESS.fullmatch(row[PICTURE]):
+            raise ValueError(f"line {number}: {PICTURE}")
         if head["kind"] == "sets":
             _check_sets(row, number)
 
@@ -160,7 +166,7 @@ def _json_ready(value: Any) -> Any:
     NaN becomes the largest positive number: a loss of 0 would be the best.
     """
     if isinstance(value, Mapping):
-        return {key: _json_ready(item) for key, item in value.items()}
+        return {k: item if k == PICTURE else _json_ready(item) for k, item in value.items()}
     if isinstance(value, list | tuple):
         return [_json_ready(item) for item in value]
     if isinstance(value, str):

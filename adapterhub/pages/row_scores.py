@@ -247,4 +247,5 @@ _SCORES: dict[str, tuple[RowScore, ...]] = {
         RowScore("loss", _loss_columns, _mean, high=np.inf),
         RowScore("perplexity", _loss_columns, _perplexity, low=1.0, high=np.inf),
     ),
+    "pictures": (RowScore("loss", _each(lambda row: [row["loss"], 1]), _mean, high=np.inf),),
 }

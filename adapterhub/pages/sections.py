@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from adapterhub.files.shown_table import ShownTable
 from adapterhub.pages.figures import histogram_chart, reliability_chart, scatter_chart
-from adapterhub.pages.predictions import Outcome, PredictionFile
+from adapterhub.pages.predictions import PICTURE, Outcome, PredictionFile
 from adapterhub.pages.statistics import (
     ClassScore,
     calibration,
@@ -60,12 +60,14 @@ class Matrix:
 class Shown:
     """One example: its texts, and (name, text, kind of mark) for label, prediction and so on.
 
-    `marked` lists texts with entities as (name, [(text, entity or "", whether both have it)]).
+    `marked` lists texts with entities as (name, [(text, entity or "", whether both have it)]);
+    `picture` is the address of one, data:image/png.
     """
 
     texts: list[str]
     facts: list[tuple[str, str, str]] = field(default_factory=list)
     marked: list[tuple[str, list[MarkedPart]]] = field(default_factory=list)
+    picture: str = ""
 
 
 @dataclass(frozen=True)
@@ -298,6 +300,17 @@ def _losses(predictions: PredictionFile) -> list[Section]:
     ]
 
 
+def _pictures(predictions: PredictionFile) -> list[Section]:
+    rows = predictions.rows
+    losses = [float(row["loss"]) for row in rows]
+    chart = Chart("Loss of each picture", Markup(histogram_chart(losses, "loss")))
+    made = [row for row in rows if row[PICTURE]]
+    shown = [Shown(row["texts"], picture=row[PICTURE]) for row in made[:WORST]]
+    note = f"What the adapter makes of prompts of the evaluation, at step {predictions.step:,}."
+    gallery = [Section("pictures", "Pictures", note, examples=shown)] if shown else []
+    return [*gallery, Section("quality", "Loss of the pictures", charts=[chart])]
+
+
 def _worst(shown: list[Shown], wrong: int, total: int, what: str) -> Section:
     if not wrong:
         return Section("worst", "Worst mistakes", f"There are none in {total:,} examples.")
@@ -313,4 +326,5 @@ _SECTIONS: dict[str, Callable[[PredictionFile], list[Section]]] = {
     "spans": _spans,
     "texts": _texts,
     "losses": _losses,
+    "pictures": _pictures,
 }

@@ -24,6 +24,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from adapterhub.adapters.attach import detach
 from adapterhub.adapters.route import adapters
+from adapterhub.anatomy.pipelines import is_pipeline
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.layer_timing import (
     EAGER,
@@ -208,6 +209,9 @@ def make_ready(model: PreTrainedModel, *, move: bool = True) -> None:
     Training and evaluation do not use the cache, and with it transformers does not detect packed
     texts.
     """
+    if is_pipeline(model):
+        model.to(own_device())
+        return
     # Quantized weights stay on their device.
     if move and not getattr(model, "hf_device_map", None):
         model.to(own_device())  # type: ignore[arg-type]

@@ -155,7 +155,8 @@ def _rows(
     positions = max_positions(adapter.model)
     reads = max(positions - virtual_tokens(adapter), 1)
     setting = Setting(processor, reads, adapter.labels, recipe.seed, positions)
-    trained = trained_length(Path(getattr(adapter.model, ORIGIN)))
+    origin = getattr(adapter.model, ORIGIN, None)  # a pipeline of diffusers has none
+    trained = trained_length(Path(origin)) if origin else None
 
     some = () if data.streams else data.train
     with doing(f"encoding {len(some) + len(data.evaluation) + len(data.test):,} examples"):

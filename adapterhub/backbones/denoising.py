@@ -1,0 +1,337 @@
+"""What a pipeline of diffusers learns: to find the noise in pictures that noise was added to.
+
+    DDPM           x_t = sqrt(a_t) x + sqrt(1 - a_t) e       the target is e, or x, or the velocity
+                                                             v = sqrt(a_t) e - sqrt(1 - a_t) x
+    flow matching  x_s = (1 - s) x + s e                     the target is e - x
+
+    x: the latents of a picture, (batch, channels, height, width)    e: noise of N(0, 1), like x
+
+Which of both, and the noise of each step t, are in the configuration of the pipeline's scheduler.
+Of flow matching, s follows the logit-normal density of Stable Diffusion 3. Prompts are encoded by
+the pipeline's own `encode_prompt`, so that text encoders may be adapted as well.
+
+Noise, latents and steps of a row are drawn with numbers of its own: they depend on its seed alone.
+
+Ho et al. 2020, https://arxiv.org/abs/2006.11239; Esser et al. 2024,
+https://arxiv.org/abs/2403.03206; the training examples of diffusers 0.42.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adapterhub.anatomy.pipelines import parts_of
+from adapterhub.backbones.early_checks import DIFFUSERS, require
+from adapterhub.backbones.find import find_backbone
+from adapterhub.backbones.model_lock import MODEL_LOCK
+from adapterhub.backbones.quantized import quiet_bitsandbytes
+from adapterhub.backbones.weights import DTYPES
+from adapterhub.errors import BackboneError, ConfigError
+from adapterhub.status import quiet_loading
+
+_FLOW = "FlowMatch"  # begins the names of the schedulers of flow matching
+_BROKEN = (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, ImportError)
+_INDEX = "model_index.json"
+
+
+@dataclass(frozen=True)
+class Denoised:
+    """What a pipeline finds in noisy latents, and what it should find.
+
+    Attributes:
+        found: (batch, ...).
+        target: like `found`.
+        weight: of each picture in the loss, (batch,).
+    """
+
+    found: Tensor
+    target: Tensor
+    weight: Tensor
+
+    @property
+    def losses(self) -> Tensor:
+        """The mean squared error of each picture, (batch,), with its weight."""
+        squares = (self.found.float() - self.target.float()) ** 2
+        return self.weight * squares.flatten(1).mean(1)
+
+
+def load_pipeline(
+    backbone: str, revision: str | None = None, dtype: str | None = None
+) -> tuple[Any, Path]:
+    """Load a pipeline of diffusers that can be trained, and return it with its folder.
+
+    Raises:
+        ConfigError: diffusers is not installed.
+        BackboneError: there is no such pipeline, or it makes no pictures of prompts.
+    """
+    require(*DIFFUSERS)
+    quiet_bitsandbytes()
+    from diffusers import DiffusionPipeline
+
+    folder, commit = find_backbone(backbone, revision)
+    if not (folder / _INDEX).is_file():
+        raise BackboneError(
+            f"{backbone!r} is no pipeline of diffusers: it has no {_INDEX}",
+            expected="a folder of pipe.save_pretrained, or a Hub id of a pipeline",
+            hint="--backbone FOLDER, or another --task",
+        )
+    try:
+        with MODEL_LOCK, quiet_loading(), _no_progress_bar():
+            pipeline = DiffusionPipeline.from_pretrained(
+                folder, dtype=DTYPES[dtype or "fp32"], use_safetensors=True
+            )
+    except _BROKEN as error:
+        raise BackboneError(
+            f"the pipeline {backbone!r} cannot be loaded: {error}",
+            expected="a pipeline as diffusers wrote it, with safetensors",
+        ) from error
+    pipeline.set_progress_bar_config(disable=True)
+    check_trainable(pipeline)
+    parts = parts_of(pipeline)
+    named = str(folder.absolute()) if Path(backbone).is_dir() else backbone
+    vars(parts)["config"] = {"_name_or_path": named, "_commit_hash": commit}
+    for module in pipeline.components.values():
+        if isinstance(module, torch.nn.Module):
+            module.eval().requires_grad_(False)
+    make_learnable(pipeline)
+    return pipeline, folder
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    from diffusers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
+
+
+def make_learnable(pipeline: Any) -> None:
+    """Let the parts of a pipeline, called as a model, return `Denoised` of a batch."""
+    own = weakref.ref(pipeline)  # which is known by its parts, and else would never be freed
+
+    def compute(**batch: Tensor) -> Denoised:
+        return denoised(own(), **batch)
+
+    parts_of(pipeline).compute = compute
+
+
+def holds_pipeline(folder: Path) -> bool:
+    """Return whether a folder has a pipeline of diffusers."""
+    try:
+        return bool(json.loads((folder / _INDEX).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return False
+
+
+def check_trainable(pipeline: Any) -> None:
+    """Refuse a pipeline that makes no pictures of prompts, or by a model that is not known here.
+
+    Raises:
+        BackboneError: it is one.
+    """
+    if _denoiser_of(pipeline) is None or getattr(pipeline, "vae", None) is None:
+        raise BackboneError(
+            f"a {type(pipeline).__name__} cannot be trained by text-to-image",
+            expected="a pipeline with a VAE and one of " + ", ".join(_DENOISERS),
+            hint="ah.attach(pipe, ...) in a training loop of your own",
+        )
+
+
+def side_of(pipeline: Any) -> int:
+    """Return the side of the pictures that a pipeline was trained on, in pixels."""
+    _, model = _denoiser(pipeline)
+    size = model.config.get("sample_size")
+    size = size[0] if isinstance(size, list | tuple) else size
+    if not size:
+        size = pipeline.default_sample_size
+    return int(size) * int(pipeline.vae_scale_factor)
+
+
+def denoised(
+    pipeline: Any,
+    pixel_values: Tensor,
+    prompts: Tensor,
+    seeds: Tensor,
+    snr_gamma: Tensor | None = None,
+) -> Denoised:
+    """Add noise to pictures, and let a pipeline find it.
+
+    Args:
+        pipeline: of diffusers.
+        pixel_values: pictures in [-1, 1], (batch, 3, height, width).
+        prompts: their prompts in UTF-8, padded by 0, (batch, bytes).
+        seeds: of the random numbers of each row, (batch,).
+        snr_gamma: the most that the signal-to-noise ratio counts, (batch,); None: all count alike.
+    """
+    denoise, model = _denoiser(pipeline)
+    numbers = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
+    latents = _latents(pipeline, pixel_values, numbers)
+    noise = torch.stack([torch.randn(latents.shape[1:], generator=each) for each in numbers])
+    noise = noise.to(latents)
+    noisy, steps, target, weight = _noised(pipeline, latents, noise, numbers, snr_gamma)
+    found = denoise(pipeline, model, noisy.to(model.dtype), steps, texts_of(prompts))
+    if found.shape[1] == 2 * target.shape[1]:  # models that also learned a variance
+        found = found.chunk(2, 1)[0]
+    return Denoised(found, target, weight)
+
+
+def bytes_of(texts: Sequence[str]) -> Tensor:
+    """Return texts in UTF-8, padded by 0: (batch, bytes)."""
+    coded = [torch.tensor([*text.encode()], dtype=torch.uint8) for text in texts]
+    return torch.nn.utils.rnn.pad_sequence(coded, batch_first=True)
+
+
+def texts_of(coded: Tensor) -> list[str]:
+    """Return the texts of `bytes_of`."""
+    return [bytes(row).rstrip(b"\0").decode() for row in coded.tolist()]
+
+
+def _latents(pipeline: Any, pixel_values: Tensor, numbers: Sequence[torch.Generator]) -> Tensor:
+    """Return the latents of pictures, drawn from what the VAE encodes."""
+    vae = pipeline.vae
+    with torch.no_grad(), torch.autocast(pixel_values.device.type, enabled=False):
+        coded = vae.encode(pixel_values.to(vae.device, vae.dtype)).latent_dist
+        drawn = [torch.randn(coded.mean.shape[1:], generator=each) for each in numbers]
+        latents = coded.mean + coded.std * torch.stack(drawn).to(coded.mean)
+        latents = latents - (getattr(vae.config, "shift_factor", None) or 0.0)
+        return latents.float() * vae.config.scaling_factor  # type: ignore[no-any-return]
+
+
+def _noised(
+    pipeline: Any,
+    latents: Tensor,
+    noise: Tensor,
+    numbers: Sequence[torch.Generator],
+    snr_gamma: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return noisy latents, their steps, the target and the weight of each row."""
+    config = pipeline.scheduler.config
+    ones = torch.ones(len(latents), device=latents.device)
+    if type(pipeline.scheduler).__name__.startswith(_FLOW):
+        # What a pipeline's own scheduler did last has changed its steps.
+        schedule = type(pipeline.scheduler).from_config(config)
+        share = torch.cat([torch.randn(1, generator=each) for each in numbers]).sigmoid()
+        places = (share * schedule.config.num_train_timesteps).long()
+        sigmas = schedule.sigmas[places].to(latents)[:, None, None, None]
+        steps = schedule.timesteps[places].to(latents.device)
+        return (1 - sigmas) * latents + sigmas * noise, steps, noise - latents, ones
+    from diffusers import DDPMScheduler
+    from diffusers.training_utils import compute_snr
+
+    ddpm = DDPMScheduler.from_config(config)
+    last = ddpm.config.num_train_timesteps
+    steps = torch.cat([torch.randint(0, last, (1,), generator=each) for each in numbers])
+    steps = steps.to(latents.device)
+    kind = ddpm.config.prediction_type
+    if kind == "v_prediction":
+        target = ddpm.get_velocity(latents, noise, steps)
+    elif kind in ("epsilon", "sample"):
+        target = noise if kind == "epsilon" else latents
+    else:
+        raise ConfigError(
+            f"the scheduler of this pipeline predicts {kind!r}",
+            expected="epsilon, sample or v_prediction, or a scheduler of flow matching",
+        )
+    if snr_gamma is not None:
+        ratio = compute_snr(ddpm, steps).to(latents)
+        ones = torch.minimum(ratio, snr_gamma) / (ratio + (kind == "v_prediction"))
+    return ddpm.add_noise(latents, noise, steps), steps, target, ones
+
+
+def _prompt(pipeline: Any, prompts: list[str], guided: bool = True) -> tuple[Any, ...]:
+    """Return what the pipeline encodes of prompts."""
+    plain = {"do_classifier_free_guidance": False} if guided else {}
+    device = next(pipeline_parts(pipeline)).device
+    more = {"prompt_2": None} if hasattr(pipeline, "text_encoder_2") else {}
+    more |= {"prompt_3": None} if hasattr(pipeline, "text_encoder_3") else {}
+    encoded = pipeline.encode_prompt(
+        prompt=prompts, device=device, num_images_per_prompt=1, **more, **plain
+    )
+    return tuple(encoded)
+
+
+def pipeline_parts(pipeline: Any) -> Any:
+    """Yield the parameters of the parts of a pipeline."""
+    return parts_of(pipeline).parameters()
+
+
+def _unet(pipeline: Any, model: Any, noisy: Tensor, steps: Tensor, prompts: list[str]) -> Tensor:
+    """Stable Diffusion, and SDXL, which knows sizes as well."""
+    states, _, *pooled = _prompt(pipeline, prompts)
+    more = {}
+    if pooled:
+        side = noisy.shape[-1] * pipeline.vae_scale_factor
+        size, width = (side, side), pipeline.text_encoder_2.config.projection_dim
+        times = pipeline._get_add_time_ids(size, (0, 0), size, noisy.dtype, width)
+        times = times.to(noisy.device).expand(len(noisy), -1)
+        more = {"added_cond_kwargs": {"text_embeds": pooled[0], "time_ids": times}}
+    return model(noisy, steps, encoder_hidden_states=states, **more).sample  # type: ignore[no-any-return]
+
+
+def _sd3(pipeline: Any, model: Any, noisy: Tensor, steps: Tensor, prompts: list[str]) -> Tensor:
+    states, _, pooled, _ = _prompt(pipeline, prompts)
+    return model(  # type: ignore[no-any-return]
+        hidden_states=noisy, timestep=steps, encoder_hidden_states=states,
+        pooled_projections=pooled,
+    ).sample  # fmt: skip
+
+
+def _flux(pipeline: Any, model: Any, noisy: Tensor, steps: Tensor, prompts: list[str]) -> Tensor:
+    states, pooled, text_ids = _prompt(pipeline, prompts, guided=False)
+    rows, channels, height, width = noisy.shape
+    packed = pipeline._pack_latents(noisy, rows, channels, height, width)
+    ids = pipeline._prepare_latent_image_ids(
+        rows, height // 2, width // 2, noisy.device, noisy.dtype
+    )
+    guidance = torch.ones(rows, device=noisy.device) if model.config.guidance_embeds else None
+    found = model(
+        hidden_states=packed, timestep=steps / 1000, guidance=guidance, pooled_projections=pooled,
+        encoder_hidden_states=states, txt_ids=text_ids, img_ids=ids,
+    ).sample  # fmt: skip
+    scale = pipeline.vae_scale_factor
+    return pipeline._unpack_latents(found, height * scale, width * scale, scale)  # type: ignore[no-any-return]
+
+
+def _pixart(pipeline: Any, model: Any, noisy: Tensor, steps: Tensor, prompts: list[str]) -> Tensor:
+    states, mask, *_ = _prompt(pipeline, prompts)
+    sizes: dict[str, Tensor | None] = {"resolution": None, "aspect_ratio": None}
+    if model.config.sample_size == 128:  # which alone reads sizes
+        side = torch.full((len(noisy), 2), noisy.shape[-1] * pipeline.vae_scale_factor)
+        sizes = {"resolution": side.to(noisy), "aspect_ratio": torch.ones(len(noisy), 1).to(noisy)}
+    return model(  # type: ignore[no-any-return]
+        noisy, encoder_hidden_states=states, encoder_attention_mask=mask, timestep=steps,
+        added_cond_kwargs=sizes,
+    ).sample  # fmt: skip
+
+
+_DENOISERS: dict[str, Callable[..., Tensor]] = {
+    "UNet2DConditionModel": _unet,
+    "SD3Transformer2DModel": _sd3,
+    "FluxTransformer2DModel": _flux,
+    "PixArtTransformer2DModel": _pixart,
+}
+
+
+def _denoiser_of(pipeline: Any) -> tuple[Callable[..., Tensor], Any] | None:
+    for name, module in parts_of(pipeline).items():
+        if not name.startswith("text_encoder") and type(module).__name__ in _DENOISERS:
+            return _DENOISERS[type(module).__name__], module
+    return None
+
+
+def _denoiser(pipeline: Any) -> tuple[Callable[..., Tensor], Any]:
+    found = _denoiser_of(pipeline)
+    assert found is not None, "check_trainable comes first"
+    return found

@@ -1,0 +1,372 @@
+"""Pictures of prompts: what a diffusion pipeline makes.
+
+    example      a picture file with its caption; to predict, a prompt
+    row          the file, its caption, and the seed of its noise in this epoch
+    prediction   a picture, and the loss of its row
+    metrics      loss, the mean over rows with noise of several draws
+
+The loss is that of diffusers' training examples: the mean squared error of the noise, or of the
+velocity of flow matching (`adapterhub.backbones.denoising`).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from adapterhub.config.options import option
+from adapterhub.data.columns import WANTS, ColumnChoice, choose_columns
+from adapterhub.data.decode import read_text
+from adapterhub.data.examples import Example, read_rows
+from adapterhub.data.media import MediaFile, read_media
+from adapterhub.data.media_formats import open_picture
+from adapterhub.data.options import DataOptions
+from adapterhub.data.tables import metadata_file
+from adapterhub.errors import DataError
+from adapterhub.status import counting
+from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
+from adapterhub.tasks._forward import Passed, each_row
+from adapterhub.tasks._losses import OF_LOSS, Items, Loss, batch_rows
+from adapterhub.tasks._media import MediaTask
+from adapterhub.tasks._registry import register_task
+from adapterhub.tasks._rows import Row, Setting
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+DRAWS = 4  # of noise for each evaluation row: their mean varies less
+_WEIGHTS = f"{OF_LOSS}weights"
+
+
+@dataclass(frozen=True)
+class Picture(Prediction):
+    """A picture of a prompt.
+
+    Attributes:
+        image: the picture; None where only the loss is wanted.
+        loss: that of the evaluated picture of the same prompt; None without one.
+    """
+
+    image: Image | None
+    loss: float | None = None
+
+    @property
+    def png(self) -> bytes:
+        """The picture as a PNG file; b"" without one."""
+        written = io.BytesIO()
+        if self.image is not None:
+            self.image.save(written, "PNG")
+        return written.getvalue()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the PNG file in base64, and its size."""
+        coded = base64.b64encode(self.png).decode()
+        size = self.image.size if self.image else (0, 0)
+        return {"png": coded, "width": size[0], "height": size[1]}
+
+    def __str__(self) -> str:
+        return f"{self.image.width} x {self.image.height}" if self.image else "no picture"
+
+
+@register_task
+@dataclass(frozen=True)
+class TextToImage(MediaTask):
+    """Make pictures of prompts, by a pipeline of diffusers.
+
+    Rows of `train.csv`, with files relative to the folder of the table:
+
+        image,caption
+        1.png,a red square on white
+        2.png,a small blue circle
+
+    Or a folder, `--train photos`: with such a table as photos/metadata.csv, or with the caption of
+    photos/1.png in photos/1.txt, or one prompt for all pictures,
+    `--task "text-to-image(prompt='a photo of sks dog')"`.
+
+    Pictures are scaled so that the shorter side fits, and cut at the middle. The pipeline must be
+    one of diffusers, `--backbone FOLDER`, with a UNet, or a transformer of Stable Diffusion 3, Flux
+    or PixArt.
+
+    Prior preservation (DreamBooth): with `prior='a photo of a dog'`, the backbone makes
+    `prior_pictures` of that prompt before training, and each row is trained beside one of them.
+
+    `predict` makes a picture, of a size that the pipeline was trained on:
+
+        adapterhub predict out/run "a red square" --output red.png
+    """
+
+    name = "text-to-image"
+    summary = "pictures of prompts, by a pipeline of diffusers"
+    lower_is_better = frozenset({"loss"})
+    measures = ("loss",)
+    outcomes = "pictures"
+    columns = WANTS["captioned pictures"]
+    input_name = "prompt"
+
+    prompt: str = option("", "the prompt of all pictures, in place of captions")
+    resolution: int = option(0, "side of the pictures, in pixels; 0: that of the backbone", least=0)
+    flip: bool = option(False, "mirror half of the pictures, drawn anew in each epoch")
+    snr_gamma: float = option(
+        0.0, "limit of the signal-to-noise ratio in the loss (5 is usual); 0: no weights", least=0
+    )
+    prior: str = option("", "prompt of the pictures that prior preservation keeps; none: without")
+    prior_pictures: int = option(100, "pictures of the prior that are made before", least=1)
+    prior_weight: float = option(1.0, "weight of the prior in the loss", least=0)
+    samples: int = option(2, "pictures that an evaluation makes for the report", least=0)
+    steps: int = option(25, "steps of removing noise for a picture", least=1)
+    guidance: float = option(0.0, "strength of the prompt; 0: as the pipeline does", least=0)
+
+    @classmethod
+    def typed_input(cls) -> str:
+        """Return what is typed after `adapterhub predict ADAPTER`."""
+        return '"a prompt" --output picture.png'
+
+    @property
+    def main_metric(self) -> str:
+        """Select by loss."""
+        return "loss"
+
+    # Examples
+
+    def read(
+        self, source: str, options: DataOptions, split: str, *, labelled: bool = True
+    ) -> list[Any]:
+        """Read pictures with their captions; to predict, prompts."""
+        if not labelled:
+            column = options.text_column
+            return read_rows(source, options, split, [column], lambda text: Example(str(text)))
+        named = self._has_own(source)
+        files = read_media(
+            source, options, split, self.columns, self.decode, labelled=not named, parse=_caption
+        )
+        if not named:
+            return files
+        return [each.with_label(self.prompt or _beside(each)) for each in files]
+
+    def fitted(
+        self, source: str, options: DataOptions, split: str, *, labelled: bool = True
+    ) -> tuple[Task, ColumnChoice]:
+        """Return the task, and the columns of pictures and captions."""
+        if not labelled:
+            wants = WANTS["texts"]
+            return self, choose_columns(source, options, split, wants, labelled=False)
+        named = labelled and not self._has_own(source)
+        return self, choose_columns(source, options, split, self.columns, labelled=named)
+
+    def _has_own(self, source: str) -> bool:
+        """Return whether captions are no column: one prompt, or a file beside each picture."""
+        folder = Path(source).is_dir() and metadata_file(source) is None
+        return bool(self.prompt) or folder
+
+    def decode(self, data: bytes) -> Any:
+        """Decode a picture: RGB, upright."""
+        return open_picture(data)
+
+    def process(self, decoded: list[Any], setting: Setting) -> dict[str, Tensor]:
+        """Scale and cut pictures: (batch, 3, side, side), in [-1, 1]."""
+        import torch  # slow to import
+        from PIL import ImageOps
+
+        side = (self.side(setting), self.side(setting))
+        fitted = [ImageOps.fit(each, side) for each in decoded]
+        bytes_ = [torch.frombuffer(bytearray(each.tobytes()), dtype=torch.uint8) for each in fitted]
+        pixels = torch.stack(bytes_).view(len(fitted), *side, 3)
+        return {"pixel_values": pixels.permute(0, 3, 1, 2).float() / 127.5 - 1}
+
+    def side(self, setting: Setting) -> int:
+        """Return the side of the pictures, in pixels."""
+        from adapterhub.backbones.denoising import side_of
+
+        return self.resolution or side_of(setting.processor)
+
+    def example(self, fields: Sequence[str], options: DataOptions) -> Any:
+        """Return a prompt."""
+        return Example(fields[0])
+
+    def shown(self, example: Any) -> list[str]:
+        """Return the prompt."""
+        return [_prompt_of(example)]
+
+    # Rows
+
+    def encode(self, examples: Sequence[Any], setting: Setting, *, labelled: bool) -> Encoded:
+        """Return the files and prompts, or only prompts."""
+        rows: list[Row] = [{"prompt": _prompt_of(each)} for each in examples]
+        for row, each in zip(rows, examples if labelled else (), strict=False):
+            row["file"] = each
+        return one_row_each(self, examples, setting, rows)
+
+    def vary(self, row: Row, setting: Setting, key: tuple[int, int, int]) -> Row:
+        """Return the row with the seed of its noise in this epoch."""
+        digest = hashlib.sha256(repr(key).encode()).digest()
+        return row | {"seed": int.from_bytes(digest[:7], "big")}
+
+    def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
+        """Decode the pictures of a batch; those of the prior come last."""
+        import torch
+
+        from adapterhub.backbones.denoising import bytes_of
+
+        pictures = [self._picture(row) for row in rows]
+        prompts, seeds = [row["prompt"] for row in rows], [row["seed"] for row in rows]
+        weights = [1.0] * len(rows)
+        if "prior" in rows[0]:
+            pictures += [row["prior"] for row in rows]
+            prompts += [self.prior] * len(rows)
+            seeds += [row["seed"] + 1 for row in rows]
+            # The mean over both is that over the rows, and the weighted one of the prior.
+            weights = [2.0] * len(rows) + [2 * self.prior_weight] * len(rows)
+        batch = self.process(pictures, setting)
+        batch |= {"prompts": bytes_of(prompts), "seeds": torch.tensor(seeds)}
+        if self.snr_gamma:
+            batch["snr_gamma"] = torch.full((len(seeds),), self.snr_gamma)
+        return batch | {_WEIGHTS: torch.tensor(weights)}
+
+    def _picture(self, row: Row) -> Any:
+        from PIL import ImageOps
+
+        picture = row["file"].decoded(self.decode)
+        return ImageOps.mirror(picture) if self.flip and row["seed"] % 2 else picture
+
+    def show_inputs(self, row: Row, setting: Setting) -> dict[str, str]:
+        """Return the shape of the picture and its prompt."""
+        side = self.side(setting)
+        return {"pixel_values": f"3 x {side} x {side}", "prompt": row["prompt"]}
+
+    @property
+    def compares_with_reference(self) -> bool:
+        """Whether the backbone makes pictures before training."""
+        return bool(self.prior)
+
+    def with_reference(self, model: Any, data: Encoded, batch_size: int) -> Encoded:
+        """Return the rows, each with a picture of the prior that the backbone made.
+
+        Evaluation rows are compared as they are: the prior is no part of the metric.
+        """
+        count = min(self.prior_pictures, len(data.rows))
+        made = self.pictures(data.setting, [self.prior] * count, batch_size, "the prior")
+        rows = [row | {"prior": made[i % count]} for i, row in enumerate(data.rows)]
+        return replace(data, rows=rows)
+
+    def loss(self, train: Encoded) -> Loss:
+        """Return the mean of the squared errors, and the weighted one of the prior."""
+        return _mean_loss
+
+    def loss_items(self, train: Encoded) -> Items:
+        """Count rows."""
+        return batch_rows
+
+    # Predictions
+
+    def predict(self, model: Any, data: Encoded, batch_size: int) -> list[Prediction]:
+        """Make a picture of each prompt."""
+        prompts = [row["prompt"] for row in data.rows]
+        return [Picture(each) for each in self.pictures(data.setting, prompts, batch_size)]
+
+    def pictures(
+        self, setting: Setting, prompts: Sequence[str], batch_size: int, what: str = "pictures"
+    ) -> list[Image]:
+        """Let the pipeline make pictures; that of prompt i has noise of the seed and of i."""
+        import torch
+
+        pipeline = setting.processor
+        options: dict[str, Any] = {"num_inference_steps": self.steps}
+        options |= {"guidance_scale": self.guidance} if self.guidance else {}
+        options |= {"height": self.side(setting), "width": self.side(setting)}
+        made = list[Any]()
+        with counting(len(prompts), f"making {what}") as done, torch.no_grad():
+            for start in range(0, len(prompts), batch_size):
+                some = list(prompts[start : start + batch_size])
+                numbers = [
+                    torch.Generator().manual_seed(setting.seed + start + i)
+                    for i in range(len(some))
+                ]
+                made += pipeline(some, generator=numbers, **options).images
+                done(len(some))
+        return made
+
+    # Metrics
+
+    def metrics(
+        self, examples: Sequence[Any], predictions: Sequence[Prediction]
+    ) -> dict[str, float]:
+        """Return the mean loss of the examples."""
+        losses = [each.loss or 0.0 for each in predictions if isinstance(each, Picture)]
+        return {"loss": sum(losses) / len(losses)}
+
+    def compared(self, model: Any, data: Encoded, batch_size: int) -> list[Prediction]:
+        """Return the loss of each row, and pictures of the first ones."""
+        plain = replace(data, rows=[{**row} for row in data.rows])
+        for row in plain.rows:
+            row.pop("prior", None)
+        draws = [each_row(model, _Draw(plain, i), batch_size, _losses) for i in range(DRAWS)]
+        losses = [sum(each) / DRAWS for each in zip(*draws, strict=True)]
+        some = min(self.samples, len(data.rows))
+        prompts = [row["prompt"] for row in data.rows[:some]]
+        made = [*self.pictures(data.setting, prompts, batch_size)] if some else []
+        shown = made + [None] * (len(data.rows) - some)
+        return [Picture(*each) for each in zip(shown, losses, strict=True)]
+
+    def outcome(self, example: Any, prediction: Prediction) -> dict[str, Any]:
+        """Return the prompt, the loss and the picture as the text of an address."""
+        assert isinstance(prediction, Picture)
+        coded = base64.b64encode(prediction.png).decode()
+        shown = f"data:image/png;base64,{coded}" if coded else ""
+        return {"texts": self.shown(example), "loss": prediction.loss, "picture": shown}
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """Rows with the noise of one draw."""
+
+    data: Encoded
+    number: int
+
+    @property
+    def lengths(self) -> list[int]:
+        return self.data.lengths
+
+    def batch(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        return self.data.batch(indices, self.number)
+
+
+def _losses(passed: Passed) -> list[float]:
+    losses: list[float] = passed.output.losses.tolist()
+    return losses
+
+
+def _mean_loss(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    loss: Tensor = (output.losses * batch[_WEIGHTS]).mean()
+    return loss
+
+
+def _prompt_of(example: Any) -> str:
+    return str(example.label if isinstance(example, MediaFile) else example.text)
+
+
+def _caption(cell: object) -> tuple[str | float | None, str]:
+    """Return the caption of a cell, or the problem with it."""
+    text = cell.strip() if isinstance(cell, str) else ""
+    return (text, "") if text else (None, "the caption is missing")
+
+
+def _beside(file: MediaFile) -> str:
+    """Return the caption in the text file beside a picture.
+
+    Raises:
+        DataError: there is none.
+    """
+    path = Path(file.path).with_suffix(".txt")
+    if not path.is_file():
+        raise DataError(
+            f"{file.name} has no caption: there is no {path.name} beside it, and no metadata.csv",
+            expected="a caption of each picture, or one prompt for all",
+            hint="--task \"text-to-image(prompt='a photo of sks dog')\"",
+        )
+    return read_text(str(path)).strip()
