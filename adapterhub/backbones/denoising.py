@@ -86,7 +86,8 @@ def load_pipeline(
         )
     try:
         with MODEL_LOCK, quiet_loading(), _no_progress_bar():
-            pipeline = DiffusionPipeline.from_pretrained(
+            kind: Any = DiffusionPipeline
+            pipeline = kind.from_pretrained(
                 folder, dtype=DTYPES[dtype or "fp32"], use_safetensors=True
             )
     except _BROKEN as error:
@@ -227,26 +228,28 @@ def _noised(
         sigmas = schedule.sigmas[places].to(latents)[:, None, None, None]
         steps = schedule.timesteps[places].to(latents.device)
         return (1 - sigmas) * latents + sigmas * noise, steps, noise - latents, ones
-    from diffusers import DDPMScheduler
-    from diffusers.training_utils import compute_snr
+    import diffusers
+    from diffusers import training_utils
 
-    ddpm = DDPMScheduler.from_config(config)
+    kind: Any = diffusers.DDPMScheduler
+    ddpm = kind.from_config(config)
     last = ddpm.config.num_train_timesteps
     steps = torch.cat([torch.randint(0, last, (1,), generator=each) for each in numbers])
     steps = steps.to(latents.device)
-    kind = ddpm.config.prediction_type
-    if kind == "v_prediction":
+    predicted = ddpm.config.prediction_type
+    if predicted == "v_prediction":
         target = ddpm.get_velocity(latents, noise, steps)
-    elif kind in ("epsilon", "sample"):
-        target = noise if kind == "epsilon" else latents
+    elif predicted in ("epsilon", "sample"):
+        target = noise if predicted == "epsilon" else latents
     else:
         raise ConfigError(
-            f"the scheduler of this pipeline predicts {kind!r}",
+            f"the scheduler of this pipeline predicts {predicted!r}",
             expected="epsilon, sample or v_prediction, or a scheduler of flow matching",
         )
     if snr_gamma is not None:
-        ratio = compute_snr(ddpm, steps).to(latents)
-        ones = torch.minimum(ratio, snr_gamma) / (ratio + (kind == "v_prediction"))
+        snr: Any = training_utils.compute_snr
+        ratio = snr(ddpm, steps).to(latents)
+        ones = torch.minimum(ratio, snr_gamma) / (ratio + (predicted == "v_prediction"))
     return ddpm.add_noise(latents, noise, steps), steps, target, ones
 
 

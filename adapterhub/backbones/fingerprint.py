@@ -47,6 +47,7 @@ from adapterhub.backbones.checkpoint_form import (
     in_checkpoint_form,
 )
 from adapterhub.backbones.digest_cache import remembered
+from adapterhub.backbones.early_checks import PIPELINE_INDEX
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.quantized import quantization_of, stored_quantization
 from adapterhub.backbones.tensor_digests import (
@@ -144,7 +145,16 @@ def fingerprint(backbone: str | Path, *, revision: str | None = None) -> str:
         BackboneError: the backbone was not found, or its files cannot be read.
     """
     folder, _ = find_backbone(str(backbone), revision)
+    if (folder / PIPELINE_INDEX).is_file():
+        return _of_pipeline(folder)
     return identity_of_files(folder, complete=False).fingerprint
+
+
+def _of_pipeline(folder: Path) -> str:
+    """Compute a name of the files of a pipeline of diffusers: weights and configurations."""
+    files = sorted(path for path in folder.rglob("*") if path.suffix in (".safetensors", ".json"))
+    named = "".join(f"{path.relative_to(folder).as_posix()} {_sha256(path)}\n" for path in files)
+    return f"pipeline-{hashlib.sha256(named.encode()).hexdigest()}"
 
 
 def identity_of_files(

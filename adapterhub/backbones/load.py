@@ -277,6 +277,8 @@ def load_processor(
         BackboneError: the backbone was not found, or cannot be loaded.
         ConfigError: there are new tokens, and no tokenizer.
     """
+    if task == TEXT_TO_IMAGE:
+        return load_pipeline(backbone, revision)[0]
     folder, _ = find_backbone(backbone, revision)
     with quiet_loading():
         processor = _load_processor(task_model(task), folder, backbone)

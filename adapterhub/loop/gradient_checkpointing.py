@@ -41,7 +41,13 @@ class CheckpointedLayers:
         self.layers: list[Any] = [
             m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)
         ]
-        if not self.layers:
+        # Models of diffusers have switches of their own.
+        self.others: list[Any] = [
+            m for m in model.modules() if hasattr(m, "enable_gradient_checkpointing")
+        ]
+        self.others = [m for m in self.others if m._supports_gradient_checkpointing]
+        self.were = [m.is_gradient_checkpointing for m in self.others]
+        if not self.layers and not self.others:
             raise ConfigError(
                 f"{type(model).__name__} has no layer that supports gradient checkpointing",
                 hint="train.gradient_checkpointing=false",
@@ -58,6 +64,8 @@ class CheckpointedLayers:
             layer.gradient_checkpointing = True
             layer._gradient_checkpointing_func = _checkpoint_in_mode(layer, mode, self.offload)
             layer.training = True
+        for model in self.others:
+            model.enable_gradient_checkpointing()
 
     def undo(self) -> None:
         """Restore the layers and their modes."""
@@ -66,6 +74,9 @@ class CheckpointedLayers:
             for name in _SWITCHES:
                 layer.__dict__.pop(name, None)
             layer.__dict__.update(own)
+        for model, was in zip(self.others, self.were, strict=True):
+            if not was:
+                model.disable_gradient_checkpointing()
 
 
 @contextmanager

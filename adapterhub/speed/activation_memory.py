@@ -19,8 +19,9 @@ tensors that are kept, by which the process grows up to HEAP times as much.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.backbones.probe import probe_batch
 from adapterhub.backbones.weights import device_of
 from adapterhub.loop.gradient_checkpointing import recompute
+from adapterhub.tasks._losses import model_inputs
 
 LOGIT_BYTES = 12.5  # measured: transformers keeps them in fp32, twice, and their gradient
 HEAP = 1.5  # measured with glibc: 1.5 with lora, 1.2 with full, for 16 and 64 rows of 64 tokens
@@ -101,6 +103,24 @@ def _polynomial(points: dict[int, int], at: int) -> float:
 
 def saved_bytes(adapter: Adapter, rows: int, tokens: int, recomputed: bool = False) -> int:
     """Measure the bytes that autograd saves of a batch of random tokens."""
+    made = probe_batch(adapter.model, rows=rows, tokens=tokens)
+    return _saved(adapter, made, recomputed)
+
+
+def batch_bytes(
+    adapter: Adapter,
+    batch: Callable[[Sequence[int]], Mapping[str, Tensor]],
+    recomputed: bool,
+    rows: int,
+) -> int:
+    """Measure the bytes that autograd saves of so many copies of the first row."""
+    device = device_of(adapter.model)
+    inputs = {name: t.to(device) for name, t in model_inputs(batch([0] * rows)).items()}
+    with _train_mode(adapter):
+        return _saved(adapter, inputs, recomputed)
+
+
+def _saved(adapter: Adapter, inputs: Mapping[str, Any], recomputed: bool) -> int:
     model = adapter.model
     model_tensors = (*model.parameters(), *model.buffers())
     model_storages = {s.data_ptr() for tensor in model_tensors for s in _storages(tensor)}
@@ -123,7 +143,7 @@ def saved_bytes(adapter: Adapter, rows: int, tokens: int, recomputed: bool = Fal
         if layers:
             layers.apply()
         with hooks:
-            outputs = model(**probe_batch(model, rows=rows, tokens=tokens))
+            outputs = model(**inputs)
     del outputs
     return sum(storage.nbytes() for storage in saved.values())
 

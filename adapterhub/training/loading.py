@@ -24,6 +24,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from adapterhub.adapters.attach import detach
 from adapterhub.adapters.route import adapters
+from adapterhub.anatomy.any_module import as_model
 from adapterhub.anatomy.pipelines import is_pipeline
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.layer_timing import (
@@ -200,7 +201,7 @@ def _load(recipe: Recipe, data: RunData, kernels: KernelChoice) -> Loaded:
             tensor_parallel=recipe.train.tensor_parallel,
         )
     make_ready(model, move=not (recipe.train.shard or recipe.train.tensor_parallel))
-    return Loaded(model, processor, kernels)
+    return Loaded(as_model(model), processor, kernels)
 
 
 def make_ready(model: PreTrainedModel, *, move: bool = True) -> None:

@@ -10,11 +10,14 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from adapterhub.adapters.adapter import Adapter
+from adapterhub.anatomy.any_module import as_model, is_view
+from adapterhub.anatomy.pipelines import is_pipeline
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.load import load_processor, meta_model
 from adapterhub.backbones.pooling import max_positions, trained_length
@@ -29,6 +32,7 @@ from adapterhub.recipe.recipe import Recipe
 from adapterhub.speed.activation_memory import (
     HEAP,
     activation_bytes,
+    batch_bytes,
     evaluation_bytes,
     logit_bytes,
 )
@@ -105,7 +109,7 @@ def plan_of(prepared: PreparedRun) -> TrainingPlan:
         longest=max(lengths),
         rates={group["name"]: group["lr"] for group in groups},
         labels=encoded.task.label_counts(encoded) if known else {},
-        truncated=prepared.rows.lost[0].cut,
+        truncated=sum(each.cut for each in prepared.rows.lost[:1]),
         memory=_memory(prepared),
         tasks=tuple(_tasks(prepared, options.max_steps or per_epoch * options.epochs)),
     )
@@ -131,6 +135,10 @@ def _memory(prepared: PreparedRun) -> dict[str, int]:
     on_cpu = device_of(adapter.model) == torch.device("cpu")
     offloaded = options.offload_activations and not on_cpu
     recomputed = options.gradient_checkpointing
+    if is_view(adapter.model):  # its batches are no texts, which could be made up
+        batch = partial(batch_bytes, adapter, prepared.train.batch, recomputed)
+        layers = batch(1) + (rows - 1) * (batch(2) - batch(1))
+        return _parts_of_memory(prepared, layers, round((HEAP - 1) * layers) if on_cpu else 0)
     layers = activation_bytes(adapter, rows, tokens, recomputed, offloaded)
     frozen = None if prepared.data.parts else frozen_head(adapter, prepared.data.task, options)
     activations = layers + logit_bytes(adapter, logits_at_once(frozen, rows * tokens))
@@ -141,6 +149,12 @@ def _memory(prepared: PreparedRun) -> dict[str, int]:
         activations + (heap - 1) * layers,
         logit_bytes(adapter, written) + heap * evaluation_bytes(adapter, *evaluated),
     )
+    return _parts_of_memory(prepared, activations, round(peak) - activations)
+
+
+def _parts_of_memory(prepared: PreparedRun, activations: int, temporary: int) -> dict[str, int]:
+    adapter, options = prepared.adapter, prepared.options
+    on_cpu = device_of(adapter.model) == torch.device("cpu")
     weights = {
         "backbone weights": weight_bytes(adapter),
         "adapter weights": sum(map(bytes_of, adapter.tensors().values())),
@@ -153,7 +167,7 @@ def _memory(prepared: PreparedRun) -> dict[str, int]:
         "gradients": 4 * sum(p.numel() for p in adapter.parameters()),
         "optimizer": sum(map(OPTIMIZERS[options.optimizer].bytes, adapter.parameters())),
         "activations": activations,
-        "temporary": round(peak) - activations,
+        "temporary": temporary,
     }
 
 
@@ -221,9 +235,11 @@ def preview_rows(recipe: Recipe, count: int) -> tuple[list[RowPreview], tuple[st
     recipe = data.completed(recipe)
     names: dict[str, Any] = {"task": data.task.head, "labels": data.labels}
     names |= {"revision": recipe.revision, "family": recipe.family}
-    positions = max_positions(meta_model(recipe.backbone, **names))
     head, tokens = data.task.head, recipe.new_tokens
     processor = load_processor(recipe.backbone, head, recipe.revision, tokens)
+    is_model = is_pipeline(processor)  # of diffusers, which is its own processor
+    model = as_model(processor) if is_model else meta_model(recipe.backbone, **names)
+    positions = max_positions(model)
     setting = Setting(processor, positions, data.labels, recipe.seed, positions)
     folder, _ = find_backbone(recipe.backbone, recipe.revision)
     rows = fit_rows(data, setting, recipe.train.max_length, trained_length(folder))
