@@ -29,7 +29,11 @@ _TARGETS = ("peft", "vllm")  # of --check
 @click.command("export")
 @click.argument("source", metavar="[ADAPTER | RECIPE.yaml]", required=False)
 @click.option(
-    "--to", "form", default="peft", show_default=True, help="Target format: peft, gguf or vllm."
+    "--to",
+    "form",
+    default="peft",
+    show_default=True,
+    help="Target format: peft, gguf, vllm, diffusers or kohya.",
 )
 @click.option("--output", help="Folder for the exported adapter; of gguf, the file.")
 @click.option("--overwrite", is_flag=True, help="Replace the export in the output folder.")

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import (
     CLIPTextConfig,
     CLIPTextModel,
     CLIPTextModelWithProjection,
+    CLIPTokenizer,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
     T5Config,
     T5EncoderModel,
 )
@@ -183,3 +186,33 @@ KINDS = {
     "PixArtAlphaPipeline": _pixart,
     "DiTPipeline": _dit,
 }
+
+
+LETTERS = "abcdefghijklmnopqrs"
+
+
+def with_tokenizers(pipe: Any) -> Any:
+    """Give a pipeline the tokenizers that read prompts of single letters."""
+    for name in ("tokenizer", "tokenizer_2", "tokenizer_3"):
+        encoder = getattr(pipe, name.replace("tokenizer", "text_encoder"), None)
+        if encoder is not None:
+            of_t5 = isinstance(encoder, T5EncoderModel)
+            pipe.register_modules(**{name: _letters_of_t5() if of_t5 else _letters()})
+    if hasattr(pipe, "tokenizer_max_length"):  # chosen without a tokenizer
+        pipe.tokenizer_max_length = 12
+    return pipe
+
+
+def _letters() -> CLIPTokenizer:
+    ends = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "unk_token": "</s>"}
+    words = ["<s>", "</s>", *(f"{letter}</w>" for letter in LETTERS), *LETTERS]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    return CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=12, **ends)
+
+
+def _letters_of_t5() -> PreTrainedTokenizerFast:
+    words = {w: i for i, w in enumerate(["<pad>", "</s>", "<unk>", *LETTERS])}
+    inner = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=12, **special)

@@ -1,0 +1,291 @@
+"""The task text-to-image, on pipelines of the size of a stamp."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageDraw
+
+pytest.importorskip("diffusers")
+
+import diffusers
+import pipelines
+
+import adapterhub as ah
+from adapterhub.anatomy.pipelines import parts_of
+from adapterhub.backbones import denoising
+from adapterhub.data.options import DataOptions
+from adapterhub.errors import BackboneError, DataError
+from adapterhub.tasks._rows import Setting
+from adapterhub.tasks.text_to_image import TextToImage
+
+MAKES = [kind for kind in pipelines.KINDS if kind != "DiTPipeline"]
+FLOW = ("StableDiffusion3Pipeline", "FluxPipeline")
+LORA = "lora(sites=['*.to_q','*.to_v'], rank=2)"
+PROMPTS = ["a b", "c d e"]
+
+
+def made(kind="StableDiffusionPipeline", **options):
+    pipe = pipelines.with_tokenizers(pipelines.pipeline(kind=kind))
+    if options:
+        pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config, **options)
+    denoising.make_learnable(pipe)
+    return pipe
+
+
+def batch():
+    pixels = torch.linspace(-1, 1, 2 * 3 * 64).view(2, 3, 8, 8)
+    return {"pixel_values": pixels, "prompts": denoising.bytes_of(PROMPTS)}
+
+
+def drawn(pipe, seeds):
+    """Return latents, noise and numbers, as the loss draws them."""
+    numbers = [torch.Generator().manual_seed(seed) for seed in seeds]
+    with torch.no_grad():
+        coded = pipe.vae.encode(batch()["pixel_values"]).latent_dist
+    spread = torch.stack([torch.randn(coded.mean.shape[1:], generator=n) for n in numbers])
+    latents = (coded.mean + coded.std * spread - 0.1) * pipe.vae.config.scaling_factor
+    noise = torch.stack([torch.randn(latents.shape[1:], generator=n) for n in numbers])
+    return latents, noise, numbers
+
+
+def called(pipe, noisy, steps):
+    """Call the model of a pipeline as diffusers' training examples do."""
+    kind = type(pipe).__name__
+    if kind == "FluxPipeline":
+        states, pooled, ids = pipe.encode_prompt(PROMPTS, None)
+        packed = pipe._pack_latents(noisy, 2, 1, 8, 8)
+        places = pipe._prepare_latent_image_ids(2, 4, 4, "cpu", torch.float32)
+        found = pipe.transformer(
+            hidden_states=packed, timestep=steps / 1000, pooled_projections=pooled,
+            encoder_hidden_states=states, txt_ids=ids, img_ids=places, return_dict=False,
+        )[0]  # fmt: skip
+        return pipe._unpack_latents(found, 8, 8, 1)
+    if kind == "StableDiffusion3Pipeline":
+        states, _, pooled, _ = pipe.encode_prompt(
+            PROMPTS, None, None, do_classifier_free_guidance=False
+        )
+        return pipe.transformer(noisy, states, pooled, steps, return_dict=False)[0]
+    if kind == "PixArtAlphaPipeline":
+        states, mask, _, _ = pipe.encode_prompt(PROMPTS, do_classifier_free_guidance=False)
+        more = {"resolution": None, "aspect_ratio": None}
+        found = pipe.transformer(
+            noisy, encoder_hidden_states=states, encoder_attention_mask=mask, timestep=steps,
+            added_cond_kwargs=more, return_dict=False,
+        )[0]  # fmt: skip
+        return found.chunk(2, dim=1)[0]
+    if kind == "StableDiffusionXLPipeline":
+        states, _, pooled, _ = pipe.encode_prompt(PROMPTS, do_classifier_free_guidance=False)
+        ids = torch.tensor([[8.0, 8.0, 0.0, 0.0, 8.0, 8.0]] * 2)
+        more = {"time_ids": ids, "text_embeds": pooled}
+        return pipe.unet(noisy, steps, states, added_cond_kwargs=more, return_dict=False)[0]
+    states = pipe.encode_prompt(PROMPTS, "cpu", 1, False)[0]
+    return pipe.unet(noisy, steps, states, return_dict=False)[0]
+
+
+@pytest.mark.parametrize("kind", MAKES)
+def test_the_loss_is_that_of_the_training_examples(kind):
+    pipe, seeds = made(kind), [3, 4]
+    ah.attach(pipe, LORA)
+    found = parts_of(pipe)(**batch(), seeds=torch.tensor(seeds))
+    latents, noise, numbers = drawn(pipe, seeds)
+    if kind in FLOW:
+        scheduler = pipe.scheduler
+        share = torch.sigmoid(torch.cat([torch.randn(1, generator=n) for n in numbers]))
+        steps = scheduler.timesteps[(share * 1000).long()]
+        sigmas = (steps / 1000).view(2, 1, 1, 1)
+        noisy, target = (1 - sigmas) * latents + sigmas * noise, noise - latents
+    else:
+        steps = torch.cat([torch.randint(0, 1000, (1,), generator=n) for n in numbers])
+        kept = pipe.scheduler.alphas_cumprod[steps].view(2, 1, 1, 1)
+        noisy, target = kept.sqrt() * latents + (1 - kept).sqrt() * noise, noise
+    expected = F.mse_loss(called(pipe, noisy, steps), target)
+    assert found.losses.mean().item() == pytest.approx(expected.item(), rel=1e-5)
+    names = [name for name, t in ah.adapters(pipe)["default"].tensors().items()]
+    ours = torch.autograd.grad(found.losses.mean(), tensors(pipe))
+    theirs = torch.autograd.grad(expected, tensors(pipe))
+    assert len(ours) == len(names) > 4
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-3)
+
+
+def tensors(pipe):
+    return [*ah.adapters(pipe)["default"].tensors().values()]
+
+
+@pytest.mark.parametrize("kind", ["v_prediction", "sample"])
+def test_other_targets(kind):
+    pipe, seeds = made(prediction_type=kind), [3, 4]
+    latents, noise, numbers = drawn(pipe, seeds)
+    steps = torch.cat([torch.randint(0, 1000, (1,), generator=n) for n in numbers])
+    kept = pipe.scheduler.alphas_cumprod[steps].view(2, 1, 1, 1)
+    velocity = kept.sqrt() * noise - (1 - kept).sqrt() * latents
+    found = parts_of(pipe)(**batch(), seeds=torch.tensor(seeds))
+    torch.testing.assert_close(found.target, velocity if kind == "v_prediction" else latents)
+
+
+def test_the_weights_of_snr_gamma():
+    pipe = made()
+    gamma = torch.full((2,), 5.0)
+    found = parts_of(pipe)(**batch(), seeds=torch.tensor([3, 4]), snr_gamma=gamma)
+    numbers = drawn(pipe, [3, 4])[2]
+    steps = torch.cat([torch.randint(0, 1000, (1,), generator=n) for n in numbers])
+    kept = pipe.scheduler.alphas_cumprod[steps]
+    ratio = kept / (1 - kept)
+    torch.testing.assert_close(found.weight, torch.minimum(ratio, gamma) / ratio)
+
+
+def test_noise_depends_on_the_row_alone():
+    pipe = made()
+    both = parts_of(pipe)(**batch(), seeds=torch.tensor([3, 4])).losses
+    one = {name: tensor[1:] for name, tensor in batch().items()}
+    alone = parts_of(pipe)(**one, seeds=torch.tensor([4])).losses
+    torch.testing.assert_close(alone, both[1:])
+
+
+def test_a_pipeline_without_training_has_no_forward():
+    pipe = pipelines.pipeline()
+    with pytest.raises(TypeError, match="call the StableDiffusionPipeline itself"):
+        parts_of(pipe)()
+
+
+def test_a_pipeline_of_another_kind(tmp_path):
+    pipelines.pipeline(kind="DiTPipeline").save_pretrained(tmp_path)
+    with pytest.raises(BackboneError, match="cannot be trained by text-to-image"):
+        ah.load_backbone(str(tmp_path), task="text-to-image")
+
+
+@pytest.fixture
+def photos(tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number in range(12):
+        picture = Image.new("RGB", (12, 9), "white")
+        colour = (255 - number, 0, 0) if number % 2 else (0, 0, 255 - number)
+        ImageDraw.Draw(picture).rectangle((2, 2, 8, 6), fill=colour)
+        picture.save(folder / f"{number}.png")
+        (folder / f"{number}.txt").write_text("a b\n" if number % 2 else "c d\n")
+    return folder
+
+
+def captions(task, source, **options):
+    data = DataOptions(train=str(source), **options)
+    fitted, choice = task.fitted(str(source), data, "train")
+    return [each.label for each in fitted.read(str(source), choice.options, "train")]
+
+
+def test_captions_beside_pictures(photos):
+    found = captions(TextToImage(), photos)
+    assert sorted(set(found)) == ["a b", "c d"]
+    assert len(found) == 12
+
+
+def test_captions_in_a_table(photos):
+    rows = ["file_name,text", *(f"{n}.png,caption {n}" for n in range(12))]
+    (photos / "metadata.csv").write_text("\n".join(rows))
+    assert captions(TextToImage(), photos)[3] == "caption 3"
+    table = photos / "rows.jsonl"
+    table.write_text("".join(json.dumps({"image": f"{n}.png", "caption": f"c{n}"}) + "\n"
+                             for n in range(12)))  # fmt: skip
+    assert captions(TextToImage(), table)[3] == "c3"
+
+
+def test_one_prompt_for_all(photos):
+    assert set(captions(TextToImage(prompt="a photo"), photos)) == {"a photo"}
+
+
+def test_a_missing_caption(photos):
+    (photos / "3.txt").unlink()
+    with pytest.raises(DataError, match=r"3\.png has no caption: there is no 3\.txt"):
+        captions(TextToImage(), photos)
+
+
+def test_prior_preservation_adds_its_weighted_loss(photos):
+    pipe, task = made(), TextToImage(prior="e f", prior_pictures=2, prior_weight=0.5, steps=1)
+    setting = Setting(pipe, 8)
+    data = DataOptions(train=str(photos))
+    rows = task.read(str(photos), task.fitted(str(photos), data, "train")[1].options, "train")
+    encoded = task.encode(rows[:4], setting, labelled=True)
+    with_prior = task.with_reference(None, encoded, 2)
+    assert with_prior.rows[0]["prior"] is with_prior.rows[2]["prior"]  # two for four rows
+    loss, both = task.loss(encoded), with_prior.batch([0, 1])
+    found = loss(parts_of(pipe)(**inputs(both)), both)
+    losses = parts_of(pipe)(**inputs(both)).losses
+    assert found.item() == pytest.approx((losses[:2].mean() + 0.5 * losses[2:].mean()).item())
+    assert denoising.texts_of(both["prompts"]) == ["c d", "a b", "e f", "e f"]
+    own = encoded.batch([0, 1])
+    torch.testing.assert_close(parts_of(pipe)(**inputs(own)).losses, losses[:2])
+
+
+def inputs(given):
+    return {name: tensor for name, tensor in given.items() if not name.startswith("loss.")}
+
+
+def test_half_of_the_pictures_are_mirrored(photos):
+    pipe, task = made(), TextToImage(flip=True)
+    data = DataOptions(train=str(photos))
+    rows = task.read(str(photos), task.fitted(str(photos), data, "train")[1].options, "train")
+    encoded = task.encode(rows, Setting(pipe, 8), labelled=True)
+    plain = TextToImage().encode(rows, Setting(pipe, 8), labelled=True).batch(range(12))
+    changed = [
+        not torch.equal(one, other)
+        for one, other in zip(
+            encoded.batch(range(12))["pixel_values"], plain["pixel_values"], strict=True
+        )
+    ]
+    assert 2 <= sum(changed) <= 10
+
+
+def test_from_a_folder_to_a_picture(photos, tmp_path, adapterhub):
+    """Train, evaluate, predict, export: the picture is that of diffusers with the same file."""
+    pipelines.with_tokenizers(pipelines.pipeline()).save_pretrained(tmp_path / "backbone")
+    run, picture = tmp_path / "run", tmp_path / "one.png"
+    method = "lora(sites=['unet.*.to_q','text_encoder.*.q_proj'], rank=2)"
+    code, out, err = adapterhub(
+        "train", photos, "--task", "text-to-image(steps=2)", "--backbone", tmp_path / "backbone",
+        "--method", method, "--steps", "20", "--lr", "0.02", "--batch-size", "2", "--output", run,
+    )  # fmt: skip
+    assert code == 0, err
+    assert "loss" in out
+    page = (run / "report.html").read_text()
+    assert len(re.findall(r'<img class="made" src="data:image/png;base64,', page)) == 2
+    assert "img-src data:" in page
+    losses = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert any("loss" in line for line in losses)
+
+    code, out, err = adapterhub("eval", run, "--data", photos)
+    assert code == 0, err
+    code, _, err = adapterhub("predict", run, "a b")
+    assert code == 2
+    assert "--output picture.png" in err
+    code, _, err = adapterhub("predict", run, "a b", "--output", picture)
+    assert code == 0, err
+    made_here = Image.open(picture)
+    assert made_here.size == (8, 8)
+
+    code, _, err = adapterhub("export", run, "--to", "diffusers", "--output", tmp_path / "file")
+    assert code == 0, err
+    theirs = diffusers.StableDiffusionPipeline.from_pretrained(
+        tmp_path / "backbone", safety_checker=None
+    )
+    theirs.set_progress_bar_config(disable=True)
+    bare = image_of(theirs)
+    theirs.load_lora_weights(str(tmp_path / "file"))
+    adapted = image_of(theirs)
+    assert (adapted - bare).abs().max() > 1
+    # One grey level: pictures of float32 are rounded.
+    assert (adapted - pixels(made_here)).abs().max() <= 1
+
+
+def image_of(pipe):
+    generator = [torch.Generator().manual_seed(0)]
+    made_there = pipe(["a b"], num_inference_steps=2, generator=generator, height=8, width=8)
+    return pixels(made_there.images[0])
+
+
+def pixels(image):
+    return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).float()
