@@ -187,16 +187,40 @@ def keep_inputs(
         kept[_CALLER] = values
         return
     own = [tokens for stack, tokens in sets if stack == entrance.stack]
-    texts = _Call(values, kept, entrance).texts() if own else None
-    if texts is None:
+    call = _Call(values, kept, entrance)
+    find = _found
+    if own and torch.compiler.is_compiling() and call.waits():
+        find = torch.compiler.disable(_found_apart)  # type: ignore[no-untyped-call]
+    found = find(call, own) if own else None
+    if found is None:
         return
-    chosen = {tokens: texts.choose(tokens) for tokens in own}
+    chosen, kept[_TEXTS] = found
     # Layers that are compiled by themselves read what was kept in front of them.
     for each in (kept, scope.traced):
         each[_CHOSEN] = {**each.get(_CHOSEN, {}), entrance.stack: chosen}
+
+
+def _found(call: _Call, own: Iterable[TokenSet]) -> tuple[Chosen, CachedTexts] | None:
+    """Return the chosen tokens of a call, and its texts, which are recorded on its cache."""
+    texts = call.texts()
+    if texts is None:
+        return None
     record = CachedTexts(_known(texts), texts.real, texts.end)
-    kept[_TEXTS] = record
-    _remember(record, (values.get("past_key_values"),))
+    _remember(record, (call.values.get("past_key_values"),))
+    return {tokens: texts.choose(tokens) for tokens in own}, record
+
+
+def _found_apart(call: _Call, own: Iterable[TokenSet]) -> tuple[Chosen, CachedTexts] | None:
+    """Return what `_found` does, outside of the compiled code that asks.
+
+    The record outlives the outputs of a CUDA graph, which the next call overwrites; and the chosen
+    tokens have the strides of their shape, whatever is in the cache: else each call compiles again.
+    """
+    found = _found(call, own)
+    if found is None:
+        return None
+    chosen, record = found
+    return {s: None if mask is None else mask.contiguous() for s, mask in chosen.items()}, record
 
 
 def forget_inputs(scope: ModelScope, entrance: Entrance, output: Any, whole: bool) -> None:
@@ -316,6 +340,11 @@ class _Call:
         """The arguments of the model, by name; {} where the stack was called by itself."""
         caller: Mapping[str, Any] = self.kept.get(_CALLER) or {}
         return caller
+
+    def waits(self) -> bool:
+        """Return whether the length of the cache is a value on the device: of a static cache."""
+        cache = self.values.get("past_key_values")
+        return cache is not None and isinstance(cache.get_seq_length(), Tensor)
 
     def texts(self) -> Texts | None:
         """Return the texts of the rows; None if there are no tokens."""

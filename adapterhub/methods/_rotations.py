@@ -39,7 +39,8 @@ def cayley(skewed: Tensor, terms: int = 0) -> Tensor:
         skewed = wide(skewed)
         eye = torch.eye(skewed.shape[-1], device=skewed.device, dtype=skewed.dtype)
         if not terms:
-            exact: Tensor = torch.linalg.solve(eye - skewed, eye + skewed)
+            # I - Q has an inverse for each Q; a check of that would wait for the device.
+            exact: Tensor = torch.linalg.solve_ex(eye - skewed, eye + skewed).result
             return exact
         total, power = eye.expand_as(skewed), skewed
         for number in range(1, terms):

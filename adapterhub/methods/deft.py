@@ -80,8 +80,10 @@ class DEFT(RankMethod):
         scale = self.alpha / rank if self.alpha else 1.0
         module = ReplacedSubspace(site, rank, scale, self.basis == "qr", self.writes)
         if not (module.R is None or module.R.is_meta or init_is_skipped()):
+            weight = weight_at(site, anatomy)
+            module.to(weight.device)  # P is drawn on the CPU
             with torch.no_grad():
-                module.R.copy_(module.removed(weight_at(site, anatomy))[1] / scale)
+                module.R.copy_(module.removed(weight)[1] / scale)
         return module
 
     def size(self, site: Site, rank: int) -> int:

@@ -3,6 +3,7 @@
     python benchmarks/gpu/correctness.py --out gpu.json          # all architectures and methods
     python benchmarks/gpu/correctness.py --processes 14 --seconds 240 --out gpu.json
     python benchmarks/gpu/correctness.py --small --out cpu.json  # three methods, also on a CPU
+    python benchmarks/gpu/correctness.py --methods deft,boft --places bert,llama,nf4
     python benchmarks/gpu/correctness.py --table gpu.json
 
 Each cell is a tiny model of the contract suite with one method. The reference is the same adapter
@@ -16,7 +17,8 @@ on the same weights in fp32 on the CPU; differences are relative, ||a - b|| / ||
     graph       replays of a CUDA graph with other inputs, also routed     below 1e-5
     compiled    the model under torch.compile, of the cells of --small     below 1e-3
                 (on a CPU, of those with LoRA)
-    static      greedy tokens with a static cache                          the same tokens
+    static      greedy tokens with a static cache, with the methods of     the same tokens
+                --small, alora and loreft: on a GPU each step is compiled
     reloaded    the saved adapter, loaded on the device                    equal
     detached    outputs and weights after it is detached                   equal
     nf4, ...    outputs and gradients of a quantized backbone, beside      below 0.3
@@ -41,8 +43,9 @@ import os
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
 from importlib.util import find_spec
@@ -68,10 +71,12 @@ import tiny_models
 ATTENTION = ("eager", "sdpa", "flash", "flex_attention")
 LIMITS = {"fp32": 1e-3, "bf16": 0.1, "routed": 1e-4, "graph": 1e-5, "compiled": 1e-3}
 QUANTIZED = 0.3  # small gradients, as of AdapterFusion's softmax, keep few digits in bf16
-# Refuse the mask that `generate` makes as long as a static cache.
-LONGER = ("prompt", "p-tuning", "cpt")
 SMALL = {"methods": ("lora", "pfeiffer", "prefix"), "architectures": ("bert", "llama")}
-CHECKED = {"flash": ("lora", "pfeiffer"), "flex_attention": SMALL["methods"]}  # methods
+CHECKED = {  # methods
+    "flash": ("lora", "pfeiffer"),
+    "flex_attention": SMALL["methods"],
+    "static": (*SMALL["methods"], "alora", "loreft"),
+}
 # Heads of 16 are the smallest that flash and flex attention compute on a GPU.
 WIDE = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 
@@ -212,7 +217,7 @@ class Cell:
         compiles = SMALL["methods"] if self.device == "cuda" else SMALL["methods"][:1]
         if self.method in compiles and self.architecture in SMALL["architectures"]:
             yield "compiled", LIMITS["compiled"], self.compiled
-        if self.decodes and self.method not in LONGER:
+        if self.decodes and self.method in CHECKED["static"]:
             yield "static", 0.0, self.static
         yield "reloaded", 0.0, self.reloaded
         yield "detached", 0.0, self.detached
@@ -220,10 +225,11 @@ class Cell:
 
 def build(architecture: str) -> Any:
     """Build the tiny model of an architecture: one that writes, or an encoder without a head."""
-    if architecture in tiny_models.DECODERS + tiny_models.ENCODER_DECODERS:
-        return tiny_models.language_model(architecture)
-    wide = WIDE if architecture == "bert" else {}
-    return tiny_models.model(architecture, "features", **wide)
+    wide = WIDE if architecture in SMALL["architectures"] else {}
+    if architecture in tiny_models.ENCODER_DECODERS:
+        return tiny_models.model(architecture, "seq2seq", **wide)
+    task = "causal-lm" if architecture in tiny_models.DECODERS else "features"
+    return tiny_models.model(architecture, task, **wide)
 
 
 def logits(model: Any, device: str, padded: bool = True) -> Tensor:
@@ -324,13 +330,13 @@ def save_llama(folder: Path) -> Path:
 
 
 def run(cell: str, limit: float, check: Callable[[], float]) -> dict[str, Any]:
-    """Run one check; an error is a failure with its first line, or a refusal."""
+    """Run one check; an error is a failure with its first line or its place, or a refusal."""
     start, refused = time.perf_counter(), False
     try:
         value, error = check(), ""
     except Exception as raised:
         refused = isinstance(raised, SiteError)
-        first = (str(raised).splitlines() or [""])[0][:200]
+        first = (str(raised).splitlines() or [place_of(raised)])[0][:200]
         value, error = float("inf"), f"{type(raised).__name__}: {first}"
     seconds = round(time.perf_counter() - start, 2)
     facts = {"cell": cell, "value": value if value < float("inf") else None, "limit": limit}
@@ -338,11 +344,25 @@ def run(cell: str, limit: float, check: Callable[[], float]) -> dict[str, Any]:
     return facts | {"ok": ok, "refused": refused, "error": error, "seconds": seconds}
 
 
-def cells(small: bool) -> list[tuple[str, str]]:
-    """List methods and architectures, and methods and quantizations; the longest ones first."""
-    methods = SMALL["methods"] if small else tuple(METHODS)
+def place_of(error: BaseException) -> str:
+    """Return the file and line that raised an error."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(last.filename).name}:{last.lineno}"
+
+
+def cells(
+    small: bool, methods: Sequence[str] = (), places: Sequence[str] = ()
+) -> list[tuple[str, str]]:
+    """List methods and architectures, and methods and quantizations; the longest ones first.
+
+    Args:
+        small: only a few of each.
+        methods: only these.
+        places: only these architectures and quantizations.
+    """
     kinds = [kind for kind, (library, _) in QUANTIZATION_LIBRARIES.items() if find_spec(library)]
-    places = (*(SMALL["architectures"] if small else tiny_models.CORE), *kinds, "fp8")
+    methods = methods or (SMALL["methods"] if small else tuple(METHODS))
+    places = places or (*(SMALL["architectures"] if small else tiny_models.CORE), *kinds, "fp8")
     long = SMALL["architectures"]
     return [
         (method, place)
@@ -407,6 +427,11 @@ def table(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def names(words: str) -> list[str]:
+    """Split names at commas."""
+    return words.split(",")
+
+
 def main() -> None:
     """Check, write the record and print its table."""
     raw = argparse.RawTextHelpFormatter
@@ -414,6 +439,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, metavar="RECORD")
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--methods", type=names, default=[], metavar="NAME,NAME")
+    parser.add_argument("--places", type=names, default=[], metavar="NAME,NAME")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     options = parser.parse_args()
@@ -427,7 +454,7 @@ def main() -> None:
         "left out": 0,
         "results": [],
     }
-    asked = cells(options.small)
+    asked = cells(options.small, options.methods, options.places)
     for results in measured(asked, device, options.processes, options.seconds):
         record["results"] += results
         record["left out"] += not results

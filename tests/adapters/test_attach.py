@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 import tiny_models
 import torch
+import warm
 from fixtures import word_tokenizer
 from forge import refused
 from matrix import example, one_of_each_signature
 from selection import rotating
 from torch import nn
+from torch.utils import backend_registration
 
 import adapterhub as ah
 from adapterhub.adapters.state import get_state
 from adapterhub.errors import AttachError
+from adapterhub.methods import METHODS
 
 
 @pytest.mark.parametrize(
@@ -163,3 +167,18 @@ def check_inference_mode(method, folder):
         adapter = ah.load(model, folder)
     model(**tiny_models.labelled_batch(model)).loss.backward()
     assert all(p.grad is not None for p in adapter.parameters())
+
+
+ELSEWHERE = Path(__file__).parents[1] / "helpers" / "elsewhere.py"
+# Methods that train the backbone take the weights there, which are of a class, for quantized ones.
+BESIDE = [m for m in sorted(METHODS) if not METHODS[m].trains_backbone]
+
+
+@pytest.mark.skipif(
+    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
+    reason="this torch has no devices written in Python",
+)
+def test_each_method_is_attached_on_the_device_of_the_model():
+    ended = warm.run(ELSEWHERE, *BESIDE, folder=ELSEWHERE.parent)
+    assert ended.returncode == 0, ended.printed
+    assert int(ended.printed.split()[0]) > 2 * len(BESIDE) - 10

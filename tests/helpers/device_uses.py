@@ -23,10 +23,16 @@ import adapterhub as ah
 META = torch.device("meta")
 LIBRARIES = ("/adapterhub/", "/transformers/")
 COPIES = ("aten::_to_copy", "aten::copy_")
+# On a GPU these wait for a value, which a capture refuses; on the meta device there is none. Most
+# functions of torch.linalg end with the first one, those named `..._ex` do not.
+WAITS = (
+    "aten::_linalg_check_errors", "aten::_linalg_svd", "aten::_linalg_eigh", "aten::linalg_eig",
+    "aten::linalg_lstsq", "aten::linalg_matrix_exp",
+)  # fmt: skip
 
 
 class HostUses(TorchDispatchMode):
-    """Notes the operations that read or write tensors of the host, with the code that asked."""
+    """Notes operations that use tensors of the host, or wait for values, with who asked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +45,8 @@ class HostUses(TorchDispatchMode):
         name = operation._schema.name
         tensors = [t for t in tree_leaves((args, kwargs, result)) if isinstance(t, torch.Tensor)]
         # a number is passed to a kernel by value, as a tensor without dimensions is
-        if any(t.device != META and (t.dim() or name in COPIES) for t in tensors):
+        away = any(t.device != META and (t.dim() or name in COPIES) for t in tensors)
+        if away or name in WAITS:
             self.found.add(f"{name} in {caller()}")
         return result
 

@@ -7,18 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
 import torch
 from torch.autograd.graph import save_on_cpu
 from training_runs import Learner, bits, fit
 
+import adapterhub as ah
 from adapterhub.errors import ConfigError
+from adapterhub.hooks.forward_pass import RecomputedInContext
 from adapterhub.loop import checkpoint, gradient_checkpointing
 from adapterhub.loop.batching import LazyBatches, batch_order
 from adapterhub.loop.engine import Engine
-from adapterhub.loop.gradient_checkpointing import _kept_on_host
+from adapterhub.loop.gradient_checkpointing import _kept_on_host, recompute
 from adapterhub.loop.loop import TrainingSession, train
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.options import RunOptions
+from adapterhub.speed.activation_memory import activation_bytes
 
 
 class BertLearner(Learner):
@@ -146,3 +150,41 @@ def test_offloading_needs_layers_that_are_recomputed() -> None:
     with pytest.raises(ConfigError, match="out of range") as error:
         RunOptions(offload_activations=True)
     assert "only with gradient_checkpointing=true" in str(error.value)
+
+
+def checkpointed(architecture: str) -> Any:
+    """Return a tiny model whose user has turned checkpointing on."""
+    model = tiny_models.model(architecture, "features")
+    tiny_models.enable_gradient_checkpointing(model)
+    return model
+
+
+def switches(model: Any) -> list[tuple[bool, Any]]:
+    """Return what checkpoints each layer, which a pass with adapters wraps."""
+    layers = [m for m in model.modules() if hasattr(m, "_gradient_checkpointing_func")]
+    assert layers
+    functions = [m._gradient_checkpointing_func for m in layers]
+    own = [f.checkpoint if isinstance(f, RecomputedInContext) else f for f in functions]
+    return [(m.gradient_checkpointing, f) for m, f in zip(layers, own, strict=True)]
+
+
+@pytest.mark.parametrize("architecture", ["bert", "llama", "t5"])
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_a_prediction_of_memory_leaves_a_users_own_checkpointing_on(
+    architecture: str, recomputed: bool
+) -> None:
+    model = checkpointed(architecture)
+    before = switches(model)
+    activation_bytes(ah.attach(model, "lora"), 2, 8, recomputed)
+    assert switches(model) == before
+    assert all(on for on, _ in before)
+
+
+def test_training_brings_back_a_users_own_checkpointing() -> None:
+    model = checkpointed("bert")
+    before = switches(model)
+    with recompute(model, True) as layers:
+        assert layers is not None
+        layers.apply()
+        assert switches(model) != before
+    assert switches(model) == before

@@ -19,7 +19,7 @@ import pytest
 import selection
 import tiny_models
 import torch
-from device_uses import META, uses_of_the_host
+from device_uses import META, HostUses, uses_of_the_host
 from fixtures import train
 from matrix import (
     ALL_CELLS,
@@ -44,6 +44,7 @@ from adapterhub.backbones.same import TOLERANCE
 from adapterhub.errors import AttachError, MergeError, SiteError
 from adapterhub.merging.merge import blockers
 from adapterhub.methods import METHODS
+from adapterhub.methods._rotations import cayley
 
 INVARIANTS: list[Callable[[Cell], None]] = []
 
@@ -590,8 +591,16 @@ def test_what_an_invariant_leaves_in_the_model_is_seen(left: str) -> None:
 def test_a_use_of_the_host_is_seen() -> None:
     linear = torch.nn.Linear(2, 2, device=META)
     linear.register_forward_hook(lambda *_: torch.zeros(3).to(META))
-    from device_uses import HostUses
-
     with HostUses() as uses:
         linear(torch.zeros(1, 2, device=META))
     assert {use.partition(" ")[0] for use in uses.found} == {"aten::zeros", "aten::_to_copy"}
+
+
+def test_a_wait_for_a_value_is_seen() -> None:
+    square = torch.zeros(1, 2, 2, device=META)
+    with HostUses() as uses:
+        cayley(square)
+    assert uses.found == set()
+    with uses:
+        torch.linalg.solve(square, square)
+    assert {use.partition(" ")[0] for use in uses.found} == {"aten::_linalg_check_errors"}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import tiny_models
 import torch
 from functorch.compile import make_boxed_func
-from matrix import ALL_CELLS, REFUSED, example, representatives
+from matrix import ALL_CELLS, OF_TEXTS, REFUSED, example, representatives
 from selection import ALL, in_turn, rotate, rotating
 from torch._dynamo.backends.common import aot_autograd
+from transformers import StaticCache
 
 import adapterhub as ah
+from adapterhub.hooks.places import _RECORD
 from adapterhub.methods import METHODS
 
 # The full matrix also compiles an encoder.
@@ -106,3 +110,61 @@ def test_a_compiled_model_follows_routes_and_averages(method):
         torch.testing.assert_close(logits(compiled), logits(model), atol=1e-6, rtol=1e-5)
     ah.activate(model, "b")
     torch.testing.assert_close(logits(compiled), before, atol=1e-6, rtol=1e-5)
+
+
+class Overwritten:
+    """A model that is compiled as with CUDA graphs: each call overwrites the outputs of the last.
+
+    `graphs` counts its graphs after each call.
+    """
+
+    def __init__(self, model):
+        self.compiled = torch.compile(model.__call__, backend=self.backend)
+        self.outputs, self.made, self.graphs = [], 0, []
+
+    def backend(self, graph, _):
+        self.made += 1
+
+        def run(*inputs):
+            outputs = [o.clone() if isinstance(o, torch.Tensor) else o for o in graph(*inputs)]
+            self.outputs += [each for each in outputs if isinstance(each, torch.Tensor)]
+            return tuple(outputs)
+
+        return run
+
+    def __call__(self, *args, **kwargs):
+        for each in self.outputs:
+            each.copy_(~each) if each.dtype == torch.bool else each.fill_(7)
+        self.outputs.clear()
+        result = self.compiled(*args, **kwargs)
+        self.graphs.append(self.made)
+        return result
+
+
+@rotate("method", ["lora", "alora(invocation=[8, 9])", *OF_TEXTS], parts=3)
+def test_what_a_static_cache_holds_is_no_output_of_a_graph(method):
+    """transformers compiles each step of `generate` with a static cache on a GPU."""
+    model = tiny_models.language_model("llama")
+    tiny_models.scramble(ah.attach(model, example(method)), std=0.3)
+    ids = tiny_models.batch()["input_ids"]
+    ids[0, 3:5], ids[1, 5:7] = torch.tensor([8, 9]), torch.tensor([8, 9])
+    steps = Overwritten(model)
+
+    def generated():
+        cache = StaticCache(config=model.config, max_cache_len=32)
+        tokens = model.generate(
+            ids, past_key_values=cache, max_new_tokens=8, min_new_tokens=8, do_sample=False
+        )
+        return tokens, getattr(cache, _RECORD, ())
+
+    expected, held = generated()
+    with (
+        mock.patch.object(model, "_valid_auto_compile_criteria", return_value=True),
+        mock.patch.object(model, "get_compiled_call", return_value=steps),
+    ):
+        tokens, found = generated()
+    assert torch.equal(tokens, expected)
+    assert len(found) == len(held) == (0 if method == "lora" else 3)
+    assert all(map(torch.equal, found[:2], held[:2]))
+    assert len(steps.graphs) == 7
+    assert len(set(steps.graphs)) == 1, "a step compiles again"
