@@ -215,7 +215,10 @@ def recompute(model: LlamaForCausalLM, on: bool) -> None:
 
 
 def check(
-    model: LlamaForCausalLM, batch: dict[str, torch.Tensor], setting: Setting
+    model: LlamaForCausalLM,
+    batch: dict[str, torch.Tensor],
+    setting: Setting,
+    variants: dict[str, Any],
 ) -> dict[str, dict[str, Any]]:
     """Compare each variant's loss and gradients with adapterhub's.
 
@@ -225,7 +228,7 @@ def check(
     """
     found: dict[str, dict[str, Any]] = {}
     own: dict[Any, torch.Tensor] = {}
-    for name, variant in compared(model, setting).items():
+    for name, variant in variants.items():
         try:
             loss, gradients = loss_and_gradients(variant, model, batch, setting)
         except Exception as error:  # the other variants are still worth their time
@@ -378,19 +381,20 @@ def measure(
     others = {m: lambda model, s, m=m: attach_adapterhub(model, s, m) for m in more}
     others["routed"] = attach_routed
     variants = compared(model, setting)
+    only = options.only.split(",") if options.only else [*variants, *others, "trainer"]
+    variants = {name: v for name, v in variants.items() if name in ("adapterhub", *only)}
     record: dict[str, Any] = {
         "setting": asdict(setting) | {"small": options.small, "bf16": options.bf16},
         "device": _device(setting),
         "versions": {m.__name__: m.__version__ for m in (torch, transformers, peft, bnb)}
         | {"python": platform.python_version()},
         "backbone": torch.cuda.memory_allocated() if setting.device == "cuda" else 0,
-        "agreement": (agreement := check(model, batch, setting)),
+        "agreement": (agreement := check(model, batch, setting, variants)),
         "predicted": predicted(model, setting),
         "variants": {},
     }
     write(record)
     variants = {name: v for name, v in variants.items() if agreement[name]["agrees"]} | others
-    only = options.only.split(",") if options.only else [*variants, "trainer"]
     variants = {name: v for name, v in variants.items() if name in only}
     runs: dict[str, list[Timed]] = {name: [] for name in variants}
     for name in [*variants, *reversed(variants)]:
