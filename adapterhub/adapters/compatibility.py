@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.adapters.parts import HEAD, AdapterHead
+from adapterhub.adapters.parts import HEAD, AdapterHead, PlacedModule
 from adapterhub.adapters.state import ModelState, find_state, new_state
 from adapterhub.anatomy.any_module import is_view
+from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.checkpoint_form import HEAD_PART
 from adapterhub.backbones.find import find_backbone, is_local_name
 from adapterhub.backbones.fingerprint import (
@@ -27,7 +28,7 @@ from adapterhub.backbones.fingerprint import (
 from adapterhub.backbones.identity import local_name, origin_of
 from adapterhub.backbones.processor import processor_identity
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
-from adapterhub.backbones.weights import device_of
+from adapterhub.backbones.weights import DTYPES, device_of, dtype_and_quantization
 from adapterhub.config.user_folders import expanded
 from adapterhub.errors import BackboneError, MismatchError, counted
 from adapterhub.files.manifest import Manifest, TensorInfo
@@ -37,6 +38,7 @@ from adapterhub.interchange.checkpoint_files import most_bytes
 from adapterhub.interchange.translation import ImportedAdapter
 from adapterhub.methods._base import Method
 from adapterhub.methods._generated import place_limits
+from adapterhub.methods._projections import weight_at
 
 SMALL = 1 << 22  # numbers; 16 MiB of fp32
 
@@ -234,6 +236,53 @@ def check_size(manifest: Manifest, methods: Sequence[Method], state: ModelState)
             offenders=[f"its tensors have {manifest.nbytes} bytes"],
             expected=f"at most {most} bytes: far more than all weights of the model",
         )
+
+
+def check_precision(manifest: Manifest, adapter: Adapter) -> None:
+    """Refuse a backbone in another precision than in training, if its weights are decomposed again.
+
+    Rounded weights have other components. Weights that are exact in the dtype of training are the
+    same in a wider one.
+
+    Raises:
+        MismatchError: the components would be others.
+    """
+    trained = (manifest.backbone.dtype, manifest.backbone.quantization)
+    placed = [each for each in adapter.placed if each.method.decomposes_again()]
+    if not placed or trained[0] is None:
+        return
+    found = dtype_and_quantization(adapter.model, adapter.state.originals())
+    if found == trained or _as_exact(trained, found, placed, adapter.anatomy):
+        return
+    how = [" ".join(filter(None, each)) for each in (found, trained)]
+    named = zip(("dtype", "quantize"), trained, strict=True)
+    options = [f"{name}={value!r}" for name, value in named if value]
+    names = sorted({each.method.name for each in placed})
+    can_store = hasattr(placed[0].method, "stored")
+    raise MismatchError(
+        f"the adapter {manifest.name!r} has the components of weights in another precision, which "
+        "are not in its file",
+        offenders=[f"this model: {how[0]}", *names],
+        expected=f"a backbone in {how[1]}, as in training",
+        hint=f"load_backbone({manifest.backbone.location!r}, {', '.join(options)})"
+        + f", or train with {placed[0].method.name}(stored=true)" * can_store,
+    )
+
+
+def _as_exact(
+    trained: Sequence[str | None],
+    found: Sequence[str | None],
+    placed: Iterable[PlacedModule],
+    anatomy: Anatomy,
+) -> bool:
+    """Return whether weights that are not quantized lose nothing in the dtype of training."""
+    narrow, wide = (DTYPES.get(dtype or "") for dtype, _ in (trained, found))
+    if trained[1] or found[1] or narrow is None or wide is None:
+        return False
+    if torch.promote_types(narrow, wide) != wide:
+        return False
+    weights = (weight_at(each.site, anatomy) for each in placed)
+    return all(w.is_meta or torch.equal(w.to(narrow).to(w.dtype), w) for w in weights)
 
 
 def check_tensors(manifest: Manifest, adapter: Adapter) -> None:

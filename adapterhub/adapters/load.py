@@ -17,6 +17,7 @@ from adapterhub.adapters.build import build_adapter
 from adapterhub.adapters.compatibility import (
     check_backbone,
     check_backbone_name,
+    check_precision,
     check_processor,
     check_size,
     check_tensors,
@@ -92,7 +93,7 @@ def load_folder(
     with STRUCTURE_LOCK, family, brought as below, _bare(model, manifest) as state, skip_init():
         if not any_backbone:
             check_backbone(manifest, state)
-        adapter = _built(state, part, name or part.name, snapshot)
+        adapter = _built(state, part, name or part.name, snapshot, any_backbone)
         adapter.metadata = _metadata(manifest if foundation else part)
         if foundation:
             freeze(adapter, foundation)
@@ -129,13 +130,19 @@ def _tensors_of(
 
 
 def _built(
-    state: ModelState, part: Manifest, name: str, snapshot: TokenizerSnapshot | None
+    state: ModelState,
+    part: Manifest,
+    name: str,
+    snapshot: TokenizerSnapshot | None,
+    any_backbone: bool,
 ) -> Adapter:
     """Build an adapter of a size that fits, without its values."""
     methods = restore_methods(part.methods, f"the adapter {part.name!r}")
     check_size(part, methods, state)
     pooling = part.head.pooling if part.head else None
     adapter = build_adapter(state, methods, name, part.tokens, snapshot, pooling)
+    if not any_backbone:
+        check_precision(part, adapter)
     fit_head(part, adapter)
     return adapter
 

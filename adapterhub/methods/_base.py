@@ -116,6 +116,10 @@ class Method(ABC):
         """Return the method with options that work on any backbone; by default the defaults."""
         return cls()
 
+    def decomposes_again(self) -> bool:
+        """Return whether loading it decomposes weights: other values have other components."""
+        return False
+
     def sources(self) -> tuple[str, ...]:
         """Return the trained adapters that this method still has to be built from.
 

@@ -121,6 +121,10 @@ class AdaMSS(RankMethod):
     components: int = option(100, "principal components of the weight, or all", least=1)
     stored: bool = option(False, "the components are in the file")
 
+    def decomposes_again(self) -> bool:
+        """Return whether the file lacks the components."""
+        return not self.stored
+
     def module(self, site: Site, rank: int, anatomy: Anatomy) -> ClusteredUpdate:
         """Return the update of one site."""
         weight = with_bias(weight_at(site, anatomy), bias_at(site, anatomy))

@@ -145,6 +145,10 @@ class CoreMethod(RankMethod):
 
     stored: bool = option(True, "the components are in the file")
 
+    def decomposes_again(self) -> bool:
+        """Return whether the file lacks the components."""
+        return not self.stored
+
 
 @register_method
 @dataclass(frozen=True)

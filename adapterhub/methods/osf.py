@@ -94,6 +94,10 @@ class OSF(ProjectionMethod):
 
     kept: float = option(0.5, "share of the components that stay, the largest", least=0, most=1)
 
+    def decomposes_again(self) -> bool:
+        """Return true: no file has the components."""
+        return True
+
     def ranks_by_site(self, anatomy: Anatomy) -> Mapping[Site, int]:
         """Return the number of components that train, of each selected site."""
         sites = select_sites(self, anatomy, *self.kinds)

@@ -74,6 +74,10 @@ class SVFT(ProjectionMethod):
     band: int = option(0, "diagonals of M on either side of the main one", least=0)
     stored: bool = option(False, "the singular vectors are in the file")
 
+    def decomposes_again(self) -> bool:
+        """Return whether the file lacks the components."""
+        return not self.stored
+
     def ranks_by_site(self, anatomy: Anatomy) -> Mapping[Site, int]:
         """Return the number of singular values of each selected site."""
         return {s: min(s.d_in, s.d_out) for s in select_sites(self, anatomy, *self.kinds)}

@@ -13,6 +13,7 @@ on the same weights in fp32 on the CPU; differences are relative, ||a - b|| / ||
     bf16        outputs and gradients, in each attention implementation;   below 0.1
                 flash attention of rows without padding, with lora and
                 pfeiffer; flex attention of the methods of --small
+                (without methods that decompose the weights again)
     routed      rows of a batch with it and without, beside each alone     below 1e-4
     graph       replays of a CUDA graph with other inputs, also routed     below 1e-5
     compiled    the model under torch.compile, of the cells of --small     below 1e-3
@@ -201,9 +202,10 @@ class Cell:
     def checks(self) -> Iterator[tuple[str, float, Callable[[], float]]]:
         """List the checks that this cell has a part in, with their limits."""
         yield "fp32", LIMITS["fp32"], self.fp32
+        again = any(part.decomposes_again() for part in matrix.example(self.method).parts())
         for attention in ATTENTION if self.device == "cuda" else ATTENTION[:2]:
-            if self.method not in CHECKED.get(attention, METHODS):
-                continue
+            if again or self.method not in CHECKED.get(attention, METHODS):
+                continue  # components of rounded weights are others, and loading them is refused
             if attention == "eager" or self.architecture in SMALL["architectures"]:
                 yield f"bf16 {attention}", LIMITS["bf16"], functools.partial(self.bf16, attention)
         routes = not METHODS[self.method].trains_backbone and not self.shared

@@ -9,6 +9,7 @@ import types
 import pytest
 import tiny_models
 import torch
+from matrix import REFUSED, example
 from safetensors.torch import load_file
 from torch import nn
 
@@ -17,6 +18,7 @@ from adapterhub.anatomy import families
 from adapterhub.backbones import checkpoint_form
 from adapterhub.errors import MismatchError, OutputError
 from adapterhub.files.native import read_adapter, read_manifest, write_adapter
+from adapterhub.methods import METHODS
 
 
 def logits(model):
@@ -179,3 +181,46 @@ def test_loading_does_not_repeat_the_decomposition(tmp_path, monkeypatch):
     assert all(torch.equal(loaded[name], value) for name, value in expected.items())
     with pytest.raises(TypeError):
         ah.attach(tiny_models.model("bert"), "pissa")
+
+
+DECOMPOSES = [
+    "adamss", "svft", "lora-xs(rank=4, stored=false)", "psoft(rank=4, stored=false)",
+    "tinylora(stored=false)", "osf",
+]  # fmt: skip
+SPECS = [*DECOMPOSES, *(m for m in METHODS if m not in DECOMPOSES and (m, "llama") not in REFUSED)]
+
+
+def unsaved(adapter):
+    """Return the buffers that a file leaves out."""
+    saved = {id(t) for t in adapter.saved_tensors().values()}
+    modules = [(p.site.id, p.module) for p in adapter.placed]
+    named = {f"{site}.{n}": b for site, m in modules for n, b in m.named_buffers()}
+    return {name: b for name, b in named.items() if id(b) not in saved}
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_what_a_file_leaves_out_is_the_same_in_another_precision_or_refused(spec, tmp_path):
+    adapter = ah.attach(tiny_models.model("llama"), example(spec), name="a")
+    adapter.save(tmp_path / "a")
+    rounded = tiny_models.model("llama").to(torch.bfloat16)
+    found = ah.load(rounded, tmp_path / "a", any_backbone=True)
+    expected, computed = unsaved(adapter), unsaved(found)
+    assert expected.keys() >= computed.keys(), "training needs some that files do not"
+    same = all(torch.equal(b, expected[name]) for name, b in computed.items())
+    assert same == (not any(part.decomposes_again() for part in example(spec).parts()))
+    ah.detach(rounded)
+    if same:
+        ah.load(rounded, tmp_path / "a")
+        return
+    with pytest.raises(MismatchError, match="another precision") as error:
+        ah.load(rounded, tmp_path / "a")
+    assert error.value.offenders == ("this model: bf16", spec.partition("(")[0])
+    assert "dtype='fp32'" in error.value.hint
+
+
+@pytest.mark.parametrize("spec", DECOMPOSES)
+def test_weights_that_are_exact_in_the_dtype_of_training_are_decomposed_again(spec, tmp_path):
+    ah.attach(tiny_models.model("llama").to(torch.bfloat16), example(spec)).save(tmp_path / "a")
+    ah.load(tiny_models.model("llama").to(torch.bfloat16).float(), tmp_path / "a")
+    with pytest.raises(MismatchError, match="precision"):
+        ah.load(tiny_models.model("llama"), tmp_path / "a")
