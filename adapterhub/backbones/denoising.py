@@ -18,7 +18,6 @@ https://arxiv.org/abs/2403.03206; the training examples of diffusers 0.42.
 
 from __future__ import annotations
 
-import json
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ import torch
 from torch import Tensor
 
 from adapterhub.anatomy.pipelines import parts_of
-from adapterhub.backbones.early_checks import DIFFUSERS, require
+from adapterhub.backbones.early_checks import DIFFUSERS, PIPELINE_INDEX, require
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.model_lock import MODEL_LOCK
 from adapterhub.backbones.quantized import quiet_bitsandbytes
@@ -40,7 +39,6 @@ from adapterhub.status import quiet_loading
 
 _FLOW = "FlowMatch"  # begins the names of the schedulers of flow matching
 _BROKEN = (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, ImportError)
-_INDEX = "model_index.json"
 
 
 @dataclass(frozen=True)
@@ -64,10 +62,8 @@ class Denoised:
         return self.weight * squares.flatten(1).mean(1)
 
 
-def load_pipeline(
-    backbone: str, revision: str | None = None, dtype: str | None = None
-) -> tuple[Any, Path]:
-    """Load a pipeline of diffusers that can be trained, and return it with its folder.
+def load_pipeline(backbone: str, revision: str | None = None, dtype: str | None = None) -> Any:
+    """Load a pipeline of diffusers that can be trained.
 
     Raises:
         ConfigError: diffusers is not installed.
@@ -78,9 +74,9 @@ def load_pipeline(
     from diffusers import DiffusionPipeline
 
     folder, commit = find_backbone(backbone, revision)
-    if not (folder / _INDEX).is_file():
+    if not (folder / PIPELINE_INDEX).is_file():
         raise BackboneError(
-            f"{backbone!r} is no pipeline of diffusers: it has no {_INDEX}",
+            f"{backbone!r} is no pipeline of diffusers: it has no {PIPELINE_INDEX}",
             expected="a folder of pipe.save_pretrained, or a Hub id of a pipeline",
             hint="--backbone FOLDER, or another --task",
         )
@@ -104,7 +100,7 @@ def load_pipeline(
         if isinstance(module, torch.nn.Module):
             module.eval().requires_grad_(False)
     make_learnable(pipeline)
-    return pipeline, folder
+    return pipeline
 
 
 @contextmanager
@@ -126,14 +122,6 @@ def make_learnable(pipeline: Any) -> None:
         return denoised(own(), **batch)
 
     parts_of(pipeline).compute = compute
-
-
-def holds_pipeline(folder: Path) -> bool:
-    """Return whether a folder has a pipeline of diffusers."""
-    try:
-        return bool(json.loads((folder / _INDEX).read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return False
 
 
 def check_trainable(pipeline: Any) -> None:
@@ -182,20 +170,20 @@ def denoised(
     noise = torch.stack([torch.randn(latents.shape[1:], generator=each) for each in numbers])
     noise = noise.to(latents)
     noisy, steps, target, weight = _noised(pipeline, latents, noise, numbers, snr_gamma)
-    found = denoise(pipeline, model, noisy.to(model.dtype), steps, texts_of(prompts))
+    found = denoise(pipeline, model, noisy.to(model.dtype), steps, prompt_texts(prompts))
     if found.shape[1] == 2 * target.shape[1]:  # models that also learned a variance
         found = found.chunk(2, 1)[0]
     return Denoised(found, target, weight)
 
 
-def bytes_of(texts: Sequence[str]) -> Tensor:
+def prompt_bytes(texts: Sequence[str]) -> Tensor:
     """Return texts in UTF-8, padded by 0: (batch, bytes)."""
     coded = [torch.tensor([*text.encode()], dtype=torch.uint8) for text in texts]
     return torch.nn.utils.rnn.pad_sequence(coded, batch_first=True)
 
 
-def texts_of(coded: Tensor) -> list[str]:
-    """Return the texts of `bytes_of`."""
+def prompt_texts(coded: Tensor) -> list[str]:
+    """Return the texts of `prompt_bytes`."""
     return [bytes(row).rstrip(b"\0").decode() for row in coded.tolist()]
 
 
@@ -256,18 +244,13 @@ def _noised(
 def _prompt(pipeline: Any, prompts: list[str], guided: bool = True) -> tuple[Any, ...]:
     """Return what the pipeline encodes of prompts."""
     plain = {"do_classifier_free_guidance": False} if guided else {}
-    device = next(pipeline_parts(pipeline)).device
+    device = next(parts_of(pipeline).parameters()).device
     more = {"prompt_2": None} if hasattr(pipeline, "text_encoder_2") else {}
     more |= {"prompt_3": None} if hasattr(pipeline, "text_encoder_3") else {}
     encoded = pipeline.encode_prompt(
         prompt=prompts, device=device, num_images_per_prompt=1, **more, **plain
     )
     return tuple(encoded)
-
-
-def pipeline_parts(pipeline: Any) -> Any:
-    """Yield the parameters of the parts of a pipeline."""
-    return parts_of(pipeline).parameters()
 
 
 def _unet(pipeline: Any, model: Any, noisy: Tensor, steps: Tensor, prompts: list[str]) -> Tensor:

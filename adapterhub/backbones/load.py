@@ -103,11 +103,9 @@ def load_backbone(
     kind, family = task_model(task), family and read_family(family)
     pooling = pooling and check_pooling(pooling)
     if task == TEXT_TO_IMAGE:
-        _refuse_of_pipelines(quantize=quantize, device_map=device_map, attention=attention,
-                             new_tokens=new_tokens, family=family,
-                             tensor_parallel=tensor_parallel)  # fmt: skip
-        pipeline, _ = load_pipeline(backbone, revision, dtype)
-        return pipeline, pipeline
+        wrong = {"quantize": quantize, "device_map": device_map, "attention": attention}
+        wrong |= {"family": family, "new_tokens": new_tokens, "tensor_parallel": tensor_parallel}
+        return _pipeline(backbone, revision, dtype, wrong)
     folder, commit = find_backbone(backbone, revision)
     quantize = remaining_quantization(quantize, folder)
     options = label_options(task, labels) | {"dtype": _dtype(dtype, bool(quantize), folder)}
@@ -122,6 +120,18 @@ def load_backbone(
     setattr(model, NEWLY_INITIALIZED, frozenset(info["missing_keys"]))
     if kind.pools:
         remember_pooling(model, pooling, folder)
+    return _prepared(model, processor, new_tokens, family, backbone, task)
+
+
+def _prepared(
+    model: PreTrainedModel,
+    processor: Any,
+    new_tokens: Sequence[str],
+    family: FamilySource | None,
+    backbone: str,
+    task: str,
+) -> tuple[PreTrainedModel, Any]:
+    """Return a model and its processor, ready for use."""
     _prepare_processor(processor, new_tokens, model)
     _use(family, model)
     if task == CAUSAL_LM:
@@ -129,18 +139,22 @@ def load_backbone(
     return model.eval(), processor
 
 
-def _refuse_of_pipelines(**options: Any) -> None:
-    """Refuse options that a pipeline of diffusers does not have.
+def _pipeline(
+    backbone: str, revision: str | None, dtype: str | None, wrong: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Return a pipeline of diffusers, twice: it is its own processor.
 
     Raises:
-        ConfigError: some are given.
+        ConfigError: options are given that it does not have.
     """
-    if given := [name for name, value in options.items() if value]:
+    if given := [name for name, value in wrong.items() if value]:
         raise ConfigError(
             f"{', '.join(given)} with a pipeline of diffusers",
             expected="dtype and revision alone",
             hint="leave it out; ah.attach(pipe, ...) takes a pipeline that you loaded yourself",
         )
+    pipeline = load_pipeline(backbone, revision, dtype)
+    return pipeline, pipeline
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -278,7 +292,7 @@ def load_processor(
         ConfigError: there are new tokens, and no tokenizer.
     """
     if task == TEXT_TO_IMAGE:
-        return load_pipeline(backbone, revision)[0]
+        return load_pipeline(backbone, revision)
     folder, _ = find_backbone(backbone, revision)
     with quiet_loading():
         processor = _load_processor(task_model(task), folder, backbone)

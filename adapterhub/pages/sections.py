@@ -308,7 +308,7 @@ def _pictures(predictions: PredictionFile) -> list[Section]:
     shown = [Shown(row["texts"], picture=row[PICTURE]) for row in made[:WORST]]
     note = f"What the adapter makes of prompts of the evaluation, at step {predictions.step:,}."
     gallery = [Section("pictures", "Pictures", note, examples=shown)] if shown else []
-    return [*gallery, Section("quality", "Loss of the pictures", charts=[chart])]
+    return [Section("quality", "Loss of the pictures", charts=[chart]), *gallery]
 
 
 def _worst(shown: list[Shown], wrong: int, total: int, what: str) -> Section:

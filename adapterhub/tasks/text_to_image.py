@@ -211,7 +211,7 @@ class TextToImage(MediaTask):
         """Decode the pictures of a batch; those of the prior come last."""
         import torch
 
-        from adapterhub.backbones.denoising import bytes_of
+        from adapterhub.backbones.denoising import prompt_bytes
 
         pictures = [self._picture(row) for row in rows]
         prompts, seeds = [row["prompt"] for row in rows], [row["seed"] for row in rows]
@@ -223,7 +223,7 @@ class TextToImage(MediaTask):
             # The mean over both is that over the rows, and the weighted one of the prior.
             weights = [2.0] * len(rows) + [2 * self.prior_weight] * len(rows)
         batch = self.process(pictures, setting)
-        batch |= {"prompts": bytes_of(prompts), "seeds": torch.tensor(seeds)}
+        batch |= {"prompts": prompt_bytes(prompts), "seeds": torch.tensor(seeds)}
         if self.snr_gamma:
             batch["snr_gamma"] = torch.full((len(seeds),), self.snr_gamma)
         return batch | {_WEIGHTS: torch.tensor(weights)}

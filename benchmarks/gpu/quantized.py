@@ -431,7 +431,7 @@ def _summary(runs: list[Timed], setting: Setting) -> dict[str, Any]:
 def table(record: dict[str, Any]) -> str:
     """Return the Markdown table of a record."""
     gpu = not record["device"].startswith("CPU")
-    head = record["device"] if gpu else f"{record['device']}, small model: not measured on GPU yet"
+    head = record["device"] if gpu else f"{record['device']}, small model, whose times mean nothing"
     lines = [head, "", "| variant | tokens/s | vs. peft | peak memory |", "|---|---|---|---|"]
     base = record["variants"]["peft"]["tokens_per_second"]
     for name, facts in record["variants"].items():

@@ -9,6 +9,11 @@ from typing import Any
 from adapterhub.pages.predictions import PREDICTIONS, PredictionFile
 
 TEXT = "a good movie"
+# One grey pixel.
+PNG = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNoAAAAggCBd81yt"
+    "gAAAABJRU5ErkJggg=="
+)
 ROWS: dict[str, list[dict[str, Any]]] = {
     "classes": [
         {"label": "pos", "prediction": "pos", "score": 0.9},
@@ -35,6 +40,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"label": "good", "prediction": "good", "score": 1.0},
         {"label": "good", "prediction": "", "score": 0.0},
     ],
+    "pictures": [{"loss": 0.5 + i, "picture": PNG if i else ""} for i in range(3)],
     "losses": [{"loss": 0.5 + i, "tokens": i} for i in range(3)],
 }
 

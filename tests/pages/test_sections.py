@@ -16,6 +16,7 @@ SECTIONS = {
     "spans": ["scores", "worst"],
     "texts": ["quality", "worst"],
     "losses": ["quality", "worst"],
+    "pictures": ["quality", "pictures"],
 }
 
 

@@ -25,7 +25,8 @@ LEARN = ("--method", "full", "train.learning_rate=3e-3", "train.tensorboard=fals
 
 
 def test_each_task_has_a_case():
-    assert CASES.keys() == TASKS.keys()
+    # A pipeline of diffusers has a file of its own: test_text_to_image.py.
+    assert CASES.keys() == TASKS.keys() - {"text-to-image"}
     assert len(CASES) > 5
     assert all(parse_task(case.task).name == name for name, case in CASES.items())
 

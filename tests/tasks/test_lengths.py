@@ -26,7 +26,8 @@ SPECS = [case.task for case in CASES.values()] + [
 
 
 def test_every_task_is_covered():
-    assert {parse_task(spec).name for spec in SPECS} == TASKS.keys()
+    covered = {parse_task(spec).name for spec in SPECS}
+    assert covered == TASKS.keys() - {"text-to-image"}, "which truncates nothing"
 
 
 @pytest.mark.parametrize("limit", [7, 9, 12, 64])

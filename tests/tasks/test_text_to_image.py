@@ -39,7 +39,7 @@ def made(kind="StableDiffusionPipeline", **options):
 
 def batch():
     pixels = torch.linspace(-1, 1, 2 * 3 * 64).view(2, 3, 8, 8)
-    return {"pixel_values": pixels, "prompts": denoising.bytes_of(PROMPTS)}
+    return {"pixel_values": pixels, "prompts": denoising.prompt_bytes(PROMPTS)}
 
 
 def drawn(pipe, seeds):
@@ -216,7 +216,7 @@ def test_prior_preservation_adds_its_weighted_loss(photos):
     found = loss(parts_of(pipe)(**inputs(both)), both)
     losses = parts_of(pipe)(**inputs(both)).losses
     assert found.item() == pytest.approx((losses[:2].mean() + 0.5 * losses[2:].mean()).item())
-    assert denoising.texts_of(both["prompts"]) == ["c d", "a b", "e f", "e f"]
+    assert denoising.prompt_texts(both["prompts"]) == ["c d", "a b", "e f", "e f"]
     own = encoded.batch([0, 1])
     torch.testing.assert_close(parts_of(pipe)(**inputs(own)).losses, losses[:2])
 
