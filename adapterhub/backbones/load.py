@@ -82,7 +82,7 @@ def load_backbone(
         task: features (no head), embedding (nor a pooler), classification, multi-label, regression,
             tagging, question-answering, multiple-choice, seq2seq, masked-lm, causal-lm,
             image-classification, image-text-to-text, audio-classification, speech-recognition, or
-            text-to-image: a pipeline of diffusers, which is its own processor.
+            text-to-image: a pipeline of diffusers.
         labels: the names of the classes, in the order of the logits; an adapter brings its own.
         revision: a branch, tag or commit on the Hub.
         dtype: fp32, bf16 or fp16; by default fp32, or bf16 if quantized and not slow in bf16 here.
@@ -103,9 +103,8 @@ def load_backbone(
     kind, family = task_model(task), family and read_family(family)
     pooling = pooling and check_pooling(pooling)
     if task == TEXT_TO_IMAGE:
-        wrong = {"quantize": quantize, "device_map": device_map, "attention": attention}
-        wrong |= {"family": family, "new_tokens": new_tokens, "tensor_parallel": tensor_parallel}
-        return _pipeline(backbone, revision, dtype, wrong)
+        given = {"quantize": quantize, "attention": attention, "new_tokens": new_tokens}
+        return _pipeline(backbone, revision, dtype, given | {"family": family})
     folder, commit = find_backbone(backbone, revision)
     quantize = remaining_quantization(quantize, folder)
     options = label_options(task, labels) | {"dtype": _dtype(dtype, bool(quantize), folder)}
@@ -140,16 +139,16 @@ def _prepared(
 
 
 def _pipeline(
-    backbone: str, revision: str | None, dtype: str | None, wrong: dict[str, Any]
+    backbone: str, revision: str | None, dtype: str | None, given: dict[str, Any]
 ) -> tuple[Any, Any]:
     """Return a pipeline of diffusers, twice: it is its own processor.
 
     Raises:
         ConfigError: options are given that it does not have.
     """
-    if given := [name for name, value in wrong.items() if value]:
+    if wrong := [name for name, value in given.items() if value]:
         raise ConfigError(
-            f"{', '.join(given)} with a pipeline of diffusers",
+            f"{', '.join(wrong)} with a pipeline of diffusers",
             expected="dtype and revision alone",
             hint="leave it out; ah.attach(pipe, ...) takes a pipeline that you loaded yourself",
         )

@@ -38,9 +38,15 @@ from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.backbones.pooling import vector_length
 from adapterhub.backbones.same import same
-from adapterhub.backbones.task_models import TASK_MODELS
+from adapterhub.backbones.task_models import TASK_MODELS, TEXT_TO_IMAGE
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import AdapterhubError, BackboneError, ConfigError, MismatchError
+from adapterhub.errors import (
+    AdapterhubError,
+    BackboneError,
+    ConfigError,
+    MismatchError,
+    ServingError,
+)
 from adapterhub.files.heads import ONE_HEAD
 from adapterhub.inference.open import Predictor, PulledAdapter, predictor_of
 from adapterhub.inference.record import TrainingRecord, task_and_kind
@@ -603,7 +609,13 @@ class ServedModels:
 
         Raises:
             BackboneError: its backbone cannot be loaded.
+            ServingError: it makes pictures.
         """
+        if pulled.record.kind == TEXT_TO_IMAGE:
+            raise ServingError(
+                f"{pulled.reference} makes pictures, which this server does not answer with",
+                hint='adapterhub predict ADAPTER "a prompt" --output picture.png',
+            )
         if reason := _apart(pulled):
             return self.plan_apart(pulled, name, reason)
         body = self._body(pulled)

@@ -267,6 +267,10 @@ def test_from_a_folder_to_a_picture(photos, tmp_path, adapterhub):
     made_here = Image.open(picture)
     assert made_here.size == (8, 8)
 
+    code, _, err = adapterhub("serve", run, "--check")
+    assert code == 2
+    assert "makes pictures" in err
+
     code, _, err = adapterhub("export", run, "--to", "diffusers", "--output", tmp_path / "file")
     assert code == 0, err
     theirs = diffusers.StableDiffusionPipeline.from_pretrained(
