@@ -29,6 +29,7 @@ from adapterhub.errors import AdapterhubError, FileError, MismatchError
 from adapterhub.methods import METHODS
 from adapterhub.methods._spec import parse_methods
 from adapterhub.recipe.options import Init
+from adapterhub.tasks import TASKS
 
 peft = pytest.importorskip("peft")
 from peft import LoraConfig, PeftModel, PeftType, get_peft_model, optimizers  # noqa: E402
@@ -139,6 +140,16 @@ def test_any_torch_module():
     own = nn.Sequential(nn.Linear(2, 2))
     ah.attach(own, "lora(sites=['0'])")
     assert list(ah.adapters(own)) == ["default"]
+
+
+def test_a_pipeline_of_diffusers():
+    pytest.importorskip("diffusers")
+    import pipelines
+
+    pipe = pipelines.pipeline()
+    pipe.unet.add_adapter(LoraConfig(target_modules=["to_q"]))  # peft, by diffusers
+    ah.attach(pipelines.pipeline(), "lora(sites=['unet.*.to_q'])")
+    assert "text-to-image" in TASKS
 
 
 @pytest.mark.parametrize("architecture", ["vit", "wav2vec2", "vlm-llava"])

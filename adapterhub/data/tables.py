@@ -373,7 +373,8 @@ def read_folder(source: str) -> Table:
     names = [path for path in found if path.suffix.lower() in MEDIA_SUFFIXES]
     if not names and all(p.suffix.lower() == ".txt" and len(p.parts) > 1 for p in found) and found:
         return _text_folder(source, found)
-    others = len(found) - len(names)
+    captions = {name.with_suffix(".txt") for name in names}  # which a task may read
+    others = len({*found} - {*names} - captions)
     if not names:
         raise DataError(
             f"the folder {source} has no pictures and no sound",
