@@ -23,7 +23,8 @@ from adapterhub.tasks import parse_task
 
 OF_KIND = {parse_task(case.task).head: case for case in reversed(CASES.values())}
 OF_KIND["features"] = OF_KIND["embedding"]
-HEADLESS = sorted(kind for kind, model in TASK_MODELS.items() if not model.has_head)
+KINDS = sorted(TASK_MODELS.keys() - {"text-to-image"})  # see test_text_to_image.py
+HEADLESS = [kind for kind in KINDS if not TASK_MODELS[kind].has_head]
 
 
 @pytest.fixture
@@ -45,10 +46,10 @@ def saved(backbones: Any, tmp_path: Path) -> Any:
 
 
 def test_every_kind_has_a_case() -> None:
-    assert OF_KIND.keys() == TASK_MODELS.keys()
+    assert sorted(OF_KIND) == KINDS
 
 
-@pytest.mark.parametrize("kind", sorted(TASK_MODELS))
+@pytest.mark.parametrize("kind", KINDS)
 def test_merge_writes_a_model_of_the_same_class(
     kind: str, saved: Any, adapterhub: Any, tmp_path: Path
 ) -> None:
@@ -69,7 +70,7 @@ def test_merge_writes_a_model_of_the_same_class(
         torch.testing.assert_close(value, expected[name], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", sorted(TASK_MODELS))
+@pytest.mark.parametrize("kind", KINDS)
 def test_predict_needs_no_flag(kind: str, saved: Any, adapterhub: Any, tmp_path: Path) -> None:
     _, folder, place = saved(kind)
     case = OF_KIND[kind]

@@ -50,7 +50,7 @@ def recipe_of(backbone, task, file, **train):
 
 
 def test_every_task_is_covered():
-    assert LEARNED.keys() == TASKS.keys()
+    assert LEARNED.keys() == TASKS.keys() - {"text-to-image"}, "see test_text_to_image.py"
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
