@@ -82,6 +82,7 @@ def command(
         )
     record = _checked_record(reference, output, backbone, registry, head, task)
     with doing("loading torch"):
+        from adapterhub.backbones.task_models import TEXT_TO_IMAGE
         from adapterhub.backbones.weights import dtype_and_quantization
         from adapterhub.inference.merged_checkpoint import merge_for_checkpoint, write_checkpoint
         from adapterhub.inference.open import load_for_merging
@@ -91,6 +92,9 @@ def command(
     adapter, tokenizer = load_for_merging(
         reference, backbone, of_base, registry=registry, head=head, task=task
     )
+    if record.kind == TEXT_TO_IMAGE:
+        _merge_pipeline(adapter, tokenizer, output, tolerance, as_json)
+        return
     model = adapter.model
     with doing("merging"):
         of_model = None if record.kind == FEATURES else record.task.for_model(model)
@@ -107,6 +111,21 @@ def command(
     else:
         _print_differences("reloaded", reloaded, merged)
         say(_loading(adapter, encoder, output))
+
+
+def _merge_pipeline(
+    adapter: Adapter, pipeline: Any, output: str, tolerance: float | None, as_json: bool
+) -> None:
+    from adapterhub.inference.merged_pipeline import write_pipeline
+
+    with doing(f"merging, writing and reloading {output}"):
+        found = write_pipeline(adapter, pipeline, output, tolerance)
+    if as_json:
+        print_json({"output": output, **found})
+        return
+    for stage, far in found.items():
+        say(f"{stage:8} a picture of 0 to 1    max |difference| {far:.2e}")
+    say(f"DiffusionPipeline.from_pretrained({output!r})")
 
 
 def _loading(adapter: Adapter, encoder: SentenceEncoder | None, output: str) -> str:

@@ -267,6 +267,13 @@ def test_from_a_folder_to_a_picture(photos, tmp_path, adapterhub):
     made_here = Image.open(picture)
     assert made_here.size == (8, 8)
 
+    code, out, err = adapterhub("merge", run, "--output", tmp_path / "merged")
+    assert code == 0, err
+    assert f"DiffusionPipeline.from_pretrained('{tmp_path / 'merged'}')" in out
+    merged = diffusers.StableDiffusionPipeline.from_pretrained(tmp_path / "merged")
+    merged.set_progress_bar_config(disable=True)
+    assert (image_of(merged) - pixels(made_here)).abs().max() <= 1
+
     code, _, err = adapterhub("serve", run, "--check")
     assert code == 2
     assert "makes pictures" in err

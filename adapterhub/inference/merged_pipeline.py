@@ -1,0 +1,73 @@
+"""Write a merged pipeline of diffusers, verified by a picture of it and of it loaded again."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adapterhub.adapters.adapter import Adapter
+from adapterhub.backbones.denoising import load_pipeline, side_of
+from adapterhub.errors import MergeError
+from adapterhub.files.atomic import check_place, explained, put_in_place
+from adapterhub.merging.merge import merge
+from adapterhub.status import quiet_loading
+
+_TOLERANCE = 1e-3  # of a picture with values from 0 to 1
+_STEPS = 2
+
+
+def write_pipeline(
+    adapter: Adapter, pipeline: Any, folder: str | Path, tolerance: float | None = None
+) -> dict[str, float]:
+    """Merge an adapter into its pipeline, write that, and return the largest differences.
+
+    A picture of the adapter is compared with one of the merged pipeline, and of the files loaded
+    again. The folder is created only if both are the same. `tolerance` is the largest difference of
+    a value between 0 and 1.
+
+    Raises:
+        OutputError: the folder exists, or cannot be written.
+        MergeError: the adapter is no change of weights, or a picture differs.
+    """
+    folder, expected = Path(folder), _picture(pipeline)
+    merge(adapter.model)
+    found = {"merged": _far(_picture(pipeline), expected, tolerance)}
+    with explained(folder), quiet_loading():
+        check_place(folder, overwrite=False, replaceable=())
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = folder.parent / f".adapterhub-{secrets.token_hex(8)}"
+        try:
+            pipeline.save_pretrained(temporary)
+            found["reloaded"] = _far(_picture(load_pipeline(str(temporary))), expected, tolerance)
+            put_in_place(temporary, folder, overwrite=False)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return found
+
+
+def _picture(pipeline: Any) -> Tensor:
+    """Return a picture of one prompt, with the same noise each time: values from 0 to 1."""
+    side = side_of(pipeline)
+    with torch.no_grad():
+        made = pipeline(
+            ["a picture"], num_inference_steps=_STEPS, height=side, width=side, output_type="np",
+            generator=[torch.Generator().manual_seed(0)],
+        )  # fmt: skip
+    return torch.tensor(made.images)
+
+
+def _far(found: Tensor, expected: Tensor, tolerance: float | None) -> float:
+    far = (found - expected).abs().max().item()
+    limit = _TOLERANCE if tolerance is None else tolerance
+    if not far <= limit:
+        raise MergeError(
+            f"a picture of the merged pipeline differs by {far:.2e}",
+            expected=f"at most {limit:.2e} of values between 0 and 1",
+            hint="--tolerance, or --base-dtype fp32",
+        )
+    return far
