@@ -160,6 +160,11 @@ def task_kind(model: PreTrainedModel, problem_type: str | None = None) -> str | 
     Of several kinds with this class, it is the one with the problem type, by default the model's,
     and of those the one without a pooler if the model could have one and has none; else the first.
     """
+    from adapterhub.anatomy.any_module import own_module  # imports transformers
+    from adapterhub.anatomy.pipelines import PipelineParts
+
+    if isinstance(own_module(model), PipelineParts):
+        return TEXT_TO_IMAGE
     config, chosen = model.config, problem_type or model.config.problem_type
     kinds = [name for name, row in TASK_MODELS.items() if type(model) in row.classes_for(config)]
     same = [name for name in kinds if TASK_MODELS[name].problem_type == chosen] or kinds

@@ -40,7 +40,7 @@ def command(
     allow_pickle: bool,
     overwrite: bool,
 ) -> None:
-    """Import an adapter that peft or adapters (AdapterHub) saved in FOLDER.
+    """Import an adapter that peft, adapters (AdapterHub), diffusers or kohya saved in FOLDER.
 
     The adapter is loaded into its backbone, checked and saved in this library's format.
     """

@@ -30,6 +30,7 @@ from adapterhub.anatomy.any_module import as_model, own_module
 from adapterhub.anatomy.pipelines import PipelineParts
 from adapterhub.anatomy.projections import out_features
 from adapterhub.anatomy.sites import Anatomy
+from adapterhub.backbones.task_models import TEXT_TO_IMAGE
 from adapterhub.errors import BackboneError, FileError, MismatchError, OutputError
 from adapterhub.files import schema
 from adapterhub.files.atomic import explained, replace_file
@@ -90,8 +91,8 @@ _OPTIONS = ("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "u
 
 
 def diffusers_checkpoint_info(folder: Path) -> CheckpointInfo:
-    """Return that a file says nothing of its pipeline."""
-    return CheckpointInfo(backbone=None, revision=None, task=None, outputs=0)
+    """Return that a file is of a pipeline that makes pictures; it does not say of which."""
+    return CheckpointInfo(task=TEXT_TO_IMAGE)
 
 
 def import_diffusers(

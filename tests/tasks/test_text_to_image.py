@@ -280,6 +280,17 @@ def test_from_a_folder_to_a_picture(photos, tmp_path, adapterhub):
 
     code, _, err = adapterhub("export", run, "--to", "diffusers", "--output", tmp_path / "file")
     assert code == 0, err
+    code, out, err = adapterhub(
+        "import",
+        tmp_path / "file",
+        "--backbone",
+        tmp_path / "backbone",
+        "--output",
+        tmp_path / "in",
+    )
+    assert code == 0, err
+    code, out, err = adapterhub("predict", tmp_path / "in", "a b", "--output", tmp_path / "in.png")
+    assert code == 0, err
     theirs = diffusers.StableDiffusionPipeline.from_pretrained(
         tmp_path / "backbone", safety_checker=None
     )
