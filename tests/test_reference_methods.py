@@ -14,6 +14,7 @@ import pytest
 import stand_ins
 import tiny_models
 import warm
+from PIL import Image
 from reference import _backbones, _docstrings, _method_groups, _picture, methods, tasks
 
 import adapterhub as ah
@@ -30,11 +31,14 @@ from adapterhub.tasks.multi_label import Labels
 from adapterhub.tasks.multiple_choice import Choice
 from adapterhub.tasks.question_answering import Answer
 from adapterhub.tasks.tagging import Entity, Tags
+from adapterhub.tasks.text_to_image import Picture
 
 ROOT = Path(__file__).parents[1]
 FULL = tiny_models.FULL_MATRIX
 SOME = sorted(METHODS) if FULL else ["lora"]
-SOME_TASKS = sorted(TASKS) if FULL else ["classification", "span-corruption"]
+SOME_TASKS = (
+    sorted(TASKS.keys() - {"text-to-image"}) if FULL else ["classification", "span-corruption"]
+)
 every_method = pytest.mark.parametrize("name", sorted(METHODS))
 every_task = pytest.mark.parametrize("name", sorted(TASKS))
 
@@ -252,6 +256,7 @@ PREDICTIONS = {
     "image-classification": Scored("cat", {"cat": 0.981, "dog": 0.019}),
     "speech-recognition": Generated("the glacier moves slowly"),
     "audio-classification": Scored("dog", {"dog": 0.981, "rain": 0.019}),
+    "text-to-image": Picture(Image.new("RGB", (512, 512))),
     "prompted": Scored("1", {"0": 0.019, "1": 0.981}),
 }
 
@@ -263,7 +268,9 @@ def test_the_page_of_a_task(name):
     assert re.findall("^## (.*)", page, re.MULTILINE) == [
         "Data", "Train", "What the model learns", "Predict", "Metrics", "Options", "Backbones",
     ]  # fmt: skip
-    printed = json.dumps(PREDICTIONS[name].as_dict(), ensure_ascii=False)
+    fields = PREDICTIONS[name].as_dict()
+    fields |= {"png": "iVBORw0KGgo..."} if "png" in fields else {}
+    printed = json.dumps(fields, ensure_ascii=False)
     assert f"```text\n{PREDICTIONS[name]}\n{printed}\n```" in page
     options = page.partition("## Options")[2].partition("## Backbones")[0]
     assert re.findall(r"^\| `(\w+)` \|", options, re.MULTILINE) == [

@@ -27,6 +27,7 @@ from adapterhub.backbones.fingerprint import (
 )
 from adapterhub.backbones.identity import local_name, origin_of
 from adapterhub.backbones.processor import processor_identity
+from adapterhub.backbones.quantized import DECODED
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.backbones.weights import DTYPES, device_of, dtype_and_quantization
 from adapterhub.config.user_folders import expanded
@@ -242,7 +243,7 @@ def check_precision(manifest: Manifest, adapter: Adapter) -> None:
     """Refuse a backbone in another precision than in training, if its weights are decomposed again.
 
     Rounded weights have other components. Weights that are exact in the dtype of training are the
-    same in a wider one.
+    same in a wider one, and so are those that were decoded.
 
     Raises:
         MismatchError: the components would be others.
@@ -277,7 +278,9 @@ def _as_exact(
 ) -> bool:
     """Return whether weights that are not quantized lose nothing in the dtype of training."""
     narrow, wide = (DTYPES.get(dtype or "") for dtype, _ in (trained, found))
-    if trained[1] or found[1] or narrow is None or wide is None:
+    # What is decoded as it is loaded has the values of the codes.
+    coded = [kind for _, kind in (trained, found) if kind and kind not in DECODED]
+    if coded or narrow is None or wide is None:
         return False
     if torch.promote_types(narrow, wide) != wide:
         return False

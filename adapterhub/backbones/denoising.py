@@ -133,7 +133,7 @@ def check_trainable(pipeline: Any) -> None:
     if _denoiser_of(pipeline) is None or getattr(pipeline, "vae", None) is None:
         raise BackboneError(
             f"a {type(pipeline).__name__} cannot be trained by text-to-image",
-            expected="a pipeline with a VAE and one of " + ", ".join(_DENOISERS),
+            expected="a pipeline with a VAE and one of " + ", ".join(TRAINED),
             hint="ah.attach(pipe, ...) in a training loop of your own",
         )
 
@@ -308,6 +308,8 @@ _DENOISERS: dict[str, Callable[..., Tensor]] = {
     "FluxTransformer2DModel": _flux,
     "PixArtTransformer2DModel": _pixart,
 }
+TRAINED = tuple(_DENOISERS)
+"""The classes of diffusers that find noise, and can be trained."""
 
 
 def _denoiser_of(pipeline: Any) -> tuple[Callable[..., Tensor], Any] | None:

@@ -96,9 +96,11 @@ class TextToImage(MediaTask):
     Prior preservation (DreamBooth): with `prior='a photo of a dog'`, the backbone makes
     `prior_pictures` of that prompt before training, and each row is trained beside one of them.
 
-    `predict` makes a picture, of a size that the pipeline was trained on:
+    `predict` writes pictures, `adapterhub predict RUN "a red square" --output red.png`, and prints
+    their files; in Python, and with `--json`, it has the size and the file in base64:
 
-        adapterhub predict out/run "a red square" --output red.png
+        512 x 512
+        {"png": "iVBORw0KGgo...", "width": 512, "height": 512}
     """
 
     name = "text-to-image"
@@ -108,6 +110,7 @@ class TextToImage(MediaTask):
     outcomes = "pictures"
     columns = WANTS["captioned pictures"]
     input_name = "prompt"
+    printed_fields = ("png", "width", "height")
 
     prompt: str = option("", "the prompt of all pictures, in place of captions")
     resolution: int = option(0, "side of the pictures, in pixels; 0: that of the backbone", least=0)

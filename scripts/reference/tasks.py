@@ -12,7 +12,8 @@ import sys
 import transformers
 
 from adapterhub.anatomy import FAMILIES
-from adapterhub.backbones.task_models import CAUSAL_LM, TASK_MODELS, TaskModel
+from adapterhub.backbones.denoising import TRAINED
+from adapterhub.backbones.task_models import CAUSAL_LM, TASK_MODELS, TEXT_TO_IMAGE, TaskModel
 from adapterhub.config.options import options_of
 from adapterhub.data.columns import described_columns
 from adapterhub.tasks import TASKS, Task
@@ -28,6 +29,7 @@ BACKBONES = {
     "image-text-to-text": "Qwen/Qwen2-VL-2B-Instruct",
     "audio-classification": "facebook/wav2vec2-base",
     "speech-recognition": "UsefulSensors/moonshine-tiny",
+    TEXT_TO_IMAGE: "stabilityai/stable-diffusion-xl-base-1.0",
 }
 USUAL_BACKBONE = "google-bert/bert-base-uncased"
 # How to import what writes a file, and to write one.
@@ -38,6 +40,7 @@ _WRITTEN = {
         "soundfile.write(name, numpy.random.default_rng(i).normal(0, 0.1, 8000), 16000)",
     ),
 }
+_WRITTEN["prompt"] = _WRITTEN["image"]
 MOST_NAMES = 8  # of columns, that a table lists
 
 
@@ -208,6 +211,9 @@ def _options(task: type[Task]) -> str:
 def _model_types(kind: TaskModel) -> str:
     """Return the class of transformers that is loaded, and the model types that have one."""
     texts = []
+    if kind is TASK_MODELS[TEXT_TO_IMAGE]:
+        listed = ", ".join(f"`{name}`" for name in TRAINED)
+        return f"`{kind.auto}` of diffusers is loaded. Its pipelines have such a class: {listed}.\n"
     for auto in kind.autos:
         mapping = getattr(transformers, auto)._model_mapping
         listed = ", ".join(sorted({f"`{config.model_type}`" for config in mapping}))

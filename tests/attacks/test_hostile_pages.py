@@ -87,7 +87,9 @@ def planted(kind: str, text: str) -> PredictionFile:
     """Put a text in every field of predictions that holds one."""
     rows = []
     for row in ROWS[kind]:
-        changed = {n: f"{v}{text}" if isinstance(v, str) else v for n, v in row.items()}
+        # A picture with anything else is refused when it is read.
+        texts = {n for n, v in row.items() if isinstance(v, str)} - {"picture"}
+        changed = {n: f"{v}{text}" if n in texts else v for n, v in row.items()}
         for name in ("label", "prediction"):
             if isinstance(row.get(name), list):
                 changed[name] = [

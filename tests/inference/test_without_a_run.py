@@ -161,7 +161,7 @@ def with_pooling(how: str) -> Any:
 CHANGES = {
     "spare tokens": (with_tokens(False), ("causal-lm", "masked-lm", "seq2seq", "embedding")),
     "tokens beyond": (with_tokens(True), ("causal-lm", "masked-lm", "seq2seq", "embedding")),
-    "every weight": (with_method("full"), tuple(sorted(TASK_MODELS))),
+    "every weight": (with_method("full"), tuple(KINDS)),
     "the embedding": (with_method("staged(groups=[embeddings])"), ("causal-lm", "seq2seq")),
     "biases": (with_method("bitfit"), ("classification", "embedding", "masked-lm", "tagging")),
     "a prompt": (with_method("prompt"), ("causal-lm", "classification", "embedding")),

@@ -42,7 +42,9 @@ SITELESS = {
     for t, case in CASES.items()
     if (m, case.backbone) in REFUSED.keys() | TOKENLESS
 }
-ALL = [(method, task) for method in sorted(METHODS) for task in sorted(TASKS)]
+# A pipeline of diffusers has a file of its own: tests/tasks/test_text_to_image.py.
+NAMES = sorted(TASKS.keys() - {"text-to-image"})
+ALL = [(method, task) for method in sorted(METHODS) for task in NAMES]
 UNSUPPORTED = sorted(SITELESS | HEADLESS)
 CELLS = [
     (method, task)
@@ -64,11 +66,11 @@ RUN = CERTAIN + rotating([cell for cell in CELLS if cell not in CERTAIN])
 
 def test_the_matrix_covers_every_method_and_task():
     assert len(TASKS) >= 10
-    assert CASES.keys() == TASKS.keys()
+    assert sorted(CASES) == NAMES
     assert {method for method, _ in CELLS} == METHODS.keys()
-    assert {task for _, task in CELLS} == TASKS.keys()
+    assert {task for _, task in CELLS} == {*NAMES}
     assert set(UNSUPPORTED) < set(ALL)
-    cells = len(METHODS) * len(TASKS)
+    cells = len(METHODS) * len(NAMES)
     assert not tiny_models.FULL_MATRIX or len(CELLS) + len(UNSUPPORTED) == cells
 
 
