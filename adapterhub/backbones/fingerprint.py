@@ -153,7 +153,9 @@ def fingerprint(backbone: str | Path, *, revision: str | None = None) -> str:
 def _of_pipeline(folder: Path) -> str:
     """Compute a name of the files of a pipeline of diffusers: weights and configurations."""
     files = sorted(path for path in folder.rglob("*") if path.suffix in (".safetensors", ".json"))
-    named = "".join(f"{path.relative_to(folder).as_posix()} {_sha256(path)}\n" for path in files)
+    digests = [remembered([file], "sha256", partial(_sha256, file)) for file in files]
+    names = [file.relative_to(folder).as_posix() for file in files]
+    named = "".join(f"{n} {digest}\n" for n, digest in zip(names, digests, strict=True))
     return f"pipeline-{hashlib.sha256(named.encode()).hexdigest()}"
 
 

@@ -230,7 +230,7 @@ class Predictor:
                 warn_user(lost.sentence("evaluation"))
         for line in self.task.remarks(encoded):
             warn_user(line)
-        if self.task.compares_with_reference:
+        if self.task.evaluates_with_reference:
             with only_foundations(self.model):
                 encoded = self.task.with_reference(self.model, encoded, batch_size)
         return self.task.evaluate(self.model, encoded, batch_size, record)

@@ -341,6 +341,11 @@ class Task(ABC):
         """Whether `with_reference` changes rows."""
         return False
 
+    @property
+    def evaluates_with_reference(self) -> bool:
+        """Whether it changes those of an evaluation, too."""
+        return self.compares_with_reference
+
     def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
         """Return what the model gets of a row, and what it learns, as texts by name."""
         facts = self.show_inputs(row, setting)

@@ -247,11 +247,13 @@ class TextToImage(MediaTask):
         """Whether the backbone makes pictures before training."""
         return bool(self.prior)
 
-    def with_reference(self, model: Any, data: Encoded, batch_size: int) -> Encoded:
-        """Return the rows, each with a picture of the prior that the backbone made.
+    @property
+    def evaluates_with_reference(self) -> bool:
+        """Whether it makes them for an evaluation: the prior is no part of the metric."""
+        return False
 
-        Evaluation rows are compared as they are: the prior is no part of the metric.
-        """
+    def with_reference(self, model: Any, data: Encoded, batch_size: int) -> Encoded:
+        """Return the rows, each with a picture of the prior that the backbone made."""
         count = min(self.prior_pictures, len(data.rows))
         made = self.pictures(data.setting, [self.prior] * count, batch_size, "the prior")
         rows = [row | {"prior": made[i % count]} for i, row in enumerate(data.rows)]
@@ -305,10 +307,7 @@ class TextToImage(MediaTask):
 
     def compared(self, model: Any, data: Encoded, batch_size: int) -> list[Prediction]:
         """Return the loss of each row, and pictures of the first ones."""
-        plain = replace(data, rows=[{**row} for row in data.rows])
-        for row in plain.rows:
-            row.pop("prior", None)
-        draws = [each_row(model, _Draw(plain, i), batch_size, _losses) for i in range(DRAWS)]
+        draws = [each_row(model, _Draw(data, i), batch_size, _losses) for i in range(DRAWS)]
         losses = [sum(each) / DRAWS for each in zip(*draws, strict=True)]
         some = min(self.samples, len(data.rows))
         prompts = [row["prompt"] for row in data.rows[:some]]

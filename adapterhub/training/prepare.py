@@ -252,7 +252,8 @@ def _with_reference(
     divided = divided_evaluation(sharded=sharded, together=options.tensor_parallel)
     with off, doing("computing the reference"), divided:
         train, evaluation, test = (
-            task.with_reference(model, part, size) if part and part.rows else part for part in parts
+            task.with_reference(model, part, size) if part and part.rows and reads else part
+            for part, reads in zip(parts, (True, *[task.evaluates_with_reference] * 2), strict=True)
         )
     assert train is not None
     assert evaluation is not None

@@ -195,6 +195,11 @@ class TaskMixture(Task):
         """Whether the loss of any task compares with a reference."""
         return any(task.compares_with_reference for task in self.tasks.values())
 
+    @property
+    def evaluates_with_reference(self) -> bool:
+        """Whether a task does."""
+        return any(task.evaluates_with_reference for task in self.tasks.values())
+
     def with_reference(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> Encoded:
         """Return the rows with what the loss of each task reads of a reference."""
         assert isinstance(data, MixedRows)

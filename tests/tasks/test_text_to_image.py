@@ -225,6 +225,30 @@ def inputs(given):
     return {name: tensor for name, tensor in given.items() if not name.startswith("loss.")}
 
 
+def test_a_prior_is_made_for_training_alone(photos, tmp_path, adapterhub, monkeypatch):
+    pipelines.with_tokenizers(pipelines.pipeline()).save_pretrained(tmp_path / "backbone")
+    asked = []
+    pictures = TextToImage.pictures
+
+    def counted(self, setting, prompts, *rest):
+        asked.append([*prompts])
+        return pictures(self, setting, prompts, *rest)
+
+    monkeypatch.setattr(TextToImage, "pictures", counted)
+    code, _, err = adapterhub(
+        "train", photos, "--eval", photos, "--backbone", tmp_path / "backbone", "--steps", "2",
+        "--task", "text-to-image(prior='e f', prior_pictures=3, samples=1, steps=1)",
+        "--method", LORA, "--output", tmp_path / "run",
+    )  # fmt: skip
+    assert code == 0, err
+    assert asked[0] == ["e f"] * 3
+    assert {tuple(prompts) for prompts in asked[1:]} == {("c d",)}  # of the report
+    del asked[:]
+    code, _, err = adapterhub("eval", tmp_path / "run", "--data", photos)
+    assert code == 0, err
+    assert ["e f"] not in [prompts[:1] for prompts in asked]
+
+
 def test_half_of_the_pictures_are_mirrored(photos):
     pipe, task = made(), TextToImage(flip=True)
     data = DataOptions(train=str(photos))
