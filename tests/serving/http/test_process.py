@@ -25,6 +25,11 @@ pytestmark = [
 ]
 
 
+# What a client sees of a connection that is closed before its request was read: the end comes
+# after the request was sent, or before. An answer that is lost would be a RemoteDisconnected.
+UNREAD = ("ConnectionResetError", "BrokenPipeError")
+
+
 @pytest.fixture(scope="module")
 def registry(backbone, tmp_path_factory):
     root = tmp_path_factory.mktemp("process")
@@ -107,8 +112,8 @@ def test_a_server_that_is_killed_starts_again_and_finishes_when_it_is_told_to_le
         assert server.wait(20) == 0
         assert time.monotonic() - began < 11
         load.end()
-        assert {*load.found} <= {200, 503, "ConnectionRefusedError", "ConnectionResetError"}
+        assert {*load.found} <= {200, 503, "ConnectionRefusedError", *UNREAD}
         assert load.found.count(200) >= 50
-        assert load.found.count("ConnectionResetError") <= len(load.threads)  # not accepted yet
+        assert sum(each in UNREAD for each in load.found) <= len(load.threads)
         assert "Traceback" not in server.stderr.read()
     assert file.tokens()[0].used
