@@ -50,7 +50,7 @@ def registry(backbone, tmp_path):
 @pytest.fixture
 def service(registry):
     """Allow what matches team-*, and a hub on a private address that nobody named."""
-    with Engine(registry=registry.root) as engine:
+    with Engine(registry=registry.root, batch_tokens=256) as engine:
         service = Service(engine, AllowedAdapters({}, ("team-*",)))
         service.list_published()
         yield service
