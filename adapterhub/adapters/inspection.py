@@ -87,13 +87,13 @@ class Inspection:
         return {
             "type": self.kind,
             "parameters": self.parameters,
-            "groups": [group._asdict() for group in self.groups],
+            "groups": [_facts(group) for group in self.groups],
             "sites": [_row_facts(row) for row in self.rows],
             "methods": {n: f.problem if f.parameters is None else f.parameters for n, f in fits},
             "parts": [part._asdict() for part in self.parts],
             "default_sites": {n: list(f.sites) for n, f in fits if f.sites},
             "named_sites": {n: list(f.named) for n, f in fits if f.named},
-            "not_found": [rest._asdict() for rest in self.not_found],
+            "not_found": [_facts(rest) for rest in self.not_found],
         }
 
     def summary(self) -> dict[str, str]:
@@ -240,7 +240,7 @@ def _fitting_classes(method: Any, empty: Anatomy) -> tuple[str, ...]:
     if _SITES not in method.options() or method.trains_backbone:
         return ()
     largest: dict[str, Site] = {}
-    for site in empty.sites.values():
+    for site in empty.every():
         hosted = site.kind in ("linear", "norm")
         name = class_at(empty, site.host) if hosted else site.kind
         largest[name] = max(largest.get(name, site), site, key=lambda s: min(s.d_in, s.d_out))
@@ -252,6 +252,11 @@ def _can_be_at(method: Any, site: Site, empty: Anatomy) -> bool:
         return bool(_sites_of(dataclasses.replace(method, sites=(site.id,)), empty))
     except AdapterhubError:
         return False
+
+
+def _facts(row: LayerGroup | Rest) -> dict[str, Any]:
+    """Return the fields of a row as JSON has them."""
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in row._asdict().items()}
 
 
 def _row_facts(row: SiteRow) -> dict[str, Any]:

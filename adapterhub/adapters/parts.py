@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from adapterhub.anatomy.any_module import is_view
 from adapterhub.anatomy.own_modules import own_modules
+from adapterhub.anatomy.projections import is_projection
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
 from adapterhub.backbones.weights import with_whole_parameters
 from adapterhub.hooks.attention import keyvalue_slot
@@ -206,8 +207,9 @@ def make_slot(anatomy: Anatomy, placed: PlacedModule) -> Slot:
         return layer_slot(anatomy, site.host)
     if site.role == "input" and site.host in anatomy.layers[site.stack]:
         return input_slot(anatomy, site.host)
-    if site.role == "output":  # new tokens have their rows there too
-        row_slot(anatomy.model.get_submodule(site.host), scores=True)
+    host = anatomy.model.get_submodule(site.host)
+    if host is anatomy.model.get_output_embeddings() and is_projection(host):
+        row_slot(host)  # new tokens have their rows there too
     if site.matrix is not None:
         return matrix_slot(anatomy.model, site, placed.module)
     if site.kind == "weight":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -14,8 +15,12 @@ from adapterhub.anatomy.discovery import discover
 from adapterhub.anatomy.families import FAMILIES
 from adapterhub.anatomy.family import WHOLE, Family, Layout, Stack
 from adapterhub.anatomy.family_file import own_family
-from adapterhub.anatomy.forward_source import reads_token_ids, reversible_stack
-from adapterhub.anatomy.module_sites import module_anatomy
+from adapterhub.anatomy.forward_source import (
+    multiplies_weight,
+    reads_token_ids,
+    reversible_stack,
+)
+from adapterhub.anatomy.module_sites import module_anatomy, sites_by_path
 from adapterhub.anatomy.own_modules import first_existing, has_path, layer_paths, own_modules
 from adapterhub.anatomy.projections import (
     HeldWeight,
@@ -81,14 +86,17 @@ def build_anatomy(model: PreTrainedModel, family: Family) -> Anatomy:
                 sites[site.id] = site
     for site in _output_site(model, list(layers)[-1]) if layers else ():
         sites[site.id] = site
+    unused: list[str] = []
     if len(layers) < len(family.stacks):  # without an encoder, cross-attention never runs
+        unused = [site.host for site in sites.values() if _is_cross(site)]
         sites = {name: site for name, site in sites.items() if not _is_cross(site)}
     if not sites and family.stacks and family.model_types[0] in FAMILIES:
         raise BackboneError(
             f"the {model.config.model_type} row of families/ does not fit {type(model).__name__}",
             expected=f"a module list at {', '.join(s.layers for s in family.stacks)}",
         )
-    return Anatomy(model, family, base_path, sites, layers)
+    anatomy = Anatomy(model, family, base_path, sites, layers)
+    return replace(anatomy, by_path=sites_by_path(anatomy, unused))
 
 
 def _is_cross(site: Site) -> bool:
@@ -267,6 +275,9 @@ def _projections(model: PreTrainedModel, paths: _Paths, stack: Stack) -> dict[st
     for role, (path, *_) in paths.items():
         name = role.rpartition(".")[2]
         module = model.get_submodule(path)
+        owner, _, child = path.rpartition(".")
+        if multiplies_weight(model.get_submodule(owner), child):
+            continue
         held = role == EXPERTS or (role == ROUTER and router_weight(module) is not None)
         if name in (*NORMS, "kv") or role in SUBLAYERS or held:
             continue

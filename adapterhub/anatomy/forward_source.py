@@ -18,6 +18,7 @@ from torch import nn
 
 Attends = Literal["interface", "torch"]
 _WEIGHTS = frozenset({"softmax", "scaled_dot_product_attention"})
+_FACTS = frozenset({"dtype", "device", "shape", "size", "ndim", "is_meta"})
 _PRODUCTS = frozenset({"matmul", "bmm", "baddbmm", "@", "scaled_dot_product_attention"})
 
 
@@ -26,7 +27,7 @@ def call_order(module: nn.Module) -> tuple[str, ...]:
 
     Its own methods are followed; branches count as if all were taken. Empty without a source.
     """
-    return tuple(dict.fromkeys(_used(module, "forward", frozenset())))
+    return tuple(dict.fromkeys(_used(module)))
 
 
 def returns_tuple(module: nn.Module) -> bool:
@@ -57,6 +58,30 @@ def multiplies_otherwise(module: nn.Module) -> bool:
         return False
     called = {ast.unparse(n.func) for n in ast.walk(function) if isinstance(n, ast.Call)}
     return any(f"self.weight.{name}" in called for name in ("view", "reshape", "chunk", "split"))
+
+
+def weights_read(module: nn.Module) -> set[str]:
+    """Return the paths of the submodules whose weights a module's forward reads itself.
+
+    What such a submodule would compute is not always what is used: `F.conv1d(x, self.conv.weight)`.
+    Its own methods are followed; a weight of which only the dtype or the like is asked is not read.
+    """
+    found = (f"{path}.".partition(".weight.") for path in _read(module, "forward", frozenset()))
+    return {owner for owner, at, rest in found if at and rest.partition(".")[0] not in _FACTS}
+
+
+def multiplies_weight(module: nn.Module, child: str) -> bool:
+    """Return whether a module multiplies by the weight of a child: `self.dt_proj.weight @ x`."""
+    return f"self.{child}.weight" in _multiplied(type(module))
+
+
+@cache
+def _multiplied(cls: type[nn.Module]) -> frozenset[str]:
+    """Return the operands of the products `a @ b` in a class's own methods, as they are written."""
+    methods = map(_definition, filter(inspect.isfunction, vars(cls).values()))
+    nodes = [node for method in methods if method for node in ast.walk(method)]
+    products = (n for n in nodes if isinstance(n, ast.BinOp) and isinstance(n.op, ast.MatMult))
+    return frozenset(ast.unparse(side) for n in products for side in (n.left, n.right))
 
 
 def reads_token_ids(stack: nn.Module, layer: nn.Module) -> bool:
@@ -117,17 +142,22 @@ def _definition(method: Callable[..., Any] | None) -> ast.FunctionDef | None:
     return next((node for node in tree.body if isinstance(node, ast.FunctionDef)), None)
 
 
-def _used(module: nn.Module, method: str, followed: frozenset[str]) -> Iterator[str]:
+def _used(module: nn.Module) -> Iterator[str]:
+    submodules = {path for path, _ in module.named_modules()}
+    return (path for path in _read(module, "forward", frozenset()) if path in submodules)
+
+
+def _read(module: nn.Module, method: str, followed: frozenset[str]) -> Iterator[str]:
+    """Yield what a method reads from `self`, as dotted paths; methods of its own are followed."""
     function = definition_of(module, method)
     if function is None or method in followed:
         return
-    submodules = {path for path, _ in module.named_modules()}
     for statement in function.body:
         for path in _attributes(statement):
-            if path in submodules:
+            if _method(module, path) is not None:
+                yield from _read(module, path, followed | {method})
+            else:
                 yield path
-            elif _method(module, path) is not None:
-                yield from _used(module, path, followed | {method})
 
 
 def _attributes(node: ast.AST) -> Iterator[str]:

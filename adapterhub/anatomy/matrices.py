@@ -9,7 +9,7 @@ A convolution is a projection of patches of its input: so what changes a matrix 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -70,11 +70,27 @@ def matrices_in(module: nn.Module) -> dict[str, WeightMatrix]:
     Returns:
         {} for a projection, and for any other module.
     """
+    if isinstance(module, nn.MultiheadAttention):
+        return _of_attention(module)
+    if not isinstance(module._parameters.get("weight"), nn.Parameter):  # made of others
+        return {}
     if isinstance(module, CONVOLUTIONS):
         return {"": WeightMatrix()}
-    if isinstance(module, nn.Embedding):
-        return {"": WeightMatrix(transposed=True)}
-    return _of_attention(module) if isinstance(module, nn.MultiheadAttention) else {}
+    return {"": WeightMatrix(transposed=True)} if table_factor(module) is not None else {}
+
+
+def table_factor(module: nn.Module) -> Any:
+    """Return the factor on the rows that an embedding looks up; None for other modules.
+
+    transformers' scaled ones keep it as `embed_scale`. An embedding with another forward, as of
+    positions that it counts itself, or one that changes its rows (`max_norm`), is none.
+    """
+    if not isinstance(module, nn.Embedding) or module.max_norm is not None:
+        return None
+    if len(module._parameters) > 1:  # a row of its own for some token
+        return None
+    plain = type(module).forward is nn.Embedding.forward
+    return 1.0 if plain else getattr(module, "embed_scale", None)
 
 
 def _of_attention(attention: nn.MultiheadAttention) -> dict[str, WeightMatrix]:

@@ -8,15 +8,17 @@ numbered in each list of modules of one class.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from adapterhub.anatomy.any_module import ModuleView
 from adapterhub.anatomy.family import Family
+from adapterhub.anatomy.forward_source import call_order, returns_tuple, weights_read
 from adapterhub.anatomy.matrices import matrices_in
-from adapterhub.anatomy.own_modules import join, own_modules
+from adapterhub.anatomy.own_modules import has_statistics, join, own_modules
 from adapterhub.anatomy.projections import in_features, is_projection, out_features
 from adapterhub.anatomy.sites import Anatomy, FeatureSlice, Kind, Site
 from adapterhub.errors import SiteError, did_you_mean
@@ -47,6 +49,8 @@ _NETWORKS: tuple[Mapping[str, str], ...] = (
     {"linear1": "up", "linear2": "down"},
 )
 _SLICES = 3
+_CHANNELS = "channels_first"
+_WITH_WEIGHT = ("linear", "norm", "weight")
 _FIRST, _LAST = ("q", "qkv", "up"), ("o", "down")
 
 
@@ -67,12 +71,12 @@ def module_anatomy(view: ModuleView, head: tuple[str, ...] = ()) -> Anatomy:
             offenders=[f"{name!r}{did_you_mean(name, paths)}" for name in unknown],
             expected="paths of modules",
         )
-    inside = [f"{p}.out_proj" for p, m in paths.items() if isinstance(m, nn.MultiheadAttention)]
     layers = _layers(paths)
     roles, sublayers = _roles(paths)
     sites: dict[str, Site] = {}
+    without = (*head, *_read_by_others(paths))
     for path, module in paths.items():
-        if path and not any(f"{path}.".startswith(f"{name}.") for name in (*head, *inside)):
+        if path and not any(f"{path}.".startswith(f"{name}.") for name in without):
             for site in _sites(path, module, roles, layers):
                 sites[site.id] = site
             if path in sublayers:
@@ -90,6 +94,54 @@ def module_anatomy(view: ModuleView, head: tuple[str, ...] = ()) -> Anatomy:
         )
     family = Family((view.config.model_type,), (), ())
     return Anatomy(view, family, "", sites, layers, head)
+
+
+def sites_by_path(anatomy: Anatomy, unused: Collection[str] = ()) -> dict[str, Site]:
+    """Return the sites of a model of transformers that have no role in its family, by their paths.
+
+    They are projections, convolutions, embeddings and norms, in layers and outside: of models of
+    pictures without attention, embeddings, poolers, the output layer of a language model. A path
+    is that in the base model, so that it is the same with any head.
+
+    Args:
+        anatomy: the sites with roles.
+        unused: the paths of modules that are never called.
+    """
+    paths = dict(own_modules(anatomy.model))
+    base = f"{anatomy.base_path}." if anatomy.base_path else ""
+    hosts = {site.host for site in anatomy.sites.values() if site.kind in _WITH_WEIGHT}
+    without = (*anatomy.head(), *unused, *_read_by_others(paths), *_only_tied(paths))
+    sites: dict[str, Site] = {}
+    for path, module in paths.items():
+        if path in hosts or any(f"{path}.".startswith(f"{name}.") for name in without):
+            continue
+        for site in _sites(path, module, {}, anatomy.layers) if path else ():
+            named = replace(site, id=site.id.removeprefix(base))
+            if named.id not in anatomy.sites:
+                sites[named.id] = named
+    return sites
+
+
+def _only_tied(paths: Mapping[str, nn.Module]) -> Iterator[str]:
+    """Yield the paths of embeddings that only hold the table of others: `shared` of T5."""
+    tables: dict[int, list[str]] = {}
+    for path, module in paths.items():
+        if isinstance(module, nn.Embedding):
+            tables.setdefault(id(module.weight), []).append(path)
+    for path in (path for tied in tables.values() if len(tied) > 1 for path in tied):
+        owner, _, name = path.rpartition(".")
+        if name not in call_order(paths[owner]):
+            yield path
+
+
+def _read_by_others(paths: Mapping[str, nn.Module]) -> set[str]:
+    """Return the paths of modules whose weights the module around them reads in their place.
+
+    torch's own layers do so only where no module inside has a hook.
+    """
+    others = {p: m for p, m in paths.items() if not type(m).__module__.startswith("torch.nn.")}
+    read = {join(path, name) for path, m in others.items() for name in weights_read(m)}
+    return read & paths.keys()
 
 
 def _layers(paths: Mapping[str, nn.Module]) -> dict[str, tuple[str, ...]]:
@@ -150,7 +202,7 @@ def _sites(
         return Site(name, stack, layer, role, kind, path, *sizes, **fields)
 
     role = roles.get(path, path.rpartition(".")[2])
-    if is_projection(module):
+    if is_projection(module) and not returns_tuple(module):
         sizes = in_features(module), out_features(module)
         yield site(path, role, "linear", sizes)
         if role == "attn.qkv" and sizes[1] == _SLICES * sizes[0]:
@@ -163,8 +215,19 @@ def _sites(
         role_inside = f"{_attention_name(path, module)}.{name}" if name else role
         yield site(named, role_inside, "linear", matrix.sizes(module), matrix=matrix)
     weight = getattr(module, "weight", None)
-    if "norm" in type(module).__name__.lower() and weight is not None and weight.ndim == 1:
+    if _is_norm(module) and weight is not None and weight.ndim == 1:
         yield site(path, role, "norm", (len(weight), len(weight)))
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """Return whether a module is a norm whose features are the last dimension, as of tokens.
+
+    Those of channels, (batch, channels, ...), are no places for what changes features.
+    """
+    name = type(module).__name__.lower()
+    channels = isinstance(module, nn.GroupNorm) or has_statistics(module)
+    channels = channels or name.endswith(("1d", "2d", "3d"))
+    return "norm" in name and not channels and getattr(module, "data_format", "") != _CHANNELS
 
 
 def _layer_of(path: str, layers: Mapping[str, tuple[str, ...]]) -> tuple[str, int | None]:

@@ -11,7 +11,7 @@ from adapterhub.anatomy.any_module import is_view, own_module
 from adapterhub.anatomy.layer_selection import number_ranges
 from adapterhub.anatomy.own_modules import join
 from adapterhub.anatomy.pipelines import PipelineParts
-from adapterhub.anatomy.sites import Anatomy, Kind, Site, matches
+from adapterhub.anatomy.sites import Anatomy, Kind, Site
 
 
 class Part(NamedTuple):
@@ -93,19 +93,20 @@ def parts_in(anatomy: Anatomy) -> list[Part]:
 
 
 def site_rows(anatomy: Anatomy) -> list[SiteRow]:
-    """List the sites in rows: by stack and role, or in a module of another library by part."""
-    view, parts = is_view(anatomy.model), parts_in(anatomy)
+    """List the sites in rows: by stack and role, or where paths name them, by part."""
+    parts, view = parts_in(anatomy), is_view(anatomy.model)
     groups: dict[tuple[str, ...], list[Site]] = {}
-    for site in anatomy.sites.values():
+    for site in anatomy.every():
+        by_path = view or site.id in anatomy.by_path
         part = site.host.partition(".")[0] if parts else ""
-        key = (part, site.role, site.kind) if view else (site.stack, site.role)
+        key = (part, site.role, site.kind) if by_path else (site.stack, site.role)
         groups.setdefault(key, []).append(site)
     rows = []
-    for (within, role, *_), sites in groups.items():
+    for (within, role, *kind), sites in groups.items():
         first, classes = sites[0], (class_at(anatomy, site.host) for site in sites)
         rows.append(
             SiteRow(
-                _pattern(anatomy, within, role, sites) if view else f"{within}.{role}",
+                _pattern(anatomy, within, role, sites) if kind else f"{within}.{role}",
                 first.kind,
                 first.d_in,
                 first.d_out,
@@ -125,7 +126,7 @@ def without_sites(anatomy: Anatomy) -> list[Rest]:
     """
     whole: set[str] = set()
     single: set[str] = set()
-    for site in anatomy.sites.values():
+    for site in anatomy.every():
         if site.matrix is not None:
             single |= {join(site.host, site.matrix.weight), join(site.host, site.matrix.bias)}
         elif site.held is not None:
@@ -157,15 +158,18 @@ def class_at(anatomy: Anatomy, path: str) -> str:
 
 
 def _pattern(anatomy: Anatomy, within: str, role: str, sites: Sequence[Site]) -> str:
-    """Return a pattern of some sites that matches no others, if there is one; else their role."""
+    """Return a pattern of some sites that matches no others, if there is one; else their role.
+
+    Of one site, that is its id.
+    """
     ids = {site.id for site in sites}
     patterns = [role, f"*.{role}"]
     if within:
         patterns = [f"{within}.{role}", f"{within}.*.{role}", f"{within}.*{role}"]
     for pattern in patterns:
-        if {s.id for s in anatomy.sites.values() if matches(pattern, s)} == ids:
+        if {site.id for site in anatomy.matching(pattern)} == ids:
             return pattern
-    return role
+    return role if len(sites) > 1 else sites[0].id
 
 
 def _layers(anatomy: Anatomy, sites: Iterable[Site]) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from adapterhub.anatomy.forward_source import multiplies_otherwise, returns_tuple
 from adapterhub.anatomy.own_modules import own_modules
@@ -37,9 +38,10 @@ def is_projection(module: nn.Module) -> bool:
     """Return whether a module is a matrix with an input and an output size.
 
     torch's `Linear`, its quantized variants, with a weight or with packed codes, and GPT-2's
-    `Conv1D`. None is a subclass that multiplies in another way.
+    `Conv1D`. None is a subclass that multiplies in another way, or the output projection of torch's
+    attention, which never runs: the attention reads its weight.
     """
-    if multiplies_otherwise(module):
+    if multiplies_otherwise(module) or isinstance(module, NonDynamicallyQuantizableLinear):
         return False
     has_size = hasattr(module, "in_features") and hasattr(module, "out_features")
     has_size = has_size or hasattr(module, "nx")

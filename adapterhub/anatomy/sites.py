@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -189,6 +189,8 @@ class Anatomy:
         sites: the sites by id.
         layers: the paths of each stack's layers in the model.
         named_head: the modules of the head, where the caller named them; None: by the model.
+        by_path: the modules of a model of transformers that have no role, as sites named by their
+            paths in the base model.
     """
 
     model: PreTrainedModel
@@ -197,6 +199,7 @@ class Anatomy:
     sites: Mapping[str, Site] = field(repr=False)
     layers: Mapping[str, tuple[str, ...]] = field(repr=False)
     named_head: tuple[str, ...] | None = None
+    by_path: Mapping[str, Site] = field(default_factory=dict, repr=False)
 
     @property
     def stacks(self) -> dict[str, Stack]:
@@ -221,28 +224,45 @@ class Anatomy:
 
         Args:
             patterns: roles (`attn.q`), roles of one stack (`decoder.attn.q`), site ids, or any of
-                these with wildcards (`encoder.*.ffn.*`).
+                these with wildcards (`encoder.*.ffn.*`). What matches none of these is the path of
+                a module, or its end (`query`, `pooler.dense`), also with wildcards.
             layers: `all`, `top 4`, `first 2`, `0..3`, a number or several.
             strict: whether each pattern must match a site; otherwise a pattern of a valid role may
-                match none.
+                match none, and none is a path.
 
         Raises:
             SiteError: a pattern that matches nothing (all of them in one error), or no site at all.
         """
         patterns = tuple(patterns)
-        matched = {p: [s for s in self.sites.values() if matches(p, s)] for p in patterns}
+        matched = {p: self.matching(p, by_path=strict) for p in patterns}
         wrong = [
             pattern
             for pattern, sites in matched.items()
             if not sites and (strict or not names_a_role(pattern))
         ]
         ids = {s.id for sites in matched.values() for s in sites}
-        selected = tuple(
-            s for s in self.sites.values() if s.id in ids and self._in_layers(s, layers)
-        )
+        selected = tuple(s for s in self.every() if s.id in ids and self._in_layers(s, layers))
         if wrong or not selected:
             raise self._no_such_site(wrong or patterns, layers)
         return selected
+
+    def every(self) -> Iterator[Site]:
+        """Yield all sites: those with roles, then those without."""
+        yield from self.sites.values()
+        yield from self.by_path.values()
+
+    def matching(self, pattern: str, by_path: bool = True) -> list[Site]:
+        """Return the sites that a pattern matches: by their names, else by their modules' paths."""
+        named = [site for site in self.sites.values() if matches(pattern, site)]
+        if named or not by_path or self.named_head is not None:
+            return named
+        base = f"{self.base_path}." if self.base_path else ""
+        paths = {
+            site.id: site.host.removeprefix(base)
+            for site in self.sites.values()
+            if site.kind in ("linear", "norm") and site.part is None
+        } | {name: name for name in self.by_path}
+        return [s for s in self.every() if s.id in paths and is_path(pattern, paths[s.id])]
 
     def _in_layers(self, site: Site, layers: str | int | tuple[int, ...]) -> bool:
         return site.layer is None or site.layer in layer_numbers(layers, self.depth(site.stack))
@@ -251,27 +271,21 @@ class Anatomy:
         roles = sorted({s.role for s in self.sites.values()})
         model_type = self.model.config.model_type
         where = "" if layers == "all" else f" in layers {layers!r}"
-        ids = (
-            "a role of one stack (decoder.attn.q), or a site id (encoder.0.attn.q)"
-            if self.named_head is None
-            else f"the path of a module ({next(iter(self.sites), 'layers.0.fc')})"
-        )
+        path = f"the path of a module ({next(iter(self.by_path or self.sites), 'layers.0.fc')})"
+        if self.named_head is None and roles:
+            path = f"a role of one stack (decoder.attn.q), a site id (encoder.0.attn.q), {path}"
         return SiteError(
             f"this {model_type} backbone has no such site{where}",
             offenders=[f"{p!r}{self._meaning(p) or did_you_mean(p, roles)}" for p in patterns],
-            expected=f"one of {', '.join(roles)}; or {ids}, with * as a wildcard",
+            expected="; or ".join([*([f"one of {', '.join(roles)}"] if roles else []), path])
+            + ", with * as a wildcard",
             hint="adapterhub inspect BACKBONE lists the sites",
         )
 
     def _meaning(self, name: str) -> str:
-        """Return the sites that a name of peft stands for: of a module, or `all-linear`."""
-        module = name.rpartition(".")[2]
-        roles = {
-            site.role: None
-            for site in self.sites.values()
-            if site.kind == "linear" and site.part is None
-            if name == "all-linear" or site.host.rpartition(".")[2] == module
-        }
+        """Return the roles that peft's `all-linear` stands for; "" for other names."""
+        linear = (s for s in self.sites.values() if s.kind == "linear" and s.part is None)
+        roles = dict.fromkeys(site.role for site in linear) if name == "all-linear" else {}
         return f"; try {', '.join(roles)}" if roles else ""
 
     def parameters(self, every_use: bool = False) -> dict[str, nn.Parameter]:
@@ -387,6 +401,13 @@ def matches(pattern: str, site: Site) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for name in names)
 
 
+def is_path(pattern: str, path: str) -> bool:
+    """Return whether a pattern is the path of a module, or its end."""
+    if not any(wildcard in pattern for wildcard in "*?["):
+        return f".{path}".endswith(f".{pattern}")
+    return any(fnmatch.fnmatchcase(name, pattern) for name in (path, path.rpartition(".")[2]))
+
+
 def names_a_role(pattern: str) -> bool:
     """Return whether a pattern uses a valid role, even if this backbone does not have it."""
     role = pattern
@@ -399,8 +420,8 @@ def sites_option(anatomy: Anatomy, sites: Iterable[Site]) -> list[str]:
     """Return patterns that match exactly these sites: roles, stack-qualified roles, or ids."""
     ids = {site.id for site in sites}
     for name in (lambda s: s.role, lambda s: f"{s.stack}.{s.role}"):
-        names = sorted({name(s) for s in anatomy.sites.values() if s.id in ids})
+        names = sorted({name(s) for s in anatomy.every() if s.id in ids})
         # A name can be the role of one site, and the last part of the path of another one.
-        if {s.id for s in anatomy.sites.values() if any(matches(n, s) for n in names)} == ids:
+        if {s.id for n in names for s in anatomy.matching(n)} == ids:
             return names
-    return [s.id for s in anatomy.sites.values() if s.id in ids]
+    return [s.id for s in anatomy.every() if s.id in ids]

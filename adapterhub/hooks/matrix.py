@@ -9,7 +9,7 @@ and the host's own forward runs with them, on a shallow copy of the host. So eve
 be merged works at a convolution, whatever its padding, stride, dilation and groups. Where the
 update is a product or a computed matrix, W' = W + D, no unit vectors are multiplied.
 
-The table of an embedding may be large: there, updates are looked up, y + D e_i for the number i.
+The table of an embedding may be large: there, updates are looked up (hooks/embedding.py).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from adapterhub.anatomy.own_modules import copy_with, parameter_at
 from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.errors import AttachError, SiteError
 from adapterhub.hooks.composition import through
+from adapterhub.hooks.embedding import EmbeddingSlot, embedding_slot
 from adapterhub.hooks.held_weight import HeldWeightSlot, override_forward
 from adapterhub.hooks.slot import Slot
 from adapterhub.methods._delta import DeltaModule
@@ -172,30 +173,6 @@ def added_by(module: SiteModule) -> Tensor | None:
     return module.delta() if isinstance(module, DeltaModule) else None
 
 
-class EmbeddingSlot(Slot):
-    """Adds what the active modules have for each number that is looked up."""
-
-    def forward(self, host: nn.Module, ids: Tensor, y: Tensor) -> Tensor:
-        """Apply the modules. ids: (...), y: (..., d) -> y' like y."""
-        return self.run(lambda key, y, ids: y + self._of(key, ids).to(y.dtype), y, ids)
-
-    def _of(self, key: str, ids: Tensor) -> Tensor:
-        module = self.placed(key)
-        if isinstance(module, DeltaModule):
-            return F.embedding(ids, module.delta().T)
-        assert isinstance(module, OutputModule)
-        factors = module.factors()
-        assert factors is not None
-        left, right = factors
-        return F.embedding(ids, right.T) @ left.T
-
-
-def look_up(host: nn.Module, args: tuple[Any, ...], y: Any) -> Any:
-    """Change the output of an embedding: its forward hook."""
-    slot = host._modules[CHILD]
-    return slot(host, args[0], y) if slot is not None and slot.keys else y
-
-
 def keep_hooked(host: nn.Module, args: tuple[Any, ...]) -> None:
     """Do nothing: a layer of torch whose modules have hooks does not skip their forward."""
 
@@ -226,17 +203,15 @@ def matrix_slot(model: nn.Module, site: Site, module: SiteModule) -> Slot:
     """
     host = model.get_submodule(site.host)
     check_matrix(host, site, module)
+    if isinstance(host, nn.Embedding):
+        return embedding_slot(host)
     slot = host._modules.get(CHILD)
-    if isinstance(slot, Slot):
-        return slot
-    new: Slot = EmbeddingSlot() if isinstance(host, nn.Embedding) else MatrixSlot()
-    if isinstance(new, EmbeddingSlot):
-        new.patch.hook(host.register_forward_hook, look_up)
-    else:
-        override_forward(host, new.patch)
-        new.patch.hook(host.register_forward_pre_hook, keep_hooked)
-    host.add_module(CHILD, new)
-    return new
+    if not isinstance(slot, MatrixSlot):
+        slot = MatrixSlot()
+        override_forward(host, slot.patch)
+        slot.patch.hook(host.register_forward_pre_hook, keep_hooked)
+        host.add_module(CHILD, slot)
+    return slot
 
 
 def merged_matrices(host: nn.Module, slot: MatrixSlot | EmbeddingSlot) -> dict[str, Tensor]:
@@ -244,6 +219,4 @@ def merged_matrices(host: nn.Module, slot: MatrixSlot | EmbeddingSlot) -> dict[s
     with torch.no_grad(), torch.autocast(next(host.parameters()).device.type, enabled=False):
         if isinstance(slot, MatrixSlot):
             return slot.changed(host, slot.keys)
-        table = host.get_parameter("weight").float()
-        numbers = torch.arange(len(table), device=table.device)
-        return {"weight": slot(host, numbers, table)}
+        return {"weight": slot.changed(host.get_parameter("weight").float())}

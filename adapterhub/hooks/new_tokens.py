@@ -29,107 +29,46 @@ from adapterhub.backbones.same import same
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.errors import AttachError
 from adapterhub.files.manifest import NewToken
+from adapterhub.hooks.embedding import TokenRows, active_rows, embedding_slot
 from adapterhub.hooks.projection import OutputSlot
 from adapterhub.hooks.slot import Slot, drop_slot
+from adapterhub.methods._site_module import OutputModule
 
 TOKENS = "tokens"
-_IDS = "ids"
 VOCABULARY = "config.vocab_size"  # no name of a buffer, which has no dot
 MAX_NEW = 10_000
 _FLAGS = ("special", "normalized", "single_word", "lstrip", "rstrip")
 
 
-class TokenRows(nn.Module):
-    """The rows of new tokens: `ids` (n,), rising, and `rows` (n, d)."""
-
-    ids: Tensor
-
-    def __init__(self, ids: Tensor, rows: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("ids", ids, persistent=False)
-        self.rows = nn.Parameter(rows)
-
-    def look_up(self, ids: Tensor, y: Tensor, scale: Any) -> Tensor:
-        """Replace the embeddings of new tokens.
-
-        `ids`: (batch, tokens); `y`: the backbone's embeddings, (batch, tokens, d); `scale`: the
-        model's factor on embeddings.
-
-        Returns:
-            y', like y.
-        """
-        place = torch.searchsorted(self.ids, ids.contiguous()).clamp(max=len(self.ids) - 1)
-        new = self.ids[place] == ids
-        rows = F.embedding(place, self.rows).to(y.dtype) * scale
-        return torch.where(new.unsqueeze(-1), rows, y)
-
-    def score(self, x: Tensor, y: Tensor) -> Tensor:
-        """Add logits of new tokens. x: (batch, tokens, d), y: (batch, tokens, old tokens)."""
-        missing = int(self.ids[-1]) + 1 - y.shape[-1]
-        if missing > 0:
-            y = F.pad(y, (0, missing), value=torch.finfo(y.dtype).min)
-        return y.index_copy(-1, self.ids, (x @ self.rows.to(x.dtype).T).to(y.dtype))
-
-
 class RowSlot(OutputSlot):
-    """The rows of all adapters' new tokens, at an embedding or an output layer.
+    """The rows of all adapters' new tokens at an output layer.
 
-    At an output layer it also has the modules that change what that layer reads.
+    It also has the modules that change what that layer reads, or what it computes.
     """
 
     def placed(self, key: str) -> Any:
         """Return the module with a key."""
         return Slot.placed(self, key)
 
-    def rows(self) -> Iterator[TokenRows]:
-        """Yield the rows of the active adapters."""
-        for key in self.keys:
-            module = self.placed(key)
-            if isinstance(module, TokenRows):
-                yield module
-
-
-def mask_new_ids(host: nn.Module, args: tuple[Any, ...]) -> Any:
-    """Replace ids beyond the backbone's embedding by 0: the pre-hook of an embedding."""
-    slot = host._modules[CHILD]
-    if not isinstance(slot, RowSlot) or not slot.keys:
-        return args
-    slot.keep(_IDS, args[0])
-    size = host.get_parameter("weight").shape[0]
-    return (args[0].where(args[0] < size, torch.zeros_like(args[0])), *args[1:])
-
-
-def put_rows(host: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
-    """Insert the rows of new tokens: the forward hook of an embedding."""
-    slot = host._modules[CHILD]
-    if not isinstance(slot, RowSlot) or (ids := slot.take(_IDS)) is None:
-        return y
-    for module in slot.rows():
-        y = module.look_up(ids, y, getattr(host, "embed_scale", 1.0))
-    return y
-
 
 def score_rows(host: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
-    """Add the logits of new tokens: the forward hook of an output layer."""
+    """Change the output of an output layer, and add the logits of new tokens: its forward hook."""
     slot = host._modules[CHILD]
     assert isinstance(slot, RowSlot)
-    for module in slot.rows():
+    if any(isinstance(slot.placed(key), OutputModule) for key in slot.keys):
+        y = slot(host, args[0], y)
+    for module in active_rows(slot):
         y = module.score(args[0], y)
     return y
 
 
-def row_slot(host: nn.Module, scores: bool) -> RowSlot:
-    """Return the slot at an embedding, or at an output layer (`scores`); create it if missing."""
+def row_slot(host: nn.Module) -> RowSlot:
+    """Return the slot at an output layer; create it if it is missing."""
     slot = host._modules.get(CHILD)
-    if isinstance(slot, RowSlot):
-        return slot
-    slot = RowSlot()
-    host.add_module(CHILD, slot)
-    if scores:
+    if not isinstance(slot, RowSlot):
+        slot = RowSlot()
+        host.add_module(CHILD, slot)
         slot.patch.hook(host.register_forward_hook, score_rows)
-    else:
-        slot.patch.hook(host.register_forward_pre_hook, mask_new_ids)
-        slot.patch.hook(host.register_forward_hook, put_rows)
     return slot
 
 
@@ -166,7 +105,7 @@ class NewTokenRows:
         """Add the rows to their hosts, inactive."""
         for path, rows, scores in self.hosts():
             host = self.model.get_submodule(path)
-            slot = row_slot(host, scores)
+            slot = row_slot(host) if scores else embedding_slot(host)
             size = rows.rows.shape[1]
             slot.add(self.key, Site(path, TOKENS, None, TOKENS, "embed", path, size, size), rows)
 
@@ -174,7 +113,7 @@ class NewTokenRows:
         """Remove the rows from their hosts."""
         for path, _, _ in list(self.hosts()):
             slot = self.model.get_submodule(path)._modules[CHILD]
-            assert isinstance(slot, RowSlot)
+            assert isinstance(slot, Slot)
             slot.remove(self.key)
             if not slot.sites:
                 drop_slot(self.model, path)
@@ -186,11 +125,11 @@ class NewTokenRows:
         new = rows.rows.detach() if table.dim() > 1 else torch.zeros(len(rows.ids))
         return wide.index_copy(0, rows.ids.to(wide.device), new.to(wide.device, wide.dtype))
 
-    def slots(self) -> Iterator[RowSlot]:
+    def slots(self) -> Iterator[Slot]:
         """Yield the slots that have the rows."""
         for path, _, _ in self.hosts():
             slot = self.model.get_submodule(path)._modules[CHILD]
-            assert isinstance(slot, RowSlot)
+            assert isinstance(slot, Slot)
             yield slot
 
     def convert(self, fn: Callable[[Tensor], Tensor]) -> None:

@@ -19,8 +19,9 @@ from adapterhub.anatomy.own_modules import parameter_at
 from adapterhub.anatomy.sites import Site
 from adapterhub.backbones.weights import as_stored, read_bias, read_weight
 from adapterhub.errors import MergeError
+from adapterhub.hooks.embedding import EmbeddingSlot
 from adapterhub.hooks.held_weight import HeldWeightSlot
-from adapterhub.hooks.matrix import EmbeddingSlot, MatrixSlot, merged_matrices
+from adapterhub.hooks.matrix import MatrixSlot, merged_matrices
 from adapterhub.hooks.projection import OutputSlot
 from adapterhub.methods._expert_rows import OneExpert
 

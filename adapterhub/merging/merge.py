@@ -44,7 +44,7 @@ from adapterhub.adapters.state import (
     refuse_routed,
     require_attached,
 )
-from adapterhub.anatomy.any_module import is_view, own_module
+from adapterhub.anatomy.any_module import is_view, name_of, own_module
 from adapterhub.anatomy.own_modules import parameter_at
 from adapterhub.anatomy.pipelines import as_module
 from adapterhub.anatomy.sites import CHILD
@@ -56,7 +56,7 @@ from adapterhub.backbones.quantized_layers import can_requantize, requantized
 from adapterhub.backbones.same import SameNumbers, coarsest_dtype, same, tolerance_of
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.backbones.weights import is_offloaded, storage_problem
-from adapterhub.errors import AttachError, MergeError, warn_user
+from adapterhub.errors import AttachError, MergeError, one_line, warn_user
 from adapterhub.hooks.composition import Composition, adapter_names
 from adapterhub.hooks.head import activation_between
 from adapterhub.hooks.new_tokens import VOCABULARY, NewTokenRows
@@ -169,8 +169,8 @@ def merge(
             default that of the dtype, and any finite difference with `requantize`.
         requantize: quantize the merged weights again; required for a quantized backbone.
         batch: what the model is called with to verify the merge: a tensor, a tuple, or a mapping of
-            arguments; by default made for a model of transformers. A merge into another module is
-            not verified without it.
+            arguments; by default made for a model of transformers, if it reads a usual one. Without
+            a batch, others are not compared.
 
     Raises:
         MergeError: an adapter that is not a change of weights (lists all such parts), a quantized
@@ -192,28 +192,47 @@ def merge(
     without: dict[str, Tensor] = {}
     if requantize and not heads:  # a bare model has another head
         with STRUCTURE_LOCK, activated(state, ()):
-            without = _outputs(state.model, batch)
+            without = _expected(state.model, batch)
     with STRUCTURE_LOCK, activated(state, tuple(adapter.name for adapter in adapters)):
         parameters = _swaps(adapters)
         attributes = _identity(state.model, adapters) + _vocabulary(adapters)
         head = heads[-1] if heads else None
         templates = tuple(state.templates())
-        expected = _outputs(state.model, batch)
+        expected = _expected(state.model, batch)
         record = Merge(adapters, expected, parameters, attributes, head, templates)
     with STRUCTURE_LOCK, _merged(state, record, composition):
         precision = tolerance or coarsest_dtype(state.model)
-        outputs = _outputs(state.model, batch)
+        outputs = _outputs(state.model, batch) if expected else {}
         compared = check_outputs(record.expected, outputs, precision)
         _warn_of_a_lost_update(outputs, record.expected, without)
         record.differences, record.tolerances = compared.differences, compared.tolerances
     return record
 
 
+def _expected(model: PreTrainedModel, batch: Any) -> dict[str, Tensor]:
+    """Return the outputs to compare with; {} if there are none, which a warning says.
+
+    A batch cannot be made for each model of transformers: some read videos, boxes or pairs.
+    """
+    if is_view(model) and batch is None:
+        return {}
+    try:
+        return _outputs(model, batch)
+    except Exception as error:  # whatever a model raises about inputs that it does not know
+        if batch is not None:
+            raise
+        warn_user(
+            "the merged weights were not compared with the outputs of the adapter: "
+            f"{name_of(model)} does not read a made batch ({one_line(str(error))}); "
+            "merge(model, batch=inputs) compares",
+            stacklevel=3,
+        )
+        return {}
+
+
 def _outputs(model: PreTrainedModel, batch: Any) -> dict[str, Tensor]:
     """Return the outputs on a batch, by default on one that is made for a model of transformers."""
-    if batch is not None:
-        return outputs_on(own_module(model), batch)
-    return {} if is_view(model) else probe(model)
+    return probe(model) if batch is None else outputs_on(own_module(model), batch)
 
 
 def _warn_of_a_lost_update(

@@ -86,7 +86,7 @@ def _without_other_kinds(
         usual = {"linear"}
     meant: set[str] = set()
     for pattern in patterns:
-        matched = [site for site in sites if matches(pattern, site)]
+        matched = [site for site in anatomy.matching(pattern) if site in sites]
         plain = [site for site in matched if not usual or site.kind in usual]
         wild = _WILDCARDS.intersection(pattern)
         meant |= {site.id for site in (plain if wild and plain else matched)}

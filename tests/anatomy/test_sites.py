@@ -120,7 +120,7 @@ def test_all_patterns_that_match_nothing_are_in_one_error():
         selected(model, "attn.q", layers=())
 
 
-def test_names_of_peft_are_answered_by_their_sites(subtests):
+def test_names_of_peft_select_the_modules_that_they_name(subtests):
     for architecture in tiny_models.MATRIX:
         with subtests.test(architecture):
             check_names_of_peft(architecture)
@@ -129,15 +129,19 @@ def test_names_of_peft_are_answered_by_their_sites(subtests):
 def check_names_of_peft(architecture):
     anatomy = ah.anatomy_of(tiny_models.usual_model(architecture))
     sites = [s for s in anatomy.sites.values() if s.kind == "linear" and s.part is None]
-    names = {site.host.rpartition(".")[2] for site in sites}
-    for name in [*names, "all-linear"]:
+    for name in {site.host.rpartition(".")[2] for site in sites}:
         if names_a_role(name):
             continue  # a module of ALBERT is called ffn
-        with pytest.raises(SiteError) as error:
-            anatomy.select([name])
-        suggested = error.value.offenders[0].partition("; try ")[2].split(", ")
-        meant = [s for s in sites if name in ("all-linear", s.host.rpartition(".")[2])]
-        assert suggested == list(dict.fromkeys(site.role for site in meant))
+        hosts = {
+            path for path, _ in anatomy.model.named_modules() if f".{path}".endswith(f".{name}")
+        }
+        selected = {site.host for site in anatomy.select([name])}
+        assert selected == {path for path in hosts if path.partition(".")[0] not in anatomy.head()}
+        assert selected == {site.host for site in anatomy.select([f"*.{name}"])} | hosts & {name}
+    with pytest.raises(SiteError) as error:
+        anatomy.select(["all-linear"])
+    suggested = error.value.offenders[0].partition("; try ")[2].split(", ")
+    assert suggested == list(dict.fromkeys(site.role for site in sites))
 
 
 def test_valid_roles_are_recognized_on_any_backbone():

@@ -43,7 +43,8 @@ def test_a_pipeline(adapterhub, saved):
     assert facts == {"backbone": str(saved), "fingerprint": None, **own}
     assert facts["default_sites"]["lora"] == ["attn.q", "attn.v", "cross.q", "cross.v"]
     sites = {row["site"]: row for row in facts["sites"]}
-    assert sites["unet.*.norm1"]["modules"] == ["GroupNorm", "LayerNorm"]
+    assert sites["unet.*.norm1"]["modules"] == ["LayerNorm"]
+    assert facts["not_found"][0]["module"] == "GroupNorm"  # of channels: no site
 
 
 def test_each_row_of_a_pipeline_can_be_named():

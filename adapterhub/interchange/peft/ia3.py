@@ -29,7 +29,7 @@ def import_peft_ia3(
 ) -> dict[str, Tensor]:
     """Translate the scales of a checkpoint; return the other tensors."""
     anatomy = translation.anatomy
-    sites = {s.host: s for s in anatomy.sites.values() if s.kind == "linear" and not s.part}
+    sites = {s.host: s for s in anatomy.every() if s.kind == "linear" and not s.part}
     scaled, at_inputs = [], []
     for name in [n for n in files.tensors if n.endswith(_SCALE)]:
         file_path = name.removesuffix(_SCALE)

@@ -1,9 +1,9 @@
 """Import of peft's low-rank updates.
 
 peft adds y = W x + s B A x to each target, with s = alpha / rank or alpha / sqrt(rank), and DoRA's
-magnitude if enabled. At a projection that is a site the update becomes a method of ours, one for
-each alpha. Elsewhere (a pooler, an embedding, an output layer) it is folded into a whole weight,
-which the adapter stores.
+magnitude if enabled. At a site the update becomes a method of ours, one for each alpha. Elsewhere
+(DoRA of an embedding, PiSSA of a pooler or an output layer) it is folded into a whole weight, which
+the adapter stores.
 """
 
 from __future__ import annotations
@@ -55,11 +55,15 @@ def import_peft_low_rank(
     updates, rest = read_updates(files, finder, translation)
     initialization = subtracted_initialization(files.config, translation)
     anatomy = translation.anatomy
-    sites = {path: s for s in anatomy.sites.values() if (path := adapted_module(s))}
+    # An initialization, and trained rows, change whole weights, which others may share.
+    plain = not initialization and not rows
+    known = anatomy.every() if plain else anatomy.sites.values()
+    sites = {path: s for s in known if (path := adapted_module(s))}
     at_sites, elsewhere = [], []
     for update in updates:
         site = None if update.parameter else sites.get(update.path)
-        if site is None:
+        table = isinstance(finder.modules[update.path], nn.Embedding)
+        if site is None or (table and "magnitude_vector" in update.tensors):
             elsewhere.append(update)
             continue
         if initialization:

@@ -760,7 +760,7 @@ def import_plain(
 ) -> dict[str, Tensor]:
     """Translate the updates of a checkpoint of one of these kinds; return the other tensors."""
     row, anatomy = PLAIN[files.kind], translation.anatomy
-    sites = {s.host: s for s in anatomy.sites.values() if s.kind == "linear" and not s.part}
+    sites = {s.host: s for s in anatomy.every() if s.kind == "linear" and not s.part}
     by_path: dict[str, Tensors] = {}
     rest: Tensors = {}
     for name, tensor in files.tensors.items():
@@ -792,7 +792,7 @@ def import_plain(
     _add_methods(row, updates, translation)
     if updates:
         adapted = {update.site for update in updates}
-        first = next(site for site in anatomy.sites.values() if site in adapted)
+        first = next(site for site in anatomy.every() if site in adapted)
         for name, tensor in shared.items():
             translation.tensors[f"{first.id}.{row.method.name}.{name}"] = tensor.float()
     return rest
