@@ -46,7 +46,7 @@ _NETWORKS: tuple[Mapping[str, str], ...] = (
     {"wi": "up", "wo": "down"},
     {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"},
     {"gate_proj": "gate", "up_proj": "up", "linear_fc2": "down"},
-    {"gate_up_proj": "up", "down_proj": "down"},
+    {"gate_up_proj": "gate_up", "down_proj": "down"},
     {"gate_layer": "gate", "proj": "up", "out": "down"},
     {"gate": "gate", "up": "up", "down": "down"},
     {"w_gate": "gate", "w_up": "up", "w_down": "down"},
@@ -60,7 +60,7 @@ _NETWORKS: tuple[Mapping[str, str], ...] = (
     {"ff.0": "up", "ff.3": "down"},
     {"in_layer": "up", "out_layer": "down"},
 )
-_FIRST, _LAST = ("q", "qkv", "up"), ("o", "down")
+_FIRST, _LAST = ("q", "qkv", "up", "gate_up"), ("o", "down")
 
 
 def module_anatomy(view: ModuleView, head: tuple[str, ...] = ()) -> Anatomy:
@@ -202,8 +202,9 @@ def _of_network(
     for row in _NETWORKS:
         if all(child in children for child in row):
             found = {role: child for child, role in row.items()}
-            up, down = (paths[join(path, found[role])] for role in ("up", "down"))
-            return found if in_features(up) == out_features(down) else {}
+            first = found.get("up") or found["gate_up"]
+            ends = paths[join(path, first)], paths[join(path, found["down"])]
+            return found if in_features(ends[0]) == out_features(ends[1]) else {}
     return {}
 
 
@@ -226,7 +227,9 @@ def _sites(
     role = roles.get(path, path.rpartition(".")[2])
     if is_projection(module):
         sizes = in_features(module), out_features(module)
-        yield site(path, role, "linear", sizes)
+        of_prefixes = role.endswith(".kv")  # `attn.kv` is where keys and values are read
+        whole = path.rpartition(".")[2] if of_prefixes else role
+        yield site(path, whole, "linear", sizes)
         for name, inside, part in _slices(path, role, *sizes):
             own = (sizes[0], part.stop - part.start)
             yield site(f"{path}.{name}", inside, "linear", own, part=part)

@@ -14,6 +14,7 @@ diffusers, `loaders/lora_pipeline.py`, https://github.com/huggingface/diffusers;
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import re
 from collections.abc import Mapping
@@ -181,6 +182,22 @@ def _reads_files(parts: PipelineParts) -> bool:
     return hasattr(parts.kind, "lora_state_dict")
 
 
+def _read_parts(parts: PipelineParts) -> set[str]:
+    """Return the parts that diffusers reads from a LoRA file.
+
+    Their class names them in an attribute, such as `transformer_name`, or in an option with which
+    it writes files; and they have a method for it.
+    """
+    named = {getattr(parts.kind, name) for name in dir(parts.kind) if name.endswith("_name")}
+    written = inspect.signature(parts.kind.save_lora_weights).parameters
+    return {
+        name
+        for name, part in parts.items()
+        if name in named or f"{name}_lora_layers" in written
+        if hasattr(part, "load_lora_adapter") or hasattr(part, "load_adapter")
+    }
+
+
 def _lost_alphas(stored: Mapping[str, Tensor]) -> list[str]:
     """Return the alphas of a Flux's last layer that change its scale."""
     alphas = [name for name in stored if "final_layer" in name and name.endswith(".alpha")]
@@ -284,6 +301,14 @@ def write_diffusers(
         problems.append("it is not of a pipeline: attach(pipe, ...)")
     elif not _reads_files(parts):
         problems.append(f"diffusers reads no LoRA files for a {parts.kind.__name__}")
+    else:
+        read, kind = _read_parts(parts), parts.kind.__name__
+        unread = dict.fromkeys(path.partition(".")[0] for path in _paths(files))
+        problems += [
+            f"{part}: diffusers reads none from a LoRA file of a {kind}"
+            for part in unread
+            if part not in read
+        ]
     if files.kind != "LORA" or files.config.get("use_dora"):
         problems.append(f"{files.kind}: these files contain LoRAs")
     others = [name for name in files.tensors if not _KEY.fullmatch(name)]
