@@ -34,9 +34,9 @@ _ADDED = {"add", "added", "txt", "t"}
 # Projections that nothing calls: their module reads the weights itself. So do those of diffusers
 # that are fused, see `_uncalled`.
 _UNCALLED = {
-    "MultiheadAttention": ("out_proj",),
-    "HunyuanDiTAttentionPool": ("q_proj", "k_proj", "v_proj", "c_proj"),
-    "MiniMaxH3AudioCausalAttention": ("qkv",),
+    "torch.MultiheadAttention": ("out_proj",),
+    "diffusers.HunyuanDiTAttentionPool": ("q_proj", "k_proj", "v_proj", "c_proj"),
+    "diffusers.MiniMaxH3AudioCausalAttention": ("qkv",),
 }
 # The children of a feed-forward network, with their roles. Which one is the gate, names do not say.
 _NETWORKS: tuple[Mapping[str, str], ...] = (
@@ -132,8 +132,8 @@ def _roles(
     roles: dict[str, str] = {}
     sublayers: dict[str, tuple[str, str, str]] = {}
     for path, module in paths.items():
-        inside = {p for p, m in own_modules(module) if is_projection(m)}
-        children = {child for child in inside if join(path, child) not in uncalled}
+        inside = (p for p, m in own_modules(module) if is_projection(m))
+        children = {child: None for child in inside if join(path, child) not in uncalled}
         own, added = _of_attention(children)
         for sublayer, row in (
             (_attention_name(path, module), own),
@@ -158,7 +158,7 @@ def _of_attention(children: Iterable[str]) -> tuple[dict[str, str], dict[str, st
     Both are empty for what is no attention: without queries and keys.
     """
     both: tuple[dict[str, str], dict[str, str]] = {}, {}
-    for child in children:
+    for child in (child for child in children if "." not in child.removesuffix(".0")):
         added, role = _in_attention(child)
         if role:
             both[added].setdefault(role, child)
@@ -174,21 +174,22 @@ def _in_attention(child: str) -> tuple[bool, str]:
     words = set(re.split(r"[._]", child.removesuffix(".0")))
     named = {_WORDS[word] for word in words & _WORDS.keys()}
     silent = _SILENT | _ADDED | ({"mlp"} if named == {"qkv"} else set())  # both in one: of Flux 2
-    known = "." not in child.removesuffix(".0") and words <= _WORDS.keys() | silent
+    known = words <= _WORDS.keys() | silent and len(named) <= 1
     role = next(iter(named), "o" if "proj" in words else "")
-    return bool(words & _ADDED), role if known and len(named) <= 1 else ""
+    return bool(words & _ADDED), role if known else ""
 
 
 def _uncalled(paths: Mapping[str, nn.Module]) -> Iterator[str]:
     """Yield the paths of projections that nothing calls: where they were fused, the parts."""
     for path, module in paths.items():
-        for name in _UNCALLED.get(type(module).__name__, ()):
-            yield join(path, name)
+        for kind in type(module).__mro__:
+            known = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+            yield from (join(path, name) for name in _UNCALLED.get(known, ()))
         if getattr(module, "fused_projections", False):
             children = {name: _in_attention(name) for name, _ in module.named_children()}
             fused = [(added, role) for added, role in children.values() if role in ("kv", "qkv")]
             for name, (added, role) in children.items():
-                if any(added == of and set(role) < set(letters) for of, letters in fused) and role:
+                if any(added == of and role in [*letters] for of, letters in fused):
                     yield join(path, name)
 
 
@@ -242,9 +243,7 @@ def _sites(
         yield site(path, role, "norm", (len(weight), len(weight)))
 
 
-def _slices(
-    path: str, role: str, d_in: int, d_out: int
-) -> Iterator[tuple[str, str, FeatureSlice]]:
+def _slices(path: str, role: str, d_in: int, d_out: int) -> Iterator[tuple[str, str, FeatureSlice]]:
     """Yield the slices of the output of a fused projection, with their names and roles.
 
     Queries, keys and values are apart only where they are as wide as the input: with fewer keys,
@@ -252,9 +251,9 @@ def _slices(
     """
     sublayer, _, letters = role.rpartition(".")
     with_network = "mlp" in path.rpartition(".")[2]
-    if letters == "kv":
+    if letters == "kv" and d_out % len(letters) == 0:
         width = d_out // len(letters)
-    elif letters == "qkv" and (with_network or d_out == len(letters) * d_in):
+    elif letters == "qkv" and (d_out > 3 * d_in if with_network else d_out == 3 * d_in):
         width = d_in
     else:
         return

@@ -167,6 +167,12 @@ def _converted(
             offenders=shorten(others),
             expected=f"tensors of {', '.join(parts)}",
         )
+    if not state:
+        raise MismatchError(
+            f"{file} has no tensors that diffusers reads for a {parts.kind.__name__}",
+            offenders=shorten(sorted(stored)),
+            expected=f"tensors of {', '.join(parts)}, as save_lora_weights writes them",
+        )
     given = {**{n: t for n, t in state.items() if n.endswith(".alpha")}, **(network_alphas or {})}
     tensors = {_renamed(n, parts): t for n, t in state.items() if not n.endswith(".alpha")}
     alphas: dict[str, float] = {}

@@ -16,6 +16,7 @@ diffusers = pytest.importorskip("diffusers")
 Inputs = dict[str, Any]
 
 HEADS = {"num_attention_heads": 2, "attention_head_dim": 8}  # 16 wide
+WIDE = {"num_attention_heads": 2, "attention_head_dim": 16}
 TIME = torch.tensor([3])
 TIMES = torch.tensor([0.5])
 TEXT = (1, 5, 16)
@@ -119,8 +120,7 @@ MODELS: dict[str, tuple[dict[str, Any], Inputs]] = {
         },
     ),
     "CosmosTransformer3DModel": (
-        HEADS | {
-            "attention_head_dim": 16,
+        WIDE | {
             "in_channels": 4, "out_channels": 4, "num_layers": 2, "mlp_ratio": 2,
             "text_embed_dim": 16, "adaln_lora_dim": 4, "max_size": (4, 4, 4),
             "concat_padding_mask": False,
@@ -132,8 +132,7 @@ MODELS: dict[str, tuple[dict[str, Any], Inputs]] = {
         {"hidden_states": PICTURE, "timestep": TIME, "class_labels": torch.tensor([1])},
     ),
     "EasyAnimateTransformer3DModel": (
-        HEADS | {
-            "attention_head_dim": 16,
+        WIDE | {
             "in_channels": 4, "out_channels": 4, "patch_size": 2, "sample_width": 4,
             "sample_height": 4, "num_layers": 2, "mmdit_layers": 1, "time_embed_dim": 8,
             "text_embed_dim": 16,
@@ -325,7 +324,8 @@ MODELS: dict[str, tuple[dict[str, Any], Inputs]] = {
     ),
     "LuminaNextDiT2DModel": (
         {
-            "sample_size": 4, "hidden_size": 16, "num_layers": 1, "num_attention_heads": 2, "num_kv_heads": 2,
+            "sample_size": 4, "hidden_size": 16, "num_layers": 1, "num_attention_heads": 2,
+            "num_kv_heads": 2,
             "multiple_of": 8, "cross_attention_dim": 16,
         },
         {

@@ -171,6 +171,40 @@ def test_both_transformers_of_wan_are_parts_and_files_have_one(tmp_path):
     assert difference(outputs(theirs), outputs(other)) <= TOLERANCE
 
 
+def test_the_connectors_of_ltx_are_in_its_files(tmp_path):
+    """They read the prompt; diffusers loads them, and `save_lora_weights` has no option for it."""
+    ltx = pytest.importorskip("diffusers.pipelines.ltx2")
+
+    def with_connectors():
+        torch.manual_seed(0)
+        sizes = {
+            f"{each}_connector_{name}": value
+            for each in ("video", "audio")
+            for name, value in (
+                ("num_attention_heads", 2), ("attention_head_dim", 8), ("num_layers", 1),
+                ("num_learnable_registers", None),
+            )
+        }  # fmt: skip
+        connectors = ltx.LTX2TextConnectors(caption_channels=16, text_proj_in_factor=1, **sizes)
+        return made("LTX2Pipeline", connectors=connectors.eval())
+
+    @torch.no_grad()
+    def read(pipe):
+        numbers = torch.Generator().manual_seed(0)
+        prompt = torch.randn(1, 5, 16, 1, generator=numbers)
+        return pipe.connectors(prompt, torch.ones(1, 5))[0]
+
+    pipe = with_connectors()
+    bare = read(pipe)
+    trained(pipe).export(tmp_path, format="diffusers")
+    expected = read(pipe)
+    assert difference(expected, bare) > 1e-3
+    for load in (ah.load, type(pipe).load_lora_weights):
+        other = with_connectors()
+        load(other, tmp_path)
+        assert difference(read(other), expected) <= TOLERANCE
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "part"),
     [
@@ -191,3 +225,12 @@ def test_parts_that_diffusers_does_not_read_are_refused(kind, name, part, tmp_pa
     other = made(kind, name)
     ah.load(other, tmp_path / "a")
     assert difference(output(denoiser(other), name), expected) <= TOLERANCE
+
+
+def test_a_file_of_which_diffusers_reads_nothing_is_refused(tmp_path):
+    name = "transformer.single_transformer_blocks.0.attn.to_out.lora_down.weight"
+    save_file({name: torch.randn(2, 64)}, tmp_path / FILE)
+    pipe = made("Flux2Pipeline")
+    with pytest.raises(MismatchError, match="no tensors that diffusers reads for a Flux2Pipeline"):
+        ah.load(pipe, tmp_path)
+    assert ah.adapters(pipe) == {}
