@@ -116,6 +116,27 @@ def test_a_file_of_diffusers_gives_equal_outputs(kind, tmp_path):
     assert difference(output(denoiser(here), name), expected) <= TOLERANCE
 
 
+# Of the others, those whose kohya names diffusers converts when they are made of its own.
+KOHYA = {"IFPipeline", "QwenImagePipeline", "StableDiffusionXLInpaintPipeline", "ZImagePipeline"}
+
+
+@rotate("kind", PIPELINES, 4)
+def test_kohyas_names_give_equal_outputs_or_are_refused(kind, tmp_path):
+    pipe, name = made(kind), PIPELINES[kind]
+    adapter = trained(pipe)
+    expected = output(denoiser(pipe), name)
+    if kind not in KOHYA:
+        with pytest.raises(MismatchError, match="would not read kohya's names"):
+            adapter.export(tmp_path / "a", format="kohya")
+        assert not (tmp_path / "a").exists()
+        return
+    adapter.export(tmp_path / "a", format="kohya")
+    for load in (ah.load, type(pipe).load_lora_weights):
+        other = made(kind)
+        load(other, tmp_path / "a")
+        assert difference(output(denoiser(other), name), expected) <= TOLERANCE
+
+
 def test_the_names_of_the_authors_of_wan(tmp_path):
     """Diffusers' own conversion reads them."""
     pipe = made("WanPipeline")
