@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from adapterhub.anatomy.own_modules import parameter_at
+
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -68,13 +70,17 @@ def matrices_in(module: nn.Module) -> dict[str, WeightMatrix]:
     """Map the roles of the matrices of a module to them; "" is the role of the only one.
 
     Returns:
-        {} for a projection, and for any other module.
+        {} for a projection, for a weight that is computed of other parameters (a weight norm), and
+        for any other module.
     """
+    found: dict[str, WeightMatrix] = {}
     if isinstance(module, CONVOLUTIONS):
-        return {"": WeightMatrix()}
-    if isinstance(module, nn.Embedding):
-        return {"": WeightMatrix(transposed=True)}
-    return _of_attention(module) if isinstance(module, nn.MultiheadAttention) else {}
+        found = {"": WeightMatrix()}
+    elif isinstance(module, nn.Embedding):
+        found = {"": WeightMatrix(transposed=True)}
+    elif isinstance(module, nn.MultiheadAttention):
+        found = _of_attention(module)
+    return {n: each for n, each in found.items() if parameter_at(module, each.weight) is not None}
 
 
 def _of_attention(attention: nn.MultiheadAttention) -> dict[str, WeightMatrix]:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
+
 import peft
 import pytest
 import torch
-from diffusers_models import MODELS, model, output
-from selection import rotate
+from diffusers_models import MODELS, diffusers, model, output
+from selection import rotate, rotating
 
 import adapterhub as ah
+from adapterhub.anatomy.own_modules import join
+from adapterhub.anatomy.projections import is_projection
+from adapterhub.errors import SiteError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 TOLERANCE = 2e-5
+LAYERS = {"num_layers", "num_single_layers", "num_hidden_layers", "n_layers", "depth", "nlayers"}
+# It multiplies by the weight of a projection, which it does not call: no site.
+READS_ITSELF = {"MiniMaxH3AudioCausalAttention"}
 # A network of convolutions alone.
 WITHOUT_ATTENTION = {"T2IAdapter"}
 # What is found in some classes, beside queries and values.
@@ -72,6 +80,34 @@ def test_attention_and_networks_are_found_where_they_are_called(name):
     projections = {s.role for s in ah.anatomy_of(made).sites.values() if s.kind == "linear"}
     assert not [role for role in projections if role.startswith(("to_q", "to_v", "add_", "q_"))]
     assert uncalled(made, name, sites) == []
+
+
+def test_no_attention_of_any_model_of_diffusers_is_overlooked():
+    """Of those that can be built as they are by default: without numbers, and of few layers."""
+    names = [name for name in dir(diffusers.models) if name[0].isupper()]
+    kinds = [getattr(diffusers.models, name) for name in rotating(names)]
+    models = [kind for kind in kinds if isinstance(kind, type)]
+    models = [kind for kind in models if issubclass(kind, diffusers.ModelMixin)]
+    overlooked = []
+    for kind in rotating(models):
+        few = {n: 2 for n in inspect.signature(kind.__init__).parameters if n in LAYERS}
+        try:
+            with torch.device("meta"):
+                made = kind(**few)
+        except Exception:  # whatever a class says of options that it needs
+            continue
+        try:
+            sites = ah.anatomy_of(made).sites.values()
+        except SiteError:  # such as a codec for sound whose kernels are computed
+            continue
+        hosts = {site.host for site in sites if site.role.endswith((".q", ".qkv"))}
+        for path, module in made.named_modules():
+            names = [name for name, child in module.named_children() if is_projection(child)]
+            found = hosts & {join(path, name) for name in names}
+            name = type(module).__name__
+            if "Att" in name and len(names) > 1 and not found and name not in READS_ITSELF:
+                overlooked.append(f"{kind.__name__}.{path}: {name} {names}")
+    assert overlooked == []
 
 
 @rotate("name", MODELS)
