@@ -6,10 +6,11 @@ import copy
 
 import pytest
 import torch
-from pipelines import KINDS, picture, pipeline
+from pipelines import KINDS, diffusers, picture, pipeline
 from selection import rotate
 
 import adapterhub as ah
+from adapterhub.anatomy.pipelines import loadable_in
 from adapterhub.errors import AttachError, MismatchError, SiteError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -99,6 +100,22 @@ def test_a_copy_has_adapters_of_its_own():
     assert ah.adapters(again) == ah.adapters(pipe)
     ah.detach(again)
     assert torch.equal(picture(pipe), bare)
+
+
+@pytest.mark.parametrize(
+    ("kind", "modules", "parts"),
+    [
+        ("KandinskyV22PriorPipeline", "prior image_encoder text_encoder", "prior text_encoder"),
+        ("StableCascadeDecoderPipeline", "decoder text_encoder vqgan", "decoder text_encoder"),
+        ("WanPipeline", "text_encoder vae transformer transformer_2", "transformer transformer_2"),
+        ("StableUnCLIPPipeline", "prior text_encoder unet vae", "unet text_encoder"),
+        ("PRXPipeline", "transformer text_encoder vae", "unet text_encoder transformer"),
+    ],
+)
+def test_the_parts_are_what_its_class_names_or_what_removes_noise(kind, modules, parts):
+    """That of PRX names a UNet, which it does not have."""
+    found = loadable_in(getattr(diffusers, kind), modules.split())
+    assert found == tuple(parts.split())
 
 
 def test_other_modules_of_a_pipeline_have_adapters_of_their_own(tmp_path):
