@@ -72,14 +72,14 @@ def weights_read(module: nn.Module) -> set[str]:
 
 def multiplies_weight(module: nn.Module, child: str) -> bool:
     """Return whether a module multiplies by the weight of a child: `self.dt_proj.weight @ x`."""
-    return f"self.{child}.weight" in _multiplied(type(module))
+    weight = f"self.{child}.weight"
+    return any(weight in _operands(method) for method in _own_methods(module))
 
 
 @cache
-def _multiplied(cls: type[nn.Module]) -> frozenset[str]:
-    """Return the operands of the products `a @ b` in a class's own methods, as they are written."""
-    methods = map(_definition, filter(inspect.isfunction, vars(cls).values()))
-    nodes = [node for method in methods if method for node in ast.walk(method)]
+def _operands(method: Callable[..., Any] | None) -> frozenset[str]:
+    """Return the operands of the products `a @ b` in a method, as they are written."""
+    nodes = ast.walk(_definition(method) or ast.Pass())
     products = (n for n in nodes if isinstance(n, ast.BinOp) and isinstance(n.op, ast.MatMult))
     return frozenset(ast.unparse(side) for n in products for side in (n.left, n.right))
 
@@ -120,10 +120,14 @@ def definition_of(module: nn.Module, method: str) -> ast.FunctionDef | None:
 
 def own_methods(module: nn.Module) -> list[ast.FunctionDef]:
     """List the definitions of the methods of a module's class, but those of `nn.Module`."""
+    found = map(_definition, _own_methods(module))
+    return [definition for definition in found if definition is not None]
+
+
+def _own_methods(module: nn.Module) -> Iterator[Callable[..., Any] | None]:
     classes = type(module).__mro__
     own = classes[: classes.index(nn.Module)]
-    methods = (_method(module, name) for name in {n: None for c in own for n in vars(c)})
-    return [definition for m in methods if (definition := _definition(m)) is not None]
+    return (_method(module, name) for name in {n: None for c in own for n in vars(c)})
 
 
 def _method(module: nn.Module, name: str) -> Callable[..., Any] | None:

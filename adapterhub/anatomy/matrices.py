@@ -68,7 +68,8 @@ def matrices_in(module: nn.Module) -> dict[str, WeightMatrix]:
     """Map the roles of the matrices of a module to them; "" is the role of the only one.
 
     Returns:
-        {} for a projection, and for any other module.
+        {} for a projection, for a weight that is computed of other parameters (a weight norm), and
+        for any other module.
     """
     if isinstance(module, nn.MultiheadAttention):
         return _of_attention(module)

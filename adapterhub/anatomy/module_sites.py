@@ -1,14 +1,15 @@
 """The sites of any module: each projection, convolution, embedding and norm, by its path.
 
 A site's id is its path: `blocks.3.attn.qkv`. Its role is the last part of the path, `qkv`, or in an
-attention or a feed-forward network that a row of `_ATTENTION` or `_NETWORKS` fits, the role that it
-has in a model of transformers: `attn.q`, `ffn.up`. So options that name either find it. Layers are
+attention, or in a feed-forward network that a row of `_NETWORKS` fits, the role that it has in a
+model of transformers: `attn.q`, `ffn.up`. So options that name either find it. Layers are
 numbered in each list of modules of one class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,35 +24,40 @@ from adapterhub.anatomy.projections import in_features, is_projection, out_featu
 from adapterhub.anatomy.sites import Anatomy, FeatureSlice, Kind, Site
 from adapterhub.errors import SiteError, did_you_mean
 
-# The children of an attention, with their roles: of diffusers, timm, CLIP-like and plain code.
-_ATTENTION: tuple[Mapping[str, str], ...] = (
-    {"to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "o"},
-    {"to_q": "q", "to_k": "k", "to_v": "v"},
-    {"q": "q", "k": "k", "v": "v", "o": "o"},
-    {"qkv": "qkv", "proj": "o"},
-    {"to_qkv": "qkv", "to_out": "o"},
-    {"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o"},
-    {"q_proj": "q", "k_proj": "k", "v_proj": "v", "out_proj": "o"},
-    {"query": "q", "key": "k", "value": "v"},
-)
+# The words in the names of an attention's children: `to_q`, `q_proj`, `query`, `to_out.0`,
+# `img_attn_qkv`, `add_k_proj`, `txt_kv_proj`. A name with another word is of something else.
+_WORDS = {
+    "q": "q", "query": "q", "k": "k", "key": "k", "v": "v", "value": "v", "kv": "kv", "qkv": "qkv",
+    "o": "o", "out": "o",
+}  # fmt: skip
+_SILENT = {"to", "proj", "linear", "layer", "attn", "img"}
 # Of an attention to two sequences (Flux, Stable Diffusion 3), those of the second one: the text.
-_ADDED: tuple[Mapping[str, str], ...] = (
-    {"add_q_proj": "q", "add_k_proj": "k", "add_v_proj": "v", "to_add_out": "o"},
-    {"add_q_proj": "q", "add_k_proj": "k", "add_v_proj": "v"},
-)
+_ADDED = {"add", "added", "txt", "t"}
+# The children of a feed-forward network, with their roles. Which one is the gate, names do not say.
 _NETWORKS: tuple[Mapping[str, str], ...] = (
     {"net.0.proj": "up", "net.2": "down"},
     {"proj_mlp": "up", "proj_out": "down"},
     {"wi_0": "gate", "wi_1": "up", "wo": "down"},
     {"wi": "up", "wo": "down"},
     {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"},
+    {"gate_proj": "gate", "up_proj": "up", "linear_fc2": "down"},
+    {"gate_up_proj": "gate_up", "down_proj": "down"},
+    {"gate_layer": "gate", "proj": "up", "out": "down"},
+    {"gate": "gate", "up": "up", "down": "down"},
+    {"w_gate": "gate", "w_up": "up", "w_down": "down"},
     {"fc1": "up", "fc2": "down"},
     {"linear1": "up", "linear2": "down"},
+    {"linear_1": "gate", "linear_3": "up", "linear_2": "down"},
+    {"linear_1": "gate", "linear_2": "up", "out_projection": "down"},
+    {"w1": "gate", "w3": "up", "w2": "down"},
+    {"w0": "gate", "w1": "up", "w2": "down"},
+    {"linear_in": "up", "linear_out": "down"},
+    {"ff.0": "up", "ff.3": "down"},
+    {"in_layer": "up", "out_layer": "down"},
 )
-_SLICES = 3
 _CHANNELS = "channels_first"
 _WITH_WEIGHT = ("linear", "norm", "weight")
-_FIRST, _LAST = ("q", "qkv", "up"), ("o", "down")
+_FIRST, _LAST = ("q", "qkv", "up", "gate_up"), ("o", "down")
 
 
 def module_anatomy(view: ModuleView, head: tuple[str, ...] = ()) -> Anatomy:
@@ -71,12 +77,12 @@ def module_anatomy(view: ModuleView, head: tuple[str, ...] = ()) -> Anatomy:
             offenders=[f"{name!r}{did_you_mean(name, paths)}" for name in unknown],
             expected="paths of modules",
         )
+    uncalled = set(_uncalled(paths))
     layers = _layers(paths)
-    roles, sublayers = _roles(paths)
+    roles, sublayers = _roles(paths, uncalled)
     sites: dict[str, Site] = {}
-    without = (*head, *_read_by_others(paths))
     for path, module in paths.items():
-        if path and not any(f"{path}.".startswith(f"{name}.") for name in without):
+        if path and not any(f"{path}.".startswith(f"{name}.") for name in (*head, *uncalled)):
             for site in _sites(path, module, roles, layers):
                 sites[site.id] = site
             if path in sublayers:
@@ -110,7 +116,7 @@ def sites_by_path(anatomy: Anatomy, unused: Collection[str] = ()) -> dict[str, S
     paths = dict(own_modules(anatomy.model))
     base = f"{anatomy.base_path}." if anatomy.base_path else ""
     hosts = {site.host for site in anatomy.sites.values() if site.kind in _WITH_WEIGHT}
-    without = (*anatomy.head(), *unused, *_read_by_others(paths), *_only_tied(paths))
+    without = (*anatomy.head(), *unused, *_uncalled(paths), *_only_tied(paths))
     sites: dict[str, Site] = {}
     for path, module in paths.items():
         if path in hosts or any(f"{path}.".startswith(f"{name}.") for name in without):
@@ -134,16 +140,6 @@ def _only_tied(paths: Mapping[str, nn.Module]) -> Iterator[str]:
             yield path
 
 
-def _read_by_others(paths: Mapping[str, nn.Module]) -> set[str]:
-    """Return the paths of modules whose weights the module around them reads in their place.
-
-    torch's own layers do so only where no module inside has a hook.
-    """
-    others = {p: m for p, m in paths.items() if not type(m).__module__.startswith("torch.nn.")}
-    read = {join(path, name) for path, m in others.items() for name in weights_read(m)}
-    return read & paths.keys()
-
-
 def _layers(paths: Mapping[str, nn.Module]) -> dict[str, tuple[str, ...]]:
     """Map lists of modules of one class, which are not inside of another one, to their elements."""
     found: dict[str, tuple[str, ...]] = {}
@@ -160,7 +156,7 @@ def _layers(paths: Mapping[str, nn.Module]) -> dict[str, tuple[str, ...]]:
 
 
 def _roles(
-    paths: Mapping[str, nn.Module],
+    paths: Mapping[str, nn.Module], uncalled: Container[str]
 ) -> tuple[dict[str, str], dict[str, tuple[str, str, str]]]:
     """Find attention and feed-forward networks.
 
@@ -171,15 +167,19 @@ def _roles(
     roles: dict[str, str] = {}
     sublayers: dict[str, tuple[str, str, str]] = {}
     for path, module in paths.items():
-        children = {p for p, m in own_modules(module) if is_projection(m)}
-        own = _attention_name(path, module)
-        for sublayer, rows in ((own, _ATTENTION), ("added", _ADDED), ("ffn", _NETWORKS)):
-            row = next((row for row in rows if row.keys() <= children), {})
-            inside = {role: join(path, child) for child, role in row.items()}
-            for role, child in inside.items():
+        inside = (p for p, m in own_modules(module) if is_projection(m))
+        children = {child: None for child in inside if join(path, child) not in uncalled}
+        own, added = _of_attention(children)
+        for sublayer, row in (
+            (_attention_name(path, module), own),
+            ("added", added),
+            ("ffn", _of_network(paths, path, children)),
+        ):
+            ends = {role: join(path, child) for role, child in row.items()}
+            for role, child in ends.items():
                 roles.setdefault(child, f"{sublayer}.{role}")
-            first = next((inside[role] for role in _FIRST if role in inside), None)
-            last = next((inside[role] for role in _LAST if role in inside), None)
+            first = next((ends[role] for role in _FIRST if role in ends), None)
+            last = next((ends[role] for role in _LAST if role in ends), None)
             if not (path and first and last) or path in sublayers:
                 continue
             if in_features(paths[first]) == out_features(paths[last]):
@@ -187,9 +187,73 @@ def _roles(
     return roles, sublayers
 
 
+def _of_attention(children: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Map the roles of an attention to its projections, and those of a second sequence.
+
+    Both are empty for what is no attention: without queries and keys.
+    """
+    both: tuple[dict[str, str], dict[str, str]] = {}, {}
+    for child in (child for child in children if "." not in child.removesuffix(".0")):
+        added, role = _in_attention(child)
+        if role:
+            both[added].setdefault(role, child)
+    found = {*both[0], *both[1]}
+    return both if "qkv" in found or ("q" in found and found & {"k", "kv"}) else ({}, {})
+
+
+def _in_attention(child: str) -> tuple[bool, str]:
+    """Return whether a child of an attention is of the second sequence, and its role; "" if none.
+
+    A name of silent words alone is of the output: `proj`, `proj_attn`.
+    """
+    words = set(re.split(r"[._]", child.removesuffix(".0")))
+    named = {_WORDS[word] for word in words & _WORDS.keys()}
+    silent = _SILENT | _ADDED | ({"mlp"} if named == {"qkv"} else set())  # both in one: of Flux 2
+    known = words <= _WORDS.keys() | silent and len(named) <= 1
+    role = next(iter(named), "o" if "proj" in words else "")
+    return bool(words & _ADDED), role if known else ""
+
+
+def _uncalled(paths: Mapping[str, nn.Module]) -> Iterator[str]:
+    """Yield the paths of modules that nothing calls: the module around them reads their weights.
+
+    Those of diffusers that are fused, too. torch's own layers read weights only where no module
+    inside has a hook.
+    """
+    for path, module in paths.items():
+        if not type(module).__module__.startswith("torch.nn."):
+            yield from (
+                each for name in weights_read(module) if (each := join(path, name)) in paths
+            )
+        if getattr(module, "fused_projections", False):
+            children = {name: _in_attention(name) for name, _ in module.named_children()}
+            fused = [(added, role) for added, role in children.values() if role in ("kv", "qkv")]
+            for name, (added, role) in children.items():
+                if any(added == of and role in [*letters] for of, letters in fused):
+                    yield join(path, name)
+
+
+def _of_network(
+    paths: Mapping[str, nn.Module], path: str, children: Container[str]
+) -> dict[str, str]:
+    """Map the roles of a feed-forward network to its projections; {} if it is none.
+
+    What is not as wide behind as in front embeds something.
+    """
+    for row in _NETWORKS:
+        if all(child in children for child in row):
+            found = {role: child for child, role in row.items()}
+            first = found.get("up") or found["gate_up"]
+            ends = paths[join(path, first)], paths[join(path, found["down"])]
+            return found if in_features(ends[0]) == out_features(ends[1]) else {}
+    return {}
+
+
 def _attention_name(path: str, module: nn.Module) -> str:
     crossed = getattr(module, "is_cross_attention", None)
-    crossed = "cross" in path.rpartition(".")[2] if crossed is None else crossed
+    if crossed is None:
+        name = path.rpartition(".")[2]
+        crossed = "cross" in name or name.endswith("attn2")  # the second one of a block
     return "cross" if crossed else "attn"
 
 
@@ -204,12 +268,12 @@ def _sites(
     role = roles.get(path, path.rpartition(".")[2])
     if is_projection(module) and not returns_tuple(module):
         sizes = in_features(module), out_features(module)
-        yield site(path, role, "linear", sizes)
-        if role == "attn.qkv" and sizes[1] == _SLICES * sizes[0]:
-            for number, name in enumerate("qkv"):
-                part = FeatureSlice(number * sizes[0], (number + 1) * sizes[0], sizes[1])
-                own = (sizes[0], sizes[0])
-                yield site(f"{path}.{name}", f"attn.{name}", "linear", own, part=part)
+        of_prefixes = role.endswith(".kv")  # `attn.kv` is where keys and values are read
+        whole = path.rpartition(".")[2] if of_prefixes else role
+        yield site(path, whole, "linear", sizes)
+        for name, inside, part in _slices(path, role, *sizes):
+            own = (sizes[0], part.stop - part.start)
+            yield site(f"{path}.{name}", inside, "linear", own, part=part)
     for name, matrix in matrices_in(module).items():
         named = join(path, name)
         role_inside = f"{_attention_name(path, module)}.{name}" if name else role
@@ -228,6 +292,27 @@ def _is_norm(module: nn.Module) -> bool:
     channels = isinstance(module, nn.GroupNorm) or has_statistics(module)
     channels = channels or name.endswith(("1d", "2d", "3d"))
     return "norm" in name and not channels and getattr(module, "data_format", "") != _CHANNELS
+
+
+def _slices(path: str, role: str, d_in: int, d_out: int) -> Iterator[tuple[str, str, FeatureSlice]]:
+    """Yield the slices of the output of a fused projection, with their names and roles.
+
+    Queries, keys and values are apart only where they are as wide as the input: with fewer keys,
+    names do not say how many.
+    """
+    sublayer, _, letters = role.rpartition(".")
+    with_network = "mlp" in path.rpartition(".")[2]
+    if letters == "kv" and d_out % len(letters) == 0:
+        width = d_out // len(letters)
+    elif letters == "qkv" and (d_out > 3 * d_in if with_network else d_out == 3 * d_in):
+        width = d_in
+    else:
+        return
+    for number, letter in enumerate(letters):
+        part = FeatureSlice(number * width, (number + 1) * width, d_out)
+        yield letter, f"{sublayer}.{letter}", part
+    if with_network:
+        yield "mlp", "ffn.up", FeatureSlice(len(letters) * width, d_out, d_out)
 
 
 def _layer_of(path: str, layers: Mapping[str, tuple[str, ...]]) -> tuple[str, int | None]:

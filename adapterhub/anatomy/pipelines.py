@@ -1,12 +1,16 @@
 """Pipelines of diffusers as one module: the parts that LoRA files of such pipelines adapt.
 
-    unet, transformer      what removes the noise
-    text_encoder, ...      what reads the prompt
+    unet, transformer, prior, decoder    what removes the noise
+    text_encoder, ...                    what reads the prompt
 
 A pipeline is no module, but has modules. `parts_of` returns those of them that the pipeline's class
 names as loadable, in one `ModuleDict`: their paths begin with the name of the part, as in the files
-of diffusers. Classes that read no such files (PixArt, DiT) name none, and have the parts above. The
-pipeline itself is not changed.
+of diffusers. A class that names none (PixArt, DiT), or nothing that removes the noise (PRX), has
+the parts above. The pipeline itself is not changed.
+
+Other modules, such as a VAE, a ControlNet or a T5 that no such file has, are no parts: they are not
+adapted by default, may be exchanged, and an adapter is saved for the numbers of all parts. Each can
+have adapters of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ from torch import nn
 _PARTS: weakref.WeakKeyDictionary[Any, PipelineParts] = weakref.WeakKeyDictionary()
 _LOADABLE = "_lora_loadable_modules"  # of the class of a pipeline
 _INSIDE = "_orig_mod"  # of a compiled module: the module
-_USUAL = re.compile(r"(unet|transformer|text_encoder)(_\d)?")
+_TEXT = "text_encoder"
+_USUAL = re.compile(rf"(unet|transformer|prior|decoder|{_TEXT})(_\d)?")
 
 
 class PipelineParts(nn.ModuleDict):
@@ -33,6 +38,7 @@ class PipelineParts(nn.ModuleDict):
     Attributes:
         kind: the class of the pipeline.
         compiled: the names of the parts in whose place the pipeline has `torch.compile(part)`.
+        others: the names of the pipeline's other modules.
         compute: what calling the parts as a model computes; None: a pipeline is called itself.
     """
 
@@ -40,6 +46,7 @@ class PipelineParts(nn.ModuleDict):
         super().__init__(_modules_of(pipeline))
         self.kind = type(pipeline)
         self.compiled: tuple[str, ...] = ()
+        self.others: tuple[str, ...] = ()
         self.compute: Callable[..., Any] | None = None
 
     def forward(self, **inputs: Any) -> Any:
@@ -63,8 +70,12 @@ def is_pipeline(thing: object) -> TypeGuard[Any]:
 
 def loadable_in(kind: type, names: Iterable[str]) -> tuple[str, ...]:
     """Return those of the names of a pipeline's modules that are parts, by the class of it."""
-    usual = tuple(name for name in names if _USUAL.fullmatch(name))
-    return tuple(getattr(kind, _LOADABLE, usual))
+    present = list(names)
+    loadable = tuple(getattr(kind, _LOADABLE, ()))
+    if any(name in present for name in loadable if not name.startswith(_TEXT)):
+        return loadable
+    usual = (name for name in present if _USUAL.fullmatch(name))
+    return tuple(dict.fromkeys((*loadable, *usual)))
 
 
 def parts_of(pipeline: Any) -> PipelineParts:
@@ -78,6 +89,8 @@ def parts_of(pipeline: Any) -> PipelineParts:
         known = PipelineParts(pipeline)
     _PARTS[pipeline] = known
     known.compiled = tuple(name for name in modules if hasattr(getattr(pipeline, name), _INSIDE))
+    own = (name for name, value in vars(pipeline).items() if isinstance(value, nn.Module))
+    known.others = tuple(name for name in own if name not in modules)
     return known
 
 

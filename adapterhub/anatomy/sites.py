@@ -41,6 +41,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from adapterhub.anatomy.any_module import own_module
 from adapterhub.anatomy.base_classes import base_classes
 from adapterhub.anatomy.family import Family, Stack
 from adapterhub.anatomy.layer_selection import layer_numbers
@@ -48,6 +49,7 @@ from adapterhub.anatomy.matrices import WeightMatrix
 from adapterhub.anatomy.own_modules import CHILD as CHILD
 from adapterhub.anatomy.own_modules import join as join
 from adapterhub.anatomy.own_modules import own_modules
+from adapterhub.anatomy.pipelines import PipelineParts
 from adapterhub.anatomy.projections import HeldWeight
 from adapterhub.errors import SiteError, did_you_mean
 
@@ -283,7 +285,13 @@ class Anatomy:
         )
 
     def _meaning(self, name: str) -> str:
-        """Return the roles that peft's `all-linear` stands for; "" for other names."""
+        """Return the roles that peft's `all-linear` stands for; "" for other names.
+
+        Or where the module is that a path begins with, if it is no part of a pipeline.
+        """
+        own, first = own_module(self.model), name.partition(".")[0]
+        if isinstance(own, PipelineParts) and first in own.others:
+            return f"; {first} is no part of a {own.kind.__name__}: ah.attach(pipe.{first}, ...)"
         linear = (s for s in self.sites.values() if s.kind == "linear" and s.part is None)
         roles = dict.fromkeys(site.role for site in linear) if name == "all-linear" else {}
         return f"; try {', '.join(roles)}" if roles else ""

@@ -14,6 +14,7 @@ diffusers, `loaders/lora_pipeline.py`, https://github.com/huggingface/diffusers;
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import re
 from collections.abc import Mapping
@@ -166,6 +167,12 @@ def _converted(
             offenders=shorten(others),
             expected=f"tensors of {', '.join(parts)}",
         )
+    if not state:
+        raise MismatchError(
+            f"{file} has no tensors that diffusers reads for a {parts.kind.__name__}",
+            offenders=shorten(sorted(stored)),
+            expected=f"tensors of {', '.join(parts)}, as save_lora_weights writes them",
+        )
     given = {**{n: t for n, t in state.items() if n.endswith(".alpha")}, **(network_alphas or {})}
     tensors = {_renamed(n, parts): t for n, t in state.items() if not n.endswith(".alpha")}
     alphas: dict[str, float] = {}
@@ -179,6 +186,22 @@ def _converted(
 def _reads_files(parts: PipelineParts) -> bool:
     """Return whether diffusers reads LoRA files for the class of a pipeline."""
     return hasattr(parts.kind, "lora_state_dict")
+
+
+def _read_parts(parts: PipelineParts) -> set[str]:
+    """Return the parts that diffusers reads from a LoRA file.
+
+    Their class names them in an attribute, such as `transformer_name`, or in an option with which
+    it writes files; and they have a method for it.
+    """
+    named = {getattr(parts.kind, name) for name in dir(parts.kind) if name.endswith("_name")}
+    written = inspect.signature(parts.kind.save_lora_weights).parameters
+    return {
+        name
+        for name, part in parts.items()
+        if name in named or f"{name}_lora_layers" in written
+        if hasattr(part, "load_lora_adapter") or hasattr(part, "load_adapter")
+    }
 
 
 def _lost_alphas(stored: Mapping[str, Tensor]) -> list[str]:
@@ -284,6 +307,14 @@ def write_diffusers(
         problems.append("it is not of a pipeline: attach(pipe, ...)")
     elif not _reads_files(parts):
         problems.append(f"diffusers reads no LoRA files for a {parts.kind.__name__}")
+    else:
+        read, kind = _read_parts(parts), parts.kind.__name__
+        unread = dict.fromkeys(path.partition(".")[0] for path in _paths(files))
+        problems += [
+            f"{part}: diffusers reads none from a LoRA file of a {kind}"
+            for part in unread
+            if part not in read
+        ]
     if files.kind != "LORA" or files.config.get("use_dora"):
         problems.append(f"{files.kind}: these files contain LoRAs")
     others = [name for name in files.tensors if not _KEY.fullmatch(name)]

@@ -23,7 +23,7 @@ def is_diffusers(folder: Path) -> bool:
             names = list(opened.keys())
     except (OSError, SafetensorError):
         return False
-    return bool(names) and all(name.startswith(_STARTS) for name in names)
+    return bool(names) and (file.name == FILE or all(name.startswith(_STARTS) for name in names))
 
 
 def file_in(folder: Path) -> Path | None:

@@ -107,6 +107,23 @@ def test_the_life_of_an_adapter(net, spec, tmp_path):
     assert ah.adapters(net) == {"b": loaded}
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.parametrizations.weight_norm])
+def test_a_kernel_that_is_computed_of_others_is_no_site(norm):
+    """As in the vocoders and the codecs for sound of diffusers; a projection is one."""
+    torch.manual_seed(0)
+    net = nn.Sequential(norm(nn.Conv1d(4, 8, 3)), nn.Conv1d(8, 4, 1), norm(nn.Linear(6, 3)))
+    x = torch.randn(2, 4, 8)
+    bare = net(x)
+    assert set(ah.anatomy_of(net).sites) == {"1", "2"}
+    scramble(ah.attach(net, "lora(sites=['*'])"))
+    assert difference(net(x), bare) > 1e-3
+    with pytest.raises(MergeError, match=r"2\.weight: it is not stored as one parameter"):
+        ah.merge(net)
+    ah.detach(net)
+    assert torch.equal(net(x), bare)
+
+
 def test_rows_have_their_own_adapters_and_stacks_averages(net):
     bare = net(IDS)
     alone = []

@@ -6,11 +6,12 @@ import copy
 
 import pytest
 import torch
-from pipelines import KINDS, picture, pipeline
+from pipelines import KINDS, diffusers, picture, pipeline
 from selection import rotate
 
 import adapterhub as ah
-from adapterhub.errors import AttachError, MismatchError
+from adapterhub.anatomy.pipelines import loadable_in
+from adapterhub.errors import AttachError, MismatchError, SiteError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ALMOST = 5e-6
@@ -99,6 +100,48 @@ def test_a_copy_has_adapters_of_its_own():
     assert ah.adapters(again) == ah.adapters(pipe)
     ah.detach(again)
     assert torch.equal(picture(pipe), bare)
+
+
+@pytest.mark.parametrize(
+    ("kind", "modules", "parts"),
+    [
+        ("KandinskyV22PriorPipeline", "prior image_encoder text_encoder", "prior text_encoder"),
+        ("StableCascadeDecoderPipeline", "decoder text_encoder vqgan", "decoder text_encoder"),
+        ("WanPipeline", "text_encoder vae transformer transformer_2", "transformer transformer_2"),
+        ("StableUnCLIPPipeline", "prior text_encoder unet vae", "unet text_encoder"),
+        ("PRXPipeline", "transformer text_encoder vae", "unet text_encoder transformer"),
+    ],
+)
+def test_the_parts_are_what_its_class_names_or_what_removes_noise(kind, modules, parts):
+    """That of PRX names a UNet, which it does not have."""
+    found = loadable_in(getattr(diffusers, kind), modules.split())
+    assert found == tuple(parts.split())
+
+
+def test_other_modules_of_a_pipeline_have_adapters_of_their_own(tmp_path):
+    """A T5 and a VAE are no parts: not adapted by default, and exchanged without a refusal."""
+    pipe, other = pipeline(kind="FluxPipeline"), pipeline(kind="FluxPipeline")
+    bare = picture(pipe)
+    with pytest.raises(SiteError) as error:
+        ah.attach(pipe, "lora(sites=['text_encoder_2.*.q'])")
+    assert error.value.offenders == (
+        "'text_encoder_2.*.q'; text_encoder_2 is no part of a FluxPipeline: "
+        "ah.attach(pipe.text_encoder_2, ...)",
+    )
+    pictures = []
+    for name in (None, "text_encoder_2", "vae"):
+        scramble(ah.attach(getattr(pipe, name) if name else pipe, "lora", name="a"))
+        pictures.append(picture(pipe))
+    assert min(difference(*pair) for pair in zip(pictures, [bare, *pictures], strict=False)) > 1e-4
+    for name in (None, "text_encoder_2", "vae"):
+        here, there = ((getattr(p, name) if name else p) for p in (pipe, other))
+        ah.adapters(here)["a"].save(tmp_path / str(name))
+        ah.load(there, tmp_path / str(name))
+        ah.detach(here)
+    assert difference(picture(other), pictures[-1]) <= ALMOST
+    assert torch.equal(picture(pipe), bare)
+    pipe.vae = pipeline(seed=1, kind="FluxPipeline").vae
+    ah.load(pipe, tmp_path / "None")
 
 
 # Where a pipeline has torch.compile(part), and where the part is compiled in place.

@@ -1,0 +1,257 @@
+"""LoRA files of the pipelines of diffusers that read some: equal outputs in both directions.
+
+Only what the files are for is built: the transformer or the UNet of each pipeline.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import peft
+import pytest
+import torch
+from diffusers_models import diffusers, model, output
+from safetensors.torch import load_file, save_file
+from selection import rotate
+
+import adapterhub as ah
+from adapterhub.errors import MismatchError
+from adapterhub.interchange.pipeline_files import FILE
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+TOLERANCE = 5e-6
+PIPELINES = {
+    "AnimateDiffPipeline": "UNetMotionModel",
+    "AuraFlowPipeline": "AuraFlowTransformer2DModel",
+    "ChromaPipeline": "ChromaTransformer2DModel",
+    "CogVideoXPipeline": "CogVideoXTransformer3DModel",
+    "CogView4Pipeline": "CogView4Transformer2DModel",
+    "ErnieImagePipeline": "ErnieImageTransformer2DModel",
+    "Flux2Pipeline": "Flux2Transformer2DModel",
+    "FluxControlPipeline": "FluxTransformer2DModel",
+    "HiDreamImagePipeline": "HiDreamImageTransformer2DModel",
+    "HunyuanVideoPipeline": "HunyuanVideoTransformer3DModel",
+    "IFPipeline": "UNet2DConditionModel",
+    "Ideogram4Pipeline": "Ideogram4Transformer2DModel",
+    "Kandinsky5T2VPipeline": "Kandinsky5Transformer3DModel",
+    "Krea2Pipeline": "Krea2Transformer2DModel",
+    "LTX2Pipeline": "LTX2VideoTransformer3DModel",
+    "LTXPipeline": "LTXVideoTransformer3DModel",
+    "Lumina2Pipeline": "Lumina2Transformer2DModel",
+    "MochiPipeline": "MochiTransformer3DModel",
+    "QwenImagePipeline": "QwenImageTransformer2DModel",
+    "SanaPipeline": "SanaTransformer2DModel",
+    "SanaVideoPipeline": "SanaVideoTransformer3DModel",
+    "SkyReelsV2Pipeline": "SkyReelsV2Transformer3DModel",
+    "StableDiffusion3ControlNetPipeline": "SD3Transformer2DModel",
+    "StableDiffusionXLInpaintPipeline": "UNet2DConditionModel",
+    "WanImageToVideoPipeline": "WanTransformer3DModel, image",
+    "WanPipeline": "WanTransformer3DModel",
+    "WanVACEPipeline": "WanVACETransformer3DModel",
+    "ZImagePipeline": "ZImageTransformer2DModel",
+}
+ALL = ["to_q", "to_out.0", "q_proj", "to_qkv_mlp_proj", "w1", "to_query", "net.2", "add_k_proj"]
+
+
+def made(kind, name=None, **parts):
+    """Return a pipeline of a class that has its denoiser, and nothing else."""
+    cls = getattr(diffusers, kind)
+    options = inspect.signature(cls.__init__).parameters
+    required = [n for n, option in options.items() if option.default is option.empty]
+    denoiser = "transformer" if "transformer" in options else "unet"
+    given = {each: None for each in required if each not in ("self", "kwargs")}
+    return cls(**{**given, denoiser: model(name or PIPELINES[kind]), **parts})
+
+
+def denoiser(pipe):
+    return getattr(pipe, "transformer", None) or pipe.unet
+
+
+def difference(one, other) -> float:
+    return float((one - other).abs().max())
+
+
+def trained(pipe, **options):
+    sites = ah.anatomy_of(pipe).sites.values()
+    roles = sorted({site.role for site in sites if site.kind == "linear" and "." in site.role})
+    adapter = ah.attach(pipe, "lora", rank=2, alpha=3, **({"sites": roles} | options))
+    numbers = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=numbers) * 0.1)
+    return adapter
+
+
+@rotate("kind", PIPELINES, 4)
+def test_a_file_of_ours_gives_equal_outputs(kind, tmp_path):
+    pipe, name = made(kind), PIPELINES[kind]
+    bare = output(denoiser(pipe), name)
+    trained(pipe).export(tmp_path, format="diffusers")
+    expected = output(denoiser(pipe), name)
+    assert difference(expected, bare) > 1e-3
+    for load in (ah.load, type(pipe).load_lora_weights):
+        other = made(kind)
+        load(other, tmp_path)
+        assert difference(output(denoiser(other), name), expected) <= TOLERANCE
+
+
+@rotate("kind", PIPELINES, 4)
+def test_a_file_of_diffusers_gives_equal_outputs(kind, tmp_path):
+    theirs, name = made(kind), PIPELINES[kind]
+    part = "transformer" if hasattr(theirs, "transformer") else "unet"
+    options = {"r": 2, "lora_alpha": 3, "target_modules": ALL}
+    torch.manual_seed(2)
+    denoiser(theirs).add_adapter(peft.LoraConfig(init_lora_weights=False, **options))
+    type(theirs).save_lora_weights(
+        tmp_path,
+        **{
+            f"{part}_lora_layers": peft.get_peft_model_state_dict(denoiser(theirs)),
+            f"{part}_lora_adapter_metadata": options,
+        },
+    )
+    expected = output(denoiser(theirs), name)
+    here = made(kind)
+    assert difference(output(denoiser(here), name), expected) > 1e-3
+    ah.load(here, tmp_path)
+    assert difference(output(denoiser(here), name), expected) <= TOLERANCE
+
+
+# Of the others, those whose kohya names diffusers converts when they are made of its own.
+KOHYA = {"IFPipeline", "QwenImagePipeline", "StableDiffusionXLInpaintPipeline", "ZImagePipeline"}
+
+
+@rotate("kind", PIPELINES, 4)
+def test_kohyas_names_give_equal_outputs_or_are_refused(kind, tmp_path):
+    pipe, name = made(kind), PIPELINES[kind]
+    adapter = trained(pipe)
+    expected = output(denoiser(pipe), name)
+    if kind not in KOHYA:
+        with pytest.raises(MismatchError, match="would not read kohya's names"):
+            adapter.export(tmp_path / "a", format="kohya")
+        assert not (tmp_path / "a").exists()
+        return
+    adapter.export(tmp_path / "a", format="kohya")
+    for load in (ah.load, type(pipe).load_lora_weights):
+        other = made(kind)
+        load(other, tmp_path / "a")
+        assert difference(output(denoiser(other), name), expected) <= TOLERANCE
+
+
+def test_the_names_of_the_authors_of_wan(tmp_path):
+    """Diffusers' own conversion reads them."""
+    pipe = made("WanPipeline")
+    trained(pipe, sites=["attn.q", "cross.o"]).export(tmp_path / "ours", format="diffusers")
+    state = load_file(tmp_path / "ours" / FILE)
+    changes = {"transformer.": "diffusion_model.", "attn1": "self_attn", "attn2": "cross_attn",
+               "to_q": "q", "to_out.0": "o"}  # fmt: skip
+    renamed = {}
+    for name, tensor in state.items():
+        for old, new in changes.items():
+            name = name.replace(old, new)
+        renamed[name] = tensor
+    (tmp_path / "theirs").mkdir()
+    save_file(renamed, tmp_path / "theirs" / "wan.safetensors")
+    outputs = []
+    for load in (ah.load, type(pipe).load_lora_weights):
+        other = made("WanPipeline")
+        load(other, tmp_path / "theirs")
+        outputs.append(output(other.transformer, "WanTransformer3DModel"))
+    assert difference(*outputs) <= TOLERANCE
+    assert difference(outputs[0], output(model("WanTransformer3DModel"), "WanTransformer3DModel"))
+
+
+def test_both_transformers_of_wan_are_parts_and_files_have_one(tmp_path):
+    """Diffusers would leave the tensors of the second one out of what it reads, silently."""
+
+    def two():
+        return made("WanPipeline", transformer_2=model("WanTransformer3DModel", seed=1))
+
+    def outputs(pipe):
+        both = pipe.transformer, pipe.transformer_2
+        return torch.cat([output(each, "WanTransformer3DModel") for each in both])
+
+    pipe = two()
+    adapter = trained(pipe, sites=["attn.q"])
+    expected = outputs(pipe)
+    assert {name.partition(".")[0] for name in adapter.tensors()} == {
+        "transformer", "transformer_2",
+    }  # fmt: skip
+    with pytest.raises(MismatchError) as error:
+        adapter.export(tmp_path / "both", format="diffusers")
+    assert error.value.offenders == (
+        "transformer_2: diffusers reads none from a LoRA file of a WanPipeline",
+    )
+    adapter.save(tmp_path / "a")
+    other = two()
+    ah.load(other, tmp_path / "a")
+    assert difference(outputs(other), expected) <= TOLERANCE
+    ah.detach(other)
+    trained(other, sites=["transformer.*.to_q"]).export(tmp_path / "one", format="diffusers")
+    theirs = two()
+    theirs.load_lora_weights(tmp_path / "one")
+    assert difference(outputs(theirs), outputs(other)) <= TOLERANCE
+
+
+def test_the_connectors_of_ltx_are_in_its_files(tmp_path):
+    """They read the prompt; diffusers loads them, and `save_lora_weights` has no option for it."""
+    ltx = pytest.importorskip("diffusers.pipelines.ltx2")
+
+    def with_connectors():
+        torch.manual_seed(0)
+        sizes = {
+            f"{each}_connector_{name}": value
+            for each in ("video", "audio")
+            for name, value in (
+                ("num_attention_heads", 2), ("attention_head_dim", 8), ("num_layers", 1),
+                ("num_learnable_registers", None),
+            )
+        }  # fmt: skip
+        connectors = ltx.LTX2TextConnectors(caption_channels=16, text_proj_in_factor=1, **sizes)
+        return made("LTX2Pipeline", connectors=connectors.eval())
+
+    @torch.no_grad()
+    def read(pipe):
+        numbers = torch.Generator().manual_seed(0)
+        prompt = torch.randn(1, 5, 16, 1, generator=numbers)
+        return pipe.connectors(prompt, torch.ones(1, 5))[0]
+
+    pipe = with_connectors()
+    bare = read(pipe)
+    trained(pipe).export(tmp_path, format="diffusers")
+    expected = read(pipe)
+    assert difference(expected, bare) > 1e-3
+    for load in (ah.load, type(pipe).load_lora_weights):
+        other = with_connectors()
+        load(other, tmp_path)
+        assert difference(read(other), expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "part"),
+    [
+        ("PRXPipeline", "PRXTransformer2DModel", "transformer"),  # its class says: a unet
+        ("TextToVideoSDPipeline", "UNet3DConditionModel", "unet"),  # which has no method for it
+    ],
+)
+def test_parts_that_diffusers_does_not_read_are_refused(kind, name, part, tmp_path):
+    pipe = made(kind, name)
+    bare = output(denoiser(pipe), name)
+    adapter = trained(pipe)
+    expected = output(denoiser(pipe), name)
+    assert difference(expected, bare) > 1e-3
+    with pytest.raises(MismatchError, match=f"{part}: diffusers reads none"):
+        adapter.export(tmp_path / "x", format="diffusers")
+    assert not (tmp_path / "x").exists()
+    adapter.save(tmp_path / "a")
+    other = made(kind, name)
+    ah.load(other, tmp_path / "a")
+    assert difference(output(denoiser(other), name), expected) <= TOLERANCE
+
+
+def test_a_file_of_which_diffusers_reads_nothing_is_refused(tmp_path):
+    name = "transformer.single_transformer_blocks.0.attn.to_out.lora_down.weight"
+    save_file({name: torch.randn(2, 64)}, tmp_path / FILE)
+    pipe = made("Flux2Pipeline")
+    with pytest.raises(MismatchError, match="no tensors that diffusers reads for a Flux2Pipeline"):
+        ah.load(pipe, tmp_path)
+    assert ah.adapters(pipe) == {}
