@@ -146,6 +146,8 @@ def command(
     typed = not texts and data is None and sys.stdin.isatty()
     shape.check_use(record.task, typed)
     asked = None if typed else _asked(record, texts, data, text, pair, more)
+    if asked is not None and shape.is_picture:
+        shape.files(len(asked.examples))
     with doing("loading torch"):
         from adapterhub.inference.open import open_adapter
 

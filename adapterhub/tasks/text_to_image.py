@@ -115,6 +115,10 @@ class TextToImage(MediaTask):
     prompt: str = option("", "the prompt of all pictures, in place of captions")
     resolution: int = option(0, "side of the pictures, in pixels; 0: that of the backbone", least=0)
     flip: bool = option(False, "mirror half of the pictures, drawn anew in each epoch")
+    empty_prompts: float = option(
+        0.0, "share of rows that train without their caption, for guidance (0.1 is usual)",
+        least=0, most=1,
+    )  # fmt: skip
     snr_gamma: float = option(
         0.0, "limit of the signal-to-noise ratio in the loss (5 is usual); 0: no weights", least=0
     )
@@ -206,9 +210,11 @@ class TextToImage(MediaTask):
         return one_row_each(self, examples, setting, rows)
 
     def vary(self, row: Row, setting: Setting, key: tuple[int, int, int]) -> Row:
-        """Return the row with the seed of its noise in this epoch."""
+        """Return the row with the seed of its noise in this epoch, perhaps without its caption."""
         digest = hashlib.sha256(repr(key).encode()).digest()
-        return row | {"seed": int.from_bytes(digest[:7], "big")}
+        varied = row | {"seed": int.from_bytes(digest[:7], "big")}
+        left_out = int.from_bytes(digest[7:14], "big") < self.empty_prompts * 2**56
+        return varied | ({"prompt": ""} if left_out else {})
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
         """Decode the pictures of a batch; those of the prior come last."""
@@ -240,7 +246,8 @@ class TextToImage(MediaTask):
     def show_inputs(self, row: Row, setting: Setting) -> dict[str, str]:
         """Return the shape of the picture and its prompt."""
         side = self.side(setting)
-        return {"pixel_values": f"3 x {side} x {side}", "prompt": row["prompt"]}
+        prompt = row["prompt"] or "empty, for guidance"
+        return {"pixel_values": f"3 x {side} x {side}", "prompt": prompt}
 
     @property
     def compares_with_reference(self) -> bool:
@@ -307,6 +314,8 @@ class TextToImage(MediaTask):
 
     def compared(self, model: Any, data: Encoded, batch_size: int) -> list[Prediction]:
         """Return the loss of each row, and pictures of the first ones."""
+        # All rows as they are: runs that train with other options have the same evaluation.
+        data = replace(data, task=replace(self, flip=False, empty_prompts=0.0))
         draws = [each_row(model, _Draw(data, i), batch_size, _losses) for i in range(DRAWS)]
         losses = [sum(each) / DRAWS for each in zip(*draws, strict=True)]
         some = min(self.samples, len(data.rows))
