@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.foundations import adapters_below
+from adapterhub.anatomy.any_module import own_module
 from adapterhub.anatomy.pipelines import PipelineParts
 from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.backbones.probe import evaluation_mode
@@ -96,8 +97,8 @@ def frozen_layers(
         if options.frozen_cache is not None:
             note(f"train.frozen_cache={options.frozen_cache} has no effect: {reason}")
         return None
-    if isinstance(adapter.model, PipelineParts):
-        return FrozenEncoders(adapter.model, _limit(options), OFF)
+    if isinstance(parts := own_module(adapter.model), PipelineParts):
+        return FrozenEncoders(parts, _limit(options), OFF)
     return FrozenLayers(adapter, options, recorded)
 
 
@@ -120,7 +121,7 @@ def _reason_against(adapter: Adapter, options: RunOptions, recorded: RecordedRun
         "train.dropout=true changes what frozen layers return": options.dropout,
         "several processes train": process_count() > 1,
     }
-    if isinstance(adapter.model, PipelineParts):
+    if isinstance(own_module(adapter.model), PipelineParts):
         return first_reason(reasons)
     reasons |= {
         "train.gradient_checkpointing=true computes layers again": options.gradient_checkpointing,

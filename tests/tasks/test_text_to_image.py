@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 
@@ -335,3 +336,150 @@ def image_of(pipe):
 
 def pixels(image):
     return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).float()
+
+
+@pytest.mark.parametrize("kind", MAKES)
+def test_what_is_kept_gives_the_same_numbers(kind, monkeypatch):
+    pipe = made(kind)
+    ah.attach(pipe, LORA)
+    kept, calls = denoising.Kept(10**6), counted_calls(pipe, monkeypatch)
+    for seeds in ([3, 4], [5, 6]):
+        given = batch() | {"seeds": torch.tensor(seeds)}
+        expected, found = parts_of(pipe)(**given), parts_of(pipe)(**given, kept=kept)
+        torch.testing.assert_close(found.losses, expected.losses, atol=1e-6, rtol=1e-6)
+        for one, other in zip(
+            torch.autograd.grad(found.losses.mean(), tensors(pipe)),
+            torch.autograd.grad(expected.losses.mean(), tensors(pipe)),
+            strict=True,
+        ):
+            torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-3)
+    assert calls == [PROMPTS, ["a b"], ["c d e"], PROMPTS]
+
+
+def counted_calls(pipe, monkeypatch):
+    """Return a list that gets the prompts of each call of a pipeline's `encode_prompt`."""
+    calls, encode = [], type(pipe).encode_prompt
+
+    @functools.wraps(encode)
+    def counted(self, *args, **given):
+        calls.append(given["prompt"])
+        return encode(self, *args, **given)
+
+    monkeypatch.setattr(type(pipe), "encode_prompt", counted)
+    return calls
+
+
+def test_what_is_over_the_limit_is_encoded_each_time(monkeypatch):
+    pipe = made()
+    calls = counted_calls(pipe, monkeypatch)
+    given = batch() | {"seeds": torch.tensor([3, 4])}
+    of_a_prompt = 12 * pipelines.WIDTH * 4
+    small, large = denoising.Kept(of_a_prompt), denoising.Kept(10**6)
+    # The latents of a picture, a mean and a deviation, are larger.
+    found = [parts_of(pipe)(**given, kept=each) for each in (large, small, small)]
+    assert calls == [["a b"], ["c d e"], ["a b"], ["c d e"], ["c d e"]]
+    assert all(torch.equal(each.losses, found[0].losses) for each in found)
+
+
+@pytest.fixture
+def trained(photos, tmp_path, adapterhub):
+    """Return a function that trains on photos, and returns the losses and what was said."""
+    pipelines.with_tokenizers(pipelines.pipeline()).save_pretrained(tmp_path / "backbone")
+
+    def train(name, task, method, *options):
+        code, _, err = adapterhub(
+            "train", photos, "--eval", photos, "--backbone", tmp_path / "backbone",
+            "--task", task, "--method", method, "--output", tmp_path / name,
+            "--batch-size", "4", "--seed", "1", *options,
+        )  # fmt: skip
+        assert code == 0, err
+        rows = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        events = [*map(json.loads, rows)]
+        return [each["metrics"]["loss"] for each in events if each["event"] == "eval"], err
+
+    return train
+
+
+UNET = "lora(sites=['unet.*.to_q'], rank=2)"
+BOTH = "lora(sites=['unet.*.to_q','text_encoder.*.q_proj'], rank=2)"
+
+
+@pytest.mark.parametrize("method", [UNET, BOTH])
+def test_frozen_encoders_compute_once_in_a_run(method, trained, monkeypatch):
+    calls = counted_calls(made(), monkeypatch)
+    task = "text-to-image(samples=0)"
+    off, said = trained("off", task, method, "--epochs", "2", "train.frozen_cache=off")
+    assert "encoded once" not in said
+    before = len(calls)
+    on, said = trained("on", task, method, "--epochs", "2")
+    what = "each prompt and each picture" if method == UNET else "each picture"
+    line = f"{what}: encoded once, and kept in memory; train.frozen_cache=off encodes them"
+    assert line in said
+    assert before > 10
+    assert len(calls) - before == (2 if method == UNET else before)
+    assert on == pytest.approx(off, rel=1e-5)
+
+
+def test_the_share_of_empty_prompts(photos):
+    task = TextToImage(empty_prompts=0.5)
+    data = DataOptions(train=str(photos))
+    rows = task.read(str(photos), task.fitted(str(photos), data, "train")[1].options, "train")
+    encoded = task.encode(rows * 20, Setting(made(), 8), labelled=True)
+    varied = [task.vary(row, encoded.setting, (0, 1, i)) for i, row in enumerate(encoded.rows)]
+    assert 80 < [row["prompt"] for row in varied].count("") < 160
+    assert {row["prompt"] for row in varied} == {"", "a b", "c d"}
+    assert varied == [
+        task.vary(row, encoded.setting, (0, 1, i)) for i, row in enumerate(encoded.rows)
+    ]
+    other = [task.vary(row, encoded.setting, (0, 2, i)) for i, row in enumerate(encoded.rows)]
+    assert [row["prompt"] for row in other] != [row["prompt"] for row in varied]
+    pipe = made()
+    given = inputs(TextToImage(empty_prompts=1.0).encode(rows, encoded.setting, labelled=True)
+                   .batch([0, 1]))  # fmt: skip
+    assert denoising.prompt_texts(given["prompts"]) == ["", ""]
+    assert parts_of(pipe)(**given).losses.isfinite().all()
+
+
+def test_evaluations_neither_mirror_nor_leave_out_captions(trained, tmp_path, adapterhub, photos):
+    zero = ("--steps", "2", "--lr", "1e-9")
+    plain, _ = trained("plain", "text-to-image(samples=0)", UNET, *zero)
+    varied = "text-to-image(samples=0, flip=true, empty_prompts=1.0)"
+    other, _ = trained("varied", varied, UNET, *zero)
+    assert other[-1] == pytest.approx(plain[-1], rel=1e-5)
+    code, _, err = adapterhub("eval", tmp_path / "varied", "--data", photos)
+    assert code == 0, err
+
+
+def test_files_of_pictures_are_refused_before_they_are_made(
+    trained, tmp_path, adapterhub, monkeypatch
+):
+    trained("run", "text-to-image(samples=0, steps=1)", UNET, "--steps", "1")
+    made_of = []
+    pictures = TextToImage.pictures
+
+    def counted(self, setting, prompts, *rest):
+        made_of.append([*prompts])
+        return pictures(self, setting, prompts, *rest)
+
+    monkeypatch.setattr(TextToImage, "pictures", counted)
+    (tmp_path / "red-2.png").write_bytes(b"")
+    asked = ("predict", tmp_path / "run", "a b", "c d", "--output")
+    code, _, err = adapterhub(*asked, tmp_path / "red.png")
+    assert (code, made_of) == (2, [])
+    assert "red-2.png is already there" in err
+    (tmp_path / "blue.png").write_bytes(b"")  # which two prompts do not write
+    code, out, err = adapterhub(*asked, tmp_path / "blue.png")
+    assert code == 0, err
+    assert out == f"{tmp_path}/blue-1.png\ta b\n{tmp_path}/blue-2.png\tc d\n"
+    code, _, err = adapterhub(*asked, tmp_path / "new" / "folder" / "red.png")
+    assert code == 0, err
+    assert (tmp_path / "new" / "folder" / "red-2.png").is_file()
+
+
+def test_a_pipeline_with_a_broken_part(tmp_path):
+    pipelines.with_tokenizers(pipelines.pipeline()).save_pretrained(tmp_path)
+    file = tmp_path / "unet" / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"norm_num_groups": 0}))
+    with pytest.raises(BackboneError, match="cannot be loaded"):
+        ah.load_backbone(str(tmp_path), task="text-to-image")
