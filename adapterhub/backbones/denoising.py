@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import logging
+import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -133,7 +134,9 @@ def load_pipeline(backbone: str, revision: str | None = None, dtype: str | None 
             hint="--backbone FOLDER, or another --task",
         )
     try:
-        with MODEL_LOCK, quiet_loading(), _no_progress_bar():
+        with MODEL_LOCK, quiet_loading(), _no_progress_bar(), warnings.catch_warnings():
+            # That its scheduler is of an older release is of no use to who did not make it.
+            warnings.simplefilter("ignore", FutureWarning)
             kind: Any = DiffusionPipeline
             pipeline = kind.from_pretrained(
                 folder, dtype=DTYPES[dtype or "fp32"], use_safetensors=True
@@ -182,12 +185,52 @@ def check_trainable(pipeline: Any) -> None:
     Raises:
         BackboneError: it is one.
     """
-    if _denoiser_of(pipeline) is None or getattr(pipeline, "vae", None) is None:
+    found, vae = _denoiser_of(pipeline), getattr(pipeline, "vae", None)
+    if found is None or vae is None:
         raise BackboneError(
             f"a {type(pipeline).__name__} cannot be trained by text-to-image",
             expected="a pipeline with a VAE and one of " + ", ".join(TRAINED),
             hint="ah.attach(pipe, ...) in a training loop of your own",
         )
+    denoise, model = found
+    given = vae.config.latent_channels * (4 if denoise is _flux else 1)  # in squares of four
+    if model.config.in_channels != given:
+        raise BackboneError(
+            f"the {type(model).__name__} of this {type(pipeline).__name__} reads "
+            f"{model.config.in_channels} channels, and its VAE has {given}",
+            expected="a pipeline that makes pictures of prompts alone, and edits or fills none",
+            hint="ah.attach(pipe, ...) in a training loop of your own",
+        )
+
+
+def least_side(pipeline: Any) -> int:
+    """Return the side of the squares that pictures of a pipeline consist of, in pixels."""
+    denoise, model = _denoiser(pipeline)
+    patch = 2 if denoise is _flux else model.config.get("patch_size") or 1
+    return int(pipeline.vae_scale_factor) * int(patch)
+
+
+def is_flow(pipeline: Any) -> bool:
+    """Return whether a pipeline learns by flow matching."""
+    return type(pipeline.scheduler).__name__.startswith(_FLOW)
+
+
+def cut_prompts(pipeline: Any, prompts: Sequence[str]) -> tuple[int, list[str]]:
+    """Return the most tokens that a pipeline reads of a prompt, and the prompts that have more.
+
+    Of several text encoders, that which reads most counts.
+    """
+    parameters = inspect.signature(pipeline.encode_prompt).parameters
+    of_t5 = getattr(parameters.get("max_sequence_length"), "default", None)
+    limits = [
+        (of_t5 if of_t5 and "CLIP" not in type(part).__name__ else part.model_max_length, part)
+        for name in ("tokenizer", "tokenizer_2", "tokenizer_3")
+        if (part := getattr(pipeline, name, None)) is not None
+    ]
+    most, tokenizer = max(limits, key=lambda each: each[0])
+    texts = [*dict.fromkeys(prompts)]
+    read = tokenizer(texts, verbose=False)["input_ids"]
+    return most, [text for text, ids in zip(texts, read, strict=True) if len(ids) > most]
 
 
 def side_of(pipeline: Any) -> int:
@@ -275,7 +318,7 @@ def _noised(
     """Return noisy latents, their steps, the target and the weight of each row."""
     config = pipeline.scheduler.config
     ones = torch.ones(len(latents), device=latents.device)
-    if type(pipeline.scheduler).__name__.startswith(_FLOW):
+    if is_flow(pipeline):
         # What a pipeline's own scheduler did last has changed its steps.
         schedule = type(pipeline.scheduler).from_config(config)
         share = torch.cat([torch.randn(1, generator=each) for each in numbers]).sigmoid()
@@ -304,8 +347,24 @@ def _noised(
     if snr_gamma is not None:
         snr: Any = training_utils.compute_snr
         ratio = snr(ddpm, steps).to(latents)
-        ones = torch.minimum(ratio, snr_gamma) / (ratio + (predicted == "v_prediction"))
+        ones = torch.minimum(ratio, snr_gamma)  # of the picture; the others are of its noise
+        if predicted == "v_prediction":
+            ones = ones / (ratio + 1)
+        elif predicted == "epsilon":
+            ones = (snr_gamma / ratio).clamp(max=1)  # also where there is noise alone: 1
     return ddpm.add_noise(latents, noise, steps), steps, target, ones
+
+
+@contextmanager
+def _no_cut_notes(pipeline: Any) -> Iterator[None]:
+    """Let a pipeline not say of each long prompt that it is cut: `cut_prompts` counts them."""
+    logger = logging.getLogger(type(pipeline).__module__)
+    before, logger.disabled = logger.disabled, True
+    try:
+        with quiet_loading():
+            yield
+    finally:
+        logger.disabled = before
 
 
 def _prompt(pipeline: Any, prompts: list[str], like: Tensor, kept: Kept | None) -> Encoded:
@@ -314,13 +373,17 @@ def _prompt(pipeline: Any, prompts: list[str], like: Tensor, kept: Kept | None) 
     possible = {"prompt_2": None, "prompt_3": None, "do_classifier_free_guidance": False}
     taken = inspect.signature(pipeline.encode_prompt).parameters
     given |= {name: value for name, value in possible.items() if name in taken}
-    encode = partial(pipeline.encode_prompt, **given)
+
+    def encode(prompt: list[str]) -> Encoded:
+        with _no_cut_notes(pipeline):
+            return tuple(pipeline.encode_prompt(prompt=prompt, **given))
+
     if kept is None or not kept.prompts:
-        return tuple(encode(prompt=prompts))
+        return encode(prompts)
     kind = like.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     keys = [(text, dtype) for text in prompts]
-    return _joined(kept.encoded(keys, lambda i: encode(prompt=[prompts[i]])), like)
+    return _joined(kept.encoded(keys, lambda i: encode([prompts[i]])), like)
 
 
 def _unet(pipeline: Any, model: Any, noisy: Tensor, steps: Tensor, encoded: Encoded) -> Tensor:

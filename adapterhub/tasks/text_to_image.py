@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import option
 from adapterhub.data.columns import WANTS, ColumnChoice, choose_columns
-from adapterhub.data.decode import read_text
+from adapterhub.data.decode import decode_text, file_bytes
 from adapterhub.data.examples import Example, read_rows
 from adapterhub.data.media import MediaFile, read_media
 from adapterhub.data.media_formats import open_picture
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import metadata_file
-from adapterhub.errors import DataError
+from adapterhub.errors import ConfigError, DataError
 from adapterhub.status import counting
 from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
 from adapterhub.tasks._forward import Passed, each_row
@@ -154,7 +154,8 @@ class TextToImage(MediaTask):
         )
         if not named:
             return files
-        return [each.with_label(self.prompt or _beside(each)) for each in files]
+        captions = [self.prompt] * len(files) if self.prompt else _beside(files)
+        return [each.with_label(text) for each, text in zip(files, captions, strict=True)]
 
     def fitted(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
@@ -203,11 +204,50 @@ class TextToImage(MediaTask):
     # Rows
 
     def encode(self, examples: Sequence[Any], setting: Setting, *, labelled: bool) -> Encoded:
-        """Return the files and prompts, or only prompts."""
+        """Return the files and prompts, or only prompts.
+
+        Raises:
+            ConfigError: options of training do not fit the pipeline.
+        """
+        if labelled:
+            self._check(setting.processor)
         rows: list[Row] = [{"prompt": _prompt_of(each)} for each in examples]
         for row, each in zip(rows, examples if labelled else (), strict=False):
             row["file"] = each
         return one_row_each(self, examples, setting, rows)
+
+    def _check(self, pipeline: Any) -> None:
+        from adapterhub.backbones.denoising import is_flow, least_side
+
+        if self.snr_gamma and is_flow(pipeline):
+            raise ConfigError(
+                f"snr_gamma={self.snr_gamma:g}, and this pipeline learns by flow matching",
+                expected="a pipeline whose scheduler has a signal-to-noise ratio",
+                hint="leave snr_gamma out",
+            )
+        least = least_side(pipeline)
+        if self.resolution % least:
+            near = max(round(self.resolution / least), 1) * least
+            raise ConfigError(
+                f"resolution={self.resolution}, and this pipeline makes pictures of whole squares "
+                f"of {least} pixels",
+                expected=f"a multiple of {least}",
+                hint=f"resolution={near}",
+            )
+
+    def remarks(self, data: Encoded) -> tuple[str, ...]:
+        """Say how many captions the text encoders do not read to their end."""
+        from adapterhub.backbones.denoising import cut_prompts
+
+        prompts = [row["prompt"] for row in data.rows]
+        most, cut = cut_prompts(data.setting.processor, prompts)
+        count = sum(prompt in {*cut} for prompt in prompts)
+        if not count:
+            return ()
+        return (
+            f"of {count:,} of {len(prompts):,} captions only the first {most:,} tokens are read: "
+            "the backbone reads no more",
+        )
 
     def vary(self, row: Row, setting: Setting, key: tuple[int, int, int]) -> Row:
         """Return the row with the seed of its noise in this epoch, perhaps without its caption."""
@@ -367,17 +407,27 @@ def _caption(cell: object) -> tuple[str | float | None, str]:
     return (text, "") if text else (None, "the caption is missing")
 
 
-def _beside(file: MediaFile) -> str:
-    """Return the caption in the text file beside a picture.
+def _beside(files: Sequence[MediaFile]) -> list[str]:
+    """Return the captions in the text files beside pictures.
 
     Raises:
-        DataError: there is none.
+        DataError: pictures have none.
     """
-    path = Path(file.path).with_suffix(".txt")
-    if not path.is_file():
+    paths = [Path(file.path).with_suffix(".txt") for file in files]
+    texts = [
+        decode_text(file_bytes(str(path)), str(path)).strip() if path.is_file() else None
+        for path in paths
+    ]
+    lacking = [
+        f"{file.name}: {path.name} is {'missing' if text is None else 'empty'}"
+        for file, path, text in zip(files, paths, texts, strict=True)
+        if not text
+    ]
+    if lacking:
         raise DataError(
-            f"{file.name} has no caption: there is no {path.name} beside it, and no metadata.csv",
-            expected="a caption of each picture, or one prompt for all",
+            f"{len(lacking):,} of {len(files):,} pictures have no caption",
+            offenders=lacking,
+            expected="a text file beside each picture, or metadata.csv, or one prompt for all",
             hint="--task \"text-to-image(prompt='a photo of sks dog')\"",
         )
-    return read_text(str(path)).strip()
+    return [text for text in texts if text]
