@@ -203,6 +203,16 @@ def check_trainable(pipeline: Any) -> None:
         )
 
 
+def sized(pipeline: Any, side: int) -> dict[str, Any]:
+    """Return the options by which a pipeline makes pictures of a size, in pixels.
+
+    Some would make pictures of the nearest size that they were trained on, and scale those.
+    """
+    binning = "use_resolution_binning"
+    has = binning in inspect.signature(pipeline.__call__).parameters
+    return {"height": side, "width": side} | ({binning: False} if has else {})
+
+
 def least_side(pipeline: Any) -> int:
     """Return the side of the squares that pictures of a pipeline consist of, in pixels."""
     denoise, model = _denoiser(pipeline)

@@ -327,10 +327,12 @@ class TextToImage(MediaTask):
         """Let the pipeline make pictures; that of prompt i has noise of the seed and of i."""
         import torch
 
+        from adapterhub.backbones.denoising import sized
+
         pipeline = setting.processor
         options: dict[str, Any] = {"num_inference_steps": self.steps}
         options |= {"guidance_scale": self.guidance} if self.guidance else {}
-        options |= {"height": self.side(setting), "width": self.side(setting)}
+        options |= sized(pipeline, self.side(setting))
         made = list[Any]()
         with counting(len(prompts), f"making {what}") as done, torch.no_grad():
             for start in range(0, len(prompts), batch_size):

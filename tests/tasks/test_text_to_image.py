@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 
@@ -20,7 +21,8 @@ import adapterhub as ah
 from adapterhub.anatomy.pipelines import parts_of
 from adapterhub.backbones import denoising
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import BackboneError, DataError
+from adapterhub.errors import BackboneError, ConfigError, DataError
+from adapterhub.loop.engine import Engine
 from adapterhub.tasks._rows import Setting
 from adapterhub.tasks.text_to_image import TextToImage
 
@@ -197,12 +199,6 @@ def test_captions_in_a_table(photos):
 
 def test_one_prompt_for_all(photos):
     assert set(captions(TextToImage(prompt="a photo"), photos)) == {"a photo"}
-
-
-def test_a_missing_caption(photos):
-    (photos / "3.txt").unlink()
-    with pytest.raises(DataError, match=r"3\.png has no caption: there is no 3\.txt"):
-        captions(TextToImage(), photos)
 
 
 def test_prior_preservation_adds_its_weighted_loss(photos):
@@ -483,3 +479,102 @@ def test_a_pipeline_with_a_broken_part(tmp_path):
     file.write_text(json.dumps(config | {"norm_num_groups": 0}))
     with pytest.raises(BackboneError, match="cannot be loaded"):
         ah.load_backbone(str(tmp_path), task="text-to-image")
+
+
+def test_all_pictures_without_captions_are_told(photos):
+    (photos / "3.txt").unlink()
+    (photos / "5.txt").write_text(" \n")
+    with pytest.raises(DataError, match="2 of 12 pictures have no caption") as found:
+        captions(TextToImage(), photos)
+    assert found.value.offenders == ("3.png: 3.txt is missing", "5.png: 5.txt is empty")
+    assert "prompt=" in found.value.hint
+
+
+def rows_of(task, photos, pipe, count=2):
+    data = DataOptions(train=str(photos))
+    rows = task.read(str(photos), task.fitted(str(photos), data, "train")[1].options, "train")
+    return task.encode(rows[:count], Setting(pipe, 8), labelled=True)
+
+
+def test_captions_that_are_cut_are_counted(photos, monkeypatch):
+    for number in (1, 2, 3):
+        (photos / f"{number}.txt").write_text("a " * 11)
+    remark = "of 3 of 12 captions only the first 12 tokens are read: the backbone reads no more"
+    encoded = rows_of(TextToImage(), photos, made(), 12)
+    assert TextToImage().remarks(encoded) == (remark,)
+    # Flux reads the long ones to the end: 512 tokens of T5.
+    encoded = rows_of(TextToImage(), photos, made("FluxPipeline"), 12)
+    assert TextToImage().remarks(encoded) == ()
+
+
+def test_options_that_do_not_fit_a_pipeline(photos):
+    with pytest.raises(ConfigError, match="snr_gamma=5, and this pipeline learns by flow"):
+        rows_of(TextToImage(snr_gamma=5), photos, made("FluxPipeline"))
+    with pytest.raises(ConfigError, match="squares of 2 pixels") as found:
+        rows_of(TextToImage(resolution=9), photos, made("FluxPipeline"))
+    assert found.value.hint in ("resolution=8", "resolution=10")
+    assert (
+        rows_of(TextToImage(resolution=9), photos, made()).batch([0])["pixel_values"].shape[-1] == 9
+    )
+
+
+def test_a_model_that_reads_other_channels(tmp_path):
+    pipe = pipelines.with_tokenizers(pipelines.pipeline())
+    pipe.register_modules(vae=pipelines._vae(8))  # as of a pipeline that fills pictures
+    pipe.save_pretrained(tmp_path)
+    with pytest.raises(BackboneError, match="reads 4 channels, and its VAE has 8"):
+        ah.load_backbone(str(tmp_path), task="text-to-image")
+
+
+@pytest.mark.parametrize("kind", ["epsilon", "v_prediction", "sample"])
+def test_the_weights_of_snr_gamma_where_there_is_noise_alone(kind):
+    options = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+    pipe = made(prediction_type=kind, **options)
+    seeds = [next(s for s in range(9000) if step_of(s) == 999), 4]
+    given = batch() | {"seeds": torch.tensor(seeds), "snr_gamma": torch.full((2,), 0.5)}
+    found = parts_of(pipe)(**given)
+    kept = pipe.scheduler.alphas_cumprod[[999, step_of(4)]]
+    ratio = kept / (1 - kept)
+    clipped = ratio.clamp(max=0.5)
+    expected = {"epsilon": torch.tensor([1.0, (clipped / ratio)[1]]), "sample": clipped,
+                "v_prediction": clipped / (ratio + 1)}[kind]  # fmt: skip
+    torch.testing.assert_close(found.weight, expected, atol=1e-6, rtol=1e-4)
+
+
+def step_of(seed):
+    """Return the step of noise that a row with a seed gets."""
+    numbers = torch.Generator().manual_seed(seed)
+    for _ in range(2):  # the latents, and the noise
+        torch.randn(4, 8, 8, generator=numbers)
+    return int(torch.randint(0, 1000, (1,), generator=numbers))
+
+
+def test_pictures_have_the_size_that_is_asked_for(photos):
+    pipe = made("PixArtAlphaPipeline")  # which would take the nearest size of its own
+    encoded = rows_of(TextToImage(resolution=16), photos, pipe)
+    (picture,) = TextToImage(resolution=16, steps=1).pictures(encoded.setting, ["a"], 1)
+    assert picture.size == (16, 16)
+
+
+def test_a_run_goes_on_in_the_middle_of_an_epoch(trained, tmp_path, adapterhub, monkeypatch):
+    task = "text-to-image(samples=0, flip=true, empty_prompts=0.3)"
+    options = ("--steps", "4", "train.gradient_accumulation=2", "train.save_every=2")
+    trained("whole", task, UNET, *options)
+    step, numbers = Engine.step, itertools.count()
+
+    def stopped(self, *given):
+        if next(numbers) == 3:
+            raise KeyboardInterrupt
+        return step(self, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Engine, "step", stopped)
+        with pytest.raises(AssertionError):
+            trained("stopped", task, UNET, *options)
+    code, _, err = adapterhub("train", tmp_path / "stopped" / "recipe.yaml", "--resume")
+    assert (code, "resumed after step 2 of 4" in err) == (0, True)
+    whole, resumed = (
+        (tmp_path / name / "adapter" / "adapter.safetensors").read_bytes()
+        for name in ("whole", "stopped")
+    )
+    assert whole == resumed
