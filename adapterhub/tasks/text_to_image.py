@@ -356,9 +356,10 @@ class TextToImage(MediaTask):
 
     def compared(self, model: Any, data: Encoded, batch_size: int) -> list[Prediction]:
         """Return the loss of each row, and pictures of the first ones."""
-        # All rows as they are: runs that train with other options have the same evaluation.
-        data = replace(data, task=replace(self, flip=False, empty_prompts=0.0))
-        draws = [each_row(model, _Draw(data, i), batch_size, _losses) for i in range(DRAWS)]
+        # All rows as they are, with one noise: runs with other options and seeds are compared.
+        plain = replace(self, flip=False, empty_prompts=0.0)
+        rows = replace(data, task=plain, setting=replace(data.setting, seed=0))
+        draws = [each_row(model, _Draw(rows, i), batch_size, _losses) for i in range(DRAWS)]
         losses = [sum(each) / DRAWS for each in zip(*draws, strict=True)]
         some = min(self.samples, len(data.rows))
         prompts = [row["prompt"] for row in data.rows[:some]]
