@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,9 +22,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from adapterhub.errors import BackboneError
+
+BROKEN = (OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, EOFError,
+          RuntimeError, ImportError, pickle.UnpicklingError, SafetensorError)  # fmt: skip
+"""What libraries raise that load a broken checkpoint: they have no common error."""
 
 _DTYPES = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},

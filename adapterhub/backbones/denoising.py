@@ -18,17 +18,22 @@ https://arxiv.org/abs/2403.03206; the training examples of diffusers 0.42.
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import logging
+import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from adapterhub.anatomy.pipelines import parts_of
+from adapterhub.backbones.checkpoint import BROKEN
 from adapterhub.backbones.early_checks import DIFFUSERS, PIPELINE_INDEX, require
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.model_lock import MODEL_LOCK
@@ -37,8 +42,10 @@ from adapterhub.backbones.weights import DTYPES
 from adapterhub.errors import BackboneError, ConfigError
 from adapterhub.status import quiet_loading
 
+Encoded: TypeAlias = tuple[Any, ...]
+"""What `encode_prompt` of a pipeline returns."""
+
 _FLOW = "FlowMatch"  # begins the names of the schedulers of flow matching
-_BROKEN = (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, ImportError)
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,52 @@ class Denoised:
         return self.weight * squares.flatten(1).mean(1)
 
 
+@dataclass
+class Kept:
+    """What frozen parts of a pipeline return: of each prompt and of each picture, once.
+
+    Each is encoded by itself, so that its numbers depend on nothing else in its batch: a resumed
+    run computes with the same ones. They are in the memory of the host. What is over the limit is
+    encoded each time.
+
+    Attributes:
+        limit: the most that is kept, in bytes.
+        prompts: whether the text encoders are frozen, too.
+    """
+
+    limit: int
+    prompts: bool = True
+    _bytes: int = field(default=0, init=False)
+    _values: dict[Hashable, tuple[Tensor | None, ...]] = field(default_factory=dict, init=False)
+
+    def encoded(
+        self, keys: Sequence[Hashable], encode: Callable[[int], Sequence[Tensor | None]]
+    ) -> list[tuple[Tensor | None, ...]]:
+        """Return what `encode(i)` returns for each row i, by its key."""
+        rows = []
+        for number, key in enumerate(keys):
+            if (row := self._values.get(key)) is None:
+                with torch.inference_mode(False), torch.no_grad():
+                    found = encode(number)
+                    row = tuple(t if t is None else t.to("cpu", copy=True) for t in found)
+                size = sum(0 if t is None else t.nbytes for t in row)
+                if self._bytes + size <= self.limit:
+                    self._values[key] = row
+                    self._bytes += size
+            rows.append(row)
+        return rows
+
+
+def _joined(rows: Sequence[tuple[Tensor | None, ...]], like: Tensor) -> tuple[Any, ...]:
+    """Join the values of rows, on the device of `like`; what the first one lacks is None."""
+    return tuple(
+        None
+        if values[0] is None
+        else torch.cat([t for t in values if t is not None]).to(like.device)
+        for values in zip(*rows, strict=True)
+    )
+
+
 def load_pipeline(backbone: str, revision: str | None = None, dtype: str | None = None) -> Any:
     """Load a pipeline of diffusers that can be trained.
 
@@ -81,12 +134,14 @@ def load_pipeline(backbone: str, revision: str | None = None, dtype: str | None 
             hint="--backbone FOLDER, or another --task",
         )
     try:
-        with MODEL_LOCK, quiet_loading(), _no_progress_bar():
+        with MODEL_LOCK, quiet_loading(), _no_progress_bar(), warnings.catch_warnings():
+            # That its scheduler is of an older release is of no use to who did not make it.
+            warnings.simplefilter("ignore", FutureWarning)
             kind: Any = DiffusionPipeline
             pipeline = kind.from_pretrained(
                 folder, dtype=DTYPES[dtype or "fp32"], use_safetensors=True
             )
-    except _BROKEN as error:
+    except BROKEN as error:
         raise BackboneError(
             f"the pipeline {backbone!r} cannot be loaded: {error}",
             expected="a pipeline as diffusers wrote it, with safetensors",
@@ -118,7 +173,7 @@ def make_learnable(pipeline: Any) -> None:
     """Let the parts of a pipeline, called as a model, return `Denoised` of a batch."""
     own = weakref.ref(pipeline)  # which is known by its parts, and else would never be freed
 
-    def compute(**batch: Tensor) -> Denoised:
+    def compute(**batch: Any) -> Denoised:
         return denoised(own(), **batch)
 
     parts_of(pipeline).compute = compute
@@ -130,12 +185,62 @@ def check_trainable(pipeline: Any) -> None:
     Raises:
         BackboneError: it is one.
     """
-    if _denoiser_of(pipeline) is None or getattr(pipeline, "vae", None) is None:
+    found, vae = _denoiser_of(pipeline), getattr(pipeline, "vae", None)
+    if found is None or vae is None:
         raise BackboneError(
             f"a {type(pipeline).__name__} cannot be trained by text-to-image",
             expected="a pipeline with a VAE and one of " + ", ".join(TRAINED),
             hint="ah.attach(pipe, ...) in a training loop of your own",
         )
+    denoise, model = found
+    given = vae.config.latent_channels * (4 if denoise is _flux else 1)  # in squares of four
+    if model.config.in_channels != given:
+        raise BackboneError(
+            f"the {type(model).__name__} of this {type(pipeline).__name__} reads "
+            f"{model.config.in_channels} channels, and its VAE has {given}",
+            expected="a pipeline that makes pictures of prompts alone, and edits or fills none",
+            hint="ah.attach(pipe, ...) in a training loop of your own",
+        )
+
+
+def sized(pipeline: Any, side: int) -> dict[str, Any]:
+    """Return the options by which a pipeline makes pictures of a size, in pixels.
+
+    Some would make pictures of the nearest size that they were trained on, and scale those.
+    """
+    binning = "use_resolution_binning"
+    has = binning in inspect.signature(pipeline.__call__).parameters
+    return {"height": side, "width": side} | ({binning: False} if has else {})
+
+
+def least_side(pipeline: Any) -> int:
+    """Return the side of the squares that pictures of a pipeline consist of, in pixels."""
+    denoise, model = _denoiser(pipeline)
+    patch = 2 if denoise is _flux else model.config.get("patch_size") or 1
+    return int(pipeline.vae_scale_factor) * int(patch)
+
+
+def is_flow(pipeline: Any) -> bool:
+    """Return whether a pipeline learns by flow matching."""
+    return type(pipeline.scheduler).__name__.startswith(_FLOW)
+
+
+def cut_prompts(pipeline: Any, prompts: Sequence[str]) -> tuple[int, list[str]]:
+    """Return the most tokens that a pipeline reads of a prompt, and the prompts that have more.
+
+    Of several text encoders, that which reads most counts.
+    """
+    parameters = inspect.signature(pipeline.encode_prompt).parameters
+    of_t5 = getattr(parameters.get("max_sequence_length"), "default", None)
+    limits = [
+        (of_t5 if of_t5 and "CLIP" not in type(part).__name__ else part.model_max_length, part)
+        for name in ("tokenizer", "tokenizer_2", "tokenizer_3")
+        if (part := getattr(pipeline, name, None)) is not None
+    ]
+    most, tokenizer = max(limits, key=lambda each: each[0])
+    texts = [*dict.fromkeys(prompts)]
+    read = tokenizer(texts, verbose=False)["input_ids"]
+    return most, [text for text, ids in zip(texts, read, strict=True) if len(ids) > most]
 
 
 def side_of(pipeline: Any) -> int:
@@ -154,6 +259,7 @@ def denoised(
     prompts: Tensor,
     seeds: Tensor,
     snr_gamma: Tensor | None = None,
+    kept: Kept | None = None,
 ) -> Denoised:
     """Add noise to pictures, and let a pipeline find it.
 
@@ -163,14 +269,16 @@ def denoised(
         prompts: their prompts in UTF-8, padded by 0, (batch, bytes).
         seeds: of the random numbers of each row, (batch,).
         snr_gamma: the most that the signal-to-noise ratio counts, (batch,); None: all count alike.
+        kept: what frozen parts returned before; None: they compute.
     """
     denoise, model = _denoiser(pipeline)
     numbers = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
-    latents = _latents(pipeline, pixel_values, numbers)
+    latents = _latents(pipeline, pixel_values, numbers, kept)
     noise = torch.stack([torch.randn(latents.shape[1:], generator=each) for each in numbers])
     noise = noise.to(latents)
     noisy, steps, target, weight = _noised(pipeline, latents, noise, numbers, snr_gamma)
-    found = denoise(pipeline, model, noisy.to(model.dtype), steps, prompt_texts(prompts))
+    encoded = _prompt(pipeline, prompt_texts(prompts), noisy, kept)
+    found = denoise(pipeline, model, noisy.to(model.dtype), steps, encoded)
     if found.shape[1] == 2 * target.shape[1]:  # models that also learned a variance
         found = found.chunk(2, 1)[0]
     return Denoised(found, target, weight)
@@ -187,13 +295,25 @@ def prompt_texts(coded: Tensor) -> list[str]:
     return [bytes(row).rstrip(b"\0").decode() for row in coded.tolist()]
 
 
-def _latents(pipeline: Any, pixel_values: Tensor, numbers: Sequence[torch.Generator]) -> Tensor:
+def _latents(
+    pipeline: Any, pixel_values: Tensor, numbers: Sequence[torch.Generator], kept: Kept | None
+) -> Tensor:
     """Return the latents of pictures, drawn from what the VAE encodes."""
     vae = pipeline.vae
+
+    def encode(pictures: Tensor) -> tuple[Tensor, Tensor]:
+        coded = vae.encode(pictures.to(vae.device, vae.dtype)).latent_dist
+        return coded.mean, coded.std
+
     with torch.no_grad(), torch.autocast(pixel_values.device.type, enabled=False):
-        coded = vae.encode(pixel_values.to(vae.device, vae.dtype)).latent_dist
-        drawn = [torch.randn(coded.mean.shape[1:], generator=each) for each in numbers]
-        latents = coded.mean + coded.std * torch.stack(drawn).to(coded.mean)
+        if kept is None:
+            mean, std = encode(pixel_values)
+        else:
+            rows = [pixel_values[i : i + 1] for i in range(len(pixel_values))]
+            keys = [hashlib.sha256(row.float().cpu().numpy().tobytes()).digest() for row in rows]
+            mean, std = _joined(kept.encoded(keys, lambda i: encode(rows[i])), pixel_values)
+        drawn = [torch.randn(mean.shape[1:], generator=each) for each in numbers]
+        latents = mean + std * torch.stack(drawn).to(mean)
         latents = latents - (getattr(vae.config, "shift_factor", None) or 0.0)
         return latents.float() * vae.config.scaling_factor  # type: ignore[no-any-return]
 
@@ -208,7 +328,7 @@ def _noised(
     """Return noisy latents, their steps, the target and the weight of each row."""
     config = pipeline.scheduler.config
     ones = torch.ones(len(latents), device=latents.device)
-    if type(pipeline.scheduler).__name__.startswith(_FLOW):
+    if is_flow(pipeline):
         # What a pipeline's own scheduler did last has changed its steps.
         schedule = type(pipeline.scheduler).from_config(config)
         share = torch.cat([torch.randn(1, generator=each) for each in numbers]).sigmoid()
@@ -237,25 +357,48 @@ def _noised(
     if snr_gamma is not None:
         snr: Any = training_utils.compute_snr
         ratio = snr(ddpm, steps).to(latents)
-        ones = torch.minimum(ratio, snr_gamma) / (ratio + (predicted == "v_prediction"))
+        ones = torch.minimum(ratio, snr_gamma)  # of the picture; the others are of its noise
+        if predicted == "v_prediction":
+            ones = ones / (ratio + 1)
+        elif predicted == "epsilon":
+            ones = (snr_gamma / ratio).clamp(max=1)  # also where there is noise alone: 1
     return ddpm.add_noise(latents, noise, steps), steps, target, ones
 
 
-def _prompt(pipeline: Any, prompts: list[str], guided: bool = True) -> tuple[Any, ...]:
-    """Return what the pipeline encodes of prompts."""
-    plain = {"do_classifier_free_guidance": False} if guided else {}
-    device = next(parts_of(pipeline).parameters()).device
-    more = {"prompt_2": None} if hasattr(pipeline, "text_encoder_2") else {}
-    more |= {"prompt_3": None} if hasattr(pipeline, "text_encoder_3") else {}
-    encoded = pipeline.encode_prompt(
-        prompt=prompts, device=device, num_images_per_prompt=1, **more, **plain
-    )
-    return tuple(encoded)
+@contextmanager
+def _no_cut_notes(pipeline: Any) -> Iterator[None]:
+    """Let a pipeline not say of each long prompt that it is cut: `cut_prompts` counts them."""
+    logger = logging.getLogger(type(pipeline).__module__)
+    before, logger.disabled = logger.disabled, True
+    try:
+        with quiet_loading():
+            yield
+    finally:
+        logger.disabled = before
 
 
-def _unet(pipeline: Any, model: Any, noisy: Tensor, steps: Tensor, prompts: list[str]) -> Tensor:
+def _prompt(pipeline: Any, prompts: list[str], like: Tensor, kept: Kept | None) -> Encoded:
+    """Return what the pipeline encodes of prompts, on the device of `like`."""
+    given = {"device": next(parts_of(pipeline).parameters()).device, "num_images_per_prompt": 1}
+    possible = {"prompt_2": None, "prompt_3": None, "do_classifier_free_guidance": False}
+    taken = inspect.signature(pipeline.encode_prompt).parameters
+    given |= {name: value for name, value in possible.items() if name in taken}
+
+    def encode(prompt: list[str]) -> Encoded:
+        with _no_cut_notes(pipeline):
+            return tuple(pipeline.encode_prompt(prompt=prompt, **given))
+
+    if kept is None or not kept.prompts:
+        return encode(prompts)
+    kind = like.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    keys = [(text, dtype) for text in prompts]
+    return _joined(kept.encoded(keys, lambda i: encode([prompts[i]])), like)
+
+
+def _unet(pipeline: Any, model: Any, noisy: Tensor, steps: Tensor, encoded: Encoded) -> Tensor:
     """Stable Diffusion, and SDXL, which knows sizes as well."""
-    states, _, *pooled = _prompt(pipeline, prompts)
+    states, _, *pooled = encoded
     more = {}
     if pooled:
         side = noisy.shape[-1] * pipeline.vae_scale_factor
@@ -266,16 +409,17 @@ def _unet(pipeline: Any, model: Any, noisy: Tensor, steps: Tensor, prompts: list
     return model(noisy, steps, encoder_hidden_states=states, **more).sample  # type: ignore[no-any-return]
 
 
-def _sd3(pipeline: Any, model: Any, noisy: Tensor, steps: Tensor, prompts: list[str]) -> Tensor:
-    states, _, pooled, _ = _prompt(pipeline, prompts)
+def _sd3(pipeline: Any, model: Any, noisy: Tensor, steps: Tensor, encoded: Encoded) -> Tensor:
+    states, _, pooled, _ = encoded
     return model(  # type: ignore[no-any-return]
         hidden_states=noisy, timestep=steps, encoder_hidden_states=states,
         pooled_projections=pooled,
     ).sample  # fmt: skip
 
 
-def _flux(pipeline: Any, model: Any, noisy: Tensor, steps: Tensor, prompts: list[str]) -> Tensor:
-    states, pooled, text_ids = _prompt(pipeline, prompts, guided=False)
+def _flux(pipeline: Any, model: Any, noisy: Tensor, steps: Tensor, encoded: Encoded) -> Tensor:
+    states, pooled, _ = encoded
+    text_ids = states.new_zeros(states.shape[1], 3)  # as of `encode_prompt`, which are of no row
     rows, channels, height, width = noisy.shape
     packed = pipeline._pack_latents(noisy, rows, channels, height, width)
     ids = pipeline._prepare_latent_image_ids(
@@ -290,8 +434,8 @@ def _flux(pipeline: Any, model: Any, noisy: Tensor, steps: Tensor, prompts: list
     return pipeline._unpack_latents(found, height * scale, width * scale, scale)  # type: ignore[no-any-return]
 
 
-def _pixart(pipeline: Any, model: Any, noisy: Tensor, steps: Tensor, prompts: list[str]) -> Tensor:
-    states, mask, *_ = _prompt(pipeline, prompts)
+def _pixart(pipeline: Any, model: Any, noisy: Tensor, steps: Tensor, encoded: Encoded) -> Tensor:
+    states, mask, *_ = encoded
     sizes: dict[str, Tensor | None] = {"resolution": None, "aspect_ratio": None}
     if model.config.sample_size == 128:  # which alone reads sizes
         side = torch.full((len(noisy), 2), noisy.shape[-1] * pipeline.vae_scale_factor)

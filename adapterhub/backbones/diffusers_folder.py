@@ -21,6 +21,7 @@ from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 from torch import nn
 
 from adapterhub.anatomy.pipelines import is_pipeline, loadable_in
+from adapterhub.backbones.checkpoint import BROKEN
 from adapterhub.backbones.early_checks import DIFFUSERS, PIPELINE_INDEX, holds_diffusers, require
 from adapterhub.backbones.find import PACKAGED, is_local_name
 from adapterhub.backbones.gguf import is_gguf
@@ -34,8 +35,6 @@ _CLASS = "_class_name"
 _CONFIG = "config.json"
 _WRITTEN = "the file as diffusers wrote it"
 _LIBRARIES = ("diffusers", "transformers")
-_BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError,
-           ArithmeticError, IndexError)  # fmt: skip
 
 
 def diffusers_folder(backbone: str, revision: str | None = None) -> Path | None:
@@ -143,7 +142,7 @@ def _model(folder: Path, library: object, name: object) -> nn.Module:
                 made: nn.Module = kind.from_config(config)
             else:
                 made = kind(kind.config_class.from_dict(config))
-    except _BROKEN as error:
+    except BROKEN as error:
         raise BackboneError(
             f"no {name} can be made of {folder / _CONFIG}: {type(error).__name__}: "
             f"{str(error)[:300]}",

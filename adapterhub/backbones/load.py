@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from tokenizers import AddedToken
 from transformers import PreTrainedModel
 
 from adapterhub.anatomy.family_file import FamilySource, read_family, use_family
+from adapterhub.backbones.checkpoint import BROKEN
 from adapterhub.backbones.denoising import load_pipeline
 from adapterhub.backbones.find import PACKAGED, find_backbone, is_local_name, not_found
 from adapterhub.backbones.gguf import is_gguf
@@ -55,9 +54,6 @@ from adapterhub.backbones.weights import DTYPES
 from adapterhub.errors import BackboneError, ConfigError, unknown
 from adapterhub.patch import Patch
 from adapterhub.status import quiet_loading
-
-_BROKEN = (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, EOFError,
-           ImportError, pickle.UnpicklingError, SafetensorError)  # fmt: skip
 
 
 def load_backbone(
@@ -198,7 +194,7 @@ def _init_options(folder: Path, task: str, backbone: str) -> dict[str, Any]:
     """
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except _BROKEN:
+    except BROKEN:
         return {}  # loading the model raises the right error
     if not task_model(task).classes_for(config):
         kinds = [name for name, row in TASK_MODELS.items() if row.classes_for(config)]
@@ -216,7 +212,7 @@ def _auto(kind: TaskModel, folder: Path) -> Any:
     """Return the auto class of transformers that loads a checkpoint as a kind of model."""
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except _BROKEN:
+    except BROKEN:
         return getattr(transformers, kind.auto)  # loading the model raises the right error
     return getattr(transformers, kind.auto_name(type(config)))
 
@@ -234,7 +230,7 @@ def _load(auto: Any, folder: Path, options: dict[str, Any], backbone: str) -> An
         with MODEL_LOCK:
             # False: never run code from a checkpoint, and do not prompt for it.
             return auto.from_pretrained(folder, trust_remote_code=False, **options)
-    except _BROKEN as error:
+    except BROKEN as error:
         raise BackboneError(
             f"the backbone {backbone!r} cannot be loaded by {auto.__name__}: {error}",
             expected="a transformers checkpoint whose architecture has a model for this task",

@@ -51,9 +51,10 @@ class Shape:
             return
         if self.as_json:
             raise ConfigError("--json with --output", hint="--output FILE.jsonl")
-        from adapterhub.inference.table_file import check_new, check_table_file
+        if not self.is_picture:  # whose files are known with the prompts
+            from adapterhub.inference.table_file import check_table_file
 
-        (check_new if self.is_picture else check_table_file)(Path(self.output))
+            check_table_file(Path(self.output))
 
     @property
     def is_picture(self) -> bool:
@@ -85,18 +86,27 @@ class Shape:
                 "--output without rows", hint="adapterhub predict ADAPTER FILE --output OUT.csv"
             )
 
-    def save_pictures(self, predictions: Sequence[Any]) -> list[Path]:
-        """Write a picture of each prediction; return the files."""
+    def files(self, count: int) -> list[Path]:
+        """Return the files of so many pictures, which are not there yet; several get numbers.
+
+        Raises:
+            OutputError: one of them is already there.
+        """
         from adapterhub.inference.table_file import check_new
 
-        path, several = Path(str(self.output)), len(predictions) > 1
-        files = [
-            path.with_stem(f"{path.stem}-{number}") if several else path
-            for number in range(1, len(predictions) + 1)
-        ]
-        for file, prediction in zip(files, predictions, strict=True):
+        path = Path(str(self.output))
+        numbered = [path.with_stem(f"{path.stem}-{number}") for number in range(1, count + 1)]
+        files = numbered if count > 1 else [path]
+        for file in files:
             check_new(file)
+        return files
+
+    def save_pictures(self, predictions: Sequence[Any]) -> list[Path]:
+        """Write a picture of each prediction; return the files."""
+        files = self.files(len(predictions))
+        for file, prediction in zip(files, predictions, strict=True):
             with writing(file):
+                file.parent.mkdir(parents=True, exist_ok=True)
                 replace_file(file, prediction.png)
         return files
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from adapterhub.cli._answers import HowToWrite, Shape, answers, print_pieces
-from adapterhub.cli._format import say
+from adapterhub.cli._format import say, say_text
 from adapterhub.cli._options import (
     backbone_place_option,
     check_engine,
@@ -146,6 +146,8 @@ def command(
     typed = not texts and data is None and sys.stdin.isatty()
     shape.check_use(record.task, typed)
     asked = None if typed else _asked(record, texts, data, text, pair, more)
+    if asked is not None and shape.is_picture:
+        shape.files(len(asked.examples))
     with doing("loading torch"):
         from adapterhub.inference.open import open_adapter
 
@@ -175,7 +177,7 @@ def _predict(opened: Predictor, asked: _Asked, how: HowToWrite | None, shape: Sh
         predictions = answers(opened, asked.examples, how)
     if shape.is_picture:
         for file, example in zip(shape.save_pictures(predictions), asked.examples, strict=True):
-            say(f"{file}\t{one_line(opened.task.shown(example)[0], 60)}")
+            say_text(f"{one_line(str(file))}\t{one_line(opened.task.shown(example)[0], 60)}")
         return
     if shape.output is None:
         for example, prediction in zip(asked.examples, predictions, strict=True):

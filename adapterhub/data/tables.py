@@ -379,7 +379,7 @@ def read_folder(source: str) -> Table:
         raise DataError(
             f"the folder {source} has no pictures and no sound",
             expected=f"files that end in .txt, {', '.join(MEDIA_SUFFIXES)}, in one folder for each "
-            "class",
+            "class; pictures with captions in the folder itself",
         )
     columns: dict[str, list[object]] = {
         "file": [name.as_posix() for name in names],

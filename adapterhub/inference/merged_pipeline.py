@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.backbones.denoising import load_pipeline, side_of
+from adapterhub.backbones.denoising import load_pipeline, side_of, sized
 from adapterhub.errors import MergeError
 from adapterhub.files.atomic import check_place, explained, put_in_place
 from adapterhub.merging.merge import merge
@@ -52,11 +52,11 @@ def write_pipeline(
 
 def _picture(pipeline: Any) -> Tensor:
     """Return a picture of one prompt, with the same noise each time: values from 0 to 1."""
-    side = side_of(pipeline)
+    size = sized(pipeline, side_of(pipeline))
     with torch.no_grad():
         made = pipeline(
-            ["a picture"], num_inference_steps=_STEPS, height=side, width=side, output_type="np",
-            generator=[torch.Generator().manual_seed(0)],
+            ["a picture"], num_inference_steps=_STEPS, output_type="np",
+            generator=[torch.Generator().manual_seed(0)], **size,
         )  # fmt: skip
     return torch.tensor(made.images)
 

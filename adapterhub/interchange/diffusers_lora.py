@@ -308,22 +308,25 @@ def write_diffusers(
     elif not _reads_files(parts):
         problems.append(f"diffusers reads no LoRA files for a {parts.kind.__name__}")
     else:
-        read, kind = _read_parts(parts), parts.kind.__name__
+        read, name = _read_parts(parts), parts.kind.__name__
         unread = dict.fromkeys(path.partition(".")[0] for path in _paths(files))
         problems += [
-            f"{part}: diffusers reads none from a LoRA file of a {kind}"
+            f"{part}: diffusers reads none from a LoRA file of a {name}"
             for part in unread
             if part not in read
         ]
-    if files.kind != "LORA" or files.config.get("use_dora"):
-        problems.append(f"{files.kind}: these files contain LoRAs")
-    others = [name for name in files.tensors if not _KEY.fullmatch(name)]
-    problems += [f"{name}: no update of a projection or convolution" for name in others]
+    kind = "DORA" if files.config.get("use_dora") else files.kind
+    if kind != "LORA":
+        problems.append(f"{kind}: these files contain LoRAs")
+    else:
+        others = [name for name in files.tensors if not _KEY.fullmatch(name)]
+        problems += [f"{name}: no update of a projection or convolution" for name in others]
     if problems:
         raise MismatchError(
             f"the adapter cannot be exported to {style}",
             offenders=shorten(problems),
             expected="a LoRA on a pipeline of diffusers",
+            hint="adapterhub convert ADAPTER --output FOLDER, and export that: it is a LoRA",
         )
     file = folder / FILE
     if file.exists() and not overwrite:

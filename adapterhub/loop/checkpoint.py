@@ -22,7 +22,6 @@ import hashlib
 import io
 import json
 import os
-import pickle
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -36,6 +35,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from adapterhub.backbones.checkpoint import BROKEN as BROKEN_WEIGHTS
 from adapterhub.backbones.weights import is_sharded, shared_like
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.atomic import (
@@ -70,8 +70,7 @@ from adapterhub.recipe.output_folder import writing
 FORMAT = 2  # 1 had no digests
 MAX_PROGRESS_BYTES = 256 << 20  # the metrics of a million evaluations
 TENSORS, TRAINING, PROGRESS = "tensors.safetensors", "training.pt", "progress.json"
-BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError,
-          pickle.UnpicklingError, SafetensorError, UnreadableError)  # fmt: skip
+BROKEN = (*BROKEN_WEIGHTS, UnreadableError)
 _NEUTRAL = (None, "null", "false")  # values of a new option that change nothing
 
 

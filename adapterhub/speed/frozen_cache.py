@@ -23,6 +23,8 @@ from torch import Tensor, nn
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.foundations import adapters_below
+from adapterhub.anatomy.any_module import own_module
+from adapterhub.anatomy.pipelines import PipelineParts
 from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.backbones.probe import evaluation_mode
 from adapterhub.hooks.composition import adapter_names
@@ -55,6 +57,7 @@ from adapterhub.speed.activation_store import (
     StateRecorder,
     memory_limit,
 )
+from adapterhub.speed.frozen_encoders import FrozenEncoders
 from adapterhub.status import counting, doing
 from adapterhub.tasks import Encoded
 from adapterhub.tasks._losses import model_inputs
@@ -86,15 +89,23 @@ class RecordedRun:
 
 def frozen_layers(
     adapter: Adapter, options: RunOptions, recorded: RecordedRun, note: Callable[[str], None]
-) -> FrozenLayers | None:
-    """Return the frozen layers of a run, if they may be computed once."""
+) -> Speedup | None:
+    """Return what of a run may be computed once: frozen layers, or encoders of a pipeline."""
     if options.frozen_cache == "off":
         return None
     if reason := _reason_against(adapter, options, recorded):
         if options.frozen_cache is not None:
             note(f"train.frozen_cache={options.frozen_cache} has no effect: {reason}")
         return None
+    if isinstance(parts := own_module(adapter.model), PipelineParts):
+        return FrozenEncoders(parts, _limit(options), OFF)
     return FrozenLayers(adapter, options, recorded)
+
+
+def _limit(options: RunOptions) -> int:
+    """Return the most that is kept, in bytes."""
+    gigabytes = options.frozen_cache_gb
+    return memory_limit() if gigabytes is None else int(gigabytes * GB)
 
 
 def _applies_alone(adapter: Adapter) -> bool:
@@ -108,8 +119,12 @@ def _reason_against(adapter: Adapter, options: RunOptions, recorded: RecordedRun
     task = recorded.train.task
     reasons = {
         "train.dropout=true changes what frozen layers return": options.dropout,
-        "train.gradient_checkpointing=true computes layers again": options.gradient_checkpointing,
         "several processes train": process_count() > 1,
+    }
+    if isinstance(own_module(adapter.model), PipelineParts):
+        return first_reason(reasons)
+    reasons |= {
+        "train.gradient_checkpointing=true computes layers again": options.gradient_checkpointing,
         "the text is streamed": recorded.streamed,
         f"the rows of {task.name} change with each epoch": task.varies,
         f"the rows of {task.name} are decoded for each batch": task.decodes,
@@ -290,10 +305,8 @@ class FrozenLayers(Speedup):
                 done(len(indices))
 
     def _fits(self, size: int) -> bool:
-        gigabytes = self.options.frozen_cache_gb
-        limit = memory_limit() if gigabytes is None else int(gigabytes * GB)
         kept = sum(r.recorded.states.nbytes for r in self.rows if r.recorded)
-        return size + kept <= limit
+        return size + kept <= _limit(self.options)
 
 
 def _line(plan: ReplayPlan, rows: list[_Rows], wheres: list[str]) -> str:

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import option
 from adapterhub.data.columns import WANTS, ColumnChoice, choose_columns
-from adapterhub.data.decode import read_text
+from adapterhub.data.decode import decode_text, file_bytes
 from adapterhub.data.examples import Example, read_rows
 from adapterhub.data.media import MediaFile, read_media
 from adapterhub.data.media_formats import open_picture
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import metadata_file
-from adapterhub.errors import DataError
+from adapterhub.errors import ConfigError, DataError
 from adapterhub.status import counting
 from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
 from adapterhub.tasks._forward import Passed, each_row
@@ -115,6 +115,10 @@ class TextToImage(MediaTask):
     prompt: str = option("", "the prompt of all pictures, in place of captions")
     resolution: int = option(0, "side of the pictures, in pixels; 0: that of the backbone", least=0)
     flip: bool = option(False, "mirror half of the pictures, drawn anew in each epoch")
+    empty_prompts: float = option(
+        0.0, "share of rows that train without their caption, for guidance (0.1 is usual)",
+        least=0, most=1,
+    )  # fmt: skip
     snr_gamma: float = option(
         0.0, "limit of the signal-to-noise ratio in the loss (5 is usual); 0: no weights", least=0
     )
@@ -150,7 +154,8 @@ class TextToImage(MediaTask):
         )
         if not named:
             return files
-        return [each.with_label(self.prompt or _beside(each)) for each in files]
+        captions = [self.prompt] * len(files) if self.prompt else _beside(files)
+        return [each.with_label(text) for each, text in zip(files, captions, strict=True)]
 
     def fitted(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
@@ -199,16 +204,57 @@ class TextToImage(MediaTask):
     # Rows
 
     def encode(self, examples: Sequence[Any], setting: Setting, *, labelled: bool) -> Encoded:
-        """Return the files and prompts, or only prompts."""
+        """Return the files and prompts, or only prompts.
+
+        Raises:
+            ConfigError: options of training do not fit the pipeline.
+        """
+        if labelled:
+            self._check(setting.processor)
         rows: list[Row] = [{"prompt": _prompt_of(each)} for each in examples]
         for row, each in zip(rows, examples if labelled else (), strict=False):
             row["file"] = each
         return one_row_each(self, examples, setting, rows)
 
+    def _check(self, pipeline: Any) -> None:
+        from adapterhub.backbones.denoising import is_flow, least_side
+
+        if self.snr_gamma and is_flow(pipeline):
+            raise ConfigError(
+                f"snr_gamma={self.snr_gamma:g}, and this pipeline learns by flow matching",
+                expected="a pipeline whose scheduler has a signal-to-noise ratio",
+                hint="leave snr_gamma out",
+            )
+        least = least_side(pipeline)
+        if self.resolution % least:
+            near = max(round(self.resolution / least), 1) * least
+            raise ConfigError(
+                f"resolution={self.resolution}, and this pipeline makes pictures of whole squares "
+                f"of {least} pixels",
+                expected=f"a multiple of {least}",
+                hint=f"resolution={near}",
+            )
+
+    def remarks(self, data: Encoded) -> tuple[str, ...]:
+        """Say how many captions the text encoders do not read to their end."""
+        from adapterhub.backbones.denoising import cut_prompts
+
+        prompts = [row["prompt"] for row in data.rows]
+        most, cut = cut_prompts(data.setting.processor, prompts)
+        count = sum(prompt in {*cut} for prompt in prompts)
+        if not count:
+            return ()
+        return (
+            f"of {count:,} of {len(prompts):,} captions only the first {most:,} tokens are read: "
+            "the backbone reads no more",
+        )
+
     def vary(self, row: Row, setting: Setting, key: tuple[int, int, int]) -> Row:
-        """Return the row with the seed of its noise in this epoch."""
+        """Return the row with the seed of its noise in this epoch, perhaps without its caption."""
         digest = hashlib.sha256(repr(key).encode()).digest()
-        return row | {"seed": int.from_bytes(digest[:7], "big")}
+        varied = row | {"seed": int.from_bytes(digest[:7], "big")}
+        left_out = int.from_bytes(digest[7:14], "big") < self.empty_prompts * 2**56
+        return varied | ({"prompt": ""} if left_out else {})
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
         """Decode the pictures of a batch; those of the prior come last."""
@@ -240,7 +286,8 @@ class TextToImage(MediaTask):
     def show_inputs(self, row: Row, setting: Setting) -> dict[str, str]:
         """Return the shape of the picture and its prompt."""
         side = self.side(setting)
-        return {"pixel_values": f"3 x {side} x {side}", "prompt": row["prompt"]}
+        prompt = row["prompt"] or "empty, for guidance"
+        return {"pixel_values": f"3 x {side} x {side}", "prompt": prompt}
 
     @property
     def compares_with_reference(self) -> bool:
@@ -280,10 +327,12 @@ class TextToImage(MediaTask):
         """Let the pipeline make pictures; that of prompt i has noise of the seed and of i."""
         import torch
 
+        from adapterhub.backbones.denoising import sized
+
         pipeline = setting.processor
         options: dict[str, Any] = {"num_inference_steps": self.steps}
         options |= {"guidance_scale": self.guidance} if self.guidance else {}
-        options |= {"height": self.side(setting), "width": self.side(setting)}
+        options |= sized(pipeline, self.side(setting))
         made = list[Any]()
         with counting(len(prompts), f"making {what}") as done, torch.no_grad():
             for start in range(0, len(prompts), batch_size):
@@ -307,7 +356,10 @@ class TextToImage(MediaTask):
 
     def compared(self, model: Any, data: Encoded, batch_size: int) -> list[Prediction]:
         """Return the loss of each row, and pictures of the first ones."""
-        draws = [each_row(model, _Draw(data, i), batch_size, _losses) for i in range(DRAWS)]
+        # All rows as they are, with one noise: runs with other options and seeds are compared.
+        plain = replace(self, flip=False, empty_prompts=0.0)
+        rows = replace(data, task=plain, setting=replace(data.setting, seed=0))
+        draws = [each_row(model, _Draw(rows, i), batch_size, _losses) for i in range(DRAWS)]
         losses = [sum(each) / DRAWS for each in zip(*draws, strict=True)]
         some = min(self.samples, len(data.rows))
         prompts = [row["prompt"] for row in data.rows[:some]]
@@ -358,17 +410,27 @@ def _caption(cell: object) -> tuple[str | float | None, str]:
     return (text, "") if text else (None, "the caption is missing")
 
 
-def _beside(file: MediaFile) -> str:
-    """Return the caption in the text file beside a picture.
+def _beside(files: Sequence[MediaFile]) -> list[str]:
+    """Return the captions in the text files beside pictures.
 
     Raises:
-        DataError: there is none.
+        DataError: pictures have none.
     """
-    path = Path(file.path).with_suffix(".txt")
-    if not path.is_file():
+    paths = [Path(file.path).with_suffix(".txt") for file in files]
+    texts = [
+        decode_text(file_bytes(str(path)), str(path)).strip() if path.is_file() else None
+        for path in paths
+    ]
+    lacking = [
+        f"{file.name}: {path.name} is {'missing' if text is None else 'empty'}"
+        for file, path, text in zip(files, paths, texts, strict=True)
+        if not text
+    ]
+    if lacking:
         raise DataError(
-            f"{file.name} has no caption: there is no {path.name} beside it, and no metadata.csv",
-            expected="a caption of each picture, or one prompt for all",
+            f"{len(lacking):,} of {len(files):,} pictures have no caption",
+            offenders=lacking,
+            expected="a text file beside each picture, or metadata.csv, or one prompt for all",
             hint="--task \"text-to-image(prompt='a photo of sks dog')\"",
         )
-    return read_text(str(path)).strip()
+    return [text for text in texts if text]

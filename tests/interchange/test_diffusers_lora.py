@@ -154,6 +154,14 @@ def test_single_blocks_of_a_flux_have_the_sizes_of_the_published_one():
     assert not back[f"{block}.attn.to_k.lora_B.weight"].any()
 
 
+@pytest.mark.parametrize("method", ["dora", "loha"])
+def test_a_method_without_such_files_is_told_how_to_get_one(method, tmp_path):
+    adapter = ah.attach(pipeline(), f"{method}(sites=['unet.*.to_q'], rank=2)")
+    with pytest.raises(MismatchError, match="adapterhub convert ADAPTER") as error:
+        adapter.export(tmp_path / "x", format="kohya")
+    assert error.value.offenders == (f"{method.upper()}: these files contain LoRAs",)
+
+
 @pytest.mark.parametrize(
     ("kind", "spec", "style", "problem"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import re
 
@@ -19,7 +21,8 @@ import adapterhub as ah
 from adapterhub.anatomy.pipelines import parts_of
 from adapterhub.backbones import denoising
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import BackboneError, DataError
+from adapterhub.errors import BackboneError, ConfigError, DataError
+from adapterhub.loop.engine import Engine
 from adapterhub.tasks._rows import Setting
 from adapterhub.tasks.text_to_image import TextToImage
 
@@ -198,12 +201,6 @@ def test_one_prompt_for_all(photos):
     assert set(captions(TextToImage(prompt="a photo"), photos)) == {"a photo"}
 
 
-def test_a_missing_caption(photos):
-    (photos / "3.txt").unlink()
-    with pytest.raises(DataError, match=r"3\.png has no caption: there is no 3\.txt"):
-        captions(TextToImage(), photos)
-
-
 def test_prior_preservation_adds_its_weighted_loss(photos):
     pipe, task = made(), TextToImage(prior="e f", prior_pictures=2, prior_weight=0.5, steps=1)
     setting = Setting(pipe, 8)
@@ -335,3 +332,251 @@ def image_of(pipe):
 
 def pixels(image):
     return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).float()
+
+
+@pytest.mark.parametrize("kind", MAKES)
+def test_what_is_kept_gives_the_same_numbers(kind, monkeypatch):
+    pipe = made(kind)
+    ah.attach(pipe, LORA)
+    kept, calls = denoising.Kept(10**6), counted_calls(pipe, monkeypatch)
+    for seeds in ([3, 4], [5, 6]):
+        given = batch() | {"seeds": torch.tensor(seeds)}
+        expected, found = parts_of(pipe)(**given), parts_of(pipe)(**given, kept=kept)
+        torch.testing.assert_close(found.losses, expected.losses, atol=1e-6, rtol=1e-6)
+        for one, other in zip(
+            torch.autograd.grad(found.losses.mean(), tensors(pipe)),
+            torch.autograd.grad(expected.losses.mean(), tensors(pipe)),
+            strict=True,
+        ):
+            torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-3)
+    assert calls == [PROMPTS, ["a b"], ["c d e"], PROMPTS]
+
+
+def counted_calls(pipe, monkeypatch):
+    """Return a list that gets the prompts of each call of a pipeline's `encode_prompt`."""
+    calls, encode = [], type(pipe).encode_prompt
+
+    @functools.wraps(encode)
+    def counted(self, *args, **given):
+        calls.append(given["prompt"])
+        return encode(self, *args, **given)
+
+    monkeypatch.setattr(type(pipe), "encode_prompt", counted)
+    return calls
+
+
+def test_what_is_over_the_limit_is_encoded_each_time(monkeypatch):
+    pipe = made()
+    calls = counted_calls(pipe, monkeypatch)
+    given = batch() | {"seeds": torch.tensor([3, 4])}
+    of_a_prompt = 12 * pipelines.WIDTH * 4
+    small, large = denoising.Kept(of_a_prompt), denoising.Kept(10**6)
+    # The latents of a picture, a mean and a deviation, are larger.
+    found = [parts_of(pipe)(**given, kept=each) for each in (large, small, small)]
+    assert calls == [["a b"], ["c d e"], ["a b"], ["c d e"], ["c d e"]]
+    assert all(torch.equal(each.losses, found[0].losses) for each in found)
+
+
+@pytest.fixture
+def trained(photos, tmp_path, adapterhub):
+    """Return a function that trains on photos, and returns the losses and what was said."""
+    pipelines.with_tokenizers(pipelines.pipeline()).save_pretrained(tmp_path / "backbone")
+
+    def train(name, task, method, *options):
+        code, _, err = adapterhub(
+            "train", photos, "--eval", photos, "--backbone", tmp_path / "backbone",
+            "--task", task, "--method", method, "--output", tmp_path / name,
+            "--batch-size", "4", "--seed", "1", *options,
+        )  # fmt: skip
+        assert code == 0, err
+        rows = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        events = [*map(json.loads, rows)]
+        return [each["metrics"]["loss"] for each in events if each["event"] == "eval"], err
+
+    return train
+
+
+UNET = "lora(sites=['unet.*.to_q'], rank=2)"
+BOTH = "lora(sites=['unet.*.to_q','text_encoder.*.q_proj'], rank=2)"
+
+
+@pytest.mark.parametrize("method", [UNET, BOTH])
+def test_frozen_encoders_compute_once_in_a_run(method, trained, monkeypatch):
+    calls = counted_calls(made(), monkeypatch)
+    task = "text-to-image(samples=0)"
+    off, said = trained("off", task, method, "--epochs", "2", "train.frozen_cache=off")
+    assert "encoded once" not in said
+    before = len(calls)
+    on, said = trained("on", task, method, "--epochs", "2")
+    what = "each prompt and each picture" if method == UNET else "each picture"
+    line = f"{what}: encoded once, and kept in memory; train.frozen_cache=off encodes them"
+    assert line in said
+    assert before > 10
+    assert len(calls) - before == (2 if method == UNET else before)
+    assert on == pytest.approx(off, rel=1e-5)
+
+
+def test_the_share_of_empty_prompts(photos):
+    task = TextToImage(empty_prompts=0.5)
+    data = DataOptions(train=str(photos))
+    rows = task.read(str(photos), task.fitted(str(photos), data, "train")[1].options, "train")
+    encoded = task.encode(rows * 20, Setting(made(), 8), labelled=True)
+    varied = [task.vary(row, encoded.setting, (0, 1, i)) for i, row in enumerate(encoded.rows)]
+    assert 80 < [row["prompt"] for row in varied].count("") < 160
+    assert {row["prompt"] for row in varied} == {"", "a b", "c d"}
+    assert varied == [
+        task.vary(row, encoded.setting, (0, 1, i)) for i, row in enumerate(encoded.rows)
+    ]
+    other = [task.vary(row, encoded.setting, (0, 2, i)) for i, row in enumerate(encoded.rows)]
+    assert [row["prompt"] for row in other] != [row["prompt"] for row in varied]
+    pipe = made()
+    given = inputs(TextToImage(empty_prompts=1.0).encode(rows, encoded.setting, labelled=True)
+                   .batch([0, 1]))  # fmt: skip
+    assert denoising.prompt_texts(given["prompts"]) == ["", ""]
+    assert parts_of(pipe)(**given).losses.isfinite().all()
+
+
+def test_runs_with_other_options_and_seeds_have_one_evaluation(
+    trained, tmp_path, adapterhub, photos
+):
+    zero = ("--steps", "2", "--lr", "1e-9")
+    plain, _ = trained("plain", "text-to-image(samples=0)", UNET, *zero)
+    varied = "text-to-image(samples=0, flip=true, empty_prompts=1.0)"
+    other, _ = trained("varied", varied, UNET, *zero, "--seed", "2")
+    assert other[-1] == pytest.approx(plain[-1], rel=1e-5)
+    code, _, err = adapterhub("eval", tmp_path / "varied", "--data", photos)
+    assert code == 0, err
+
+
+def test_files_of_pictures_are_refused_before_they_are_made(
+    trained, tmp_path, adapterhub, monkeypatch
+):
+    trained("run", "text-to-image(samples=0, steps=1)", UNET, "--steps", "1")
+    made_of = []
+    pictures = TextToImage.pictures
+
+    def counted(self, setting, prompts, *rest):
+        made_of.append([*prompts])
+        return pictures(self, setting, prompts, *rest)
+
+    monkeypatch.setattr(TextToImage, "pictures", counted)
+    (tmp_path / "red-2.png").write_bytes(b"")
+    asked = ("predict", tmp_path / "run", "a b", "c d", "--output")
+    code, _, err = adapterhub(*asked, tmp_path / "red.png")
+    assert (code, made_of) == (2, [])
+    assert "red-2.png is already there" in err
+    (tmp_path / "blue.png").write_bytes(b"")  # which two prompts do not write
+    code, out, err = adapterhub(*asked, tmp_path / "blue.png")
+    assert code == 0, err
+    assert out == f"{tmp_path}/blue-1.png\ta b\n{tmp_path}/blue-2.png\tc d\n"
+    code, _, err = adapterhub(*asked, tmp_path / "new" / "folder" / "red.png")
+    assert code == 0, err
+    assert (tmp_path / "new" / "folder" / "red-2.png").is_file()
+
+
+def test_a_pipeline_with_a_broken_part(tmp_path):
+    pipelines.with_tokenizers(pipelines.pipeline()).save_pretrained(tmp_path)
+    file = tmp_path / "unet" / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"norm_num_groups": 0}))
+    with pytest.raises(BackboneError, match="cannot be loaded"):
+        ah.load_backbone(str(tmp_path), task="text-to-image")
+
+
+def test_all_pictures_without_captions_are_told(photos):
+    (photos / "3.txt").unlink()
+    (photos / "5.txt").write_text(" \n")
+    with pytest.raises(DataError, match="2 of 12 pictures have no caption") as found:
+        captions(TextToImage(), photos)
+    assert found.value.offenders == ("3.png: 3.txt is missing", "5.png: 5.txt is empty")
+    assert "prompt=" in found.value.hint
+
+
+def rows_of(task, photos, pipe, count=2):
+    data = DataOptions(train=str(photos))
+    rows = task.read(str(photos), task.fitted(str(photos), data, "train")[1].options, "train")
+    return task.encode(rows[:count], Setting(pipe, 8), labelled=True)
+
+
+def test_captions_that_are_cut_are_counted(photos, monkeypatch):
+    for number in (1, 2, 3):
+        (photos / f"{number}.txt").write_text("a " * 11)
+    remark = "of 3 of 12 captions only the first 12 tokens are read: the backbone reads no more"
+    encoded = rows_of(TextToImage(), photos, made(), 12)
+    assert TextToImage().remarks(encoded) == (remark,)
+    # Flux reads the long ones to the end: 512 tokens of T5.
+    encoded = rows_of(TextToImage(), photos, made("FluxPipeline"), 12)
+    assert TextToImage().remarks(encoded) == ()
+
+
+def test_options_that_do_not_fit_a_pipeline(photos):
+    with pytest.raises(ConfigError, match="snr_gamma=5, and this pipeline learns by flow"):
+        rows_of(TextToImage(snr_gamma=5), photos, made("FluxPipeline"))
+    with pytest.raises(ConfigError, match="squares of 2 pixels") as found:
+        rows_of(TextToImage(resolution=9), photos, made("FluxPipeline"))
+    assert found.value.hint in ("resolution=8", "resolution=10")
+    assert (
+        rows_of(TextToImage(resolution=9), photos, made()).batch([0])["pixel_values"].shape[-1] == 9
+    )
+
+
+def test_a_model_that_reads_other_channels(tmp_path):
+    pipe = pipelines.with_tokenizers(pipelines.pipeline())
+    pipe.register_modules(vae=pipelines._vae(8))  # as of a pipeline that fills pictures
+    pipe.save_pretrained(tmp_path)
+    with pytest.raises(BackboneError, match="reads 4 channels, and its VAE has 8"):
+        ah.load_backbone(str(tmp_path), task="text-to-image")
+
+
+@pytest.mark.parametrize("kind", ["epsilon", "v_prediction", "sample"])
+def test_the_weights_of_snr_gamma_where_there_is_noise_alone(kind):
+    options = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+    pipe = made(prediction_type=kind, **options)
+    seeds = [next(s for s in range(9000) if step_of(s) == 999), 4]
+    given = batch() | {"seeds": torch.tensor(seeds), "snr_gamma": torch.full((2,), 0.5)}
+    found = parts_of(pipe)(**given)
+    kept = pipe.scheduler.alphas_cumprod[[999, step_of(4)]]
+    ratio = kept / (1 - kept)
+    clipped = ratio.clamp(max=0.5)
+    expected = {"epsilon": torch.tensor([1.0, (clipped / ratio)[1]]), "sample": clipped,
+                "v_prediction": clipped / (ratio + 1)}[kind]  # fmt: skip
+    torch.testing.assert_close(found.weight, expected, atol=1e-6, rtol=1e-4)
+
+
+def step_of(seed):
+    """Return the step of noise that a row with a seed gets."""
+    numbers = torch.Generator().manual_seed(seed)
+    for _ in range(2):  # the latents, and the noise
+        torch.randn(4, 8, 8, generator=numbers)
+    return int(torch.randint(0, 1000, (1,), generator=numbers))
+
+
+def test_pictures_have_the_size_that_is_asked_for(photos):
+    pipe = made("PixArtAlphaPipeline")  # which would take the nearest size of its own
+    encoded = rows_of(TextToImage(resolution=16), photos, pipe)
+    (picture,) = TextToImage(resolution=16, steps=1).pictures(encoded.setting, ["a"], 1)
+    assert picture.size == (16, 16)
+
+
+def test_a_run_goes_on_in_the_middle_of_an_epoch(trained, tmp_path, adapterhub, monkeypatch):
+    task = "text-to-image(samples=0, flip=true, empty_prompts=0.3)"
+    options = ("--steps", "4", "train.gradient_accumulation=2", "train.save_every=2")
+    trained("whole", task, UNET, *options)
+    step, numbers = Engine.step, itertools.count()
+
+    def stopped(self, *given):
+        if next(numbers) == 3:
+            raise KeyboardInterrupt
+        return step(self, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Engine, "step", stopped)
+        with pytest.raises(AssertionError):
+            trained("stopped", task, UNET, *options)
+    code, _, err = adapterhub("train", tmp_path / "stopped" / "recipe.yaml", "--resume")
+    assert (code, "resumed after step 2 of 4" in err) == (0, True)
+    whole, resumed = (
+        (tmp_path / name / "adapter" / "adapter.safetensors").read_bytes()
+        for name in ("whole", "stopped")
+    )
+    assert whole == resumed
