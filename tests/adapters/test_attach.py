@@ -179,6 +179,7 @@ BESIDE = [m for m in sorted(METHODS) if not METHODS[m].trains_backbone]
     reason="this torch has no devices written in Python",
 )
 def test_each_method_is_attached_on_the_device_of_the_model():
-    ended = warm.run(ELSEWHERE, *BESIDE, folder=ELSEWHERE.parent)
+    methods = rotating(BESIDE)
+    ended = warm.run(ELSEWHERE, *methods, folder=ELSEWHERE.parent)
     assert ended.returncode == 0, ended.printed
-    assert int(ended.printed.split()[0]) > 2 * len(BESIDE) - 10
+    assert int(ended.printed.split()[0]) >= max(len(methods), 2 * len(methods) - 10)

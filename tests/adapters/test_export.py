@@ -5,6 +5,7 @@ from __future__ import annotations
 import tiny_models
 from forge import state_of
 
+import adapterhub as ah
 from adapterhub.adapters.export import blocking, in_peft
 
 
@@ -16,9 +17,8 @@ def test_the_model_is_left_as_it_was():
     assert state_of(model) == before
 
 
-def test_problems_are_returned_and_name_no_local_folder(tmp_path):
-    import adapterhub as ah
-
+def test_problems_are_returned_and_name_no_local_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     model = tiny_models.model("bert")
     model.config._name_or_path = "acme/gone"
     ah.attach(model, "lora").save(tmp_path / "a")

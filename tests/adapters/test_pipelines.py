@@ -160,7 +160,7 @@ SWAPS = {
 }
 
 
-@pytest.mark.parametrize("way", COMPILED)
+@rotate("way", COMPILED)
 def test_a_compiled_part_follows_every_swap(way):
     """And takes no new adapter: torch would not see its hooks."""
     torch._dynamo.reset()
