@@ -18,7 +18,7 @@ from torch import nn
 from adapterhub.anatomy.any_module import ModuleView
 from adapterhub.anatomy.family import Family
 from adapterhub.anatomy.forward_source import call_order, returns_tuple, weights_read
-from adapterhub.anatomy.matrices import matrices_in
+from adapterhub.anatomy.matrices import CONVOLUTIONS, WeightMatrix, matrices_in
 from adapterhub.anatomy.own_modules import has_statistics, join, own_modules
 from adapterhub.anatomy.projections import in_features, is_projection, out_features
 from adapterhub.anatomy.sites import Anatomy, FeatureSlice, Kind, Site
@@ -77,13 +77,13 @@ def module_anatomy(view: ModuleView, head: tuple[str, ...] = ()) -> Anatomy:
             offenders=[f"{name!r}{did_you_mean(name, paths)}" for name in unknown],
             expected="paths of modules",
         )
-    uncalled = set(_uncalled(paths))
+    fused, read = set(_fused(paths)), _read_by_owners(paths)
     layers = _layers(paths)
-    roles, sublayers = _roles(paths, uncalled)
+    roles, sublayers = _roles(paths, fused, read)
     sites: dict[str, Site] = {}
     for path, module in paths.items():
-        if path and not any(f"{path}.".startswith(f"{name}.") for name in (*head, *uncalled)):
-            for site in _sites(path, module, roles, layers):
+        if path and not any(f"{path}.".startswith(f"{name}.") for name in (*head, *fused)):
+            for site in _sites(path, module, roles, layers, read.get(path)):
                 sites[site.id] = site
             if path in sublayers:
                 # A container passes its input through all children, and may not get another one.
@@ -116,12 +116,13 @@ def sites_by_path(anatomy: Anatomy, unused: Collection[str] = ()) -> dict[str, S
     paths = dict(own_modules(anatomy.model))
     base = f"{anatomy.base_path}." if anatomy.base_path else ""
     hosts = {site.host for site in anatomy.sites.values() if site.kind in _WITH_WEIGHT}
-    without = (*anatomy.head(), *unused, *_uncalled(paths), *_only_tied(paths))
+    read = _read_by_owners(paths)
+    without = (*anatomy.head(), *unused, *_fused(paths), *_only_tied(paths))
     sites: dict[str, Site] = {}
     for path, module in paths.items():
         if path in hosts or any(f"{path}.".startswith(f"{name}.") for name in without):
             continue
-        for site in _sites(path, module, {}, anatomy.layers) if path else ():
+        for site in _sites(path, module, {}, anatomy.layers, read.get(path)) if path else ():
             named = replace(site, id=site.id.removeprefix(base))
             if named.id not in anatomy.sites:
                 sites[named.id] = named
@@ -156,7 +157,7 @@ def _layers(paths: Mapping[str, nn.Module]) -> dict[str, tuple[str, ...]]:
 
 
 def _roles(
-    paths: Mapping[str, nn.Module], uncalled: Container[str]
+    paths: Mapping[str, nn.Module], fused: Container[str], read: Container[str]
 ) -> tuple[dict[str, str], dict[str, tuple[str, str, str]]]:
     """Find attention and feed-forward networks.
 
@@ -168,7 +169,7 @@ def _roles(
     sublayers: dict[str, tuple[str, str, str]] = {}
     for path, module in paths.items():
         inside = (p for p, m in own_modules(module) if is_projection(m))
-        children = {child: None for child in inside if join(path, child) not in uncalled}
+        children = {child: None for child in inside if join(path, child) not in fused}
         own, added = _of_attention(children)
         for sublayer, row in (
             (_attention_name(path, module), own),
@@ -180,7 +181,7 @@ def _roles(
                 roles.setdefault(child, f"{sublayer}.{role}")
             first = next((ends[role] for role in _FIRST if role in ends), None)
             last = next((ends[role] for role in _LAST if role in ends), None)
-            if not (path and first and last) or path in sublayers:
+            if not (path and first and last) or path in sublayers or first in read or last in read:
                 continue
             if in_features(paths[first]) == out_features(paths[last]):
                 sublayers[path] = sublayer, first, last
@@ -214,23 +215,30 @@ def _in_attention(child: str) -> tuple[bool, str]:
     return bool(words & _ADDED), role if known else ""
 
 
-def _uncalled(paths: Mapping[str, nn.Module]) -> Iterator[str]:
-    """Yield the paths of modules that nothing calls: the module around them reads their weights.
-
-    Those of diffusers that are fused, too. torch's own layers read weights only where no module
-    inside has a hook.
-    """
+def _fused(paths: Mapping[str, nn.Module]) -> Iterator[str]:
+    """Yield the paths of projections that nothing calls: diffusers has fused them in another."""
     for path, module in paths.items():
-        if not type(module).__module__.startswith("torch.nn."):
-            yield from (
-                each for name in weights_read(module) if (each := join(path, name)) in paths
-            )
         if getattr(module, "fused_projections", False):
             children = {name: _in_attention(name) for name, _ in module.named_children()}
             fused = [(added, role) for added, role in children.values() if role in ("kv", "qkv")]
             for name, (added, role) in children.items():
                 if any(added == of and role in [*letters] for of, letters in fused):
                     yield join(path, name)
+
+
+def _read_by_owners(paths: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Map modules to the modules around them that read their weights themselves, by path.
+
+    `F.linear(x, self.qkv.weight)`: no hook of the inner one sees what is computed. torch's own
+    layers do so only where no module inside has a hook.
+    """
+    return {
+        join(path, name): path
+        for path, module in paths.items()
+        if not type(module).__module__.startswith("torch.nn.")
+        for name in weights_read(module)
+        if join(path, name) in paths
+    }
 
 
 def _of_network(
@@ -258,14 +266,24 @@ def _attention_name(path: str, module: nn.Module) -> str:
 
 
 def _sites(
-    path: str, module: nn.Module, roles: Mapping[str, str], layers: Mapping[str, tuple[str, ...]]
+    path: str,
+    module: nn.Module,
+    roles: Mapping[str, str],
+    layers: Mapping[str, tuple[str, ...]],
+    owner: str | None,
 ) -> Iterator[Site]:
+    """Yield the sites of a module; `owner` is the path of the module that reads its weight."""
     stack, layer = _layer_of(path, layers)
 
     def site(name: str, role: str, kind: Kind, sizes: tuple[int, int], **fields: Any) -> Site:
         return Site(name, stack, layer, role, kind, path, *sizes, **fields)
 
     role = roles.get(path, path.rpartition(".")[2])
+    if owner is not None:
+        known = role if layer is not None else path.rpartition(".")[2]  # no default outside
+        for read in _read_sites(path, module, known, owner):
+            yield replace(read, stack=stack, layer=layer)
+        return
     if is_projection(module) and not returns_tuple(module):
         sizes = in_features(module), out_features(module)
         of_prefixes = role.endswith(".kv")  # `attn.kv` is where keys and values are read
@@ -281,6 +299,28 @@ def _sites(
     weight = getattr(module, "weight", None)
     if _is_norm(module) and weight is not None and weight.ndim == 1:
         yield site(path, role, "norm", (len(weight), len(weight)))
+
+
+def _read_sites(path: str, module: nn.Module, role: str, owner: str) -> Iterator[Site]:
+    """Yield the sites of a module whose weight its owner reads, which is their host.
+
+    There is none where the owner is the whole model, or the weight is no matrix.
+    """
+    if not owner or not (is_projection(module) or isinstance(module, CONVOLUTIONS)):
+        return
+    if not isinstance(module._parameters.get("weight"), nn.Parameter):
+        return
+    name = path[len(owner) + 1 :]
+    turned = hasattr(module, "nx")  # GPT-2's
+    whole = WeightMatrix(f"{name}.weight", f"{name}.bias", transposed=turned)
+    columns, rows = WeightMatrix(transposed=turned).sizes(module)
+    yield Site(path, "", None, role, "linear", owner, columns, rows, matrix=whole)
+    for letter, inside, part in () if turned else _slices(path, role, columns, rows):
+        width = part.stop - part.start
+        matrix = whole._replace(start=part.start, rows=width)
+        yield Site(
+            f"{path}.{letter}", "", None, inside, "linear", owner, columns, width, matrix=matrix
+        )
 
 
 def _is_norm(module: nn.Module) -> bool:

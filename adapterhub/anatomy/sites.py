@@ -175,6 +175,11 @@ class Site:
         return self.d_out, self.d_out if self.d_values is None else self.d_values
 
     @property
+    def inside(self) -> bool:
+        """Whether the weight is that of a module inside the host, which reads it itself."""
+        return self.matrix is not None and "." in self.matrix.weight
+
+    @property
     def reads(self) -> str:
         """The stack whose tokens get here: keys of cross-attention are those of the encoder."""
         return "encoder" if self.role in ("cross.k", "cross.v") else self.stack

@@ -421,3 +421,63 @@ def test_averages_of_batch_norms_stay_those_of_the_backbone(spec, by_adapter, tm
     ah.detach(copied.train())
     assert copied[1].training
     assert "train" not in vars(copied[1])
+
+
+class Reads(nn.Module):
+    """An attention that adds a bias of its own to a fused projection, as that of BEiT in timm."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(8, 24, bias=False)
+        self.q_bias = nn.Parameter(torch.randn(8))
+        self.mix = nn.Conv1d(8, 8, 3, padding=1, groups=2)
+        self.proj = nn.Linear(8, 8)
+
+    def forward(self, x):
+        bias = torch.cat([self.q_bias, torch.zeros(16)])
+        q, k, v = nn.functional.linear(x, self.qkv.weight, bias).chunk(3, -1)
+        weights = torch.softmax(q @ k.mT, -1)
+        weight = self.mix.weight.to(x.dtype)
+        mixed = nn.functional.conv1d(v.mT, weight, self.mix.bias, padding=1, groups=2).mT
+        return self.proj(weights @ mixed)
+
+
+class Stack(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Reads() for _ in range(2))
+        self.attention = Reads()
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return self.attention(x)
+
+
+@pytest.mark.parametrize("method", ["lora", "dora", "loha", "oft", "ia3"])
+def test_a_weight_that_the_module_around_reads(method, tmp_path):
+    torch.manual_seed(0)
+    net, x = Stack(), torch.randn(3, 5, 8)
+    bare = net(x)
+    sites = ah.anatomy_of(net).sites
+    assert sites["blocks.1.qkv"].role == "attn.qkv"
+    assert sites["blocks.1.qkv.v"].role == "attn.v"
+    assert sites["attention.qkv"].role == "qkv"  # outside of layers: nothing by default
+    assert "attn" not in {site.role for site in sites.values()}
+    names = ("blocks.0.qkv.q", "blocks.1.qkv", "attention.qkv", "blocks.1.mix")
+    for name in names:
+        adapter = ah.attach(net, f"{method}(sites=[{name!r}])")
+        scramble(adapter)
+        adapted = net(x)
+        assert (adapted - bare).abs().max() > 1e-5, name
+        merged = ah.merge(net, batch=(x,))
+        assert merged.difference <= 1e-5
+        ah.unmerge(net)
+        with pytest.raises(ah.AdapterhubError, match="cannot"):
+            adapter.export(tmp_path / "theirs")
+        adapter.save(tmp_path / name)
+        ah.detach(net)
+        assert torch.equal(net(x), bare)
+        ah.load(net, tmp_path / name)
+        assert torch.equal(net(x), adapted)
+        ah.detach(net)

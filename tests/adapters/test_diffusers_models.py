@@ -77,7 +77,8 @@ def test_attention_and_networks_are_found_where_they_are_called(name):
         return
     assert roles >= {"attn.q", "attn.v"} or roles >= {"cross.q", "cross.v"}
     assert roles >= ALSO.get(name, set())
-    projections = {s.role for s in ah.anatomy_of(made).sites.values() if s.kind == "linear"}
+    found = (s for s in ah.anatomy_of(made).sites.values() if s.kind == "linear" and not s.inside)
+    projections = {site.role for site in found}
     assert not [role for role in projections if role.startswith(("to_q", "to_v", "add_", "q_"))]
     assert uncalled(made, name, sites) == []
 

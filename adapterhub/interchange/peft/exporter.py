@@ -130,6 +130,12 @@ def _refused(source: ExportSource, kinds: set[Kind]) -> CheckpointPart:
     problems += [f"{place}: peft adapts projections only" for place in sorted(elsewhere)]
     held = {f"{p.method.name} at {p.site.stack}.{p.site.role}" for p in source.parts if p.site.held}
     problems += [f"{place}: only updates of projections are exported" for place in sorted(held)]
+    problems += [
+        f"{part.site.id}: the module around it reads its weight, where peft's update does nothing"
+        for part in source.parts
+        if part.site.inside
+        and not isinstance(source.modules[part.site.host], nn.MultiheadAttention)
+    ]
     if source.tokens:
         problems.append(NEW_TOKENS)
     if source.below:
