@@ -44,7 +44,7 @@ from adapterhub.hooks.keyvalue import (
 )
 from adapterhub.hooks.packed import TokenPlan
 from adapterhub.hooks.row_stacks import StackedColumn, StackedRows
-from adapterhub.hooks.slot import SUBLAYER_INPUT, read_sublayer_input
+from adapterhub.hooks.slot import SUBLAYER_INPUT, put_slot, read_sublayer_input
 from adapterhub.hooks.virtual_tokens import as_mask
 from adapterhub.methods._site_module import (
     ApartKeyValueModule,
@@ -76,7 +76,7 @@ def keyvalue_slot(
             slot.patch.override(host, "config", RoutedConfig(host.config, slot))
         else:
             watch_products(host, slot, batch_dim)
-        host.add_module(CHILD, slot)
+        put_slot(host, slot)
     if isinstance(module, ApartKeyValueModule) and not slot.projections:
         read = [(model.get_submodule(each.host), each.part) for each in module.projections]
         for each in read:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from adapterhub.anatomy.matrices import table_factor
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.hooks.packed import TokenPlan
-from adapterhub.hooks.slot import Slot
+from adapterhub.hooks.slot import Slot, put_slot
 from adapterhub.methods._delta import DeltaModule
 from adapterhub.methods._site_module import OutputModule
 
@@ -126,7 +126,7 @@ def embedding_slot(host: nn.Module) -> EmbeddingSlot:
     slot = host._modules.get(CHILD)
     if not isinstance(slot, EmbeddingSlot):
         slot = EmbeddingSlot()
-        host.add_module(CHILD, slot)
+        put_slot(host, slot)
         slot.patch.hook(host.register_forward_pre_hook, mask_new_ids)
         slot.patch.hook(host.register_forward_hook, change_embeddings)
     return slot

@@ -30,7 +30,7 @@ from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.backbones.tensor_parallel import tensor_parallel
 from adapterhub.errors import AttachError
 from adapterhub.hooks.composition import BatchPlan, through
-from adapterhub.hooks.slot import Slot, first_input
+from adapterhub.hooks.slot import Slot, first_input, put_slot
 from adapterhub.methods._expert_rows import (
     EveryExpert,
     ExpertRows,
@@ -211,7 +211,7 @@ def held_weight_slot(model: nn.Module, site: Site) -> HeldWeightSlot:
             parallel.boundary(site.host, site.d_out)  # refuses routed experts
         slot = HeldWeightSlot()
         override_forward(host, slot.patch)
-        host.add_module(CHILD, slot)
+        put_slot(host, slot)
     return slot
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
 from adapterhub.errors import SiteError
 from adapterhub.hooks.projection import OutputSlot
-from adapterhub.hooks.slot import Slot, first_input
+from adapterhub.hooks.slot import Slot, first_input, put_slot
 from adapterhub.methods._site_module import SiteModule
 
 STATES = "states"
@@ -80,7 +80,7 @@ def layer_slot(anatomy: Anatomy, host: str) -> LayerSlot:
     # First of all: what a mix keeps of a layer is its new output.
     change: Any = change_layer
     slot.patch.hook(layer.register_forward_hook, change, prepend=True, with_kwargs=True)
-    layer.add_module(CHILD, slot)
+    put_slot(layer, slot)
     return slot
 
 

@@ -28,7 +28,7 @@ from adapterhub.errors import AttachError, SiteError
 from adapterhub.hooks.composition import through
 from adapterhub.hooks.embedding import EmbeddingSlot, embedding_slot
 from adapterhub.hooks.held_weight import HeldWeightSlot, override_forward
-from adapterhub.hooks.slot import Slot
+from adapterhub.hooks.slot import Slot, put_slot
 from adapterhub.methods._delta import DeltaModule
 from adapterhub.methods._site_module import InputModule, OutputModule, SiteModule
 
@@ -210,7 +210,7 @@ def matrix_slot(model: nn.Module, site: Site, module: SiteModule) -> Slot:
         slot = MatrixSlot()
         override_forward(host, slot.patch)
         slot.patch.hook(host.register_forward_pre_hook, keep_hooked)
-        host.add_module(CHILD, slot)
+        put_slot(host, slot)
     return slot
 
 

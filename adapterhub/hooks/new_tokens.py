@@ -31,7 +31,7 @@ from adapterhub.errors import AttachError
 from adapterhub.files.manifest import NewToken
 from adapterhub.hooks.embedding import TokenRows, active_rows, embedding_slot
 from adapterhub.hooks.projection import OutputSlot
-from adapterhub.hooks.slot import Slot, drop_slot
+from adapterhub.hooks.slot import Slot, drop_slot, put_slot
 from adapterhub.methods._site_module import OutputModule
 
 TOKENS = "tokens"
@@ -67,7 +67,7 @@ def row_slot(host: nn.Module) -> RowSlot:
     slot = host._modules.get(CHILD)
     if not isinstance(slot, RowSlot):
         slot = RowSlot()
-        host.add_module(CHILD, slot)
+        put_slot(host, slot)
         slot.patch.hook(host.register_forward_hook, score_rows)
     return slot
 

@@ -16,7 +16,14 @@ from adapterhub.hooks.composition import as_before, by_row
 from adapterhub.hooks.packed import TokenPlan
 from adapterhub.hooks.places import Chosen, as_states, chosen_tokens
 from adapterhub.hooks.row_stacks import StackedColumn, StackedRows
-from adapterhub.hooks.slot import SUBLAYER_INPUT, Mark, Slot, first_input, read_sublayer_input
+from adapterhub.hooks.slot import (
+    SUBLAYER_INPUT,
+    Mark,
+    Slot,
+    first_input,
+    put_slot,
+    read_sublayer_input,
+)
 from adapterhub.methods._affine import constant_form
 from adapterhub.methods._ops import RowStack
 from adapterhub.methods._site_module import InputModule, OutputModule, SiteModule, TokenSet
@@ -296,7 +303,7 @@ def output_slot(model: nn.Module, site: Site, module: SiteModule, batch_dim: int
         slot = OutputSlot(batch_dim)
         if parallel := tensor_parallel(model):
             slot.boundary = parallel.boundary(site.host, site.d_out)
-        host.add_module(CHILD, slot)
+        put_slot(host, slot)
         if is_projection(host):
             slot.patch.hook(host.register_forward_hook, call_slot)
         else:

@@ -42,7 +42,7 @@ from adapterhub.hooks.prompt_checks import (
     check_static_room,
     remember_prompt,
 )
-from adapterhub.hooks.slot import Mark
+from adapterhub.hooks.slot import Mark, put_slot
 from adapterhub.hooks.virtual_tokens import (
     ADDED,
     OUTER,
@@ -103,7 +103,7 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
         slot.table_padding = table.padding_idx  # type: ignore[assignment]
         _before(table, slot, show_padding)
     watch_around(model, site.host, slot)
-    root.add_module(CHILD, slot)
+    put_slot(root, slot)
     return slot
 
 

@@ -231,6 +231,23 @@ def read_sublayer_input(model: nn.Module, slot: Slot, path: str | None) -> None:
     slot.patch.hook(module.register_forward_pre_hook, capture_input, prepend=True)
 
 
+def put_slot(host: nn.Module, slot: Slot) -> None:
+    """Give a host its slot.
+
+    Raises:
+        AttachError: it has one of another kind, for modules that change something else there.
+    """
+    if (other := host._modules.get(CHILD)) is not None:
+        assert isinstance(other, Slot)
+        slot.patch.undo()
+        raise AttachError(
+            f"{other.where()} is adapted, and what is at the same {type(host).__name__} cannot be",
+            expected="adapters at other sites, or at the same kind of site",
+            hint="detach the other one, or name other sites",
+        )
+    host.add_module(CHILD, slot)
+
+
 def drop_slot(model: nn.Module, host_path: str) -> None:
     """Remove a slot and its hooks: the host is as before."""
     host = model.get_submodule(host_path)

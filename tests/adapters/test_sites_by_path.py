@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 import adapterhub as ah
 from adapterhub.anatomy.forward_source import weights_read
 from adapterhub.anatomy.sites import is_path
-from adapterhub.errors import SiteError
+from adapterhub.errors import AttachError, SiteError
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::UserWarning:peft", "ignore::FutureWarning", "ignore:the files or the model do not name"
@@ -312,3 +312,47 @@ def test_peft_at_convolutions(kind, tmp_path):
     model, _ = network(kind)
     ah.load(model, tmp_path / "theirs")
     torch.testing.assert_close(logits(model, batch), expected, atol=1e-5, rtol=1e-4)
+
+
+def mamba():
+    config = transformers.MambaConfig(
+        vocab_size=64, hidden_size=16, num_hidden_layers=2, state_size=4, time_step_rank=4
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return transformers.MambaForCausalLM(config).eval()
+
+
+def test_lora_trains_every_site_of_a_state_space_by_default():
+    """Its `dt_proj` is multiplied by outside of itself: no role, and adapted where it is named."""
+    model, batch = mamba(), {"input_ids": tiny_models.batch()["input_ids"]}
+    adapter = ah.attach(model, "lora")
+    assert {placed.site.role for placed in adapter.placed} == {
+        "mixer.in_proj", "mixer.x_proj", "mixer.out_proj"
+    }  # fmt: skip
+    model(**batch, labels=batch["input_ids"]).loss.backward()
+    assert all(parameter.grad is not None for parameter in adapter.parameters())
+    ah.detach(model)
+    bare = logits(model, batch)
+    adapter = ah.attach(model, "lora(sites=['dt_proj', 'conv1d'])")
+    model(**batch, labels=batch["input_ids"]).loss.backward()
+    assert all(parameter.grad is not None for parameter in adapter.parameters())
+    scramble(adapter)
+    adapted = logits(model, batch)
+    assert (adapted - bare).abs().max() > 1e-4
+    written = model.generate(**batch, max_new_tokens=5, do_sample=False)
+    ah.merge(model, batch=batch)
+    torch.testing.assert_close(logits(model, batch), adapted, atol=1e-5, rtol=1e-4)
+    assert torch.equal(model.generate(**batch, max_new_tokens=5, do_sample=False), written)
+
+
+def test_two_kinds_of_changes_at_one_module_are_refused():
+    """What is attached stays: neither takes the place of the other."""
+    model, batch = mamba(), {"input_ids": tiny_models.batch()["input_ids"]}
+    scramble(ah.attach(model, "pfeiffer(sites=['mixer'])", name="first"))
+    expected = logits(model, batch)
+    with pytest.raises(AttachError, match="is adapted") as error:
+        ah.attach(model, "lora(sites=['dt_proj'])", name="second")
+    assert "detach" in error.value.hint
+    assert torch.equal(logits(model, batch), expected)
+    assert list(ah.adapters(model)) == ["first"]
