@@ -53,7 +53,7 @@ def command(
         from adapterhub.adapters.inspection import inspect
         from adapterhub.backbones.diffusers_folder import diffusers_folder, meta_diffusers
         from adapterhub.backbones.fingerprint import fingerprint
-        from adapterhub.backbones.load import load_backbone
+        from adapterhub.backbones.load import meta_model
 
     with doing(f"loading {backbone}"):
         if folder := diffusers_folder(backbone, revision):
@@ -63,7 +63,7 @@ def command(
             say_text(_draft(backbone, revision, python))
             return
         else:
-            model, _ = load_backbone(backbone, revision=revision, family=family)
+            model = meta_model(backbone, revision=revision, family=family)
             identity = fingerprint(backbone, revision=revision)
     with doing("planning every method"):
         found = inspect(model)

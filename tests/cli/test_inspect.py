@@ -49,6 +49,18 @@ def test_the_facts_of_a_model_of_transformers_have_the_keys_that_they_had(adapte
     assert isinstance(facts["methods"]["lora"], int)
 
 
+def test_a_backbone_without_a_tokenizer(adapterhub, tmp_path):
+    """A model of pictures without attention: its convolutions are named by their paths."""
+    options = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
+    ResNetModel(ResNetConfig(**options)).save_pretrained(tmp_path / "resnet")
+    code, out, err = adapterhub("inspect", tmp_path / "resnet", "--json")
+    assert code == 0, err
+    facts = json.loads(out)
+    (row,) = facts["sites"]
+    assert (row["site"], row["modules"], row["number"]) == ("convolution", ["Conv2d"], 11)
+    assert "Conv2d" in facts["named_sites"]["lora"]
+
+
 def test_inspect_shows_which_layers_have_a_site():
     """The last layer has a plain network, the others a mixture of experts."""
     options = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 4, "num_experts": 4}
