@@ -13,6 +13,8 @@ from transformers import (
     PersimmonForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
+    ResNetConfig,
+    ResNetModel,
 )
 
 import adapterhub as ah
@@ -57,7 +59,7 @@ def test_a_backbone_without_a_tokenizer(adapterhub, tmp_path):
     assert code == 0, err
     facts = json.loads(out)
     (row,) = facts["sites"]
-    assert (row["site"], row["modules"], row["number"]) == ("convolution", ["Conv2d"], 11)
+    assert (row["site"], row["modules"], row["number"]) == ("convolution", ["Conv2d"], 8)
     assert "Conv2d" in facts["named_sites"]["lora"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny_models
 import torch
+import transformers
 from observed import differences, observed
 
 import adapterhub as ah
@@ -78,3 +79,31 @@ def test_new_tokens_are_rows_of_the_merged_model(architecture, task, most, backb
     ah.unmerge(model)
     ah.detach(model)
     assert differences(before, observed(model)) == []
+
+
+def test_what_no_batch_is_made_for_is_merged_with_a_warning():
+    """CLIP reads pairs of a picture and a text: the merged weights are those without a check."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    text = {**sizes, "num_attention_heads": 2, "vocab_size": 40, "max_position_embeddings": 12}
+    vision = {**sizes, "num_attention_heads": 2, "image_size": 16, "patch_size": 8}
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)
+    torch.manual_seed(0)
+    model = transformers.CLIPModel(config).eval()
+    batch = {
+        "input_ids": torch.randint(3, 40, (2, 6)),
+        "pixel_values": torch.randn(2, 3, 16, 16),
+    }
+    adapter = ah.attach(model, "lora(sites=['attn.q', 'attn.v', 'patch_embedding'])")
+    tiny_models.scramble(adapter)
+    with torch.no_grad():
+        expected = model(**batch).logits_per_image
+        with pytest.warns(UserWarning, match=r"CLIPModel .* merge\(model, batch=inputs\) compares"):
+            merged = ah.merge(model)
+        assert merged.differences == {}
+        torch.testing.assert_close(model(**batch).logits_per_image, expected)
+        ah.unmerge(model)
+        assert ah.merge(model, batch=batch).difference <= 1e-5
+        ah.unmerge(model)
+        torch.testing.assert_close(model(**batch).logits_per_image, expected)
+    with pytest.raises(ValueError, match="input_ids"):  # the model's own
+        ah.merge(model, batch={"pixel_values": batch["pixel_values"]})
