@@ -232,11 +232,13 @@ def _read_by_owners(paths: Mapping[str, nn.Module]) -> dict[str, str]:
     `F.linear(x, self.qkv.weight)`: no hook of the inner one sees what is computed. torch's own
     layers do so only where no module inside has a hook.
     """
+    classes = {type(module): module for module in paths.values()}
+    others = (m for m in classes.values() if not type(m).__module__.startswith("torch.nn."))
+    read = {type(module): weights_read(module) for module in others}
     return {
         join(path, name): path
         for path, module in paths.items()
-        if not type(module).__module__.startswith("torch.nn.")
-        for name in weights_read(module)
+        for name in read.get(type(module), ())
         if join(path, name) in paths
     }
 
