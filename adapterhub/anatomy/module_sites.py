@@ -278,13 +278,14 @@ def _sites(
     stack, layer = _layer_of(path, layers)
 
     def site(name: str, role: str, kind: Kind, sizes: tuple[int, int], **fields: Any) -> Site:
-        return Site(name, stack, layer, role, kind, path, *sizes, **fields)
+        host = path if owner is None else owner
+        return Site(name, stack, layer, role, kind, host, *sizes, **fields)
 
     role = roles.get(path, path.rpartition(".")[2])
     if owner is not None:
-        known = role if layer is not None else path.rpartition(".")[2]  # no default outside
-        for read in _read_sites(path, module, known, owner):
-            yield replace(read, stack=stack, layer=layer)
+        role = role if layer is not None else path.rpartition(".")[2]  # no default outside
+        for name, inside, sizes, matrix in _read_matrices(path, module, role, owner):
+            yield site(name, inside, "linear", sizes, matrix=matrix)
         return
     if is_projection(module) and not returns_tuple(module):
         sizes = in_features(module), out_features(module)
@@ -303,8 +304,10 @@ def _sites(
         yield site(path, role, "norm", (len(weight), len(weight)))
 
 
-def _read_sites(path: str, module: nn.Module, role: str, owner: str) -> Iterator[Site]:
-    """Yield the sites of a module whose weight its owner reads, which is their host.
+def _read_matrices(
+    path: str, module: nn.Module, role: str, owner: str
+) -> Iterator[tuple[str, str, tuple[int, int], WeightMatrix]]:
+    """Yield the matrices of a module whose weight its owner reads: id, role, sizes and matrix.
 
     There is none where the owner is the whole model, or the weight is no matrix.
     """
@@ -316,13 +319,11 @@ def _read_sites(path: str, module: nn.Module, role: str, owner: str) -> Iterator
     turned = hasattr(module, "nx")  # GPT-2's
     whole = WeightMatrix(f"{name}.weight", f"{name}.bias", transposed=turned)
     columns, rows = WeightMatrix(transposed=turned).sizes(module)
-    yield Site(path, "", None, role, "linear", owner, columns, rows, matrix=whole)
+    yield path, role, (columns, rows), whole
     for letter, inside, part in () if turned else _slices(path, role, columns, rows):
         width = part.stop - part.start
         matrix = whole._replace(start=part.start, rows=width)
-        yield Site(
-            f"{path}.{letter}", "", None, inside, "linear", owner, columns, width, matrix=matrix
-        )
+        yield f"{path}.{letter}", inside, (columns, width), matrix
 
 
 def _is_norm(module: nn.Module) -> bool:

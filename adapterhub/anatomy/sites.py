@@ -35,6 +35,7 @@ import fnmatch
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
@@ -263,13 +264,18 @@ class Anatomy:
         named = [site for site in self.sites.values() if matches(pattern, site)]
         if named or not by_path or self.named_head is not None:
             return named
+        paths = self._paths
+        return [s for s in self.every() if s.id in paths and is_path(pattern, paths[s.id])]
+
+    @cached_property
+    def _paths(self) -> dict[str, str]:
+        """The paths of modules in the base model, by the ids of the sites that are of a whole."""
         base = f"{self.base_path}." if self.base_path else ""
-        paths = {
+        return {
             site.id: site.host.removeprefix(base)
             for site in self.sites.values()
             if site.kind in ("linear", "norm") and site.part is None
         } | {name: name for name in self.by_path}
-        return [s for s in self.every() if s.id in paths and is_path(pattern, paths[s.id])]
 
     def _in_layers(self, site: Site, layers: str | int | tuple[int, ...]) -> bool:
         return site.layer is None or site.layer in layer_numbers(layers, self.depth(site.stack))

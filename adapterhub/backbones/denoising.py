@@ -225,7 +225,7 @@ def is_flow(pipeline: Any) -> bool:
     return type(pipeline.scheduler).__name__.startswith(_FLOW)
 
 
-def cut_prompts(pipeline: Any, prompts: Sequence[str]) -> tuple[int, list[str]]:
+def cut_prompts(pipeline: Any, prompts: Sequence[str]) -> tuple[int, set[str]]:
     """Return the most tokens that a pipeline reads of a prompt, and the prompts that have more.
 
     Of several text encoders, that which reads most counts.
@@ -240,7 +240,7 @@ def cut_prompts(pipeline: Any, prompts: Sequence[str]) -> tuple[int, list[str]]:
     most, tokenizer = max(limits, key=lambda each: each[0])
     texts = [*dict.fromkeys(prompts)]
     read = tokenizer(texts, verbose=False)["input_ids"]
-    return most, [text for text, ids in zip(texts, read, strict=True) if len(ids) > most]
+    return most, {text for text, ids in zip(texts, read, strict=True) if len(ids) > most}
 
 
 def side_of(pipeline: Any) -> int:

@@ -32,7 +32,7 @@ from adapterhub.hooks.composition import BatchPlan, by_row, through
 from adapterhub.hooks.forward_pass import AppliedModules
 from adapterhub.hooks.precision import hold_in_fp32
 from adapterhub.hooks.row_stacks import hooked
-from adapterhub.hooks.slot import Slot, drop_slot
+from adapterhub.hooks.slot import Slot, drop_slot, put_slot
 from adapterhub.methods._ops import padded
 
 LARGEST_HEADS = 1 << 22  # numbers in all heads that are computed in one product; 16 MiB of fp32
@@ -155,7 +155,7 @@ def add_variant_slot(model: nn.Module, path: str, user: object) -> VariantSlot:
         slot = None
     if not isinstance(slot, VariantSlot):
         slot = VariantSlot(path)
-        host.add_module(CHILD, slot)
+        put_slot(host, slot)
         slot.patch.hook(host.register_forward_hook, call_variants, with_kwargs=True)
     if not any(each is user for each in slot.users):
         slot.users.append(user)

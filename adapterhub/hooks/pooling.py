@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
 from adapterhub.backbones.pooling import POOLS, pooling_in_training
 from adapterhub.errors import SiteError
-from adapterhub.hooks.slot import Mark, Slot, drop_slot
+from adapterhub.hooks.slot import Mark, Slot, drop_slot, put_slot
 
 _POOLING = "_adapterhub_pooling_slot"
 _MASK = "mask"
@@ -142,7 +142,7 @@ class HeadPooling:
         slot = self.model._modules.get(CHILD)
         if not isinstance(slot, PoolingSlot):
             slot = PoolingSlot(tuple(inspect.signature(self.model.forward).parameters))
-            self.model.add_module(CHILD, slot)
+            put_slot(self.model, slot)
             slot.patch.hook(self.model.register_forward_pre_hook, _keep_mask, with_kwargs=True)
             slot.patch.hook(Mark, self.base, _POOLING, slot)
             slot.patch.hook(self.base.register_forward_hook, _pool_output)

@@ -56,7 +56,7 @@ from adapterhub.backbones.quantized_layers import can_requantize, requantized
 from adapterhub.backbones.same import SameNumbers, coarsest_dtype, same, tolerance_of
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.backbones.weights import is_offloaded, storage_problem
-from adapterhub.errors import AttachError, MergeError, one_line, warn_user
+from adapterhub.errors import AdapterhubError, AttachError, MergeError, one_line, warn_user
 from adapterhub.hooks.composition import Composition, adapter_names
 from adapterhub.hooks.head import activation_between
 from adapterhub.hooks.new_tokens import VOCABULARY, NewTokenRows
@@ -218,6 +218,8 @@ def _expected(model: PreTrainedModel, batch: Any) -> dict[str, Tensor]:
         return {}
     try:
         return _outputs(model, batch)
+    except (AdapterhubError, torch.OutOfMemoryError):
+        raise
     except Exception as error:  # whatever a model raises about inputs that it does not know
         if batch is not None:
             raise

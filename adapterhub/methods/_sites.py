@@ -85,8 +85,9 @@ def _without_other_kinds(
     if not usual and any("." in pattern for pattern in default):  # as in XLNet without attn.q
         usual = {"linear"}
     meant: set[str] = set()
+    selected = {site.id for site in sites}
     for pattern in patterns:
-        matched = [site for site in anatomy.matching(pattern) if site in sites]
+        matched = [site for site in anatomy.matching(pattern) if site.id in selected]
         plain = [site for site in matched if not usual or site.kind in usual]
         wild = _WILDCARDS.intersection(pattern)
         meant |= {site.id for site in (plain if wild and plain else matched)}

@@ -241,7 +241,7 @@ class TextToImage(MediaTask):
 
         prompts = [row["prompt"] for row in data.rows]
         most, cut = cut_prompts(data.setting.processor, prompts)
-        count = sum(prompt in {*cut} for prompt in prompts)
+        count = sum(prompt in cut for prompt in prompts)
         if not count:
             return ()
         return (

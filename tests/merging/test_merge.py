@@ -11,7 +11,7 @@ from observed import differences, observed
 import adapterhub as ah
 from adapterhub.adapters.state import get_state
 from adapterhub.backbones.probe import probe
-from adapterhub.errors import MergeError
+from adapterhub.errors import AttachError, MergeError
 
 
 def test_a_merged_model_is_a_plain_one_and_unmerge_restores_every_bit():
@@ -107,3 +107,20 @@ def test_what_no_batch_is_made_for_is_merged_with_a_warning():
         torch.testing.assert_close(model(**batch).logits_per_image, expected)
     with pytest.raises(ValueError, match="input_ids"):  # the model's own
         ah.merge(model, batch={"pixel_values": batch["pixel_values"]})
+
+
+@pytest.mark.parametrize("error", [AttachError("ours"), torch.OutOfMemoryError("no memory")])
+def test_what_is_not_of_the_batch_is_no_warning(error, monkeypatch):
+    """A merge that could not be compared for another reason does not go on."""
+    model = tiny_models.model("bert")
+    tiny_models.scramble(ah.attach(model, "lora"))
+    before = observed(model)
+
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(model, "forward", fails)
+    with pytest.raises(type(error)):
+        ah.merge(model)
+    monkeypatch.undo()
+    assert not differences(before, observed(model))
