@@ -9,7 +9,7 @@ A convolution is a projection of patches of its input: so what changes a matrix 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -77,21 +77,20 @@ def matrices_in(module: nn.Module) -> dict[str, WeightMatrix]:
         return {}
     if isinstance(module, CONVOLUTIONS):
         return {"": WeightMatrix()}
-    return {"": WeightMatrix(transposed=True)} if table_factor(module) is not None else {}
+    return {"": WeightMatrix(transposed=True)} if is_table(module) else {}
 
 
-def table_factor(module: nn.Module) -> Any:
-    """Return the factor on the rows that an embedding looks up; None for other modules.
+def is_table(module: nn.Module) -> bool:
+    """Return whether a module looks up rows of its weight, perhaps with a factor on them.
 
-    transformers' scaled ones keep it as `embed_scale`. An embedding with another forward, as of
-    positions that it counts itself, or one that changes its rows (`max_norm`), is none.
+    transformers' scaled embeddings keep that as `embed_scale`. An embedding with another forward,
+    as of positions that it counts itself, or one that changes its rows (`max_norm`), is none.
     """
     if not isinstance(module, nn.Embedding) or module.max_norm is not None:
-        return None
+        return False
     if len(module._parameters) > 1:  # a row of its own for some token
-        return None
-    plain = type(module).forward is nn.Embedding.forward
-    return 1.0 if plain else getattr(module, "embed_scale", None)
+        return False
+    return type(module).forward is nn.Embedding.forward or hasattr(module, "embed_scale")
 
 
 def _of_attention(attention: nn.MultiheadAttention) -> dict[str, WeightMatrix]:

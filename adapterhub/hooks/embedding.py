@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.anatomy.matrices import table_factor
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.hooks.packed import TokenPlan
 from adapterhub.hooks.slot import Slot, put_slot
@@ -112,7 +111,7 @@ def change_embeddings(host: nn.Module, args: tuple[Any, ...], y: Any) -> Any:
     slot = host._modules[CHILD]
     if not isinstance(slot, EmbeddingSlot) or not slot.keys:
         return y
-    factor = table_factor(host)
+    factor = getattr(host, "embed_scale", 1.0)
     if not all(isinstance(slot.placed(key), TokenRows) for key in slot.keys):
         y = slot(args[0], y, factor)
     if (ids := slot.take(_IDS)) is not None:

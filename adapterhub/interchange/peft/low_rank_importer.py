@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from adapterhub.anatomy.matrices import is_table
 from adapterhub.anatomy.sites import Anatomy, Site, join, sites_option
 from adapterhub.backbones.probe import probe
 from adapterhub.backbones.weights import read_bias, read_weight, storage_problem
@@ -367,13 +368,8 @@ class WeightFolder:
             f"{path}: the model does not look up ids in this {type(module).__name__}, which peft's "
             "update of an embedding does"
             for path, module in embeddings.items()
-            if not _looks_up(module) or (module not in called and not self.finder.tied(path))
+            if not is_table(module) or (module not in called and not self.finder.tied(path))
         ]
-
-
-def _looks_up(module: nn.Embedding) -> bool:
-    plain = type(module).forward is nn.Embedding.forward
-    return plain or hasattr(module, "embed_scale")
 
 
 def _updated(weight: Tensor, update: Update) -> Tensor:
