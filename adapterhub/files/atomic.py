@@ -13,6 +13,7 @@ import ctypes
 import errno
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -33,6 +34,7 @@ except ImportError:  # Windows
 
 _LONGEST_LINE = 16 << 20  # bytes: a row of texts, labels and probabilities
 _PIECE = 1 << 22  # bytes of a large file that are in memory at a time
+_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.new", re.DOTALL)  # as `replace_file` names them
 
 
 class UnreadableError(Exception):
@@ -98,7 +100,7 @@ def check_place(folder: Path, overwrite: bool, replaceable: Collection[str]) -> 
             expected="an adapter folder",
             hint="another folder name",
         )
-    other_files = sorted(entry.name for entry in folder.iterdir() if entry.name not in replaceable)
+    other_files = sorted(name for name in finished_names(folder) if name not in replaceable)
     if other_files:
         raise OutputError(
             f"{folder} contains other files and is not replaced",
@@ -159,17 +161,17 @@ def _leftovers(folder: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _try_lock(folder: Path) -> Iterator[bool]:
-    """Yield whether the lock of a folder was acquired.
+def _try_lock(path: Path) -> Iterator[bool]:
+    """Yield whether the lock of a folder or file was acquired.
 
-    The process that writes the folder holds the lock; the system releases it when that process
-    ends. Without file locks (Windows) the lock is never acquired.
+    The process that writes it holds the lock; the system releases it when that process ends.
+    Without file locks (Windows) the lock is never acquired. A link is not followed.
     """
     if fcntl is None:
         yield False
         return
     try:
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     except OSError:
         yield False
         return
@@ -200,11 +202,14 @@ def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
 
     The new content is first in a file of its own, `.NAME.XXXX.new`: another writer or a link that
     waits there is never written to. A `private` one is never readable for others, not even before a
-    chmod.
+    chmod. A killed process leaves that file (`finished_names`, `remove_unfinished`).
     """
     staged = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     mode = 0o600 if private else 0o666
-    with open(staged, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as handle:
+    with (
+        open(staged, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as handle,
+        _try_lock(staged),
+    ):
         try:
             handle.write(data)
             handle.flush()
@@ -214,6 +219,19 @@ def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
             with contextlib.suppress(OSError):
                 staged.unlink()
             raise
+
+
+def finished_names(folder: Path) -> list[str]:
+    """List a folder without the files that `replace_file` had not finished when it was killed."""
+    return [name for name in os.listdir(folder) if not _UNFINISHED.fullmatch(name)]
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the files that `replace_file` had not finished when its process was killed."""
+    for path in (folder / name for name in os.listdir(folder) if _UNFINISHED.fullmatch(name)):
+        with _try_lock(path) as acquired, contextlib.suppress(OSError):
+            if acquired:  # no process writes it
+                path.unlink()
 
 
 def sync_files(folder: Path) -> None:

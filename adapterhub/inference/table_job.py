@@ -31,7 +31,7 @@ from adapterhub.data.row_stream import files_digest, list_files, reach_bucket
 from adapterhub.data.table import Table, table_of_rows
 from adapterhub.data.tables import keep_table
 from adapterhub.errors import AdapterhubError, ConfigError, DataError, OutputError, TrainingError
-from adapterhub.files.atomic import replace_file
+from adapterhub.files.atomic import finished_names, replace_file
 from adapterhub.inference.open import AdapterSource, open_several
 from adapterhub.inference.record import read_training_record
 from adapterhub.ray_cluster import connect_ray, import_ray, share_out
@@ -328,7 +328,7 @@ class TableOutput:
                 expected="the same rows, adapters, columns and release, to continue it",
                 hint="another --output",
             )
-        if not self.remote and Path(self.folder).exists() and any(Path(self.folder).iterdir()):
+        if not self.remote and Path(self.folder).exists() and finished_names(Path(self.folder)):
             raise OutputError(f"{self.folder} is not empty", hint="another --output")
         if not self.remote:
             Path(self.folder).mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,7 @@ from adapterhub.loop.progress import (
 from adapterhub.loop.report import Evaluated, Reporter, TrainingLine
 from adapterhub.loop.speedups import Speedups
 from adapterhub.loop.stop_signals import Stopped, StopRequest, catch_stop_signals
-from adapterhub.loop.trainee import improvements
+from adapterhub.loop.trainee import Standing, standings
 from adapterhub.recipe.options import PLACES, REPORTS
 from adapterhub.recipe.output_folder import how_to_resume
 from adapterhub.status import doing, showing
@@ -349,11 +349,12 @@ class TrainingSession:
         self.clock.add_other("evaluation")
         progress = self.progress
         progress.history.append({"step": progress.step, "epoch": epoch, **metrics})
-        best = self._improved()[-1]
+        standing = self._standings()[-1]
+        best = standing.best
         progress.best_step = progress.step if best else progress.best_step
         progress.errors = self.errors(metrics) if best else progress.errors
         # What cannot be the best one is no sign that the run no longer improves.
-        counts = not best and self._is_ready(progress.step)
+        counts = not standing.improved and self._is_ready(progress.step)
         progress.stale = progress.stale + 1 if counts else 0
         progress.finished |= self._is_stale()
         line = Evaluated(step=progress.step, epoch=epoch, metrics=metrics, best=best)
@@ -383,14 +384,16 @@ class TrainingSession:
             )
         return metrics
 
-    def _improved(self) -> list[bool]:
-        """Compute for each evaluation whether it was the best until then."""
+    def _standings(self) -> list[Standing]:
+        """Compare each evaluation with those before it."""
         lower = self.metric.removeprefix("eval_").rpartition("/")[2] in LOWER_IS_BETTER
-        values = [
-            record[self.metric] if self._is_ready(record["step"]) else math.nan
+        scores = [
+            (record[self.metric], _loss_beside(record, self.metric))
+            if self._is_ready(record["step"])
+            else (math.nan, math.nan)
             for record in self.progress.history
         ]
-        return improvements(values, lower)
+        return standings(scores, lower)
 
     def _is_ready(self, step: float) -> bool:
         """Return whether an evaluation after a step may be the best one."""
@@ -399,7 +402,8 @@ class TrainingSession:
     def _enter_stage(self) -> bool:
         """Begin the stage that is due; its gradients are checked at the next step."""
         progress = self.progress
-        if self.trainee.enter(progress.epoch, self._improved(), progress.step / self.total):
+        improved = [each.improved for each in self._standings()]
+        if self.trainee.enter(progress.epoch, improved, progress.step / self.total):
             self.engine.checked = False
             self._train_mode()
             return True
@@ -462,6 +466,15 @@ class TrainingSession:
             metric=self.metric,
             errors=progress.errors,
         )
+
+
+def _loss_beside(record: Mapping[str, float], metric: str) -> float:
+    """Return the loss of the rows of a metric, NaN without one; of several tasks, their mean."""
+    task = metric.rpartition("/")[0]
+    if (own := f"{task}/loss" if task else "loss") in record:
+        return record[own]
+    losses = [value for name, value in record.items() if name.endswith("/loss")]
+    return math.fsum(losses) / len(losses) if losses else math.nan
 
 
 def _is_free_to_read(device: torch.device) -> bool:

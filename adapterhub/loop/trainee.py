@@ -55,8 +55,8 @@ class Trainee(Protocol):
 
         Called before the first step of a session, and after each step. The result must depend on
         the arguments alone: `epoch` is the epoch of the next step, `improved` tells for each
-        evaluation so far whether it was the best until then, and `done` is the share of the steps
-        that are done.
+        evaluation so far whether it was better than those before, and `done` is the share of the
+        steps that are done.
         """
 
     @property
@@ -267,7 +267,7 @@ def unfreeze_all(adapter: Adapter) -> None:
 def stage(stage_schedule: StageSchedule | None, epoch: int, improved: Sequence[bool]) -> int:
     """Return the current stage, counted from 0; without a schedule there is one.
 
-    `improved` says for each evaluation so far whether it was the best until then.
+    `improved` says for each evaluation so far whether it was better than those before.
     """
     if stage_schedule is None:
         return 0
@@ -286,14 +286,32 @@ def plateaus(improved: Sequence[bool], patience: int) -> int:
     return count
 
 
-def improvements(values: Sequence[float], lower: bool) -> list[bool]:
-    """Compute for each value whether it is the best so far; one that is not finite never is.
+@dataclass(frozen=True)
+class Standing:
+    """How an evaluation compares with those before it.
+
+    `best`: it is the one to keep so far. `improved`: it is better than they are, in its metric or,
+    where that is equal, in its loss. The later one of two equal evaluations is kept, but is no
+    improvement.
+    """
+
+    best: bool
+    improved: bool
+
+
+def standings(scores: Sequence[tuple[float, float]], lower: bool) -> list[Standing]:
+    """Compare each evaluation, a value of the metric and a loss, with those before it.
+
+    Equal values go to the lower loss, and equal losses to the later evaluation: a metric may have
+    reached its maximum while the loss still falls. A value that is not finite is never the best; a
+    loss that is not finite is the highest.
 
     `lower`: lower values are better.
     """
-    best, improved = math.inf, []
-    for value in values:
-        signed = value if lower else -value
-        improved.append(math.isfinite(signed) and signed < best)
-        best = signed if improved[-1] else best
-    return improved
+    least, found = (math.inf, math.inf), list[Standing]()
+    for value, loss in scores:
+        rank = (value if lower else -value, loss if math.isfinite(loss) else math.inf)
+        valid = math.isfinite(value)
+        found.append(Standing(best=valid and rank <= least, improved=valid and rank < least))
+        least = rank if found[-1].best else least
+    return found

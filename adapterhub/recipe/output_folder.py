@@ -23,7 +23,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from adapterhub.errors import OutputError
-from adapterhub.files.atomic import check_place
+from adapterhub.files.atomic import check_place, finished_names, remove_unfinished
 from adapterhub.files.native import replaceable
 from adapterhub.pages.page import PAGE
 from adapterhub.pages.predictions import PREDICTIONS
@@ -31,13 +31,11 @@ from adapterhub.pages.predictions import PREDICTIONS
 LOCK, RECIPE, SCHEMA = ".lock", "recipe.yaml", "recipe.schema.json"
 TRACKED = "trackers.json"
 WAIT = 0.5  # seconds; `check_output` of another process holds the lock for less than one thousandth
-# What a run has written before its first checkpoint, `.recipe.yaml.new` if it was killed by then.
+# What a run has written before its first checkpoint.
 _BEFORE_CHECKPOINT = frozenset(
     {
         RECIPE,
-        f".{RECIPE}.new",
         SCHEMA,
-        f".{SCHEMA}.new",
         "metrics.jsonl",
         "timings.jsonl",
         "tensorboard",
@@ -124,6 +122,7 @@ def hold_output(output: Path, resume: bool) -> Iterator[None]:
     lock = _acquired(output)
     try:
         _check_content(output, resume)  # another run may have ended since the first check
+        remove_unfinished(output)
         yield
     finally:
         with contextlib.suppress(OSError):  # Windows does not delete a file that is open
@@ -134,7 +133,7 @@ def hold_output(output: Path, resume: bool) -> Iterator[None]:
 
 
 def _check_content(output: Path, resume: bool) -> None:
-    names = {entry.name for entry in output.iterdir()} - {LOCK} if output.is_dir() else set()
+    names = {*finished_names(output)} - {LOCK} if output.is_dir() else set()
     if names and not resume:
         raise OutputError(
             f"the output folder {output} exists",

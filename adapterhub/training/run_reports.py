@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from adapterhub.config.options import to_dict
-from adapterhub.errors import ConfigError, one_line
+from adapterhub.errors import ConfigError, counted, one_line
 from adapterhub.files.atomic import replace_file
 from adapterhub.files.scores import ScoreError
 from adapterhub.loop.processes import own_device
@@ -141,9 +141,9 @@ def verdict(
     last = history[-1]
     lines = [f"{_place(best, options, last['step'])} ({metric} {best[metric]:.4f})"]
     if stopped_early:
-        count = len([record for record in history if record["step"] > best_step])
-        lines.append(f"stopped early: no improvement in {count} evaluation{'s' * (count > 1)}")
-    elif best is last:
+        count = counted(options.patience or 1, "evaluation")
+        lines.append(f"stopped early: no improvement in {count}")
+    elif best is last and best[metric] not in [record[metric] for record in history[-2:-1]]:
         lines.append(f"the last {_more(options)}")
     return lines
 

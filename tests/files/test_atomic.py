@@ -73,6 +73,8 @@ def test_only_replaceable_files_are_overwritten(tmp_path: Path) -> None:
     check_place(tmp_path, overwrite=True, replaceable=("a.txt",))
     with pytest.raises(OutputError, match="already exists"):
         check_place(tmp_path, overwrite=False, replaceable=("a.txt",))
+    (tmp_path / ".a.txt.0123abcd.new").write_text("x")  # of a killed process
+    check_place(tmp_path, overwrite=True, replaceable=("a.txt",))
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(OutputError) as caught:
         check_place(tmp_path, overwrite=True, replaceable=("a.txt",))

@@ -177,7 +177,8 @@ class Ticks:
         self.count += 1
 
     def watch_files(self, patch: pytest.MonkeyPatch) -> None:
-        for owner, name in ((os, "fsync"), (checkpoint, "put_in_place"), (shutil, "rmtree")):
+        watched = (os, "fsync"), (os, "replace"), (checkpoint, "put_in_place"), (shutil, "rmtree")
+        for owner, name in watched:
             patch.setattr(owner, name, self._before(getattr(owner, name)))
 
     def _before(self, function: Callable[..., Any]) -> Callable[..., Any]:

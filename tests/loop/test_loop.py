@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from selection import rotating
 from torch import nn
 from training_runs import (
     BATCH,
@@ -159,6 +160,65 @@ def test_patience_stops_early(tmp_path: Path) -> None:
     assert [record["accuracy"] for record in result.history] == [0.5, 0.9, 0.7, 0.6]
     again = fit(tmp_path, options, evaluate=scores(()), metric="accuracy", resume=True)
     assert (again.best, again.steps) == (result.best, result.steps)
+
+
+def measured(
+    metric: str, values: Sequence[float], losses: Sequence[float]
+) -> Callable[[], Mapping[str, float]]:
+    """An evaluation that returns a value and a loss per call, those of the rows of a metric."""
+    pairs = iter(zip(values, losses, strict=True))
+    task = metric.rpartition("/")[0]
+
+    def evaluate() -> Mapping[str, float]:
+        value, loss = next(pairs)
+        if metric == "mean":  # of several tasks, each with a loss of its own
+            return {metric: value, "a/loss": loss, "b/loss": loss / 2}
+        return {metric: value, f"{task}/loss" if task else "loss": loss}
+
+    return evaluate
+
+
+NONE = math.nan  # an evaluation without a loss is as one whose loss is not finite
+SATURATED = (1.0,) * 6
+FALLING = (0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+
+
+@pytest.mark.parametrize("metric", ["accuracy", *rotating(["a/accuracy", "mean", "perplexity"])])
+@pytest.mark.parametrize(
+    ("values", "losses", "best", "patience", "steps"),
+    [
+        (SATURATED, FALLING, 6, None, 6),
+        (SATURATED, FALLING, 6, 1, 6),  # the loss falls: no reason to stop
+        (SATURATED, FALLING[::-1], 1, None, 6),
+        (SATURATED, FALLING[::-1], 1, 2, 3),
+        (SATURATED, (0.5, 0.2, 0.2, 0.3, 0.2, 0.9), 5, None, 6),
+        (SATURATED, (NONE,) * 6, 6, None, 6),
+        (SATURATED, (NONE,) * 6, 3, 2, 3),  # what stays equal is no improvement
+        (SATURATED, (NONE, 0.2, NONE, 0.3, NONE, 0.2), 6, None, 6),
+        ((0.0,) * 6, FALLING, 6, 1, 6),  # a metric that is at its minimum
+        ((0.5, 0.9, 0.9, 0.9, 0.9, 0.9), (0.1, 0.9, 0.8, 0.9, 0.8, 0.7), 6, 3, 6),
+        ((0.5, 0.9, 0.9, 0.9, 0.9, 0.9), (0.1, 0.9, 0.8, 0.9, 0.8, 0.7), 3, 1, 4),
+    ],
+)
+def test_equal_metrics_go_to_the_lower_loss_then_to_the_later_step(
+    tmp_path: Path,
+    metric: str,
+    values: tuple[float, ...],
+    losses: tuple[float, ...],
+    best: int,
+    patience: int | None,
+    steps: int,
+) -> None:
+    if metric == "perplexity":  # lower is better
+        values = tuple(1 - value for value in values)
+    options = RunOptions(
+        max_steps=6, batch_size=BATCH, eval_every=1, patience=patience, tensorboard=False
+    )
+    evaluate = measured(metric, values, losses)
+    result = fit(tmp_path, options, evaluate=evaluate, metric=metric)
+    assert (result.best_step, result.steps) == (best, steps)
+    again = fit(tmp_path, options, metric=metric, resume=True)
+    assert (again.best_step, again.steps) == (best, steps)
 
 
 def test_a_metric_that_is_not_a_number_is_never_best(tmp_path: Path) -> None:

@@ -271,7 +271,10 @@ def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_the_stage_of_each_epoch(stage_schedule: StageSchedule | None, expected: list[int]) -> None:
-    improved = trainee.improvements([0.5, math.nan, 0.6, 0.6, 0.6], lower=False)
+    values = [0.5, math.nan, 0.6, 0.6, 0.6]
+    improved = [
+        each.improved for each in trainee.standings([(v, 1.0) for v in values], lower=False)
+    ]
     assert improved == [True, False, True, False, False]
     assert [
         trainee.stage(stage_schedule, epoch, improved[:epoch]) for epoch in range(6)

@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 from adapterhub.errors import OutputError
-from adapterhub.recipe.output_folder import LOCK, check_output, hold_output, writing
+from adapterhub.files.atomic import replace_file
+from adapterhub.pages.page import PAGE
+from adapterhub.pages.predictions import PREDICTIONS
+from adapterhub.recipe.output_folder import (
+    LOCK,
+    RECIPE,
+    SCHEMA,
+    TRACKED,
+    check_output,
+    hold_output,
+    writing,
+)
 
 
 def test_an_output_folder_is_checked_before_any_work(tmp_path: Path) -> None:
@@ -59,6 +70,32 @@ def test_an_empty_folder_is_removed_if_this_run_created_it(tmp_path: Path) -> No
         with hold_output(tmp_path / name, resume=False):
             assert os.listdir(tmp_path / name) == [LOCK]
     assert os.listdir(tmp_path) == ["mine"]
+
+
+WRITTEN = (RECIPE, SCHEMA, TRACKED, PREDICTIONS, PAGE, "metrics.jsonl", "study.yaml", "any thing")
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_file_that_a_killed_process_has_not_finished_is_removed(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leftover = f".{name}.0123abcd.new"
+    for resume in (False, True):
+        (tmp_path / leftover).write_bytes(b"{")
+        check_output(tmp_path, resume)
+        with hold_output(tmp_path, resume):
+            assert os.listdir(tmp_path) == [LOCK]
+    # One that a process writes now, such as `adapterhub report`, stays.
+    replace = os.replace
+
+    def hold(*places: object) -> None:
+        with hold_output(tmp_path, resume=False):
+            assert any(each.endswith(".new") for each in os.listdir(tmp_path))
+        replace(*places)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "replace", hold)
+    replace_file(tmp_path / name, b"1")
+    assert sorted(os.listdir(tmp_path)) == sorted([LOCK, name])
 
 
 @pytest.mark.parametrize(

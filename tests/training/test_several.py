@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from selection import in_turn
+from training_runs import Ticks
 
 from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.loop.report import Evaluated, Reporter, Timing, reporter_for
@@ -88,6 +90,44 @@ def test_ctrl_c_stops_all_and_resume_continues(recipe: Recipe, tmp_path: Path, a
         alone = replace(each.recipe, output=str(tmp_path / f"alone-{number}"))
         run(alone, Reporter())
         assert adapter_bytes(each.recipe) == adapter_bytes(alone)
+
+
+def killed_at(recipes: list[Recipe], at: int) -> int | None:
+    """Train in a process that is killed at a file operation; None, or the signal that killed it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                ticks = Ticks(at)
+                ticks.watch_files(patch)
+                list(run_several(recipes, quiet))
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_killed_at_any_file_before_the_first_checkpoint_and_resumed(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    recipe = replace(recipe, train=replace(recipe.train, report=True, eval_every=1, max_steps=1))
+    (alone,) = variants(replace(recipe, output=str(tmp_path / "alone")), "lora(rank=2)")
+    list(run_several([alone], quiet))
+    left = set[str]()
+    for at in in_turn(range(100), 2):  # each file has two: it is written, and put in its place
+        recipes = variants(replace(recipe, output=str(tmp_path / f"at{at}")), "lora(rank=2)")
+        assert killed_at(recipes, at) == signal.SIGKILL
+        output = Path(recipes[0].output)
+        left |= {name[1:-13] for name in os.listdir(output) if name.endswith(".new")}
+        if (output / "checkpoints" / "last").exists():
+            break
+        (ended,) = run_several(recipes, quiet, resume=True)
+        assert ended.error is None
+        assert adapter_bytes(recipes[0]) == adapter_bytes(alone), f"killed at {at}"
+        assert not [name for name in os.listdir(output) if name.endswith(".new")]
+    assert left == {"recipe.yaml", "recipe.schema.json", "predictions.jsonl"}
 
 
 def test_a_note_is_given_once(recipe: Recipe) -> None:
