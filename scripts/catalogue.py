@@ -13,6 +13,7 @@ import typing
 from pathlib import Path
 from typing import Any, Literal, Union
 
+import tables
 from held_methods import written
 
 from adapterhub.methods import METHODS
@@ -22,17 +23,6 @@ from adapterhub.recipe.recipe_text import recipe_schema
 PACKAGE = Path(__file__).parents[1] / "adapterhub"
 FILE, EXPORTS = PACKAGE / "methods" / "_catalogue.py", PACKAGE / "__init__.py"
 SCHEMA = PACKAGE.parent / "recipes" / "schema.json"
-DOCUMENTS = [
-    PACKAGE.parent / name
-    for name in ("README.md", "docs/comparison.md", "docs/why.md", "docs/testing.md")
-]
-_COUNTS = (
-    r"\d+(?= methods of parameter-efficient)",
-    r"\d+(?= methods on \d+ architectures)",
-    r"\d+(?= methods have \d+ signatures)",
-    r"(?<=adapterhub has )\d+(?= methods)",
-    r"(?<=^\| Methods \| )\d+",
-)
 _IMPORTS = re.compile(r"(    from adapterhub\.methods\.[a-z]\w* import \w+ as \w+\n)+")
 _LAZY = re.compile(r'(    "\w+": "methods\.[a-z]\w*",\n)+(?=}\n)')
 HEAD = '''"""The facts and options of all methods. Generated: do not edit, run `make catalogue`."""
@@ -85,23 +75,12 @@ def exports(text: str) -> str:
     return _LAZY.sub("".join(lazy), _IMPORTS.sub("".join(lines), text))
 
 
-def counted(text: str) -> str:
-    """Return a document with the number of methods of today."""
-    for pattern in _COUNTS:
-        text = re.sub(pattern, str(len(METHODS)), text, flags=re.MULTILINE)
-    product = r"\d+(?= descriptions and (\d+) rows of data, not ([\d,]+) classes)"
-    if found := re.search(product, text):
-        classes = f"{len(METHODS) * int(found[1]):,}"
-        text = text[: found.start(2)] + classes + text[found.end(2) :]
-        text = re.sub(product, str(len(METHODS)), text)
-    return text
-
-
 def main() -> None:
     """Write the files; print those that change."""
     texts = {FILE: source(), EXPORTS: exports(EXPORTS.read_text(encoding="utf-8"))}
     texts[SCHEMA] = json.dumps(recipe_schema(), indent=2) + "\n"
-    texts |= {file: written(counted(file.read_text(encoding="utf-8"))) for file in DOCUMENTS}
+    for page in tables.pages():
+        texts[page] = written(tables.counted(page.read_text(encoding="utf-8")))
     for file, text in sorted(texts.items()):
         if file.read_text(encoding="utf-8") != text:
             file.write_text(text, encoding="utf-8")

@@ -15,9 +15,9 @@ from adapterhub.methods import METHODS
 from reference._tables import table
 
 STUDIES = Path(__file__).parents[2] / "benchmarks" / "studies"
-EVERY_METHOD = "glue"  # the study of every method
-BY_ROWS = ("low-data", EVERY_METHOD, "miniature-causal", "miniature-seq2seq")
-AGAINST_LORA = (EVERY_METHOD, "miniature-causal", "miniature-seq2seq")
+REFERENCE = "glue"  # the reference study
+BY_ROWS = ("low-data", REFERENCE, "miniature-causal", "miniature-seq2seq")
+AGAINST_LORA = (REFERENCE, "miniature-causal", "miniature-seq2seq")
 _TITLES = {"miniature-causal": "a decoder", "miniature-seq2seq": "an encoder-decoder"}
 
 

@@ -60,7 +60,7 @@ compares them [on your rows](../guides/bench.md).
 - *Merges*: it becomes a change of the backbone's weights, and costs nothing afterwards.
 - *Loaded by*: other programs that load the exported adapter, with the backbones for which they do
   if not for all of {_listed(NAMED)}.
-- *Against lora*: in the studies of [five tasks](../studies/glue.md),
+- *Against lora*: in the studies of [tasks of GLUE](../studies/glue.md),
   [a decoder](../studies/miniature-causal.md) and
   [an encoder-decoder](../studies/miniature-seq2seq.md). Tied: their rows and seeds cannot tell the
   two apart. Taken: the cheapest that is near enough to the best.

@@ -21,7 +21,7 @@ REPORT = "report"  # .md and .html, as `adapterhub report` writes them
 CLAIMS = "claims.md"
 _log = logging.getLogger("mkdocs.hooks.studies")
 _TITLES = {
-    "glue": "Every method on five tasks",
+    "glue": "Methods on tasks of GLUE",
     "low-data": "Little data",
     "he2022": "Where adapters are placed",
     "miniature-seq2seq": "An encoder-decoder in miniature",

@@ -202,6 +202,14 @@ def test_tasks_of_different_model_classes_are_refused(backbone: Path, tmp_path: 
     assert any("tags: tagging" in line for line in error.value.offenders)
 
 
+def test_tasks_that_pool_differently_are_refused(backbone: Path, tmp_path: Path) -> None:
+    tasks = write_tasks(tmp_path / "data")
+    tasks["mood"]["task"] = "classification(pooling=max)"
+    with pytest.raises(ConfigError, match="pool differently") as error:
+        prepare(mixed_recipe(backbone, tmp_path, tasks=tasks))
+    assert "mood: pooling=max" in error.value.offenders
+
+
 def test_early_stopping_watches_the_mean_or_one_task(backbone: Path, tmp_path: Path) -> None:
     words = ["train.epochs=8", "train.patience=1", "train.learning_rate=1e-9",
              "train.head_learning_rate=1e-9"]  # fmt: skip

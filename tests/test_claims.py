@@ -1,0 +1,406 @@
+"""What pages deny is tried here, and what they count is generated.
+
+A page may say that something is absent: "not here", "is refused", "cannot". Behind such a sentence
+is a mark, `<!-- absent: NAME -->`. NAME is an entry of `ABSENT`, which is tried below and has to
+be refused, or a test that shows the refusal, `tests/FILE.py::test_NAME`; a sentence that names its
+test in its text has none. `others` is for what another library or a device lacks. So who makes it
+work finds the sentences that deny it. Sentences are found by `DENIALS`, and all items below a
+heading of `HEADINGS` count as such.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from unittest import mock
+
+import click
+import pytest
+import tiny_models
+import torch
+from torch import nn
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    ViTConfig,
+    Wav2Vec2Config,
+)
+
+import adapterhub as ah
+from adapterhub.backbones.early_checks import check_quantization
+from adapterhub.cli import group
+from adapterhub.errors import AdapterhubError, ConfigError
+from adapterhub.files.manifest import Manifest
+from adapterhub.loop.processes import launcher_shards
+from adapterhub.methods._spec import parse_methods
+from adapterhub.recipe.options import TrainOptions
+from adapterhub.recipe.recipe import read_draft
+from adapterhub.speed import compiled_layers
+from adapterhub.tasks._registry import parse_task, task_class
+from adapterhub.training.task_mixture import TaskMixture
+
+ROOT = Path(__file__).parents[1]
+# docs/architectures.md is written by `make sweep`.
+PAGES = sorted(
+    {ROOT / "README.md", *(ROOT / "docs").rglob("*.md")} - {ROOT / "docs/architectures.md"}
+)
+DENIALS = re.compile(
+    r"\bnot (?:yet )?(?:here|supported|possible|implemented|available|in a recipe|exported|imported"
+    r"|packed|augmented|kept over)\b"
+    r"|\bunsupported\b|^refused\b|\brefuses?\b|\b(?:is|are|be) (?:all )?refused\b"
+    r"|(?<!that )(?<!which )(?<!what )(?<!who )\bcannot\b"
+    r"|\bthere (?:is|are) no\b|\bno effect\b|\b(?:does|do) not work\b"
+    r"|\bonly works?\b|\bworks? only\b|\bneeds? an?\b",
+    re.IGNORECASE,
+)
+HEADINGS = re.compile(
+    r"^#+ (?:not here|not supported|refused|limits|what does not work|where it ends today"
+    r"|known weak points|what \w+ has and adapterhub has not)$",
+    re.IGNORECASE,
+)
+OTHERS = "others"
+
+
+# What is tried: of each claim, what has to be refused, and a word of the error.
+Attempts = list[tuple[Callable[[], object], str]]
+
+
+def method(spec: str) -> tuple[Callable[[], object], str]:
+    """Parse a method, or an option of it, that there is none of."""
+    return lambda: parse_methods(spec), re.split(r"\W", spec.partition("(")[2] or spec)[0]
+
+
+def task(spec: str) -> tuple[Callable[[], object], str]:
+    """Parse a task, or an option of it, that there is none of."""
+    return lambda: parse_task(spec), re.split(r"[^\w-]", spec.partition("(")[2] or spec)[0]
+
+
+def recipe(word: str) -> tuple[Callable[[], object], str]:
+    """Read a recipe with an option, or a value of it, that there is none of."""
+    return lambda: read_draft(overrides=[word]), re.split(r"[=.]", word.removeprefix("train."))[0]
+
+
+def command(*words: str, match: str) -> tuple[Callable[[], object], str]:
+    """Run a command."""
+    return lambda: group.main([*words], prog_name="adapterhub", standalone_mode=False), match
+
+
+def refusal(condition: bool) -> None:
+    """Refuse, where the package says itself that it leaves something out."""
+    if condition:
+        raise ConfigError("left out")
+
+
+def left_out(condition: Callable[[], bool]) -> tuple[Callable[[], object], str]:
+    """Read what the package says of itself."""
+    return lambda: refusal(condition()), "left out"
+
+
+def exported(name: str) -> tuple[Callable[[], object], str]:
+    """Take a name from the package."""
+
+    def take() -> None:
+        if not hasattr(ah, name):
+            raise ConfigError(f"adapterhub has no {name}")
+
+    return take, name
+
+
+def attached(method: str, architecture: str = "bert", kind: str = "classification") -> nn.Module:
+    """Build a tiny model with two adapters, a and b."""
+    model: nn.Module = tiny_models.model(architecture, kind)
+    for name in "ab":
+        ah.attach(model, method, name=name)
+    return model
+
+
+def under_deepspeed() -> None:
+    with mock.patch.dict(os.environ, {"ACCELERATE_USE_DEEPSPEED": "true"}):
+        launcher_shards()
+
+
+class Plain(nn.Module):
+    """A module that multiplies by a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.ones(2, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.matrix
+
+
+def sharded() -> nn.Module:
+    """Build a model whose first parameter says that processes share it."""
+    model = tiny_models.model("bert", "classification")
+    with mock.patch("adapterhub.adapters.attachable.is_sharded", return_value=True):
+        return ah.attach(model, "lora").model
+
+
+def without_tokens(method: str, config: PreTrainedConfig) -> tuple[Callable[[], object], str]:
+    """Attach a method that needs token embeddings to a backbone of pictures or sounds."""
+    return lambda: ah.attach(AutoModel.from_config(config), method), method
+
+
+SIZES = {
+    "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8,
+}  # fmt: skip
+PICTURES = ViTConfig(**SIZES, image_size=8, patch_size=4)
+SOUNDS = Wav2Vec2Config(
+    **SIZES,
+    conv_dim=(8,),
+    conv_stride=(2,),
+    conv_kernel=(2,),
+    num_feat_extract_layers=1,
+    num_conv_pos_embedding_groups=2,
+)
+
+
+def of_adapters(option: str, value: object) -> tuple[Callable[[], object], str]:
+    """Load a checkpoint of the library adapters whose bottlenecks have an option."""
+
+    def load() -> None:
+        golden = ROOT / "tests/golden/adapters/bert"
+        shutil.copytree(golden / "houlsby", "theirs")
+        file = Path("theirs/adapter_config.json")
+        config = json.loads(file.read_text(encoding="utf-8"))
+        config["config"][option] = value
+        file.write_text(json.dumps(config), encoding="utf-8")
+        model = AutoModelForSequenceClassification.from_pretrained(golden / "backbone")
+        ah.load(model, "theirs", any_backbone=True)
+
+    return load, option
+
+
+def compiled_beside_heads() -> None:
+    """Compile the layers of a model whose adapter has several heads."""
+    said: list[str] = []
+    adapter = ah.attach(tiny_models.model("bert", "classification"), "lora")
+    adapter.heads["other"] = next(iter(adapter.heads.values()), mock.MagicMock())
+    with mock.patch.object(compiled_layers, "CompiledLayers"):
+        compiled_layers.compiled_layers(
+            adapter, TrainOptions(compile=True), mock.MagicMock(), said.append
+        )
+    refusal(any("no effect" in line for line in said))
+
+
+def shira_to_peft() -> None:
+    adapter = ah.attach(tiny_models.model("bert"), "shira(places=largest, share=0.01)")
+    adapter.export("out")
+
+
+ABSENT: dict[str, Attempts] = {
+    "adapter-drop": [recipe("train.adapter_drop=2"), recipe("adapter_drop=2")],
+    "augmented-pictures": [
+        task("image-classification(flip=true)"),
+        task("image-classification(augment=true)"),
+        recipe("train.augment=true"),
+    ],
+    "augmented-sounds": [
+        task("audio-classification(augment=true)"),
+        task("speech-recognition(augment=true)"),
+    ],
+    "budget-of-a-part": [
+        command(
+            "bench",
+            "rows.csv",
+            "--budget",
+            "1h",
+            "--shard",
+            "1/2",
+            "--output",
+            "study",
+            match="budget",
+        )
+    ],
+    "cached-pictures": [
+        left_out(lambda: task_class("image-classification").decodes),
+        left_out(lambda: task_class("image-text-to-text").decodes),
+    ],
+    "cached-sounds": [
+        left_out(lambda: task_class("audio-classification").decodes),
+        left_out(lambda: task_class("speech-recognition").decodes),
+    ],
+    "chats-with-sounds": [task("audio-text-to-text"), task("sft(audio=sound)")],
+    "checkpoints-of-adapterplus": [of_adapters("original_ln_after", False)],
+    "combined-bottlenecks": [
+        (lambda: ah.combine(attached("pfeiffer"), ["a", "b"]), "not linear"),
+        (lambda: ah.combine(attached("houlsby"), ["a", "b"]), "not linear"),
+    ],
+    "compiled-heads": [(compiled_beside_heads, "left out")],
+    "compositions": [exported("Split"), exported("MultiTask"), exported("Fuse")],
+    "curves-of-published": [left_out(lambda: "history" not in Manifest.__dataclass_fields__)],
+    "deepspeed": [(under_deepspeed, "DeepSpeed"), recipe("deepspeed=zero3.json")],
+    "dependency-parsing": [task("dependency-parsing"), task("parsing")],
+    "exported-shira": [(shira_to_peft, "shira")],
+    "format-of-adapters": [
+        (
+            lambda: ah.attach(tiny_models.model("bert"), "lora").export("out", format="adapters"),
+            "adapters",
+        )
+    ],
+    "glow": [method("madx(kind=glow)"), of_adapters("inv_adapter", "glow")],
+    "int4": [(lambda: check_quantization("int4-weight"), "int4")],
+    "intruder-dimensions": [exported("reduce_intruder_dimension")],
+    "kto": [task("kto"), task("preference(loss_type=kto)")],
+    "language-model-of-ctc": [task("speech-recognition(language_model=kenlm)")],
+    "layer-replication": [method("lora(layer_replication=[[0, 1]])")],
+    "magnitude-pruning": [
+        (lambda: ah.combine(attached("lora"), ["a", "b"], how="magnitude_prune"), "magnitude"),  # type: ignore[arg-type]
+    ],
+    "mtl-lora": [method("mtl-lora"), method("mtllora")],
+    "optimizers": [
+        recipe(f"train.optimizer={name}")
+        for name in ("galore_adamw", "badam", "apollo_adamw", "muon")
+    ],
+    "packed-pictures": [task("image-text-to-text(pack=true)")],
+    "page-of-several-tasks": [left_out(lambda: not TaskMixture.outcomes)],
+    "plain-parameters": [
+        (lambda: ah.attach(Plain(), "lora(sites=['matrix'])"), "no modules inside")
+    ],
+    "ppo": [task("ppo"), task("grpo"), task("preference(loss_type=ppo)")],
+    "prompts-of-pictures": [
+        without_tokens("prompt", PICTURES),
+        without_tokens("p-tuning", PICTURES),
+    ],
+    "prompts-of-sounds": [
+        without_tokens("prompt", SOUNDS),
+        without_tokens("p-tuning", SOUNDS),
+    ],
+    "quantizations": [
+        (lambda name=name: check_quantization(name), name)
+        for name in ("hqq", "eetq", "aqlm", "inc")  # type: ignore[misc]
+    ],
+    "remote-code": [recipe("trust_remote_code=true")],
+    "sharded-models": [(sharded, "sharded")],
+    "timestamps": [task("speech-recognition(timestamps=true)")],
+    "train-on-prompt": [recipe("train_on_prompt=true"), task("causal-lm(train_on_prompt=true)")],
+    "training-in-a-browser": [
+        command("webui", match="unknown command"),
+        command("web", match="unknown command"),
+    ],
+    "unsloth": [recipe("use_unsloth=true"), recipe("train.unsloth=true")],
+    "videos": [
+        task("video-classification"),
+        task("video-text-to-text"),
+        task("image-text-to-text(video=clip)"),
+    ],
+}
+
+
+def shown(page: str) -> str:
+    """Return what is written on a page by hand and shown: no code, and nothing generated."""
+    page = re.sub(r"^( *)```.*?^\1```$", "", page, flags=re.MULTILINE | re.DOTALL)
+    page = re.sub(r"<!-- setup\n.*?-->|!\[.*?\]\(.*?\)", "", page, flags=re.DOTALL)
+    page = re.sub(r"(<!-- ([\w -]+): (?!count).*? -->\n).*?<!-- /\2 -->", "", page, flags=re.DOTALL)
+    page = re.sub(r"<!-- [\w ]+: generated by make catalogue -->\n(?:\|.*\n)*", "", page)
+    return re.sub(r"<!-- count: .*?<!-- /count -->", "", page)
+
+
+def sentences(page: str) -> Iterator[tuple[str, bool]]:
+    """Yield the sentences of a page, each with its marks, and whether it is below a HEADING.
+
+    An item of a list below such a heading is one sentence.
+    """
+    page = shown(page)
+    page = re.sub(r"([.:;!?)]*)\s*(<!-- absent: [^>]* -->)", r" \2\1", page)
+    is_denied = False
+    for block in re.split(r"\n\s*\n|\n(?= *(?:[-*]|\d+\.) )|\n(?=\||#)", page):
+        text = " ".join(block.split())
+        if text.startswith("#"):
+            is_denied = bool(HEADINGS.match(text))
+        elif is_denied and text.startswith(("- ", "|")):
+            yield text, True
+        else:
+            yield from ((one, False) for one in re.split(r"(?<=[.!?]) (?=\W*[A-Z`])", text))
+
+
+def marks(sentence: str) -> list[str]:
+    """List the names in the marks of a sentence."""
+    found = re.findall(r"<!-- absent: (.*?) -->", sentence)
+    return [name.strip() for names in found for name in names.split(",")]
+
+
+@cache
+def sources_of(path: str) -> dict[str, str]:
+    """Return the source of each test of a file."""
+    source = (ROOT / path).read_text(encoding="utf-8")
+    return {
+        node.name: ast.unparse(node)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+
+
+def told(page: Path) -> Iterator[tuple[str, str]]:
+    """Yield the marks of a page, each with its sentence."""
+    for sentence, _ in sentences(page.read_text(encoding="utf-8")):
+        for name in marks(sentence):
+            yield name, sentence
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_sentence_that_denies_something_has_a_mark(page: Path) -> None:
+    unmarked = [
+        sentence
+        for sentence, is_denied in sentences(page.read_text(encoding="utf-8"))
+        if (is_denied or DENIALS.search(re.sub(r"<!--.*?-->", "", sentence)))
+        and not marks(sentence)
+        and not re.search(r"`test_\w+`|tests/[\w/]+\.py", sentence)
+    ]
+    assert not unmarked, "add `<!-- absent: NAME -->`, as the docstring of this file says"
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_what_a_page_denies_is_refused(name: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for attempt, word in ABSENT[name]:
+        with pytest.raises((AdapterhubError, click.ClickException)) as refused:
+            attempt()
+        assert word in str(getattr(refused.value, "message", refused.value))
+
+
+def test_marks_and_what_is_tried_agree() -> None:
+    named = {name: page for page in PAGES for name, _ in told(page)}
+    unknown = {
+        name: page.name
+        for name, page in named.items()
+        if name not in ABSENT and name != OTHERS and not is_test(name)
+    }
+    assert not unknown, "no entry of ABSENT, and no test that shows a refusal"
+    assert not ABSENT.keys() - named.keys(), "no page denies these"
+
+
+def is_test(name: str) -> bool:
+    """Return whether a name is that of a test which shows that something is not done."""
+    path, _, function = name.partition("::")
+    return path.startswith("tests/") and (ROOT / path).is_file() and function in sources_of(path)
+
+
+# Numbers of what grows are generated, or are not written. Up to four, it is an example.
+NUMBER = (
+    r"(?:[5-9]|\d[\d,]+|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six"
+    r"|seven|eigh|nine)teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty(?:-\w+)?)"
+)
+GROWS = (
+    r"(?:methods|tasks|commands|families|(?:model )?types|architectures|rooms"
+    r"|kinds of (?:methods|tasks|modules|adapters))"
+)
+COUNTED = re.compile(
+    rf"\b{NUMBER} (?:other |more |recent |usual |different )?{GROWS}\b", re.IGNORECASE
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_numbers_of_what_grows_are_generated(page: Path) -> None:
+    written = shown(page.read_text(encoding="utf-8"))
+    assert not COUNTED.findall(written), (
+        "say it without, or write <!-- count: NAME --><!-- /count -->"
+    )
