@@ -5,13 +5,17 @@ gigabytes. So the sizes that the file states are added up first. Then a column i
 in which dictionaries stay dictionaries while their expanded size is summed, and only then values
 become Python objects. A file that states wrong sizes is refused after the batch that passes the
 limit.
+
+A table of Arrow gives each object all keys that any object of its column has: those of others are
+null in it. `plain_values` leaves them out, at every depth. A key that was null in the row itself
+cannot be told from them, and is left out too, unless the table keeps its objects as JSON.
 """
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -84,7 +88,7 @@ class ParquetColumns:
                     raise ValueError(f"the column {name!r} is damaged")
                 size += _expanded(rows.column(0))
                 self._check(size)
-                values += rows.column(0).to_pylist()
+                values += plain_values(rows.column(0))
         return values
 
     def _check(self, size: int) -> None:
@@ -122,7 +126,44 @@ def columns_in_structs(schema: Any) -> dict[str, tuple[str, ...]]:
 def values_of(rows: Any, name: str) -> list[object]:
     """Return the values of a column of an Arrow table, or of one in its structs."""
     column, *path = columns_in_structs(rows.schema).get(name, (name,))
-    return [inner_cell(value, path) for value in rows.column(column).to_pylist()]
+    return [inner_cell(value, path) for value in plain_values(rows.column(column))]
+
+
+def plain_values(array: Any) -> list[object]:
+    """Return the values of an Arrow array as JSON lines have them: objects with their own keys."""
+    change = _plain_form(array.type)
+    values: list[object] = array.to_pylist()
+    return values if change is None else [*map(change, values)]
+
+
+def _plain_form(kind: Any) -> Callable[[Any], Any] | None:
+    """Return what makes the plain form of a value of an Arrow type; None: it has it already."""
+    import pyarrow.types as types
+
+    if getattr(kind, "extension_name", "") == "arrow.json":
+        return lambda value: None if value is None else json.loads(value)
+    if types.is_map(kind):
+        inner = _plain_form(kind.item_type) or _same
+        return lambda value: value if value is None else {k: inner(v) for k, v in value}
+    if types.is_struct(kind):
+        names = {kind.field(i).name for i in range(kind.num_fields)}
+        if names == {"bytes", "path"}:  # a picture or sound, one of which is null
+            return None
+        forms = {name: _plain_form(kind.field(name).type) or _same for name in names}
+        return lambda value: value if value is None else _own_keys(value, forms)
+    if types.is_nested(kind) and hasattr(kind, "value_type"):
+        item = _plain_form(kind.value_type)
+        if item is not None:
+            return lambda value: value if value is None else [*map(item, value)]
+    return None
+
+
+def _own_keys(value: Mapping[str, Any], forms: Mapping[str, Callable[[Any], Any]]) -> Any:
+    return {key: forms[key](each) for key, each in value.items() if each is not None}
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _empty_struct(kind: Any) -> Any:

@@ -28,7 +28,13 @@ from typing import Any, Literal
 
 from adapterhub.data.options import DataOptions
 from adapterhub.data.parquet import columns_in_structs, values_of
-from adapterhub.data.table import Table, names_of_classes, table_of_rows
+from adapterhub.data.table import (
+    Table,
+    columns_of_objects,
+    inner_cell,
+    names_of_classes,
+    table_of_rows,
+)
 from adapterhub.errors import DataError
 
 BUCKETS = ("s3", "gs", "az", "abfss")
@@ -50,7 +56,8 @@ class RowSource:
         sha256: identifies the shards: by name, size, beginning and end of each file; or by the
             revision of a data set of the Hub.
         features: the types of the columns that `datasets` knows.
-        data: the rows, a `datasets.IterableDataset`.
+        data: the rows, a `datasets.IterableDataset`; of JSON lines, their texts.
+        inner: the columns inside the objects of JSON lines, and where each is; None: of Arrow.
     """
 
     location: str
@@ -59,6 +66,7 @@ class RowSource:
     sha256: str
     features: Mapping[str, Any] = field(compare=False)
     data: Any = field(compare=False)
+    inner: Mapping[str, tuple[str, ...]] | None = None
 
     def tables(self, shard: int) -> Iterator[Any]:
         """Yield the rows of a shard, as pyarrow tables of at most 1,024 rows.
@@ -68,11 +76,24 @@ class RowSource:
         """
         with _read_errors(f"{self.location}, {self.shards[shard]}"):
             only = self.data.shard(num_shards=len(self.shards), index=shard)
-            yield from only.with_format("arrow").iter(batch_size=_PIECE)
+            tables = only.with_format("arrow").iter(batch_size=_PIECE)
+            yield from tables if self.inner is None else map(_without_blanks, tables)
+
+    def inside(self, table: Any) -> Mapping[str, tuple[str, ...]]:
+        """Return the columns in the objects of rows, `doc.text`, and where each is."""
+        return columns_in_structs(table.schema) if self.inner is None else self.inner
 
     def values(self, table: Any, column: str) -> list[object]:
-        """Return the values of a column: names in place of the numbers of classes."""
-        return names_of_classes(self.features.get(column), values_of(table, column))
+        """Return the values of a column: names in place of the numbers of classes.
+
+        Raises:
+            DataError: a line is not JSON.
+        """
+        if self.inner is None:
+            return names_of_classes(self.features.get(column), values_of(table, column))
+        path = self.inner.get(column, (column,))
+        with _read_errors(self.location):
+            return [inner_cell(row, path) for row in _objects(table)]
 
 
 @contextmanager
@@ -209,11 +230,52 @@ def _open_files(
         more = {"batch_size": _PIECE}
     elif options.encoding:
         more = {"encoding": options.encoding}
+    lines = kind == "json" and _is_lines(names[0], options)
+    kind = "text" if lines else kind  # as they are: Arrow would give each object the keys of all
     data = datasets.load_dataset(kind, data_files=names, split="train", streaming=True, **more)
     shards = tuple(Path(name).name for name in files.values())
     if data.n_shards != len(shards):
         shards = _numbered(data.n_shards)
-    return RowSource(location, shards, *_columns(data), files_digest(files), _features(data), data)
+    digest = files_digest(files)
+    if lines:
+        columns, inner = columns_of_objects(_first_objects(data))
+        return RowSource(location, shards, columns, digest, {}, data, inner)
+    return RowSource(location, shards, *_columns(data), digest, _features(data), data)
+
+
+def _is_lines(first: str, options: DataOptions) -> bool:
+    """Return whether JSON has an object in each line: it is no list, and no object of columns."""
+    import fsspec
+
+    encoding = options.encoding or "utf-8-sig"
+    with fsspec.open(first, "rt", encoding=encoding, compression="infer") as file:
+        line = file.readline()
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return _suffix(first) != ".json"
+
+
+def _first_objects(data: Any) -> list[dict[str, Any]]:
+    first = next(iter(data.with_format("arrow").iter(batch_size=_PIECE)), None)
+    return [] if first is None else list(_objects(_without_blanks(first)))
+
+
+def _without_blanks(lines: Any) -> Any:
+    return lines.filter([bool(line.strip()) for line in lines.column(0).to_pylist()])
+
+
+def _objects(lines: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rows in a table of the lines of JSON lines.
+
+    Raises:
+        ValueError: a line is not JSON, or no object.
+    """
+    for line in lines.column(0).to_pylist():
+        row = json.loads(line.removeprefix("\ufeff"))
+        if not isinstance(row, dict):
+            raise ValueError(f"a line is no object: {line[:40]}")
+        yield row
 
 
 def _on_hub(name: str, options: DataOptions, split: str) -> RowSource:
@@ -494,5 +556,5 @@ def _table(source: RowSource, parts: list[tuple[Any, list[str]]]) -> Table:
         return [value for table, _ in parts for value in source.values(table, name)]
 
     places = [place for _, names in parts for place in names]
-    inner = columns_in_structs(parts[0][0].schema) if parts else ()
+    inner = source.inside(parts[0][0]) if parts else ()
     return table_of_rows(source.location, (*source.columns, *inner), places, column)

@@ -19,6 +19,7 @@ _MOST_LISTED = 10  # offenders of one error; the rest are counted
 _MOST_NAMED = 8  # columns in a note
 _LONGEST_SAMPLE = 40  # characters of a cell in an error
 _PARTS = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
+_LOOKED_AT = 100  # rows: what is inside their objects are columns, too
 _LONGEST = 2000  # characters: a template may come with the adapter of a stranger
 
 
@@ -146,6 +147,19 @@ def inner_columns(name: str, value: object) -> dict[str, tuple[str, ...]]:
             below = inner_columns(f"{name}.{key}", inner) or {f"{name}.{key}": ()}
             found |= {column: (str(key), *path) for column, path in below.items()}
     return found
+
+
+def columns_of_objects(
+    rows: Iterable[Mapping[str, Any]],
+) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """Return the columns of objects, and those inside them with where each is."""
+    inner: dict[str, tuple[str, ...]] = {}
+    columns: dict[str, None] = {}
+    for number, row in enumerate(rows):
+        columns |= dict.fromkeys(row)
+        for name, value in row.items() if number < _LOOKED_AT else ():
+            inner |= {column: (name, *path) for column, path in inner_columns(name, value).items()}
+    return tuple(columns), {name: path for name, path in inner.items() if name not in columns}
 
 
 def inner_cell(value: object, path: Sequence[str]) -> object:

@@ -19,10 +19,16 @@ from adapterhub.data.decode import read_text as read_text
 from adapterhub.data.delimited import encoding_notes, find_delimiter, read_delimited
 from adapterhub.data.media_formats import MEDIA_SUFFIXES
 from adapterhub.data.options import PREDICT, DataOptions
-from adapterhub.data.parquet import ExpansionError, open_parquet
+from adapterhub.data.parquet import ExpansionError, open_parquet, plain_values
 from adapterhub.data.row_stream import reading_hub
 from adapterhub.data.spreadsheet import read_sheet
-from adapterhub.data.table import Table, blank_note, inner_cell, inner_columns, names_of_classes
+from adapterhub.data.table import (
+    Table,
+    blank_note,
+    columns_of_objects,
+    inner_cell,
+    names_of_classes,
+)
 from adapterhub.data.table import first_few as first_few
 from adapterhub.errors import DataError, nearest
 
@@ -344,10 +350,9 @@ def _read_hub(name: str, subset: str | None, split: str) -> Table:
 
 
 def _hub_column(data: Any, name: str) -> list[object]:
-    feature = data.features[name]
-    if hasattr(feature, "decode_example"):  # pictures and sound: bytes, which tasks decode
-        return list(data.cast_column(name, type(feature)(decode=False))[name])
-    return names_of_classes(feature, list(data[name]))
+    # As Arrow stores them, pictures and sound are bytes, which tasks decode.
+    rows = data.select_columns([name]).with_format("arrow")[:]
+    return names_of_classes(data.features[name], plain_values(rows.column(0)))
 
 
 def metadata_file(source: str) -> str | None:
@@ -421,7 +426,6 @@ def _files(folder: Path, seen: set[Path]) -> Iterator[Path]:
             yield from _files(path, seen | {real})
 
 
-_LOOKED_AT = 100  # rows: what is inside their objects are columns, too
 _LISTS = ("data", "rows", "examples", "train", "items", "records")
 _LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 _EXPECTED = 'one object per line, such as {"text": "good", "label": "1"}, or a list of objects'
@@ -501,21 +505,15 @@ def table_of_objects(
     source: str, unit: str, rows: Mapping[int, Mapping[str, Any]], form: str = ""
 ) -> Table:
     """Return objects by their numbers as the rows of a table."""
-    columns = tuple(dict.fromkeys(key for row in rows.values() for key in row))
-    inner: dict[str, tuple[str, ...]] = {}
-    for row in list(rows.values())[:_LOOKED_AT]:
-        for name, value in row.items():
-            inner |= {column: (name, *path) for column, path in inner_columns(name, value).items()}
-    paths = {**inner, **{name: (name,) for name in columns}}
-    inside = tuple(name for name in inner if name not in columns)
+    columns, inner = columns_of_objects(rows.values())
     return Table(
         source,
         unit,
-        (*columns, *inside),
+        (*columns, *inner),
         list(rows),
-        lambda name: [inner_cell(row, paths[name]) for row in rows.values()],
+        lambda name: [inner_cell(row, inner.get(name, (name,))) for row in rows.values()],
         form=form or "a JSON list",
-        inner=inside,
+        inner=tuple(inner),
     )
 
 
