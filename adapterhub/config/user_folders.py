@@ -6,6 +6,7 @@ Also files that are made once and kept there, each under the digest of what it w
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import json
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import IO, Any, BinaryIO, Literal
 
 import platformdirs
 
@@ -27,6 +28,7 @@ from adapterhub.errors import ConfigError, warn_user
 STATE_VARIABLE = "ADAPTERHUB_STATE"
 Kind = Literal["cache", "config", "data", "state"]
 _DRAFT_SECONDS = 24 * 3600.0
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def user_folder(kind: Kind) -> Path:
@@ -54,6 +56,22 @@ def expanded(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         return Path(path)
+
+
+def sync_file(handle: IO[Any]) -> None:
+    """Wait until the disk has what was written to an open file.
+
+    A network disk without such a call is left to itself.
+
+    Raises:
+        OSError: the disk has not taken all of it.
+    """
+    handle.flush()
+    try:
+        os.fsync(handle.fileno())
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
 
 
 @functools.cache
@@ -122,8 +140,7 @@ class KeyedFiles:
         def write_file(draft: Path) -> None:
             with open(draft, "xb") as file:
                 write(file)
-                file.flush()
-                os.fsync(file.fileno())
+                sync_file(file)
 
         return self._make(key, write_file)
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from adapterhub.config.user_folders import sync_file
 from adapterhub.errors import OutputError
 from adapterhub.files.schema import shorten
 
@@ -35,6 +36,7 @@ except ImportError:  # Windows
 _LONGEST_LINE = 16 << 20  # bytes: a row of texts, labels and probabilities
 _PIECE = 1 << 22  # bytes of a large file that are in memory at a time
 _UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.new", re.DOTALL)  # as `replace_file` names them
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class UnreadableError(Exception):
@@ -55,7 +57,7 @@ def explained(folder: Path) -> Iterator[None]:
 
 
 def _remedy(folder: Path, code: int | None) -> str:
-    if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if code in _FULL:
         return f"free some space or save to another disk; {folder.parent} is unchanged"
     if code in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"make {folder.parent} writable or save to another folder"
@@ -192,8 +194,7 @@ def write_files(staged: Path, payload: Mapping[str, bytes | Iterable[bytes]]) ->
         with open(staged / name, "xb") as handle:
             for piece in (data,) if isinstance(data, bytes) else data:
                 handle.write(piece)
-            handle.flush()
-            os.fsync(handle.fileno())
+            sync_file(handle)
     sync_folder(staged)
 
 
@@ -212,8 +213,7 @@ def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
     ):
         try:
             handle.write(data)
-            handle.flush()
-            os.fsync(handle.fileno())
+            sync_file(handle)
             os.replace(staged, path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -237,22 +237,30 @@ def remove_unfinished(folder: Path) -> None:
 def sync_files(folder: Path) -> None:
     """Wait until the disk has the files of `folder`, which other code wrote, and their names."""
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
-        _sync(path, os.O_RDWR)  # Windows flushes no descriptor that is read-only
+        with open(path, "rb+") as handle:  # Windows flushes no descriptor that is read-only
+            sync_file(handle)
     sync_folder(folder)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames durable; Windows cannot open a folder and needs no such call."""
-    if os.name != "nt":
-        _sync(folder, os.O_RDONLY)
+    """Make renames durable where the disk can: Windows, CIFS, sshfs and others cannot.
 
+    The files were synced before, so that without it a power cut may only bring older names back.
 
-def _sync(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags)
+    Raises:
+        OSError: the disk is full.
+    """
+    if os.name == "nt":
+        return
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno in _FULL:
+            raise
 
 
 def put_in_place(staged: Path, folder: Path, overwrite: bool) -> None:
@@ -272,9 +280,7 @@ def put_in_place(staged: Path, folder: Path, overwrite: bool) -> None:
                 os.rename(old, folder)
                 raise
             shutil.rmtree(old, ignore_errors=True)
-    # Without this, a power cut may bring the old folder back.
-    with contextlib.suppress(OSError):
-        sync_folder(folder.parent)
+    sync_folder(folder.parent)
 
 
 def _exchange(first: Path, second: Path) -> bool:

@@ -30,7 +30,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
 from adapterhub.config.options import from_file
-from adapterhub.config.user_folders import expanded
+from adapterhub.config.user_folders import expanded, sync_file
 from adapterhub.errors import ConfigError, FileError, OutputError
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, explained, read_file
@@ -248,8 +248,7 @@ def _create(path: Path, data: bytes, mode: int) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     with os.fdopen(os.open(path, flags, mode), "wb") as handle:
         handle.write(data)
-        handle.flush()
-        os.fsync(handle.fileno())
+        sync_file(handle)
 
 
 def _ed25519() -> ModuleType:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Engine, delete, insert, select, text
 
+from adapterhub.config.user_folders import sync_file
 from adapterhub.errors import ConfigError, FileError, OutputError
 from adapterhub.files.atomic import explained, sync_folder
 from adapterhub.hub.blobs import BlobFolder, BlobInfo, Blobs, StagedBlob
@@ -211,7 +212,7 @@ def _leave_wal(path: Path) -> None:
 
 def _sync(path: Path) -> None:
     with open(path, "rb+") as file:
-        os.fsync(file.fileno())
+        sync_file(file)
 
 
 def _blobs_in(database: Path) -> Iterator[tuple[str, int]]:

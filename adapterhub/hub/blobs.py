@@ -25,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+from adapterhub.config.user_folders import sync_file
 from adapterhub.files.atomic import FileDigest, file_digest, sync_folder
 from adapterhub.hub.refusals import FullDiskError, TooManyBytesError
 
@@ -156,7 +157,7 @@ class Blobs(ABC):
         try:
             info = _written(lambda: download(path))
             with open(path, "rb") as file:
-                _written(lambda: os.fsync(file.fileno()))
+                _written(lambda: sync_file(file))
             os.chmod(path, 0o400)
         except BaseException:
             path.unlink(missing_ok=True)
@@ -320,7 +321,7 @@ class BlobReceiver:
 
     def keep(self) -> str:
         """Wait until the disk has all of it, and return its sha256; the caller moves it."""
-        _written(lambda: os.fsync(self._file.fileno()))
+        _written(lambda: sync_file(self._file))
         self._file.close()
         os.chmod(self.path, 0o400)
         self._done = True

@@ -33,6 +33,7 @@ from rich.progress import (
 from rich.text import Text
 
 from adapterhub.adapters.parts import HEAD
+from adapterhub.config.user_folders import sync_file
 from adapterhub.errors import FileError, one_line
 from adapterhub.files.atomic import FileDigest, file_digest
 from adapterhub.loop.processes import is_main
@@ -288,8 +289,7 @@ class _JsonLog:
     def flush(self) -> None:
         """Write the file to disk."""
         if self.file is not None:
-            self.file.flush()
-            os.fsync(self.file.fileno())
+            sync_file(self.file)
 
 
 class JsonLines(Reporter):

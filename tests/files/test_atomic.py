@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import os
+import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import adapterhub
 from adapterhub.errors import OutputError
 from adapterhub.files import atomic
 from adapterhub.files.atomic import (
@@ -19,6 +24,7 @@ from adapterhub.files.atomic import (
     replace_file,
     restore_old,
     staging,
+    sync_files,
     write_files,
 )
 
@@ -137,3 +143,61 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     os.symlink(tmp_path / "secret", tmp_path / "a")
     with pytest.raises(UnreadableError):
         read_file(tmp_path / "a", 0, 9, None)
+
+
+_CODES = ("EINVAL", "EIO", "ENOTSUP", "ENOSYS", "EACCES", "EPERM", "EBADF", "ENOSPC")
+
+
+@pytest.mark.parametrize("code", _CODES)
+@pytest.mark.parametrize("of", ["fsync", "open"])
+def test_a_disk_that_syncs_no_folder_takes_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, of: str
+) -> None:
+    number, real = getattr(errno, code), getattr(os, of)
+    monkeypatch.setattr(atomic, "fcntl", None)  # whose lock opens the folder, too
+
+    def call(what: Any, *rest: Any, **more: Any) -> Any:
+        if of == "open" and not Path(what).exists():
+            return real(what, *rest, **more)
+        if stat.S_ISDIR((os.fstat if of == "fsync" else os.stat)(what).st_mode):
+            raise OSError(number, os.strerror(number))
+        return real(what, *rest, **more)
+
+    monkeypatch.setattr(os, of, call)
+    full = pytest.raises(OSError, match=os.strerror(number))
+    with full if code == "ENOSPC" else contextlib.nullcontext():
+        save(tmp_path / "a", b"1")
+        save(tmp_path / "a", b"2", overwrite=True)
+        sync_files(tmp_path / "a")
+        replace_file(tmp_path / "f", b"3")
+        assert (tmp_path / "a" / "a.txt").read_bytes() == b"2"
+
+
+@pytest.mark.parametrize("code", _CODES)
+def test_a_file_that_the_disk_lost_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    number = getattr(errno, code)
+
+    def fsync(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    lost = code not in ("EINVAL", "ENOTSUP", "ENOSYS")
+    error = pytest.raises(OSError, match=os.strerror(number))
+    with error if lost else contextlib.nullcontext():
+        replace_file(tmp_path / "f", b"1")
+    assert (tmp_path / "f").exists() != lost
+
+
+def test_only_the_owners_sync() -> None:
+    """Each other `fsync` of the package would be one that a network disk refuses."""
+    package = Path(adapterhub.__path__[0])
+    found = {
+        p.relative_to(package).as_posix(): p.read_text().count("os.fsync(")
+        for p in package.rglob("*.py")
+    }
+    assert {p: n for p, n in found.items() if n} == {
+        "config/user_folders.py": 1,
+        "files/atomic.py": 1,
+    }
