@@ -230,6 +230,29 @@ def _spelling(name: str) -> str:
     return name.casefold().replace("_", "-")
 
 
+_LFS = b"version https://git-lfs.github.com/spec/"
+_MOST_OF_A_POINTER = 1024  # bytes: the limit of git-lfs
+
+
+def not_fetched(data: bytes) -> str:
+    """Return what is wrong with the content of a file that git-lfs has not fetched, or ""."""
+    if not data.startswith(_LFS) or len(data) > _MOST_OF_A_POINTER:
+        return ""
+    return "a pointer of git-lfs in place of the file: type git lfs pull"
+
+
+def unfetched_files(folder: Path) -> list[str]:
+    """List the files of a folder that git-lfs has not fetched; other folders are not searched."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        try:
+            if path.is_file() and path.stat().st_size <= _MOST_OF_A_POINTER:
+                found += [path.name] * bool(not_fetched(path.read_bytes()))
+        except OSError:  # what reads it says why it cannot
+            continue
+    return found
+
+
 def read_problem(path: Path, error: OSError) -> str:
     """Describe why a file cannot be read; suggest the nearest file name if it is missing."""
     if isinstance(error, FileNotFoundError):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from adapterhub.errors import BackboneError, ConfigError, unknown
+from adapterhub.errors import BackboneError, ConfigError, unfetched_files, unknown
 
 DTYPE_NAMES = ("fp32", "bf16", "fp16")
 QUANTIZATION_LIBRARIES: Mapping[str, tuple[str, str]] = {
@@ -80,6 +80,7 @@ def check_backbone_options(
     """
     check_location(backbone)
     folder = Path(backbone)
+    check_fetched(folder)
     is_here = folder.is_dir() and not (folder / PIPELINE_INDEX).is_file()
     if is_here and not (folder / "config.json").is_file():
         raise BackboneError(
@@ -91,6 +92,21 @@ def check_backbone_options(
         raise unknown("dtype", dtype, DTYPE_NAMES)
     if quantize is not None:
         check_quantization(quantize)
+
+
+def check_fetched(folder: Path) -> None:
+    """Refuse a folder with files that git-lfs has not fetched; another path is no such folder.
+
+    Raises:
+        BackboneError: there are some.
+    """
+    pointers = unfetched_files(folder) if folder.is_dir() else []
+    if pointers:
+        raise BackboneError(
+            f"{folder} has pointers of git-lfs in place of files",
+            offenders=pointers,
+            hint=f"git -C {folder} lfs pull",
+        )
 
 
 def holds_diffusers(folder: Path) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import (  # type: ignore[attr-defined]
     GatedRepoError,
     HfHubHTTPError,
@@ -24,12 +24,13 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
     RevisionNotFoundError,
 )
 
-from adapterhub.backbones.early_checks import check_location
+from adapterhub.backbones.early_checks import check_fetched, check_location
 from adapterhub.backbones.early_checks import is_hub_id as is_hub_id
 from adapterhub.backbones.early_checks import is_local_name as is_local_name
 from adapterhub.backbones.gguf import PACKAGED_GGUF, find_gguf, is_gguf
 from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.backbones.local_folders import package_folder, recorded_folder
+from adapterhub.backbones.origins import proxy_advice
 from adapterhub.errors import BackboneError
 from adapterhub.status import paused
 
@@ -99,6 +100,7 @@ def find_backbone(backbone: str, revision: str | None = None) -> tuple[Path, str
             a package; or an answer of the Hub is malformed.
     """
     if Path(backbone).is_dir():
+        check_fetched(Path(backbone))
         return Path(backbone), None
     if is_gguf(backbone):
         return find_gguf(backbone), None
@@ -113,7 +115,9 @@ def find_backbone(backbone: str, revision: str | None = None) -> tuple[Path, str
     except LocalEntryNotFoundError:
         if backbone in PACKAGED and revision is None:
             return _packaged_folder(backbone, PACKAGED[backbone]), None
-        here = "there is no such folder, the Hub is unreachable, and its cache has no copy"
+        advice = "" if constants.HF_HUB_OFFLINE else proxy_advice(constants.ENDPOINT)
+        hub = f"the Hub is unreachable{f' ({advice})' * bool(advice)}"
+        here = f"there is no such folder, {hub}, and its cache has no copy"
         raise not_found(backbone, here) from None
     except HFValidationError as error:
         raise not_found(backbone, str(error).splitlines()[0]) from error

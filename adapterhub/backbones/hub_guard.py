@@ -29,8 +29,10 @@ from adapterhub.backbones.origins import (
     SHA256,
     ForbiddenAddressError,
     HubNetwork,
+    UnusableProxyError,
     redirect_target,
     url_origin,
+    usable_proxies,
 )
 from adapterhub.errors import BackboneError
 
@@ -109,7 +111,8 @@ def _leave(network: HubNetwork) -> None:
 
 def _guarded_client() -> Any:
     assert _previous_factory is not None
-    client = _previous_factory()
+    with usable_proxies():
+        client = _previous_factory()
     client.event_hooks["request"].append(_check_request)
     client.event_hooks["response"].append(_check_response)
     if client.timeout.read is None:
@@ -136,11 +139,11 @@ def _check_request(request: Any) -> None:
     request.extensions = {
         "is_api": is_api,
         **request.extensions,
-        "trace": _trace(networks[-1], url),
+        "trace": _trace(networks[-1], url, _library_of(request)),
     }
 
 
-def _trace(network: HubNetwork, url: str) -> Callable[[str, Mapping[str, Any]], None]:
+def _trace(network: HubNetwork, url: str, library: Any) -> Callable[[str, Mapping[str, Any]], None]:
     """Check the peer, and end a connection whose headers take too long.
 
     Timeouts apply to each packet, and headers may be sent one byte at a time.
@@ -148,7 +151,10 @@ def _trace(network: HubNetwork, url: str) -> Callable[[str, Mapping[str, Any]], 
     check_peer, origin, timers = network.trace(url), url_origin(url), list[threading.Timer]()
 
     def callback(event: str, info: Mapping[str, Any]) -> None:
-        check_peer(event, info)
+        try:
+            check_peer(event, info)
+        except UnusableProxyError:  # as of a proxy that does not answer: a cache may be used
+            raise library.ConnectError("the proxy cannot be used") from None
         if event.endswith("connect_tcp.complete"):
             duplicate = info["return_value"].get_extra_info("socket").dup()
             with _lock:
@@ -250,10 +256,8 @@ def _check_names(data: bytes) -> None:
 
 def _limited(stream: Any, limit: int | None) -> Any:
     """Wrap the stream of a body so that it ends at a size, or when it is too slow."""
-    # huggingface_hub 2 uses httpx2, version 1 httpx: the base class is that of its own library.
-    library = sys.modules[type(stream).__module__.partition(".")[0]]
 
-    class LimitedStream(library.SyncByteStream):  # type: ignore[name-defined, misc]
+    class LimitedStream(_library_of(stream).SyncByteStream):  # type: ignore[misc]
         def __iter__(self) -> Iterator[bytes]:
             received, start = 0, time.monotonic()
             for chunk in stream:
@@ -269,6 +273,11 @@ def _limited(stream: Any, limit: int | None) -> Any:
             stream.close()
 
     return LimitedStream()
+
+
+def _library_of(part: object) -> Any:
+    """Return the library of a request or stream: huggingface_hub 2 uses httpx2, version 1 httpx."""
+    return sys.modules[type(part).__module__.partition(".")[0]]
 
 
 def _refusal(problem: str) -> BackboneError:

@@ -6,18 +6,26 @@ the forms of commits and hashes.
 
 from __future__ import annotations
 
+import importlib.util
 import ipaddress
+import os
 import re
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 MIN_RATE = 4096  # bytes per second of an answer: half of what a telephone modem manages
 COMMIT, SHA256 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}")
 _PORTS = {"http": 80, "https": 443}
 _URL = re.compile(r"[\x21-\x7e]{1,8192}")  # signed URLs of object stores have up to 2 kB
 _HOST = re.compile(r"[A-Za-z0-9_.:-]{1,255}")
+_UNUSABLE = "unusable-proxy.invalid"  # RFC 6761: no such host exists
+_SOCKS = ("socks5", "socks5h")
+_environment = threading.Lock()
 
 
 def is_commit(value: object) -> bool:
@@ -35,6 +43,10 @@ class Reach(IntEnum):
 
 class ForbiddenAddressError(Exception):
     """A URL or an address that the requests for a hub may not go to; the text gives the reason."""
+
+
+class UnusableProxyError(Exception):
+    """A request would go through a proxy that no client can use; `proxy_advice` has the reason."""
 
 
 class HubNetwork:
@@ -69,7 +81,8 @@ class HubNetwork:
     def trace(self, url: str) -> Callable[[str, Mapping[str, Any]], None]:
         """Return a callback for httpx's extension `trace`: it checks the address of the peer.
 
-        The callback raises ForbiddenAddressError before anything is sent.
+        The callback raises ForbiddenAddressError before anything is sent, and UnusableProxyError
+        before anything is connected.
         """
         hostname, is_hub = _split(url).hostname, url_origin(url) == self.origin
         connected: dict[str, str] = {}
@@ -77,6 +90,8 @@ class HubNetwork:
         def callback(event: str, info: Mapping[str, Any]) -> None:
             if event.endswith("connect_tcp.started"):
                 connected["host"] = str(info["host"]).strip("[]")
+                if connected["host"] == _UNUSABLE:
+                    raise UnusableProxyError
             elif event.endswith("connect_tcp.complete") and connected.get("host") == hostname:
                 stream = info["return_value"]
                 reach = reach_of(str(stream.get_extra_info("server_addr")[0]))
@@ -143,6 +158,62 @@ def reach_of(host: str) -> Reach | None:
     if address.is_loopback or address.is_unspecified:
         return Reach.LOOPBACK
     return Reach.PUBLIC if address.is_global else Reach.PRIVATE
+
+
+@contextmanager
+def usable_proxies() -> Iterator[None]:
+    """Make a client inside of this context, whatever proxies the environment names.
+
+    A client makes all of them at once, and raises if one is of an unknown kind, even where NO_PROXY
+    names the only host that it is for. Here it gets a name in place of such a proxy, which
+    `HubNetwork.trace` refuses when a request would go there.
+    """
+    with _environment:
+        unusable = {
+            name: value
+            for name, value in os.environ.items()
+            if name.lower() in ("http_proxy", "https_proxy", "all_proxy") and _fault_of(value)
+        }
+        os.environ.update(dict.fromkeys(unusable, f"http://{_UNUSABLE}"))
+        try:
+            yield
+        finally:
+            os.environ.update(unusable)
+
+
+def proxy_advice(url: str) -> str:
+    """Return what to change if a URL is requested through a proxy, or ""."""
+    proxies, parts = getproxies(), _split(url)
+    kind = parts.scheme if proxies.get(parts.scheme) else "all"
+    host = parts.hostname or ""
+    if not (proxy := proxies.get(kind)) or proxy_bypass(host):
+        return ""
+    name = next((n for n in os.environ if n.lower() == f"{kind}_proxy"), "the system's settings")
+    shown = re.sub(r"(?<=//).*@|^[^/]*@", "", proxy)[:200]  # not the password
+    fault, remedies = _fault_of(proxy), [f"unset {name}", f"add {host} to NO_PROXY"]
+    if _kind_of(proxy) in _SOCKS and fault:
+        remedies.insert(0, "pip install socksio")
+    if fault:
+        return f"{', or '.join(remedies)}: the proxy {shown} {fault}"
+    return f"check the proxy {shown} of {name}; or {', or '.join(remedies)}"
+
+
+def _fault_of(proxy: str) -> str:
+    """Return why no client can use a proxy of the environment, or ""."""
+    kind = _kind_of(proxy)
+    if kind in _SOCKS and importlib.util.find_spec("socksio") is None:
+        return "needs the package socksio"
+    if kind not in (*_PORTS, *_SOCKS):
+        return f"is of the kind {kind!r}, not http, https, socks5 or socks5h"
+    try:
+        parts = _split(proxy if "://" in proxy else f"http://{proxy}")
+    except ForbiddenAddressError:
+        return "is malformed: it is not http://HOST:PORT"
+    return "" if _HOST.fullmatch(parts.hostname or "") else "names no host: http://HOST:PORT"
+
+
+def _kind_of(proxy: str) -> str:
+    return proxy.partition("://")[0].lower() if "://" in proxy else "http"
 
 
 def _split(url: str) -> SplitResult:

@@ -16,7 +16,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapterhub.errors import DataError, read_problem
+from adapterhub.errors import DataError, not_fetched, read_problem
 
 # The longer marks first: UTF-32's begins with UTF-16's.
 _BYTE_ORDER_MARKS = {
@@ -221,6 +221,8 @@ def file_bytes(source: str) -> bytes:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(read_problem(path, error)) from error
+    if pointer := not_fetched(data):
+        raise DataError(f"{source} is {pointer}")
     try:
         return _decompress(source, data) if source.lower().endswith(".gz") else data
     except (OSError, EOFError, zlib.error) as error:

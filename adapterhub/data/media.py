@@ -20,7 +20,7 @@ from adapterhub.data.columns import Wants, choose_columns
 from adapterhub.data.examples import EmptyCell, parse_label, read_rows, refuse
 from adapterhub.data.media_formats import Sound
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import DataError, read_problem
+from adapterhub.errors import DataError, not_fetched, read_problem
 
 T = TypeVar("T")
 Decode = Callable[[bytes], T]
@@ -125,6 +125,8 @@ def opened_cell(cell: object, label: str | None, folder: Path, decode: Decode[T]
     path = "" if data else str(folder / name)
     try:
         content = data or Path(path).read_bytes()
+        if pointer := not_fetched(content):
+            raise ValueError(f"is {pointer}")
         decoded = decode(content)
     except OSError as error:
         raise ValueError(read_problem(Path(path), error)) from None

@@ -103,9 +103,11 @@ def reading_hub(name: str, split: str, how: str) -> Iterator[None]:
     Raises:
         DataError: it cannot be read.
     """
+    from huggingface_hub import constants
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     from adapterhub.backbones.hub_guard import guarded_hub
+    from adapterhub.backbones.origins import proxy_advice
 
     try:
         with guarded_hub():
@@ -117,7 +119,8 @@ def reading_hub(name: str, split: str, how: str) -> Iterator[None]:
         raise DataError(
             f"{name!r} is not a local file and cannot be {how}: {reason}",
             expected=f"a dataset id with the split {split!r}, or a file",
-            hint="without a network, give a file, or load it once online to fill the cache",
+            hint=(not constants.HF_HUB_OFFLINE and proxy_advice(constants.ENDPOINT))
+            or "without a network, give a file, or load it once online to fill the cache",
         ) from None
 
 

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from adapterhub.config.user_folders import sync_file
-from adapterhub.errors import OutputError
-from adapterhub.files.schema import shorten
+from adapterhub.errors import OutputError, not_fetched
+from adapterhub.files.schema import CRLF, shorten, with_lf
 
 try:
     import fcntl
@@ -36,6 +36,7 @@ except ImportError:  # Windows
 _LONGEST_LINE = 16 << 20  # bytes: a row of texts, labels and probabilities
 _PIECE = 1 << 22  # bytes of a large file that are in memory at a time
 _UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.new", re.DOTALL)  # as `replace_file` names them
+_START = 1025  # bytes: a longer file is no pointer of git-lfs
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -330,6 +331,9 @@ def open_regular(path: Path, min_bytes: int, max_bytes: int) -> Iterator[BinaryI
         status = os.fstat(handle.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise UnreadableError("not a regular file")
+        if pointer := not_fetched(handle.read(_START)):
+            raise UnreadableError(pointer)
+        handle.seek(0)
         if status.st_size > max_bytes:
             raise UnreadableError(f"{status.st_size} bytes, more than {max_bytes}")
         if status.st_size < max(min_bytes, 1):
@@ -382,7 +386,10 @@ def read_file(path: Path, min_bytes: int, max_bytes: int, sha256: str | None) ->
             data = handle.read(os.fstat(handle.fileno()).st_size + 1)
         except OSError as error:
             raise UnreadableError(f"cannot be read: {error.strerror or error}") from None
-    check_sha256(hashlib.sha256(data).hexdigest(), sha256, len(data))
+    found = hashlib.sha256(data).hexdigest()
+    if sha256 not in (None, found) and hashlib.sha256(with_lf(data)).hexdigest() == sha256:
+        raise UnreadableError(CRLF)
+    check_sha256(found, sha256, len(data))
     return data
 
 

@@ -349,8 +349,8 @@ def _parsed(data: bytes) -> tuple[Manifest | None, str, Sequence[str]]:
         offenders += [*problems, *_digest_problems(tree)]
     if not offenders and tree["sha256"] != _digest(fields):
         offenders = ["sha256: the manifest was altered after it was written"]
-    if not offenders and canonical_json(tree) != data:
-        offenders = ["the bytes are not canonical: the file was edited or damaged"]
+    if not offenders and (changed := schema.not_canonical(tree, data)):
+        offenders = [changed]
     return manifest, "", schema.shorten(offenders)
 
 

@@ -26,12 +26,31 @@ _MAX_FREE_DEPTH = 16
 _MAX_FREE_NODES = 20_000
 _MAX_ENTRIES = 20_000
 _MAX_OFFENDERS = 50
+CRLF = (
+    "its line ends are CRLF, as git writes them with core.autocrlf: write `* -text` into "
+    ".gitattributes, delete the files, and type git checkout -- ."
+)
 
 
 def canonical_json(tree: Mapping[str, Any]) -> bytes:
     """Serialize `tree` as canonical JSON: sorted keys, two spaces, LF, UTF-8, a final newline."""
     text = json.dumps(tree, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
     return f"{text}\n".encode()
+
+
+def with_lf(data: bytes) -> bytes:
+    """Return a text with the line ends that it was written with, before git changed them."""
+    return data.replace(b"\r\n", b"\n")
+
+
+def not_canonical(tree: Mapping[str, Any], data: bytes) -> str:
+    """Return what is wrong with the bytes of a file that was written as canonical JSON, or ""."""
+    written = canonical_json(tree)
+    if written == data:
+        return ""
+    if written == with_lf(data):
+        return CRLF
+    return "the bytes are not canonical: the file was edited or damaged"
 
 
 def parse_object(data: bytes, max_bytes: int) -> tuple[dict[str, Any], list[str]]:

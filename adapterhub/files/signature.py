@@ -364,8 +364,8 @@ def parse_signatures(data: bytes, source: str = SIGNATURE_FILE) -> tuple[Signatu
     tree, offenders = schema.parse_object(data, MAX_SIGNATURE_BYTES)
     file, problems = from_file(_SignatureFile, tree)
     offenders = offenders or problems
-    if not offenders and schema.canonical_json(tree) != data:
-        offenders = ["the bytes are not canonical: the file was edited or damaged"]
+    if not offenders and (changed := schema.not_canonical(tree, data)):
+        offenders = [changed]
     if file is None or offenders:
         raise FileError(
             f"{source} is not a valid signature file",

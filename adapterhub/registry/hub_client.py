@@ -38,8 +38,11 @@ from adapterhub.backbones.origins import (
     MIN_RATE,
     ForbiddenAddressError,
     HubNetwork,
+    UnusableProxyError,
+    proxy_advice,
     redirect_target,
     url_origin,
+    usable_proxies,
 )
 from adapterhub.errors import ConfigError, FileError, NotPublishedError, RegistryError
 from adapterhub.registry.store import Stored
@@ -265,21 +268,25 @@ class HubClient:
                 ) as response,
             ):
                 yield HubAnswer(response, start, watchdog, subject, bool(token), self.base, known)
+        except UnusableProxyError:
+            raise _unreachable(subject, "its proxy cannot be used", url) from None
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
             self._is_slow = watchdog.expired
-            raise _error(error, watchdog, subject) from None
+            raise _error(error, watchdog, subject, url) from None
 
     def _http(self) -> httpx2.Client:
         if self._client is None:
             most = float("inf") if self._patience is None else self._patience
-            self._client = httpx2.Client(
-                verify=_tls(),
-                follow_redirects=False,
-                timeout=httpx2.Timeout(min(READ_SECONDS, most), connect=min(CONNECT_SECONDS, most)),
-                # A fresh connection for each request: the watchdog can end it.
-                limits=httpx2.Limits(max_keepalive_connections=0),
-                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-            )
+            times = httpx2.Timeout(min(READ_SECONDS, most), connect=min(CONNECT_SECONDS, most))
+            with usable_proxies():
+                self._client = httpx2.Client(
+                    verify=_tls(),
+                    follow_redirects=False,
+                    timeout=times,
+                    # A fresh connection for each request: the watchdog can end it.
+                    limits=httpx2.Limits(max_keepalive_connections=0),
+                    cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+                )
             weakref.finalize(self, self._client.close)
         return self._client
 
@@ -409,11 +416,11 @@ def _refuse_offline(subject: str) -> None:
         raise _unreachable(subject, "HF_HUB_OFFLINE is set")
 
 
-def _error(error: Exception, watchdog: _Watchdog, subject: str) -> Exception:
+def _error(error: Exception, watchdog: _Watchdog, subject: str, url: str) -> Exception:
     if watchdog.expired:
         return _too_slow(subject)
     if isinstance(error, (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)):
-        return _unreachable(subject, type(error).__name__)
+        return _unreachable(subject, type(error).__name__, url)
     if isinstance(error, (httpx2.NetworkError, httpx2.TimeoutException)):
         return _InterruptedError(f"the connection broke off ({type(error).__name__})")
     if isinstance(error, httpx2.RemoteProtocolError):
@@ -429,11 +436,16 @@ def _too_slow(subject: str) -> UnreachableError:
     )
 
 
-def _unreachable(subject: str, reason: str) -> UnreachableError:
+def _unreachable(subject: str, reason: str, url: str = "") -> UnreachableError:
     return UnreachableError(
-        f"{subject} cannot be reached and is not in the cache: {reason}",
-        hint="check the network, HF_HUB_OFFLINE and HF_ENDPOINT",
+        f"{subject} cannot be reached and is not in the cache: {reason}", hint=network_hint(url)
     )
+
+
+def network_hint(url: str) -> str:
+    """Return what to check if a URL cannot be reached; "" is one that was not requested."""
+    advice = proxy_advice(url) if url else ""
+    return advice or "check the network, HF_HUB_OFFLINE and HF_ENDPOINT"
 
 
 def _refusal(status: int, code: str, subject: str, base: str, authorized: bool) -> RegistryError:

@@ -33,7 +33,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.errors import BackboneError, ConfigError, RegistryError
 from adapterhub.files import schema
-from adapterhub.registry.hub_client import login_hint
+from adapterhub.registry.hub_client import login_hint, network_hint
 from adapterhub.registry.reference import DEFAULT_HUB
 from adapterhub.registry.store import Entry
 from adapterhub.registry.tokens import echoes
@@ -142,18 +142,18 @@ class HubWriter:
         except HFValidationError as error:
             raise ConfigError(f"invalid repository name {name!r}: {error}") from None
         except (OfflineModeIsEnabled, OSError) as error:
-            raise _unreachable(address, error) from None
+            raise _unreachable(address, error, self._base) from None
         except (KeyError, TypeError, ValueError, AttributeError, AssertionError, RecursionError):
             raise RegistryError(f"{address}: the hub's answer is malformed") from None
         except RuntimeError as error:  # of the client, about a file that it could not send
             cause = error.__cause__
             if isinstance(cause, HTTPError):
                 raise self._error(cause, address) from None
-            raise _unreachable(address, error) from None
+            raise _unreachable(address, error, self._base) from None
 
     def _error(self, error: HTTPError, address: str) -> RegistryError:
         if not isinstance(error, HfHubHTTPError):
-            return _unreachable(address, error)
+            return _unreachable(address, error, self._base)
         status = error.response.status_code
         if isinstance(error, GatedRepoError):
             return RegistryError(f"{address} is gated", hint="request access on its page")
@@ -176,10 +176,9 @@ class HubWriter:
         )
 
 
-def _unreachable(address: str, error: Exception) -> RegistryError:
+def _unreachable(address: str, error: Exception, base: str) -> RegistryError:
     return RegistryError(
-        f"{address} cannot be reached: {type(error).__name__}",
-        hint="check the network, HF_HUB_OFFLINE and HF_ENDPOINT",
+        f"{address} cannot be reached: {type(error).__name__}", hint=network_hint(base)
     )
 
 

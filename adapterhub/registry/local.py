@@ -57,7 +57,10 @@ _TICK = 2_000_000_000
 _CHANGED = "st_mtime_ns" if os.name == "nt" else "st_ctime_ns"
 _LOCK = ".lock"
 _LEFT = (".adapterhub-", ".names.json.")  # by interrupted writers
-_IGNORED = b".lock\n.adapterhub-*\n.*.new\n"
+_OF_GIT = {
+    ".gitignore": b".lock\n.adapterhub-*\n.*.new\n",
+    ".gitattributes": b"* -text\n",  # else git for Windows writes CRLF, and digests differ
+}
 
 
 def default_root() -> Path:
@@ -278,9 +281,9 @@ class Folder(Storage):
 
     def create(self, path: str, source: Path, digest: str, date: bytes) -> None:
         """Create a version from the files of an adapter."""
-        ignored = self.root / ".gitignore"
-        if not os.path.lexists(ignored):
-            replace_file(ignored, _IGNORED)
+        for name, text in _OF_GIT.items():
+            if not os.path.lexists(self.root / name):
+                replace_file(self.root / name, text)
         copy_adapter(source, self.root / path, digest, date=date)
 
     def replace(self, path: str, data: bytes, old: Stored | None) -> None:

@@ -37,6 +37,7 @@ from adapterhub.files.native import (
     read_manifest,
     write_copy,
 )
+from adapterhub.files.schema import CRLF, with_lf
 from adapterhub.files.signature import Signature, parse_signatures, signatures_to_json
 from adapterhub.files.tensor_file import TENSORS_FILE
 from adapterhub.registry.reference import is_name
@@ -222,8 +223,9 @@ def check_digest(folder: Path | str, manifest: bytes, digest: str) -> None:
         FileError: it is another one.
     """
     if hashlib.sha256(manifest).hexdigest() != digest:
+        same = hashlib.sha256(with_lf(manifest)).hexdigest() == digest
         raise FileError(
-            f"{folder} is not what was published",
+            f"{folder} is not what was published{f': {CRLF}' * same}",
             expected=f"a manifest with sha256 {digest}",
             hint="adapterhub registry verify",
         )

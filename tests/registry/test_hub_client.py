@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 
 import hostile_hub
 import hub_server
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, get_session
+from huggingface_hub.errors import HTTPError
 
+from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.registry import hub_client
 from adapterhub.registry.hub_client import (
@@ -18,6 +21,7 @@ from adapterhub.registry.hub_client import (
     MissingFileError,
     UnreachableError,
     login_hint,
+    network_hint,
 )
 
 DATA = bytes(range(256)) * 400
@@ -171,3 +175,51 @@ def test_the_hint_names_the_right_login(monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "https://huggingface.co")
     assert login_hint("https://huggingface.co") == "hf auth login, or set HF_TOKEN"
     assert login_hint("https://h.org:443/x") == "adapterhub login https://h.org"
+
+
+_UNUSABLE = (
+    "socks5://u:secret@127.0.0.1:9", "socks5h://127.0.0.1:9", "socks4://127.0.0.1:9", "socks://h",
+    "ftp://127.0.0.1:9", "http://[bad", "http://h:port", "http://", " http://h:9", "http://h h",
+)  # fmt: skip
+_DEAD = ("http://127.0.0.1:9", "127.0.0.1:9", "http://u:secret@127.0.0.1:9", "https://127.0.0.1:9")
+_EXCLUDED = ("127.0.0.1", "localhost, 127.0.0.1", "*", "127.0.0.1:{port}", "127.0.0.0/8")
+
+
+@pytest.fixture
+def by_guard(hub, monkeypatch):
+    """Ask the hub by huggingface_hub's client, as `push` and backbones do."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+
+    def ask():
+        try:
+            with guarded_hub(hub.address):
+                get_session().get(f"{hub.address}/acme/a/resolve/v1/file").raise_for_status()
+        except HTTPError as error:
+            raise RegistryError(type(error).__name__, hint=network_hint(hub.address)) from None
+
+    return ask
+
+
+@pytest.mark.parametrize("name", ["ALL_PROXY", "http_proxy"])
+@pytest.mark.parametrize("proxy", [*_UNUSABLE, *_DEAD])
+def test_a_proxy_of_the_environment(hub, by_guard, monkeypatch, subtests, name, proxy):
+    for variable in [v for v in os.environ if v.lower().endswith("_proxy")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv(name, proxy)
+    clients = {
+        "own": lambda: HubClient(hub.address).read("/acme/a/resolve/v1/file", 1 << 20, "acme/a"),
+        "huggingface_hub": by_guard,
+    }
+    for client, ask in clients.items():
+        with subtests.test(client=client), pytest.raises(RegistryError) as caught:
+            ask()
+        assert name in caught.value.hint
+        assert "NO_PROXY" in caught.value.hint
+        assert "secret" not in str(caught.value)
+        assert ("pip install socksio" in caught.value.hint) == proxy.startswith("socks5")
+        assert os.environ[name] == proxy
+        for excluded in _EXCLUDED:
+            with subtests.test(client=client, excluded=excluded), monkeypatch.context() as patch:
+                port = hub.address.rpartition(":")[2]
+                patch.setenv("NO_PROXY", excluded.format(port=port))
+                ask()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import safetensors
 
-from adapterhub.errors import FileError, OutputError
+from adapterhub.errors import FileError, OutputError, not_fetched
 from adapterhub.files import schema
 from adapterhub.files.atomic import (
     check_place,
@@ -502,7 +502,9 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
         with safetensors.safe_open(path, framework="pt") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except safetensors.SafetensorError as error:
-        raise FileError(f"{path} cannot be read: {error}") from None
+        with open(path, "rb") as start:
+            reason = not_fetched(start.read(2048)) or error
+        raise FileError(f"{path} cannot be read: {reason}") from None
 
 
 def write_peft(
