@@ -150,6 +150,7 @@ def _read_format(name: str, source: str, options: DataOptions, split: str) -> Ta
 
 
 def _read_excel(source: str, options: DataOptions, split: str) -> Table:
+    file_bytes(source)  # one that cannot be read has the error of all files
     sheet = read_sheet(source)
     form = replace(options, delimiter=",", quoted=True)
     table = read_delimited(source, "csv", DecodedText(sheet.text, "UTF-8"), form, split)

@@ -7,13 +7,22 @@ import errno
 import hashlib
 import os
 import stat
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sample_adapters
 
 import adapterhub
-from adapterhub.errors import OutputError
+from adapterhub.backbones.early_checks import check_backbone_options
+from adapterhub.backbones.find import find_backbone
+from adapterhub.data.media import open_media
+from adapterhub.data.media_formats import open_picture
+from adapterhub.data.options import DataOptions
+from adapterhub.data.tables import read_table
+from adapterhub.errors import AdapterhubError, OutputError
 from adapterhub.files import atomic
 from adapterhub.files.atomic import (
     UnreadableError,
@@ -27,6 +36,9 @@ from adapterhub.files.atomic import (
     sync_files,
     write_files,
 )
+from adapterhub.files.native import read_adapter
+from adapterhub.interchange.checkpoint_files import read_json_object, read_tensor_file
+from adapterhub.interchange.peft.files import tensor_shapes
 
 
 def save(folder: Path, content: bytes, overwrite: bool = False) -> None:
@@ -201,3 +213,42 @@ def test_only_the_owners_sync() -> None:
         "config/user_folders.py": 1,
         "files/atomic.py": 1,
     }
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize 9\n" % (b"0" * 64)
+
+
+def _table(name: str, folder: Path) -> None:
+    read_table(str(folder / name), DataOptions(), "train")
+
+
+_READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "manifest": ("adapter.json", read_adapter),
+    "tensors": ("adapter.safetensors", read_adapter),
+    "peft": (
+        "adapter_model.safetensors",
+        lambda folder: read_tensor_file(folder, "adapter_model.safetensors", "x.bin"),
+    ),
+    "peft's shapes": ("adapter_model.safetensors", tensor_shapes),
+    "peft's config": (
+        "adapter_config.json",
+        lambda folder: read_json_object(folder / "adapter_config.json", 9999, expected=""),
+    ),
+    **{
+        f"data{suffix}": (f"rows{suffix}", partial(_table, f"rows{suffix}"))
+        for suffix in (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".csv.gz", ".txt", ".xlsx")
+    },
+    "picture": ("a.png", lambda folder: open_media(str(folder / "a.png"), open_picture)),
+    "weights": ("model.safetensors", lambda folder: check_backbone_options(str(folder))),
+    "tokenizer": ("tokenizer.json", lambda folder: find_backbone(str(folder))),
+}
+
+
+@pytest.mark.parametrize("what", _READERS)
+def test_a_pointer_of_git_lfs_is_named(tmp_path: Path, what: str) -> None:
+    name, read = _READERS[what]
+    sample_adapters.write(tmp_path / "a")
+    (tmp_path / "a" / "config.json").write_text("{}")
+    (tmp_path / "a" / name).write_bytes(POINTER)
+    with pytest.raises(AdapterhubError, match=r"git(?s:.*)lfs pull"):
+        read(tmp_path / "a")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import subprocess
 import sys
 import time
 import warnings
@@ -271,3 +272,39 @@ def test_a_search_in_many_adapters_is_fast(registry, tmp_path):
     start = time.process_time()
     assert len(names(registry, sort="accuracy", text="polite", limit=5)) == 5
     assert time.process_time() - start < 1
+
+
+def with_crlf(path):
+    """Write a text as git for Windows checks it out."""
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+
+
+def clone_with_crlf(tmp_path, *names):
+    """Commit folders, and clone them as git for Windows does."""
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org"]
+    for words in (["init", "-q"], ["add", "-A", *names], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], cwd=tmp_path, check=True)
+    clone = [*git, "-c", "core.autocrlf=true", "clone", "-q", str(tmp_path), str(tmp_path / "to")]
+    subprocess.run(clone, check=True)
+    return tmp_path / "to"
+
+
+def test_a_clone_by_git_for_windows_is_the_same_registry(registry, tmp_path):
+    put(registry, tmp_path)
+    clone = clone_with_crlf(tmp_path, "registry") / "registry"
+    assert names(LocalRegistry(clone)) == ["polite"]
+    assert LocalRegistry(clone).verify() == registry.verify() == []
+
+
+@pytest.mark.parametrize("file", ["adapter.json", ".published", "README.md"])
+def test_line_ends_that_git_changed_are_named(registry, tmp_path, file):
+    """Registries that were written before have no .gitattributes."""
+    entry = put(registry, tmp_path)
+    (registry.root / ".gitattributes").unlink()
+    with_crlf(registry.root / "acme--bert-small" / "polite" / "v1" / file)
+    problems = "\n".join(registry.verify())
+    assert ("CRLF" in problems) == (file == "adapter.json")  # else nothing is wrong
+    if problems:
+        with pytest.raises(FileError, match="CRLF") as caught:
+            registry.get(registry.resolve(entry.name, "v1"), None)
+        assert "* -text" in str(caught.value)
