@@ -45,11 +45,12 @@ def test_modules_do_not_import_each_other_in_circles():
 
 
 def test_a_public_name_has_one_meaning():
-    """Only the CLI's modules share a name: each defines `command`."""
+    """Two kinds of modules share a name: commands (`command`) and migrations (`upgrade`)."""
     names = house.public_names(modules())
     assert len(names) > 300
-    assert {name for name, places in names.items() if len(places) > 1} == {"command"}
+    assert {name for name, places in names.items() if len(places) > 1} == {"command", "upgrade"}
     assert all(module.startswith("cli.") for module in names["command"])
+    assert all(module.startswith("hub.migrations.") for module in names["upgrade"])
 
 
 def test_every_function_is_annotated():

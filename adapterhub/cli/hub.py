@@ -59,6 +59,12 @@ _upstream_token = click.option(
     help="Repository, or pattern, that is fetched with your token of the upstream; all who read "
     "here read it then.",
 )
+_CHANGES: dict[str, dict[str, bool]] = {
+    "promote": {"is_admin": True},
+    "demote": {"is_admin": False},
+    "disable": {"is_disabled": True},
+    "enable": {"is_disabled": False},
+}
 _roles = click.Choice(["read", "write", "admin"])
 
 
@@ -94,7 +100,12 @@ def command() -> None:
 @click.option("--upstream", metavar="URL", help="Hub to ask for what is not here, and to mirror.")
 @_upstream_token
 @click.option("--trust-user-header", metavar="NAME", help="Header with the user, of the proxy.")
-@click.option("--trusted-proxy", multiple=True, metavar="ADDRESS", help="Address of the proxy.")
+@click.option(
+    "--trusted-proxy",
+    multiple=True,
+    metavar="ADDRESS",
+    help="Address or network of a proxy, whose X-Forwarded-For is read.",
+)
 def start(place: HubPlace, blobs: str | None, host: str, port: int, **options: Any) -> None:
     """Serve the hub in DIR, and create it if there is none, until Ctrl-C.
 
@@ -104,9 +115,9 @@ def start(place: HubPlace, blobs: str | None, host: str, port: int, **options: A
     from adapterhub.hub.state import HubOptions
 
     header, proxies = options["trust_user_header"], options["trusted_proxy"]
-    if bool(header) != bool(proxies):
+    if header and not proxies:
         raise ConfigError(
-            "a user's header is believed of known proxies only",
+            "the header of a user is accepted from configured proxies only",
             expected="--trust-user-header NAME --trusted-proxy ADDRESS",
         )
     if options["upstream_token"] and not options["upstream"]:
@@ -174,30 +185,55 @@ def mirror(
 @_place
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option("--admin", is_flag=True, help="Let them change everything on this hub.")
+@click.option("--promote", "change", flag_value="promote", help="Make users administrators.")
+@click.option("--demote", "change", flag_value="demote", help="Make administrators users.")
+@click.option("--disable", "change", flag_value="disable", help="Admit none of their tokens.")
+@click.option("--enable", "change", flag_value="enable", help="Admit their tokens again.")
+@click.option("--remove", "change", flag_value="remove", help="Remove users and their tokens.")
 @_blobs
 @as_json_option
 def user(
-    place: HubPlace, names: tuple[str, ...], admin: bool, blobs: str | None, as_json: bool
+    place: HubPlace,
+    names: tuple[str, ...],
+    admin: bool,
+    change: str | None,
+    blobs: str | None,
+    as_json: bool,
 ) -> None:
-    """Create users, or list all; the hub in DIR is created if there is none."""
-    from adapterhub.hub.accounts import create_namespace, owners_of_kind
+    """Create users, change them, or list all.
+
+    The hub in DIR is created if there is none.
+    """
+    from adapterhub.hub.accounts import create_namespace, owners_of_kind, remove_user, set_user
     from adapterhub.hub.state import create_hub
 
-    if names:
+    if change and (admin or not names):
+        raise ConfigError(
+            f"--{change} changes users that exist", expected=f"DIR NAME... --{change}"
+        )
+    if names and not change:
         create_hub(place, blobs)
     with _opened(place) as hub, hub.database.writing() as connection:
         for name in names:
-            create_namespace(connection, name, "user", is_admin=admin)
-            _note(hub, connection, "create user", name)
+            if change == "remove":
+                remove_user(connection, name)
+            elif change:
+                set_user(connection, name, **_CHANGES[change])
+            else:
+                create_namespace(connection, name, "user", is_admin=admin)
+            _note(hub, connection, f"{change or 'create'} user", name)
         found = owners_of_kind(connection, "user")
     if names:
-        shown = ", ".join(names)
-        print_result(f"created the user{'s' * (len(names) > 1)} {shown}", [*names], as_json=as_json)
+        done = f"{(change or 'create').removesuffix('e')}ed"
+        shown = f"{done} the user{'s' * (len(names) > 1)} {', '.join(names)}"
+        print_result(shown, [*names], as_json=as_json)
     elif as_json:
         print_json([owner.name for owner in found])
     else:
         for owner in found:
-            say(owner.name)
+            marks = [("admin", owner.is_admin), ("disabled", owner.is_disabled)]
+            said = ", ".join(mark for mark, holds in marks if holds)
+            say(f"{owner.name}  {said}".rstrip())
 
 
 @command.command()
@@ -205,13 +241,17 @@ def user(
 @click.argument("name", required=False)
 @click.option("--member", "members", multiple=True, metavar="USER=ROLE", help="Add or change one.")
 @click.option("--remove-member", "removed", multiple=True, metavar="USER", help="Remove one.")
-@click.option("--quota", metavar="SIZE", help="Most that it may keep.")
+@click.option("--quota", metavar="SIZE", help="Most that it may keep; none for no limit.")
 @click.option("--allow", "allowed", multiple=True, metavar="RULE", help="Let a rule not hold here.")
 @click.option("--allow-finding", "findings", multiple=True, metavar="CODE", help="It is no secret.")
 @click.option(
     "--protect", "protected", multiple=True, metavar="TAG", help="For admins only: 'prod*'."
 )
 @click.option("--signer", "signers", multiple=True, metavar="KEY", help="Require its signature.")
+@click.option("--disallow", multiple=True, metavar="RULE", help="Let a rule hold here again.")
+@click.option("--disallow-finding", multiple=True, metavar="CODE", help="It is a secret again.")
+@click.option("--unprotect", multiple=True, metavar="TAG", help="Let writers move it again.")
+@click.option("--remove-signer", multiple=True, metavar="KEY", help="Require it no longer.")
 @as_json_option
 def org(place: HubPlace, name: str | None, as_json: bool, **options: Any) -> None:
     """Create an organisation or change it, or a user's own namespace; without NAME, list all.
@@ -234,7 +274,7 @@ def org(place: HubPlace, name: str | None, as_json: bool, **options: Any) -> Non
         for who in options["removed"]:
             set_member(connection, owner.name, who, None)
         facts = _change_owner(hub, connection, owner, options)
-        _note(hub, connection, "change organisation", owner.name)
+        _note(hub, connection, "change organisation", f"{owner.name} {_given()}".strip())
     if as_json:
         print_json(facts)
     else:
@@ -440,6 +480,19 @@ def _note(hub: Hub, connection: Any, action: str, target: str) -> None:
     hub.note_action(connection, Visitor("", "command line"), action, target)
 
 
+def _given() -> str:
+    """Return the options of this command as they were typed, for the audit log."""
+    context = click.get_current_context()
+    typed = []
+    for option in context.command.params:
+        values = context.params.get(option.name or "")
+        if isinstance(values, tuple):
+            typed += [f"{option.opts[0]} {value}" for value in values]
+        elif option.name == "quota" and values:
+            typed.append(f"{option.opts[0]} {values}")
+    return " ".join(typed)
+
+
 def _new_org(hub: Hub, connection: Any, name: str) -> Any:
     from adapterhub.hub.accounts import create_namespace
 
@@ -453,22 +506,31 @@ def _change_owner(hub: Hub, connection: Any, owner: Any, options: dict[str, Any]
     from adapterhub.hub.accepted import RULES, parse_rules, rules_text
     from adapterhub.hub.accounts import change_owner, members_of
 
-    if unknown := sorted({*options["allowed"]} - {*RULES}):
+    if unknown := sorted({*options["allowed"], *options["disallow"]} - {*RULES}):
         raise ConfigError(f"there is no rule {unknown[0]!r}", expected=", ".join(RULES))
     rules = parse_rules(owner.rules)
-    added = {
-        "allowed": options["allowed"],
-        "findings": options["findings"],
-        "protected": options["protected"],
-        "signers": tuple(read_public_key(key).id for key in options["signers"]),
-    }
-    changed = replace(
-        rules,
-        **{
-            name: tuple(dict.fromkeys((*getattr(rules, name), *new))) for name, new in added.items()
-        },
+    keys, ended = (
+        tuple(read_public_key(key).id for key in options[name])
+        for name in ("signers", "remove_signer")
     )
-    quota = _size("--quota", options["quota"]) if options["quota"] else owner.quota
+    changes = {
+        "allowed": (options["allowed"], options["disallow"]),
+        "findings": (options["findings"], options["disallow_finding"]),
+        "protected": (options["protected"], options["unprotect"]),
+        "signers": (keys, ended),
+    }
+    values = {}
+    for name, (added, removed) in changes.items():
+        known = getattr(rules, name)
+        if absent := sorted({*removed} - {*known}):
+            raise ConfigError(
+                f"{owner.name} has no {absent[0]!r} to take back", expected=", ".join(known)
+            )
+        values[name] = tuple(x for x in dict.fromkeys((*known, *added)) if x not in removed)
+    changed = replace(rules, **values)
+    quota = owner.quota
+    if options["quota"]:
+        quota = None if options["quota"] == "none" else _size("--quota", options["quota"])
     change_owner(connection, owner.id, rules_text(changed), quota)
     members = [f"{who}={role}" for who, role in members_of(connection, owner.id).items()]
     quotas = [bytes_text(quota)] if quota is not None else []

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import Connection, CursorResult, Row, delete, func, insert, select, update
@@ -41,6 +41,8 @@ class Owner:
     kind: str
     quota: int | None = None
     rules: str = "{}"
+    is_admin: bool = False
+    is_disabled: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Visitor:
         roles: the user's role in namespaces, by id.
         scope: the id of the only namespace that the token is for.
         orgs: the names of the user's organisations.
+        digest: the sha256 of the token.
     """
 
     user: str = ""
@@ -64,6 +67,7 @@ class Visitor:
     roles: Mapping[int, str] = field(default_factory=dict)
     scope: int | None = None
     orgs: Sequence[str] = ()
+    digest: str = ""
 
     def role_in(self, namespace: int) -> str:
         """Return the role in a namespace; "" for a visitor from elsewhere."""
@@ -83,22 +87,32 @@ class Visitor:
             return (self.scope,) if self.role_in(self.scope) else ()
         return None if self.is_admin else tuple(self.roles)
 
+    @property
+    def is_operator(self) -> bool:
+        """Whether everything on this hub may be changed, and seen."""
+        return self.is_admin and self.role == ADMIN
+
 
 def _rank(role: str) -> int:
     return HUB_ROLES.index(role) + 1 if role in HUB_ROLES else 0
 
 
 def visitor_of(connection: Connection, token: str = "", *, digest: str = "") -> Visitor | None:
-    """Return who has a token, or the token with a digest; None if it is not valid."""
+    """Return who has a token, or the token with a digest.
+
+    None if it is not valid: unknown, expired, or of a disabled user.
+    """
     if token and not is_token(token):
         return None
     own = namespaces.alias()
     found = connection.execute(
-        select(tokens, own.c.name.label("owner"), own.c.is_admin)
+        select(tokens, own.c.name.label("owner"), own.c.is_admin, own.c.is_disabled)
         .join(own, own.c.id == tokens.c.user)
         .where(tokens.c.sha256 == (digest or digest_of_token(token)))
     ).first()
-    if found is None or (found.expires is not None and found.expires <= now_text()):
+    if found is None or found.is_disabled:
+        return None
+    if found.expires is not None and found.expires <= now_text():
         return None
     roles, orgs = _memberships(connection, found.user)
     return Visitor(
@@ -109,6 +123,7 @@ def visitor_of(connection: Connection, token: str = "", *, digest: str = "") -> 
         roles,
         found.scope,
         [name for org, name in orgs.items() if found.scope in (None, org)],
+        found.sha256,
     )
 
 
@@ -116,11 +131,11 @@ def visitor_of_proxy(connection: Connection, user: str) -> Visitor:
     """Return a user whom a trusted proxy names, who only reads.
 
     Raises:
-        DeniedError: there is no such user.
+        DeniedError: there is no such user, or it is disabled.
     """
     owner = find_owner(connection, user)
-    if owner is None or owner.kind != "user":
-        raise DeniedError("the proxy names somebody who is not a user of this hub")
+    if owner is None or owner.kind != "user" or owner.is_disabled:
+        raise DeniedError("the proxy names an account that is not a user of this hub")
     roles, orgs = _memberships(connection, owner.id)
     return Visitor(owner.name, "", READ, False, roles, None, [*orgs.values()])
 
@@ -158,7 +173,7 @@ def namespace_of(connection: Connection, namespace: int) -> Owner:
 
 
 def _owner_of(row: Row[Any]) -> Owner:
-    return Owner(row.id, row.name, row.kind, row.quota, row.rules)
+    return Owner(row.id, row.name, row.kind, row.quota, row.rules, row.is_admin, row.is_disabled)
 
 
 def create_namespace(
@@ -240,6 +255,52 @@ def require_owner(connection: Connection, name: str, kind: str = "") -> Owner:
         said = {"user": "user", "org": "organisation"}.get(kind, "user or organisation")
         raise ConfigError(f"there is no {said} {name!r}{near}", hint="adapterhub hub user DIR")
     return found
+
+
+def set_user(
+    connection: Connection,
+    name: str,
+    *,
+    is_admin: bool | None = None,
+    is_disabled: bool | None = None,
+) -> Owner:
+    """Promote, demote, disable or enable a user.
+
+    A disabled user keeps repositories, memberships and tokens, none of which admit anyone.
+
+    Raises:
+        ConfigError: there is no such user.
+    """
+    owner = require_owner(connection, name, "user")
+    changed = replace(
+        owner,
+        is_admin=owner.is_admin if is_admin is None else is_admin,
+        is_disabled=owner.is_disabled if is_disabled is None else is_disabled,
+    )
+    connection.execute(
+        update(namespaces)
+        .where(namespaces.c.id == owner.id)
+        .values(is_admin=changed.is_admin, is_disabled=changed.is_disabled)
+    )
+    return changed
+
+
+def remove_user(connection: Connection, name: str) -> Owner:
+    """Remove a user with its tokens and memberships.
+
+    Raises:
+        ConfigError: there is no such user, or it has repositories.
+    """
+    owner = require_owner(connection, name, "user")
+    own = select(repositories.c.name).where(repositories.c.namespace == owner.id)
+    if kept := connection.execute(own.order_by(repositories.c.name)).scalars().all():
+        raise ConfigError(
+            f"{owner.name} has {len(kept)} {'repository' if len(kept) == 1 else 'repositories'}",
+            offenders=kept[:20],
+            hint="delete or move them first, or --disable, which keeps them",
+        )
+    connection.execute(delete(namespaces).where(namespaces.c.id == owner.id))
+    return owner
 
 
 def set_member(connection: Connection, org: str, user: str, role: str | None) -> None:

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from adapterhub.errors import AdapterhubError, one_line
-from adapterhub.hub.accounts import READ, Visitor, note_use, visitor_of, visitor_of_proxy
+from adapterhub.hub.accounts import READ, Visitor, note_use, visitor_of_proxy
 from adapterhub.hub.calls import (
     OPEN,
     PAGE,
@@ -51,9 +51,9 @@ from adapterhub.hub.state import Hub
 from adapterhub.hub.upload_endpoints import UPLOADS
 from adapterhub.hub.write_endpoints import WRITES
 from adapterhub.web.headers import SECURE_HEADERS
-from adapterhub.web.origins import is_loopback_host
+from adapterhub.web.origins import is_among, is_loopback_host
 from adapterhub.web.request_log import log_request, logs_requests, trace_of
-from adapterhub.web.tokens import is_token
+from adapterhub.web.tokens import digest_of_token, is_token
 
 log = logging.getLogger("adapterhub.hub")
 
@@ -125,8 +125,11 @@ class HubApp:
         if self.hub.options.is_read_only and call.request.method not in ("GET", "HEAD"):
             raise_if_writing(call)
         if route.needs != OPEN:
-            self._check_address(call)
-            call.visitor, call.found = await self._admit(call)
+            try:
+                call.visitor, call.found = await self._admit(call)
+            except UnknownTokenError:
+                await in_thread(self.hub.note_failure, call.address, "token")
+                raise
             self._check_visitor(call)
             if call.found and call.found.is_mirrored:
                 await self.mirror.follow(call.found, call.values.get("rev", MAIN))
@@ -155,10 +158,6 @@ class HubApp:
     def _note_mirrored(self, call: HubCall, name: str) -> None:
         with self.hub.database.writing() as connection:
             call.note(connection, "mirror", name)
-
-    def _check_address(self, call: HubCall) -> None:
-        if "authorization" in call.request.headers:
-            self.hub.failed_logins.check(call.address)
 
     def _key_of(self, call: HubCall) -> tuple[object, ...]:
         """Return all that decides who asks, about what, and what is needed."""
@@ -199,22 +198,21 @@ class HubApp:
         if kind:
             found = None
             if kind.lower() == "bearer" and is_token(token.strip()):
-                found = visitor_of(connection, token.strip())
+                found = self.hub.visitor_with(connection, digest_of_token(token.strip()))
             if found is None:
-                self.hub.failed_logins.note(call.address)
                 raise UnknownTokenError
             return found
         if call.request.method in ("GET", "HEAD"):
             if user := self._named_user(call):
                 return visitor_of_proxy(connection, user)
             if cookie := call.request.cookies.get(COOKIE):
-                return session_visitor(connection, self.hub.secret, cookie)
+                return session_visitor(connection, cookie)
         return Visitor()
 
     def _named_user(self, call: HubCall) -> str:
         """Return whom a trusted proxy names."""
         options = self.hub.options
-        if options.user_header and call.address in options.proxies:
+        if options.user_header and is_among(call.peer, options.proxies):
             return call.request.headers.get(options.user_header, "")
         return ""
 
@@ -226,12 +224,19 @@ class HubApp:
         """
         host = request.headers.get("host", "").lower()
         if host in self._hosts or is_loopback_host(host):
-            return (self._public or f"{request.url.scheme}://{host}").rstrip("/")
+            return (self._public or f"{self._scheme(request)}://{host}").rstrip("/")
         raise HubRefusal(
             f"this hub is not known as {one_line(host, 100)!r}: its operator says its address with "
             "adapterhub hub start --public-url",
             status=421,
         )
+
+    def _scheme(self, request: Request) -> str:
+        """Return the scheme that the client used, which a configured proxy may name."""
+        peer = request.client.host if request.client else ""
+        named = request.headers.get("x-forwarded-proto", "").lower()
+        is_named = named in ("http", "https") and is_among(peer, self.hub.options.proxies)
+        return named if is_named else request.url.scheme
 
     def _note(self, request: Request, call: HubCall | None, status: int, seconds: float) -> None:
         path = call.route.path if call else "unknown"

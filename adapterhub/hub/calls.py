@@ -21,6 +21,7 @@ from adapterhub.hub.accounts import Visitor, namespace_of
 from adapterhub.hub.refusals import HubRefusal, MissingRepositoryError, TooManyBytesError
 from adapterhub.hub.repositories import HubRepository, find_repository, missing
 from adapterhub.hub.state import Hub
+from adapterhub.web.origins import client_address
 
 if TYPE_CHECKING:
     from adapterhub.hub.mirror import Mirror
@@ -102,9 +103,15 @@ class HubCall:
         assert self.found is not None
         return self.found
 
-    @property
+    @cached_property
     def address(self) -> str:
-        """The address of who sends it."""
+        """The address of who sends it, as far back as configured proxies vouch for it."""
+        headers = self.request.headers.getlist("x-forwarded-for")
+        return client_address(self.peer, headers, self.hub.options.proxies)
+
+    @property
+    def peer(self) -> str:
+        """The address at the other end of the connection."""
         return self.request.client.host if self.request.client else ""
 
     @cached_property

@@ -57,6 +57,7 @@ class HubQuery:
         text: beginnings of words.
         order: a key of `ORDERS`.
         namespaces: whose private repositories may be seen; None for all.
+        scope: the only namespace whose repositories may be seen; None for all.
         limit: the number of rows.
         offset: how many to skip.
     """
@@ -66,6 +67,7 @@ class HubQuery:
     text: str = ""
     order: str = "newest"
     namespaces: Sequence[int] | None = ()
+    scope: int | None = None
     limit: int = 50
     offset: int = 0
 
@@ -96,6 +98,8 @@ def search_listings(connection: Connection, query: HubQuery) -> list[HubListing]
     seen = "TRUE"
     if query.namespaces is not None:
         seen, values["seen"] = "(NOT l.is_private OR l.namespace IN :seen)", [*query.namespaces]
+    if query.scope is not None:
+        seen, values["scope"] = f"({seen} AND l.namespace = :scope)", query.scope
     statement = text(index.search(seen, ORDERS[query.order], sorts=is_few))
     if query.namespaces is not None:
         statement = statement.bindparams(bindparam("seen", type_=Integer, expanding=True))

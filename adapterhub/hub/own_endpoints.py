@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 from starlette.responses import Response
 
 from adapterhub._version import __version__
@@ -73,7 +73,7 @@ def remove_version(call: HubCall) -> Response:
 
 def read_audit(call: HubCall) -> Response:
     """Show the newest rows of the audit log to an administrator."""
-    if not (call.visitor.is_admin and call.visitor.role == ADMIN):
+    if not call.visitor.is_operator:
         raise DeniedError("only an administrator of this hub reads the audit log")
     with call.hub.database.reading() as connection:
         return json_answer([*audit_rows(connection, _MOST_AUDIT)])
@@ -92,13 +92,21 @@ def ready(call: HubCall) -> Response:
 
 
 def metrics(call: HubCall) -> Response:
-    """Show what was counted, to who has a token."""
+    """Show what was counted; what is private, to an administrator alone."""
     with call.hub.database.reading() as connection:
         gauges = {
             "repositories": select(func.count()).select_from(repositories),
-            "versions": select(func.count()).select_from(versions),
-            "blob_bytes": select(func.coalesce(func.sum(blobs.c.size), 0)),
+            "versions": select(func.count())
+            .select_from(versions)
+            .join(repositories, repositories.c.id == versions.c.repository),
         }
+        if call.visitor.is_operator:
+            gauges["blob_bytes"] = select(func.coalesce(func.sum(blobs.c.size), 0))
+        else:
+            seen: list[ColumnElement[bool]] = [repositories.c.is_private.is_(False)]
+            if call.visitor.scope is not None:
+                seen.append(repositories.c.namespace == call.visitor.scope)
+            gauges = {name: each.where(*seen) for name, each in gauges.items()}
         found = {name: connection.execute(each).scalar_one() for name, each in gauges.items()}
     text = call.hub.metrics.text(found)
     return Response(text, media_type="text/plain; version=0.0.4")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs, quote, urlencode
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 from starlette.responses import Response
 
 from adapterhub.files.card import own_text
@@ -31,8 +31,7 @@ from adapterhub.hub.listings import (
     values_of_facets,
 )
 from adapterhub.hub.refusals import HubRefusal, MissingEntryError
-from adapterhub.hub.sessions import COOKIE, SESSION_SECONDS, new_session
-from adapterhub.hub.tables import tokens
+from adapterhub.hub.sessions import COOKIE, SESSION_SECONDS, begin_session, end_session
 from adapterhub.hub.trees import Tree, entries_below, read_tree
 from adapterhub.hub.versions import versions_of
 from adapterhub.pages.listed import FIELDS, size_text
@@ -47,7 +46,7 @@ from adapterhub.pages.site_pages import (
     list_page,
 )
 from adapterhub.web.headers import page_response
-from adapterhub.web.tokens import digest_of_token
+from adapterhub.web.origins import is_own_form
 
 _ON_A_PAGE = 50
 _MOST_CHOICES = 60
@@ -73,20 +72,21 @@ def front(call: HubCall) -> Response:
         params.get("q", ""),
         order if order in ORDERS else "newest",
         call.visitor.namespaces,
+        call.visitor.scope,
         _ON_A_PAGE + 1,
         offset,
     )
     with call.hub.database.reading() as connection:
         found = search_listings(connection, query)
-        values = values_of_facets(connection, _MOST_CHOICES)
+        values = values_of_facets(connection, _MOST_CHOICES) if call.visitor.scope is None else {}
     page = front_page(
         _place(call),
         "Adapters",
         [each.listed for each in found[:_ON_A_PAGE] if each.listed],
-        dict(values["backbone"]),
+        dict(values.get("backbone", ())),
         (),
         chosen=params,
-        choices={name: [value for value, _ in values[name]] for name in FIELDS},
+        choices={name: [value for value, _ in values.get(name, ())] for name in FIELDS},
         count=_count(found, offset),
         links=_others(params, offset, len(found)),
     )
@@ -196,24 +196,20 @@ def tokens_page(call: HubCall) -> Response:
 def log_in(call: HubCall) -> Response:
     """Log in with a token: its holder reads pages for some hours."""
     token = parse_qs(call.body.decode("utf-8", "replace")).get("token", [""])[0].strip()
-    if call.request.headers.get("origin", "null") not in (
-        "null",
-        "/".join(call.base.split("/")[:3]),
-    ):
+    if not is_own_form(call.request.headers, call.base):
         raise HubRefusal("another site may not log you in", status=403)
-    call.hub.failed_logins.check(call.address)
     with call.hub.database.reading() as connection:
-        found = visitor_of(connection, token) if token else None
-        row = connection.execute(
-            select(tokens.c.id).where(tokens.c.sha256 == digest_of_token(token))
-        ).first()
-    if found is None or row is None:
-        call.hub.failed_logins.note(call.address)
+        found = visitor_of(connection, token)
+    if found is None:
+        call.hub.note_failure(call.address, "log in")
         raise HubRefusal("this is not a token of this hub", status=401)
+    with call.hub.database.writing() as connection:
+        cookie = begin_session(connection, token)
+        call.hub.note_action(connection, found, "log in", found.user, call.address)
     answer = _redirect(call, "/")
     answer.set_cookie(
         COOKIE,
-        new_session(call.hub.secret, row.id),
+        cookie,
         max_age=int(SESSION_SECONDS),
         path=_prefix(call) or "/",
         secure=call.base.startswith("https:"),
@@ -224,7 +220,12 @@ def log_in(call: HubCall) -> Response:
 
 
 def log_out(call: HubCall) -> Response:
-    """Forget a login."""
+    """End a session, on the server and in the browser."""
+    if not is_own_form(call.request.headers, call.base):
+        raise HubRefusal("another site may not log you out", status=403)
+    if cookie := call.request.cookies.get(COOKIE):
+        with call.hub.database.writing() as connection:
+            end_session(connection, cookie)
     answer = _redirect(call, _LOGIN)
     answer.delete_cookie(COOKIE, path=_prefix(call) or "/", httponly=True, samesite="strict")
     return answer

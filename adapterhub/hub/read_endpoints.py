@@ -86,6 +86,7 @@ def list_repositories(call: HubCall) -> Response:
         call.query("search"),
         "newest" if call.query("sort") else "name",
         call.visitor.namespaces,
+        call.visitor.scope,
         limit + 1,
         offset,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from adapterhub.errors import one_line
 from adapterhub.hub.accounts import (
@@ -57,11 +57,20 @@ class HubRepository:
 
 def find_repository(connection: Connection, type: str, name: str) -> HubRepository | None:
     """Return the repository of a name, in whatever case it is written."""
+    return _found(connection, repositories.c.type == type, repositories.c.folded == name.casefold())
+
+
+def repository_of_id(connection: Connection, repository: int) -> HubRepository | None:
+    """Return the repository of an id; None if it was deleted."""
+    return _found(connection, repositories.c.id == repository)
+
+
+def _found(connection: Connection, *conditions: ColumnElement[bool]) -> HubRepository | None:
     own = [column for column in repositories.c if column.name in HubRepository.__dataclass_fields__]
     row = connection.execute(
         select(*own, (namespaces.c.kind == MIRROR).label("is_mirrored"))
         .join(namespaces, namespaces.c.id == repositories.c.namespace)
-        .where(repositories.c.type == type, repositories.c.folded == name.casefold())
+        .where(*conditions)
     ).first()
     return HubRepository(**row._asdict()) if row else None
 
@@ -113,7 +122,7 @@ def missing(name: str, visitor: Visitor) -> MissingRepositoryError:
 def _may_read(repository: HubRepository, visitor: Visitor, open_reading: bool) -> bool:
     if visitor.may(READ, repository.namespace):
         return True
-    if repository.is_private or visitor.scope is not None:
+    if repository.is_private or visitor.scope not in (None, repository.namespace):
         return False
     return bool(visitor.user) or open_reading
 

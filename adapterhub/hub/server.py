@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ipaddress
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +50,7 @@ def serve_hub(
 
     check_address(options.public_url, "--public-url")
     check_address(options.upstream, "--upstream")
+    check_proxies(options.proxies)
     with ExitStack() as stack:
         listening = stack.enter_context(listen(host, port))
         known = known_hosts(host, listening.getsockname()[1])
@@ -62,6 +64,7 @@ def serve_hub(
             lifespan="on",
             log_level="warning",
             access_log=False,
+            proxy_headers=False,  # `HubCall.address` reads those of configured proxies
             server_header=False,
             timeout_graceful_shutdown=_STOP_SECONDS,
         )
@@ -147,6 +150,22 @@ def check_address(url: str | None, option: str) -> None:
             expected="https://hub.example.org, or with a path",
             hint=option,
         )
+
+
+def check_proxies(proxies: Sequence[str]) -> None:
+    """Refuse proxies that are not addresses.
+
+    Raises:
+        ConfigError: one is neither an address nor a network.
+    """
+    for proxy in proxies:
+        try:
+            ipaddress.ip_network(proxy, strict=False)
+        except ValueError:
+            raise ConfigError(
+                f"--trusted-proxy {proxy!r} is not an address",
+                expected="an address, such as 10.0.0.5, or a network, such as 10.0.0.0/24",
+            ) from None
 
 
 def _telling_server(config: Any, started: Callable[[str], object]) -> Any:

@@ -1,6 +1,8 @@
-"""What stands for a person or an upload without a token: signed texts that expire.
+"""Requests without a token: the session of a person, and the signed address of an upload.
 
-Their key is kept in the database, so they hold after a restart, and in every process.
+A session is a row that names the token with which it was begun. It ends with the token, with the
+logout, and in time. A signed address carries the digest of the token that requested it. Its key is
+kept in the database, so it is valid after a restart, and in every process.
 """
 
 from __future__ import annotations
@@ -8,14 +10,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, delete, insert, select
 
 from adapterhub.hub.accounts import READ, Visitor, visitor_of
-from adapterhub.hub.tables import tokens
+from adapterhub.hub.tables import sessions, tokens
+from adapterhub.hub.times import now_text
+from adapterhub.web.tokens import digest_of_token
 
 COOKIE = "adapterhub"  # of a login
 SESSION_SECONDS = 12 * 3600.0
@@ -37,18 +42,34 @@ def read_sealed(secret: bytes, kind: str, text: str) -> list[str] | None:
     return parts if expires.isdecimal() and int(expires) > time.time() else None
 
 
-def new_session(secret: bytes, token_id: int) -> str:
-    """Return the cookie of a login with a token."""
-    return sealed_text(secret, "session", [str(token_id)], SESSION_SECONDS)
+def begin_session(connection: Connection, token: str) -> str:
+    """Begin a session with a valid token, and return its cookie."""
+    cookie = secrets.token_urlsafe(32)
+    own = select(tokens.c.id).where(tokens.c.sha256 == digest_of_token(token))
+    connection.execute(delete(sessions).where(sessions.c.expires <= now_text()))
+    connection.execute(
+        insert(sessions).values(
+            sha256=digest_of_token(cookie),
+            token=connection.execute(own).scalar_one(),
+            expires=now_text(-SESSION_SECONDS),
+        )
+    )
+    return cookie
 
 
-def session_visitor(connection: Connection, secret: bytes, cookie: str) -> Visitor:
+def end_session(connection: Connection, cookie: str) -> None:
+    """End a session; one that is not known has ended already."""
+    connection.execute(delete(sessions).where(sessions.c.sha256 == digest_of_token(cookie)))
+
+
+def session_visitor(connection: Connection, cookie: str) -> Visitor:
     """Return who a cookie stands for, who only reads; a stranger if it is not valid."""
-    parts = read_sealed(secret, "session", cookie)
-    if parts is None:
-        return Visitor()
-    row = connection.execute(select(tokens.c.sha256).where(tokens.c.id == int(parts[0]))).first()
-    found = visitor_of(connection, digest=row.sha256) if row else None
+    digest = connection.execute(
+        select(tokens.c.sha256)
+        .join(sessions, sessions.c.token == tokens.c.id)
+        .where(sessions.c.sha256 == digest_of_token(cookie), sessions.c.expires > now_text())
+    ).scalar()
+    found = visitor_of(connection, digest=digest) if digest else None
     return replace(found, role=READ) if found else Visitor()
 
 

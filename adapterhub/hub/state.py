@@ -10,13 +10,14 @@ bucket with the files.
 
 from __future__ import annotations
 
+import hmac
 import secrets
 import shutil
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from sqlalchemy import URL, Connection, insert, select
 from sqlalchemy.exc import DatabaseError
 
 from adapterhub.errors import ConfigError, FileError
-from adapterhub.hub.accounts import Visitor
+from adapterhub.hub.accounts import ADMIN, Visitor, visitor_of
 from adapterhub.hub.blobs import BlobFolder, Blobs
 from adapterhub.hub.database import (
     DATABASE,
@@ -38,9 +39,10 @@ from adapterhub.hub.database import (
     revision_in,
 )
 from adapterhub.hub.hub_metrics import HubMetrics
-from adapterhub.hub.refusals import HubRefusal
+from adapterhub.hub.refusals import BusyError, HubRefusal
 from adapterhub.hub.tables import SCHEMA_REVISION, audit, settings
 from adapterhub.hub.times import now_text
+from adapterhub.web.tokens import digest_of_token, new_token
 
 BLOBS, WRITES = "blobs", "writes"
 OF_PLACE = (BLOBS, WRITES)
@@ -61,7 +63,7 @@ class HubOptions:
         quota: the bytes of a namespace without a quota of its own; None for no limit.
         hosts: the names that a request may ask by, besides that of `public_url`.
         user_header: the header in which a trusted proxy says who is logged in.
-        proxies: the addresses of trusted proxies.
+        proxies: the addresses, or networks, of proxies whose forwarded headers are read.
         is_read_only: whether nobody writes, since it shows something else.
         upstream: the address of the hub that is asked for what is not here.
         upstream_token: names of its repositories, or patterns of them, that are asked with the
@@ -83,7 +85,11 @@ class HubOptions:
 
 @dataclass
 class FailedLogins:
-    """How often an address has sent a wrong token, to slow down those who guess."""
+    """How often an address has sent a wrong token, to slow down those who guess.
+
+    Only wrong tokens are counted and refused: a valid one from the same address is served, since
+    many people may share an address.
+    """
 
     times: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -104,7 +110,12 @@ class FailedLogins:
             )
 
     def note(self, address: str) -> None:
-        """Remember a failure."""
+        """Remember a failure.
+
+        Raises:
+            HubRefusal: the address fails too often.
+        """
+        self.check(address)
         with self.lock:
             if len(self.times) >= _MOST_ADDRESSES:
                 self.times.clear()
@@ -134,6 +145,26 @@ class Hub:
         self.failed_logins = FailedLogins()
         self.metrics = HubMetrics()
         self._used: set[str] = set()
+        self._operator = ""
+
+    def visitor_with(self, connection: Connection, digest: str) -> Visitor | None:
+        """Return who has the token with a digest; None if it is not valid."""
+        if self._operator and hmac.compare_digest(self._operator, digest):
+            return Visitor("operator", "command line", ADMIN, True, digest=digest)
+        return visitor_of(connection, digest=digest)
+
+    @contextmanager
+    def operator_token(self) -> Iterator[str]:
+        """Yield a token that may do everything, in this process and for this context alone.
+
+        It is not in the database, so no other process that serves the hub accepts it.
+        """
+        token = new_token()
+        self._operator = digest_of_token(token)
+        try:
+            yield token
+        finally:
+            self._operator = ""
 
     def note_token(self, name: str) -> None:
         """Remember that a token was used; `take_used` says which were."""
@@ -158,6 +189,17 @@ class Hub:
                 address=address,
             )
         )
+
+    def note_failure(self, address: str, action: str) -> None:
+        """Count a wrong token, and write it to the audit log.
+
+        Raises:
+            HubRefusal: its address sends too many.
+        """
+        self.failed_logins.note(address)
+        if not self.options.is_read_only:
+            with suppress(BusyError), self.database.writing() as connection:
+                self.note_action(connection, Visitor(), f"failed {action}", "", address)
 
     def close(self) -> None:
         """Close the database."""

@@ -23,10 +23,15 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
+    func,
+    insert,
+    select,
+    update,
 )
 from sqlalchemy.types import TypeEngine
 
-SCHEMA_REVISION = "0001"
+SCHEMA_REVISION = "0002"
 """The newest of `migrations/versions`: what these tables are."""
 
 metadata = MetaData()
@@ -48,10 +53,32 @@ settings = Table(
     Column("value", Text, nullable=False),
 )
 
+
+def _next_id(context: Any) -> int:
+    """Return an id that no row of the table has or ever had.
+
+    SQLite gives the id of a deleted row to the next one. The highest id is therefore kept in
+    `settings`, which backups and moves to another database copy.
+    """
+    table = context.compiled.statement.table
+    own, connection = f"highest id of {table.name}", context.connection
+    kept = connection.scalar(select(settings.c.value).where(settings.c.key == own))
+    found = max(int(kept or 0), connection.scalar(select(func.max(table.c.id))) or 0) + 1
+    if kept is None:
+        connection.execute(insert(settings).values(key=own, value=str(found)))
+    else:
+        connection.execute(update(settings).where(settings.c.key == own).values(value=str(found)))
+    return found
+
+
+def _own_id() -> Column[int]:
+    return Column("id", Integer, primary_key=True, default=_next_id)
+
+
 namespaces = Table(
     "namespaces",
     metadata,
-    Column("id", Integer, primary_key=True),
+    _own_id(),
     Column("name", _words(96), nullable=False),
     Column("folded", _words(96), nullable=False, unique=True),  # two may not differ by case alone
     Column("kind", _words(8), nullable=False),  # user, org, or mirror
@@ -59,6 +86,7 @@ namespaces = Table(
     Column("rules", Text, nullable=False, default="{}"),  # see accepted.py
     Column("quota", BigInteger),  # bytes
     Column("created", _words(20), nullable=False),
+    Column("is_disabled", Boolean, nullable=False, default=False, server_default=false()),
 )
 
 members = Table(
@@ -72,7 +100,7 @@ members = Table(
 tokens = Table(
     "tokens",
     metadata,
-    Column("id", Integer, primary_key=True),
+    _own_id(),
     Column("sha256", _words(64), nullable=False, unique=True),
     Column("name", _words(96), nullable=False, unique=True),
     _owned_by("user", "namespaces.id", nullable=False),
@@ -83,10 +111,18 @@ tokens = Table(
     Column("used", _words(20)),
 )
 
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("sha256", _words(64), primary_key=True),  # of the cookie
+    _owned_by("token", "tokens.id", nullable=False, index=True),  # with which it was begun
+    Column("expires", _words(20), nullable=False),
+)
+
 repositories = Table(
     "repositories",
     metadata,
-    Column("id", Integer, primary_key=True),
+    _own_id(),
     Column("type", _words(8), nullable=False),  # models, datasets or spaces
     _owned_by("namespace", "namespaces.id", nullable=False, index=True),
     Column("name", _words(200), nullable=False),  # owner/name
@@ -202,7 +238,7 @@ facet_counts = Table(
 audit = Table(
     "audit",
     metadata,
-    Column("id", Integer, primary_key=True),
+    _own_id(),
     Column("time", _words(20), nullable=False, index=True),
     Column("who", _words(96), nullable=False),
     Column("token", _words(96), nullable=False),  # its name

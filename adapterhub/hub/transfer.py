@@ -1,13 +1,12 @@
 """The way in and the way out: a registry into a hub, and a hub into a registry.
 
 `adapterhub registry copy` does both with any hub. Here the hub answers in this process, for as long
-as the copy takes, to a token that exists as long.
+as the copy takes, to a token that only this process accepts.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -17,21 +16,13 @@ from dataclasses import replace
 from sqlalchemy import select
 
 from adapterhub.errors import ConfigError
-from adapterhub.hub.accounts import (
-    ADMIN,
-    create_hub_token,
-    create_namespace,
-    require_owner,
-    revoke_hub_token,
-)
+from adapterhub.hub.accounts import require_owner
 from adapterhub.hub.app import HubApp
 from adapterhub.hub.server import known_hosts
 from adapterhub.hub.state import Hub
 from adapterhub.hub.tables import listings, namespaces
 from adapterhub.registry.copying import CopyReport, copy_registry
 from adapterhub.registry.tokens import VARIABLE
-
-_DAY = 24 * 3600.0
 
 
 def import_registry(
@@ -83,31 +74,23 @@ def _only_owner(hub: Hub) -> str:
 @contextmanager
 def _answering(hub: Hub, owner: str) -> Iterator[str]:
     """Let the hub answer on a free port of this machine, to this process alone."""
-    name = f"transfer-{secrets.token_hex(4)}"
-    with hub.database.writing() as connection:
-        place = require_owner(connection, owner)
-        user = place.name
-        if place.kind == "org":
-            user = name
-            create_namespace(connection, name, "user", is_admin=True)
-        token = create_hub_token(connection, user, name, ADMIN, seconds=_DAY)
+    with hub.database.reading() as connection:
+        require_owner(connection, owner)
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
     hub.options = replace(hub.options, hosts=known_hosts("127.0.0.1", port), public_url=None)
     before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = f"{address}={token}"
-    try:
-        with answering_in_thread(HubApp(hub), listening):
-            yield address
-    finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before
-        with hub.database.writing() as connection:
-            revoke_hub_token(connection, name)
-            connection.execute(namespaces.delete().where(namespaces.c.name == name))
+    with hub.operator_token() as token:
+        os.environ[VARIABLE] = f"{address}={token}"
+        try:
+            with answering_in_thread(HubApp(hub), listening):
+                yield address
+        finally:
+            if before is None:
+                del os.environ[VARIABLE]
+            else:
+                os.environ[VARIABLE] = before
 
 
 @contextmanager
@@ -115,7 +98,13 @@ def answering_in_thread(app: object, listening: socket.socket) -> Iterator[None]
     """Answer the requests to an open socket in a thread, until the end of the context."""
     import uvicorn
 
-    config = uvicorn.Config(app, lifespan="on", log_level="critical", access_log=False)  # type: ignore[arg-type]
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        lifespan="on",
+        log_level="critical",
+        access_log=False,
+        proxy_headers=False,
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()

@@ -1,8 +1,9 @@
 """Large files, which are uploaded before the commit that names them: LFS, whole or in parts.
 
-The requests that carry bytes have no token, so their addresses are signed, for one file of one
-repository and for a day. Parts are kept until the file is complete, also when the server ends
-meanwhile, so an upload goes on where it was.
+The requests that carry bytes have no token, so their addresses are signed: for one file of one
+repository, for a day, and for as long as the token that requested them may write there. Parts are
+kept until the file is complete, also when the server ends meanwhile, so an upload goes on where it
+was.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from sqlalchemy import Connection
 from starlette.responses import Response
 
 from adapterhub.hub.accounts import WRITE
@@ -18,6 +20,7 @@ from adapterhub.hub.calls import OPEN, HubCall, HubRoute, in_thread, json_answer
 from adapterhub.hub.commit_endpoints import check_quota
 from adapterhub.hub.commits import grant, granted
 from adapterhub.hub.refusals import DeniedError, HubRefusal
+from adapterhub.hub.repositories import repository_of_id
 from adapterhub.hub.sessions import UPLOAD_SECONDS, read_sealed, sealed_text
 
 PART_BYTES = 128 << 20
@@ -66,7 +69,15 @@ def _actions(
         return {"error": {"code": 413, "message": said}}
     if oid not in new:
         return {}
-    secret, parts = call.hub.secret, [str(call.repository.id), oid, str(size)]
+    secret, parts = (
+        call.hub.secret,
+        [
+            str(call.repository.id),
+            oid,
+            str(size),
+            call.visitor.digest,
+        ],
+    )
     key = sealed_text(secret, "upload", parts, UPLOAD_SECONDS)
     place = call.repository.path
     actions: dict[str, Any] = {
@@ -82,7 +93,7 @@ def _actions(
 
 async def put_whole(call: HubCall) -> Response:
     """Receive a file."""
-    repository, oid, size = _key(call)
+    repository, oid, size = await in_thread(_key, call)
     with await in_thread(call.hub.blobs.receive, size, "as was announced") as receiver:
         await _receive(call, receiver)
         await in_thread(_keep, call, repository, oid, size, receiver)
@@ -91,13 +102,13 @@ async def put_whole(call: HubCall) -> Response:
 
 async def put_part(call: HubCall) -> Response:
     """Receive a part of a file."""
-    _, _, size = _key(call)
+    repository, oid, size = await in_thread(_key, call)
     number = call.values["number"]
     count = -(-size // PART_BYTES)
     if not number.isdecimal() or not 1 <= int(number[:6]) <= count:
         raise HubRefusal(f"the file has {count} parts")
     expected = PART_BYTES if int(number) < count else size - (count - 1) * PART_BYTES
-    upload = _upload(call)
+    upload = f"{repository}-{oid}"
     with await in_thread(call.hub.blobs.receive, expected, "as was announced") as receiver:
         await _receive(call, receiver)
         if receiver.size != expected:
@@ -110,7 +121,7 @@ async def put_part(call: HubCall) -> Response:
 def complete(call: HubCall) -> Response:
     """Put the parts of a file together."""
     repository, oid, size = _key(call)
-    upload, blobs = _upload(call), call.hub.blobs
+    upload, blobs = f"{repository}-{oid}", call.hub.blobs
     parts = [f"{number:05}" for number in range(1, -(-size // PART_BYTES) + 1)]
     if absent := sorted({*parts} - {*blobs.parts(upload)}):
         raise HubRefusal(f"these parts were not received: {', '.join(absent[:20])}")
@@ -157,6 +168,7 @@ def _keep(call: HubCall, repository: int, oid: str, size: int, receiver: BlobRec
             raise HubRefusal(f"the file has the sha256 {staged.info.sha256}, not {oid}")
         call.hub.blobs.send(staged)
         with call.hub.database.writing() as connection:
+            _check_key(call, connection)
             call.hub.blobs.put(staged)
             grant(connection, repository, [staged.info], is_committed=False)
     finally:
@@ -167,17 +179,24 @@ def _key(call: HubCall) -> tuple[int, str, int]:
     """Return which file of which repository an address was signed for.
 
     Raises:
-        DeniedError: it was not signed here, or is too old.
+        DeniedError: it was not signed here, is too old, or its token may not write there any more.
     """
+    with call.hub.database.reading() as connection:
+        return _check_key(call, connection)
+
+
+def _check_key(call: HubCall, connection: Connection) -> tuple[int, str, int]:
     parts = read_sealed(call.hub.secret, "upload", call.values["key"])
-    if parts is None:
-        raise DeniedError("this address is not one of this hub's, or has expired; ask for it again")
-    return int(parts[0]), parts[1], int(parts[2])
-
-
-def _upload(call: HubCall) -> str:
-    repository, oid, _ = _key(call)
-    return f"{repository}-{oid}"
+    visitor = repository = None
+    if parts is not None and len(parts) == 4:
+        repository = repository_of_id(connection, int(parts[0]))
+        visitor = call.hub.visitor_with(connection, parts[3])
+    if not (parts and visitor and repository and visitor.may(WRITE, repository.namespace)):
+        raise DeniedError(
+            "this address is not one of this hub's, has expired, or belongs to a token that may "
+            "not write there any more; request it again"
+        )
+    return repository.id, parts[1], int(parts[2])
 
 
 def _object(value: object) -> tuple[str, int]:

@@ -11,7 +11,7 @@ _POLICY = re.compile('http-equiv="Content-Security-Policy" content="([^"]*)"')
 SECURE_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
-    (b"referrer-policy", b"no-referrer"),
+    (b"referrer-policy", b"same-origin"),
 )
 """What every answer has, as bytes."""
 

@@ -1,12 +1,14 @@
-"""Requests that a browser makes for a page of somebody else, to a server without tokens.
+"""Where a request comes from: the address of its client, and the page for which a browser made it.
 
-Such a server is for this machine only. A page on the internet can make a browser send requests to
-it: under a name that resolves to this machine, or across origins. Both are seen in the headers.
+Forwarded headers count only if a configured proxy wrote them. A page on the internet can make a
+browser send requests to a server on this machine: under a name that resolves to this machine, or
+across origins. Both are seen in the headers.
 """
 
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from urllib.parse import urlsplit
 
@@ -32,6 +34,57 @@ def is_loopback_address(host: str) -> bool:
         return host in _LOOPBACK_NAMES or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_own_form(headers: Mapping[str, str], base: str) -> bool:
+    """Return whether a browser sent a form from a page of `base`, or no browser sent it."""
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
+    own = "/".join(base.split("/")[:3])
+    return origin in (None, own) and site in ("none", "same-origin")
+
+
+def client_address(peer: str, forwarded: Sequence[str], proxies: Iterable[str]) -> str:
+    """Return the address of a client behind any number of configured proxies.
+
+    Args:
+        peer: the address at the other end of the connection.
+        forwarded: the headers X-Forwarded-For, in their order.
+        proxies: addresses, or networks, of the proxies whose headers are read.
+    """
+    found, networks = _plain_address(peer), tuple(proxies)
+    hops = [hop.strip() for line in forwarded for hop in line.split(",")]
+    while hops and is_among(found, networks):
+        hop = _plain_address(hops.pop())
+        if not hop:  # what is left of a text that is not an address, a client may have written
+            break
+        found = hop
+    return found or peer
+
+
+def is_among(address: str, networks: Iterable[str]) -> bool:
+    """Return whether an address is one of these addresses, or in one of these networks."""
+    plain = _plain_address(address)
+    return bool(plain) and any(
+        ipaddress.ip_address(plain) in network for network in map(_network, networks)
+    )
+
+
+@lru_cache(maxsize=64)
+def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    return ipaddress.ip_network(text, strict=False)
+
+
+def _plain_address(text: str) -> str:
+    """Return an address without port, brackets and zone; "" for any other text."""
+    host = text.partition("]")[0][1:] if text.startswith("[") else text
+    if host.count(":") == 1:
+        host = host.partition(":")[0]
+    try:
+        found = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return ""
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return str(mapped or found)
 
 
 def _is_loopback(url: str) -> bool:

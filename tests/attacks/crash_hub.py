@@ -128,15 +128,17 @@ class Place:
     def check_upgraded(self) -> str:
         """Check the hub after a kill; say which one it was, finish, and go back."""
         found = schema_revision(self.hub)
-        if found == "0001":
+        if found == state.SCHEMA_REVISION:
             require_whole(self.hub, KEPT)
-        assert upgrade_hub(self.hub, self.versions) == ("0001" if found == "0001" else None)
-        with patch.object(state, "SCHEMA_REVISION", "0002"):
+        assert upgrade_hub(self.hub, self.versions) == (
+            found if found == state.SCHEMA_REVISION else None
+        )
+        with patch.object(state, "SCHEMA_REVISION", hub_changes.NEXT):
             require_whole(self.hub, KEPT)
         assert not [*self.hub.glob("upgrading*")]
-        (self.hub / "before-0002.sqlite").replace(self.hub / DATABASE)
+        (self.hub / f"before-{hub_changes.NEXT}.sqlite").replace(self.hub / DATABASE)
         require_whole(self.hub, KEPT)
-        return "old" if found == "0001" else "new"
+        return "old" if found == state.SCHEMA_REVISION else "new"
 
     def mirror(self) -> None:
         """Fetch all that the upstream has of a repository."""

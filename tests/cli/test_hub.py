@@ -67,6 +67,37 @@ def test_users_organisations_and_tokens(adapterhub, folder):
     assert token.strip() not in out
 
 
+def test_users_are_changed_and_rules_are_taken_back(adapterhub, folder):
+    assert adapterhub("hub", "user", folder, "ada", "bob")[0] == 0
+    for change, said, listed in (
+        ("--promote", "promoted the user ada\n", "ada  admin\nbob\n"),
+        ("--disable", "disabled the user ada\n", "ada  admin, disabled\nbob\n"),
+        ("--enable", "enabled the user ada\n", "ada  admin\nbob\n"),
+        ("--demote", "demoted the user ada\n", "ada\nbob\n"),
+        ("--remove", "removed the user ada\n", "bob\n"),
+    ):
+        assert adapterhub("hub", "user", folder, "ada", change)[1] == said
+        assert adapterhub("hub", "user", folder)[1] == listed
+    refused(adapterhub("hub", "user", folder, "ada", "--disable"), "no user 'ada'")
+    refused(adapterhub("hub", "user", folder, "--disable"), "NAME... --disable")
+    refused(adapterhub("hub", "user", folder, "bob", "--admin", "--demote"), "--demote")
+
+    given = ("--allow", "pickle", "--allow-finding", "x", "--protect", "prod*", "--quota", "1GB")
+    assert adapterhub("hub", "org", folder, "acme", *given)[0] == 0
+    taken = ("--disallow", "pickle", "--disallow-finding", "x", "--unprotect", "prod*")
+    _, out, _ = adapterhub("hub", "org", folder, "acme", *taken, "--quota", "none", "--json")
+    facts = json.loads(out)
+    empty = {"allowed": [], "findings": [], "protected": [], "signers": [], "quota": []}
+    assert facts == {"name": "acme", "members": [], **empty}
+    refused(adapterhub("hub", "org", folder, "acme", "--disallow", "pickle"), "no 'pickle'")
+    _, out, _ = adapterhub("hub", "audit", folder, "--json")
+    targets = [json.loads(line)["target"] for line in out.splitlines()]
+    assert targets[:2] == [
+        "acme --quota none --disallow pickle --disallow-finding x --unprotect prod*",
+        "acme --quota 1GB --allow pickle --allow-finding x --protect prod*",
+    ]
+
+
 def test_without_its_libraries_a_hub_says_what_to_install(adapterhub, folder, monkeypatch):
     monkeypatch.setattr("adapterhub.cli.hub._LIBRARIES", ("json", "no_such_library"))
     refused(adapterhub("hub", "user", folder), "needs no_such_library", "adapterhub[hub]")

@@ -1,17 +1,22 @@
-"""A change of a hub's tables that a later release could make."""
+"""Changes of a hub's tables: one that a later release could make, and those of this one undone."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
-from adapterhub.hub import migrations
+from sqlalchemy import Connection, text
 
-CHANGE = '''
+from adapterhub.hub import migrations
+from adapterhub.hub.tables import SCHEMA_REVISION
+
+NEXT = f"{int(SCHEMA_REVISION) + 1:04}"
+CHANGE = f'''
 """A change of the tables."""
 from alembic import op
 import sqlalchemy as sa
-revision = "0002"
-down_revision = "0001"
+revision = "{NEXT}"
+down_revision = "{SCHEMA_REVISION}"
 def upgrade():
     with op.batch_alter_table("audit") as table:
         table.add_column(sa.Column("reason", sa.Text()))
@@ -20,9 +25,18 @@ def upgrade():
 
 def write_changes(folder: Path) -> Path:
     """Write the changes of this release and the next one to a folder; return it."""
-    folder.mkdir()
-    first = "r0001_first.py"
-    known = Path(migrations.__path__[0]) / "versions" / first
-    (folder / first).write_text(known.read_text())
-    (folder / "r0002_reason.py").write_text(CHANGE)
+    known = Path(migrations.__path__[0]) / "versions"
+    shutil.copytree(known, folder, ignore=shutil.ignore_patterns("__*"))
+    (folder / f"r{NEXT}_reason.py").write_text(CHANGE)
     return folder
+
+
+def make_first(connection: Connection) -> None:
+    """Give a hub the tables of the first release."""
+    for statement in (
+        "DROP TABLE sessions",
+        "ALTER TABLE namespaces DROP COLUMN is_disabled",
+        "DELETE FROM settings WHERE key LIKE 'highest id of %'",
+        "UPDATE alembic_version SET version_num = '0001'",
+    ):
+        connection.execute(text(statement))

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+
 import pytest
 import real_hub
 from commit_body import commit, create
+from sqlalchemy import select, update
 
 from adapterhub.errors import ConfigError
-from adapterhub.hub.accounts import create_namespace, revoke_hub_token
+from adapterhub.hub.accounts import (
+    create_hub_token,
+    create_namespace,
+    remove_user,
+    revoke_hub_token,
+    set_member,
+    set_user,
+)
+from adapterhub.hub.repositories import delete_repository, find_repository
 from adapterhub.hub.state import audit_rows
+from adapterhub.hub.tables import sessions, tokens
+from adapterhub.hub.times import now_text
+from adapterhub.web.origins import client_address
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +141,231 @@ def test_tokens_end(new_hub):
         assert client.get("/api/whoami-v2").status_code == 401
 
 
+def log_in(client, token, **headers):
+    return client.post("/settings/login", data={"token": token}, headers=headers)
+
+
+def test_no_id_is_given_twice(new_hub):
+    """Cookies and addresses outlive rows, so a row must not take the place of a deleted one."""
+    database = new_hub.hub.database
+
+    def ids(name):
+        with database.writing() as connection:
+            owner = create_namespace(connection, name, "user").id
+            create_hub_token(connection, name, name, "read")
+            token = connection.execute(select(tokens.c.id).where(tokens.c.name == name)).scalar()
+        with new_hub.client("ada") as client:
+            create(client, f"acme/{name}")
+        with database.writing() as connection:
+            repository = find_repository(connection, "models", f"acme/{name}")
+            delete_repository(connection, repository)
+            remove_user(connection, name)
+        return owner, token, repository.id
+
+    found = [ids(name) for name in ("first", "second", "third")]
+    for column in zip(*found, strict=True):
+        assert [*column] == sorted({*column})
+
+
+@pytest.mark.parametrize("end", ["revoke", "disable", "remove", "log out", "expire"])
+def test_a_session_ends_with_what_it_was_begun_for(new_hub, end, monkeypatch):
+    new_hub.user("bob")
+    database = new_hub.hub.database
+    with new_hub.client() as client:
+        assert log_in(client, new_hub.tokens["bob"]).status_code == 303
+        cookie = client.cookies["adapterhub"]
+        assert "bob" in client.get("/settings/tokens").text
+        assert "ah_" not in cookie
+        if end == "log out":
+            assert client.post("/settings/logout").status_code == 303
+        elif end == "expire":
+            with database.writing() as connection:
+                connection.execute(update(sessions).values(expires=now_text(1)))
+        else:
+            with database.writing() as connection:
+                if end == "revoke":
+                    revoke_hub_token(connection, "bob-laptop")
+                elif end == "disable":
+                    set_user(connection, "bob", is_disabled=True)
+                else:
+                    remove_user(connection, "bob")
+        new_hub.user("eva")  # whose rows take the place of what is gone
+        client.cookies.set("adapterhub", cookie)
+        page = client.get("/settings/tokens").text
+        assert "bob" not in page
+        assert "eva" not in page
+        assert client.get("/").headers.get("location") == "/settings/tokens"
+
+
+@pytest.mark.parametrize("end", ["revoke", "disable", "demote", "delete", "another's"])
+def test_an_upload_ends_with_what_it_was_allowed_by(new_hub, end):
+    data, database = b"some bytes", new_hub.hub.database
+    new_hub.user("bob", acme="write")
+    with new_hub.client("bob") as client:
+        create(client, "acme/big")
+        body = {
+            "operation": "upload",
+            "objects": [{"oid": hashlib.sha256(data).hexdigest(), "size": len(data)}],
+        }
+        found = client.post("/acme/big.git/info/lfs/objects/batch", json=body).json()
+    href = found["objects"][0]["actions"]["upload"]["href"]
+    with database.writing() as connection:
+        if end == "revoke":
+            revoke_hub_token(connection, "bob-laptop")
+        elif end == "disable":
+            set_user(connection, "bob", is_disabled=True)
+        elif end == "demote":
+            set_member(connection, "acme", "bob", "read")
+        else:
+            delete_repository(connection, find_repository(connection, "models", "acme/big"))
+    with new_hub.client("ada") as client:
+        if end == "another's":
+            create(client, "ada/other")
+        assert client.put(href, content=data).status_code == 403
+        assert client.put(f"{href}/1", content=data).status_code == 403
+        assert client.post(href).status_code == 403
+
+
+def test_a_disabled_user_is_nobody_until_enabled(new_hub):
+    with new_hub.client("ada") as client:
+        assert client.get("/api/whoami-v2").status_code == 200
+        for is_disabled, status in ((True, 401), (False, 200)):
+            with new_hub.hub.database.writing() as connection:
+                set_user(connection, "ada", is_disabled=is_disabled)
+            assert client.get("/api/whoami-v2").status_code == status
+
+
+def test_a_user_with_repositories_is_not_removed(new_hub):
+    with new_hub.client("ada") as client:
+        create(client, "ada/x")
+    with new_hub.hub.database.writing() as connection:
+        with pytest.raises(ConfigError, match="1 repository") as caught:
+            remove_user(connection, "ada")
+        assert "ada/x" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 303),
+        ({"origin": "{own}"}, 303),
+        ({"origin": "{own}", "sec-fetch-site": "same-origin"}, 303),
+        ({"sec-fetch-site": "none"}, 303),
+        ({"origin": "null"}, 403),
+        ({"origin": "null", "sec-fetch-site": "same-origin"}, 403),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "{own}.evil.example"}, 403),
+        ({"origin": "{own}", "sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+    ],
+)
+def test_only_our_own_form_logs_in_or_out(places, headers, status):
+    sent = {name: value.format(own=places.address) for name, value in headers.items()}
+    with places.client() as client:
+        assert log_in(client, places.tokens["wil"], **sent).status_code == status
+        assert client.post("/settings/logout", headers=sent).status_code == status
+
+
+def test_a_token_with_a_scope_lists_what_it_may_read(new_hub):
+    with new_hub.client("ada") as client:
+        for name in ("acme/open", "acme/hidden", "ada/open", "ada/hidden"):
+            create(client, name, private="hidden" in name)
+            commit(client, name, {"a.md": b"a"})
+    tried = [
+        ("ada", "acme", {"acme/open", "acme/hidden"}),
+        ("ada", "ada", {"ada/open", "ada/hidden"}),
+        ("eve", "acme", {"acme/open"}),
+        ("root", "acme", {"acme/open"}),
+        ("ada", None, {"acme/open", "acme/hidden", "ada/open", "ada/hidden"}),
+        ("eve", None, {"acme/open", "ada/open"}),
+    ]
+    for user, scope, names in tried:
+        token = new_hub.token(user, "admin", f"{user}-{scope}", scope=scope)
+        with new_hub.client(token=token) as client:
+            listed = {each["id"] for each in client.get("/api/models").json()}
+            readable = {
+                name
+                for name in ("acme/open", "acme/hidden", "ada/open", "ada/hidden")
+                if client.get(f"/api/models/{name}").status_code == 200
+            }
+            assert (listed, readable) == (names, names), (user, scope)
+
+
+def counted_by(client):
+    found = re.search(r"adapterhub_hub_repositories (\d+)", client.get("/metrics").text)
+    return int(found[1])
+
+
+def test_metrics_do_not_count_what_is_private(new_hub):
+    with new_hub.client("ada") as ada, new_hub.client("eve") as eve:
+        create(ada, "acme/open")
+        before = counted_by(ada), counted_by(eve)
+        bytes_before = "blob_bytes" in eve.get("/metrics").text
+        create(ada, "acme/hidden", private=True)
+        assert (counted_by(ada), counted_by(eve)) == before
+        assert not bytes_before
+    with new_hub.client("root") as root:
+        assert counted_by(root) == 2
+        assert "blob_bytes" in root.get("/metrics").text
+
+
+def test_wrong_tokens_do_not_lock_out_valid_ones(new_hub):
+    with new_hub.client(token="ah_" + "x" * 43) as client:
+        assert [client.get("/api/whoami-v2").status_code for _ in range(25)][20:] == [429] * 5
+    with new_hub.client("ada") as client:
+        assert client.get("/api/whoami-v2").status_code == 200
+        assert log_in(client, new_hub.tokens["ada"]).status_code == 303
+    with new_hub.hub.database.reading() as connection:
+        rows = [each for each in audit_rows(connection, 100) if each["action"] == "failed token"]
+    assert len(rows) == 20
+    assert {row["address"] for row in rows} == {"127.0.0.1"}
+
+
+FORGED = [
+    ["10.0.0.5"], ["10.0.0.5, 10.0.0.5"], ["127.0.0.1"], ["::1"], ["root"], [""], ["10.0.0.5:80"],
+    ["a" * 5_000], ["10.0.0.5", "10.0.0.5"], ["<script>"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_client_does_not_choose_its_address(tmp_path, forged):
+    """A client that is not a configured proxy writes what a proxy would write."""
+    with real_hub.serving(tmp_path / "hub", user_header="x-user", proxies=("10.0.0.5",)) as hub:
+        hub.user("root", "admin", is_admin=True)
+        headers = [("x-forwarded-for", each) for each in forged]
+        with hub.client() as client:
+            answer = client.get("/api/whoami-v2", headers=[*headers, ("x-user", "root")])
+            assert answer.status_code == 401
+        wrong = ("authorization", "Bearer ah_" + "x" * 43)
+        with hub.client() as client:
+            client.get("/api/whoami-v2", headers=[*headers, wrong])
+        with hub.hub.database.reading() as connection:
+            assert {row["address"] for row in audit_rows(connection, 9)} == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded", "found"),
+    [
+        ("1.2.3.4", ["9.9.9.9"], "1.2.3.4"),
+        ("10.0.0.5", ["9.9.9.9"], "9.9.9.9"),
+        ("10.0.0.5", ["8.8.8.8, 9.9.9.9"], "9.9.9.9"),
+        ("10.0.0.5", ["8.8.8.8", "9.9.9.9"], "9.9.9.9"),
+        ("10.0.0.5", ["8.8.8.8, 9.9.9.9, 192.168.3.7"], "9.9.9.9"),
+        ("10.0.0.5", ["10.0.0.5"], "10.0.0.5"),
+        ("10.0.0.5", ["9.9.9.9, root"], "10.0.0.5"),
+        ("10.0.0.5", [], "10.0.0.5"),
+        ("::ffff:10.0.0.5", ["9.9.9.9:4711"], "9.9.9.9"),
+        ("fd00::7", ["[2001:db8::1]:443"], "2001:db8::1"),
+        ("testclient", ["9.9.9.9"], "testclient"),
+        ("", ["9.9.9.9"], ""),
+    ],
+)
+def test_forwarded_addresses_are_walked_from_the_right(peer, forwarded, found):
+    proxies = ("10.0.0.5", "192.168.0.0/16", "fd00::/8")
+    assert client_address(peer, forwarded, proxies) == found
+
+
 def test_who_guesses_is_slowed_down(new_hub):
     with new_hub.client(token="ah_" + "x" * 43) as client:
         statuses = [client.get("/api/whoami-v2").status_code for _ in range(22)]
@@ -204,6 +444,15 @@ def test_a_proxy_says_who_reads(tmp_path):
             assert client.get("/", headers={"x-user": "nobody"}).status_code == 403
             answer = client.post("/api/repos/create", json={"name": "x"}, headers=known)
             assert answer.status_code == 401
+            forwarded = {**known, "x-forwarded-for": "9.9.9.9", "x-forwarded-proto": "https"}
+            assert client.get("/ada/hidden/tree/main", headers=forwarded).status_code == 200
+            wrong = {
+                "authorization": "Bearer ah_" + "x" * 43,
+                "x-forwarded-for": "1.1.1.1, 9.9.9.9",
+            }
+            assert client.get("/api/models", headers=wrong).status_code == 401
+        with hub.hub.database.reading() as connection:
+            assert audit_rows(connection, 1)[0]["address"] == "9.9.9.9"
     with real_hub.serving(tmp_path / "other", user_header="x-user", proxies=("10.0.0.1",)) as hub:
         hub.user("ada")
         with hub.client() as client:

@@ -6,20 +6,22 @@ import hashlib
 import os
 import sqlite3
 import threading
+from contextlib import closing
 
 import hub_changes
 import pytest
 import real_hub
 import sample_adapters
 from commit_body import commit, create
-from sqlalchemy import text
+from shared_state import STATES, place_of
+from sqlalchemy import select, text
 
 from adapterhub.errors import ConfigError, FileError, OutputError
 from adapterhub.hub import backups
 from adapterhub.hub.backups import backup_hub, restore_hub, upgrade_hub
 from adapterhub.hub.database import create_database_file
 from adapterhub.hub.housekeeping import collect, verify_hub
-from adapterhub.hub.state import open_hub, schema_revision, serving_alone
+from adapterhub.hub.state import open_database, open_hub, schema_revision, serving_alone
 from adapterhub.hub.tables import SCHEMA_REVISION, metadata
 from adapterhub.hub.transfer import export_registry, import_registry
 from adapterhub.registry.local import LocalRegistry
@@ -144,6 +146,11 @@ def test_a_backup_that_was_interrupted_is_the_old_one(new_hub, tmp_path, monkeyp
 
 
 @pytest.fixture
+def new_place(request, tmp_path):
+    return place_of(request, tmp_path / "hub")
+
+
+@pytest.fixture
 def newer(tmp_path):
     return hub_changes.write_changes(tmp_path / "versions")
 
@@ -155,8 +162,8 @@ def test_an_older_hub_is_upgraded_and_kept_as_it_was(tmp_path, newer):
         with hub.client("ada") as client:
             create(client, "ada/x")
     assert upgrade_hub(folder) is None
-    assert upgrade_hub(folder, newer) == SCHEMA_REVISION == "0001"
-    assert schema_revision(folder) == "0002"
+    assert upgrade_hub(folder, newer) == SCHEMA_REVISION
+    assert schema_revision(folder) == hub_changes.NEXT
     with sqlite3.connect(folder / "hub.sqlite") as connection:
         assert [*connection.execute("SELECT name, reason FROM audit, repositories LIMIT 1")]
     connection.close()
@@ -164,9 +171,43 @@ def test_an_older_hub_is_upgraded_and_kept_as_it_was(tmp_path, newer):
         pass
     with pytest.raises(FileError, match="newer adapterhub"):
         upgrade_hub(folder)
-    (folder / "before-0002.sqlite").replace(folder / "hub.sqlite")
+    (folder / f"before-{hub_changes.NEXT}.sqlite").replace(folder / "hub.sqlite")
     with open_hub(folder) as hub:
         assert verify_hub(hub) == []
+
+
+@pytest.mark.parametrize("new_place", STATES, indirect=True)
+def test_a_hub_of_the_first_release_keeps_its_rows(new_place):
+    place, blobs = new_place
+    with real_hub.serving(place, blobs=blobs) as running:
+        running.user("ada")
+        with running.client("ada") as client:
+            create(client, "ada/x")
+            commit(client, "ada/x", {"a.md": b"a"})
+        with running.hub.database.writing() as connection:
+            hub_changes.make_first(connection)
+    tables = [each for each in metadata.sorted_tables if each.name != "sessions"]
+    columns = [[c for c in table.c if c.name != "is_disabled"] for table in tables]
+
+    def rows(connection):
+        return [connection.execute(select(*each)).all() for each in columns]
+
+    with closing(open_database(place)) as database, database.reading() as connection:
+        before = rows(connection)
+    assert upgrade_hub(place) == "0001"
+    with open_hub(place) as hub, hub.database.reading() as connection:
+        assert rows(connection) == before
+        assert [each for each in compare_tables(connection) if each[0] != "remove_index"] == []
+        assert verify_hub(hub) == []
+
+
+def compare_tables(connection):
+    """Return how a database differs from the tables of this release."""
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    found = compare_metadata(MigrationContext.configure(connection), metadata)
+    return [each for each in found if each[0] != "remove_table"]
 
 
 def test_an_upgrade_that_was_interrupted_has_changed_nothing(tmp_path, newer, monkeypatch):
@@ -188,7 +229,7 @@ def test_an_upgrade_that_was_interrupted_has_changed_nothing(tmp_path, newer, mo
     assert os.replace is replace
     with serving_alone(folder), pytest.raises(ConfigError, match="another server"):
         upgrade_hub(folder, newer)
-    assert upgrade_hub(folder, newer) == "0001"
+    assert upgrade_hub(folder, newer) == SCHEMA_REVISION
 
 
 def test_new_tables_are_those_of_the_changes(tmp_path):

@@ -10,6 +10,7 @@ import threading
 import time
 from contextlib import ExitStack
 
+import hub_changes
 import hub_process
 import pytest
 import real_hub
@@ -23,6 +24,7 @@ from adapterhub.hub.backups import backup_hub, restore_hub, upgrade_hub
 from adapterhub.hub.housekeeping import collect, verify_hub
 from adapterhub.hub.postgres import PostgresDatabase
 from adapterhub.hub.state import create_hub, open_hub, schema_revision
+from adapterhub.hub.tables import SCHEMA_REVISION
 
 pytestmark = pytest.mark.apart
 
@@ -234,21 +236,14 @@ def facts(client):
 
 
 def test_an_upgrade_changes_all_or_nothing(made, tmp_path):
-    newer = tmp_path / "versions"
-    newer.mkdir()
-    (newer / "r0001_first.py").write_text('revision, down_revision = "0001", None\n')
-    change = (
-        "from alembic import op\nimport sqlalchemy as sa\n"
-        'revision, down_revision = "0002", "0001"\n'
-        "def upgrade():\n"
-        '    op.add_column("audit", sa.Column("reason", sa.Text))\n    {more}\n'
-    )
-    (newer / "r0002_reason.py").write_text(change.format(more="raise KeyboardInterrupt"))
+    newer = hub_changes.write_changes(tmp_path / "versions")
+    change = newer / f"r{hub_changes.NEXT}_reason.py"
+    change.write_text(f"{hub_changes.CHANGE}    raise KeyboardInterrupt\n")
     with pytest.raises(KeyboardInterrupt):
         upgrade_hub(made.place, newer)
-    assert schema_revision(made.place) == "0001"
-    (newer / "r0002_reason.py").write_text(change.format(more="pass"))
-    assert upgrade_hub(made.place, newer) == "0001"
+    assert schema_revision(made.place) == SCHEMA_REVISION
+    change.write_text(hub_changes.CHANGE)
+    assert upgrade_hub(made.place, newer) == SCHEMA_REVISION
     with pytest.raises(FileError, match="newer adapterhub"), open_hub(made.place):
         pass
 

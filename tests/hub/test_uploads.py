@@ -94,7 +94,7 @@ def test_an_address_is_for_one_file_for_a_day(hub, client, monkeypatch):
     ]
     for address in forged:
         assert client.put(address, content=b"some bytes").status_code == 403
-    monkeypatch.setattr("time.time", lambda: float(parts[3]) + 1)
+    monkeypatch.setattr("time.time", lambda: float(parts[4]) + 1)
     assert client.put(href, content=b"some bytes").status_code == 403
 
 
