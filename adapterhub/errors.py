@@ -253,8 +253,13 @@ def unfetched_files(folder: Path) -> list[str]:
     return found
 
 
-def read_problem(path: Path, error: OSError) -> str:
-    """Describe why a file cannot be read; suggest the nearest file name if it is missing."""
+def read_problem(path: Path, error: OSError | ValueError) -> str:
+    """Describe why a file cannot be read; suggest the nearest file name if it is missing.
+
+    A ValueError is that of a name that no file can have.
+    """
+    if isinstance(error, ValueError):
+        return f"no such file: {str(path)!r}, which is not the name of a file"
     if isinstance(error, FileNotFoundError):
         neighbours = (entry.name for entry in path.parent.glob("*"))
         return f"no such file: {str(path)!r}{did_you_mean(path.name, neighbours)}"

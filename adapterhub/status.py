@@ -7,11 +7,11 @@ Library code reports its work by `doing` and `counting`; a command chooses how t
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any
 
 from adapterhub.errors import one_line
@@ -73,7 +73,7 @@ def doing(text: str) -> Iterator[None]:
 
 def reading(source: str) -> contextlib.AbstractContextManager[None]:
     """Report that a file is read; a dataset of the Hub has bars of its own."""
-    return doing(f"reading {source}") if Path(source).is_file() else contextlib.nullcontext()
+    return doing(f"reading {source}") if os.path.isfile(source) else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

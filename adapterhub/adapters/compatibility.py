@@ -30,7 +30,7 @@ from adapterhub.backbones.processor import processor_identity
 from adapterhub.backbones.quantized import DECODED
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.backbones.weights import DTYPES, device_of, dtype_and_quantization
-from adapterhub.config.user_folders import expanded
+from adapterhub.config.user_folders import expanded, is_folder, is_there
 from adapterhub.errors import BackboneError, MismatchError, counted
 from adapterhub.files.manifest import Manifest, TensorInfo
 from adapterhub.hooks.head import layered_head
@@ -149,7 +149,7 @@ def check_backbone_name(imported: ImportedAdapter, model: PreTrainedModel) -> li
         return ["the files or the model do not name their backbone: it was not checked"]
     if Path(recorded).is_absolute() or recorded.startswith(".") or recorded.count("/") > 1:
         return [f"the files name a folder as their backbone ({recorded}): it was not checked"]
-    if Path(name).exists() and not Path(recorded).exists():
+    if is_there(name) and not is_there(recorded):
         return [f"the backbone is the folder {name}, the files name {recorded}: it was not checked"]
     commits = {imported.revision, getattr(model.config, "_commit_hash", None)}
     one_commit = len(commits) == 1 or not all(
@@ -164,7 +164,7 @@ def _is_checkpoint_of(folder: Path, model: PreTrainedModel) -> bool | None:
     """Return whether the weights of a model without heads are in a folder; None if it has none."""
     origin = origin_of(model)
     try:
-        if not folder.is_dir():
+        if not is_folder(folder):
             return None
         if origin and origin.samefile(folder):
             return True

@@ -26,7 +26,6 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -39,6 +38,7 @@ from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.model_lock import MODEL_LOCK
 from adapterhub.backbones.quantized import quiet_bitsandbytes
 from adapterhub.backbones.weights import DTYPES
+from adapterhub.config.user_folders import is_folder
 from adapterhub.errors import BackboneError, ConfigError
 from adapterhub.status import quiet_loading
 
@@ -149,7 +149,7 @@ def load_pipeline(backbone: str, revision: str | None = None, dtype: str | None 
     pipeline.set_progress_bar_config(disable=True)
     check_trainable(pipeline)
     parts = parts_of(pipeline)
-    named = str(folder.absolute()) if Path(backbone).is_dir() else backbone
+    named = str(folder.absolute()) if is_folder(backbone) else backbone
     vars(parts)["config"] = {"_name_or_path": named, "_commit_hash": commit}
     for module in pipeline.components.values():
         if isinstance(module, torch.nn.Module):

@@ -28,6 +28,7 @@ from adapterhub.backbones.gguf import is_gguf
 from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.backbones.model_lock import MODEL_LOCK
 from adapterhub.backbones.quantized import quiet_bitsandbytes
+from adapterhub.config.user_folders import is_there
 from adapterhub.errors import BackboneError, did_you_mean
 from adapterhub.status import quiet_loading
 
@@ -43,7 +44,7 @@ def diffusers_folder(backbone: str, revision: str | None = None) -> Path | None:
     Of a Hub id, only configurations are downloaded.
     """
     folder = Path(backbone)
-    if not folder.exists():
+    if not is_there(folder):
         if is_local_name(backbone) or is_gguf(backbone) or backbone in PACKAGED:
             return None
         names = [PIPELINE_INDEX, _CONFIG, f"*/{_CONFIG}"]

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from adapterhub.config.user_folders import is_file, is_folder, is_there
 from adapterhub.errors import BackboneError, ConfigError, unfetched_files, unknown
 
 DTYPE_NAMES = ("fp32", "bf16", "fp16")
@@ -48,10 +49,9 @@ def check_location(backbone: str) -> None:
     Raises:
         BackboneError: it is a file, or there is no such folder and it is no Hub id.
     """
-    folder = Path(backbone)
-    if folder.is_dir() or (folder.suffix.lower() == ".gguf" and folder.is_file()):
+    if is_folder(backbone) or (backbone.lower().endswith(".gguf") and is_file(backbone)):
         return
-    if folder.exists():
+    if is_there(backbone):
         raise BackboneError(
             f"the backbone {backbone} is a file",
             expected="the folder of a transformers checkpoint, a .gguf file, or a Hub id",
@@ -81,7 +81,7 @@ def check_backbone_options(
     check_location(backbone)
     folder = Path(backbone)
     check_fetched(folder)
-    is_here = folder.is_dir() and not (folder / PIPELINE_INDEX).is_file()
+    is_here = is_folder(folder) and not (folder / PIPELINE_INDEX).is_file()
     if is_here and not (folder / "config.json").is_file():
         raise BackboneError(
             f"the folder {backbone} is no backbone: it has no config.json",

@@ -31,6 +31,7 @@ from adapterhub.backbones.gguf import PACKAGED_GGUF, find_gguf, is_gguf
 from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.backbones.local_folders import package_folder, recorded_folder
 from adapterhub.backbones.origins import proxy_advice
+from adapterhub.config.user_folders import is_folder
 from adapterhub.errors import BackboneError
 from adapterhub.status import paused
 
@@ -99,7 +100,7 @@ def find_backbone(backbone: str, revision: str | None = None) -> tuple[Path, str
         BackboneError: `backbone` is not a folder, and was not found on the Hub, in its cache or in
             a package; or an answer of the Hub is malformed.
     """
-    if Path(backbone).is_dir():
+    if is_folder(backbone):
         check_fetched(Path(backbone))
         return Path(backbone), None
     if is_gguf(backbone):
@@ -132,7 +133,7 @@ def _remembered(backbone: str) -> Path:
         BackboneError: there is none, or it does not exist any more.
     """
     folder = recorded_folder(backbone)
-    if folder is not None and Path(folder).is_dir():
+    if folder is not None and is_folder(folder):
         return Path(folder)
     where = "in a folder of the machine that trained the adapter"
     if folder is not None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from adapterhub.backbones.local_folders import package_folder
 from adapterhub.backbones.model_lock import MODEL_LOCK
-from adapterhub.config.user_folders import user_folder
+from adapterhub.config.user_folders import is_file, user_folder
 from adapterhub.errors import BackboneError
 from adapterhub.patch import Patch
 from adapterhub.status import doing, quiet_loading
@@ -52,9 +52,7 @@ PACKAGED_GGUF = {
 
 def is_gguf(backbone: str) -> bool:
     """Return whether a backbone is a GGUF file, or one in a package."""
-    return backbone in PACKAGED_GGUF or (
-        backbone.lower().endswith(".gguf") and Path(backbone).is_file()
-    )
+    return backbone in PACKAGED_GGUF or (backbone.lower().endswith(".gguf") and is_file(backbone))
 
 
 def packaged_file(name: str) -> Path | None:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from adapterhub.backbones.find import is_hub_id, is_local_name
 from adapterhub.backbones.local_folders import remember_folder
-from adapterhub.config.user_folders import expanded
+from adapterhub.config.user_folders import expanded, is_folder
 from adapterhub.errors import BackboneError
 
 ORIGIN = "_adapterhub_origin"  # the attribute of a model with the folder it was loaded from
@@ -33,7 +33,7 @@ def name_and_revision(
     if cached := _CACHED.search(name.replace("\\", "/")):
         return cached[1].replace("--", "/"), cached[2]
     revision: str | None = getattr(model.config, "_commit_hash", None)
-    if not Path(name).is_dir() and is_hub_id(name):
+    if not is_folder(name) and is_hub_id(name):
         return name, revision
     last = expanded(name.replace("\\", "/")).resolve().name if name else ""
     plain = re.sub(r"[^A-Za-z0-9_.-]+|\.\.+", "-", last).strip("-.")[:100]
@@ -59,7 +59,7 @@ def origin_of(model: PreTrainedModel) -> Path | None:
     """Return the folder a model was loaded from, if it still exists; makes no network requests."""
     name = str(model.config._name_or_path)
     for folder in (getattr(model, ORIGIN, ""), name):
-        if folder and Path(folder).is_dir():
+        if folder and is_folder(folder):
             return Path(folder)
     if not is_hub_id(name):
         return None

@@ -51,6 +51,7 @@ from adapterhub.backbones.tensor_parallel import loading_by_plan
 from adapterhub.backbones.token_embedding import remember_vocabulary_size
 from adapterhub.backbones.tokenizer import remember_tokenizer
 from adapterhub.backbones.weights import DTYPES
+from adapterhub.config.user_folders import is_file
 from adapterhub.errors import BackboneError, ConfigError, unknown
 from adapterhub.patch import Patch
 from adapterhub.status import quiet_loading
@@ -179,7 +180,7 @@ def _remember_origin(
     model: PreTrainedModel, folder: Path, backbone: str, commit: str | None
 ) -> None:
     # The name of a folder must be the same after a change of the working directory.
-    is_folder = folder == Path(backbone) or is_local_name(backbone) or Path(backbone).is_file()
+    is_folder = folder == Path(backbone) or is_local_name(backbone) or is_file(backbone)
     model.config._name_or_path = model.name_or_path = (
         str(folder.absolute()) if is_folder else backbone
     )
@@ -321,7 +322,7 @@ def meta_model(
             model = auto.from_config(config, **task_model(task).init_options(config))
     except (OSError, ValueError, KeyError) as error:  # its cause may quote a server
         raise not_found(backbone, str(error).splitlines()[0]) from None
-    name = source if is_local_name(backbone) or Path(backbone).is_file() else backbone
+    name = source if is_local_name(backbone) or is_file(backbone) else backbone
     model.config._name_or_path = model.name_or_path = name
     _use(family, model)
     return model.eval()  # type: ignore[no-any-return]

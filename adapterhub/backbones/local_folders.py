@@ -20,7 +20,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from adapterhub.config.user_folders import state_folder
+from adapterhub.config.user_folders import is_folder, state_folder
 
 MOST_FOLDERS = 1_024  # the oldest go first
 _MAX_BYTES = 64 << 10
@@ -75,7 +75,7 @@ def remembered_folders() -> list[str]:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             name = json.loads(file.read_bytes()[:_MAX_BYTES])["name"]
             found.append(recorded_folder(name))
-    return [folder for folder in dict.fromkeys(found) if folder and Path(folder).is_dir()]
+    return [folder for folder in dict.fromkeys(found) if folder and is_folder(folder)]
 
 
 def _path(name: str) -> Path:

@@ -23,6 +23,7 @@ from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.bench.cells import Cell
 from adapterhub.bench.execute import TaskContext, run_cell
 from adapterhub.bench.records import CellRecord
+from adapterhub.config.user_folders import is_folder
 from adapterhub.errors import AdapterhubError, BackboneError, TrainingError
 from adapterhub.loop.stop_signals import Stopped
 from adapterhub.ray_cluster import WorkerShare, connect_ray, import_ray, share_out
@@ -42,7 +43,7 @@ class BenchWorker:
         self.contexts, self.work, self.loader = contexts, work, SharedLoader()
         self.version, folder = driver
         torch.set_num_threads(threads)
-        if Path(folder).is_dir():  # the path of a backbone may be relative
+        if is_folder(folder):  # the path of a backbone may be relative
             os.chdir(folder)
 
     def problem(self) -> str:

@@ -12,8 +12,10 @@ import click
 
 from adapterhub.config.described import help_in_words
 from adapterhub.config.options import options_of
+from adapterhub.config.user_folders import is_file, is_there
 from adapterhub.config.yaml import load_yaml, merge_options, parse_overrides
 from adapterhub.data.options import DataOptions
+from adapterhub.data.tables import is_data_name
 from adapterhub.errors import ConfigError
 from adapterhub.recipe.options import TrainOptions
 from adapterhub.recipe.recipe import NAMES, SPECS, Recipe
@@ -132,11 +134,23 @@ def _one_value_each(args: Sequence[str]) -> Iterator[str]:
     flag = None
     args = [re.sub(r"^--data(?==|$)", "--train", arg) for arg in args]
     for number, arg in enumerate(args):
-        if arg.startswith("-") or "=" in arg or arg.endswith((".yaml", ".yml")):
+        if arg.startswith("-") or is_override(arg) or arg.endswith((".yaml", ".yml")):
             flag = arg if arg.removeprefix("--") in MULTIPLE else None
         elif flag is not None and args[number - 1] != flag:
             yield flag
         yield arg
+
+
+def is_override(word: str) -> bool:
+    """Return whether a word is KEY=VALUE, and no path that contains a `=`.
+
+    Folders of sweeps and of partitioned tables do: `runs/lr=1e-3`, `year=2024/part.csv`.
+    """
+    key, equals, _ = word.partition("=")
+    if not equals or is_there(word) or any(mark in key for mark in "/\\~"):
+        return False
+    is_option = "." in key or key in _OF_RECIPES or NAMES.own_name(key.strip()) is not None
+    return is_option or not is_data_name(word)
 
 
 def recipe_words(words: tuple[str, ...], flags: dict[str, Any]) -> tuple[str | None, list[str]]:
@@ -147,7 +161,7 @@ def recipe_words(words: tuple[str, ...], flags: dict[str, Any]) -> tuple[str | N
     Raises:
         ConfigError: more than one recipe, or more than one file of training data.
     """
-    overrides = [word for word in words if "=" in word and not Path(word).exists()]
+    overrides = [word for word in words if is_override(word)]
     files = [word for word in words if word not in overrides]
     recipes = [word for word in files if is_recipe(word)]
     named = [flags["train"]] if flags["train"] else []
@@ -171,9 +185,9 @@ def is_recipe(file: str) -> bool:
     path = Path(file)
     if file.lower().endswith((".yaml", ".yml")):
         return True
-    if not path.exists():
+    if not is_there(path):
         return not path.suffix and not any(mark in file for mark in "/:")
-    if not path.is_file() or path.stat().st_size > _LARGEST_RECIPE:
+    if not is_file(path) or path.stat().st_size > _LARGEST_RECIPE:
         return False
     try:
         options = load_yaml(path)
@@ -206,7 +220,7 @@ def new_output(
     if not stem or any(name in recipe or name in typed for name in _OUTPUTS):
         return None
     names = (f"{above}/{stem}{f'-{n}' * (n > 1)}" for n in itertools.count(1))
-    used = list(itertools.takewhile(lambda name: Path(name).exists(), names))
+    used = list(itertools.takewhile(is_there, names))
     if resume and used:
         return used[-1]
     return f"{above}/{stem}{f'-{len(used) + 1}' * bool(used)}"

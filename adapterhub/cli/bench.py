@@ -18,6 +18,7 @@ from adapterhub.cli._recipe_flags import (
     recipe_flags,
     recipe_words,
 )
+from adapterhub.config.user_folders import is_file
 from adapterhub.errors import ConfigError
 from adapterhub.status import Display, display_for_terminal, doing, showing
 
@@ -107,7 +108,7 @@ def command(
     if not flags["output"]:
         flags["output"] = new_output(file, overrides, flags["train"], above="studies", resume=True)
     output = flags["output"]
-    if file is None and output and (Path(output) / "study.yaml").is_file():
+    if file is None and output and is_file(Path(output) / "study.yaml"):
         file = str(Path(output) / "study.yaml")
     study = read_study(file, overrides, nested_flags(flags), bench)
     _check_complete(study)

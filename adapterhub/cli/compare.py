@@ -17,6 +17,7 @@ from adapterhub.cli._format import (
     shown_score,
 )
 from adapterhub.cli._options import as_json_option
+from adapterhub.config.user_folders import is_folder
 from adapterhub.errors import ConfigError
 from adapterhub.files.scores import TEST
 from adapterhub.files.shown_table import ShownTable
@@ -66,7 +67,7 @@ def command(runs: tuple[str, ...], only_list: bool, as_json: bool) -> None:
 def _read(run: str) -> RunFiles:
     from adapterhub.pages.run_files import read_run
 
-    if Path(run).is_dir():
+    if is_folder(run):
         return read_run(run)
     from adapterhub.registry.pull import pull
 
@@ -75,7 +76,7 @@ def _read(run: str) -> RunFiles:
 
 def _short_names(runs: tuple[str, ...]) -> list[str]:
     """Name each run by the last parts of its path in which the runs differ."""
-    parts = [Path(run).parts if Path(run).is_dir() else (run,) for run in runs]
+    parts = [Path(run).parts if is_folder(run) else (run,) for run in runs]
     for count in range(1, max(map(len, parts)) + 1):
         names = ["/".join(p[-count:]) for p in parts]
         if len(set(names)) == len(names):

@@ -17,6 +17,7 @@ from adapterhub.cli._options import (
     registry_option,
     require_signature_option,
 )
+from adapterhub.config.user_folders import is_file
 from adapterhub.errors import ConfigError, unknown
 from adapterhub.status import doing
 
@@ -228,7 +229,7 @@ def _subject(
                 expected="ADAPTER, RECIPE.yaml, or --method and --backbone",
             )
         return method, backbone, task_and_kind(task or "causal-lm")[1], ()
-    if not (Path(source).is_file() or source.endswith((".yaml", ".yml"))):
+    if not (is_file(source) or source.endswith((".yaml", ".yml"))):
         from adapterhub.files.native import read_manifest
         from adapterhub.files.run_folder import backbone_of_adapter
         from adapterhub.registry.pull import pull

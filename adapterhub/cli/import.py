@@ -10,6 +10,7 @@ import click
 
 from adapterhub.cli._format import say, say_text
 from adapterhub.cli._options import backbone_place_option, kind_option, revision_option
+from adapterhub.config.user_folders import is_folder, is_there
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.status import doing
 
@@ -76,9 +77,9 @@ def command(
 
 def _recognized(folder: Path) -> tuple[str, CheckpointInfo]:
     """Return the name of a folder's format and the metadata of its checkpoint."""
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise FileError(
-            f"{folder} is a file" if folder.exists() else f"there is no folder {str(folder)!r}",
+            f"{folder} is a file" if is_there(folder) else f"there is no folder {str(folder)!r}",
             expected="the folder of a checkpoint of peft or adapters",
         )
     from adapterhub.interchange.formats import FORMATS, detect

@@ -24,6 +24,7 @@ from adapterhub.cli._options import (
     task_option,
     text_column_option,
 )
+from adapterhub.config.user_folders import is_file, is_folder, is_there
 from adapterhub.errors import ConfigError, DataError, one_line
 from adapterhub.status import counting, doing, reading
 
@@ -230,12 +231,12 @@ def _file_among(
     """
     names = [text for text in texts if text.lower().endswith(_TABLES) and not text.count(" ")]
     if len(texts) == 1 and data is None:
-        (path,) = map(Path, texts)
-        is_table = bool(names) or path.is_dir() if task.decodes else path.is_file()
-        if is_table and path.exists():
-            return (), texts[0]
+        (name,) = texts
+        is_table = bool(names) or is_folder(name) if task.decodes else is_file(name)
+        if is_table and is_there(name):
+            return (), name
     if names and len(names) == len(texts):
-        found = Path(names[0]).exists()
+        found = is_there(names[0])
         raise DataError(
             f"{len(names)} files" if found else f"there is no file {names[0]}",
             expected="one file of rows, or texts",
@@ -401,7 +402,7 @@ def _named(
             )
         return {"": reference}
     named = dict(text.partition("=")[::2] for text in adapters)
-    wrong = [text for text in adapters if not all(text.partition("="))]
+    wrong = [text for text in adapters if not all(text.partition("=")) or is_folder(text)]
     if wrong or not named or reference is not None or len(named) < len(adapters):
         raise ConfigError(
             f"--route-column {route_column} needs the adapters that its cells name",

@@ -15,6 +15,7 @@ import click
 from adapterhub.cli._answers import Shape
 from adapterhub.cli._format import bytes_text, say_text, seconds_text
 from adapterhub.cli._options import quiet_option
+from adapterhub.config.user_folders import is_there
 
 if TYPE_CHECKING:
     from adapterhub.inference.open import Predictor
@@ -126,7 +127,7 @@ def _predict(folder: Path, texts: Sequence[str]) -> None:
 def _unused(output: str) -> str:
     """Return `output`, with a number appended if an earlier quickstart used it."""
     names = itertools.chain([output], (f"{output}-{n}" for n in itertools.count(2)))
-    return next(name for name in names if not Path(name).exists())
+    return next(name for name in names if not is_there(name))
 
 
 def _answer_lines(folder: Path) -> None:

@@ -10,6 +10,7 @@ import click
 
 from adapterhub.cli._format import say, say_text
 from adapterhub.cli._recipe_flags import RecipeCommand, nested_flags, recipe_flags, recipe_words
+from adapterhub.config.user_folders import is_there
 from adapterhub.errors import ConfigError, OutputError, nearest, spelled_like, unknown
 from adapterhub.recipe.recipe import read_draft
 
@@ -63,7 +64,7 @@ def _split_names(words: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...
         )
     known = (*described_methods(), *TASKS)
     for word in words:
-        is_name = re.fullmatch(r"[\w-]+", word) and word not in known and not Path(word).exists()
+        is_name = re.fullmatch(r"[\w-]+", word) and word not in known and not is_there(word)
         if is_name and nearest(word, known):  # else it may be a dataset of the Hub
             raise unknown("method or task", word, known, hint="adapterhub methods, tasks")
     named = {option: found[0] for option, found in specs.items() if found}

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from adapterhub.cli._format import open_page, say
+from adapterhub.config.user_folders import is_file
 from adapterhub.errors import ConfigError
 
 _STUDY = "study.yaml"
@@ -27,7 +28,7 @@ def command(runs: tuple[str, ...], output: str | None, show: bool) -> None:
     """
     folders = list(map(Path, dict.fromkeys(runs)))
     if len(folders) > 1:  # runs/* also names the page that this writes there
-        folders = [folder for folder in folders if not folder.is_file()] or folders
+        folders = [folder for folder in folders if not is_file(folder)] or folders
     page = _write(folders, Path(output) if output else None)
     say(f"report       {page}")
     if show:
@@ -36,7 +37,7 @@ def command(runs: tuple[str, ...], output: str | None, show: bool) -> None:
 
 def _write(folders: list[Path], output: Path | None) -> Path:
     """Write the page of what the folders are."""
-    studies = [folder for folder in folders if (folder / _STUDY).is_file()]
+    studies = [folder for folder in folders if is_file(folder / _STUDY)]
     if studies and len(folders) > 1:
         raise ConfigError(
             f"{studies[0]} is a study, which has a page of its own",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +18,7 @@ from adapterhub.cli._recipe_flags import (
     recipe_flags,
     recipe_words,
 )
+from adapterhub.config.user_folders import is_file
 from adapterhub.errors import ConfigError
 from adapterhub.files.shown_table import ShownTable
 from adapterhub.status import display_for_terminal, doing, showing
@@ -61,7 +61,7 @@ def command(
     """
     from adapterhub.data.tables import is_data_name
 
-    files = [word for word in adapters if Path(word).is_file() or is_data_name(word)]
+    files = [word for word in adapters if is_file(word) or is_data_name(word)]
     adapters = tuple(word for word in adapters if word not in files)
     recipe_words(tuple(files), flags)
     if not flags["train"]:

@@ -33,6 +33,7 @@ from adapterhub.cli._recipe_flags import (
     recipe_words,
 )
 from adapterhub.config.spec import call_text
+from adapterhub.config.user_folders import is_file
 from adapterhub.errors import ConfigError, TrainingError, one_line
 from adapterhub.files.scores import TEST
 from adapterhub.files.shown_table import ShownTable
@@ -185,7 +186,7 @@ def _swept(
 def _recipe_of(output: str | None) -> str | None:
     """Return the recipe of the run in a folder, if there is one: that of a run to resume."""
     path = Path(output) / "recipe.yaml" if output else None
-    return str(path) if path and path.is_file() else None
+    return str(path) if path and is_file(path) else None
 
 
 def _print_plan(prepared: Any) -> None:

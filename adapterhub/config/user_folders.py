@@ -54,7 +54,7 @@ def expanded(path: str | Path) -> Path:
     """Return a path with the home folder for `~`; as it is where that user has none."""
     try:
         return Path(path).expanduser()
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         return Path(path)
 
 
@@ -72,6 +72,25 @@ def sync_file(handle: IO[Any]) -> None:
     except OSError as error:
         if error.errno not in _NO_SYNC:
             raise
+
+
+def is_file(name: str | Path) -> bool:
+    """Return whether what a user gave names a file.
+
+    It may be anything: a text of any length, with any characters, an address, or `KEY=VALUE`. What
+    no file system takes as a name is the name of no file, where a `Path` raises an OSError.
+    """
+    return os.path.isfile(name)
+
+
+def is_folder(name: str | Path) -> bool:
+    """Return whether what a user gave, as in `is_file`, names a folder."""
+    return os.path.isdir(name)
+
+
+def is_there(name: str | Path) -> bool:
+    """Return whether what a user gave, as in `is_file`, names a file or a folder."""
+    return os.path.exists(name)
 
 
 @functools.cache

@@ -35,7 +35,7 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from error
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(read_problem(path, error)) from error
     return parse_mapping(text, str(path))
 

@@ -219,7 +219,7 @@ def file_bytes(source: str) -> bytes:
     path = Path(source)
     try:
         data = path.read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise DataError(read_problem(path, error)) from error
     if pointer := not_fetched(data):
         raise DataError(f"{source} is {pointer}")

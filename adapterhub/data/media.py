@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+from adapterhub.config.user_folders import is_folder
 from adapterhub.data.columns import Wants, choose_columns
 from adapterhub.data.examples import EmptyCell, parse_label, read_rows, refuse
 from adapterhub.data.media_formats import Sound
@@ -96,7 +97,7 @@ def read_media(
         DataError: the source is missing, empty or malformed, or files are missing or broken.
     """
     options = choose_columns(source, options, split, wants, labelled=labelled).options
-    folder = Path(source) if Path(source).is_dir() else Path(source).parent
+    folder = Path(source) if is_folder(source) else Path(source).parent
 
     def build(cell: object, *labels: object) -> MediaFile:
         label, problem = parse(labels[0]) if labels else (None, "")

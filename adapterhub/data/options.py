@@ -6,10 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from adapterhub.config.options import option
+from adapterhub.config.user_folders import is_there
 from adapterhub.errors import ConfigError, DataError, counted
 
 PREDICT = "predict"  # the split of data to predict on, where each line is to have a prediction
@@ -137,7 +137,7 @@ def _file_or_share(test: str | float | None) -> str | float | None:
         ConfigError: a number that is no share.
     """
     if isinstance(test, str):
-        if Path(test).exists() or not _A_NUMBER.fullmatch(test):
+        if is_there(test) or not _A_NUMBER.fullmatch(test):
             return test or None
         test = float(test)
     if test is None or 0 < test < 1:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from adapterhub.config.user_folders import is_folder
 from adapterhub.data.chat_formats import CHAT_COLUMNS, ROLES, message_keys
 from adapterhub.data.columns import ColumnChoice, Wants, choose_columns
 from adapterhub.data.examples import EmptyCell, read_rows, refuse, text_problem
@@ -110,7 +111,7 @@ def read_chats(
     Raises:
         DataError: the source is missing, empty or malformed, or rows are invalid; lists all.
     """
-    folder = Path(source) if Path(source).is_dir() else Path(source).parent
+    folder = Path(source) if is_folder(source) else Path(source).parent
 
     def build(messages: object, beside: object = None) -> PictureChat:
         turns, cells = _placed(_parsed(messages), _listed(beside))
@@ -265,7 +266,7 @@ def read_asked(
         DataError: the source is missing, empty or malformed, or rows are invalid; lists all.
     """
     options = choose_columns(source, options, split, wants, labelled=labelled).options
-    folder = Path(source) if Path(source).is_dir() else Path(source).parent
+    folder = Path(source) if is_folder(source) else Path(source).parent
     columns = {"picture": options.text_column}
     columns |= {"question": options.pair} if options.pair else {}
     columns |= {"answer": options.label_column} if labelled else {}

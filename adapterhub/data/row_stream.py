@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from adapterhub.config.user_folders import is_folder, is_there
 from adapterhub.data.options import DataOptions
 from adapterhub.data.parquet import columns_in_structs, values_of
 from adapterhub.data.table import (
@@ -126,7 +127,7 @@ def reading_hub(name: str, split: str, how: str) -> Iterator[None]:
 
 def is_many_files(location: str) -> bool:
     """Return whether a source is a URL, a pattern or a folder, which only a stream reads."""
-    return "://" in location or _is_pattern(location) or Path(location).is_dir()
+    return "://" in location or _is_pattern(location) or is_folder(location)
 
 
 def open_source(location: str, options: DataOptions, split: str) -> RowSource:
@@ -138,36 +139,36 @@ def open_source(location: str, options: DataOptions, split: str) -> RowSource:
     Raises:
         DataError: nothing is there, or it cannot be read.
     """
-    if not is_many_files(location) and not Path(location).exists():
+    if not is_many_files(location) and not is_there(location):
         splits = {"train": options.train_split, "eval": options.eval_split}
         return _on_hub(location, options, splits.get(split, split))
-    with _read_errors(location):
-        files = list_files(location)
+    files = list_files(location)
     kind = _reader(location, files, options)
     with _read_errors(location):
         return _open_files(location, files, kind, options)
 
 
 def _is_pattern(location: str) -> bool:
-    return any(character in location for character in "*?[") and not Path(location).exists()
+    return any(character in location for character in "*?[") and not is_there(location)
 
 
 def list_files(location: str) -> dict[str, str]:
     """Return {URL or path: short name} of the files of a location, sorted.
 
     Raises:
-        DataError: there are none.
+        DataError: there are none, or they cannot be listed.
     """
     import fsspec
 
     reach_bucket(location)
-    system, path = fsspec.core.url_to_fs(location)
-    if _is_pattern(location):
-        found = system.glob(path)
-    elif system.isdir(path):
-        found = [name for name in system.find(path) if _suffix(name) in _READERS]
-    else:
-        found = [path] if system.exists(path) else []
+    with _read_errors(location):
+        system, path = fsspec.core.url_to_fs(location)
+        if _is_pattern(location):
+            found = system.glob(path)
+        elif system.isdir(path):
+            found = [name for name in system.find(path) if _suffix(name) in _READERS]
+        else:
+            found = [path] if system.exists(path) else []
     if not found:
         raise DataError(
             f"no files at {location}",

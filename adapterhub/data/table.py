@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adapterhub.config.user_folders import is_file
 from adapterhub.errors import DataError, did_you_mean
 
 _MOST_LISTED = 10  # offenders of one error; the rest are counted
@@ -109,7 +110,7 @@ class Table:
     @property
     def shown_source(self) -> str:
         """The name of the file without its folder, or the id of the dataset."""
-        return Path(self.source).name if Path(self.source).is_file() else self.source
+        return Path(self.source).name if is_file(self.source) else self.source
 
     def samples(self) -> list[str]:
         """Show each column with its first two different values, one line per column."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from adapterhub.config.user_folders import is_file, is_folder, is_there
 from adapterhub.data.decode import DecodedText, file_bytes, file_text, split_lines
 from adapterhub.data.decode import read_text as read_text
 from adapterhub.data.delimited import encoding_notes, find_delimiter, read_delimited
@@ -92,7 +93,7 @@ def is_data_name(name: str) -> bool:
 def _key(source: str, options: DataOptions, split: str) -> object:
     """Identify what `read_table` returns: the file as it is now, and how it is read."""
     path = Path(source)
-    stat = path.stat() if path.is_file() else None
+    stat = path.stat() if is_file(path) else None
     file = (stat.st_mtime_ns, stat.st_size) if stat else None
     return source, file, split, replace(options, train=None, eval=None, rows=None, labels=None)
 
@@ -164,12 +165,12 @@ def _encoding(decoded: DecodedText) -> str:
 def _format_of(source: str, options: DataOptions) -> str:
     if options.format != "auto":
         return options.format
-    if Path(source).is_dir():
+    if is_folder(source):
         return "hub" if _is_saved(source) else "folder"
     path = Path(source.lower().removesuffix(".gz"))
     if path.suffix in _SUFFIXES:
         return _SUFFIXES[path.suffix]
-    if not Path(source).exists():
+    if not is_there(source):
         # Not a valid Hub id, so a missing file: reading it raises the right error.
         if path.suffix and nearest(source, (each.name for each in Path().glob("*.*"))):
             return "csv"
@@ -313,7 +314,7 @@ def _read_parquet(source: str) -> Table:
 
 def _is_saved(source: str) -> bool:
     """Return whether a folder was written by `save_to_disk` of the library datasets."""
-    return any((Path(source) / name).is_file() for name in ("state.json", "dataset_dict.json"))
+    return any(is_file(Path(source) / name) for name in ("state.json", "dataset_dict.json"))
 
 
 def _load_saved(source: str, split: str) -> Any:
@@ -362,7 +363,7 @@ def metadata_file(source: str) -> str | None:
     Its name is that of the library datasets.
     """
     paths = (Path(source) / name for name in METADATA)
-    return next((str(path) for path in paths if path.is_file()), None)
+    return next((str(path) for path in paths if is_file(path)), None)
 
 
 def read_folder(source: str) -> Table:

@@ -52,12 +52,14 @@ Limits and their reasons
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from adapterhub.config.user_folders import is_file, is_folder, is_there
 from adapterhub.errors import FileError, OutputError
 from adapterhub.files.atomic import (
     UnreadableError,
@@ -152,11 +154,8 @@ def replaceable(folder: Path) -> frozenset[str]:
 def find_adapter(folder: Path) -> Path | None:
     """Return the folder with the adapter's files: `folder` or its subfolder `adapter`, or None."""
     inner = folder / "adapter"
-    try:
-        candidates = (folder,) if inner.is_symlink() else (folder, inner)
-        return next((c for c in candidates if (c / MANIFEST_FILE).is_file()), None)
-    except OSError:  # not a valid file name
-        return None
+    candidates = (folder,) if os.path.islink(inner) else (folder, inner)
+    return next((c for c in candidates if is_file(c / MANIFEST_FILE)), None)
 
 
 def adapter_folder(folder: Path) -> Path:
@@ -323,10 +322,10 @@ def _verify(staged: Path, manifest: bytes, tensors: Mapping[str, torch.Tensor]) 
 
 def _check_folder(folder: Path) -> None:
     restore_old(folder)
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise FileError(
             f"{folder} is not a folder"
-            if folder.exists()
+            if is_there(folder)
             else f"there is no folder {str(folder)!r}",
             expected="an adapter folder",
             hint="check the path, or pull the adapter",

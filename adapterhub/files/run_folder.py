@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from adapterhub.config.user_folders import is_folder
 from adapterhub.config.yaml import load_yaml
 from adapterhub.errors import FileError
 from adapterhub.files.manifest import Manifest
@@ -16,7 +17,7 @@ _MOST_LISTED = 8  # names in the description of a folder
 def no_adapter(folder: Path) -> FileError:
     """Build the error for a folder without an adapter: what is there instead."""
     expected = "the folder of an adapter, or the output folder of a finished run"
-    if not folder.is_dir():
+    if not is_folder(folder):
         exists = os.path.lexists(folder)
         problem = f"{folder} is not a folder" if exists else f"there is no folder {str(folder)!r}"
         return FileError(problem, expected=expected, hint="adapterhub list")
@@ -64,7 +65,7 @@ def _recorded(manifest: Manifest) -> str | None:
 
     # Before the recipe: a relative path there may be another folder in this working directory.
     folder = recorded_folder(manifest.backbone.id)
-    return folder if folder and Path(folder).is_dir() else None
+    return folder if folder and is_folder(folder) else None
 
 
 def backbone_of_run(files: Path) -> str | None:
@@ -79,4 +80,4 @@ def backbone_of_run(files: Path) -> str | None:
         return None
     backbone = str(load_yaml(recipe).get("backbone", ""))
     is_remote = backbone.startswith(("\\\\", "//")) or "\0" in backbone
-    return backbone if backbone and not is_remote and Path(backbone).is_dir() else None
+    return backbone if backbone and not is_remote and is_folder(backbone) else None

@@ -10,6 +10,7 @@ from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from adapterhub.config.user_folders import is_file
 from adapterhub.data.chat_formats import messages_of
 from adapterhub.data.columns import ColumnChoice
 from adapterhub.data.options import PREDICT, DataOptions
@@ -54,7 +55,7 @@ def _nameless(task: Task, source: str, options: DataOptions) -> Table | None:
 
     Such files have no names of columns, and no other columns than a prediction reads.
     """
-    if Path(source).suffix.lower() not in _TEXTS or not Path(source).is_file():
+    if Path(source).suffix.lower() not in _TEXTS or not is_file(source):
         return None
     table = read_table(source, options, PREDICT)
     count, most = len(table.columns), task.fields(options)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from adapterhub.config.user_folders import is_there
 from adapterhub.data.table import Table
 from adapterhub.errors import ConfigError, OutputError
 from adapterhub.files.atomic import explained, replace_file
@@ -40,7 +41,7 @@ def check_new(path: Path) -> None:
     Raises:
         OutputError: it is.
     """
-    if path.exists():
+    if is_there(path):
         raise OutputError(f"{path} is already there", hint="another --output")
 
 

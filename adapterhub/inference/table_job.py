@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from adapterhub._version import __version__
+from adapterhub.config.user_folders import is_folder, is_there
 from adapterhub.data.options import PREDICT, DataOptions
 from adapterhub.data.parquet import columns_in_structs, opened_parquet, values_of
 from adapterhub.data.row_stream import files_digest, list_files, reach_bucket
@@ -145,7 +146,7 @@ class TableWorker:
             )
         if threads:
             torch.set_num_threads(threads)
-        if Path(folder).is_dir():  # paths of adapters and rows may be relative
+        if is_folder(folder):  # paths of adapters and rows may be relative
             os.chdir(folder)
         self.job = job
         self.adapters = open_several(job.adapters, job.backbone, job.registry)
@@ -328,7 +329,7 @@ class TableOutput:
                 expected="the same rows, adapters, columns and release, to continue it",
                 hint="another --output",
             )
-        if not self.remote and Path(self.folder).exists() and finished_names(Path(self.folder)):
+        if not self.remote and is_there(self.folder) and finished_names(Path(self.folder)):
             raise OutputError(f"{self.folder} is not empty", hint="another --output")
         if not self.remote:
             Path(self.folder).mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from adapterhub.config.user_folders import is_folder, is_there
+
 FILE = "pytorch_lora_weights.safetensors"  # as diffusers names it
 _STARTS = (
     "unet.", "transformer.", "transformer_2.", "text_encoder", "lora_unet_", "lora_te",
@@ -28,7 +30,7 @@ def is_diffusers(folder: Path) -> bool:
 
 def file_in(folder: Path) -> Path | None:
     """Return the LoRA file of a folder: by diffusers' name, or the only safetensors file."""
-    if (folder / "adapter_config.json").exists() or not folder.is_dir():
+    if is_there(folder / "adapter_config.json") or not is_folder(folder):
         return None
     named = [folder / FILE] if (folder / FILE).exists() else sorted(folder.glob("*.safetensors"))
     return named[0] if len(named) == 1 and named[0].is_file() else None

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from adapterhub.config.user_folders import is_file
 from adapterhub.config.yaml import load_yaml
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.atomic import UnreadableError, read_lines
@@ -123,7 +124,7 @@ def read_run(folder: str | Path) -> RunFiles:
         FileError: there is no run and no adapter, or a file is broken.
     """
     folder = Path(folder)
-    if folder.name == "adapter" and (folder.parent / "recipe.yaml").is_file():
+    if folder.name == "adapter" and is_file(folder.parent / "recipe.yaml"):
         folder = folder.parent
     adapter = find_adapter(folder)
     lines = list(_lines(folder / "metrics.jsonl", _METRICS))
@@ -150,7 +151,7 @@ def submapping(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _recipe(path: Path) -> Mapping[str, Any]:
-    return load_yaml(path) if path.is_file() and not path.is_symlink() else {}
+    return load_yaml(path) if is_file(path) and not path.is_symlink() else {}
 
 
 _METRICS = {"train": ("epoch", "loss"), "eval": ("epoch",)}
@@ -160,7 +161,7 @@ _TIMINGS = {"train": _CLOCK, "eval": _CLOCK}
 
 def _lines(path: Path, fields: Mapping[str, tuple[str, ...]]) -> Iterator[Line]:
     """Yield the lines of a metrics file; the last one may be cut, by a kill."""
-    if not path.is_file() or path.is_symlink() or not path.stat().st_size:
+    if not is_file(path) or path.is_symlink() or not path.stat().st_size:
         return
     try:
         lines = read_lines(path, MOST_BYTES)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from adapterhub.config.user_folders import is_folder, is_there
 from adapterhub.errors import OutputError
 from adapterhub.files.atomic import check_place, finished_names, remove_unfinished
 from adapterhub.files.native import replaceable
@@ -97,13 +98,13 @@ def check_output(output: Path, resume: bool) -> None:
         OutputError: it contains a run already (without `resume`) or no run to resume, another
             process trains in it, it is a file, or it cannot be created.
     """
-    if output.exists() and not output.is_dir():
+    if is_there(output) and not is_folder(output):
         raise OutputError(f"{output} is a file", expected="a new folder for the run")
     _check_content(output, resume)
-    parent = next(p for p in (output, *output.parents, Path.cwd()) if p.is_dir())
+    parent = next(p for p in (output, *output.parents, Path.cwd()) if is_folder(p))
     if not os.access(parent, os.W_OK):
         raise OutputError(f"{parent} is not writable", hint="another --output")
-    if (output / LOCK).exists():
+    if is_there(output / LOCK):
         _acquired(output).release()
 
 
@@ -116,7 +117,7 @@ def hold_output(output: Path, resume: bool) -> Iterator[None]:
     Raises:
         OutputError: another process trains in the folder, or it cannot be created or used.
     """
-    created = not output.exists()
+    created = not is_there(output)
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
     lock = _acquired(output)
@@ -133,7 +134,7 @@ def hold_output(output: Path, resume: bool) -> Iterator[None]:
 
 
 def _check_content(output: Path, resume: bool) -> None:
-    names = {*finished_names(output)} - {LOCK} if output.is_dir() else set()
+    names = {*finished_names(output)} - {LOCK} if is_folder(output) else set()
     if names and not resume:
         raise OutputError(
             f"the output folder {output} exists",
@@ -142,7 +143,7 @@ def _check_content(output: Path, resume: bool) -> None:
         )
     check_place(output / "adapter", True, replaceable(output / "adapter"))
     checkpoints = output / "checkpoints"
-    saved = {entry.name for entry in checkpoints.iterdir()} if checkpoints.is_dir() else set()
+    saved = {entry.name for entry in checkpoints.iterdir()} if is_folder(checkpoints) else set()
     if "last" in saved or any(name.endswith("-old") for name in saved):
         return
     others = names - _BEFORE_CHECKPOINT | {f"checkpoints/{n}" for n in saved & {"best"}}

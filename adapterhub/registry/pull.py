@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from adapterhub.config.user_folders import expanded
+from adapterhub.config.user_folders import expanded, is_file
 from adapterhub.errors import (
     AdapterhubError,
     FileError,
@@ -305,8 +305,8 @@ def fetch_folder(path: Path, *, signed: bool = False) -> Fetched:
         SignatureError: signatures are required, and it has none by a trusted key.
     """
     trust = current_trust(signed=signed)
-    native = (path / MANIFEST_FILE).is_file()
-    if not native and ((path / CONFIG_FILE).is_file() or is_diffusers(path)):
+    native = is_file(path / MANIFEST_FILE)
+    if not native and (is_file(path / CONFIG_FILE) or is_diffusers(path)):
         _refuse_foreign(str(path), trust)
         return Fetched(path)
     folder = adapter_folder(path)

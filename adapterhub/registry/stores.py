@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from adapterhub.config.user_folders import is_folder
 from adapterhub.errors import ConfigError, warn_user
 from adapterhub.registry.bucket import Bucket, is_bucket
 from adapterhub.registry.local import LocalRegistry
@@ -43,12 +44,26 @@ def read_reference(
     if isinstance(location, Path):
         return Reference("folder", str(location))
     # A folder in the current one never stands for a hub: a stranger's project may have hf:a/b.
-    if not is_remote(location) and os.path.isdir(location):
+    if not is_remote(location) and is_folder(location):
         if "/" in location or os.sep in location:
             return Reference("folder", location)
         if registry is None and "@" not in location and _is_folder(location, signed):
             return Reference("folder", f"./{location}")
     return parse_reference(location)
+
+
+def named_reference(text: str, registry: str | Path | None = None) -> tuple[str, Reference]:
+    """Parse `NAME=ADAPTER` or `ADAPTER`, whose name is then "".
+
+    A folder whose path contains a `=`, as those of a sweep do, is an ADAPTER.
+
+    Raises:
+        ConfigError: the adapter is no reference.
+    """
+    name, equals, rest = text.partition("=")
+    if not equals or is_folder(text) or "/" in name or "\\" in name:
+        return "", read_reference(text, registry)
+    return name, read_reference(rest, registry)
 
 
 def _is_folder(name: str, signed: bool) -> bool:

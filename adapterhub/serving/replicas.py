@@ -27,7 +27,6 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -39,6 +38,7 @@ from starlette.responses import Response, StreamingResponse
 
 from adapterhub._version import __version__
 from adapterhub.config.options import from_dict, to_dict
+from adapterhub.config.user_folders import is_folder
 from adapterhub.errors import ServingError
 from adapterhub.ray_cluster import connect_ray, import_serve, share_out
 from adapterhub.serving.adapters import ModelUse
@@ -115,7 +115,7 @@ class Replica:
             )
         _, serve = import_serve()
         torch.set_num_threads(threads)
-        if Path(folder).is_dir():
+        if is_folder(folder):
             os.chdir(folder)
         # Who asks, and how often, is checked by the front.
         inside = replace(options, host="127.0.0.1", tokens=None, requests_per_minute=0)

@@ -18,10 +18,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import option
+from adapterhub.config.user_folders import is_file
 from adapterhub.data.columns import WANTS, ColumnChoice, choose_columns
 from adapterhub.data.examples import read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
@@ -324,7 +324,7 @@ def _positions(row: Row, answers: Sequence[tuple[str, int]]) -> dict[str, int]:
 
 def _is_squad(source: str) -> bool:
     """Return whether a file is one JSON object with paragraphs, as SQuAD's are."""
-    if not source.lower().removesuffix(".gz").endswith(".json") or not Path(source).is_file():
+    if not source.lower().removesuffix(".gz").endswith(".json") or not is_file(source):
         return False
     try:
         whole = json.loads(read_text(source))

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import option
+from adapterhub.config.user_folders import is_file, is_folder
 from adapterhub.data.columns import WANTS, ColumnChoice, choose_columns
 from adapterhub.data.decode import decode_text, file_bytes
 from adapterhub.data.examples import Example, read_rows
@@ -169,7 +170,7 @@ class TextToImage(MediaTask):
 
     def _has_own(self, source: str) -> bool:
         """Return whether captions are no column: one prompt, or a file beside each picture."""
-        folder = Path(source).is_dir() and metadata_file(source) is None
+        folder = is_folder(source) and metadata_file(source) is None
         return bool(self.prompt) or folder
 
     def decode(self, data: bytes) -> Any:
@@ -418,7 +419,7 @@ def _beside(files: Sequence[MediaFile]) -> list[str]:
     """
     paths = [Path(file.path).with_suffix(".txt") for file in files]
     texts = [
-        decode_text(file_bytes(str(path)), str(path)).strip() if path.is_file() else None
+        decode_text(file_bytes(str(path)), str(path)).strip() if is_file(path) else None
         for path in paths
     ]
     lacking = [

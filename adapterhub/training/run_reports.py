@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from adapterhub.config.options import to_dict
+from adapterhub.config.user_folders import is_folder
 from adapterhub.errors import ConfigError, counted, one_line
 from adapterhub.files.atomic import replace_file
 from adapterhub.files.scores import ScoreError
@@ -300,7 +301,7 @@ def configuration(recipe: Recipe) -> dict[str, Any]:
         for name in DATA_SOURCES:
             own["data"].pop(name, None)
     del options["output"]
-    if Path(recipe.backbone).is_dir():
+    if is_folder(recipe.backbone):
         options["backbone"] = Path(recipe.backbone).resolve().name
     return dict(_flat(options))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import to_dict
+from adapterhub.config.user_folders import is_folder
 from adapterhub.errors import ConfigError, FileError, OutputError
 from adapterhub.files.atomic import put_in_place, replace_file, staging, sync_files
 from adapterhub.loop.processes import is_main, wait_for_everyone
@@ -72,7 +73,7 @@ def run_stages(
 def check_stages(staged: StagedRecipe, resume: bool, *, dry: bool = False) -> list[str]:
     """Check all stages without torch, and return the names of those that are not finished."""
     output = Path(staged.output)
-    if not resume and not dry and output.is_dir() and any(output.iterdir()):
+    if not resume and not dry and is_folder(output) and any(output.iterdir()):
         raise OutputError(
             f"the output folder {output} exists",
             expected="a new folder for the run",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import re
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Sequence
@@ -20,11 +21,12 @@ from typing import Any
 import uvicorn
 
 from adapterhub.backbones.fingerprint import fingerprint
+from adapterhub.config.user_folders import is_folder
 from adapterhub.errors import AdapterhubError, ConfigError, RegistryError, ServingError, warn_user
 from adapterhub.inference.open import AdapterSource, Predictor
 from adapterhub.registry.reference import NAME_RULE, Reference, is_name
 from adapterhub.registry.store import Query
-from adapterhub.registry.stores import read_reference, registry_at
+from adapterhub.registry.stores import named_reference, registry_at
 from adapterhub.serving.engine import ServingEngine
 from adapterhub.serving.http.allowed import AllowedAdapters
 from adapterhub.serving.http.app import ENDPOINTS, make_app
@@ -75,10 +77,9 @@ def named_adapters(options: ServeOptions) -> tuple[dict[str, AdapterSource | Non
     named: dict[str, AdapterSource | None] = {}
     folders = set()
     for text in options.adapters:
-        name, equals, rest = text.partition("=")
-        reference = read_reference(rest if equals else text, options.registry)
-        shown = name if equals else _client_name(reference)
-        if (equals or reference.kind == "folder") and not is_name(shown):
+        name, reference = named_reference(text, options.registry)
+        shown = name or _client_name(reference)
+        if (name or reference.kind == "folder") and not is_name(shown):
             raise ConfigError(
                 f"{shown!r} is no name for clients", expected=NAME_RULE, hint=f"NAME={reference}"
             )
@@ -93,18 +94,22 @@ def named_adapters(options: ServeOptions) -> tuple[dict[str, AdapterSource | Non
 
 
 def _client_name(reference: Reference) -> str:
-    """Return what clients call an adapter: its reference, or the name of its folder."""
+    """Return what clients call an adapter: its reference, or the name of its folder.
+
+    Those of sweeps, such as `method=lora,seed=0`, become `method-lora-seed-0`.
+    """
     if reference.kind != "folder":
         return str(reference)
     path = Path(reference.name).resolve()
-    return path.parent.name if path.name == "adapter" else path.name
+    name = path.parent.name if path.name == "adapter" else path.name
+    return re.sub("[=,+]+", "-", name)
 
 
 def _backbone_name(backbone: str | None) -> str:
     """Return what clients call the backbone without an adapter; "" if there is none."""
     if backbone is None:
         return ""
-    return Path(backbone).resolve().name if Path(backbone).is_dir() else backbone
+    return Path(backbone).resolve().name if is_folder(backbone) else backbone
 
 
 def listed_backbone(options: ServeOptions, registry: str) -> str | None:
@@ -115,8 +120,8 @@ def listed_backbone(options: ServeOptions, registry: str) -> str | None:
         BackboneError: the named one cannot be read.
     """
     if options.backbone is not None:
-        is_folder = Path(options.backbone).is_dir()
-        return fingerprint(options.backbone) if is_folder else options.backbone
+        name = options.backbone
+        return fingerprint(name) if is_folder(name) else name
     found = registry_at(registry).search(Query(limit=_MOST_LISTED))
     backbones = sorted({each.backbone for each in found})
     if len(backbones) != 1:

@@ -1,0 +1,225 @@
+"""What is given as a name: long texts, odd characters, and paths with a `=`, in every way in."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import shutil
+from pathlib import Path
+
+import pytest
+from command_line import refused
+from fixtures import json_lines, sentences, write_tsv
+from selection import rotate
+
+import adapterhub as ah
+from adapterhub.cli._recipe_flags import recipe_words
+from adapterhub.config.user_folders import is_file, is_folder, is_there
+from adapterhub.data.options import DataOptions
+from adapterhub.data.row_stream import open_source
+from adapterhub.data.tables import read_table
+from adapterhub.errors import AdapterhubError
+from adapterhub.recipe.output_folder import check_output
+from adapterhub.recipe.recipe import read
+from adapterhub.registry.stores import named_reference
+
+PACKAGE = Path(ah.__file__).parent
+STRANGE = {
+    "long": "x" * 300,
+    "long in a folder": "./" + "x" * 300,
+    "long file": "x" * 300 + ".csv",
+    "long path": "a/" * 3000,
+    "nul": "nul\0byte",
+    "nul in a folder": "./nul\0byte.csv",
+    "home of nobody": "~nobody-here/x",
+    "assignment": "./a=b/c",
+    "address": "https://host.example/" + "y" * 300,
+    "pattern": "*" * 300,
+    "open bracket": "[x",
+    "empty": "",
+    "space": " ",
+    "surrogate": "./\ud800x",
+    "lines": "x\ny.csv",
+}
+
+
+@pytest.mark.parametrize("name", STRANGE.values(), ids=list(STRANGE))
+def test_what_no_file_can_be_called_is_no_file(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert not any(test(name) for test in (is_file, is_folder, is_there))
+
+
+def test_no_module_looks_for_a_file_by_a_path_of_what_was_given():
+    """`Path(text).is_file()` raises an OSError for a long text; user_folders.py has what does not.
+
+    The server of a hub has no names of users on its disk.
+    """
+    asked = ("exists", "is_file", "is_dir")
+    found = [
+        f"{file.relative_to(PACKAGE)}:{node.lineno}"
+        for file in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if node.func.attr in asked and isinstance(node.func.value, ast.Call)
+        if getattr(node.func.value.func, "id", "") == "Path" and node.func.value.args
+        if not isinstance(node.func.value.args[0], ast.Constant | ast.JoinedStr)
+    ]
+    assert not found
+
+
+READERS = {
+    "open": ah.open,
+    "pull": ah.pull,
+    "publish": ah.publish,
+    "load_backbone": lambda name: ah.load_backbone(name, task="features"),
+    "recipe": lambda name: read(name, [], {}),
+    "backbone of a recipe": lambda name: read(None, [], {"backbone": name, "output": "out"}),
+    "table": lambda name: read_table(name, DataOptions(), "train"),
+    "stream": lambda name: open_source(name, DataOptions(), "train"),
+    "output": lambda name: check_output(Path(name), False),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_functions_refuse_strange_names(reader, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in STRANGE.values():
+        try:
+            READERS[reader](name)
+        except AdapterhubError:
+            continue
+        assert reader in ("output", "backbone of a recipe"), name
+
+
+COMMANDS = (
+    "predict RUN --data @",
+    "predict RUN --input @ --output new.parquet",
+    "predict @ text",
+    "predict RUN text --output @",
+    "predict RUN text --backbone @",
+    "predict RUN text --registry @",
+    "eval RUN --data @",
+    "train @ --backbone B --output new",
+    "train DATA --backbone @ --output new",
+    "train DATA --backbone B --output new --from @",
+    "train DATA --backbone B --output new --on @",
+    "train DATA --backbone B --output new --eval @",
+    "train DATA --backbone B --output new --test @",
+    "train DATA --backbone B --output new --family @",
+    "serve @ --check",
+    "serve x=@ --check",
+    "serve --config @",
+    "publish @",
+    "push @ hf:a/b",
+    "export @ --output new",
+    "merge @ --output new",
+    "show @",
+    "report @",
+    "compare @ RUN",
+    "diff @ RUN",
+    "import @ --output new",
+    "inspect @",
+    "combine @ RUN --output new",
+    "verify @",
+    "pull @",
+    "suggest @",
+    "recipe @",
+    "sign @",
+    "list --registry @",
+)
+_TYPED = [name for name in STRANGE.values() if "\0" not in name and "\ud800" not in name]
+
+
+@rotate(("line", "name"), itertools.product(COMMANDS, _TYPED), 16)
+def test_commands_refuse_strange_names(
+    line, name, adapterhub, trained, data, backbone, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    values = {"RUN": trained, "DATA": data[0], "B": backbone}
+    code, _, err = adapterhub(
+        *(
+            word.replace("@", name) if "@" in word else values.get(word, word)
+            for word in line.split()
+        )
+    )
+    assert code in (0, 2)
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("length", [254, 256, 5000])
+def test_a_long_text_is_a_text(length, trained, adapterhub, monkeypatch):
+    text = ("a good film / " * 400)[:length].strip()
+    code, out, err = adapterhub("predict", trained, text, "--json")
+    assert code == 0, err
+    assert [row["text"] for row in json_lines(out)] == [text]
+    code, out, err = adapterhub("predict", trained, "good", text, "--json")
+    assert code == 0, err
+    assert [row["text"] for row in json_lines(out)] == ["good", text]
+
+
+@pytest.fixture
+def swept(trained, tmp_path, monkeypatch):
+    """A folder with a run as --sweep calls them."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained, tmp_path / "runs" / "learning_rate=1e-3")
+    monkeypatch.chdir(tmp_path / "runs")
+    return "learning_rate=1e-3"
+
+
+def test_a_folder_of_a_sweep_is_an_adapter(swept, adapterhub, backbone, data):
+    """Typed as it is, in a path, and after a name."""
+    for words in (
+        ["predict", swept, "good"],
+        ["show", swept],
+        ["serve", swept, "--check"],
+        ["serve", f"./{swept}", "--check"],
+        ["serve", f"../runs/{swept}", "--check"],
+        ["serve", str(Path(swept).resolve()), "--check"],
+        ["serve", f"x={swept}", "--check"],
+    ):
+        code, _, err = adapterhub(*words)
+        assert code == 0, (words, err)
+    refused(adapterhub("serve", "./learning_rate=9", "--check"), "no folder")
+
+
+def test_names_of_clients():
+    """A name before the `=`, unless the whole is a folder or begins like one."""
+    for text, name, kind in (
+        ("x=polite@v2", "x", "local"),
+        ("x=hf:owner/name", "x", "hub"),
+        ("x=./lr=1", "x", "folder"),
+        ("./lr=1", "", "folder"),
+        ("runs/x=1/../lr=2", "", None),
+    ):
+        if kind is None:
+            with pytest.raises(AdapterhubError):
+                named_reference(text)
+            continue
+        found, reference = named_reference(text)
+        assert (found, reference.kind) == (name, kind)
+
+
+def test_words_with_an_equals_sign(tmp_path, monkeypatch):
+    """A word is an option, unless it is a file, or ends as one of data and has no known key."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "year=2024").mkdir()
+    rows = sentences(4)
+    write_tsv(tmp_path / "year=2024" / "part.tsv", rows)
+    write_tsv(tmp_path / "lr=1.tsv", rows)
+    for word, train in {
+        "year=2024/part.tsv": "year=2024/part.tsv",
+        "year=2024": "year=2024",
+        "lr=1.tsv": "lr=1.tsv",
+        "year=2025/part.tsv": "year=2025/part.tsv",
+        "data/year=2025/part.csv": "data/year=2025/part.csv",
+        "data/year=2025": "data/year=2025",
+        "train=year=2024/part.tsv": None,
+        "data.train=part.csv": None,
+        "tasks.a.data.train=part.csv": None,
+        "train.learning_rate=1e-3": None,
+        "method=lora(rank=4)": None,
+    }.items():
+        flags = {"train": None}
+        recipe, overrides = recipe_words((word,), flags)
+        assert (recipe, flags["train"]) == (None, train), word
+        assert overrides == ([] if train else [word])
