@@ -105,7 +105,7 @@ def with_beside(
         expected = {"system": str, ARGUMENTS: Mapping}.get(kind, list)
         if not isinstance(parsed, expected):
             raise ValueError(f"{column!r} is no {_FORMS[expected]}, which a chat has there")
-        given |= dict(parsed) if kind == ARGUMENTS else {kind: parsed}
+        given |= dict(parsed) if kind == ARGUMENTS else {kind: _without_nulls(parsed)}
         if column.lower() == "functions":
             given["tools"] = [_as_tool(each) for each in given["tools"]]
     system = given.pop("system", None)
@@ -129,6 +129,13 @@ def _from_json(value: Any, column: str) -> Any:
         return json.loads(value)
     except (ValueError, RecursionError):
         raise ValueError(f"{column!r} is a text, but not JSON") from None
+
+
+def _without_nulls(value: Any) -> Any:
+    """Leave out keys that are null, as tables do: then a schema is the same in each format."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [*map(_without_nulls, value)] if isinstance(value, list) else value
 
 
 def _as_tool(function: Any) -> Any:

@@ -3,13 +3,16 @@
 transformers renders the templates, in Jinja's sandbox. A template formats whole chats: it may leave
 out parts of an answer (the reasoning of earlier turns), or write a message in another way in the
 middle of a chat than at its end. So an answer is what differs in the text of the whole chat when
-another answer is put in its place, with what begins and ends a turn.
+another answer is put in its place, with what ends its turn: no space and line end behind that.
+
+A template that marks what an assistant wrote, by `{% generation %}`, is obeyed: that is learned.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
@@ -25,6 +28,7 @@ Turn = Mapping[str, Any]
 """A message as templates get it: its role, its content and its other keys."""
 Span = tuple[int, int]
 _MARK = "\ue0a1answer\ue0a2"  # of characters that no text has
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 
 def chat_text(
@@ -42,15 +46,14 @@ def chat_text(
     Raises:
         ConfigError: the template is broken, or refuses the chat.
     """
-    messages = [dict(turn) for turn in turns]
-    given = messages[0].pop(ARGUMENTS, None) if messages else None
+    messages, given = _for_template(tokenizer, turns)
     try:
         text = tokenizer.apply_chat_template(
             messages,
             tokenize=False,
             add_generation_prompt=generation_prompt,
             chat_template=template,
-            **(_for_template(tokenizer, given) if isinstance(given, Mapping) else {}),
+            **given,
         )
     except Exception as error:  # a template raises anything, and its message is its own
         raise ConfigError(
@@ -62,10 +65,45 @@ def chat_text(
     return str(text)
 
 
-def _for_template(tokenizer: PreTrainedTokenizerBase, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out arguments of `apply_chat_template` itself: data does not set them."""
+def _for_template(
+    tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return messages, and a template's other arguments.
+
+    Those of `apply_chat_template` itself are left out: data does not set them.
+    """
+    messages = [dict(turn) for turn in turns]
+    given = messages[0].pop(ARGUMENTS, None) if messages else None
+    if not isinstance(given, Mapping):
+        return messages, {}
     own = inspect.signature(tokenizer.apply_chat_template).parameters.keys()
-    return {k: v for k, v in given.items() if k in ("tools", "documents") or k not in own}
+    return messages, {k: v for k, v in given.items() if k in ("tools", "documents") or k not in own}
+
+
+def marked_spans(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn]) -> list[Span] | None:
+    """Return (begin, end) of what a template marks by `{% generation %}`; None: it marks nothing.
+
+    The text of the chat is that of `chat_text`, which has rendered it before.
+    """
+    messages, given = _for_template(tokenizer, turns)
+    template = tokenizer.get_chat_template(None, given.get("tools"))
+    if not _GENERATION.search(template):
+        return None
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    rendered: Any = render_jinja_template(
+        conversations=[messages],
+        chat_template=template,
+        return_assistant_tokens_mask=True,
+        **{**tokenizer.special_tokens_map, **given},
+    )
+    spans: list[Span] = []
+    for begin, end in sorted(rendered[1][0]):  # blocks in blocks are parts of these
+        if spans and begin <= spans[-1][1]:
+            spans[-1] = spans[-1][0], max(end, spans[-1][1])
+        elif begin < end:
+            spans.append((begin, end))
+    return spans
 
 
 def fitted_chat(
@@ -167,7 +205,41 @@ def answer_spans(
             begin, end = _answer(render, turns, number, text, done)
             spans.append((begin, end))
             done = end
-    return spans
+    return without_blanks(render, turns, text, spans)
+
+
+def without_blanks(
+    render: Callable[[Sequence[Turn], bool], str],
+    turns: Sequence[Turn],
+    text: str,
+    spans: Sequence[Span],
+) -> list[Span]:
+    """Return answers without the spaces and line ends behind the text that ends their turns.
+
+    Where a template writes nothing else behind an answer, that is the end of its turn.
+    """
+    if not any(text[begin:end][-1:].isspace() for begin, end in spans):
+        return list(spans)
+    number = next(n for n, turn in enumerate(turns) if turn["role"] == "assistant")
+    ended = _behind(render, turns, number).rstrip()
+    kept = [(begin, text[begin:end].rstrip()) for begin, end in spans]
+    return [
+        (begin, begin + len(answer)) if ended and answer.endswith(ended) else span
+        for span, (begin, answer) in zip(spans, kept, strict=True)
+    ]
+
+
+def _behind(
+    render: Callable[[Sequence[Turn], bool], str], turns: Sequence[Turn], number: int
+) -> str:
+    """Return what a template writes behind an answer in place of a message, the last one."""
+    given = {k: v for k, v in turns[number].items() if k == ARGUMENTS}
+    for content in (_MARK, [{"type": "text", "text": _MARK}]):
+        answer = {"role": "assistant", "content": content, **given}
+        _, mark, behind = (_tried(render, [*turns[:number], answer], False) or "").rpartition(_MARK)
+        if mark:
+            return behind
+    return ""
 
 
 def _answer(

@@ -43,9 +43,11 @@ from adapterhub.data.tables import read_table
 from adapterhub.errors import ConfigError, one_line
 from adapterhub.tasks._base import Encoded, Generated, Prediction, Task
 from adapterhub.tasks._chat_template import (
+    Span,
     answer_spans,
     chat_text,
     fitted_chat,
+    marked_spans,
     unused_keys,
 )
 from adapterhub.tasks._language_models import (
@@ -395,6 +397,11 @@ def _chat_tokens(
     if prompt:
         return _tokens_of(text, [], tokenizer)
     render = _renderer(tokenizer)
+    marked = marked_spans(tokenizer, turns)
+    if marked is not None:
+        if not all(is_learned(m) for m in messages if m[0] == "assistant"):
+            marked = _of_learned(marked, messages, answer_spans(render, turns, text))
+        return _tokens_of(text, marked, tokenizer, whole=True)
     said = [n for n, turn in enumerate(turns) if turn["role"] == "assistant"]
     empty = any(not turns[n].get("content") for n in said)
     unused = {"role", "content", ARGUMENTS, *(unused_keys(render, turns, text) if empty else ())}
@@ -407,14 +414,26 @@ def _chat_tokens(
     return _tokens_of(text, learned, tokenizer)
 
 
+def _of_learned(
+    marked: Sequence[Span], messages: Sequence[Message], answers: Sequence[Span]
+) -> list[Span]:
+    """Return what a template marks, without what is in answers that are not learned."""
+    said = [message for message in messages if message[0] == "assistant"]
+    left = [span for m, span in zip(said, answers, strict=True) if not is_learned(m)]
+    return [m for m in marked if not any(m[0] < end and begin < m[1] for begin, end in left)]
+
+
 def _renderer(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[Any], bool], str]:
     return lambda turns, begun: chat_text(tokenizer, turns, generation_prompt=begun)
 
 
 def _tokens_of(
-    text: str, learned: Sequence[tuple[int, int]], tokenizer: PreTrainedTokenizerBase
+    text: str, learned: Sequence[Span], tokenizer: PreTrainedTokenizerBase, *, whole: bool = False
 ) -> Tokens:
-    """Tokenize a text of which some parts are learned: a token is if it begins in one."""
+    """Tokenize a text of which some parts are learned: a token is if it begins in one.
+
+    With `whole` it also is if it ends in one, as transformers takes the marks of templates.
+    """
     if not tokenizer.is_fast:
         # Without places in the text, each part is tokenized on its own.
         cuts = [0, *(place for span in learned for place in span), len(text)]
@@ -426,8 +445,8 @@ def _tokens_of(
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     begins = [begin for begin, _ in learned]
     labels = []
-    for begin, _ in encoded["offset_mapping"]:
-        number = bisect_right(begins, begin) - 1
+    for begin, end in encoded["offset_mapping"]:
+        number = bisect_right(begins, max(end - 1, begin) if whole else begin) - 1
         labels.append(number >= 0 and begin < learned[number][1])
     return list(zip(encoded["input_ids"], labels, strict=True))
 

@@ -13,7 +13,7 @@ only answers, each token predicted from those before it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -36,7 +36,7 @@ from adapterhub.data.picture_chats import (
 from adapterhub.data.table import first_few
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
-from adapterhub.tasks._chat_template import chat_text
+from adapterhub.tasks._chat_template import chat_text, without_blanks
 from adapterhub.tasks._language_models import Generation, WritesTexts, generate
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import IGNORED, Row, Setting, pad, without_end
@@ -373,6 +373,11 @@ class PicturePrompts:
             )
         begun = prompt.startswith(self.tokenizer.bos_token or "\0")
         earlier = self._earlier(messages[: len(turns)], prompt)
+        if answer is not None:
+            ((_, end),) = without_blanks(
+                self._formatted, messages, whole, [(len(prompt), len(whole))]
+            )
+            whole = whole[:end]
         return PromptedPicture(prompt, whole[len(prompt) :], not begun, earlier)
 
     def _earlier(self, messages: list[dict[str, Any]], prompt: str) -> tuple[tuple[int, int], ...]:
@@ -396,7 +401,7 @@ class PicturePrompts:
                 )
             if self.placeholder not in through[len(before) :]:
                 spans.append((len(before), len(through)))
-        return tuple(spans)
+        return tuple(without_blanks(self._formatted, messages, prompt, spans))
 
     def _filled(self, turns: Sequence[Turn], answer: str | None, pictures: int) -> PromptedPicture:
         """Fill the template of the task with a message.
@@ -424,7 +429,7 @@ class PicturePrompts:
         content = [{"type": "image"} if p is None else _text(self._cleaned(p)) for p in parts]
         return {"role": role, "content": content}
 
-    def _formatted(self, turns: list[dict[str, Any]], begun: bool) -> str:
+    def _formatted(self, turns: Sequence[Mapping[str, Any]], begun: bool) -> str:
         return chat_text(self.tokenizer, turns, generation_prompt=begun, template=self.chat)
 
     def row(self, texts: PromptedPicture, pictures: Sequence[Any], *, labelled: bool) -> Row:

@@ -145,7 +145,7 @@ def test_objects_have_their_own_keys_alone(
 def test_nulls_that_rows_have_stay_where_they_can_be_told(tmp_path: Path, way: str) -> None:
     mixed = [*NULLS, CHATS[0]]
     expected = _chats(_written("JSON lines", mixed, tmp_path))
-    assert all(f'"{key}": null' in str(expected) for key in ("a", "c", "default"))
+    assert all(f'"{key}": null' in str(expected) for key in "ac")
     found = _chats(_written(way, mixed, tmp_path))
     assert found == expected
 

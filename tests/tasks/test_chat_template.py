@@ -179,6 +179,130 @@ def test_a_chat_has_the_tokens_of_the_template_and_learns_what_it_kept(
     assert text.count("r1") == keeps
 
 
+ENDS = {
+    # What a template writes behind an answer, and what of it is learned.
+    "a line end": (END + "\\n", END),
+    "two line ends": (END + "\\n\\n", END),
+    "a space": ("</s> ", "</s>"),
+    "nothing else": (END, END),
+    "two tokens": (END + "\\n</s>\\n", END + "\n</s>"),
+    "a text": ("[/END]\\n", "[/END]"),
+    "a line end alone": ("\\n", "\n"),
+}
+ROLES = "{% for m in messages %}{{ '<' ~ m.role ~ '>' }}"
+OPENED = "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+
+
+def rows_of(task: str, tokenizer: Any, rows: list[dict[str, Any]], folder: Path) -> list[Any]:
+    """Encode rows as a run does; of comparisons, the chosen response."""
+    file = write_json_lines(folder / "rows.jsonl", rows)
+    fitted, choice = parse_task(task).fitted(str(file), DataOptions(), "train")
+    examples = fitted.read(str(file), choice.options, "train")
+    encoded = fitted.encode(examples, Setting(tokenizer, 2000), labelled=True).rows
+    return [row["responses"][0] if "responses" in row else row for row in encoded]
+
+
+ANSWERED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "causal-lm": ({"messages": turns("q1", "a1", "q2", "a 2")}, ["a1", "a 2"]),
+    "causal-lm(data=pairs)": ({"prompt": "q1", "response": "a1"}, ["a1"]),
+    "preference": ({"prompt": "q1", "chosen": "a1", "rejected": "a2"}, ["a1"]),
+    "preference(data=chat)": ({"chosen": turns("q1", "a1"), "rejected": turns("q1", "b")}, ["a1"]),
+    "reward": ({"prompt": "q1", "chosen": "a1", "rejected": "a2"}, ["a1"]),
+}
+
+
+@pytest.mark.parametrize("task", ANSWERED)
+@pytest.mark.parametrize("ends", ENDS)
+def test_what_follows_the_end_of_a_turn_is_not_learned(
+    ends: str, task: str, tmp_path: Path
+) -> None:
+    written, kept = ENDS[ends]
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = f"{ROLES}{{{{ m.content ~ '{written}' }}}}{{% endfor %}}{OPENED}"
+    row, answers = ANSWERED[task]
+    (encoded,) = rows_of(task, tokenizer, [row], tmp_path)
+    assert learned(encoded, tokenizer) == [answer + kept for answer in answers]
+
+
+def test_line_ends_of_an_answer_itself_are_learned(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATES["texts"]
+    (row,) = rows_of("causal-lm", tokenizer, [{"messages": turns("q1", "a1\n\n")}], tmp_path)
+    assert learned(row, tokenizer) == ["a1\n\n" + END]
+
+
+MARKED = {
+    # The content and the end of its turn; each alone; a part; blocks in blocks; with calls.
+    "content and end": "{% generation %}{{ m.content ~ '<|im_end|>' }}{% endgeneration %}\n",
+    "content": "{%- generation -%}{{ m.content }}{%- endgeneration -%}<|im_end|>\n",
+    "with the line end": "{% generation %}{{ m.content ~ '<|im_end|>\\n' }}{% endgeneration %}",
+    "behind a space": " {% generation %}{{ m.content }}<|im_end|>{% endgeneration %}",
+    "in parts": "{% generation %}{{ m.content[:1] }}{% endgeneration %}-"
+    "{% generation %}{{ m.content[1:] }}{% endgeneration %}",
+    "blocks in blocks": "{% generation %}a{% generation %}{{ m.content }}{% endgeneration %}b"
+    "{% endgeneration %}",
+    "with calls": "{% generation %}{{ m.content }}" + CALLS + "<|im_end|>{% endgeneration %}\n",
+    "the last alone": "{% if loop.last %}{% generation %}{{ m.content }}{% endgeneration %}"
+    "{% else %}{{ m.content }}{% endif %}",
+    "with reasoning": "{% generation %}{{ m.reasoning_content or '' }}{% endgeneration %}"
+    "{{ m.content }}",
+}
+MARKED_CHATS = {
+    "one turn": turns("q1", "a1"),
+    "turns": turns("q1", "a1", "q2", "a 2", "q3", "a3"),
+    "two answers": [*turns("q1", "a1"), {"role": "assistant", "content": "a2"}],
+    "calls": [
+        *turns("q1", "so", tool_calls=calls({"city": "Paris"})),
+        {"role": "tool", "content": "12"},
+        {"role": "assistant", "content": "a2", "reasoning_content": "r2"},
+    ],
+    "a system message": [{"role": "system", "content": "s"}, *turns("q1", "a1", "q2", "a2")],
+}
+
+
+@pytest.mark.parametrize("chat", MARKED_CHATS)
+@pytest.mark.parametrize("marks", MARKED)
+def test_marks_of_a_template_are_learned_as_transformers_masks_them(
+    marks: str, chat: str, tmp_path: Path
+) -> None:
+    tokenizer = byte_tokenizer()
+    other = "{% if m.role != 'assistant' %}{{ m.content ~ '<|im_end|>\\n' }}{% else %}"
+    template = f"{ROLES}{other}{MARKED[marks]}{{% endif %}}{{% endfor %}}{OPENED}"
+    tokenizer.chat_template = template
+    messages = MARKED_CHATS[chat]
+    (row,) = rows_of("causal-lm", tokenizer, [{"messages": messages}], tmp_path)
+    expected = tokenizer.apply_chat_template(
+        messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+    )
+    assert row["input_ids"] == expected["input_ids"]
+    assert [int(label != IGNORED) for label in row["labels"]] == expected["assistant_masks"]
+
+
+def test_marked_answers_with_no_weight_are_not_learned(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    marked = f"{{% if m.role == 'assistant' %}}{MARKED['content']}{{% else %}}{{{{ m.content }}}}"
+    tokenizer.chat_template = f"{ROLES}{marked}{{% endif %}}{{% endfor %}}{OPENED}"
+    chat = [*turns("q1", "a1", weight=0), *turns("q2", "a2"), *turns("q3", "a3", train=False)]
+    (row,) = rows_of("causal-lm", tokenizer, [{"messages": chat}], tmp_path)
+    assert learned(row, tokenizer) == ["a2"]
+
+
+def test_a_token_that_ends_in_a_mark_is_learned(tmp_path: Path) -> None:
+    words = Tokenizer(
+        models.WordLevel({w: i for i, w in enumerate(["[UNK]", "Aq1B", "a1", " a1"])})
+    )
+    words.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_next")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")
+    mark = "{% generation %}{{ m.content }}{% endgeneration %}"
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}A{{ m.content }}B {% else %}"
+        f"{mark}{{% endif %}}{{% endfor %}}"
+    )
+    (row,) = rows_of("causal-lm", tokenizer, [{"messages": turns("q1", "a1")}], tmp_path)
+    assert row["input_ids"] == [1, 3]
+    assert row["labels"] == [IGNORED, 3]
+
+
 def test_keys_that_a_template_does_not_use_are_named_once(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = TEMPLATES["reasoning"]
