@@ -143,6 +143,20 @@ def _as_tool(function: Any) -> Any:
     return {"type": "function", "function": function} if bare else function
 
 
+def instruction_template(columns: Iterable[str]) -> str | None:
+    """Return the template of an instruction or a question with the text that it is about.
+
+    None: there are not both, or several of one.
+    """
+    named = {name.lower(): name for name in columns}
+    asked = [named[name] for name in ("instruction", "question") if name in named]
+    about = [named[name] for name in ("input", "context") if name in named]
+    if len(asked) != 1 or len(about) != 1 or "prompt" in named:
+        return None
+    both = (asked[0], about[0]) if "instruction" in named else (about[0], asked[0])
+    return "\n\n".join(f"{{{name}}}" for name in both)
+
+
 def _format_of(table: Table, columns: Mapping[str, str]) -> ChatFormat | None:
     """Return the format of a table; `columns` are its columns by their names in lower case."""
     chats = [name for name in CHAT_COLUMNS if name in columns]
@@ -310,6 +324,12 @@ def turns_of(messages: Iterable[Message]) -> list[dict[str, Any]]:
 def is_learned(message: Message) -> bool:
     """Return whether a message is learned: the assistant's, unless its `weight` is 0."""
     return message[0] == "assistant" and all(bool(_keys(message).get(k, True)) for k in _LEARNED)
+
+
+def as_read(message: Message) -> Message:
+    """Return a message that is read, and not learned."""
+    keys = json.dumps(_keys(message) | {"weight": 0}, ensure_ascii=False)
+    return (*message[:2], keys) if message[0] == "assistant" else message
 
 
 def may_be_empty(message: Message) -> bool:

@@ -74,8 +74,19 @@ ANCHORS = (("anchor",), ("query", "question", "sentence1", "text1", "question1",
 POSITIVES = (("positive", "pos"), ("passage", "answer", "document", "context", "sentence2", "text2",
                                    "question2", "hypothesis", "string2", "2string", "s2", "sent2",
                                    "evidence", "duplicate", "response", "pair"))  # fmt: skip
-PREFERRED = (("chosen",), ("preferred", "accepted", "better", "win"))
-REJECTED = (("rejected",), ("dispreferred", "worse", "lose"))
+PREFERRED = (("chosen",), ("preferred", "accepted", "better", "win", "chosenresponse",
+                           "responsechosen", "preferredresponse"))  # fmt: skip
+REJECTED = (("rejected",), ("dispreferred", "worse", "lose", "rejectedresponse",
+                            "responserejected", "dispreferredresponse"))  # fmt: skip
+# Prompts of comparisons: texts, or the beginnings of chats.
+ASKINGS = (
+    ("prompt",),
+    ("instruction", "question", "input", "query", "text", "user", "ask", "asking", "request",
+     "problem", "userprompt", "userinput", "userquery", "prompttext", "instructions"),
+    ("conversations", "conversation", "messages", "chat", "dialog", "dialogue", "history",
+     "context", "document", "article", "post", "passage", "sourcetext", "content"),
+)  # fmt: skip
+SYSTEMS = ("system", "systemprompt", "systemmessage")
 NEGATIVE = r"(hard)?neg(ative)?s?\d*"
 STEMS = (("text",), ("question", "context", "prompt", "ctx", "sentence", "premise", "startphrase",
                      "sent1", "query"))  # fmt: skip
@@ -98,7 +109,7 @@ _NEVER = (
 )
 NEVER = frozenset(_NEVER.split())
 _LISTS = (TEXTS, CLASSES, NUMBERS, TARGETS, PROMPTS, TOKENS, TAGS, QUESTIONS, CONTEXTS, ANSWERS,
-          STEMS, CHOSEN, CHOICES, ANCHORS, POSITIVES, PICTURES, SOUNDS, TRANSCRIPTS, ASKED,
+          STEMS, CHOSEN, CHOICES, ANCHORS, POSITIVES, ASKINGS, PICTURES, SOUNDS, TRANSCRIPTS, ASKED,
           REPLIES, CAPTIONS)  # fmt: skip
 KNOWN = frozenset(
     {name for names in _LISTS for tier in names for name in tier}

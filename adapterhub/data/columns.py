@@ -60,7 +60,10 @@ FILES = frozenset({"picture", "sound"})
 # Columns of these names were the only ones that were read; what is wrong with their cells is told.
 _USUAL = {"text": "text", "pair": "context", "label": "label", "choices": "choices"}
 
-_BY_NAME = frozenset({"transcript", "asked", "reply"})  # kinds with names of their own
+# Kinds with names of their own.
+_BY_NAME = frozenset(
+    {"transcript", "asked", "reply", "prompts", "preferred", "rejected", "positive"}
+)
 
 
 @dataclass(frozen=True)
@@ -109,11 +112,12 @@ _KINDS = {
                    lambda p: p.is_files, "the files of sounds"),
     "transcript": _Kind(names.TRANSCRIPTS, lambda p: p.is_string, lambda p: p.is_text,
                         "the spoken text"),
-    "prompts": _Kind(names.PROMPTS, lambda p: p.is_string or p.is_list, _never, "the prompt"),
-    "preferred": _Kind(names.PREFERRED, lambda p: p.is_string or p.is_list, _never,
-                       "the chosen response"),
-    "rejected": _Kind(names.REJECTED, lambda p: p.is_string or p.is_list, _never,
-                      "the rejected response"),
+    "prompts": _Kind(names.ASKINGS, lambda p: p.is_string or p.is_list,
+                     lambda p: p.is_text or p.is_asking, "the prompt"),
+    "preferred": _Kind(names.PREFERRED, lambda p: p.is_string or p.is_list or p.is_message,
+                       _never, "the chosen response"),
+    "rejected": _Kind(names.REJECTED, lambda p: p.is_string or p.is_list or p.is_message,
+                      _never, "the rejected response"),
     "chosen": _Kind(names.CHOSEN, lambda p: bool(p.texts), _never, "the right choice"),
 }  # fmt: skip
 
@@ -453,6 +457,20 @@ class ColumnProfile:
         """Whether the cells could be short texts: no numbers, dates and codes such as user9."""
         codes = sum(_is_address(t) or bool(_CODE.fullmatch(t)) for t in self.texts)
         return self.is_string and codes < 0.5 * len(self.texts) and not numbers_rows(self.name)
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether the cells are short texts, hardly one twice, that may be prompts."""
+        return self.is_words_or_names and self.distinct > 0.5 * len(self.texts) > 1
+
+    @property
+    def is_message(self) -> bool:
+        """Whether the cells are messages."""
+        return bool(self.values) and all(
+            isinstance(v, dict)
+            and (v.keys() >= {"role", "content"} or v.keys() >= {"from", "value"})
+            for v in self.values
+        )
 
     @property
     def is_text(self) -> bool:

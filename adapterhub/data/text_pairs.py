@@ -1,23 +1,31 @@
 """Texts that belong together, read from tables: in pairs, with negatives or scores, or compared.
 
 A comparison is a prompt with a chosen and a rejected response. They are texts; or lists of
-messages, as in chats. A list of messages with the whole chat has the prompt in front of its last
-message, and needs no column with the prompt.
+messages, as in chats. Responses that have the prompt in front need no column with it: lists of
+messages of the whole chat, and texts of dialogues, which are divided behind the last mark of an
+answer that both share (`adapterhub.data.dialogues`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from adapterhub.data import column_names as names
-from adapterhub.data.chat_formats import Message, is_learned, may_be_empty, messages_of
+from adapterhub.data.chat_formats import (
+    instruction_template,
+    is_learned,
+    may_be_empty,
+    messages_of,
+)
 from adapterhub.data.column_names import plain_name
 from adapterhub.data.columns import WANTS, ColumnChoice, choose_columns
+from adapterhub.data.dialogues import Dialogue, Messages, begins_with, behind, dialogue_of
 from adapterhub.data.examples import parse_label, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
+from adapterhub.data.table import Table
 from adapterhub.data.tables import read_table
 
 
@@ -107,42 +115,81 @@ def _negatives(columns: Sequence[str], options: DataOptions) -> list[str]:
     return [c for c in columns if re.fullmatch(names.NEGATIVE, plain_name(c))]
 
 
-Messages = tuple[Message, ...]
-"""Messages of a chat."""
-
-
 @dataclass(frozen=True)
 class Comparison:
-    """A prompt, a text or messages, with a response that is preferred to another one."""
+    """A prompt, a text or messages, with a response that is preferred to another one.
+
+    `written` is the text of a prompt of messages that was a text in the data.
+    """
 
     prompt: str | Messages
     chosen: str = ""
     rejected: str = ""
+    written: str = field(default="", compare=False)
 
     @property
     def text(self) -> str:
         """The prompt as one text."""
         if isinstance(self.prompt, str):
             return self.prompt
-        return "\n".join(f"{message[0]}: {message[1]}" for message in self.prompt)
+        lines = (f"{message[0]}: {message[1]}" for message in self.prompt or ())
+        return self.written or "\n".join(lines)
 
 
 def comparison_columns(
     source: str, options: DataOptions, split: str, *, labelled: bool = True
 ) -> ColumnChoice:
-    """Choose the columns of comparisons: the prompt may be a part of the chosen chat.
+    """Choose the columns of comparisons: that of the prompt is the chosen one where it has both.
 
     Raises:
         DataError: the source cannot be read, or its columns are in doubt.
     """
-    table = read_table(source, options, split)
-    prompts = {name for tier in names.PROMPTS for name in tier}
-    has_prompt = options.text is not None or any(plain_name(c) in prompts for c in table.columns)
-    if has_prompt:
-        return choose_columns(source, options, split, WANTS["comparisons"], labelled=labelled)
-    wants = {name: kind for name, kind in WANTS["comparisons"].items() if name != "text"}
-    choice = choose_columns(source, options, split, wants)
-    return replace(choice, options=replace(choice.options, text=choice.options.label))
+    wants = WANTS["comparisons"]
+    if options.text is None and (labelled or _responses(source, options, split)):
+        responses = {name: kind for name, kind in wants.items() if name != "text"}
+        choice = choose_columns(source, options, split, responses)
+        table = choice.table
+        assert table is not None
+        if _has_prompts(table, choice.options):
+            return replace(choice, options=replace(choice.options, text=choice.options.label))
+        if template := instruction_template(table.columns):
+            read = replace(choice.options, text=template)
+            return replace(choice, options=read, notes=(*choice.notes, f"prompt: {template!r}"))
+    return choose_columns(source, options, split, wants, labelled=labelled)
+
+
+def _responses(source: str, options: DataOptions, split: str) -> bool:
+    """Return whether a table has a chosen and a rejected response."""
+    columns = {plain_name(column) for column in read_table(source, options, split).columns}
+    return all(
+        columns & {name for tier in tiers for name in tier}
+        for tiers in (names.PREFERRED, names.REJECTED)
+    )
+
+
+def _has_prompts(table: Table, options: DataOptions) -> bool:
+    """Return whether the prompts of a table are read in front of the responses.
+
+    Chats have them there, too, where there is a column with the prompts, or with more of them.
+    """
+    if _dialogue_of(table, options) is not None:
+        return True
+    prompts = {name for tier in names.ASKINGS for name in tier}
+    others = {plain_name(c) for c in table.columns if c not in (options.label, options.pair)}
+    return not prompts & others and any(
+        len(messages_of(value) or ()) > 1
+        for column in (options.label, options.pair)
+        for value in table.spread(str(column), 5)
+    )
+
+
+def _dialogue_of(table: Table, options: DataOptions) -> Dialogue | None:
+    """Return how the responses of a table mark the turns of dialogues; None: they are none."""
+    columns = [str(options.label), str(options.pair)]
+    if not {*columns} <= {*table.columns}:
+        return None
+    pairs = zip(*(table.spread(column, 200) for column in columns), strict=False)
+    return dialogue_of([(one, two) for one, two in pairs if one is not None and two is not None])
 
 
 def read_comparisons(
@@ -153,20 +200,75 @@ def read_comparisons(
     Raises:
         DataError: the source cannot be read, its columns are in doubt, or rows are invalid.
     """
-    options = comparison_columns(source, options, split, labelled=labelled).options
+    choice = comparison_columns(source, options, split, labelled=labelled)
+    table, options = choice.table, choice.options
+    assert table is not None
+    in_front = options.text == options.label
+    dialogue = _dialogue_of(table, options)
     columns = [options.text_column]
     columns += [options.label_column] if labelled or chosen else []
     columns += [str(options.pair)] if labelled else []
+    repeated = not in_front and labelled and _repeat_prompts(table, columns)
+    systems = [c for c in table.columns if plain_name(c) in names.SYSTEMS and c not in columns]
 
-    def build(prompt: Any, *responses: Any) -> Comparison:
-        comparison = _comparison(prompt, *responses)
+    def build(prompt: Any, *values: Any) -> Comparison:
+        responses, system = values[: len(columns) - 1], [*values[len(columns) - 1 :], None][0]
+        if repeated and isinstance(prompt, str):
+            responses = tuple(behind(prompt, response) for response in responses)
+        if dialogue and in_front and isinstance(prompt, str):
+            comparison = _divided(dialogue, prompt, responses)
+        else:
+            comparison = _comparison(prompt, *responses)
+        comparison = _with_system(comparison, system)
         named = zip(
             (comparison.text, comparison.chosen, comparison.rejected), columns, strict=False
         )
         refuse(*(text_problem(text, name, allow_empty=not labelled) for text, name in named))
         return comparison
 
-    return read_rows(source, options, split, columns, build)
+    return read_rows(source, options, split, [*columns, *systems[:1]], build)
+
+
+def _repeat_prompts(table: Table, columns: Sequence[str]) -> bool:
+    """Return whether both responses of each row begin with its prompt."""
+    cells = [table.column(name) if name in table.columns else () for name in columns]
+    rows = list(zip(*cells, strict=False))
+    return bool(rows) and all(
+        isinstance(prompt, str) and all(begins_with(prompt, response) for response in responses)
+        for prompt, *responses in rows
+    )
+
+
+def _divided(dialogue: Dialogue, prompt: str, responses: Sequence[Any]) -> Comparison:
+    """Build a comparison of dialogues; without responses, of the beginning of one.
+
+    Raises:
+        ValueError: the dialogues share no turn, or go on behind the answer.
+    """
+    refuse(*(text_problem(each, "response", allow_empty=False) for each in responses))
+    front, answers = dialogue.divided(list(responses) or [prompt])
+    if not responses:
+        answers = []
+    return replace(Comparison(dialogue.messages(front), *answers), written=front)
+
+
+def _with_system(comparison: Comparison, system: Any) -> Comparison:
+    """Put the system message of a row in front of its prompt, unless it has one.
+
+    Raises:
+        ValueError: it is no text.
+    """
+    if system is None or system == "":
+        return comparison
+    if not isinstance(system, str):
+        raise ValueError("the system message is no text")
+    prompt, written = comparison.prompt, comparison.written
+    given: Messages = (("user", prompt),) if isinstance(prompt, str) else prompt
+    if given and given[0][0] == "system":
+        return comparison
+    written = prompt if isinstance(prompt, str) else written
+    text = f"{system}\n\n{written}" if written else ""
+    return replace(comparison, prompt=(("system", system), *given), written=text)
 
 
 def _comparison(prompt: Any, *responses: Any) -> Comparison:
@@ -175,7 +277,7 @@ def _comparison(prompt: Any, *responses: Any) -> Comparison:
     Raises:
         ValueError: the chats do not have the same prompt, or end with no response.
     """
-    chats = [messages_of(value) for value in responses]
+    chats = [messages_of([value] if isinstance(value, Mapping) else value) for value in responses]
     if not chats or not all(chats):
         parts = [value if isinstance(value, str) else None for value in (prompt, *responses)]
         return Comparison(messages_of(prompt) or parts[0], *parts[1:])  # type: ignore[arg-type]
@@ -186,6 +288,8 @@ def _comparison(prompt: Any, *responses: Any) -> Comparison:
     if len(starts) > 1:
         raise ValueError("the chosen and the rejected chat differ before their last messages")
     (start,) = starts or {before}
+    if start and before[-len(start) :] == start:  # with a system message in front
+        start = before
     last = [chat[-1] for chat in chats if chat]
     if any(message[0] != "assistant" for message in last):
         raise ValueError("the last message is not the assistant's")
@@ -195,7 +299,7 @@ def _comparison(prompt: Any, *responses: Any) -> Comparison:
 
 
 def are_chats(source: str, options: DataOptions, split: str) -> bool:
-    """Return whether the prompts are lists of messages.
+    """Return whether the prompts or the responses are messages.
 
     Raises:
         DataError: the source cannot be read, or its columns are in doubt.
@@ -204,4 +308,4 @@ def are_chats(source: str, options: DataOptions, split: str) -> bool:
     table = choice.table
     assert table is not None
     columns = {choice.options.text, choice.options.label} & {*table.columns}
-    return any(isinstance(v, list) for c in columns for v in table.spread(str(c), 5))
+    return any(isinstance(v, list | Mapping) for c in columns for v in table.spread(str(c), 5))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from adapterhub.config.options import option
+from adapterhub.data.chat_formats import as_read
 from adapterhub.data.columns import WANTS, ColumnChoice
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
@@ -28,6 +29,7 @@ from adapterhub.tasks.causal_lm import (
     CausalLM,
     Chat,
     chosen_template,
+    prompt_template,
     template_note,
     unused_note,
 )
@@ -117,7 +119,7 @@ class OfComparisons(Task):
         """Encode one row per comparison, with the tokens of both responses after the prompt."""
         responses = [
             self.language.encode(
-                [example_of(e, response) for e in examples], setting, labelled=True
+                [self.asked(e, setting, response) for e in examples], setting, labelled=True
             ).rows
             for response in ("chosen", "rejected")
         ]
@@ -126,6 +128,21 @@ class OfComparisons(Task):
             for both in zip(*responses, strict=True)
         ]
         return one_row_each(self, examples, setting, rows)
+
+    def asked(self, example: Comparison, setting: Setting, response: str = "") -> Example | Chat:
+        """Return a prompt as an example of causal-lm, with the `response` of this name, if any.
+
+        The response alone is learned, not earlier answers. A prompt of messages that was a text is
+        one where no chat template writes the prompts.
+        """
+        text = str(getattr(example, response)) if response else None
+        template = prompt_template(self.template, setting.tokenizer)
+        as_text = self.data == "pairs" and template is not None and bool(example.written)
+        if as_text or isinstance(example.prompt, str):
+            return Example(example.text, None, text)
+        if text is None:
+            return Chat(example.prompt)
+        return Chat((*map(as_read, example.prompt), ("assistant", text)))
 
     def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
         """Return what of both responses is compared."""
@@ -143,7 +160,7 @@ class OfComparisons(Task):
 
     def remarks(self, data: Encoded) -> tuple[str, ...]:
         """Name the keys of messages that the chat template does not use."""
-        prompts = [example_of(example) for example in data.examples]
+        prompts = [self.asked(example, data.setting) for example in data.examples]
         chats = [prompt for prompt in prompts if isinstance(prompt, Chat)]
         return unused_note(chats, data.setting.tokenizer)
 
@@ -177,14 +194,3 @@ class OfComparisons(Task):
             "score": 0.5 * (1 + math.tanh(abs(prediction.margin) / 2)),
             "right": right,
         }
-
-
-def example_of(example: Comparison, response: str = "") -> Example | Chat:
-    """Return a prompt as an example of causal-lm.
-
-    `response` is chosen, rejected, or "" for the prompt alone.
-    """
-    text = str(getattr(example, response)) if response else None
-    if isinstance(example.prompt, str):
-        return Example(example.prompt, None, text)
-    return Chat(example.prompt if text is None else (*example.prompt, ("assistant", text)))

@@ -25,7 +25,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.text_pairs import Comparison
 from adapterhub.errors import ConfigError
 from adapterhub.tasks._base import Encoded, Prediction
-from adapterhub.tasks._comparisons import Compared, OfComparisons, example_of
+from adapterhub.tasks._comparisons import Compared, OfComparisons
 from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._language_models import Generation
 from adapterhub.tasks._losses import (
@@ -112,7 +112,7 @@ class Preference(Generation, OfComparisons):
         """Encode both responses of each comparison; without `labelled` only the prompt."""
         if labelled:
             return super().encode(examples, setting, labelled=labelled)
-        prompts = [example_of(example) for example in examples]
+        prompts = [self.asked(example, setting) for example in examples]
         encoded = self.language.encode(prompts, setting, labelled=False)
         return replace(encoded, task=self, examples=tuple(examples))
 
@@ -172,7 +172,7 @@ class Preference(Generation, OfComparisons):
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
         """Generate a response to each prompt."""
-        prompts = [example_of(example) for example in data.examples]
+        prompts = [self.asked(example, data.setting) for example in data.examples]
         encoded = self.language.encode(prompts, data.setting, labelled=False)
         return self.language.predict(model, encoded, batch_size)
 

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import pytest
 from fixtures import write_json_lines
+from transformers import ByT5Tokenizer
 
 from adapterhub.data.options import DataOptions
-from adapterhub.data.text_pairs import Comparison, are_chats, read_comparisons
+from adapterhub.data.text_pairs import (
+    Comparison,
+    are_chats,
+    comparison_columns,
+    read_comparisons,
+)
 from adapterhub.errors import DataError
+from adapterhub.tasks import Setting, parse_task
+from adapterhub.tasks._rows import IGNORED
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -54,3 +62,191 @@ def test_to_predict_on_only_prompts_are_read(tmp_path):
     options = DataOptions(text="prompt", label="chosen", pair="rejected")
     rows = read_comparisons(source, options, "eval", labelled=False)
     assert rows == [Comparison("p"), Comparison("")]
+
+
+QUESTIONS = [f"name the {word} that is near the river" for word in
+             ("castle", "market", "bridge", "island", "garden", "village")]  # fmt: skip
+GOOD, BAD = "I think so: it is good", "I think not"  # which begin with the same words
+
+
+def responses(form):
+    """Return rows of which both responses have a form, made of the question and the answer."""
+    return lambda question: {"chosen": form(question, GOOD), "rejected": form(question, BAD)}
+
+
+def said(*contents, system=None):
+    roles = ("user", "assistant") * len(contents)
+    front = () if system is None else (("system", system),)
+    return front + tuple(zip(roles, contents, strict=False))
+
+
+def lists(question, answer):
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def shared(question, answer):
+    return [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+
+
+# The rows of a question, and the prompt that they must have.
+FORMS = {
+    "HH": (responses(lambda q, a: f"\n\nHuman: {q}\n\nAssistant: {a}"), said),
+    "HH in a line": (responses(lambda q, a: f"Human: {q} Assistant: {a}"), said),
+    "HH of turns": (
+        responses(lambda q, a: f"\n\nHuman: hi\n\nAssistant: yes\n\nHuman: {q}\n\nAssistant: {a}"),
+        lambda q: said("hi", "yes", q),
+    ),
+    "Vicuna": (
+        responses(lambda q, a: f"A chat. USER: {q} ASSISTANT: {a}"),
+        lambda q: said(q, system="A chat."),
+    ),
+    "User and Bot": (responses(lambda q, a: f"User: {q}\nBot: {a}"), said),
+    "Q and A": (responses(lambda q, a: f"Q: {q}\nA: {a}"), said),
+    "Question and Answer": (responses(lambda q, a: f"Question: {q} Answer: {a}"), said),
+    "Alpaca": (responses(lambda q, a: f"### Instruction:\n{q}\n\n### Response:\n{a}"), said),
+    "Guanaco": (responses(lambda q, a: f"### Human: {q}### Assistant: {a}"), said),
+    "ChatML": (
+        responses(lambda q, a: f"<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\n{q}"
+                  f"<|im_end|>\n<|im_start|>assistant\n{a}<|im_end|>\n"),
+        lambda q: said(q, system="be kind"),
+    ),
+    "Llama 3": (
+        responses(lambda q, a: "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n"
+                  f"{q}<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n{a}<|eot_id|>"),
+        said,
+    ),
+    "Llama 2": (responses(lambda q, a: f"<s>[INST] {q} [/INST] {a} </s>"), said),
+    "Zephyr": (responses(lambda q, a: f"<|user|>\n{q}</s>\n<|assistant|>\n{a}</s>"), said),
+    "OASST": (responses(lambda q, a: f"<|prompter|>{q}<|endoftext|><|assistant|>{a}"), said),
+    "Gemma": (
+        responses(lambda q, a: f"<start_of_turn>user\n{q}<end_of_turn>\n<start_of_turn>model\n{a}"),
+        said,
+    ),
+    "a prompt beside a dialogue": (
+        lambda q: {"prompt": q, **FORMS["HH"][0](q), "score_chosen": 2}, said,
+    ),
+    "a dialogue beside its prompt": (
+        lambda q: {"prompt": f"Human: {q}\n\nAssistant:", "chosen": GOOD, "rejected": BAD},
+        lambda q: f"Human: {q}\n\nAssistant:",
+    ),
+    "any other name": (lambda q: {"frage": q, "chosen": GOOD, "rejected": BAD, "id": 1}, str),
+    "a prompt in front, too": (
+        lambda q: {"prompt": q, **responses(lambda q, a: f"{q} {a}")(q)}, str,
+    ),
+    "a constant beside": (
+        lambda q: {"source": "web", "ask": q, "chosen": GOOD, "rejected": BAD}, str,
+    ),
+    "a label beside": (
+        lambda q: {"label": 1, "prompt": q, "chosen": GOOD, "rejected": BAD}, str,
+    ),
+    "an input": (
+        lambda q: {"instruction": "Say it.", "input": q, "chosen": GOOD, "rejected": BAD},
+        lambda q: f"Say it.\n\n{q}",
+    ),
+    "a context": (
+        lambda q: {"question": q, "context": "All of it.", "chosen": GOOD, "rejected": BAD},
+        lambda q: f"All of it.\n\n{q}",
+    ),
+    "a system message": (
+        lambda q: {"system": "be kind", "question": q, "chosen": GOOD, "rejected": BAD},
+        lambda q: said(q, system="be kind"),
+    ),
+    "lists": (responses(lists), said),
+    "lists of ShareGPT": (responses(shared), said),
+    "lists beside their prompt": (
+        lambda q: {"prompt": q, "messages": lists(q, GOOD), **responses(lists)(q), "margin": 2},
+        said,
+    ),
+    "lists with a system message": (
+        lambda q: {"system": "be kind", **responses(lists)(q)}, lambda q: said(q, system="be kind"),
+    ),
+    "lists whose prompt has a system message": (
+        lambda q: {"prompt": [{"role": "system", "content": "be kind"}, lists(q, "")[0]],
+                   **responses(lists)(q)},
+        lambda q: said(q, system="be kind"),
+    ),
+    "lists of answers alone": (
+        lambda q: {"prompt": lists(q, "")[:1], **responses(lambda q, a: lists(q, a)[1:])(q)}, said,
+    ),
+    "conversations": (
+        lambda q: {"conversations": shared(q, "")[:1], "chosen": shared(q, GOOD)[1],
+                   "rejected": shared(q, BAD)[1]},
+        said,
+    ),
+    "messages": (lambda q: {"ask": q, **responses(lambda q, a: lists(q, a)[1])(q)}, said),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("task", ["preference", "reward"])
+@pytest.mark.parametrize("form", FORMS)
+def test_prompts_are_found_wherever_they_are(tmp_path, form, task):
+    rows, prompt = FORMS[form]
+    source = str(write_json_lines(tmp_path / "a.jsonl", map(rows, QUESTIONS)))
+    fitted, choice = parse_task(task).fitted(source, DataOptions(), "train")
+    examples = fitted.read(source, choice.options, "train")
+    assert examples == [Comparison(prompt(question), GOOD, BAD) for question in QUESTIONS]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("template", [None, "chat"])
+def test_answers_alone_are_compared(tmp_path, form, template):
+    rows, prompt = FORMS[form]
+    source = str(write_json_lines(tmp_path / "a.jsonl", map(rows, QUESTIONS)))
+    tokenizer = ByT5Tokenizer()
+    tokenizer.chat_template = template and (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    task, choice = parse_task("preference").fitted(source, DataOptions(), "train")
+    examples = task.read(source, choice.options, "train")
+    if task.data == "chat" and template is None:
+        return  # which is refused, as for chats of causal-lm
+    rows = task.encode(examples, Setting(tokenizer, 2000), labelled=True).rows
+    for row, question in zip(rows, QUESTIONS, strict=True):
+        for response, answer in zip(row["responses"], (GOOD, BAD), strict=True):
+            ids, labels = response["input_ids"], response["labels"]
+            kept = [i for i in labels if i != IGNORED]
+            assert tokenizer.decode(kept, skip_special_tokens=True) == answer
+            text = tokenizer.decode(ids[: labels.index(kept[0])])
+            assert question in text
+            assert text.count(question) == 1
+            if template and not isinstance(prompt(question), str):
+                said_before = "".join(f"[{role}]{said}" for role, said in prompt(question))
+                assert text == f"{said_before}[assistant]"
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        (responses(lambda q, a: f"{q}? {a}"), "expected: the column with the prompt .--text."),
+        (responses(lambda q, a: f"{a} {q}"), "--text COLUMN"),
+        (lambda q: {"one": q, "two": f"{q} now", "chosen": GOOD, "rejected": BAD}, "--text one"),
+        (lambda q: {"frage": q.split()[2] + "1", "chosen": GOOD, "rejected": BAD}, "--text frage"),
+        (
+            lambda q: {"chosen": f"Human: {q}\n\nAssistant: yes\n\nHuman: so\n\nAssistant: {GOOD}",
+                       "rejected": f"Human: {q}\n\nAssistant: {BAD}"},
+            "differ before their last turns",
+        ),
+    ],
+)  # fmt: skip
+def test_prompts_that_are_in_doubt_are_refused(tmp_path, rows, problem):
+    source = str(write_json_lines(tmp_path / "a.jsonl", map(rows, QUESTIONS)))
+    with pytest.raises(DataError, match=problem):
+        read_comparisons(source, DataOptions(), "train")
+
+
+def test_a_row_of_another_form_is_named(tmp_path):
+    rows = [FORMS["HH"][0](f"{question}{n}") for question in QUESTIONS for n in range(4)]
+    rows[5] = {"chosen": "Yes.", "rejected": "No."}
+    source = str(write_json_lines(tmp_path / "a.jsonl", rows))
+    with pytest.raises(DataError, match=r"line 6: .* share no turn of the assistant"):
+        read_comparisons(source, DataOptions(), "train")
+
+
+def test_prompts_of_dialogues_are_predicted_on(tmp_path):
+    source = str(write_json_lines(tmp_path / "a.jsonl", map(FORMS["HH"][0], QUESTIONS)))
+    options = comparison_columns(source, DataOptions(), "train").options
+    rows = read_comparisons(source, options, "eval", labelled=False)
+    assert rows == [Comparison(said(question)) for question in QUESTIONS]
+    rows = read_comparisons(source, options, "eval", labelled=False, chosen=True)
+    assert rows == [Comparison(said(question), GOOD) for question in QUESTIONS]
