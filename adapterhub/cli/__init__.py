@@ -55,7 +55,7 @@ HEADINGS = {
         "inspect": "Show the sites of a backbone and the methods that fit it.",
     },
     "Share": {
-        "publish": "Publish an adapter to a local registry.",
+        "publish": "Publish an adapter to a registry: a folder or a bucket.",
         "list": "List or search published adapters.",
         "show": "Show an adapter's versions, card and manifest.",
         "diff": "Compare two adapters: settings, scores and tensors.",
@@ -72,7 +72,7 @@ HEADINGS = {
     },
     "Other libraries": {
         "import": "Import an adapter of another library, such as peft.",
-        "export": "Export an adapter to peft, or check that it can be exported.",
+        "export": "Export an adapter to peft, vLLM, llama.cpp or diffusers.",
     },
     "Pin and sign": {
         "lock": "Pin the adapters of a project in its lock file.",

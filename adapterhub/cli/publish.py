@@ -34,7 +34,7 @@ def command(
     key: str | None,
     **description: Any,
 ) -> None:
-    """Publish an adapter to a local registry.
+    """Publish an adapter to a registry: a folder, or a bucket.
 
     DIR is a run folder or an adapter folder. A version is immutable: publishing the same bytes
     again returns the same version. A tag can move to another version. Description, licence,
