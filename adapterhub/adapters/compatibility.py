@@ -28,6 +28,7 @@ from adapterhub.backbones.fingerprint import (
 from adapterhub.backbones.identity import local_name, origin_of
 from adapterhub.backbones.processor import processor_identity
 from adapterhub.backbones.quantized import DECODED
+from adapterhub.backbones.sentence_modules import modules_of_model
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.backbones.weights import DTYPES, device_of, dtype_and_quantization
 from adapterhub.config.user_folders import expanded, is_folder, is_there
@@ -48,10 +49,16 @@ def check_backbone(manifest: Manifest, state: ModelState) -> None:
     """Refuse an adapter that was trained on a different backbone, by its identity.
 
     Raises:
-        MismatchError: the error names both backbones, and lists the differences.
+        MismatchError: the error names both backbones, and lists the differences; or it names the
+            modules of sentence-transformers that the adapter was trained over.
     """
     if differences := backbone_differences(manifest, state):
         raise _other_backbone(manifest, state.model.config._name_or_path, differences)
+    recipe = manifest.training.get("recipe")
+    task = recipe.get("task") if isinstance(recipe, Mapping) else None
+    for options in task.values() if isinstance(task, Mapping) else ():
+        if isinstance(options, Mapping) and isinstance(wanted := options.get("modules"), str):
+            modules_of_model(state.model, wanted)
 
 
 def _other_backbone(manifest: Manifest, found: str, differences: Sequence[str]) -> MismatchError:

@@ -28,9 +28,23 @@ DEQUANTIZE = "dequantize"
 """In place of a way to quantize: decode a checkpoint that is quantized already."""
 DIFFUSERS = ("a pipeline or a model of diffusers", "diffusers", "diffusers")
 """What needs diffusers, the library, and the extra of adapterhub that installs it."""
+VECTOR_POOLINGS = ("cls", "mean", "last", "max", "mean_sqrt_len_tokens", "weightedmean")
+"""The poolings of vectors; several of them, joined by +, are side by side."""
 PIPELINE_INDEX = "model_index.json"
 _HUB_ID = re.compile(r"(?!\.)(?!.*(--|\.\.))[\w.-]+(/[\w.-]+)?")
 _LOCAL = re.compile(r"[\w.-]+--([0-9a-f]{12}|no-weights)")  # see identity.local_name
+
+
+def check_vector_pooling(text: str) -> str:
+    """Return the name of a pooling of vectors, or several names joined by +.
+
+    Raises:
+        ConfigError: one is unknown.
+    """
+    for name in text.split("+"):
+        if name not in VECTOR_POOLINGS:
+            raise unknown("pooling", name, VECTOR_POOLINGS)
+    return text
 
 
 def is_hub_id(name: str) -> bool:

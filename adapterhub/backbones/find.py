@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -181,14 +182,26 @@ def _download(backbone: str, revision: str | None) -> str:
     ignore = list(_OTHER_FORMATS)
     try:
         files = HfApi().model_info(backbone, revision=revision, timeout=10).siblings or []
-        if any(f.rfilename.endswith(".safetensors") for f in files):
-            ignore += ["*.bin", "*.pt", "*.pth"]
+        names = {file.rfilename for file in files}
+        if any(name.endswith(".safetensors") for name in names):
+            ignore += [name for name in names if _is_second_form(name, names)]
     except (HfHubHTTPError, HFValidationError, BackboneError):
         raise
     except Exception:  # offline, in any of the ways of the HTTP library: use the cache
         logging.getLogger(__name__).debug("the Hub did not answer", exc_info=True)
     with paused():
         return snapshot_download(backbone, revision=revision, ignore_patterns=ignore)
+
+
+def _is_second_form(name: str, names: Set[str]) -> bool:
+    """Return whether a file is a pickle that is not read, as safetensors have the weights.
+
+    A module of sentence-transformers may have its weights in a pickle alone.
+    """
+    if not name.endswith((".bin", ".pt", ".pth")):
+        return False
+    module = re.fullmatch(r"(\d+_\w+/)pytorch_model\.bin", name)
+    return module is None or f"{module[1]}model.safetensors" in names
 
 
 def _packaged_folder(backbone: str, packaged: PackagedBackbone) -> Path:

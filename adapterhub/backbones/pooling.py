@@ -29,7 +29,9 @@ _MODES = {
     "pooling_mode_lasttoken": "last",
     "pooling_mode_max_tokens": "max",
 }
-_NAMES = {"cls": "cls", "mean": "mean", "lasttoken": "last", "max": "max"}
+NAMES = {"cls": "cls", "mean": "mean", "lasttoken": "last", "max": "max"}
+"""The poolings of sentence-transformers that heads may read, by their names there."""
+
 _MAX_BYTES = 64 << 10
 
 
@@ -79,15 +81,15 @@ def trained_pooling(folder: Path) -> str | None:
     """Return the pooling that sentence-transformers recorded for a backbone.
 
     None if the folder has no such record, or one of another or of several poolings. The record is a
-    hint: a broken one is ignored.
+    hint for a head: a broken one is ignored. Vectors need all of it: `sentence_modules.py`.
     """
-    modules = _read_json(folder / "modules.json")
+    modules = json_or_none(folder / "modules.json")
     for module in modules if isinstance(modules, list) else ():
-        if isinstance(module, dict) and str(module.get("type", "")).endswith("Pooling"):
+        if isinstance(module, dict) and str(module.get("type", "")).endswith(".Pooling"):
             path = str(module.get("path", ""))
             if path in ("", ".", "..") or Path(path).name != path:
                 return None
-            config = _read_json(folder / path / "config.json")
+            config = json_or_none(folder / path / "config.json")
             return _mode(config) if isinstance(config, dict) else None
     return None
 
@@ -95,12 +97,13 @@ def trained_pooling(folder: Path) -> str | None:
 def _mode(config: Mapping[str, Any]) -> str | None:
     """Return the one pooling of a configuration: of version 6, or of those with one flag each."""
     if "pooling_mode" in config:
-        return _NAMES.get(str(config["pooling_mode"]))
+        return NAMES.get(str(config["pooling_mode"]))
     chosen = [flag for flag, on in config.items() if flag.startswith("pooling_mode_") and on]
     return _MODES.get(chosen[0]) if len(chosen) == 1 else None
 
 
-def _read_json(path: Path) -> Any:
+def json_or_none(path: Path) -> Any:
+    """Return what a small JSON file has; None if it is missing or broken."""
     try:
         with open(path, "rb") as file:
             return json.loads(file.read(_MAX_BYTES))
@@ -124,14 +127,25 @@ def pooling_in_training(model: PreTrainedModel) -> str | None:
     return getattr(model, _TRAINED, None)
 
 
-_CONFIG = "sentence_bert_config.json"
+_CONFIGS = tuple(  # of versions before 2, by the type of the transformer
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+
+
+def transformer_options(folder: Path) -> dict[str, Any]:
+    """Return the options that sentence-transformers recorded for a transformer."""
+    found = (json_or_none(folder / name) for name in _CONFIGS)
+    return next((each for each in found if each and isinstance(each, dict)), {})
 
 
 def trained_length(folder: Path) -> int | None:
-    """Return the `max_seq_length` that sentence-transformers recorded, or None if there is none."""
-    config = _read_json(folder / _CONFIG)
-    recorded = config.get("max_seq_length") if isinstance(config, dict) else None
-    return recorded if isinstance(recorded, int) and recorded > 0 else None
+    """Return the length that sentence-transformers recorded, in tokens, or None."""
+    config = transformer_options(folder)
+    of_tokenizer = config.get("tokenizer_args") or config.get("processor_kwargs")
+    more = of_tokenizer.get("model_max_length") if isinstance(of_tokenizer, dict) else None
+    given = (more, config.get("max_seq_length"))
+    return next((n for n in given if isinstance(n, int) and n > 0), None)
 
 
 def max_positions(model: PreTrainedModel) -> int:

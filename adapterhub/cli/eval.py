@@ -89,6 +89,8 @@ def command(
         opened = open_adapter(reference, backbone, registry=registry, head=head, task=task)
     else:
         opened = open_backbone(str(backbone), prompted)
+        if opened.task != prompted and opened.task.model_note:
+            say(opened.task.model_note, err=True)
     predicted: list[Prediction] = []
     with doing("evaluating"):
         metrics = opened.evaluate(rows, record=predicted)

@@ -65,17 +65,36 @@ def command(
         else:
             model = meta_model(backbone, revision=revision, family=family)
             identity = fingerprint(backbone, revision=revision)
+    vectors = {} if identity is None else _vectors(backbone, revision)
     with doing("planning every method"):
         found = inspect(model)
     if as_json:
-        print_json({"backbone": backbone, "fingerprint": identity, **found.facts()}, indent=2)
+        own = {"backbone": backbone, "fingerprint": identity}
+        print_json({**own, **vectors, **found.facts()}, indent=2)
         return
     summary = {"backbone": f"{backbone} ({found.kind})", **found.summary()}
-    print_facts(summary | ({"fingerprint": identity} if identity else {}), width=11)
+    summary |= {"fingerprint": identity} if identity else {}
+    print_facts(summary | {name: str(value) for name, value in vectors.items()}, width=11)
     for line in found.group_lines():
         say(line)
     for table in found.tables():
         print_table(table, optional=("first",))
+
+
+def _vectors(backbone: str, revision: str | None) -> dict[str, str]:
+    """Return what an encoder of sentence-transformers computes for a vector; {} for others."""
+    from adapterhub.backbones.find import find_backbone
+    from adapterhub.backbones.sentence_modules import read_modules
+    from adapterhub.errors import BackboneError
+
+    try:
+        own = read_modules(find_backbone(backbone, revision)[0])
+    except BackboneError as error:
+        return {"vectors": f"{error.problem}: {', '.join(error.offenders)}"}
+    if not own.recorded:
+        return {}
+    prompt = [f"each text begins with {own.prompt!r}"] if own.prompt else []
+    return {"vectors": "; ".join([", ".join(own.shown), *prompt])}
 
 
 def _refuse_family(family: str | None, draft_family: bool) -> None:

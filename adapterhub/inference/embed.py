@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.route import RouteRow, route
-from adapterhub.backbones.identity import ORIGIN
-from adapterhub.backbones.pooling import POOLS, trained_pooling, vector_length
-from adapterhub.errors import ConfigError, unknown
+from adapterhub.backbones.early_checks import check_vector_pooling
+from adapterhub.backbones.pooling import vector_length
+from adapterhub.backbones.sentence_modules import modules_of_model
+from adapterhub.backbones.task_models import text_config
+from adapterhub.errors import ConfigError
+from adapterhub.tasks.embedding import refuse_decoder
 
 if TYPE_CHECKING:
     from numpy import float32
@@ -29,50 +30,74 @@ def embed(
     *,
     adapters: Sequence[RouteRow] | None = None,
     pooling: str | None = None,
-    normalize: bool = True,
-    prefix: str = "",
+    normalize: bool | None = None,
+    prefix: str | None = None,
+    modules: str | None = None,
     max_length: int | None = None,
     batch_size: int = 64,
 ) -> NDArray[float32]:
-    """Return one vector per text, (texts, d).
+    """Return one vector per text, (texts, d): those of `SentenceTransformer.encode`.
 
     Args:
         model: a model that `load_backbone` loaded without a head; its active adapters apply.
         tokenizer: its tokenizer.
         texts: the texts.
         adapters: the adapter of each text, as in `route`; None: the active ones for all.
-        pooling: cls, mean, last or max; None: as the backbone was trained, else mean.
-        normalize: whether the vectors have length 1.
-        prefix: put before each text, such as "query: ".
+        pooling: cls, mean, last, max, mean_sqrt_len_tokens or weightedmean, or several joined by +;
+            None: as the backbone was trained, else mean.
+        normalize: whether the vectors have length 1; None: as the backbone was trained, else true.
+        prefix: put before each text, such as "query: "; None: the default prompt of the backbone.
+        modules: "none" for vectors of the transformer and the pooling alone, without the other
+            modules of a sentence encoder.
         max_length: where texts are cut, in tokens; None: as the backbone was trained.
         batch_size: texts per forward pass.
 
     Raises:
-        ConfigError: an unknown pooling, or not as many adapters as texts.
+        BackboneError: the backbone has modules that are not supported.
+        ConfigError: an unknown pooling, an encoder-decoder, or not as many adapters as texts.
         AttachError: an adapter is not attached.
     """
-    folder = Path(getattr(model, ORIGIN, ""))
-    how = pooling or trained_pooling(folder) or "mean"
-    if how not in POOLS:
-        raise unknown("pooling", how, POOLS)
+    own = modules_of_model(model, modules)
+    how = check_vector_pooling(pooling or own.pooling)
+    refuse_decoder(model)
+    own.check_sizes(how, text_config(model).hidden_size)
+    unit = own.normalize if normalize is None else normalize
+    prompt = own.prompt if prefix is None else prefix
     if adapters is not None and len(adapters) != len(texts):
         raise ConfigError(
             f"{len(adapters)} adapters for {len(texts)} texts", expected="one for each text"
         )
     limit = min(vector_length(model, tokenizer), max_length or 1 << 30)
+    skipped = own.skipped(prompt, tokenizer, limit)
     model.eval()
+    written = [own.text(prompt + text) for text in texts]
+    vectors = torch.zeros(len(texts), 0)
+    for rows, batch, states in _passes(model, tokenizer, written, adapters, limit, batch_size):
+        skip = torch.full((len(rows),), skipped) if skipped else None
+        mask = batch["attention_mask"]
+        found = own.vectors(states, mask, pooling=how, normalize=unit, skip=skip)
+        vectors = vectors if vectors.shape[1] else vectors.new_zeros(len(texts), found.shape[1])
+        vectors[rows] = found.cpu()
+    numbers: NDArray[float32] = vectors.numpy()
+    return numbers
+
+
+def _passes(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    adapters: Sequence[RouteRow] | None,
+    limit: int,
+    batch_size: int,
+) -> Iterator[tuple[list[int], Any, torch.Tensor]]:
+    """Yield the rows of each batch, its inputs, and its token states; short texts first."""
     order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
-    vectors = torch.zeros(len(texts), model.config.hidden_size)
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
+        some = [texts[index] for index in rows]
         batch = tokenizer(
-            [prefix + texts[index] for index in rows],
-            truncation=True, max_length=limit, padding=True, return_tensors="pt",
-        ).to(model.device)  # fmt: skip
-        way = nullcontext() if adapters is None else route(model, [adapters[i] for i in rows])
-        with way:
+            some, truncation=True, max_length=limit, padding=True, return_tensors="pt"
+        ).to(model.device)
+        with nullcontext() if adapters is None else route(model, [adapters[i] for i in rows]):
             states = model(**batch).last_hidden_state
-        pooled = POOLS[how](states.float(), batch["attention_mask"].bool())
-        vectors[rows] = (F.normalize(pooled, dim=-1) if normalize else pooled).cpu()
-    found: NDArray[float32] = vectors.numpy()
-    return found
+        yield rows, batch, states

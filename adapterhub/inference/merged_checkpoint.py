@@ -30,12 +30,21 @@ from adapterhub.adapters.route import activate
 from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.layer_timing import without_slow_bf16
 from adapterhub.backbones.model_lock import MODEL_LOCK
-from adapterhub.backbones.pooling import POOLS, trained_length, vector_length
+from adapterhub.backbones.pooling import NAMES, trained_length, vector_length
 from adapterhub.backbones.probe import evaluation_mode, probe, probe_batch
 from adapterhub.backbones.processor import processor_of, remember_processor
 from adapterhub.backbones.quantized import quantization_of
 from adapterhub.backbones.quantized_layers import keep_4bit_layout
 from adapterhub.backbones.same import coarsest_dtype
+from adapterhub.backbones.sentence_modules import (
+    FLAGS,
+    LengthStep,
+    SentenceModules,
+    VectorStep,
+    dense_step,
+    modules_of_model,
+    read_modules,
+)
 from adapterhub.backbones.task_models import TASK_MODELS, task_kind, text_config
 from adapterhub.backbones.weights import DTYPES
 from adapterhub.errors import MergeError, OutputError
@@ -173,23 +182,16 @@ def _reloaded(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     return loaded.eval()  # type: ignore[no-any-return]
 
 
-_POOLING, _HEAD, _LENGTH = "1_Pooling", "2_Dense", "2_Normalize"
-_TYPES = {"": "Transformer", _POOLING: "Pooling", _HEAD: "Dense", _LENGTH: "Normalize"}
-_FLAGS = {
-    "cls": "pooling_mode_cls_token",
-    "mean": "pooling_mode_mean_tokens",
-    "last": "pooling_mode_lasttoken",
-    "max": "pooling_mode_max_tokens",
-}
+_POOLING, _HEAD = "1_Pooling", "2_Dense"
 
 
 @dataclass(frozen=True)
 class SentenceEncoder:
-    """The pooling (cls, mean, last or max) and the linear head of a merged model.
+    """The pooling and the linear head of a merged model, or what it computes for a vector.
 
     Without a head, the vector is the output, of length 1 with `normalize`. `prompts` are put before
     texts, by the name of the use; `trained` is the length that the backbone was trained with, which
-    a merged model does not tell.
+    a merged model does not tell. `modules` are those behind the pooling, whose files are copied.
     """
 
     how: str
@@ -197,6 +199,7 @@ class SentenceEncoder:
     normalize: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     trained: int | None = None
+    modules: SentenceModules = field(default_factory=SentenceModules)
 
     def save(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
@@ -205,37 +208,55 @@ class SentenceEncoder:
         base: Any = model.base_model
         base.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        left_out = {_HEAD} if self.head is None else set[str]()
-        left_out |= set() if self.normalize else {_LENGTH}
-        types = {path: name for path, name in _TYPES.items() if path not in left_out}
+        behind = self._behind()
+        kinds = ["Transformer", "Pooling", *(step.kind for step in behind)]
+        paths = ["", *(f"{n}_{kind}" for n, kind in enumerate(kinds[1:], start=1))]
         modules = [
-            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
-            for i, (path, name) in enumerate(types.items())
+            {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for n, (path, kind) in enumerate(zip(paths, kinds, strict=True))
         ]
         longest = min(vector_length(model, tokenizer), self.trained or 1 << 30)
-        size = {"word_embedding_dimension": text_config(model).hidden_size}
+        own = self.modules
+        whole: dict[str, Any] = {"prompts": dict(self.prompts)}
+        if own.prompt and self.prompts.get(own.default_prompt or "") == own.prompt:
+            whole["default_prompt_name"] = own.default_prompt
+        whole |= {"truncate_dim": own.truncate} if own.truncate else {}
+        whole |= {} if own.similarity == "cosine" else {"similarity_fn_name": own.similarity}
         configs: dict[str, Any] = {
             "modules.json": modules,
-            "config_sentence_transformers.json": {"prompts": dict(self.prompts)},
-            "sentence_bert_config.json": {"max_seq_length": longest},
-            f"{_POOLING}/config.json": size | {f: how == self.how for how, f in _FLAGS.items()},
+            "config_sentence_transformers.json": whole,
+            "sentence_bert_config.json": {"max_seq_length": longest}
+            | ({"do_lower_case": True} if own.lower else {}),
+            f"{_POOLING}/config.json": self._pooling(text_config(model).hidden_size),
         }
-        if self.normalize:
-            configs[f"{_LENGTH}/config.json"] = {}
-        if self.head is not None:
-            configs[f"{_HEAD}/config.json"] = {
-                "in_features": self.head.in_features,
-                "out_features": self.head.out_features,
-                "bias": self.head.bias is not None,
-                "activation_function": "torch.nn.modules.linear.Identity",
-            }
+        for path, step in zip(paths[2:], behind, strict=True):
+            configs[f"{path}/config.json"] = step.options()
         for name, content in configs.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(f"{json.dumps(content, indent=2)}\n", encoding="utf-8")
+        for path, step in zip(paths[2:], behind, strict=True):
+            tensors = {n: t.detach().float().cpu() for n, t in step.state_dict().items()}
+            if tensors:
+                named = {name: tensor.contiguous() for name, tensor in tensors.items()}
+                save_file(named, folder / path / "model.safetensors")
+
+    def _behind(self) -> list[VectorStep]:
+        """Return the modules behind the pooling."""
         if self.head is not None:
-            named = self.head.named_parameters()
-            tensors = {f"linear.{n}": p.detach().float().cpu().contiguous() for n, p in named}
-            save_file(tensors, folder / _HEAD / "model.safetensors")
+            return [dense_step(self.head)]
+        own = [step for step in self.modules.steps if step.kind]
+        return [*own, *[LengthStep()] * self.normalize]
+
+    def _pooling(self, size: int) -> dict[str, Any]:
+        """Return the options of the pooling, in the form that most versions read."""
+        theirs = {name: other for other, name in NAMES.items()}
+        names = [theirs.get(name, name) for name in self.how.split("+")]
+        own: dict[str, Any] = {"word_embedding_dimension": size}
+        if names == [name for name in FLAGS.values() if name in names]:
+            own |= {flag: name in names for flag, name in FLAGS.items()}
+        else:
+            own["pooling_mode"] = names
+        return own | {"include_prompt": self.modules.pools_prompt}
 
     def merged_outputs(self, model: PreTrainedModel) -> dict[str, Tensor]:
         """Return the outputs on the probe batch of a merged model with this pooling and head."""
@@ -247,10 +268,12 @@ class SentenceEncoder:
         with MODEL_LOCK:
             base = AutoModel.from_pretrained(folder, dtype=model.dtype).to(model.device).eval()
         keep_4bit_layout(base, Patch())
-        head: dict[str, Tensor] = {}
-        if self.head is not None:
-            tensors = load_file(folder / _HEAD / "model.safetensors", device=str(model.device))
-            head = {name.removeprefix("linear."): tensor for name, tensor in tensors.items()}
+        if self.head is None:
+            own = read_modules(folder)
+            found = SentenceEncoder(own.pooling, None, own.normalize, modules=own)
+            return found._outputs(base, {}, model)
+        tensors = load_file(folder / _HEAD / "model.safetensors", device=str(model.device))
+        head = {name.removeprefix("linear."): tensor for name, tensor in tensors.items()}
         return self._outputs(base, head, model)
 
     def _outputs(
@@ -259,11 +282,12 @@ class SentenceEncoder:
         batch = probe_batch(model)
         with evaluation_mode(base), torch.inference_mode():
             states = base(**batch).last_hidden_state
-            pooled = POOLS[self.how](states.float(), batch["attention_mask"].bool())
+            vectors = self.modules.vectors(
+                states, batch["attention_mask"], pooling=self.how, normalize=self.normalize
+            )
             if not head:
-                vectors = F.normalize(pooled, dim=-1) if self.normalize else pooled
                 return {"vectors": vectors.float().cpu()}
-            pooled = pooled.to(states.dtype).float()
+            pooled = vectors.to(states.dtype).float()
             logits = F.linear(pooled, head["weight"].float(), head.get("bias"))
         return {"logits": logits.float().cpu()}
 
@@ -280,14 +304,16 @@ def sentence_encoder(adapter: Adapter, task: Task | None) -> SentenceEncoder | N
         return take_pooling(adapter)
     if not isinstance(task, Embedding):
         return None
-    prompts = {"query": task.query_prefix, "passage": task.passage_prefix}
-    prompts = {use: text for use, text in prompts.items() if text}
+    own = modules_of_model(adapter.model, task.modules)
+    prompts = {"query": task.query_prefix or "", "passage": task.passage_prefix or ""}
+    changed = {use: text for use, text in prompts.items() if text != own.prompt}
     return SentenceEncoder(
-        task.pooling or "mean",
+        task.pooling or own.pooling,
         None,
-        task.normalize,
-        prompts,
+        own.normalize if task.normalize is None else task.normalize,
+        {**own.prompts, **changed},
         trained_length(Path(getattr(adapter.model, ORIGIN))),
+        own,
     )
 
 

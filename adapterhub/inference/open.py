@@ -17,7 +17,7 @@ from adapterhub.backbones.early_checks import DEQUANTIZE
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.layer_timing import times_in_bf16, without_slow_bf16
 from adapterhub.backbones.load import load_backbone
-from adapterhub.backbones.pooling import max_positions
+from adapterhub.backbones.pooling import max_positions, vector_length
 from adapterhub.backbones.quantized import DECODED, stored_quantization
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.data.options import DataOptions
@@ -310,7 +310,8 @@ def open_backbone(backbone: str, task: Task, max_length: int = LONGEST_UNRECORDE
         model, tokenizer = load_backbone(backbone, task=task.head)
     make_ready(model)
     model = as_model(model)
-    limit = min(max_length, max_positions(model))
+    reads = vector_length(model, tokenizer) if task.cuts_as_trained else max_positions(model)
+    limit = min(max_length, reads)
     setting = Setting(tokenizer, limit, positions=max_positions(model))
     return Predictor(model, task.for_model(model), setting)
 

@@ -93,6 +93,8 @@ def training_record(manifest: Manifest, task: str | None = None) -> TrainingReco
         )
         of_head = manifest.head.kind if manifest.head else None
         recorded = _parsed(recipe.get("task") or manifest.task or of_head)
+        if recorded and isinstance(recipe.get("task"), Mapping):
+            recorded = recorded[0].recorded(), recorded[1]
     except ConfigError as error:
         raise FileError(
             f"the training record of {manifest.name!r} cannot be used",

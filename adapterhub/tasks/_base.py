@@ -129,6 +129,8 @@ class Task(ABC):
     """What the second text of an example is, if that has a name of its own: "question"."""
     most_tokens: ClassVar[int] = 512
     """The longest input that is chosen by default, in tokens."""
+    cuts_as_trained: ClassVar[bool] = False
+    """Whether inputs are cut at the length that a sentence encoder was trained with."""
     cut_note: ClassVar[str] = ""
     """What else truncation means for the task, as the end of a sentence."""
     outcomes: ClassVar[str] = ""
@@ -164,6 +166,10 @@ class Task(ABC):
     def varies(self) -> bool:
         """Whether rows change with each epoch."""
         return type(self).vary is not Task.vary
+
+    def recorded(self) -> Task:
+        """Return the task of a run's record: options that a version did not have keep its way."""
+        return self
 
     @property
     def model_note(self) -> str:

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from adapterhub.backbones.early_checks import check_vector_pooling
 from adapterhub.config.options import option
 from adapterhub.data.columns import WANTS, ColumnChoice
 from adapterhub.data.options import DataOptions
@@ -49,11 +49,13 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
+    from adapterhub.backbones.sentence_modules import SentenceModules
+
     Vectors = NDArray[float32]
 
 SCORED = ("cosent", "cosine")
 _AT_ONCE = 256  # queries that are compared with all passages
-TEXTS, SCORES = f"{OF_LOSS}texts", f"{OF_LOSS}scores"
+TEXTS, SCORES, SKIPPED = f"{OF_LOSS}texts", f"{OF_LOSS}scores", f"{OF_LOSS}skipped"
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,21 +116,37 @@ class Embedding(Task):
     summary = "one vector per text, similar for texts that belong together"
     columns = WANTS["scored pairs"]
     printed_fields = ("vector", "similarity")
+    cuts_as_trained = True
 
     loss_type: Literal["multiple-negatives", "triplet", "cosent", "cosine"] | None = option(
         None, "multiple-negatives or triplet for pairs, cosent or cosine for scores (null: by data)"
     )
     temperature: float = option(0.05, "divides the cosines (multiple-negatives, cosent)")
     margin: float = option(0.2, "by how much positives should be more similar (triplet)")
-    pooling: Literal["cls", "mean", "last", "max"] | None = option(
-        None, "the vector of a text: the state of its first token (cls) or of its last, the mean "
-        "or max of all (null: as the backbone was trained, else mean)"
+    pooling: str | None = option(
+        None, "the vector of a text: the state of its first token (cls) or of its last, the mean, "
+        "max, weightedmean or mean_sqrt_len_tokens of all, or several, cls+mean (null: as the "
+        "backbone was trained, else mean)"
     )  # fmt: skip
-    normalize: bool = option(True, "whether predicted vectors have length 1")
-    query_prefix: str = option("", "put before each first text, such as 'query: '")
-    passage_prefix: str = option("", "put before each other text, such as 'passage: '")
+    normalize: bool | None = option(
+        None, "whether predicted vectors have length 1 (null: as the backbone was trained, else "
+        "true)"
+    )  # fmt: skip
+    query_prefix: str | None = option(
+        None, "put before each first text, such as 'query: ' (null: the backbone's default prompt)"
+    )
+    passage_prefix: str | None = option(
+        None, "put before each other text, such as 'passage: ' (null: that prompt)"
+    )
+    modules: str | None = option(
+        None, "the modules behind the pooling of a sentence encoder: none for vectors without "
+        "them, or the digest of those of the training (null: those of the backbone)",
+        omitted=True,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
+        if self.pooling is not None:
+            check_vector_pooling(self.pooling)
         if not self.temperature > 0 or not self.margin >= 0:
             raise ConfigError(
                 f"temperature is {self.temperature}, margin is {self.margin}",
@@ -151,21 +169,55 @@ class Embedding(Task):
         return "numbers" if self.scored else "choices"
 
     def for_model(self, model: PreTrainedModel) -> Embedding:
-        """Return the task with the pooling that the backbone was trained with, or mean.
+        """Return the task with what the backbone was trained with: pooling, prompts, modules.
 
         Raises:
+            BackboneError: the backbone is a sentence encoder with modules that are not supported.
             ConfigError: the backbone is an encoder-decoder, whose outputs are not of the text.
+            MismatchError: the task is of an adapter that was trained over other modules.
         """
-        from adapterhub.backbones.identity import ORIGIN
-        from adapterhub.backbones.pooling import trained_pooling
+        from adapterhub.backbones.sentence_modules import modules_of_model
+        from adapterhub.backbones.task_models import text_config
 
-        if model.config.is_encoder_decoder:
-            raise ConfigError(
-                f"{model.config.model_type} is an encoder-decoder, which has no state of each text",
-                expected="an encoder or a decoder, such as sentence-transformers/all-MiniLM-L6-v2",
-            )
-        pooling = self.pooling or trained_pooling(Path(getattr(model, ORIGIN))) or "mean"
-        return replace(self, pooling=pooling)  # type: ignore[arg-type]
+        refuse_decoder(model)
+        own = modules_of_model(model, self.modules)
+        pooling = self.pooling or own.pooling
+        own.check_sizes(pooling, text_config(model).hidden_size)
+        prompts = (self.query_prefix, self.passage_prefix)
+        query, passage = (own.prompt if text is None else text for text in prompts)
+        return replace(
+            self,
+            pooling=pooling,
+            normalize=own.normalize if self.normalize is None else self.normalize,
+            query_prefix=query,
+            passage_prefix=passage,
+            modules=self.modules or own.digest,
+        )
+
+    @property
+    def model_note(self) -> str:
+        """What is behind the pooling of a sentence encoder, or before a text."""
+        own = self._modules()
+        vectors = ", ".join(own.shown) if own.steps else ""
+        prompts = dict.fromkeys(filter(None, (self.query_prefix, self.passage_prefix)))
+        facts = [
+            f"vectors are those of {vectors}" if vectors else "",
+            f"texts begin with {' or '.join(map(repr, prompts))}" if prompts else "",
+            "" if own.similarity == "cosine" else
+            f"similarities are cosines, where the encoder was trained for {own.similarity}",
+        ]  # fmt: skip
+        return "; ".join(filter(None, facts))
+
+    def recorded(self) -> Embedding:
+        """Return the task of a run that records no modules: its vectors are without them."""
+        from adapterhub.backbones.sentence_modules import WITHOUT
+
+        return replace(self, modules=self.modules or WITHOUT)
+
+    def _modules(self) -> SentenceModules:
+        from adapterhub.backbones.sentence_modules import known_modules
+
+        return known_modules(self.modules)
 
     # Examples
 
@@ -216,12 +268,16 @@ class Embedding(Task):
 
     def rows_of(self, example: TextPair, setting: Setting, *, labelled: bool) -> list[Row]:
         """Return one row: the tokens of each of the texts."""
-        prefixes = [self.query_prefix, *[self.passage_prefix] * (len(example.texts) - 1)]
-        texts = [prefix + text for prefix, text in zip(prefixes, example.texts, strict=True)]
-        encoded = setting.tokenizer(texts, truncation=True, max_length=limit_of(setting))
-        parts = rows_from_columns(encoded)
+        own, limit = self._modules(), limit_of(setting)
+        first, others = self.query_prefix or "", self.passage_prefix or ""
+        prefixes = [first, *[others] * (len(example.texts) - 1)]
+        pairs = zip(prefixes, example.texts, strict=True)
+        texts = [own.text(prefix + text) for prefix, text in pairs]
+        parts = rows_from_columns(setting.tokenizer(texts, truncation=True, max_length=limit))
         longest = max((part["input_ids"] for part in parts), key=len)
         row: Row = {"texts": parts, "numbers": list(map(_number, example.texts))}
+        if not own.pools_prompt:
+            row["skipped"] = [own.skipped(each, setting.tokenizer, limit) for each in prefixes]
         row["input_ids"] = longest
         return [row | ({} if example.label is None else {"score": example.label})]
 
@@ -238,6 +294,8 @@ class Embedding(Task):
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
         """Pad the tokens of all texts of all rows: (texts, tokens)."""
+        import torch  # slow to import
+
         own: list[Row] = [
             {"labels": row["numbers"]} | ({"score": row["score"]} if "score" in row else {})
             for row in rows
@@ -245,6 +303,8 @@ class Embedding(Task):
         facts = pad(own, setting.tokenizer, "right")
         batch = {TEXTS: facts["labels"].clamp(min=0)}
         batch |= {SCORES: facts["score"]} if "score" in facts else {}
+        if skipped := [number for row in rows for number in row.get("skipped", ())]:
+            batch[SKIPPED] = torch.tensor(skipped)
         parts = [part for row in rows for part in row["texts"]]
         return batch | pad(parts, setting.tokenizer, self.padding_side(setting))
 
@@ -269,10 +329,10 @@ class Embedding(Task):
 
     def vectors(self, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the vectors of a batch, (batch, columns, d); 0 where a row has fewer texts."""
-        from adapterhub.backbones.pooling import POOLS
-
-        pool = POOLS[self.pooling or "mean"]
-        pooled = pool(output.last_hidden_state.float(), batch["attention_mask"].bool())
+        pooled = self._modules().vectors(
+            output.last_hidden_state, batch["attention_mask"], pooling=self.pooling or "mean",
+            normalize=False, skip=batch.get(SKIPPED),
+        )  # fmt: skip
         there = batch[TEXTS] != 0
         vectors = pooled.new_zeros(*there.shape, pooled.shape[-1])
         vectors[there] = pooled
@@ -334,6 +394,19 @@ class Embedding(Task):
             "score": prediction.similarity,
             "right": best == example.pair,
         }
+
+
+def refuse_decoder(model: PreTrainedModel) -> None:
+    """Refuse a backbone whose outputs are not of the text.
+
+    Raises:
+        ConfigError: it is an encoder-decoder.
+    """
+    if model.config.is_encoder_decoder:
+        raise ConfigError(
+            f"{model.config.model_type} is an encoder-decoder, which has no state of each text",
+            expected="an encoder or a decoder, such as sentence-transformers/all-MiniLM-L6-v2",
+        )
 
 
 def _number(text: str) -> int:

@@ -75,6 +75,8 @@ def _fitted(data: RunData, setting: Setting, chosen: int | None, trained: int | 
     longest = max(longest_row(rows) for name, rows in whole.items() if name != "test")
     reads = limit_of(setting)
     most = min(reads, data.task.most_tokens)
+    if trained is not None and data.task.cuts_as_trained:
+        most = min(most, trained)
     length = default_length(most if data.task.packs else longest, most)
     limited = replace(setting, max_length=min(chosen or length, setting.max_length))
     encoded = {name: truncate(rows, data.task, limited) for name, rows in whole.items()}

@@ -1,0 +1,470 @@
+"""Encoders of sentence-transformers: the vectors of `encode` for all modules, or a refusal."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from selection import rotate
+from task_cases import partners
+from torch import nn
+
+import adapterhub as ah
+from adapterhub.backbones.find import _is_second_form
+from adapterhub.errors import BackboneError, ConfigError, MismatchError
+from adapterhub.inference.open import open_adapter, open_backbone
+from adapterhub.serving import Engine
+from adapterhub.tasks import parse_task
+
+st = pytest.importorskip("sentence_transformers")
+modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+
+TEXTS = ["the movie was good", "the plot was very bad and the end was worse", "good"]
+PROMPTS = {"query": "the plot was ", "document": ""}
+Change = Callable[[Path], None]
+
+
+def rewrite(name: str, **changes: Any) -> Change:
+    """Return what changes values of a JSON file of a folder."""
+
+    def change(folder: Path) -> None:
+        path = folder / name
+        own = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        path.write_text(json.dumps({**own, **changes}), encoding="utf-8")
+
+    return change
+
+
+def pickled(folder: Path) -> None:
+    """Keep the weights of a Dense layer as versions before 2.3 did."""
+    from safetensors.torch import load_file
+
+    (place,) = folder.glob("*_Dense")
+    torch.save(load_file(place / "model.safetensors"), place / "pytorch_model.bin")
+    (place / "model.safetensors").unlink()
+
+
+def of_version_2(folder: Path) -> None:
+    """Write the names and flags of version 2, and the length under an older name."""
+    path = folder / "modules.json"
+    listed = json.loads(path.read_text(encoding="utf-8"))
+    for module in listed:
+        module["type"] = f"sentence_transformers.models.{module['type'].rpartition('.')[2]}"
+    path.write_text(json.dumps(listed), encoding="utf-8")
+    flags = {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}
+    own = {"word_embedding_dimension": 32, "pooling_mode_cls_token": False, **flags}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(own), encoding="utf-8")
+    (folder / "sentence_bert_config.json").unlink()
+    rewrite("sentence_roberta_config.json", max_seq_length=6, do_lower_case=False)(folder)
+    rewrite("tokenizer_config.json", model_max_length=512)(folder)
+
+
+def dense(of: int, to: int, activation: nn.Module | None = None, **more: Any) -> Any:
+    """Return a Dense layer with random weights."""
+    made = modules.Dense(of, to, activation_function=activation or nn.Tanh(), **more)
+    for parameter in made.parameters():
+        nn.init.normal_(parameter)
+    return made
+
+
+def layer_norm(size: int) -> Any:
+    """Return a LayerNorm with random weights."""
+    made = modules.LayerNorm(size)
+    for parameter in made.parameters():
+        nn.init.normal_(parameter)
+    return made
+
+
+class Case:
+    """A sentence encoder: a pooling, what is behind it, options, and changes of its files."""
+
+    def __init__(
+        self,
+        pooling: str | tuple[str, ...] = "mean",
+        *behind: Callable[[], Any],
+        change: tuple[Change, ...] = (),
+        include_prompt: bool = True,
+        side: str = "right",
+        length: int | None = None,
+        lower: bool = False,
+        **options: Any,
+    ) -> None:
+        self.pooling, self.behind, self.change, self.options = pooling, behind, change, options
+        self.include_prompt, self.side, self.length, self.lower = (
+            include_prompt, side, length, lower
+        )  # fmt: skip
+
+    def write(self, backbone: Path, folder: Path) -> Path:
+        """Write the encoder to a folder."""
+        torch.manual_seed(3)
+        first = modules.Transformer(
+            str(backbone), max_seq_length=self.length, do_lower_case=self.lower
+        )
+        first.tokenizer.padding_side = self.side
+        pool = modules.Pooling(32, self.pooling, include_prompt=self.include_prompt)
+        behind = [make() for make in self.behind]
+        whole = st.SentenceTransformer(modules=[first, pool, *behind], device="cpu", **self.options)
+        whole.save(str(folder), create_model_card=False)
+        for change in self.change:
+            change(folder)
+        return folder
+
+
+D = partial
+NORMALIZE = modules.Normalize
+CASES = {
+    "cls": Case("cls", NORMALIZE),
+    "mean": Case("mean", NORMALIZE),
+    "max": Case("max", NORMALIZE),
+    "lasttoken": Case("lasttoken", NORMALIZE),
+    "weightedmean": Case("weightedmean", NORMALIZE),
+    "mean_sqrt_len_tokens": Case("mean_sqrt_len_tokens"),
+    "not normalized": Case("cls"),
+    "two poolings": Case(("cls", "mean"), NORMALIZE),
+    "all poolings in another order": Case(
+        ("lasttoken", "weightedmean", "mean_sqrt_len_tokens", "mean", "max", "cls")
+    ),
+    "on the left": Case(("weightedmean", "lasttoken", "cls"), side="left"),
+    "dense": Case("mean", D(dense, 32, 16)),
+    "dense, normalized": Case("cls", D(dense, 32, 32, nn.Identity()), NORMALIZE),
+    "normalized, dense": Case("cls", NORMALIZE, D(dense, 32, 8, nn.GELU(), bias=False)),
+    "two dense layers": Case(
+        "mean", D(dense, 32, 64, nn.ReLU()), D(dense, 64, 16, nn.Identity(), bias=False), NORMALIZE
+    ),
+    "dense behind two poolings": Case(("mean", "max"), D(dense, 64, 24, nn.Sigmoid())),
+    "residual": Case("mean", D(dense, 32, 32, use_residual=True)),
+    "residual of another size": Case("mean", D(dense, 32, 12, use_residual=True), NORMALIZE),
+    "layer norm": Case("mean", D(layer_norm, 32)),
+    "dropout": Case("mean", D(modules.Dropout, 0.5), D(dense, 32, 16), NORMALIZE),
+    "truncated": Case("mean", NORMALIZE, truncate_dim=7),
+    "dense in a pickle": Case("mean", D(dense, 32, 16), change=(pickled,)),
+    "files of version 2": Case("mean", NORMALIZE, change=(of_version_2,)),
+    "short": Case("mean", NORMALIZE, length=5),
+    "lower case": Case("mean", lower=True),
+    "default prompt": Case("mean", NORMALIZE, prompts=PROMPTS, default_prompt_name="query"),
+    "an empty default prompt": Case("mean", prompts=PROMPTS, default_prompt_name="document"),
+    "prompts, none by default": Case("mean", prompts=PROMPTS),
+    **{
+        f"prompt not pooled, {mode}, {side}": Case(
+            mode, prompts=PROMPTS, default_prompt_name="query", include_prompt=False, side=side
+        )
+        for mode in ("mean", "cls", "weightedmean", "max", "lasttoken")
+        for side in ("right", "left")
+    },
+    "a prompt longer than the encoder reads": Case(
+        "mean", prompts=PROMPTS, default_prompt_name="query", include_prompt=False, length=4
+    ),
+    "all of it": Case(
+        ("cls", "weightedmean"), D(dense, 64, 24), D(layer_norm, 24), NORMALIZE, lower=True,
+        prompts=PROMPTS, default_prompt_name="query", include_prompt=False, length=12,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def encoders(backbone, tmp_path_factory):
+    """Return a function that gives the folder of a case, and the vectors of its texts."""
+    known: dict[str, tuple[Path, Any]] = {}
+    place = tmp_path_factory.mktemp("encoders")
+    cased = Path(shutil.copytree(backbone, place / "cased"))
+    path = cased / "tokenizer.json"
+    own = json.loads(path.read_text(encoding="utf-8"))
+    own["normalizer"] = None  # a vocabulary of lower case, and a tokenizer that keeps the case
+    path.write_text(json.dumps(own), encoding="utf-8")
+
+    def of(name: str) -> tuple[Path, Any]:
+        if name not in known:
+            case, folder = CASES[name], place / str(len(known))
+            case.write(cased if case.lower else backbone, folder)
+            peer = st.SentenceTransformer(str(folder), device="cpu")
+            known[name] = folder, peer.encode(texts(name))
+        return known[name]
+
+    return of
+
+
+def texts(name: str) -> list[str]:
+    """Return texts, of which some are to be lower-cased."""
+    return [text.title() for text in TEXTS] if CASES[name].lower else TEXTS
+
+
+def close(found: Any, expected: Any, far: float = 1e-5) -> None:
+    """Check that vectors are equal."""
+    assert np.shape(found) == np.shape(expected)
+    np.testing.assert_allclose(found, expected, atol=far, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_embed_and_the_task_have_the_vectors_of_encode(encoders, name: str) -> None:
+    folder, expected = encoders(name)
+    model, tokenizer = ah.load_backbone(str(folder), task="embedding")
+    close(ah.embed(model, tokenizer, texts(name), batch_size=2), expected)
+    opened = open_backbone(str(folder), parse_task("embedding"))
+    close([p.vectors[0] for p in opened.predict(texts(name))], expected)
+
+
+@rotate("name", CASES, 4)
+def test_the_server_has_the_vectors_of_encode(encoders, name: str) -> None:
+    folder, expected = encoders(name)
+    with Engine(str(folder)) as engine:
+        asked = [engine.submit(None, text) for text in texts(name)]
+        found = [each.result(60) for each in asked]
+    close([each["vector"] for each in found], expected)
+
+
+@rotate("name", CASES)
+def test_an_adapter_trains_predicts_and_merges_over_all_of_it(
+    encoders, adapterhub, tmp_path: Path, name: str
+) -> None:
+    folder, before = encoders(name)
+    run, out = tmp_path / "run", tmp_path / "merged"
+    code, _, err = adapterhub(
+        "train", "--backbone", folder, "--task", "embedding", "--train", partners(tmp_path),
+        "--output", run, "--method", "lora", "train.max_steps=2", "train.learning_rate=3e-2",
+        "train.report=false", "train.tensorboard=false", "--quiet",
+    )  # fmt: skip
+    assert code == 0, err
+    opened = open_adapter(run)
+    found = [p.vectors[0] for p in opened.predict(texts(name))]
+    model, tokenizer = ah.load_backbone(str(folder), task="embedding")
+    ah.load(model, run / "adapter")
+    close(ah.embed(model, tokenizer, texts(name)), found)
+    assert np.shape(found) == np.shape(before)
+    assert np.abs(np.asarray(found) - before).max() > 1e-3
+    code, _, err = adapterhub("merge", run, "--output", out)
+    assert code == 0, err
+    merged = st.SentenceTransformer(str(out), device="cpu")
+    close(merged.encode(texts(name)), found, 1e-4)
+    again, tokenizer = ah.load_backbone(str(out), task="embedding")
+    close(ah.embed(again, tokenizer, texts(name)), found, 1e-4)
+
+
+def at(kind: str, folder: str = "2_Other") -> Change:
+    """Return what adds a module of another class."""
+
+    def change(place: Path) -> None:
+        path = place / "modules.json"
+        listed = json.loads(path.read_text(encoding="utf-8"))
+        listed.append({"idx": 9, "name": "9", "path": folder, "type": kind})
+        path.write_text(json.dumps(listed), encoding="utf-8")
+
+    return change
+
+
+def first(kind: str) -> Change:
+    """Return what gives the first module another class."""
+
+    def change(place: Path) -> None:
+        path = place / "modules.json"
+        listed = json.loads(path.read_text(encoding="utf-8"))
+        listed[0]["type"] = kind
+        path.write_text(json.dumps(listed), encoding="utf-8")
+
+    return change
+
+
+def broken(folder: Path) -> None:
+    """Damage the list of modules."""
+    (folder / "modules.json").write_text("[", encoding="utf-8")
+
+
+def without_weights(folder: Path) -> None:
+    """Remove the weights of a Dense layer."""
+    (folder / "2_Dense" / "model.safetensors").unlink()
+
+
+DENSE = D(dense, 32, 16)
+_OWN, _WHOLE = "sentence_bert_config.json", "config_sentence_transformers.json"
+REFUSED: dict[str, tuple[str, Change, tuple[Any, ...]]] = {
+    **{
+        kind: (kind, at(f"sentence_transformers.models.{kind}"), ())
+        for kind in ("CNN", "LSTM", "WeightedLayerPooling", "WordWeights", "BoW", "SpladePooling")
+    },
+    **{
+        f"{kind} first": (kind, first(f"sentence_transformers.models.{kind}"), ())
+        for kind in ("Router", "Asym", "StaticEmbedding", "WordEmbeddings", "CLIPModel")
+    },
+    "own transformer": ("custom_st.Transformer", first("custom_st.Transformer"), ()),
+    "own module": ("mine.Head", at("mine.Head"), ()),
+    "sparse": ("sparse", at("sentence_transformers.sparse_encoder.models.Pooling"), ()),
+    "two poolings one after another": (
+        "one Pooling", at("sentence_transformers.models.Pooling", "1_Pooling"), ()
+    ),
+    "outside": ("../1_Pooling", at("sentence_transformers.models.Dense", "../1_Pooling"), ()),
+    "dense of tokens": (
+        "Dense", rewrite("2_Dense/config.json", module_input_name="token_embeddings"), (DENSE,)
+    ),
+    "own activation": (
+        "mine.Act", rewrite("2_Dense/config.json", activation_function="mine.Act"), (DENSE,)
+    ),
+    "no such activation": (
+        "torch.nn.Nothing",
+        rewrite("2_Dense/config.json", activation_function="torch.nn.Nothing"), (DENSE,),
+    ),
+    "other sizes": ("Dense", rewrite("2_Dense/config.json", out_features=17), (DENSE,)),
+    "no weights": ("2_Dense", without_weights, (DENSE,)),
+    "unknown pooling": ("median", rewrite("1_Pooling/config.json", pooling_mode="median"), ()),
+    "unknown flag": (
+        "median",
+        rewrite("1_Pooling/config.json", pooling_mode=None, pooling_mode_median=True), (),
+    ),
+    "broken": ("modules.json", broken, ()),
+    "another task of the transformer": (
+        "fill-mask", rewrite(_OWN, transformer_task="fill-mask"), ()
+    ),
+    "an option of the configuration": (
+        "is_causal", rewrite(_OWN, config_args={"is_causal": False}), ()
+    ),
+    "an option of the processing": (
+        "processing_kwargs", rewrite(_OWN, processing_kwargs={"text": {"max_length": 3}}), ()
+    ),
+    "chats": ("message", rewrite(_OWN, modality_config={"message": {"method": "forward"}}), ()),
+    "sparse encoder": ("SparseEncoder", rewrite(_WHOLE, model_type="SparseEncoder"), ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_computes_something_else_is_refused_by_its_name(
+    name: str, backbone: Path, tmp_path: Path, adapterhub
+) -> None:
+    named, change, behind = REFUSED[name]
+    folder = Case("mean", *behind, change=(change,)).write(backbone, tmp_path / "encoder")
+    model, tokenizer = ah.load_backbone(str(folder), task="embedding")
+    with pytest.raises(BackboneError) as error:
+        ah.embed(model, tokenizer, TEXTS)
+    assert named in str(error.value)
+    with pytest.raises(BackboneError) as error:
+        parse_task("embedding").for_model(model)
+    assert named in str(error.value)
+    alone = ah.embed(model, tokenizer, TEXTS, modules="none", pooling="mean")
+    task = parse_task("embedding(modules=none, pooling=mean)")
+    assert task.for_model(model).modules == "none"
+    plain, tokenizer = ah.load_backbone(str(backbone), task="embedding")
+    wanted = ah.embed(plain, tokenizer, TEXTS, normalize=False)
+    close(alone / np.linalg.norm(alone, axis=1, keepdims=True),
+          wanted / np.linalg.norm(wanted, axis=1, keepdims=True))  # fmt: skip
+
+
+def test_every_way_in_refuses(adapterhub, backbone: Path, tmp_path: Path) -> None:
+    change = (at("sentence_transformers.models.CNN"),)
+    folder, data = Case("mean", change=change).write(backbone, tmp_path / "e"), partners(tmp_path)
+    train = ("train", "--backbone", folder, "--task", "embedding", "--train", data)
+    evaluate = ("eval", "--backbone", folder, "--task", "embedding", "--data", data)
+    for words in ((*train, "--output", tmp_path / "run"), evaluate):
+        code, _, err = adapterhub(*words)
+        assert code == 2
+        assert "CNN" in err
+        assert "modules=none" in err
+    code, out, _ = adapterhub("inspect", folder)
+    assert code == 0
+    assert "CNN" in out
+    with Engine(str(folder)) as engine, pytest.raises(BackboneError, match="not supported"):
+        engine.submit(None, "good").result(60)
+
+
+def test_what_the_commands_say_of_the_modules(encoders, adapterhub, tmp_path: Path) -> None:
+    folder, _ = encoders("all of it")
+    shown = "Pooling(cls+weightedmean), Dense(64 to 24, Tanh), LayerNorm(24), Normalize"
+    code, out, _ = adapterhub("inspect", folder)
+    assert code == 0
+    assert shown in " ".join(out.split())
+    code, out, _ = adapterhub("inspect", folder, "--json")
+    assert shown in json.loads(out)["vectors"]
+    data = partners(tmp_path)
+    code, _, err = adapterhub("eval", "--backbone", folder, "--task", "embedding", "--data", data)
+    assert code == 0
+    assert shown in err
+    assert "'the plot was '" in err
+
+
+def test_an_adapter_of_a_dense_encoder_is_refused_without_its_dense_layer(
+    encoders, backbone: Path, adapterhub, tmp_path: Path
+) -> None:
+    folder, _ = encoders("dense")
+    run = tmp_path / "run"
+    code, _, err = adapterhub(
+        "train", "--backbone", folder, "--task", "embedding", "--train", partners(tmp_path),
+        "--output", run, "--method", "lora", "train.max_steps=1", "train.report=false",
+        "train.tensorboard=false",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "Dense(32 to 16, Tanh)" in err
+    other = Case("mean", D(dense, 16, 16), D(dense, 32, 16)).behind  # the same sizes, other weights
+    made = Case("mean", lambda: [make() for make in other][1]).write(backbone, tmp_path / "other")
+    for place in (made, backbone):
+        with pytest.raises(MismatchError, match="other modules"):
+            open_adapter(run, str(place))
+        model, _ = ah.load_backbone(str(place), task="embedding")
+        with pytest.raises(MismatchError, match="other modules"):
+            ah.load(model, run / "adapter")
+        code, _, err = adapterhub("predict", run, "good", "--backbone", place)
+        assert code != 0
+        assert "Dense" in err or "no modules" in err
+        code, _, err = adapterhub("merge", run, "--output", tmp_path / "m", "--backbone", place)
+        assert code != 0
+
+
+def test_a_run_that_records_no_modules_keeps_its_vectors(
+    encoders, backbone: Path, adapterhub, tmp_path: Path
+) -> None:
+    """An adapter that an older version trained, without the modules, is opened on all of them."""
+    run, (folder, _) = tmp_path / "run", encoders("dense")
+    code, _, err = adapterhub(
+        "train", "--backbone", backbone, "--task", "embedding(normalize=true)", "--train",
+        partners(tmp_path), "--output", run, "--method", "lora", "train.max_steps=1",
+        "train.report=false", "train.tensorboard=false",
+    )  # fmt: skip
+    assert code == 0, err
+    manifest = json.loads((run / "adapter" / "adapter.json").read_text(encoding="utf-8"))
+    assert "modules" not in manifest["training"]["recipe"]["task"]["embedding"]
+    expected = [p.vectors[0] for p in open_adapter(run).predict(TEXTS)]
+    close([p.vectors[0] for p in open_adapter(run, str(folder)).predict(TEXTS)], expected)
+
+
+def test_options_of_the_user_hold(encoders) -> None:
+    folder, expected = encoders("dense, normalized")
+    model, tokenizer = ah.load_backbone(str(folder), task="embedding")
+    long = ah.embed(model, tokenizer, TEXTS, normalize=False)
+    assert np.abs(np.linalg.norm(long, axis=1) - 1).min() > 0.1
+    close(long / np.linalg.norm(long, axis=1, keepdims=True), expected)
+    with pytest.raises(MismatchError, match="32 numbers"):
+        ah.embed(model, tokenizer, TEXTS, pooling="cls+mean")
+    with pytest.raises(ConfigError, match="pooling"):
+        parse_task("embedding(pooling=cls+median)")
+    folder, expected = encoders("default prompt")
+    model, tokenizer = ah.load_backbone(str(folder), task="embedding")
+    bare = st.SentenceTransformer(str(folder), device="cpu").encode(TEXTS, prompt="")
+    close(ah.embed(model, tokenizer, TEXTS, prefix=""), bare)
+    task = parse_task("embedding(query_prefix='good ')").for_model(model)
+    assert (task.query_prefix, task.passage_prefix) == ("good ", "the plot was ")
+
+
+def test_a_model_of_transformers_has_the_modules_of_its_folder(encoders, tmp_path, monkeypatch):
+    from transformers import AutoModel, AutoTokenizer
+
+    folder, expected = encoders("dense")
+    monkeypatch.chdir(folder)  # what lies in the working directory belongs to no model
+    model, tokenizer = AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    close(ah.embed(model, tokenizer, TEXTS), expected)
+    with torch.device("cpu"):
+        alone = type(model)(model.config)
+    alone.config._name_or_path = alone.name_or_path = ""
+    assert ah.embed(alone, tokenizer, TEXTS).shape == (3, 32)
+
+
+def test_weights_of_modules_are_downloaded_in_the_form_that_there_is() -> None:
+    names = {
+        "model.safetensors", "pytorch_model.bin", "2_Dense/pytorch_model.bin", "training_args.bin",
+        "3_Dense/pytorch_model.bin", "3_Dense/model.safetensors", "original/consolidated.00.pth",
+    }  # fmt: skip
+    kept = {name for name in names if not _is_second_form(name, names)}
+    assert kept == {
+        "model.safetensors", "3_Dense/model.safetensors", "2_Dense/pytorch_model.bin"
+    }  # fmt: skip
