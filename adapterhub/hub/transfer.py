@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -20,8 +20,9 @@ from adapterhub.hub.accounts import require_owner
 from adapterhub.hub.app import HubApp
 from adapterhub.hub.server import known_hosts
 from adapterhub.hub.state import Hub
-from adapterhub.hub.tables import listings, namespaces
-from adapterhub.registry.copying import CopyReport, copy_registry
+from adapterhub.hub.tables import listings, namespaces, repositories
+from adapterhub.hub.versions import versions_of
+from adapterhub.registry.copying import CopyReport, copy_registry, place
 from adapterhub.registry.tokens import VARIABLE
 
 
@@ -49,7 +50,35 @@ def export_registry(
     """
     chosen = owner or _only_owner(hub)
     with _answering(hub, chosen) as address:
-        return copy_registry(f"{address}/{chosen}", registry, note=note)
+        report = copy_registry(f"{address}/{chosen}", registry, note=note)
+    report.refused |= _missing(hub, chosen, registry, report.refused)
+    return report
+
+
+def _missing(hub: Hub, owner: str, registry: str, known: Collection[str]) -> dict[str, str]:
+    """Compare what the database has of an owner with a copy; return what the copy lacks."""
+    there = {
+        (entry.name, entry.version): entry
+        for entries in place(registry, reading=True).names().values()
+        for entry in entries
+    }
+    missing = {}
+    with hub.database.reading() as connection:
+        own = select(repositories.c.id, repositories.c.name).where(
+            repositories.c.namespace == require_owner(connection, owner).id,
+            repositories.c.type == "models",
+        )
+        for row in connection.execute(own.order_by(repositories.c.name)):
+            for version in versions_of(connection, row.id, hub.blobs.read):
+                copy = there.get((row.name.partition("/")[2], version.name))
+                reference = f"{row.name}@{version.name}"
+                if not version.digest or any(each.endswith(f"/{reference}") for each in known):
+                    continue
+                if copy is None or copy.digest != version.digest:
+                    missing[reference] = f"{registry} does not have it"
+                elif copy.yanked != version.yanked:
+                    missing[reference] = f"it is not yanked in {registry}"
+    return missing
 
 
 def _only_owner(hub: Hub) -> str:

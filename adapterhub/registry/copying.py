@@ -11,15 +11,18 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
 
 from adapterhub.errors import AdapterhubError, ConfigError, FileError, RegistryError
 from adapterhub.registry.reference import NAME_RULE, is_name, parse_reference
 from adapterhub.registry.registry import Registry, line_of
-from adapterhub.registry.store import Entry, Publication, Query, Store
+from adapterhub.registry.store import Entry, Publication, Store, version_number
 from adapterhub.registry.stores import registry_at, store_of
 
+if TYPE_CHECKING:
+    from adapterhub.registry.hub import HubStore
+
 _AT_ONCE = 8  # names that are copied at the same time
-_ALL = 1_000_000
 _Key = tuple[str, str]  # backbone and name, without the owner
 
 
@@ -40,18 +43,24 @@ class Place:
     store: Store
     owner: str = ""
 
-    def names(self) -> dict[_Key, Sequence[Entry]]:
-        """Return all versions of each name, oldest first, also those that were yanked."""
+    def names(self, damaged: dict[str, str] | None = None) -> dict[_Key, Sequence[Entry]]:
+        """Return all versions of each name, oldest first, also those that were yanked.
+
+        `damaged` receives those of a hub that cannot be read, with the reason.
+        """
         if isinstance(self.store, Registry):
             found: dict[_Key, list[Entry]] = {}
             for contents in self.store.everything().values():
                 for entry in contents.entries:
                     found.setdefault((entry.backbone, entry.name), []).append(entry)
             return {key: found[key] for key in sorted(found)}
-        entries = self.store.search(Query(limit=_ALL, owner=self.owner))
-        names = sorted({entry.name for entry in entries if entry.fingerprint})
-        versions = [self.store.versions(name) for name in names]
-        return {(own[-1].backbone, own[-1].name.partition("/")[2]): own for own in versions}
+        named: dict[_Key, Sequence[Entry]] = {}
+        hub = cast("HubStore", self.store)
+        for name, entries, unreadable in hub.everything_of(self.owner):
+            (damaged if damaged is not None else {}).update(unreadable)
+            if own := [entry for entry in entries if entry.fingerprint]:
+                named[own[-1].backbone, name.partition("/")[2]] = own
+        return named
 
     def signers(self, entry: Entry) -> set[str]:
         """Return the ids of the keys that signed a version, also after it was published."""
@@ -109,7 +118,7 @@ def copy_registry(
     store = destination.store
     indexing = store.indexing_at_the_end() if isinstance(store, Registry) else nullcontext()
     with indexing, ThreadPoolExecutor(_AT_ONCE) as pool:
-        for each in [pool.submit(copy, *item) for item in origin.names().items()]:
+        for each in [pool.submit(copy, *item) for item in origin.names(report.refused).items()]:
             each.result()
     return report
 
@@ -157,7 +166,8 @@ def _copy(
     tags = tuple(tag for tag in entry.tags if copy is None or tag not in copy.tags)
     done = []
     if copy is None or tags:
-        version = None if copy else entry.version
+        is_numbered = version_number(entry.version) is not None  # else it is a hub's commit
+        version = entry.version if is_numbered and not copy else None
         publication = Publication(
             destination.full_name(name), version, tags, "private",
             allowed=allowed, published=entry.published,

@@ -162,7 +162,7 @@ class HubStore:
         self._writer.create(name, private=publication.visibility == "private")
         # Its head is the parent of the commit: a publication in between makes the commit fail.
         refs = self._online_refs(name)
-        entries = self._entries(name, refs)
+        entries = [self._entry_of(name, refs, stub) for stub in _stubs(name, refs)]
         digest = digest_of(folder)
         existing = next((entry.version for entry in entries if entry.digest == digest), None)
         version = existing or free_version(
@@ -206,6 +206,27 @@ class HubStore:
         entries = self._entries(name, self._refs(name)) or [self._resolve(name, None)]
         _refuse_other_backbone(entries[-1], backbone)
         return entries
+
+    def everything_of(self, owner: str) -> Iterator[tuple[str, list[Entry], dict[str, str]]]:
+        """Yield each repository of an owner: its name, all its adapters, and what is damaged.
+
+        A repository without versions has the adapter at its head. What is damaged has the reason.
+        """
+        for name in self._reader.repositories(owner):
+            refs = self._online_refs(name)
+            stubs: Sequence[Entry | None] = _stubs(name, refs) or [None]
+            entries, damaged = [], {}
+            for stub in stubs:
+                version = stub.version if stub else "main"
+                try:
+                    entry = self._entry_of(name, refs, stub) if stub else self._resolve(name, None)
+                except UnreachableError:
+                    raise
+                except AdapterhubError as error:
+                    damaged[f"{self.prefix}{name}@{version}"] = error.problem
+                    continue
+                entries.append(entry)
+            yield name, entries, damaged if any(map(version_number, refs.tags)) else {}
 
     def yank(self, entry: Entry, reason: str) -> None:
         """Exclude a version from searches, by a file in its repository."""
@@ -298,11 +319,11 @@ class HubStore:
         if len(stubs) > MOST_VERSIONS:
             older = len(stubs) - MOST_VERSIONS
             warn_user(f"{name}: {older} older versions are not listed", stacklevel=4)
-        entries = []
-        for stub in stubs[-MOST_VERSIONS:]:
-            entry = self._entry(name, refs.tags[stub.version], stub.version, in_list=True)
-            entries.append(replace(entry, tags=stub.tags, yanked=stub.yanked))
-        return entries
+        return [self._entry_of(name, refs, stub) for stub in stubs[-MOST_VERSIONS:]]
+
+    def _entry_of(self, name: str, refs: Refs, stub: Entry) -> Entry:
+        entry = self._entry(name, refs.tags[stub.version], stub.version, in_list=True)
+        return replace(entry, tags=stub.tags, yanked=stub.yanked)
 
     def _entry(self, name: str, commit: str, version: str, *, in_list: bool = False) -> Entry:
         """Return the entry of a commit; for a list, from the manifest as last seen."""

@@ -211,6 +211,30 @@ class HubReader:
                 items.append(tree)
         return items
 
+    def repositories(self, owner: str) -> list[str]:
+        """List all repositories of an owner, a page at a time.
+
+        Raises:
+            RegistryError: the hub may have more than it lists.
+        """
+        is_ours = "versions" in self.own_words()  # whose cursor is the number of rows before
+        found: list[str] = []
+        while True:
+            params = (("author", owner), ("limit", str(MOST_RESULTS)), ("cursor", str(len(found))))
+            data = self.client.read(
+                self._api, MAX_SEARCH_BYTES, self.subject(""), params if is_ours else params[:2]
+            )
+            page = [schema.parse_object(item, len(item))[0] for item in self._items(data, "")]
+            found += [str(item.get("id")) for item in page]
+            if not page or not is_ours:
+                break
+        if not is_ours and len(found) >= MOST_RESULTS:
+            raise RegistryError(
+                f"{self.subject('')} lists {MOST_RESULTS:,} repositories of {owner}, and may have "
+                "more"
+            )
+        return [n for n in found if is_repository(n) and n.partition("/")[0] == owner]
+
     def download(
         self, name: str, commit: str, file: str, target: Path, expected: Expected, **options: Any
     ) -> Expected:

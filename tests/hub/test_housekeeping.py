@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sqlite3
 import threading
 from contextlib import closing
@@ -24,6 +25,8 @@ from adapterhub.hub.housekeeping import collect, verify_hub
 from adapterhub.hub.state import open_database, open_hub, schema_revision, serving_alone
 from adapterhub.hub.tables import SCHEMA_REVISION, metadata
 from adapterhub.hub.transfer import export_registry, import_registry
+from adapterhub.registry import copying, hub_reader
+from adapterhub.registry import hub as registry_hub
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Publication
 
@@ -274,3 +277,54 @@ def test_a_registry_goes_into_a_hub_and_comes_out_again(tmp_path):
     assert after[-1].tags == ("best",)
     assert after[-1].digest == entry.digest
     assert out.verify() == []
+
+
+@pytest.mark.usefixtures("online")
+def test_an_export_has_everything_however_much_there_is(tmp_path, monkeypatch):
+    """Lists are read to their end, and what is missing ends the command with its names."""
+    monkeypatch.setattr(hub_reader, "MOST_RESULTS", 3)
+    monkeypatch.setattr(registry_hub, "MOST_LOOKUPS", 2)
+    monkeypatch.setattr(registry_hub, "MOST_VERSIONS", 2)
+    registry = LocalRegistry(tmp_path / "registry")
+    registry.root.mkdir()
+    for seed in range(12):
+        name = "many" if seed < 5 else f"name-{seed}"
+        registry.put(sample_adapters.write(tmp_path / f"made-{seed}", seed), Publication(name))
+    registry.yank(registry.resolve("name-7"), "every version of it")
+    for version in ("v1", "v4"):
+        registry.yank(registry.resolve("many", version), "some")
+    with real_hub.serving(tmp_path / "hub") as running:
+        running.org("acme")
+
+    def rows(root):
+        found = LocalRegistry(root).everything().values()
+        return sorted(
+            (e.name, e.version, e.digest, e.tags, e.yanked) for each in found for e in each.entries
+        )
+
+    with open_hub(tmp_path / "hub") as hub:
+        assert len(import_registry(hub, str(registry.root), "acme").copied) == 12
+        out = tmp_path / "out"
+        out.mkdir()
+        with monkeypatch.context() as patch:
+            put, done = LocalRegistry.put, []
+
+            def fail(self, folder, publication):
+                done.append(publication.name)
+                if len(done) > 4:
+                    raise OutputError("the disk is full")
+                return put(self, folder, publication)
+
+            patch.setattr(LocalRegistry, "put", fail)
+            assert len(export_registry(hub, str(out), None).refused) == 8
+        report = export_registry(hub, str(out), None)
+        assert (len(report.copied), report.unchanged, report.refused) == (8, 4, {})
+        assert rows(out) == rows(registry.root)
+        monkeypatch.setattr(LocalRegistry, "yank", lambda *given: None)
+        for lost, patched in (("name-7", "yank"), ("many", "put")):
+            shutil.rmtree(out)
+            out.mkdir()
+            if patched == "put":
+                monkeypatch.setattr(copying, "_copy", lambda *given: None)
+            missing = export_registry(hub, str(out), None).refused
+            assert any(lost in each for each in missing)
