@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
@@ -380,13 +380,21 @@ def export_versions(place: HubPlace, registry: str, owner: str | None, as_json: 
 
 @command.command("verify")
 @_place
+@click.option(
+    "--repair",
+    "source",
+    metavar="DIR",
+    callback=lambda context, option, given: given and _read_place(context, option, given),
+    help="Backup, or another hub, to take files from that are missing or damaged here.",
+)
 @as_json_option
-def verify_all(place: HubPlace, as_json: bool) -> None:
+def verify_all(place: HubPlace, source: HubPlace | None, as_json: bool) -> None:
     """Read all files, compare their digests, and list the problems."""
     from adapterhub.hub.housekeeping import verify_hub
 
-    with _opened(place) as hub:
-        problems = verify_hub(hub)
+    with ExitStack() as stack:
+        other = stack.enter_context(_opened(source)).blobs if source else None
+        problems = verify_hub(stack.enter_context(_opened(place)), other)
     if as_json:
         print_json({"hub": str(place), "problems": problems})
     if problems:

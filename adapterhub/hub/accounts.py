@@ -159,6 +159,8 @@ def note_use(connection: Connection, names: Sequence[str]) -> None:
 
 def find_owner(connection: Connection, name: str) -> Owner | None:
     """Return the namespace of a name, in whatever case it is written."""
+    if not name.isascii():  # the sign of Kelvin folds to a k
+        return None
     row = connection.execute(
         select(namespaces).where(namespaces.c.folded == name.casefold())
     ).first()

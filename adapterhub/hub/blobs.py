@@ -105,7 +105,7 @@ class Blobs(ABC):
     def put(self, staged: StagedBlob) -> None:
         """Put a file that was received in its place; call it inside a transaction that writes.
 
-        Who received it discards what is left of it afterwards.
+        The caller discards what is left of it afterwards.
         """
 
     @abstractmethod
@@ -140,6 +140,15 @@ class Blobs(ABC):
         """Read a file, and return its digest and its size."""
         with self.file(sha256) as path:
             return file_digest(path)
+
+    def is_intact(self, info: BlobInfo) -> bool:
+        """Return whether a file is there with its size and its digest; it is read for that."""
+        try:
+            return self.size(info.sha256) == info.size and self.digest(info.sha256) == FileDigest(
+                info.size, info.sha256
+            )
+        except OSError:
+            return False
 
     def receive(self, most: int, limit: str) -> BlobReceiver:
         """Begin to receive a file of at most `most` bytes; `limit` says whose limit that is."""
@@ -226,11 +235,11 @@ class BlobFolder(Blobs):
         """Do nothing: to put a file in its place is to rename it."""
 
     def put(self, staged: StagedBlob) -> None:
-        """Put a file that was received in its place; call it inside a transaction that writes."""
+        """Put a file that was received in its place; call it inside a transaction that writes.
+
+        It replaces a file with the same name, which may have been damaged since.
+        """
         target = self.path(staged.info.sha256)
-        if target.exists():
-            staged.path.unlink(missing_ok=True)
-            return
         os.replace(staged.path, target)
         sync_folder(target.parent)
 

@@ -99,14 +99,14 @@ class BlobBucket(Blobs):
             return str(sign(self._objects, "GET", _place(sha256), _SIGNED))
 
     def send(self, staged: StagedBlob) -> None:
-        """Upload a file, unless it is there."""
-        if self.size(staged.info.sha256) != staged.info.size:
-            with self._reached():
-                self._objects.put(_place(staged.info.sha256), staged.path, attributes=_NO_PAGE)
+        """Upload a file; it replaces one with the same name, which may have been damaged since."""
+        with self._reached():
+            self._objects.put(_place(staged.info.sha256), staged.path, attributes=_NO_PAGE)
 
     def put(self, staged: StagedBlob) -> None:
         """Have a file that was received in its place; call it inside a transaction that writes."""
-        self.send(staged)
+        if self.size(staged.info.sha256) != staged.info.size:
+            self.send(staged)
 
     def remove(self, sha256: str) -> None:
         """Remove a file; one that is being sent is sent to its end."""

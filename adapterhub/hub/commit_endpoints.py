@@ -180,7 +180,7 @@ def _way(
         "uploadMode": "lfs" if is_large else "regular",
         "shouldIgnore": False,
     }
-    if path in tree:
+    if path in tree and call.hub.blobs.is_intact(tree[path]):
         found["oid"] = tree[path].sha256 if is_large else tree[path].git_sha1
     return found
 

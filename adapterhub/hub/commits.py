@@ -115,6 +115,8 @@ def write_commit(
     new = changed_tree(old, change, named)
     is_parent = change.parent in (None, head.oid if head else None)
     if head and oid_of_tree(new) == head.tree and (is_parent or head.parent == change.parent):
+        for staged in change.files.values():  # the stored one may have been damaged since
+            folder.put(staged)
         return CommitResult(head, False)
     if not is_parent:
         raise StaleParentError("the head of this branch has moved; read it again and try again")

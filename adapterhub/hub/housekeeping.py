@@ -11,11 +11,13 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 from sqlalchemy import Connection, delete, select, true
 
 from adapterhub.files.atomic import FileDigest
 from adapterhub.hub.accounts import MIRROR
+from adapterhub.hub.blobs import BlobInfo, Blobs, discard_staged
 from adapterhub.hub.state import Hub
 from adapterhub.hub.tables import blobs, commits, grants, namespaces, repositories, trees
 from adapterhub.hub.times import now_text
@@ -72,13 +74,20 @@ def collect(hub: Hub, *, dry_run: bool = False, grace: float = GRACE_SECONDS) ->
     return report
 
 
-def verify_hub(hub: Hub) -> list[str]:
-    """Read everything, and list the problems."""
+def verify_hub(hub: Hub, source: Blobs | None = None) -> list[str]:
+    """Read everything, and list the problems.
+
+    With the files of another hub as `source`, such as a backup, files that are missing or damaged
+    here are replaced by those that are intact there.
+    """
     problems = hub.database.problems()
     with hub.database.reading() as connection:
         problems += _problems_of_commits(connection)
         known = {row.sha256: row.size for row in connection.execute(select(blobs))}
     for sha256, size in known.items():
+        info = BlobInfo(sha256, size, "")
+        if source is not None and not hub.blobs.is_intact(info) and _repair(hub, source, info):
+            continue
         if hub.blobs.size(sha256) < 0:
             problems.append(f"blobs/{sha256}: missing{_users(hub, sha256)}")
         elif hub.blobs.digest(sha256) != FileDigest(size, sha256):
@@ -86,6 +95,25 @@ def verify_hub(hub: Hub) -> list[str]:
             fate = "; removed, and fetched again when asked for" * _forget_copy(hub, sha256)
             problems.append(f"blobs/{sha256}: its bytes have changed{users}{fate}")
     return problems
+
+
+def _repair(hub: Hub, source: Blobs, info: BlobInfo) -> bool:
+    """Replace a file by that of another hub, if it is intact there; return whether."""
+    if not source.is_intact(info):
+        return False
+
+    def copy(path: Path) -> BlobInfo:
+        source.copy(info.sha256, path)
+        return info
+
+    staged = hub.blobs.receive_from(copy)
+    try:
+        hub.blobs.send(staged)
+        with hub.database.writing():
+            hub.blobs.put(staged)
+    finally:
+        discard_staged(staged)
+    return True
 
 
 def forget_blob(connection: Connection, sha256: str) -> bool:

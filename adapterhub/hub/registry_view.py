@@ -33,7 +33,7 @@ from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.names_file import Contents
 from adapterhub.registry.published_files import PUBLISHED, YANKED_FILE
 from adapterhub.registry.reference import INDEX_FILE
-from adapterhub.registry.store import Entry
+from adapterhub.registry.store import MOST_VERSIONS, Entry
 
 VIEW_OWNER = "registry"
 _LOOK_SECONDS = 5.0
@@ -117,7 +117,7 @@ class RegistryView:
             change.large = {file: (info.sha256, info.size) for file, info in infos.items()}
             done = write_commit(connection, folder, made.id, "main", change, VIEW_OWNER)
             for tag in (entry.version, *entry.tags):
-                create_tag(connection, made, tag, done.commit.oid)
+                create_tag(connection, made, tag, done.commit.oid, most_skipped=MOST_VERSIONS)
         yanked = {entry.version: entry.yanked for entry in entries if entry.yanked is not None}
         if yanked:
             staged = folder.stage(schema.canonical_json(yanked))

@@ -57,6 +57,8 @@ class HubRepository:
 
 def find_repository(connection: Connection, type: str, name: str) -> HubRepository | None:
     """Return the repository of a name, in whatever case it is written."""
+    if not name.isascii():  # the sign of Kelvin folds to a k
+        return None
     return _found(connection, repositories.c.type == type, repositories.c.folded == name.casefold())
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
-from adapterhub.errors import one_line
+from adapterhub.errors import one_line, printable
 from adapterhub.hub.blobs import BlobInfo
 from adapterhub.hub.refusals import HubRefusal
 from adapterhub.hub.tables import trees
@@ -53,6 +53,8 @@ def path_problem_of(path: object) -> str:
         return "it is not in Unicode's form NFC"
     if any(ord(c) < 32 or ord(c) == 127 or c in '\\:*?"<>|' for c in path):
         return "it has a character that some systems cannot have in a name"
+    if printable(path) != path:
+        return "it has an invisible character, or one that changes the direction of text"
     return next(filter(None, map(_part_problem, path.split("/"))), "")
 
 

@@ -42,8 +42,10 @@ def batch(call: HubCall) -> Response:
     wanted = [_object(each) for each in objects]
     with call.hub.database.reading() as connection:
         known = granted(connection, call.repository.id, [oid for oid, _ in wanted])
-        new = {oid: size for oid, size in wanted if oid not in known}
-        check_quota(call, connection, sum(new.values()))
+        absent = sum(size for oid, size in wanted if oid not in known)
+        check_quota(call, connection, absent)
+    intact = {oid for oid, info in known.items() if call.hub.blobs.is_intact(info)}
+    new = {oid: size for oid, size in wanted if oid not in intact}
     call.hub.blobs.require_room(2 * max(new.values(), default=0) + sum(new.values()))
     in_parts = isinstance(transfers, list) and "multipart" in transfers
     in_parts = in_parts and any(size > _WHOLE_BYTES for size in new.values())

@@ -21,7 +21,6 @@ from adapterhub.hub.accounts import ADMIN, Visitor
 from adapterhub.hub.blobs import Blobs
 from adapterhub.hub.commits import (
     BRANCH,
-    MAIN,
     TAG,
     CommitChange,
     branch_head,
@@ -45,6 +44,8 @@ from adapterhub.registry.published_files import MAX_YANKED_BYTES, YANKED_FILE
 from adapterhub.registry.reference import is_version
 from adapterhub.registry.store import is_version_folder, version_number
 
+MOST_SKIPPED = 1_000
+"""Numbers of versions that an admin may skip, for a copy of a registry that has deleted some."""
 _OF_A_VERSION = (
     MANIFEST_FILE,
     TENSORS_FILE,
@@ -105,11 +106,20 @@ def yanked_in(tree: Tree, read: ReadBlob) -> dict[str, str]:
     return {k: printable(v) for k, v in found.items() if isinstance(v, str)}
 
 
-def create_tag(connection: Connection, repository: HubRepository, tag: str, commit: str) -> None:
+def create_tag(
+    connection: Connection,
+    repository: HubRepository,
+    tag: str,
+    commit: str,
+    *,
+    most_skipped: int = 0,
+) -> None:
     """Create a tag of a commit; one with a number is a version.
 
+    Versions are numbered one after the other; a copy of a registry may skip some numbers.
+
     Raises:
-        TakenError: there is one, or the number was given before.
+        TakenError: there is one, or the number was given before, or it is not the next one.
         HubRefusal: the name is not valid.
     """
     check_ref_name(tag)
@@ -122,6 +132,11 @@ def create_tag(connection: Connection, repository: HubRepository, tag: str, comm
             raise TakenError(
                 f"v{number} was given before: a number is not used again; the next is "
                 f"v{repository.highest + 1}"
+            )
+        if number > repository.highest + 1 + most_skipped:
+            raise TakenError(
+                f"v{number} is not the next version: it is v{repository.highest + 1}. Versions are "
+                f"numbered one after the other; an admin may skip {MOST_SKIPPED:,} numbers"
             )
         _add_version(connection, repository, number, commit)
     move_ref(connection, repository.id, TAG, tag, commit)
@@ -170,7 +185,8 @@ def move_tag(
         if rules.protects(tag):
             require_admin(visitor, repository, f"move {tag}")
         _remove_tag(connection, repository, tag)
-    create_tag(connection, repository, tag, commit)
+    skipped = MOST_SKIPPED if visitor.may(ADMIN, repository.namespace) else 0
+    create_tag(connection, repository, tag, commit, most_skipped=skipped)
 
 
 def delete_version(
@@ -189,7 +205,8 @@ def delete_version(
     if any(v.commit == gone.commit or v.digest == gone.digest != "" for v in others):
         _remove_tag(connection, repository, gone.name)
         return
-    _leave_head(connection, folder, repository, gone, [*others], author)
+    for branch in refs_of(connection, repository.id)[BRANCH]:
+        _leave_head(connection, folder, repository, branch, gone, [*others], author)
     own = commits.c.repository == repository.id
     rows = connection.execute(select(commits.c.oid, commits.c.tree).where(own)).all()
     kept: set[str] = set()
@@ -263,12 +280,13 @@ def _leave_head(
     connection: Connection,
     folder: Blobs,
     repository: HubRepository,
+    branch: str,
     gone: HubVersion,
     others: Sequence[HubVersion],
     author: str,
 ) -> None:
-    """Commit the files of the newest other version, if the head has those of one to delete."""
-    head = branch_head(connection, repository.id)
+    """Commit the files of the newest other version, if a head has those of one to delete."""
+    head = branch_head(connection, repository.id, branch)
     assert head is not None
     tree = read_tree(connection, head.tree)
     if _digest(tree) != gone.digest and head.oid != gone.commit:
@@ -283,7 +301,7 @@ def _leave_head(
             change.large[path] = (older[path].sha256, older[path].size)
         elif path in tree:
             change.removed.append(path)
-    write_commit(connection, folder, repository.id, MAIN, change, author)
+    write_commit(connection, folder, repository.id, branch, change, author)
 
 
 def _remove_tag(connection: Connection, repository: HubRepository, tag: str) -> None:

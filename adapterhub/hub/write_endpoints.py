@@ -34,7 +34,13 @@ from adapterhub.hub.repositories import (
     visible_repository,
 )
 from adapterhub.hub.tables import refs
-from adapterhub.hub.versions import check_ref_name, create_tag, delete_tag, require_admin
+from adapterhub.hub.versions import (
+    MOST_SKIPPED,
+    check_ref_name,
+    create_tag,
+    delete_tag,
+    require_admin,
+)
 
 _BODY = 1 << 20
 _TYPES = {"model": "models", "dataset": "datasets", "space": "spaces"}
@@ -115,7 +121,8 @@ def add_tag(call: HubCall) -> Response:
     with call.hub.database.writing() as connection:
         repository = call.current(connection)
         commit = commit_at(connection, repository.id, call.values["rev"])
-        create_tag(connection, repository, tag, commit.oid)
+        skipped = MOST_SKIPPED if call.visitor.may(ADMIN, repository.namespace) else 0
+        create_tag(connection, repository, tag, commit.oid, most_skipped=skipped)
         refresh_listing(connection, repository, call.hub.blobs.read)
         call.note(connection, "create tag", f"{repository.path}@{tag}")
     return json_answer({})

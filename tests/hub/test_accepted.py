@@ -81,6 +81,8 @@ def test_what_adapters_and_data_have_is_taken(client, path, data):
         ("adapter.json", b"{}", "contents"),
         ("adapter_config.json", b"[]", "contents"),
         ("adapter_config.json", b'{"base_model_name_or_path": "/home/x/bert"}', "backbone"),
+        *((f"a{c}b.md", b"a", "invisible") for c in "\u202e\u2066\u200b\u200d\xad\ufeff\u2028"),
+        ("\u212a.md", b"a", "NFC"),  # the sign of Kelvin, which looks like a K
         ("adapter_config.json", b'{"base_model_name_or_path": "C:\\\\bert"}', "backbone"),
         ("README.md", f"token {KEY}".encode(), "secrets"),
         ("in/config.json", json.dumps({"token": KEY}).encode(), "secrets"),
@@ -90,7 +92,7 @@ def test_what_could_harm_is_refused_with_the_file_and_the_rule(hub, client, path
     answer = commit(client, "acme/taken", {"ok.md": b"ok", path: data})
     said = answer.json()["error"]
     assert answer.status_code == 400, said
-    assert path in said
+    assert ascii(path)[1:-1] in said
     assert words in said
     assert KEY not in said
     assert not [*hub.hub.blobs.incoming.iterdir()]

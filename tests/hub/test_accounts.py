@@ -414,6 +414,10 @@ def test_names_that_differ_in_case_are_one(places):
         assert answer.status_code == 409
         assert answer.json()["url"].endswith("/acme/open")
         assert client.get("/api/models/ACME/Open").json()["id"] == "acme/open"
+        create(client, "acme/kit")
+        for name in ("acme/\u212ait", "acme/KIT\u200b"):
+            assert client.get(f"/api/models/{name}").status_code == 404
+        assert client.get("/api/models/acme/KIT").status_code == 200
     with places.hub.database.writing() as connection, pytest.raises(ConfigError, match="acme"):
         create_namespace(connection, "ACME", "user")
 

@@ -148,6 +148,59 @@ def test_a_backup_that_was_interrupted_is_the_old_one(new_hub, tmp_path, monkeyp
         assert backup_hub(new_hub.hub.place, target) == 1
 
 
+DAMAGE = {"other bytes": b"some tex\xf4", "shorter": b"some", "empty": b"", "missing": None}
+
+
+def damage(hub, sha256, data):
+    if data is None:
+        hub.hub.blobs.remove(sha256)
+    else:
+        hub.overwrite(sha256, data)
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("way", ["commit", "commit again elsewhere", "lfs", "stock client"])
+def test_right_bytes_that_are_pushed_again_heal(new_hub, tmp_path, kind, way):
+    data = b"some text"
+    digest = hashlib.sha256(data).hexdigest()
+    with new_hub.client("ada") as client:
+        create(client, "acme/x")
+        create(client, "acme/y")
+        commit(client, "acme/x", {"a.md": data})
+        damage(new_hub, digest, DAMAGE[kind])
+        if way == "commit":
+            assert commit(client, "acme/x", {"a.md": data}).status_code == 200
+        elif way == "commit again elsewhere":
+            assert commit(client, "acme/y", {"b.md": data}).status_code == 200
+        elif way == "lfs":
+            assert upload(client, data) == digest
+        else:
+            asked = {"files": [{"path": "a.md", "size": len(data)}]}
+            found = client.post("/api/models/acme/x/preupload/main", json=asked).json()
+            assert "oid" not in found["files"][0]  # or else the client sends nothing
+            assert commit(client, "acme/x", {"a.md": data}).status_code == 200
+            found = client.post("/api/models/acme/x/preupload/main", json=asked).json()
+            assert found["files"][0]["oid"]
+        assert client.get("/acme/x/resolve/main/a.md").content == data
+    assert verify_hub(new_hub.hub) == []
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_backup_repairs_what_is_damaged(new_hub, tmp_path, kind):
+    digests = [hashlib.sha256(data).hexdigest() for data in (b"some text", b"more", b"new")]
+    with new_hub.client("ada") as client:
+        create(client, "acme/x")
+        commit(client, "acme/x", {"a.md": b"some text", "b.md": b"more"})
+        backup_hub(new_hub.hub.place, tmp_path / "backup")
+        commit(client, "acme/x", {"c.md": b"new"})
+        for digest in digests:
+            damage(new_hub, digest, DAMAGE[kind])
+        with open_hub(tmp_path / "backup") as backup:
+            (problem,) = verify_hub(new_hub.hub, backup.blobs)  # what the backup does not have
+        assert digests[2] in problem
+        assert client.get("/acme/x/resolve/main/a.md").content == b"some text"
+
+
 @pytest.fixture
 def new_place(request, tmp_path):
     return place_of(request, tmp_path / "hub")

@@ -141,6 +141,46 @@ def test_a_deleted_version_is_gone_and_the_others_stay(new_hub, publish):
     assert publish(0).version == "v5"
 
 
+@pytest.mark.parametrize("changed", [{}, {"b.md": b"b"}, {"adapter.json": None}])
+def test_what_is_deleted_does_not_come_back_from_another_branch(new_hub, publish, changed):
+    entries = [publish(seed) for seed in range(2)]
+    with new_hub.client("ada") as client:
+        branch = "/api/models/acme/polite/branch"
+        for name in ("dev", "old"):
+            assert client.post(f"{branch}/{name}", json={}).status_code == 200
+        assert commit(client, "acme/polite", {"c.md": b"c"}, revision="dev").status_code == 200
+        store_of(new_hub, "ada").delete("acme/polite", "v2")
+        for name in ("dev", "old"):
+            files = {path: data for path, data in changed.items() if data is not None}
+            gone = [path for path, data in changed.items() if data is None]
+            answer = commit(client, "acme/polite", files, revision=name, deleted=gone)
+            assert answer.status_code == 200, answer.text
+        collect(new_hub.hub, grace=0)
+        for name in ("main", "dev", "old"):
+            data = client.get(f"/acme/polite/resolve/{name}/adapter.safetensors").content
+            assert data == client.get("/acme/polite/resolve/v1/adapter.safetensors").content
+            listed = client.get(f"/api/models/acme/polite/tree/{name}")
+            assert listed.status_code == 200
+    assert new_hub.hub.blobs.size(entries[1].digest) < 0
+    assert verify_hub(new_hub.hub) == []
+
+
+def test_versions_are_numbered_one_after_the_other(new_hub, publish):
+    publish(0)
+    with new_hub.client("wil") as wil, new_hub.client("ada") as ada:
+        tag, own = "/api/models/acme/polite/tag/main", "/api/adapterhub/models/acme/polite/tag"
+        for number in (3, 10, 999_999_999):
+            assert wil.post(tag, json={"tag": f"v{number}"}).status_code == 409
+            answer = wil.put(f"{own}/v{number}", json={"revision": "main"})
+            assert answer.status_code == 409
+            assert "v2" in answer.json()["error"]
+        assert ada.post(tag, json={"tag": "v999999999"}).status_code == 409
+        assert wil.post(tag, json={"tag": "v2"}).status_code == 200
+        assert ada.post(tag, json={"tag": "v5"}).status_code == 200  # of a copy with gaps
+        assert wil.post(tag, json={"tag": "v5.1"}).status_code == 200
+    assert publish(1).version == "v6"
+
+
 def test_of_two_versions_with_the_same_files_one_is_deleted(new_hub, publish):
     entry = publish(0)
     with new_hub.client("ada") as client:
