@@ -35,7 +35,7 @@ from adapterhub.loop.processes import (
     without_launcher_sharding,
 )
 from adapterhub.loop.report import peak_text
-from adapterhub.loop.sharding import clip_gradients, is_finite, share_state
+from adapterhub.loop.sharding import clip_gradients, is_finite, reshard, share_state
 from adapterhub.loop.trainee import Trainee, check_whole
 from adapterhub.recipe.options import RunOptions
 from adapterhub.recipe.schedules import DEFAULT, schedule, warmup_steps
@@ -93,6 +93,7 @@ class Engine:
         self.sharded = any(map(is_sharded, trainee.model.parameters()))
         if self.sharded:
             check_whole(trainee.by_share)
+            reshard(trainee.model)
         if self.world > 1 and not self.sharded:  # FSDP2 averages gradients by itself
             self.model = self.accelerator.prepare_model(trainee.model)
         self.groups = _decay_groups(trainee.param_groups(options), options.weight_decay)

@@ -36,6 +36,7 @@ from adapterhub.loop.progress import (
     total_steps,
 )
 from adapterhub.loop.report import Evaluated, Reporter, TrainingLine
+from adapterhub.loop.sharding import reshard
 from adapterhub.loop.speedups import Speedups
 from adapterhub.loop.stop_signals import Stopped, StopRequest, catch_stop_signals
 from adapterhub.loop.trainee import Standing, standings
@@ -375,6 +376,7 @@ class TrainingSession:
             doing("evaluating"),
         ):
             metrics = {name: float(value) for name, value in evaluate().items()}
+        reshard(self.trainee.model)
         self._train_mode()
         if self.metric not in metrics:
             raise ConfigError(

@@ -88,6 +88,18 @@ def shard(adapter: Adapter) -> None:
         register_fsdp_forward_method(model, "generate")
 
 
+def reshard(model: nn.Module) -> None:
+    """Release what a forward pass without a backward pass leaves whole: what is in no layer.
+
+    FSDP2 keeps those parameters for the backward pass. Until then, a model that is read has
+    parameters that the optimizer does not train.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    if isinstance(model, FSDPModule):
+        model.reshard()
+
+
 def _check_codes(model: PreTrainedModel) -> None:
     kind = quantization_of(model)
     if kind is not None and kind not in sharded_codes():

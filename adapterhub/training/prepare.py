@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,9 @@ class PreparedRun:
         streams, seed = self.data.streams, self.recipe.seed
         return RecordedRun(self.train, self.evaluation, streams, seed, self.activations)
 
-    @property
+    @cached_property
     def own_loss(self) -> Loss | None:
-        """The loss of a batch in place of the model's; None: the model's own."""
+        """The loss of a batch in place of the model's; None: the model's own. It runs the model."""
         task = self.data.task
         return task.loss(self.train) or corrected_loss(self.model, task.head)
 

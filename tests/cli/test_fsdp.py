@@ -23,7 +23,7 @@ pytestmark = pytest.mark.apart
 # The encoder-decoder writes texts when it is evaluated.
 CORE = [
     ("t5", "pfeiffer"), ("bert", "unfreeze"), ("bert", "mam"), ("nf4", "lora"),
-    ("dpo", "lora"), ("llama", "lora"),
+    ("dpo", "lora"), ("lm", "unfreeze"), ("lm", "norms"), ("llama", "lora"),
 ]  # fmt: skip
 METHODS = (
     "lora", "pfeiffer", "prefix", "mam", "ia3", "unfreeze",
@@ -35,10 +35,10 @@ if tiny_models.FULL_MATRIX:
     # The norm behind scalar-mix cancels its gamma, whose gradient is rounding that Adam enlarges.
     left_out = ("full", "unfreeze", "scalar-mix")
     CASES += [("nf4", method) for method in METHODS if method not in left_out]
-    CASES += CORE[:1]
+    CASES += CORE[:1] + [("lm", method) for method in ("full", "freeze", "lora")]
 # In bf16 a last bit of a sum that differs is another rounding later.
 OPTIONS = {"t5": ("--task", "seq2seq(new_tokens=4)"), "nf4": ("quantize=nf4", "dtype=fp32"),
-           "dpo": ("--task", "preference")}  # fmt: skip
+           "dpo": ("--task", "preference"), "lm": ("--task", "causal-lm")}  # fmt: skip
 TRAIN = (
     "train.batch_size=4", "train.schedule=constant", "train.warmup=0", "train.eval_every=epoch",
     "train.log_every=1", "train.frozen_cache=off", "train.tensorboard=false", "train.report=false",
@@ -77,6 +77,7 @@ def folder(tmp_path_factory, backbone):
         "llama": tiny_models.model("llama", "features", **tiny_models.NO_DROPOUT),
         "t5": tiny_models.model("t5", "seq2seq", **tiny_models.NO_DROPOUT),
         "dpo": tiny_models.model("llama", "causal-lm", **tiny_models.NO_DROPOUT),
+        "lm": tiny_models.model("llama", "causal-lm", **tiny_models.NO_DROPOUT),
         # A block of 4-bit codes has 64 values.
         "nf4": tiny_models.model("llama", "features", hidden_size=64, intermediate_size=128),
     }
@@ -109,7 +110,7 @@ def test_two_sharded_processes_train_like_one(architecture, method, folder, one,
     same_adapters(alone, sharded)
     assert has_shards(sharded / "checkpoints" / "last")
     assert not has_shards(alone / "checkpoints" / "last")
-    task = {"t5": "seq2seq", "dpo": "causal-lm"}.get(architecture, "classification")
+    task = {"t5": "seq2seq", "dpo": "causal-lm", "lm": "causal-lm"}.get(architecture, "classification")
     quantize = "nf4" if architecture == "nf4" else None
     to = str(backbone_of(folder, architecture))
     model, _ = ah.load_backbone(

@@ -11,8 +11,12 @@ from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 import adapterhub as ah
 from adapterhub.backbones.weights import is_sharded, local, shared_like, with_whole_parameters
 from adapterhub.errors import ConfigError
+from adapterhub.loop.batching import LazyBatches
+from adapterhub.loop.engine import Engine
 from adapterhub.loop.sharding import clip_gradients, is_finite, shard, share_state
+from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.methods._site_module import SharedModule
+from adapterhub.recipe.options import RunOptions
 
 
 @pytest.fixture
@@ -42,6 +46,36 @@ def test_all_parameters_are_sharded_but_what_several_layers_read(method, group) 
     saved = adapter.saved_tensors()
     for name, tensor in tensors.items():
         assert torch.equal(local(saved[name]).reshape(tensor.shape), tensor)
+
+
+OF_THE_BACKBONE = ("full", "freeze", "unfreeze", "staged", "staged, lora", "norms", "bitfit")
+
+
+@pytest.mark.parametrize("method", OF_THE_BACKBONE)
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+def test_what_is_in_no_layer_trains_after_the_model_was_run(method, architecture, group) -> None:
+    if method == "bitfit" and architecture != "gpt2":
+        pytest.skip("no biases")
+    model = tiny_models.model(architecture, "causal-lm", **tiny_models.NO_DROPOUT)
+    adapter = ah.attach(model, method, name="a")
+    shard(adapter)
+    trainee = AdapterTrainee(adapter)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        model(input_ids=ids, labels=ids)
+    engine = Engine(trainee, RunOptions(learning_rate=0.1, warmup=0))
+    engine.begin(2)
+    trainee.enter(0, [], 0.0)
+    trainee.train_mode(dropout=False)
+    trained = [n for n, t in adapter.tensors().items() if t.requires_grad]
+    before = {n: local(t).detach().clone() for n, t in adapter.tensors().items()}
+    epoch = LazyBatches([[0], [0]], lambda _: {"input_ids": ids, "labels": ids})
+    for number in range(2):
+        engine.step(epoch, range(number, number + 1), (number + 1) / 2)
+    after = adapter.tensors()
+    assert all(is_sharded(t) for t in after.values())
+    changed = {n for n, t in after.items() if not torch.equal(local(t), before[n])}
+    assert changed == set(trained)
 
 
 @pytest.mark.parametrize("limit", [0.1, 100.0])
