@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,7 +41,7 @@ from adapterhub.backbones.processor import processor_identity
 from adapterhub.backbones.task_models import task_kind
 from adapterhub.backbones.tokenizer import TokenizerSnapshot, tokenizer_snapshot
 from adapterhub.backbones.weights import dtype_and_quantization, is_sharded, whole
-from adapterhub.errors import AttachError, ConfigError, one_line
+from adapterhub.errors import AttachError, ConfigError, OutputError, one_line
 from adapterhub.files.card import export_card
 from adapterhub.files.foundation import Foundation, write_copies
 from adapterhub.files.manifest import (
@@ -51,7 +52,8 @@ from adapterhub.files.manifest import (
     Manifest,
     TaskHead,
 )
-from adapterhub.files.native import write_adapter
+from adapterhub.files.native import check_writable, write_adapter
+from adapterhub.files.schema import shorten
 from adapterhub.hooks.composition import Composition, adapter_names
 from adapterhub.hooks.forward_pass import ModelScope
 from adapterhub.hooks.head import activation_between
@@ -65,7 +67,7 @@ from adapterhub.interchange.peft.exporter import to_peft
 from adapterhub.interchange.peft.files import write_peft
 from adapterhub.interchange.peft.targets import modules_of
 from adapterhub.methods._base import Method
-from adapterhub.methods._spec import dump_methods, method_text
+from adapterhub.methods._spec import dump_methods, method_text, parse_methods
 from adapterhub.patch import Patch
 
 STOPS = "stops"  # in the training record
@@ -438,6 +440,22 @@ class Adapter:
         finally:
             if sharded:
                 dist.barrier()
+
+    def check_savable(self) -> None:
+        """Check that `save` can write the adapter, and `load` read it, before it is trained.
+
+        Raises:
+            OutputError: it cannot be saved; lists every problem.
+        """
+        names = Counter(name for _, _, name, _ in self.owned(inference_form=True))
+        if twice := [name for name, count in names.items() if count > 1]:
+            raise OutputError(
+                f"adapter {self.name!r} cannot be saved: parts of two methods have one name",
+                offenders=shorten(twice),
+                hint="give the methods different sites, or attach them as two adapters",
+            )
+        read = check_writable(self.manifest(), self.saved_tensors(), self.metadata.card)
+        parse_methods(list(read.methods))
 
     def export(self, folder: str | Path, *, format: str = "peft", overwrite: bool = False) -> None:
         """Write the adapter in the format of another library.

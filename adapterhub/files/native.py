@@ -73,7 +73,13 @@ from adapterhub.files.atomic import (
     write_files,
 )
 from adapterhub.files.card import card as card_of
-from adapterhub.files.manifest import MAX_MANIFEST_BYTES, Manifest, from_json, to_json
+from adapterhub.files.manifest import (
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    TensorInfo,
+    from_json,
+    to_json,
+)
 from adapterhub.files.run_folder import no_adapter
 from adapterhub.files.schema import shorten
 from adapterhub.files.tensor_file import COPY_AGAIN, TENSORS_FILE, open_tensors
@@ -113,18 +119,8 @@ def write_adapter(
         OutputError: the adapter is empty or not representable, or `folder` cannot be written; the
             old folder is unchanged.
     """
-    from adapterhub.files.tensors import checked_copies, tensor_bytes, tensor_info  # needs torch
-
     folder = Path(folder)
-    copies = checked_copies(manifest, tensors)
-    payload = {TENSORS_FILE: tensor_bytes(copies)}
-    filled = replace(
-        manifest,
-        tensors={name: tensor_info(tensor) for name, tensor in sorted(copies.items())},
-        files={TENSORS_FILE: hashlib.sha256(payload[TENSORS_FILE]).hexdigest()},
-    )
-    payload[MANIFEST_FILE] = to_json(filled)
-    payload[CARD_FILE] = card_bytes(card or card_of(filled))
+    payload = adapter_files(manifest, tensors, card)
     with explained(folder):
         check_place(folder, overwrite, replaceable(folder))
         with staging(folder) as staged:
@@ -134,6 +130,55 @@ def write_adapter(
             written = _verify(staged, payload[MANIFEST_FILE], tensors)
             put_in_place(staged, folder, overwrite)
     return written
+
+
+def adapter_files(
+    manifest: Manifest, tensors: Mapping[str, torch.Tensor], card: str = ""
+) -> dict[str, bytes]:
+    """Return the files of an adapter: tensors, manifest and card.
+
+    Raises:
+        OutputError: the adapter is empty or not representable.
+    """
+    from adapterhub.files.tensors import checked_copies, tensor_bytes, tensor_info  # needs torch
+
+    copies = checked_copies(manifest, tensors)
+    data = tensor_bytes(copies)
+    infos = {name: tensor_info(tensor) for name, tensor in sorted(copies.items())}
+    sha256 = hashlib.sha256(data).hexdigest()
+    return {TENSORS_FILE: data} | _described(manifest, infos, sha256, card)
+
+
+def check_writable(
+    manifest: Manifest, tensors: Mapping[str, torch.Tensor], card: str = ""
+) -> Manifest:
+    """Check that an adapter can be saved with tensors of these sizes, whatever their values.
+
+    Returns:
+        The manifest as it is read from the bytes that would be written.
+
+    Raises:
+        OutputError: it cannot be saved; lists every problem.
+    """
+    from adapterhub.files.tensors import checked_infos  # needs torch
+
+    infos = checked_infos(manifest, tensors)
+    files = _described(manifest, infos, hashlib.sha256().hexdigest(), card)
+    try:
+        return from_json(files[MANIFEST_FILE])
+    except FileError as error:
+        raise OutputError(
+            f"adapter {manifest.name!r} could not be read again",
+            offenders=[error.problem, *error.offenders],
+        ) from error
+
+
+def _described(
+    manifest: Manifest, infos: dict[str, TensorInfo], sha256: str, card: str
+) -> dict[str, bytes]:
+    """Return the manifest of tensors with this digest, and the card, which may be given."""
+    filled = replace(manifest, tensors=infos, files={TENSORS_FILE: sha256})
+    return {MANIFEST_FILE: to_json(filled), CARD_FILE: card_bytes(card or card_of(filled))}
 
 
 def replaceable(folder: Path) -> frozenset[str]:

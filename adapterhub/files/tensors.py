@@ -38,8 +38,25 @@ def checked_copies(
     Raises:
         OutputError: the tensors cannot be saved; lists every problem.
     """
+    problems = [line for name, t in tensors.items() for line in _tensor_problems(name, t)]
+    _refuse(manifest, problems + _whole_problems(manifest, tensors))
+    return {name: _on_cpu(tensors[name]).clone() for name in sorted(tensors)}
+
+
+def checked_infos(manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorInfo]:
+    """Return what a manifest has of tensors, which may be divided over processes.
+
+    Raises:
+        OutputError: they cannot be saved, whatever their values; lists every problem.
+    """
+    problems = [line for name, t in tensors.items() for line in _kind_problems(name, t)]
+    _refuse(manifest, problems + _whole_problems(manifest, tensors))
+    return {name: tensor_info(tensor) for name, tensor in sorted(tensors.items())}
+
+
+def _whole_problems(manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return one line for each problem of the names, the heads and the size of all tensors."""
     problems = tensor_name_problems(tensors)
-    problems += [line for name, t in tensors.items() for line in _tensor_problems(name, t)]
     if not tensors:
         problems.append("no tensors: the adapter is empty")
     if manifest.head and not any(str(name).startswith("head.") for name in tensors):
@@ -49,8 +66,12 @@ def checked_copies(
         for name, record in manifest.heads.items()
         if record.head and not any(str(each).startswith(f"heads.{name}.") for each in tensors)
     ]
-    if not problems:
-        problems = size_problems(sum(tensor_info(t).nbytes for t in tensors.values()))
+    return problems or size_problems(
+        sum(tensor_info(t).nbytes for t in tensors.values() if t.dtype in _DTYPE_NAMES)
+    )
+
+
+def _refuse(manifest: Manifest, problems: list[str]) -> None:
     if problems:
         raise OutputError(
             f"adapter {manifest.name!r} cannot be saved",
@@ -58,22 +79,25 @@ def checked_copies(
             hint="use a checkpoint from before the run diverged; gather sharded parameters first",
             offenders=shorten(problems),
         )
-    return {name: _on_cpu(tensors[name]).clone() for name in sorted(tensors)}
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu").contiguous()
 
 
-def _tensor_problems(name: str, tensor: torch.Tensor) -> list[str]:
+def _kind_problems(name: str, tensor: torch.Tensor) -> list[str]:
     if tensor.dtype not in _DTYPE_NAMES:
         return [f"{name}: {tensor.dtype} is not one of {' '.join(DTYPE_BYTES)}"]
+    return [f"{name}: empty, shape {tuple(tensor.shape)}"] if tensor.numel() == 0 else []
+
+
+def _tensor_problems(name: str, tensor: torch.Tensor) -> list[str]:
+    if problems := _kind_problems(name, tensor):
+        return problems
     if hasattr(tensor, "full_tensor"):
         return [f"{name}: a shard of {tuple(tensor.shape)}; gather it on all processes"]
     if tensor.layout != torch.strided or tensor.is_meta:
         return [f"{name}: a tensor without dense storage ({tensor.layout}, {tensor.device})"]
-    if tensor.numel() == 0:
-        return [f"{name}: empty, shape {tuple(tensor.shape)}"]
     return _finite_problems(name, tensor)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,6 +21,7 @@ from adapterhub.adapters.route import only_foundations
 from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.pooling import max_positions, trained_length
 from adapterhub.backbones.task_models import TASK_MODELS
+from adapterhub.data.examples import data_hash
 from adapterhub.errors import ConfigError
 from adapterhub.loop.processes import divided_evaluation, process_count
 from adapterhub.loop.sharding import shard
@@ -77,6 +79,21 @@ class PreparedRun:
         """What of the run may be recorded, of frozen layers."""
         streams, seed = self.data.streams, self.recipe.seed
         return RecordedRun(self.train, self.evaluation, streams, seed, self.activations)
+
+    @cached_property
+    def data_record(self) -> dict[str, Any]:
+        """What an adapter records of its rows; scores on the same rows have the same digest."""
+        data = self.data
+        train, evaluation = data_hash(data.train), data_hash(data.evaluation)
+        record = {
+            "sha256": hashlib.sha256((train + evaluation).encode()).hexdigest(),
+            "train": len(data.train),
+            "eval": len(data.evaluation),
+            "eval_sha256": evaluation,
+        }
+        if self.rows.test is not None:
+            record |= {"test": len(data.test), "test_sha256": data_hash(data.test)}
+        return record
 
     @cached_property
     def own_loss(self) -> Loss | None:

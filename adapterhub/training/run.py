@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,6 @@ from adapterhub.adapters.adapter import STOPS
 from adapterhub.backbones.quantized import cpu_note
 from adapterhub.backbones.quantized_layers import size_of
 from adapterhub.config.options import is_neutral, to_dict
-from adapterhub.data.examples import data_hash
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import AdapterhubError, ConfigError, OutputError
 from adapterhub.files.atomic import replace_file
@@ -63,6 +61,8 @@ from adapterhub.training.run_reports import (
 )
 from adapterhub.training.stream import BUFFER, StreamBatches, StreamedRows
 from adapterhub.training.task_mixture import MixedRows, mixed_order
+
+MOST_STEPS = 10**9  # of a run, as its record is checked before it begins
 
 
 @dataclass(frozen=True)
@@ -262,6 +262,7 @@ def training_session(
     `checked` is called when all checks have passed, before anything is written.
     """
     recipe, data = prepared.recipe, prepared.data
+    _check_savable(prepared)
     for note in prepared.notes:
         reporter.note(note)
     for warning in unreached(prepared.adapter, begun_epochs(prepared)):
@@ -353,7 +354,7 @@ def _record(prepared: PreparedRun) -> dict[str, Any]:
     pooling = {"pooling": adapter.pooling.how} if adapter.pooling else {}
     return {
         "recipe": _identity(prepared.recipe),
-        "data": _data_hash(prepared.data, data_hash(prepared.data.evaluation)),
+        "data": prepared.data_record["sha256"],
         "backbone": adapter.state.fingerprint(),
         **pooling,
         **prepared.origins.identity(),
@@ -400,22 +401,40 @@ def _portable(data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _data_hash(data: RunData, evaluation: str) -> str:
-    """Return the sha256 of the training rows and of the evaluation rows, whose own is given."""
-    return hashlib.sha256((data_hash(data.train) + evaluation).encode()).hexdigest()
-
-
-def _data_record(data: RunData, *, has_test: bool) -> dict[str, Any]:
-    """Return what an adapter records of its rows; scores on the same rows have the same digest."""
-    evaluation = data_hash(data.evaluation)
-    test = {"test": len(data.test), "test_sha256": data_hash(data.test)} if has_test else {}
-    return {
-        "sha256": _data_hash(data, evaluation),
-        "train": len(data.train),
-        "eval": len(data.evaluation),
-        "eval_sha256": evaluation,
-        **test,
+def _describe(
+    prepared: PreparedRun, steps: int, metrics: Mapping[str, float], errors: Mapping[str, Any]
+) -> None:
+    """Give the adapter the record of its run after so many steps, with metrics and their errors."""
+    adapter, recipe = prepared.adapter, prepared.recipe
+    adapter.metadata.metrics = dict(metrics)
+    # A method built from trained adapters records their names, not the folders they came from.
+    method = {"method": list(dump_methods(adapter.methods)), "train": to_dict(recipe.train)}
+    adapter.metadata.training = {
+        "recipe": _identity(recipe) | method,
+        "data": prepared.data_record,
+        "kind": prepared.data.task.head,
+        "seed": recipe.seed,
+        "steps": steps,
+        **({ERRORS: dict(errors)} if errors else {}),
+        **prepared.origins.record(),
+        **_stops(prepared),
+        "backbone_parameters": sum(map(size_of, adapter.anatomy.parameters().values())),
     }
+
+
+def _check_savable(prepared: PreparedRun) -> None:
+    """Check that the adapter of a run can be saved at its end, with a score of each metric.
+
+    Raises:
+        OutputError: it cannot; every reason is listed.
+    """
+    data = prepared.data
+    names = data.task.metric_names(data.evaluation) if data.evaluation else ()
+    names = (*names, *(f"{TEST}{name}" for name in names if prepared.rows.test is not None))
+    error = ScoreError(len(data.train), 1 / 3, 2 / 3).record()
+    _describe(prepared, MOST_STEPS, dict.fromkeys(names, 1 / 3), dict.fromkeys(names, error))
+    prepared.adapter.check_savable()
+    _describe(prepared, 0, {}, {})
 
 
 def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | None) -> RunOutcome:
@@ -426,20 +445,7 @@ def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | No
     counted = {name: ScoreError(len(scored)).record() for name in metrics}
     errors = counted | result.errors | {f"{TEST}{name}": each for name, each in errors.items()}
     named = {f"{TEST}{name}": value for name, value in tested.items()}
-    adapter.metadata.metrics = metrics | named
-    # A method built from trained adapters records their names, not the folders they came from.
-    method = {"method": list(dump_methods(adapter.methods)), "train": to_dict(recipe.train)}
-    adapter.metadata.training = {
-        "recipe": _identity(recipe) | method,
-        "data": _data_record(data, has_test=bool(tested)),
-        "kind": data.task.head,
-        "seed": recipe.seed,
-        "steps": result.steps,
-        **({ERRORS: errors} if errors else {}),
-        **prepared.origins.record(),
-        **_stops(prepared),
-        "backbone_parameters": sum(map(size_of, adapter.anatomy.parameters().values())),
-    }
+    _describe(prepared, result.steps, metrics | named, errors)
     folder = Path(recipe.output) / "adapter"
     shared = prepared.options.shard or prepared.options.tensor_parallel
     if is_main() or shared:  # all processes gather what is sharded

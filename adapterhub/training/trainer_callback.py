@@ -53,6 +53,7 @@ class TrainerCallback(TransformersCallback):
             kwargs: what else it passes; the model and the tokenizer or processor.
 
         Raises:
+            OutputError: an adapter cannot be saved.
             TrainingError: no adapter is attached, or a method takes part in the steps of a model
                 that is sharded.
         """
@@ -70,6 +71,8 @@ class TrainerCallback(TransformersCallback):
         if isinstance(tokenizer, PreTrainedTokenizerBase):
             for adapter in attached:
                 _record(adapter, tokenizer)
+        for adapter in attached:
+            adapter.check_savable()
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

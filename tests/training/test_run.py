@@ -10,7 +10,7 @@ import pytest
 import torch
 from training_runs import lines
 
-from adapterhub.errors import ConfigError
+from adapterhub.errors import AdapterhubError, ConfigError, OutputError
 from adapterhub.loop.report import Reporter, reporter_for
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training import run as running
@@ -88,6 +88,46 @@ def test_a_moved_run_resumes_with_data_at_another_path(
     with pytest.raises(ConfigError, match="another run") as error:
         run(replace(moved, seed=9), Reporter(), resume=True)
     assert any(line.startswith("seed") for line in error.value.offenders)
+
+
+LONG = "x" * 1001
+MANY = [f"{number:04}{'x' * 900}" for number in range(1300)]  # 1.2 MB, where a manifest has 1
+
+
+@pytest.mark.parametrize("task", ["classification", "multi-label", "tagging"])
+@pytest.mark.parametrize(
+    ("labels", "problem"), [([LONG, "b"], "a label of at most 1000"), (MANY, "bytes, more than")]
+)
+def test_labels_that_no_adapter_can_have_are_found_before_the_first_step(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str,
+    labels: list[str], problem: str,
+) -> None:  # fmt: skip
+    rows = [json.dumps({"text": f"row {n}", "label": label}) for n, label in enumerate(labels)]
+    if task == "tagging":
+        rows = [json.dumps({"tokens": ["a"], "tags": [f"B-{label}"]}) for label in labels]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(rows * (2 if len(rows) < 9 else 1)))
+    text, label = ("tokens", "tags") if task == "tagging" else ("text", "label")
+    source = replace(recipe.data, train=str(file), eval="none", text=text, label=label)
+    monkeypatch.setattr(running.loop, "train", lambda session: pytest.fail("it was trained"))
+    with pytest.raises(OutputError, match="cannot be written") as error:
+        run(replace(recipe, data=source, task=task), Reporter())
+    assert problem in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("what", ["name", "twice"])
+def test_what_no_manifest_can_have_is_found_before_the_first_step(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(running.loop, "train", lambda session: pytest.fail("it was trained"))
+    if what == "name":
+        recipe = replace(recipe, name="a/../b")
+    if what == "twice":
+        recipe = replace(recipe, method=["lora(rank=2)", "lora(rank=4)"])
+    with pytest.raises(AdapterhubError):
+        run(recipe, Reporter())
+    assert not (tmp_path / "run").exists()
 
 
 def test_parameters_require_a_gradient_again_after_a_failure(
