@@ -15,13 +15,21 @@ import re
 import reprlib
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Literal, TypeVar, Union
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union
 
 from adapterhub.errors import AdapterhubError, ConfigError, counted, did_you_mean
 
 T = TypeVar("T")
 Check = Callable[[str, Any], list[str]]
+Resumed: TypeAlias = Literal["same", "recorded", "length", "fixed"]
+"""What becomes of a run that is resumed with another value of an option.
+
+    same        its result does not depend on it
+    recorded    it continues, and the change is recorded as another stretch of the run
+    length      it continues if the steps done would have been the same
+    fixed       it is another run
+"""
 
 
 def option(
@@ -29,6 +37,7 @@ def option(
     help: str = "",
     *,
     omitted: bool = False,
+    resumed: Resumed | None = None,
     least: float | None = None,
     above: float | None = None,
     most: float | None = None,
@@ -37,10 +46,11 @@ def option(
 
     `omitted`: `to_dict` leaves it out while it has its default, and `from_file` does not require
     it: an option that is added later must not change files, and digests of them, that do not use
-    it. `least`, `above` and `most` are the range of a number, which `range_problems` checks.
+    it. `resumed` is declared by each option of a recipe. `least`, `above` and `most` are the range
+    of a number, which `range_problems` checks.
     """
     limits = {"least": least, "above": above, "most": most}
-    metadata = {"help": help, "omitted": omitted, "limits": limits}
+    metadata = {"help": help, "omitted": omitted, "resumed": resumed, "limits": limits}
     if isinstance(default, dict):  # a mutable default: one copy per object
         return typing.cast(T, dataclasses.field(default_factory=default.copy, metadata=metadata))
     field: T = dataclasses.field(default=default, metadata=metadata)
@@ -65,6 +75,23 @@ def range_problems(options: Any) -> list[str]:
             range_ = " and ".join(f"{_WITHIN[name][0]} {limit:g}" for name, limit in given.items())
             problems.append(f"{field.name}: {value}, must be {range_}")
     return problems
+
+
+def resumed_as(cls: Any, path: Sequence[str]) -> Resumed | None:
+    """Return what a resumed run makes of another value of an option; None: there is no such one.
+
+    `path` has the names of the options around it, and of mappings the key.
+    """
+    name, *inner = path
+    field = _fields_by_key(cls).get(name)
+    if field is None:
+        return None
+    hint = _unchecked(hints_of(cls)[name])
+    if typing.get_origin(hint) is dict and dataclasses.is_dataclass(typing.get_args(hint)[1]):
+        hint, inner = typing.get_args(hint)[1], inner[1:]
+    if dataclasses.is_dataclass(hint) and inner:
+        return resumed_as(hint, inner)
+    return typing.cast("Resumed | None", field.metadata.get("resumed"))
 
 
 @dataclasses.dataclass(frozen=True)

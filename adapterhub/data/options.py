@@ -24,66 +24,107 @@ class DataOptions:
             and 1, or the buffer or the workers of a stream are out of range.
     """
 
-    train: str | None = option(None, "training data: a file, or a dataset id on the Hub")
+    train: str | None = option(
+        None, "training data: a file, or a dataset id on the Hub", resumed="same"
+    )
     eval: str | None = option(
-        None, "evaluation data: a file or dataset; none: no evaluation (null: hold rows out)"
+        None,
+        "evaluation data: a file or dataset; none: no evaluation (null: hold rows out)",
+        resumed="same",
     )
     test: str | float | None = option(
         None,
         "test data, which choose nothing: a file or dataset, or a share of the training rows, such "
         "as 0.1, which is held out; evaluated once, after training (null: none)",
+        resumed="same",
     )
     text: str | None = option(
-        None, "the column with the text, or a template: {title}. {body} (null: guess)"
+        None,
+        "the column with the text, or a template: {title}. {body} (null: guess)",
+        resumed="recorded",
     )
-    pair: str | None = option(None, "the column with the second text, for tasks on pairs")
+    pair: str | None = option(
+        None, "the column with the second text, for tasks on pairs", resumed="recorded"
+    )
     label: str | None = option(
-        None, "the column with the label, tags, target text or answers (null: guess)"
+        None,
+        "the column with the label, tags, target text or answers (null: guess)",
+        resumed="recorded",
     )
     labels: object = option(
-        None,
-        "label names: 0=no,1=yes, {0: no}, or a list in their order",
+        None, "label names: 0=no,1=yes, {0: no}, or a list in their order", resumed="fixed"
     )
     ignore_case: bool = option(
-        False, "labels that differ in nothing but letter case are one, in small letters"
+        False,
+        "labels that differ in nothing but letter case are one, in small letters",
+        resumed="fixed",
     )
     choices: str | tuple[str, ...] = option(
-        "choices", "the column with the list of choices, or a list of columns with one choice each"
+        "choices",
+        "the column with the list of choices, or a list of columns with one choice each",
+        resumed="recorded",
     )
     negatives: str | tuple[str, ...] | None = option(
-        None, "the column with a negative for each pair, a list of columns, or one of lists"
+        None,
+        "the column with a negative for each pair, a list of columns, or one of lists",
+        resumed="recorded",
     )
     train_target: str | None = option(
-        None, "the target texts of train, one per line; both files are then plain text"
+        None,
+        "the target texts of train, one per line; both files are then plain text",
+        resumed="same",
     )
-    eval_target: str | None = option(None, "the target texts of eval, one per line")
+    eval_target: str | None = option(None, "the target texts of eval, one per line", resumed="same")
     format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "hub", "text", "conll"] = option(
-        "auto", "the format of the data; auto infers it from the file suffix"
+        "auto", "the format of the data; auto infers it from the file suffix", resumed="recorded"
     )
-    delimiter: str | None = option(None, "the character between fields, such as ';' (null: detect)")
-    quoted: bool | None = option(None, "whether quotes enclose fields (null: detect)")
+    delimiter: str | None = option(
+        None, "the character between fields, such as ';' (null: detect)", resumed="recorded"
+    )
+    quoted: bool | None = option(
+        None, "whether quotes enclose fields (null: detect)", resumed="recorded"
+    )
     header: bool | None = option(
-        None, "whether the first line names the columns, else 0, 1, ... (null: detect)"
+        None,
+        "whether the first line names the columns, else 0, 1, ... (null: detect)",
+        resumed="recorded",
     )
-    encoding: str | None = option(None, "the encoding of files, such as cp1252 (null: detect)")
+    encoding: str | None = option(
+        None, "the encoding of files, such as cp1252 (null: detect)", resumed="recorded"
+    )
     stream: bool = option(
         False,
         "read data of any size in pieces: raw text from disk, or rows of Parquet, JSON lines, CSV "
         "or a Hub dataset; files, patterns and URLs (s3://, gs://, az://, hf://)",
+        resumed="fixed",
     )
     documents: Literal["paragraphs", "lines"] | None = option(
-        None, "the documents of a streamed text file (null: paragraphs, between blank lines)"
+        None,
+        "the documents of a streamed text file (null: paragraphs, between blank lines)",
+        resumed="fixed",
     )
-    buffer: int | None = option(None, "rows of a stream that are shuffled together (null: 10,000)")
+    buffer: int | None = option(
+        None, "rows of a stream that are shuffled together (null: 10,000)", resumed="fixed"
+    )
     workers: int | None = option(
-        None, "processes that encode the rows of a stream ahead (null: none, the run encodes them)"
+        None,
+        "processes that encode the rows of a stream ahead (null: none, the run encodes them)",
+        resumed="same",
     )
-    skip_empty: bool = option(False, "skip rows with an empty text or label")
-    rows: int | None = option(None, "train on this many rows, sampled with the run's seed")
-    eval_rows: int | None = option(None, "evaluate on at most this many rows, sampled as well")
-    subset: str | None = option(None, "the configuration of a Hub dataset, such as sst2 of glue")
-    train_split: str = option("train", "the split of a Hub dataset to train on")
-    eval_split: str = option("validation", "the split of a Hub dataset to evaluate on")
+    skip_empty: bool = option(False, "skip rows with an empty text or label", resumed="recorded")
+    rows: int | None = option(
+        None, "train on this many rows, sampled with the run's seed", resumed="recorded"
+    )
+    eval_rows: int | None = option(
+        None, "evaluate on at most this many rows, sampled as well", resumed="recorded"
+    )
+    subset: str | None = option(
+        None, "the configuration of a Hub dataset, such as sst2 of glue", resumed="recorded"
+    )
+    train_split: str = option("train", "the split of a Hub dataset to train on", resumed="recorded")
+    eval_split: str = option(
+        "validation", "the split of a Hub dataset to evaluate on", resumed="recorded"
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", self.label_names or None)

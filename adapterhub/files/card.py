@@ -12,13 +12,13 @@ does not define. What the block quotes from the manifest is literal text or code
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from adapterhub._version import __version__
 from adapterhub.config.yaml import MAX_BYTES, dump_yaml, parse_mapping
-from adapterhub.errors import ConfigError
+from adapterhub.errors import ConfigError, one_line
 from adapterhub.files.heads import heads_text, with_head
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.scores import ERRORS, TEST, recorded_errors, score_text
@@ -315,10 +315,28 @@ def _training(manifest: Manifest) -> Iterator[str]:
             counts += f", {_fact(data, 'test')} test examples"
         facts += [counts, f"data sha256 {_fact(data, 'sha256', 12)}"]
     yield f"{'; '.join(facts)}; {literal(', '.join(' '.join(tool) for tool in tools))}."
+    if changes := stretches_of(manifest.training):
+        yield "The run was resumed with other settings: " + literal("; ".join(changes)) + "."
     if len(text) <= _MOST_RECIPE:
         code = code_block("yaml", text.removesuffix("\n").split("\n"))
         yield f"<details><summary>The recipe, without data paths</summary>\n\n{code}"
         yield "</details>"
+
+
+def stretches_of(training: Mapping[str, Any]) -> list[str]:
+    """Name the steps after which a resumed run had other settings, with both values of each.
+
+    Records of another form, by strangers, are left out.
+    """
+    recorded, lines = training.get("stretches"), []
+    for each in recorded if isinstance(recorded, list) else ():
+        changed = each.get("changed") if isinstance(each, dict) else None
+        for name, values in changed.items() if isinstance(changed, dict) else ():
+            if isinstance(values, list) and len(values) == 2:
+                before, now = (one_line(str(value), 20) for value in values)
+                step = _fact(each, "step")
+                lines.append(f"{one_line(name, 60)} {now} in place of {before} after step {step}")
+    return lines
 
 
 def started_from(manifest: Manifest) -> str:

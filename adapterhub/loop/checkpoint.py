@@ -37,7 +37,7 @@ from safetensors.torch import load_file, save_file
 
 from adapterhub.backbones.checkpoint import BROKEN as BROKEN_WEIGHTS
 from adapterhub.backbones.weights import is_sharded, shared_like
-from adapterhub.errors import ConfigError, FileError
+from adapterhub.errors import FileError
 from adapterhub.files.atomic import (
     FileDigest,
     UnreadableError,
@@ -228,27 +228,7 @@ def _check_tensors(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.T
 
 def same_record(saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
     """Compare as JSON: NaN equals NaN, and null or false what older versions do not have."""
-    return not _differing(saved, current)
-
-
-def check_same_run(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Refuse to resume a run from a checkpoint of another run.
-
-    Raises:
-        ConfigError: the two run descriptions differ; every differing setting is listed.
-    """
-    differing = _differing(saved, current)
-    if not differing:
-        return
-    raise ConfigError(
-        "the checkpoint belongs to another run: some settings or the data are different",
-        expected="the same recipe and data as when the run was started",
-        hint="restore them, or train without --resume into another output folder",
-        offenders=[
-            f"{name}: {before} in the checkpoint, {now} now"
-            for name, (before, now) in sorted(differing.items())
-        ],
-    )
+    return not differing_settings(saved, current)
 
 
 def random_state() -> dict[str, Any]:
@@ -378,7 +358,9 @@ def _json(run: Mapping[str, Any]) -> str:
     return json.dumps(run, sort_keys=True, default=str)
 
 
-def _differing(saved: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+def differing_settings(
+    saved: Mapping[str, Any], current: Mapping[str, Any]
+) -> dict[str, tuple[str, str]]:
     """Return the settings that differ, by dotted path: both values as JSON text."""
     before, now = dict(_leaves(saved)), dict(_leaves(current))
     return {

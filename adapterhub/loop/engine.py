@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -274,13 +274,20 @@ class Engine:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore a state that `state` returned; call `begin` first."""
+        """Restore a state that `state` returned; call `begin` first.
+
+        The learning rates and other settings of the groups stay those of this session.
+        """
         optimizer = state["optimizer"]
         if self.sharded:
             optimizer = {**optimizer, "state": share_state(optimizer["state"], self.params)}
+        settings = [_settings(group) for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(optimizer)
-        self.scheduler.load_state_dict(state["scheduler"])
-        if self.accelerator.scaler is not None:
+        self.scheduler.load_state_dict({**state["scheduler"], "base_lrs": self.scheduler.base_lrs})
+        step, (multiplier, *_) = self.scheduler.last_epoch, self.scheduler.lr_lambdas
+        for group, own in zip(self.optimizer.param_groups, settings, strict=True):
+            group |= own | {"lr": own["initial_lr"] * multiplier(step)}
+        if self.accelerator.scaler is not None and state["scaler"]:
             self.accelerator.scaler.load_state_dict(state["scaler"])
 
     def _check_gradients(self) -> None:
@@ -308,6 +315,12 @@ class Engine:
             yield "no tensor requires a gradient"
         elif len(gradients) == len(tensors) and not any_process(_any_number(gradients)):
             yield "every gradient is zero"
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a group of parameters that follow from the options."""
+    names = ("initial_lr", "weight_decay", "betas", "eps")
+    return {name: group[name] for name in names if name in group}
 
 
 def _any_number(gradients: Sequence[torch.Tensor]) -> bool:

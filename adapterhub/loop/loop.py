@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,11 @@ from adapterhub.loop.engine import Engine
 from adapterhub.loop.gradient_checkpointing import CheckpointedLayers, recompute
 from adapterhub.loop.processes import any_process, everyone_s, from_main
 from adapterhub.loop.progress import (
+    STRETCHES,
     RunClock,
     RunProgress,
     check_length,
-    comparable,
+    stretch,
     total_steps,
 )
 from adapterhub.loop.report import Evaluated, Reporter, TrainingLine
@@ -40,7 +41,6 @@ from adapterhub.loop.sharding import reshard
 from adapterhub.loop.speedups import Speedups
 from adapterhub.loop.stop_signals import Stopped, StopRequest, catch_stop_signals
 from adapterhub.loop.trainee import Standing, standings
-from adapterhub.recipe.options import PLACES, REPORTS
 from adapterhub.recipe.output_folder import how_to_resume
 from adapterhub.status import doing, showing
 
@@ -53,7 +53,8 @@ class TrainingResult:
     `tokens_per_second` count training alone; `peak_memory` is in bytes, of the GPU or, without one,
     of the process. `best` is empty if the metric was never finite or nothing was evaluated; the
     tensors are then those of the last step. `metric` is the one that selected the best; `errors`
-    records how sure its scores are.
+    records how sure its scores are. `stretches` has the steps from which a resumed run had other
+    settings, with what was changed.
     """
 
     best: dict[str, float]
@@ -68,6 +69,7 @@ class TrainingResult:
     tokens_per_second: float = 0.0
     metric: str = ""
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
+    stretches: list[dict[str, Any]] = field(default_factory=list)
 
 
 def train(session: TrainingSession) -> TrainingResult:
@@ -104,7 +106,8 @@ class TrainingSession:
         seed: the seed of dropout.
         main_metric: the metric that selects the best tensors, unless the options name one.
         resume: continue from the last checkpoint, if there is one.
-        run: the description of the run (recipe, data hash); that of a checkpoint must be equal.
+        run: the description of the run (recipe, data hash), which that of a checkpoint is compared
+            with.
         reporter: where progress is reported.
         checked: called when all checks have passed, before anything is written.
         speedups: faster ways to compute the same, chosen anew when other tensors train.
@@ -117,6 +120,7 @@ class TrainingSession:
     clock: RunClock
     total: int
     every: Mapping[str, int]
+    changed: Mapping[str, Sequence[str]]
 
     def __init__(
         self,
@@ -138,16 +142,15 @@ class TrainingSession:
         self.batches, self.evaluate, self.errors = batches, evaluate, errors
         self.seed, self.resume = seed, resume
         self.checked, self.speedups = checked, speedups or Speedups()
-        # What a resume may not change: reports change no tensor.
-        options = dataclasses.asdict(self.options).items()
-        fixed = {name: value for name, value in options if name not in (*REPORTS, *PLACES)}
-        self.run = {**run, "train": fixed, "seed": seed, "processes": engine.world}
+        options = dataclasses.asdict(self.options)
+        self.run = {**run, "train": options, "seed": seed, "processes": engine.world}
         self.metric = self.options.best_metric or main_metric
         self.reporter = reporter if engine.accelerator.is_main_process else Reporter()
         self.last = checkpoint.folder_of(output, "last")
         self.best = checkpoint.folder_of(output, "best")
         self.progress = RunProgress()
         self.saved: checkpoint.State | None = None
+        self.changed = {}
 
     def load(self) -> None:
         """Set the seed, and load tensors and progress of the last checkpoint, if there is one.
@@ -167,12 +170,22 @@ class TrainingSession:
                 hint="add --resume, or choose another output folder",
             )
         self.saved = saved = checkpoint.load_checkpoint(self.last)
-        checkpoint.check_same_run(comparable(saved.run), comparable(self.run))
+        changed = stretch(saved.run, self.run)
         self.reporter.check(saved.reports)
         checkpoint.restore(self.trainee.tensors(), saved)
         self.progress = RunProgress(**saved.progress)
+        self._begin_stretch(saved.run.get(STRETCHES, []), changed)
         if self.progress.best_step not in (None, self.progress.step):
             self._load_best()
+
+    def _begin_stretch(
+        self, earlier: Sequence[Mapping[str, Any]], changed: Mapping[str, Sequence[str]]
+    ) -> None:
+        """Record what changes from this step on."""
+        self.changed = changed
+        added = [{"step": self.progress.step, "changed": dict(changed)}] if changed else []
+        if stretches := [*earlier, *added]:
+            self.run[STRETCHES] = stretches
 
     def train(self, stop: StopRequest) -> None:
         """Train until the run is finished or requested to stop."""
@@ -196,8 +209,10 @@ class TrainingSession:
         """
         best = checkpoint.load_checkpoint(self.best)
         record = self.progress.evaluation(self.progress.best_step)
-        if not checkpoint.same_record(comparable(best.run), comparable(self.run)):
-            raise checkpoint.broken(self.best, "it belongs to another run")
+        try:
+            stretch(best.run, self.run)  # it may be of an earlier one
+        except ConfigError:
+            raise checkpoint.broken(self.best, "it belongs to another run") from None
         if not checkpoint.same_record(best.progress, record):
             raise checkpoint.broken(
                 self.best, f"it is of step {best.progress.get('step')}, not of {record['step']:g}"
@@ -215,6 +230,7 @@ class TrainingSession:
         if saved is not None:
             progress, stale = self.progress, self._is_stale()
             was = saved.run["train"]
+            self._place(was.get("batch_size", self.options.batch_size), len(epoch))
             check_length(
                 was,
                 self.options,
@@ -224,6 +240,14 @@ class TrainingSession:
                 by_share=self.trainee.by_share,
             )
             progress.finished = progress.step >= self.total or stale
+            if progress.finished and self.changed:
+                raise ConfigError(
+                    f"the run has ended after step {progress.step:,}: what is changed would have "
+                    "no effect",
+                    offenders=tuple(self.changed),
+                    expected="the same recipe and data, or more steps where the schedule allows it",
+                    hint="train anew in another --output",
+                )
         self.engine.begin(self.total)
         if self.engine.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.engine.device)
@@ -232,6 +256,9 @@ class TrainingSession:
         training = None if saved is None else self._restored(saved)
         self.checked()
         self.reporter.start(self.total, self.progress.step)
+        for name, (before, now) in self.changed.items():
+            step = self.progress.step
+            self.reporter.note(f"after step {step:,} {name} is {now}; it was {before}")
         if training is None:
             self.reporter.note(self.engine.schedule_text(self.total))
         else:
@@ -242,6 +269,18 @@ class TrainingSession:
         self.clock = RunClock(self.progress, self.engine.device)
         if not self.progress.finished:
             self._speed_up()
+
+    def _place(self, size: int, batches: int) -> None:
+        """Find the next batch where those of the checkpoint had another size, or there are fewer.
+
+        `size` is the one of the checkpoint, and `batches` the number in an epoch now.
+        """
+        progress, per_step = self.progress, self.engine.per_step
+        if size != self.options.batch_size:
+            same_rows = progress.batch * size // self.options.batch_size
+            progress.batch = same_rows // per_step * per_step
+        if progress.batch >= batches:
+            progress.epoch, progress.batch = progress.epoch + 1, 0
 
     def _restored(self, saved: checkpoint.State) -> dict[str, Any]:
         """Restore the state of the optimizer; return the training state.
@@ -467,6 +506,7 @@ class TrainingSession:
             tokens_per_second=progress.tokens / max(progress.train_seconds, 1e-9),
             metric=self.metric,
             errors=progress.errors,
+            stretches=self.run.get(STRETCHES, []),
         )
 
 

@@ -9,6 +9,9 @@ sees the same rows. Another number of steps is allowed where the old and the new
 same learning rates up to and including the next step: a constant schedule after its warm-up, or a
 warm-up of a fixed number of steps that is not over. The run then continues as if it had been
 started like this.
+
+Other settings of a run may change too, such as a learning rate that was too high or a corrected
+file: from that step on it is another stretch of the run, which is recorded (`stretch`).
 """
 
 from __future__ import annotations
@@ -24,12 +27,18 @@ from typing import Any
 
 import torch
 
+from adapterhub.config.options import Resumed, resumed_as
 from adapterhub.errors import ConfigError
+from adapterhub.loop.checkpoint import differing_settings
 from adapterhub.loop.report import Timing
 from adapterhub.recipe.options import RunOptions
+from adapterhub.recipe.recipe import Recipe
 from adapterhub.recipe.schedules import DEFAULT, schedule, warmup_steps
 
-BATCHES = "processes x train.gradient_accumulation"
+ROWS = "processes x train.batch_size x train.gradient_accumulation"
+DATA = "data"  # of a description: the digests of the rows
+STRETCHES = "stretches"  # of a description: [{step, changed}], from which step which settings
+_COMPARED = ("same", "length")  # elsewhere, or not at all
 RECENT = 100  # measurements of steps that tell how long the next ones take
 ONE_OFF = 10  # times the median: such a step did work that is done once, such as compiling
 _LENGTH = ("epochs", "max_steps", "warmup")  # options that determine only how long a schedule is
@@ -194,13 +203,46 @@ def peak_memory(device: torch.device) -> int:
 def comparable(run: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description of a run without what a resume may change.
 
-    That is its length, which `check_length` compares, and how a step's batches are divided over
-    processes and passes.
+    That is what `Resumed` calls "same", its length, which `check_length` compares, how the rows of
+    a step are divided over processes and passes, and its earlier stretches.
     """
-    same = {name: value for name, value in run.items() if name != "processes"}
-    train = {name: v for name, v in run.get("train", {}).items() if name not in _LENGTH}
-    passes = train.pop("gradient_accumulation", 1)
-    return {**same, "train": train, BATCHES: run.get("processes", 1) * passes}
+    same = {name: value for name, value in run.items() if name not in ("processes", STRETCHES)}
+    train = dict(run.get("train", {}))
+    rows = run.get("processes", 1) * train.pop("gradient_accumulation", 1)
+    size = train.get("batch_size", 1)
+    train = {n: v for n, v in train.items() if resumed_as(Recipe, ["train", n]) not in _COMPARED}
+    return {**same, "train": train, ROWS: rows * size}
+
+
+def stretch(saved: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return what of a run a resume changes, by name: the value in the checkpoint, and now.
+
+    Raises:
+        ConfigError: it is another run; every setting that would have to be equal is listed.
+    """
+    found = differing_settings(comparable(saved), comparable(run))
+    differing = {name: values for name, values in found.items() if _kind(name) != "same"}
+    fixed = {n: values for n, values in differing.items() if _kind(n) != "recorded"}
+    if fixed:
+        raise ConfigError(
+            "the checkpoint belongs to another run: some settings or the data are different",
+            expected="the same recipe and data as when the run was started",
+            hint="restore them, or train without --resume into another output folder",
+            offenders=[
+                f"{name}: {before} in the checkpoint, {now} now"
+                for name, (before, now) in sorted(fixed.items())
+            ],
+        )
+    return {name: list(values) for name, values in sorted(differing.items())}
+
+
+def _kind(name: str) -> Resumed:
+    """Return what becomes of a resumed run of which a setting, by dotted path, has changed."""
+    kind, _, rest = name.partition(".")
+    path = rest.split(".") if kind == "recipe" else name.split(".")
+    if kind in ("recipe", "train"):
+        return resumed_as(Recipe, path) or "fixed"
+    return "recorded" if kind == DATA else "fixed"
 
 
 def total_steps(options: RunOptions, steps_per_epoch: int) -> int:
@@ -234,7 +276,7 @@ def check_length(
             "evaluations were no improvement",
             hint="train anew in another --output, with a larger train.patience",
         )
-    name = options.schedule or DEFAULT
+    name = saved.get("schedule") or options.schedule or DEFAULT
     before = saved.get("max_steps") or saved["epochs"] * steps_per_epoch
     now = total_steps(options, steps_per_epoch)
     if done > now:

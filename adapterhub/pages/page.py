@@ -19,6 +19,7 @@ from markupsafe import Markup
 from adapterhub.data.notes import notes_on_scores
 from adapterhub.errors import printable
 from adapterhub.files.atomic import replace_file
+from adapterhub.files.card import stretches_of
 from adapterhub.files.heads import heads_text
 from adapterhub.files.scores import TEST
 from adapterhub.pages.figures import Points, line_chart
@@ -289,6 +290,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         "test examples": _count(data.get("test")),
         "data": _short(data.get("sha256")),
         "steps": _count(run.record.get("steps")),
+        "resumed": "; ".join(stretches_of(run.record)),
         "batch size": train.get("batch_size"),
         "learning rate": train.get("learning_rate"),
         "schedule": train.get("schedule"),

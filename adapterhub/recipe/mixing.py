@@ -33,8 +33,8 @@ _DRAWS = 0x7A5C  # keeps the draws of tasks apart from the order of examples wit
 class TaskOptions:
     """One task of several: its data, its head and metric (by its task), and its weight."""
 
-    task: object = option(None, "a task spec (null: the recipe's `task`)")
-    weight: float = option(1.0, "the factor on the task's loss")
+    task: object = option(None, "a task spec (null: the recipe's `task`)", resumed="fixed")
+    weight: float = option(1.0, "the factor on the task's loss", resumed="recorded")
     data: DataOptions = field(default_factory=DataOptions)
 
     def __post_init__(self) -> None:

@@ -16,13 +16,7 @@ from adapterhub.errors import ConfigError
 from adapterhub.methods._base import Method
 from adapterhub.recipe.schedules import DEFAULT
 
-REPORTS = ("report", "tracker")  # options that change only what is written beside the adapter
 Init: TypeAlias = Literal["eva", "eva-ranks", "lora-ga", "corda", "loftq"]
-PLACES = (
-    "shard",
-    "tensor_parallel",
-    "offload_activations",
-)  # options that change only where it is computed
 
 
 @dataclass(frozen=True)
@@ -36,93 +30,143 @@ class TrainOptions:
     epochs: int | None = option(
         None,
         "passes over the training data (null: by the number of rows: docs/guides/defaults.md)",
+        resumed="length",
     )
-    max_steps: int | None = option(None, "exact number of optimizer steps, instead of epochs")
-    batch_size: int | None = option(None, "examples in a forward pass (null: 8 to 32, by the rows)")
-    eval_batch_size: int = option(64, "most examples in one forward pass when evaluating")
-    gradient_accumulation: int = option(1, "forward passes per optimizer step")
+    max_steps: int | None = option(
+        None, "exact number of optimizer steps, instead of epochs", resumed="length"
+    )
+    batch_size: int | None = option(
+        None, "examples in a forward pass (null: 8 to 32, by the rows)", resumed="recorded"
+    )
+    eval_batch_size: int = option(
+        64, "most examples in one forward pass when evaluating", resumed="same"
+    )
+    gradient_accumulation: int = option(1, "forward passes per optimizer step", resumed="same")
     optimizer: Literal["adamw", "adamw-8bit", "paged-adamw-8bit", "riemannian"] = option(
         "adamw",
         "adamw, a variant with 8-bit state (needs bitsandbytes), or riemannian, for the factors "
         "of a LoRA",
+        resumed="fixed",
     )
-    learning_rate: float | None = option(None, "peak learning rate (null: the method's default)")
+    learning_rate: float | None = option(
+        None, "peak learning rate (null: the method's default)", resumed="recorded"
+    )
     head_learning_rate: float | None = option(
-        None, "peak learning rate of the task head (null: 5e-3; alone, learning_rate)"
+        None,
+        "peak learning rate of the task head (null: 5e-3; alone, learning_rate)",
+        resumed="recorded",
     )
-    weight_decay: float = option(0.01, "AdamW weight decay; 1-D parameters are never decayed")
-    beta1: float = option(0.9, "AdamW decay rate of the first moment")
-    beta2: float = option(0.999, "AdamW decay rate of the second moment")
-    eps: float = option(1e-8, "AdamW term that avoids division by zero")
-    max_grad_norm: float = option(1.0, "clip the gradient norm to this value (0: no clipping)")
+    weight_decay: float = option(
+        0.01, "AdamW weight decay; 1-D parameters are never decayed", resumed="recorded"
+    )
+    beta1: float = option(0.9, "AdamW decay rate of the first moment", resumed="recorded")
+    beta2: float = option(0.999, "AdamW decay rate of the second moment", resumed="recorded")
+    eps: float = option(1e-8, "AdamW term that avoids division by zero", resumed="recorded")
+    max_grad_norm: float = option(
+        1.0, "clip the gradient norm to this value (0: no clipping)", resumed="recorded"
+    )
     schedule: Literal["linear", "cosine", "slanted", "constant"] | None = option(
-        None, "learning-rate schedule after the warm-up (null: the method's default, else linear)"
+        None,
+        "learning-rate schedule after the warm-up (null: the method's default, else linear)",
+        resumed="recorded",
     )
     init: Init | None = option(
         None,
         "start from the training data, see docs/guides/defaults.md: eva (any LoRA), eva-ranks "
         "(which divides the ranks anew), lora-ga or corda; loftq: from what quantization changed "
         "(null: the method's default)",
+        resumed="fixed",
     )
     warmup: float | None = option(
-        None, "warm-up: a fraction of all steps if below 1, else steps (null: 0.06, slanted 0.1)"
+        None,
+        "warm-up: a fraction of all steps if below 1, else steps (null: 0.06, slanted 0.1)",
+        resumed="length",
     )
     mixed_precision: Literal["no", "bf16", "fp16"] = option(
-        "no", "precision of the computation; trained parameters stay in fp32"
+        "no", "precision of the computation; trained parameters stay in fp32", resumed="recorded"
     )
     gradient_checkpointing: bool = option(
-        False, "recompute activations in the backward pass: less memory, more time"
+        False, "recompute activations in the backward pass: less memory, more time", resumed="same"
     )
     offload_activations: bool = option(
-        False, "keep the inputs of recomputed layers in the memory of the host, not of the GPU"
+        False,
+        "keep the inputs of recomputed layers in the memory of the host, not of the GPU",
+        resumed="same",
     )
     compile: bool = option(
-        False, "compile the layers of the backbone with torch.compile: worth it in long runs"
+        False,
+        "compile the layers of the backbone with torch.compile: worth it in long runs",
+        resumed="recorded",
     )
     liger: bool = option(
-        False, "compute norms, gated layers and rotations by Liger's kernels, on a GPU"
+        False,
+        "compute norms, gated layers and rotations by Liger's kernels, on a GPU",
+        resumed="recorded",
     )
     eval_every: Literal["epoch"] | int | None = option(
-        None, "evaluate every epoch or every N steps (null: five to ten times in the run)"
+        None,
+        "evaluate every epoch or every N steps (null: five to ten times in the run)",
+        resumed="recorded",
     )
     best_metric: str | None = option(
-        None, "metric that selects the best checkpoint (null: the main metric of the task)"
+        None,
+        "metric that selects the best checkpoint (null: the main metric of the task)",
+        resumed="fixed",
     )
     patience: int | None = option(
-        None, "stop after this many evaluations in a row without improvement (null: never)"
+        None,
+        "stop after this many evaluations in a row without improvement (null: never)",
+        resumed="recorded",
     )
-    length_grouped: bool = option(True, "batch examples of similar length: less padding")
+    length_grouped: bool = option(
+        True, "batch examples of similar length: less padding", resumed="recorded"
+    )
     max_length: int | None = option(
         None,
         "longest input, in tokens; longer ones are truncated (null: that of the data and at least "
         "128, at most what the backbone reads and 512, 1024 for causal-lm)",
+        resumed="recorded",
     )
     save_every: int | None = option(
-        None, "save a checkpoint every N steps (null: at each evaluation)"
+        None, "save a checkpoint every N steps (null: at each evaluation)", resumed="same"
     )
-    log_every: int = option(10, "report the loss every N steps")
-    tensorboard: bool = option(True, "write TensorBoard events, if TensorBoard is installed")
-    report: bool = option(True, "write report.html and the predictions it shows, predictions.jsonl")
+    log_every: int = option(10, "report the loss every N steps", resumed="same")
+    tensorboard: bool = option(
+        True, "write TensorBoard events, if TensorBoard is installed", resumed="same"
+    )
+    report: bool = option(
+        True, "write report.html and the predictions it shows, predictions.jsonl", resumed="same"
+    )
     tracker: tuple[str, ...] = option(
-        (), "experiment trackers that get loss and metrics: wandb, mlflow, trackio, ..."
+        (),
+        "experiment trackers that get loss and metrics: wandb, mlflow, trackio, ...",
+        resumed="same",
     )
-    dropout: bool = option(False, "train with the dropout of the frozen backbone")
+    dropout: bool = option(
+        False, "train with the dropout of the frozen backbone", resumed="recorded"
+    )
     frozen_cache: Literal["memory", "off"] | None = option(
         None,
         "where the outputs of frozen lower layers are kept, so that they are computed once (null: "
         "in memory if they fit)",
+        resumed="same",
     )
     frozen_cache_gb: float | None = option(
-        None, "the most that frozen_cache takes, in GB (null: a quarter of the memory)"
+        None,
+        "the most that frozen_cache takes, in GB (null: a quarter of the memory)",
+        resumed="same",
     )
 
     shard: bool | None = option(
         None,
         "divide the parameters over the processes, FSDP2: docs/guides/fsdp.md (null: as the "
         "launcher says)",
+        resumed="same",
     )
     tensor_parallel: bool = option(
-        False, "let all processes compute each example together: docs/guides/fsdp.md"
+        False,
+        "let all processes compute each example together: docs/guides/fsdp.md",
+        resumed="same",
     )
 
     def __post_init__(self) -> None:

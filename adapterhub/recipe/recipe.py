@@ -27,47 +27,62 @@ DATA_SOURCES = ("train", "eval", "test", "train_target", "eval_target")
 class Recipe:
     """A training run. The same recipe, data and versions give the same adapter."""
 
-    backbone: str = option("", "a Hub id or folder (empty: one that is here, by the task)")
-    revision: str | None = option(None, "branch, tag or commit of a Hub backbone")
+    backbone: str = option(
+        "", "a Hub id or folder (empty: one that is here, by the task)", resumed="fixed"
+    )
+    revision: str | None = option(None, "branch, tag or commit of a Hub backbone", resumed="fixed")
     dtype: str | None = option(
         None,
         "precision of the frozen backbone: fp32, bf16, fp16 (null: bf16 if quantized, unless "
         "several times slower here; else the faster of fp32 and bf16, measured)",
+        resumed="recorded",
     )
     attention: str | None = option(
-        None, "attention implementation: eager, sdpa, ... (null: the fastest here, measured)"
+        None,
+        "attention implementation: eager, sdpa, ... (null: the fastest here, measured)",
+        resumed="recorded",
     )
-    quantize: str | None = option(None, "to nf4, fp4, int8, int8-weight, fp8-weight; or dequantize")
+    quantize: str | None = option(
+        None, "to nf4, fp4, int8, int8-weight, fp8-weight; or dequantize", resumed="recorded"
+    )
     family: dict[str, Any] | str | None = option(
-        None, "the backbone's row of sites: a YAML file or its content"
+        None, "the backbone's row of sites: a YAML file or its content", resumed="fixed"
     )
-    new_tokens: tuple[str, ...] = option((), "tokens to add to the backbone's tokenizer")
+    new_tokens: tuple[str, ...] = option(
+        (), "tokens to add to the backbone's tokenizer", resumed="fixed"
+    )
     method: object = option(
-        "lora",
-        "a spec: lora(rank=16), or a list of them (null: that of `from`)",
+        "lora", "a spec: lora(rank=16), or a list of them (null: that of `from`)", resumed="fixed"
     )
     from_: str | None = option(
-        None,
-        "a trained adapter to start from: a name, folder or Hub id",
+        None, "a trained adapter to start from: a name, folder or Hub id", resumed="fixed"
     )
     on: tuple[str, ...] = option(
-        (),
-        "trained adapters to be on top of, which stay frozen",
+        (), "trained adapters to be on top of, which stay frozen", resumed="fixed"
     )
     partial: bool = option(
-        False, "adapt only the layers that have the method's sites, if some lack them"
+        False,
+        "adapt only the layers that have the method's sites, if some lack them",
+        resumed="fixed",
     )
-    task: object = option(None, "a spec: seq2seq(metric=rouge) (null: by the data)")
+    task: object = option(
+        None, "a spec: seq2seq(metric=rouge) (null: by the data)", resumed="fixed"
+    )
     tasks: dict[str, TaskOptions] = option(
-        {}, "several tasks with one adapter and a head each: {NAME: {task, weight, data}}"
+        {},
+        "several tasks with one adapter and a head each: {NAME: {task, weight, data}}",
+        resumed="fixed",
     )
     mixing: object = option(
         None,
         "the share of the steps of each of `tasks`: size, equal, temperature(t=2) (null: size)",
+        resumed="recorded",
     )
-    name: str = option("default", "the adapter's name")
-    output: str = option("", "folder of the run: adapter, recipe, metrics, checkpoints")
-    seed: int = option(0, "seed of initialization, sampling and batch order")
+    name: str = option("default", "the adapter's name", resumed="same")
+    output: str = option(
+        "", "folder of the run: adapter, recipe, metrics, checkpoints", resumed="same"
+    )
+    seed: int = option(0, "seed of initialization, sampling and batch order", resumed="fixed")
     data: DataOptions = field(default_factory=DataOptions)
     train: TrainOptions = field(default_factory=TrainOptions)
 

@@ -81,15 +81,19 @@ class PreparedRun:
         return RecordedRun(self.train, self.evaluation, streams, seed, self.activations)
 
     @cached_property
+    def digests(self) -> dict[str, str]:
+        """The digests of the training rows, and of the evaluation rows."""
+        return {"train": data_hash(self.data.train), "evaluation": data_hash(self.data.evaluation)}
+
+    @cached_property
     def data_record(self) -> dict[str, Any]:
         """What an adapter records of its rows; scores on the same rows have the same digest."""
-        data = self.data
-        train, evaluation = data_hash(data.train), data_hash(data.evaluation)
+        data, digests = self.data, self.digests
         record = {
-            "sha256": hashlib.sha256((train + evaluation).encode()).hexdigest(),
+            "sha256": hashlib.sha256("".join(digests.values()).encode()).hexdigest(),
             "train": len(data.train),
             "eval": len(data.evaluation),
-            "eval_sha256": evaluation,
+            "eval_sha256": digests["evaluation"],
         }
         if self.rows.test is not None:
             record |= {"test": len(data.test), "test_sha256": data_hash(data.test)}

@@ -29,6 +29,7 @@ from adapterhub.loop.processes import (
     readers,
     wait_for_everyone,
 )
+from adapterhub.loop.progress import DATA, STRETCHES
 from adapterhub.loop.report import Reporter, Several
 from adapterhub.loop.speedups import Speedups, Trial, with_and_without_padding
 from adapterhub.loop.stop_signals import Stopped, catch_stop_signals
@@ -352,9 +353,11 @@ def _record(prepared: PreparedRun) -> dict[str, Any]:
     """Return what a checkpoint records of a run: one of another run is not continued."""
     adapter = prepared.adapter
     pooling = {"pooling": adapter.pooling.how} if adapter.pooling else {}
+    parts = prepared.data.parts or {prepared.data.task.name: prepared.data}
     return {
         "recipe": _identity(prepared.recipe),
-        "data": prepared.data_record["sha256"],
+        DATA: prepared.digests,
+        "labels": {name: list(part.labels) for name, part in parts.items()},
         "backbone": adapter.state.fingerprint(),
         **pooling,
         **prepared.origins.identity(),
@@ -402,7 +405,11 @@ def _portable(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe(
-    prepared: PreparedRun, steps: int, metrics: Mapping[str, float], errors: Mapping[str, Any]
+    prepared: PreparedRun,
+    steps: int,
+    metrics: Mapping[str, float],
+    errors: Mapping[str, Any],
+    stretches: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Give the adapter the record of its run after so many steps, with metrics and their errors."""
     adapter, recipe = prepared.adapter, prepared.recipe
@@ -415,6 +422,7 @@ def _describe(
         "kind": prepared.data.task.head,
         "seed": recipe.seed,
         "steps": steps,
+        **({STRETCHES: list(stretches)} if stretches else {}),
         **({ERRORS: dict(errors)} if errors else {}),
         **prepared.origins.record(),
         **_stops(prepared),
@@ -445,7 +453,7 @@ def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | No
     counted = {name: ScoreError(len(scored)).record() for name in metrics}
     errors = counted | result.errors | {f"{TEST}{name}": each for name, each in errors.items()}
     named = {f"{TEST}{name}": value for name, value in tested.items()}
-    _describe(prepared, result.steps, metrics | named, errors)
+    _describe(prepared, result.steps, metrics | named, errors, result.stretches)
     folder = Path(recipe.output) / "adapter"
     shared = prepared.options.shard or prepared.options.tensor_parallel
     if is_main() or shared:  # all processes gather what is sharded

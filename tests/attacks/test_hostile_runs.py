@@ -249,7 +249,7 @@ def foreign_adapter(recipe: Recipe) -> Recipe:
 REFUSED: dict[str, tuple[Callable[[Recipe], Recipe], bool, str]] = {
     "another method": (lambda r: dataclasses.replace(r, method="ia3"), True, "another run"),
     "another seed": (lambda r: dataclasses.replace(r, seed=9), True, "another run"),
-    "other data": (other_data, True, "another run"),
+    "other data": (other_data, True, "would have no effect"),
     "broken tensors": (damaged("checkpoints/last/tensors.safetensors"), True, "is broken"),
     "broken progress": (damaged("checkpoints/last/progress.json"), True, "is broken"),
     "no progress": (without("checkpoints/last/progress.json"), True, "progress.json: missing"),

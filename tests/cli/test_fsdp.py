@@ -110,7 +110,8 @@ def test_two_sharded_processes_train_like_one(architecture, method, folder, one,
     same_adapters(alone, sharded)
     assert has_shards(sharded / "checkpoints" / "last")
     assert not has_shards(alone / "checkpoints" / "last")
-    task = {"t5": "seq2seq", "dpo": "causal-lm", "lm": "causal-lm"}.get(architecture, "classification")
+    tasks = {"t5": "seq2seq", "dpo": "causal-lm", "lm": "causal-lm"}
+    task = tasks.get(architecture, "classification")
     quantize = "nf4" if architecture == "nf4" else None
     to = str(backbone_of(folder, architecture))
     model, _ = ah.load_backbone(

@@ -111,7 +111,7 @@ def test_a_full_disk_while_saving(train, tmp_path, monkeypatch):
 
 def test_a_resume_of_another_run(train, trained):
     other = train("--resume", "train.batch_size=7")
-    refused(other, "train.batch_size: 16 in the checkpoint, 7 now")
+    refused(other, "train.gradient_accumulation: 16 in the checkpoint, 7 now")
     refused(train("--resume", "train.epochs=1", "--method", "pfeiffer"), "method")
 
 

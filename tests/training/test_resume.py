@@ -1,0 +1,203 @@
+"""What a run may be resumed with: what changes no result, what is recorded, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selection import rotate
+
+from adapterhub.config.options import from_dict, resumed_as, to_dict
+from adapterhub.data.options import DataOptions
+from adapterhub.errors import ConfigError, DataError
+from adapterhub.loop.engine import _out_of_memory
+from adapterhub.loop.report import Evaluated, Reporter, Timing
+from adapterhub.loop.stop_signals import Stopped
+from adapterhub.recipe.mixing import TaskOptions
+from adapterhub.recipe.options import RunOptions, TrainOptions
+from adapterhub.recipe.recipe import Recipe, read
+from adapterhub.training.run import run
+
+CLASSES = {"": Recipe, "data": DataOptions, "train": TrainOptions, "tasks.a": TaskOptions}
+
+
+def names() -> Iterator[str]:
+    for above, cls in CLASSES.items():
+        for field in dataclasses.fields(cls):
+            if field.init and field.name not in ("data", "train"):
+                yield f"{above}.{field.name}".strip("._")
+
+
+@pytest.mark.parametrize("name", list(names()))
+def test_every_option_of_a_recipe_declares_what_a_resume_makes_of_it(name: str) -> None:
+    assert resumed_as(Recipe, name.split(".")) in ("same", "recorded", "length", "fixed")
+
+
+class Interrupted(Reporter):
+    """Sends this process Ctrl-C at the first evaluation."""
+
+    def evaluated(self, line: Evaluated, timing: Timing) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+WORDS = (
+    "method=lora(rank=2)", "train.max_steps=6", "train.eval_every=4", "train.tensorboard=false",
+    "train.report=false", "dtype=fp32", "train.batch_size=8", "train.schedule=constant",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stopped(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    """A run that was stopped after step 4 of 6, and the same one that was not, in `whole`."""
+    from fixtures import sentences, write_tsv
+
+    folder = tmp_path_factory.mktemp("stopped")
+    rows = sentences(64)
+    write_tsv(folder / "train.tsv", rows)
+    write_tsv(folder / "dev.tsv", rows[::3])
+    files = {"train": str(folder / "train.tsv"), "eval": str(folder / "dev.tsv")}
+    recipe = read(
+        None, WORDS, {"backbone": str(backbone), "output": str(folder / "run"), "data": files}
+    )
+    run(replace(recipe, output=str(folder / "whole")), Reporter())
+    with pytest.raises(Stopped):
+        run(recipe, Interrupted())
+    return recipe
+
+
+@pytest.fixture
+def recipe(stopped: Recipe, tmp_path: Path) -> Recipe:
+    """A copy of the stopped run, with data of its own."""
+    shutil.copytree(stopped.output, tmp_path / "run")
+    files = {}
+    for name in ("train", "eval"):
+        source = Path(getattr(stopped.data, name))
+        files[name] = str(shutil.copy(source, tmp_path / source.name))
+    return replace(stopped, output=str(tmp_path / "run"), data=replace(stopped.data, **files))
+
+
+def with_words(recipe: Recipe, **changed: Any) -> Recipe:
+    """Return a recipe with other options, by name: train__learning_rate."""
+    options = to_dict(recipe)
+    for name, value in changed.items():
+        *above, last = name.split("__")
+        at = options[above[0]] if above else options
+        at[last] = value
+    return from_dict(Recipe, options)
+
+
+def stretches(recipe: Recipe) -> list[dict[str, Any]]:
+    manifest = json.loads((Path(recipe.output) / "adapter" / "adapter.json").read_bytes())
+    return manifest["training"].get("stretches", [])
+
+
+def tensors(output: str | Path) -> bytes:
+    return (Path(output) / "adapter" / "adapter.safetensors").read_bytes()
+
+
+SAME: dict[str, object] = {
+    "train__eval_batch_size": 3, "train__save_every": 1, "train__log_every": 1,
+    "train__gradient_checkpointing": True, "train__report": True, "train__tensorboard": True,
+    "train__frozen_cache": "off", "train__frozen_cache_gb": 0.5, "name": "another",
+}  # fmt: skip
+
+
+@rotate("name", SAME, 3)
+def test_what_changes_no_result_may_change(stopped: Recipe, recipe: Recipe, name: str) -> None:
+    changed = with_words(recipe, **{name: SAME[name]})
+    assert resumed_as(Recipe, name.split("__")) == "same"
+    run(changed, Reporter(), resume=True)
+    assert stretches(changed) == []
+    assert tensors(changed.output) == tensors(Path(stopped.output).parent / "whole")
+
+
+RECORDED: dict[str, object] = {
+    "train__learning_rate": 1e-4, "train__head_learning_rate": 1e-4, "train__weight_decay": 0.5,
+    "train__beta1": 0.5, "train__beta2": 0.9, "train__eps": 1e-3, "train__max_grad_norm": 0.01,
+    "train__mixed_precision": "bf16", "train__eval_every": 1, "train__patience": 3,
+    "train__length_grouped": False, "train__max_length": 5, "train__dropout": True,
+    "train__schedule": "cosine", "data__skip_empty": True, "data__rows": 40, "data__eval_rows": 9,
+    "attention": "eager", "data__format": "tsv", "data__header": True, "data__encoding": "utf-8",
+}  # fmt: skip
+
+
+@rotate("name", RECORDED, 4)
+def test_what_changes_the_result_is_recorded(stopped: Recipe, recipe: Recipe, name: str) -> None:
+    changed = with_words(recipe, **{name: RECORDED[name]})
+    outcome = run(changed, Reporter(), resume=True)
+    assert outcome.result.steps == 6
+    (stretch,) = stretches(changed)
+    assert stretch["step"] == 4
+    dotted = name.replace("__", ".")
+    assert dotted.removeprefix("train.") in str(stretch["changed"])
+    assert dotted.rpartition(".")[2] in (outcome.folder / "README.md").read_text("utf-8")
+    # What was changed before stays recorded when nothing is changed again.
+    if name.startswith("train__") and name not in ("train__eval_every", "train__patience"):
+        numbers = ("learning_rate", "weight", "beta", "eps", "max_grad", "mixed", "dropout")
+        differs = tensors(changed.output) != tensors(Path(stopped.output).parent / "whole")
+        assert differs or not any(each in name for each in numbers)
+
+
+FIXED: dict[str, object] = {
+    "method": "lora(rank=4)", "task": "multi-label", "train__best_metric": "macro_f1",
+    "train__optimizer": "adamw-8bit", "train__init": "eva", "seed": 9,
+    "data__labels": "negative,positive,other", "new_tokens": ["xyz"],
+    "train__batch_size": 4, "train__gradient_accumulation": 2,
+}  # fmt: skip
+
+
+@rotate("name", FIXED, 3)
+def test_what_makes_another_run_is_refused(recipe: Recipe, name: str) -> None:
+    before = sorted(path.name for path in Path(recipe.output).iterdir())
+    with pytest.raises((ConfigError, DataError)) as error:
+        run(with_words(recipe, **{name: FIXED[name]}), Reporter(), resume=True)
+    assert error.value.hint or error.value.expected
+    assert sorted(path.name for path in Path(recipe.output).iterdir()) == before
+
+
+def test_half_the_batch_with_twice_the_accumulation(recipe: Recipe) -> None:
+    """As the error of a device without memory advises, word for word."""
+    options = RunOptions(batch_size=8, max_length=128)
+    advice = _out_of_memory(options).hint.split("; ")[0].split()
+    changed = read(None, advice, {**to_dict(recipe)})
+    assert (changed.train.batch_size, changed.train.gradient_accumulation) == (4, 2)
+    outcome = run(changed, Reporter(), resume=True)
+    assert outcome.result.steps == 6
+    (stretch,) = stretches(changed)
+    assert stretch["changed"] == {"train.batch_size": ["8", "4"]}
+
+
+@pytest.mark.parametrize("which", ["train", "eval"])
+def test_a_corrected_row_is_recorded_by_the_digest_of_its_file(recipe: Recipe, which: str) -> None:
+    file = Path(getattr(recipe.data, which))
+    lines = file.read_text("utf-8").splitlines()
+    lines[3] = lines[4]
+    file.write_text("\n".join(lines) + "\n", "utf-8")
+    run(recipe, Reporter(), resume=True)
+    (stretch,) = stretches(recipe)
+    name = {"train": "data.train", "eval": "data.evaluation"}[which]
+    assert list(stretch["changed"]) == [name]
+    page = (Path(recipe.output) / "adapter" / "README.md").read_text("utf-8")
+    assert f"{name} " in page
+
+
+def test_a_lower_rate_after_a_divergence_continues_from_the_last_checkpoint(
+    recipe: Recipe,
+) -> None:
+    from adapterhub.loop.engine import NotFinite
+
+    wild = with_words(recipe, train__learning_rate=1e30, train__head_learning_rate=1e30)
+    with pytest.raises(NotFinite) as error:
+        run(wild, Reporter(), resume=True)
+    assert "train.learning_rate" in error.value.hint
+    lower = with_words(recipe, train__learning_rate=1e-4)
+    assert run(lower, Reporter(), resume=True).result.steps == 6
+    assert [each["step"] for each in stretches(lower)] == [4]
