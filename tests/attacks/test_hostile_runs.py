@@ -306,7 +306,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(copied: 
     output = Path(copied.output)
     whole = (output / "metrics.jsonl").read_bytes()
     without("checkpoints", "adapter")(copied)
-    (output / ".recipe.yaml.new").write_text("half")
+    (output / ".recipe.yaml.0123abcd.new").write_text("half")
     outcome = run(copied, reporter_for(output, copied.train, quiet=True), resume=True)
     assert (output / "metrics.jsonl").read_bytes() == whole
     assert outcome.result.steps == 2
