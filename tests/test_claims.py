@@ -60,6 +60,7 @@ DENIALS = re.compile(
     r"|\bthere (?:is|are) no\b|\bno effect\b|\b(?:does|do) not work\b|\b(?:is|are) not read\b"
     r"|\bonly works?\b|\bworks? only\b|\bonly with\b|\b(?:im|ex)ported only\b"
     r"|^\W*only (?:methods|the)\b"
+    r"|\b(?:is|are) no (?:sites?|parts)\b"
     r"|\bneeds? (?:an?|the)\b|^\| [^|]+ \| no \|",
     re.IGNORECASE,
 )
@@ -264,6 +265,20 @@ ABSENT: dict[str, Attempts] = {
         (lambda: read_draft(overrides=["warmup_ratio=0.1"]), "train.warmup=0.1"),
         (lambda: parse_methods("qlora"), "quantize"),
     ],
+    "norms-of-channels": [
+        (
+            lambda: ah.attach(
+                nn.Sequential(nn.BatchNorm2d(4), nn.Linear(4, 4)), "ssf(sites=['0'])"
+            ),
+            "site",
+        ),
+        (
+            lambda: ah.attach(
+                nn.Sequential(nn.GroupNorm(2, 4), nn.Linear(4, 4)), "ssf(sites=['0'])"
+            ),
+            "site",
+        ),
+    ],
     "optimizers": [
         recipe(f"train.optimizer={name}")
         for name in ("galore_adamw", "badam", "apollo_adamw", "muon")
@@ -289,6 +304,14 @@ ABSENT: dict[str, Attempts] = {
     "remote-code": [recipe("trust_remote_code=true")],
     "sharded-models": [(sharded, "sharded")],
     "timestamps": [task("speech-recognition(timestamps=true)")],
+    "transposed-convolutions": [
+        (
+            lambda: ah.attach(
+                nn.Sequential(nn.ConvTranspose2d(3, 4, 3), nn.Linear(4, 4)), "lora(sites=['0'])"
+            ),
+            "site",
+        ),
+    ],
     "train-on-prompt": [recipe("train_on_prompt=true"), task("causal-lm(train_on_prompt=true)")],
     "training-in-a-browser": [
         command("webui", match="unknown command"),
@@ -410,7 +433,7 @@ GROWS = (
     r"|kinds of (?:methods|tasks|modules|adapters))"
 )
 COUNTED = re.compile(
-    rf"\b{NUMBER} (?:other |more |recent |usual |different )?{GROWS}\b", re.IGNORECASE
+    rf"\b{NUMBER}\s(?:other |more |recent |usual |different )?{GROWS}\b", re.IGNORECASE
 )
 
 
@@ -420,3 +443,41 @@ def test_numbers_of_what_grows_are_generated(page: Path) -> None:
     assert not COUNTED.findall(written), (
         "say it without, or write <!-- count: NAME --><!-- /count -->"
     )
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        "Spreadsheets are refused: save the sheet as CSV.",
+        "| `finetuning_type: oft` | not here |",
+        "adapterhub needs a model of transformers.",
+        "## Not here\n\n- Preference training.",
+        "| Streams | no | yes | yes |",
+        "Bottleneck adapters cannot be\nmerged.",
+    ],
+)
+def test_a_sentence_that_denies_something_is_found(lie: str) -> None:
+    found = [
+        one for one, denied in sentences(f"# A page\n\n{lie}") if denied or DENIALS.search(one)
+    ]
+    assert len(found) == 1
+    assert not marks(found[0])
+    marked = lie.replace(" |", "<!-- absent: a, tests/b.py::test_c --> |", 1)
+    marked += "<!-- absent: a, tests/b.py::test_c -->" if marked == lie else ""
+    ((sentence, _),) = (each for each in sentences(f"# A page\n\n{marked}") if marks(each[0]))
+    assert marks(sentence) == ["a", "tests/b.py::test_c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_written"),
+    [
+        ("prefix tuning and 23 other methods", True),
+        ("Twenty-two kinds of modules", True),
+        ("37\nfamilies have a row", True),
+        ("for 2,960 architectures", True),
+        ("<!-- count: methods -->74<!-- /count --> methods", False),
+        ("two tasks on the same texts", False),
+    ],
+)
+def test_a_number_of_what_grows_is_found(text: str, is_written: bool) -> None:
+    assert bool(COUNTED.search(shown(text))) == is_written
