@@ -12,8 +12,10 @@ from typing import Any
 from adapterhub.bench.records import PredictedRows
 from adapterhub.errors import FileError
 from adapterhub.files.atomic import replace_file
+from adapterhub.pages.predictions import GROUP
 
 CONSTANTS = "constants.json"
+_OF_ROWS = (GROUP, "query")  # what of test rows no prediction changes
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,9 @@ class Constant:
         """Return the same test rows with this prediction."""
         true = rows.columns["label"]
         columns = {"label": true, "prediction": [self.value] * len(true)}
+        columns |= {n: rows.columns[n] for n in _OF_ROWS if n in rows.columns}
+        if "output" in rows.columns:
+            columns["output"] = [self.value] * len(true)
         if self.kind == "classes":
             columns["score"] = [self.share] * len(true)
         return PredictedRows(self.kind, columns)

@@ -31,7 +31,7 @@ import numpy as np
 
 from adapterhub.errors import ConfigError
 from adapterhub.pages.predictions import PredictionFile
-from adapterhub.pages.row_scores import LARGEST, Numbers, RowScore
+from adapterhub.pages.row_scores import LARGEST, Numbers, RowScore, grouped_columns
 from adapterhub.pages.score_errors import Uncertainty, influence_of_rows, score_interval
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
@@ -143,7 +143,7 @@ def repeated_runs(
             expected="one test set for all seeds",
             offenders=[f"{len(file.rows):,} rows, sha256 {file.data[:12]}" for file in files],
         )
-    columns = [score.columns(file.rows) for file in files]
+    columns = [grouped_columns(score, file.rows) for file in files]
     finite = tuple(c for c in columns if np.abs(c).max() < LARGEST / len(c))
     failed += len(files) - len(finite)
     data = files[0].data if files else ""

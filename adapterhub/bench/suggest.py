@@ -8,7 +8,7 @@ number of adapters. That takes a forward pass of a sample for each adapter, and 
     folds; for classes, on one target of -1 and 1 each (scikit-learn's RidgeClassifierCV)
 
 It is closed-form, so it has no learning rate and no seed of its own (Alain & Bengio 2017,
-https://arxiv.org/abs/1610.01644, for probes). Rows of equal content are in one fold.
+https://arxiv.org/abs/1610.01644, for probes). Rows of one group, such as a text, are in one fold.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from adapterhub.adapters.load import load_folder
 from adapterhub.adapters.route import activate, adapters, disabled, route
 from adapterhub.bench.paired import PairedComparison, compare_with
 from adapterhub.bench.statistics import Estimate, RepeatedRuns, estimate_all, repeated_runs
-from adapterhub.data.split import content_of
 from adapterhub.errors import AdapterhubError, ConfigError, DataError
 from adapterhub.files.foundation import Foundation
 from adapterhub.pages.predictions import PredictionFile
@@ -154,7 +153,7 @@ def _runs(name: str, features: Features, encoded: Encoded) -> RepeatedRuns:
     kind = str(encoded.task.outcomes)
     examples = encoded.examples
     labels = [float(e.label) if kind == "numbers" else str(e.label) for e in examples]
-    files = linear_probe(features, labels, [content_of(each) for each in examples], kind)
+    files = linear_probe(features, labels, encoded.task.groups_of(examples), kind)
     return repeated_runs(name, files, row_score(kind, "accuracy" if kind == "classes" else ""))
 
 

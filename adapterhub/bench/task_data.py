@@ -8,10 +8,9 @@ from typing import Any
 
 from adapterhub.data.examples import data_hash, sample
 from adapterhub.data.notes import notes_on_test
-from adapterhub.data.split import hold_out, strata_of
 from adapterhub.errors import ConfigError
 from adapterhub.recipe.recipe import Recipe
-from adapterhub.training.run_data import NO_EVALUATION, RunData, read_data
+from adapterhub.training.run_data import NO_EVALUATION, RunData, divide, read_data, sample_rows
 
 TEST_SHARE = 0.2  # of the training rows, where there are no test data
 SPLIT_SEED = 0  # all runs of a study have the same rows
@@ -71,9 +70,11 @@ def read_task_data(recipe: Recipe, test: str | None, select_rows: int) -> TaskDa
         run = read_data(recipe)
     else:
         whole = read_data(recipe)
-        train, tested = _split(list(whole.train), TEST_SHARE)
-        run = replace(whole, train=train)
-    selected = sample(run.evaluation, most, SPLIT_SEED)
+        train, tested, note = divide(
+            whole.task, list(whole.train), whole.options, SPLIT_SEED, TEST_SHARE, flag="--test"
+        )
+        run = replace(whole, train=train, notes=(*whole.notes, f"{note} to test"))
+    selected = sample_rows(run.task, list(run.evaluation), most, SPLIT_SEED)
     run = replace(run, evaluation=selected)
     notes = [*run.notes, *notes_on_test(run.train, tested, run.labels)]
     sizes = f"{len(run.train):,} rows train, {len(selected):,} select, {len(tested):,} test"
@@ -82,7 +83,3 @@ def read_task_data(recipe: Recipe, test: str | None, select_rows: int) -> TaskDa
 
 def _read(recipe: Recipe, source: str) -> RunData:
     return read_data(replace(recipe, data=replace(recipe.data, eval=source, eval_rows=None)))
-
-
-def _split(examples: list[Any], share: float) -> tuple[list[Any], list[Any]]:
-    return hold_out(examples, SPLIT_SEED, strata_of(examples), share)

@@ -40,6 +40,7 @@ SECTIONS = {
         "pair": ("data.pair", "COLUMN"),
         "label": ("data.label", "COLUMN"),
         "labels": ("data.labels", "NAMES"),
+        "group": ("data.group", "COLUMN"),
     },
     "Training": {
         "epochs": ("train.epochs", "N"),

@@ -55,6 +55,14 @@ _PAIRS = (("prompt", "completion"), ("prompt", "response"), ("instruction", "out
           ("instruction", "response"))  # fmt: skip
 
 
+def opening(prompt: str | Sequence[Message]) -> str | tuple[tuple[str, str], ...]:
+    """Return what conversations of one origin share: the messages up to the first of the user."""
+    if isinstance(prompt, str):
+        return prompt
+    users = (number for number, message in enumerate(prompt) if message[0] == "user")
+    return tuple((m[0], m[1]) for m in prompt[: next(users, len(prompt)) + 1])
+
+
 @dataclass(frozen=True)
 class ChatFormat:
     """A format that was recognized: its name, and the columns with the text and the target.

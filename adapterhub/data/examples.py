@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from adapterhub.data.columns import WANTS, choose_columns
-from adapterhub.data.options import PREDICT, DataOptions
-from adapterhub.data.table import first_few
+from adapterhub.data.options import NO_GROUPS, PREDICT, DataOptions
+from adapterhub.data.table import Table, first_few
 from adapterhub.data.tables import read_table
 from adapterhub.errors import DataError, counted
 
@@ -29,8 +29,15 @@ E = TypeVar("E")
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Grouped:
+    """An example of a group that the data name; None: what the task holds out together."""
+
+    group: str | None = dataclasses.field(default=None, compare=False, repr=False)
+
+
 @dataclass(frozen=True)
-class Example:
+class Example(Grouped):
     """One text or text pair with a class name, a number (regression) or no label."""
 
     text: str
@@ -100,12 +107,14 @@ def read_rows(
     """
     table = read_table(source, options, split)
     values = [list(column) for column in table.take(columns)]
+    groups = _groups(table, options, split)
     problems: list[str] = []
     empty = 0
     examples = []
-    for line, *row in zip(table.lines, *values, strict=True):
+    for line, group, *row in zip(table.lines, groups, *values, strict=True):
         try:
-            examples.append(build(*row))
+            example = build(*row)
+            examples.append(example if group is None else _in_group(example, group))
         except ValueError as error:
             is_empty = all(isinstance(problem, EmptyCell) for problem in error.args)
             empty += is_empty
@@ -122,6 +131,27 @@ def read_rows(
     if not examples:
         raise AllEmpty(f"{source} has empty cells in all of its {len(table.lines):,} rows")
     return examples
+
+
+def _groups(table: Table, options: DataOptions, split: str) -> Iterable[object]:
+    """Return the cell of each row that `data.group` names; evaluation data may lack the column."""
+    column = options.group
+    if column in (None, NO_GROUPS) or (split != "train" and column not in table.columns):
+        return [None] * len(table.lines)
+    return next(iter(table.take([str(column)])))
+
+
+def _in_group(example: E, group: object) -> E:
+    """Return an example of a group.
+
+    Raises:
+        ValueError: the cell is no name or number.
+    """
+    if group != group or not str(group).strip():  # NaN marks a missing number
+        return example
+    if not isinstance(group, str | int | float):
+        raise ValueError(f"the group has type {type(group).__name__}, expected a name or number")
+    return dataclasses.replace(example, group=str(group).strip())  # type: ignore[type-var]
 
 
 class AllEmpty(DataError):

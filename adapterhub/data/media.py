@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from adapterhub.config.user_folders import is_folder
 from adapterhub.data.columns import Wants, choose_columns
-from adapterhub.data.examples import EmptyCell, parse_label, read_rows, refuse
+from adapterhub.data.examples import EmptyCell, Grouped, parse_label, read_rows, refuse
 from adapterhub.data.media_formats import Sound
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError, not_fetched, read_problem
@@ -30,7 +30,7 @@ ParseLabel = Callable[[object], "tuple[str | float | None, str]"]
 
 
 @dataclass(frozen=True)
-class MediaFile:
+class MediaFile(Grouped):
     """A picture or a sound, with a label or without one.
 
     Attributes:

@@ -12,6 +12,7 @@ from adapterhub.config.options import option
 from adapterhub.config.user_folders import is_there
 from adapterhub.errors import ConfigError, DataError, counted
 
+NO_GROUPS = "none"  # of data.group: rows are held out each by itself
 PREDICT = "predict"  # the split of data to predict on, where each line is to have a prediction
 
 
@@ -68,6 +69,11 @@ class DataOptions:
         None,
         "the column with a negative for each pair, a list of columns, or one of lists",
         resumed="recorded",
+    )
+    group: str | None = option(
+        None,
+        "the column whose rows are held out together, such as speaker (null: by the task, such as "
+        "all rows of a query, prompt or context; none: each text by itself)",
     )
     train_target: str | None = option(
         None,

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 from adapterhub.config.user_folders import is_folder
 from adapterhub.data.chat_formats import CHAT_COLUMNS, ROLES, message_keys
 from adapterhub.data.columns import ColumnChoice, Wants, choose_columns
-from adapterhub.data.examples import EmptyCell, read_rows, refuse, text_problem
+from adapterhub.data.examples import EmptyCell, Grouped, read_rows, refuse, text_problem
 from adapterhub.data.media import MediaFile, open_media, opened_cell
 from adapterhub.data.options import DataOptions
 from adapterhub.data.table import Table
@@ -38,7 +38,7 @@ Open = Callable[[bytes], Any]
 
 
 @dataclass(frozen=True)
-class PictureChat:
+class PictureChat(Grouped):
     """Messages with pictures; the label is the answer to the last one.
 
     Attributes:

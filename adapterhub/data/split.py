@@ -1,7 +1,8 @@
-"""Hold rows out for evaluation: by a seed, in the same shares of each label, equal texts together.
+"""Hold rows out for evaluation: by a seed, in the same shares of each label, whole groups.
 
-An example's content is all that it has but its labels. Examples of equal content stay on one side,
-so that nothing that is evaluated was trained on.
+A group is what would be known from training: the rows of one query, text, context, prompt or
+conversation, as the task says, or of one value of a column (`data.group`). Nothing that is
+evaluated was trained on, and a group whose rows have several labels is held out like any other.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from adapterhub.errors import DataError
 E = TypeVar("E")
 
 _LABELS = frozenset({"label", "labels", "tags", "answers"})
-_SHARE = 0.1
+SHARE = 0.1  # of the groups
 _MIN_TOTAL, _MIN_HELD_OUT, _MOST_HELD_OUT = 10, 20, 10_000
 _LARGEST_SHARE = 0.2  # of a small data set
+_ROUNDING = 1e-9
 
 
 def content_of(example: Any) -> Hashable:
@@ -59,44 +61,60 @@ def _labels_of(example: Any) -> list[Hashable]:
     return [label] if isinstance(label, str) else []
 
 
+def plain_key(value: Any) -> Hashable:
+    """Return a value without differences of letter case and spaces in its texts."""
+    if isinstance(value, str):
+        return " ".join(value.split()).casefold()
+    if isinstance(value, tuple | list):
+        return tuple(map(plain_key, value))
+    return value  # type: ignore[no-any-return]
+
+
+class TooFewGroups(DataError):
+    """There are too few rows, or too few groups of them, to hold some out."""
+
+
 def hold_out(
     examples: Sequence[E],
     seed: int,
     strata: Sequence[Hashable],
-    share: float = _SHARE,
+    share: float = SHARE,
     *,
     rows: int | None = None,
     flag: str = "--eval",
+    groups: Sequence[Hashable] | None = None,
 ) -> tuple[list[E], list[E]]:
     """Split examples into training and evaluation, each in the original order.
 
-    A tenth is held out, of small data at least 20 rows or a fifth, and at most 10,000 rows; or
-    about so many `rows`. Every stratum keeps a row for training.
+    A tenth of the groups is held out, of small data at least 20 or a fifth, and at most 10,000
+    rows; or about so many `rows`. Every stratum keeps a row for training.
 
     Args:
         examples: what is divided.
-        seed: draws the rows.
-        strata: the group of each example, such as its label.
+        seed: draws the groups.
+        strata: what each example is drawn by in equal shares, such as its label.
         share: the share to hold out.
         rows: the number of rows to hold out, in place of a share.
         flag: what names a file of such rows, for the error.
+        groups: what each example is held out with; None: with those of equal content.
 
     Raises:
-        DataError: there are too few examples, or too few different ones.
+        TooFewGroups: there are too few examples, or too few groups.
     """
     total = len(examples)
-    wanted = rows or min(max(round(share * total), min(_MIN_HELD_OUT, int(_LARGEST_SHARE * total))),
-                 _MOST_HELD_OUT)  # fmt: skip
+    keys = [plain_key(content_of(e)) for e in examples] if groups is None else groups
+    by_key: dict[Hashable, list[int]] = defaultdict(list)
+    for index, key in enumerate(keys):
+        by_key[key].append(index)
+    units = list(by_key.values())
     held: set[int] = set()
     if total >= _MIN_TOTAL:
-        draw = random.Random(seed)
-        groups = _groups(examples, strata)
-        for stratum, quota in _quotas(groups, wanted, draw).items():
-            held |= _drawn(groups[stratum], quota, draw)
+        wanted = rows or min(_wanted(len(units), share) * total / len(units), _MOST_HELD_OUT)
+        held = _drawn(units, strata, wanted, random.Random(seed))
     if not held:
         what = {"--eval": "evaluation"}.get(flag, flag.lstrip("-"))
         without = "--eval none to train without evaluation"
-        raise DataError(
+        raise TooFewGroups(
             f"{total} rows are too few to hold some out for {what}",
             expected=f"at least {_MIN_TOTAL} rows that differ, or {what} data",
             hint=f"{flag} FILE, or {without if flag == '--eval' else f'no {flag}'}",
@@ -107,43 +125,48 @@ def hold_out(
     return sides
 
 
-def _groups(examples: Sequence[Any], strata: Sequence[Hashable]) -> dict[Hashable, list[list[int]]]:
-    """Group the indices of examples by stratum and, within one, by equal content."""
-    by_content: dict[Hashable, list[int]] = defaultdict(list)
-    for index, example in enumerate(examples):
-        by_content[content_of(example)].append(index)
-    groups: dict[Hashable, list[list[int]]] = defaultdict(list)
-    for indices in by_content.values():
-        # Equal contents with several labels stay in training, with the label of the first.
-        same = len({strata[i] for i in indices}) == 1
-        groups[strata[indices[0]] if same else _Mixed].append(indices)
-    return groups
+def _size(unit: list[int]) -> int:
+    return len(unit)
 
 
-class _Mixed:
-    """The stratum of contents that have several labels: none of them is held out."""
+def _wanted(units: int, share: float) -> int:
+    return max(round(share * units), min(_MIN_HELD_OUT, int(_LARGEST_SHARE * units)), 1)
 
 
-def _quotas(
-    groups: dict[Hashable, list[list[int]]], wanted: int, draw: random.Random
-) -> dict[Hashable, int]:
-    """Divide the rows to hold out among the strata: in proportion, by largest remainder."""
-    sizes = {s: sum(map(len, each)) for s, each in groups.items() if s is not _Mixed}
-    total = sum(sizes.values())
-    exact = {s: wanted * size / total for s, size in sizes.items()}
-    quotas = {s: min(int(share), sizes[s] - 1) for s, share in exact.items()}
-    order = list(exact)
-    draw.shuffle(order)
-    order.sort(key=lambda s: int(exact[s]) - exact[s])
-    for stratum in order[: wanted - sum(quotas.values())]:
-        quotas[stratum] = min(quotas[stratum] + 1, sizes[stratum] - 1)
-    return quotas
+def _drawn(
+    units: list[list[int]], strata: Sequence[Hashable], wanted: float, draw: random.Random
+) -> set[int]:
+    """Draw whole groups of about so many rows, in equal shares of the strata that they are of.
 
-
-def _drawn(groups: list[list[int]], quota: int, draw: random.Random) -> set[int]:
-    """Draw whole groups of about `quota` rows; at least one group stays."""
+    Large and small groups are drawn alike: one that is only partly due, by a random point of it,
+    is the last of its strata. What they are over or under their share is made up for by the next.
+    """
+    left, total = Counter(strata), len(strata)
+    by_stratum: dict[Hashable, list[list[int]]] = defaultdict(list)
+    for unit in units:
+        by_stratum[frozenset(strata[i] for i in unit)].append(unit)
     held: set[int] = set()
-    for group in draw.sample(groups, len(groups))[:-1]:
-        if len(held) + len(group) <= quota:
-            held.update(group)
+    due, usual = 0.0, total / len(units)
+
+    def stays(unit: list[int]) -> bool:
+        """Return whether a stratum has its last rows in a group."""
+        return any(count >= left[s] for s, count in Counter(strata[i] for i in unit).items())
+
+    for stratum in draw.sample(list(by_stratum), len(by_stratum)):
+        own = by_stratum[stratum]
+        due += wanted * sum(map(len, own)) / total
+        most = max(due, 2 * usual)
+        for unit in draw.sample(own, len(own)):
+            if len(unit) > most or stays(unit):
+                continue
+            point = 0.5 if len(unit) == 1 else draw.random()
+            if point * len(unit) >= due - _ROUNDING:
+                break
+            left.subtract(strata[i] for i in unit)
+            held.update(unit)
+            due -= len(unit)
+        due = max(-usual, min(usual, due))
+    if not held:
+        able = [unit for unit in units if 2 * len(unit) <= total and not stays(unit)]
+        held.update(min(draw.sample(able, len(able)), key=_size, default=[]))
     return held

@@ -23,14 +23,14 @@ from adapterhub.data.chat_formats import (
 from adapterhub.data.column_names import plain_name
 from adapterhub.data.columns import WANTS, ColumnChoice, choose_columns
 from adapterhub.data.dialogues import Dialogue, Messages, begins_with, behind, dialogue_of
-from adapterhub.data.examples import parse_label, read_rows, refuse, text_problem
+from adapterhub.data.examples import Grouped, parse_label, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.table import Table
 from adapterhub.data.tables import read_table
 
 
 @dataclass(frozen=True)
-class TextPair:
+class TextPair(Grouped):
     """A text, the one that belongs to it, texts that do not, and the score of the pair."""
 
     text: str
@@ -116,7 +116,7 @@ def _negatives(columns: Sequence[str], options: DataOptions) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Grouped):
     """A prompt, a text or messages, with a response that is preferred to another one.
 
     `written` is the text of a prompt of messages that was a text in the data.

@@ -22,6 +22,7 @@ class ScoreError:
 
     Attributes:
         rows: the number of rows that it was computed from.
+        groups: the number of groups, such as queries, that they are of; None: each is its own.
         low: the lower end of its 95 % interval; None if it has none.
         high: the upper end.
     """
@@ -29,6 +30,7 @@ class ScoreError:
     rows: int
     low: float | None = None
     high: float | None = None
+    groups: int | None = None
 
     @property
     def interval(self) -> str:
@@ -42,14 +44,18 @@ class ScoreError:
         return f"{self.low:.{digits}f}{to}{self.high:.{digits}f}"
 
     def __str__(self) -> str:
-        return ", ".join(filter(None, (self.interval, f"n = {self.rows:,}")))
+        number = f"n = {self.rows:,}"
+        number += f" in {self.groups:,} groups" if self.groups is not None else ""
+        return ", ".join(filter(None, (self.interval, number)))
 
     def record(self) -> dict[str, float]:
-        """Return what is recorded: {n, low, high}, in six digits, or n alone."""
+        """Return what is recorded: {n, groups, low, high}, in six digits, where it is known."""
+        counts = {"n": self.rows}
+        counts |= {} if self.groups is None else {"groups": self.groups}
         if self.low is None or self.high is None:
-            return {"n": self.rows}
+            return {**counts}
         low, high = (float(f"{end:.6g}") for end in (self.low, self.high))
-        return {"n": self.rows, "low": low, "high": high}
+        return {**counts, "low": low, "high": high}
 
 
 def score_text(value: str, error: ScoreError | None) -> str:
@@ -64,7 +70,10 @@ def recorded_errors(records: object) -> dict[str, ScoreError]:
         rows, *ends = (_number(record, key) for key in ("n", "low", "high"))
         if rows is not None and rows >= 0:
             low, high = ends if None not in ends else (None, None)
-            found[str(name)] = ScoreError(int(rows), low, high)
+            groups = _number(record, "groups")
+            found[str(name)] = ScoreError(
+                int(rows), low, high, None if groups is None or groups < 0 else int(groups)
+            )
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,12 +24,13 @@ PREDICTIONS = "predictions.jsonl"
 FORMAT = 1
 KINDS = ("classes", "sets", "choices", "numbers", "spans", "texts", "losses", "pictures")
 PICTURE = "picture"  # the field of a picture, as the text of an address (data:)
+GROUP = "group"  # the field with the number of the group, such as a query, that a row is of
 _ADDRESS = re.compile(r"(data:image/png;base64,[A-Za-z0-9+/]+=*)?")
 _MOST_TEXT = 4000  # characters that are kept of a text
 MOST_BYTES = 4 << 30
 
 Outcome = dict[str, Any]
-"""One example: `texts`, and by the kind `label`, `prediction`, `score`, `loss`, `tokens`."""
+"""One example: `texts`, its `group`, and by kind `label`, `prediction`, `score`, `loss`, ..."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,10 @@ def outcomes_of(
         {"id": i, **_json_ready(task.outcome(example, prediction))}
         for i, (example, prediction) in enumerate(zip(examples, predictions, strict=True))
     ]
+    numbers: dict[Hashable, int] = {}
+    groups = [numbers.setdefault(each, len(numbers)) for each in task.groups_of(examples)]
+    if len(numbers) < len(rows):
+        rows = [row | {GROUP: group} for row, group in zip(rows, groups, strict=True)]
     digest, metric = data_hash(examples), task.main_metric
     return PredictionFile(task.outcomes, task.name, step, digest, metric, tuple(labels), rows)
 
@@ -115,7 +120,12 @@ def read_predictions(folder: Path) -> PredictionFile | None:
 _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "classes": {"label": (str,), "prediction": (str,), "score": (int, float)},
     "sets": {"label": (list,), "prediction": (list,), "scores": (dict,)},
-    "choices": {"label": (str,), "prediction": (str,), "score": (int, float), "right": (bool,)},
+    "choices": {
+        "label": (str,),
+        "prediction": (str,),
+        "score": (int, float),
+        "right": (bool, int, float),
+    },
     "numbers": {"label": (int, float), "prediction": (int, float)},
     "spans": {"label": (list,), "prediction": (list,)},
     "texts": {"label": (str,), "prediction": (str,), "score": (int, float)},
@@ -138,6 +148,8 @@ def _check(head: Any, rows: Sequence[Any]) -> None:
         texts = row["texts"]
         if wrong or not isinstance(texts, list) or not all(isinstance(t, str) for t in texts):
             raise ValueError(f"line {number}: {', '.join(wrong) or 'texts'}")
+        if not isinstance(row.get(GROUP, 0), int):
+            raise ValueError(f"line {number}: {GROUP}")
         if head["kind"] == "spans":
             _check_spans(row, number)
         if head["kind"] == "pictures" and not _ADDRESS.fullmatch(row[PICTURE]):

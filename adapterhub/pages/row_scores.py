@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from adapterhub.errors import unknown
 from adapterhub.files.manifest import LOWER_IS_BETTER
+from adapterhub.tasks._metrics import RANKING_METRICS, query_metrics, ranked_gains
 
 Numbers = NDArray[np.float64]
 Outcome = Mapping[str, Any]
@@ -172,6 +173,37 @@ def _numbers(rows: Sequence[Outcome], *names: str) -> Numbers:
     return limited
 
 
+def grouped_columns(score: RowScore, rows: Sequence[Outcome]) -> Numbers:
+    """Return the columns of a score, summed over the rows of each group that the rows name.
+
+    Groups, such as queries or contexts, are what was drawn at random, so that errors and
+    comparisons are of them: a score is a function of the same sums.
+    """
+    columns = score.columns(rows)
+    if not rows or "group" not in rows[0]:
+        return columns
+    numbers = np.unique([row["group"] for row in rows], return_inverse=True)[1]
+    summed = np.zeros((numbers.max() + 1, columns.shape[1]))
+    np.add.at(summed, numbers, columns)
+    return summed
+
+
+def _ranking_columns(place: int, rows: Sequence[Outcome]) -> Numbers:
+    """Return a ranking metric of each query with a relevant passage, at its first row, and 1."""
+    queries: dict[int, list[int]] = {}
+    for number, row in enumerate(rows):
+        queries.setdefault(row["query"], []).append(number)
+    columns = np.zeros((len(rows), 2))
+    for numbers in queries.values():
+        own = [rows[i] for i in numbers]
+        if "ranking" in own[0]:
+            columns[numbers[0]] = own[0]["ranking"][RANKING_METRICS[place]], 1.0
+        elif max(gains := [float(row["label"]) for row in own]) > 0:
+            ranked = ranked_gains([row["output"] for row in own], gains)
+            columns[numbers[0]] = query_metrics(ranked, gains)[place], 1.0
+    return columns
+
+
 def _square_columns(rows: Sequence[Outcome]) -> Numbers:
     label, prediction = _numbers(rows, "label", "prediction").T
     return np.stack([(label - prediction) ** 2, np.ones(len(rows))], axis=1)
@@ -212,13 +244,17 @@ def _word_error_columns(rows: Sequence[Outcome]) -> Numbers:
 
 _ACCURACY = RowScore("accuracy", _each(_right), _mean)
 _TEXT_SCORE = _each(lambda row: [row["score"], 1.0])
+_RANKING = tuple(
+    RowScore(name, partial(_ranking_columns, place), _mean)
+    for place, name in enumerate(RANKING_METRICS)
+)
 _SCORES: dict[str, tuple[RowScore, ...]] = {
     "classes": (
         _ACCURACY,
         RowScore("matthews", _class_columns, _matthews, low=-1.0),
         RowScore("macro_f1", _class_columns, _macro_f1),
     ),
-    "choices": (_ACCURACY,),
+    "choices": (_ACCURACY, *_RANKING),
     "sets": (
         RowScore("micro_f1", _each(_set_columns), _f1),
         RowScore("exact_match", _each(_same_set), _mean),
@@ -226,6 +262,7 @@ _SCORES: dict[str, tuple[RowScore, ...]] = {
     "numbers": (
         RowScore("pearson", _number_columns, _pearson, low=-1.0),
         RowScore("mse", _square_columns, _mean, high=np.inf),
+        *_RANKING,
     ),
     "spans": (
         RowScore("f1", _each(_span_columns), _f1),

@@ -7,13 +7,13 @@ too (`bench/statistics.py`), and takes influence and interval from here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from adapterhub.files.scores import ScoreError
 from adapterhub.pages.predictions import PredictionFile
-from adapterhub.pages.row_scores import LARGEST, Numbers, RowScore, row_scores
+from adapterhub.pages.row_scores import LARGEST, Numbers, RowScore, grouped_columns, row_scores
 
 LEVEL = 0.05
 _SAME = 1e-3  # by which a metric and the score of its rows may differ: texts are cut in the file
@@ -130,8 +130,12 @@ def _error_of(name: str, value: float, part: EvaluatedRows) -> ScoreError:
     score = row_scores(file.kind).get(name) if file else None
     if file is None or score is None:
         return ScoreError(part.count)
-    columns = score.columns(file.rows)
+    try:
+        columns = grouped_columns(score, file.rows)
+    except KeyError:  # an older file has not what it is computed from
+        return ScoreError(part.count)
+    groups = len(columns) if len(columns) < len(file.rows) else None
     own = float(score.summarize(columns.sum(0)))
     if not abs(own - value) <= _SAME * max(1.0, abs(value)):
-        return ScoreError(part.count)
-    return score_error(score, columns)
+        return ScoreError(part.count, groups=groups)
+    return replace(score_error(score, columns), rows=part.count, groups=groups)

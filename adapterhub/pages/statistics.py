@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from adapterhub.pages.predictions import Outcome, PredictionFile
-from adapterhub.pages.row_scores import Numbers, row_score
+from adapterhub.pages.row_scores import Numbers, grouped_columns, row_score
 
 _BINS = 10
 _RESAMPLES = 2000
@@ -54,7 +54,7 @@ class CalibrationBin:
 
 def is_right(row: Outcome) -> bool:
     """Return whether the prediction of a class or a choice is right."""
-    return bool(row["right"]) if "right" in row else bool(row["label"] == row["prediction"])
+    return bool(row["right"] > 0.5) if "right" in row else bool(row["label"] == row["prediction"])
 
 
 def class_scores(rows: Sequence[Outcome], labels: Sequence[str]) -> list[ClassScore]:
@@ -135,13 +135,13 @@ def difference(first: PredictionFile, second: PredictionFile) -> Difference:
 
     The interval is that of a paired bootstrap over the examples, of 2000 resamples with a fixed
     seed (Efron & Tibshirani 1993, section 13.3). For classes, the p-value is that of McNemar's
-    exact test (McNemar 1947).
+    exact test (McNemar 1947). Rows of groups, such as contexts, are resampled by group.
     """
     score = row_score(first.kind)
-    one, other = (score.columns(file.rows) for file in (first, second))
+    one, other = (grouped_columns(score, file.rows) for file in (first, second))
     value = float(score.summarize(other.sum(0)) - score.summarize(one.sum(0)))
     low, high = _interval(one, other, score.summarize)
-    if first.kind not in ("classes", "choices"):
+    if first.kind not in ("classes", "choices") or len(one) < len(first.rows):
         return Difference(score.name, value, low, high)
     from scipy.stats import binomtest
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -13,6 +13,7 @@ from adapterhub.data.chat_formats import Message
 from adapterhub.data.columns import WANTS, ColumnChoice, Wants, choose_columns
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
+from adapterhub.data.split import content_of, plain_key
 from adapterhub.data.text_stream import TextStream
 from adapterhub.errors import ConfigError
 from adapterhub.tasks._forward import Passed, each_row
@@ -141,6 +142,10 @@ class Task(ABC):
     """What `predict --json` prints besides the input, by name."""
     columns: ClassVar[Wants] = WANTS["texts"]
     """The columns that `read` reads, and their kinds."""
+    groups: ClassVar[str] = "different inputs"
+    """What is held out whole for evaluation, in the plural: queries, contexts, prompts."""
+    ranks_groups: ClassVar[bool] = False
+    """Whether a metric ranks the rows of a group, which a part of them would make easier."""
 
     @property
     def head(self) -> str:
@@ -245,6 +250,19 @@ class Task(ABC):
     def labels(self, train: Sequence[Any]) -> tuple[str, ...]:
         """Return the classes in the order of the logits, or () if the task has none."""
         return ()
+
+    def group_of(self, example: Any) -> Hashable:
+        """Return what an example shares with those that are held out together with it."""
+        return content_of(example)
+
+    def groups_of(self, examples: Sequence[Any]) -> list[Hashable]:
+        """Return the group of each example: the one that the data name, or that of the task."""
+        return [
+            (e.group,)
+            if getattr(e, "group", None) is not None
+            else plain_key(self.group_of(e)) or plain_key(content_of(e))
+            for e in examples
+        ]
 
     def check(self, labels: Sequence[str], examples: Sequence[Any]) -> None:  # noqa: B027
         """Check the labels of training, and evaluation examples against them.

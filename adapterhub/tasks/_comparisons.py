@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from adapterhub.config.options import option
-from adapterhub.data.chat_formats import as_read
+from adapterhub.data.chat_formats import as_read, opening
 from adapterhub.data.columns import WANTS, ColumnChoice
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
@@ -20,7 +20,7 @@ from adapterhub.data.text_pairs import (
 )
 from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
 from adapterhub.tasks._losses import Items, batch_rows
-from adapterhub.tasks._metrics import classification_metrics
+from adapterhub.tasks._metrics import TIE_DIGITS
 from adapterhub.tasks._rows import Row, Setting, pad
 from adapterhub.tasks._show import learned_line
 from adapterhub.tasks.causal_lm import (
@@ -52,6 +52,11 @@ class Compared(Prediction):
         """By how much the chosen response is better."""
         return self.chosen - self.rejected
 
+    @property
+    def right(self) -> float:
+        """1 if the chosen response has the higher reward, a half if both have the same, else 0."""
+        return 0.5 if round(self.margin, TIE_DIGITS) == 0 else float(self.margin > 0)
+
     def as_dict(self) -> dict[str, Any]:
         """Return both rewards."""
         return {"chosen": self.chosen, "rejected": self.rejected}
@@ -74,6 +79,7 @@ class OfComparisons(Task):
     lower_is_better = frozenset({"loss"})
     most_tokens = 1024
     cut_note = CausalLM.cut_note
+    groups = "prompts"
     columns = WANTS["comparisons"]
     outcomes = "choices"
 
@@ -110,6 +116,10 @@ class OfComparisons(Task):
     def shown(self, example: Comparison) -> list[str]:
         """Return the prompt."""
         return [example.text]
+
+    def group_of(self, example: Comparison) -> Hashable:
+        """Return the prompt; of a chat, its first messages."""
+        return opening(example.prompt or "")
 
     # Rows
 
@@ -173,24 +183,19 @@ class OfComparisons(Task):
     def metrics(
         self, examples: Sequence[Comparison], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
-        """Compute how often the chosen response has the higher reward, and the mean margin."""
+        """Compute how often the chosen response has the higher reward, ties by half, and means."""
         compared = [p for p in predictions if isinstance(p, Compared)]
-        right = [int(p.margin > 0) for p in compared]
-        accuracy = classification_metrics([1] * len(examples), right)["accuracy"]
-        margin, loss = (
-            math.fsum(values) / len(compared)
-            for values in ([p.margin for p in compared], [p.loss for p in compared])
-        )
-        return {"accuracy": accuracy, "margin": margin, "loss": loss}
+        columns = zip(*((p.right, p.margin, p.loss) for p in compared), strict=True)
+        means = (math.fsum(values) / len(compared) for values in columns)
+        return dict(zip(self.measures, means, strict=True))
 
     def outcome(self, example: Comparison, prediction: Prediction) -> dict[str, Any]:
         """Return the chosen response and the one with the higher reward."""
         assert isinstance(prediction, Compared)
-        right = prediction.margin > 0
         return {
             "texts": [example.text],
             "label": example.chosen,
-            "prediction": example.chosen if right else example.rejected,
+            "prediction": example.chosen if prediction.margin > 0 else example.rejected,
             "score": 0.5 * (1 + math.tanh(abs(prediction.margin) / 2)),
-            "right": right,
+            "right": prediction.right,
         }

@@ -9,11 +9,13 @@ import string
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from adapterhub.errors import ConfigError, DataError
 
 RANKED = 10  # passages that are ranked
+TIE_DIGITS = 6  # of scores: what differs behind them differs by rounding
 RANKING_METRICS = ("recall@1", "recall@10", "mrr@10", "ndcg@10")
 _APOSTROPHES = "'\u2019"
 
@@ -277,13 +279,38 @@ GENERATION_METRICS = {
 """The names of the metrics of each kind of `generation_metrics`."""
 
 
+@dataclass(frozen=True)
+class Tied:
+    """Passages that a model scores alike: their number, and the gains of the relevant ones."""
+
+    size: int
+    gains: tuple[float, ...] = ()
+
+
+def ranked_gains(scores: Sequence[float], gains: Sequence[float]) -> list[Tied]:
+    """Return the passages of a query from the highest score down, equal ones together.
+
+    Scores that differ by rounding alone, less than a millionth, are equal.
+    """
+    by_score: dict[float, list[float]] = {}
+    for score, gain in zip(scores, gains, strict=True):
+        by_score.setdefault(round(score, TIE_DIGITS), []).append(gain)
+    return [
+        Tied(len(by_score[score]), tuple(gain for gain in by_score[score] if gain > 0))
+        for score in sorted(by_score, reverse=True)
+    ]
+
+
 def ranking_metrics(
-    ranked: Sequence[Sequence[float]], relevant: Sequence[Sequence[float]]
+    ranked: Sequence[Sequence[float | Tied]], relevant: Sequence[Sequence[float]]
 ) -> dict[str, float]:
     """Compute recall@1, recall@10, MRR@10 and nDCG@10, averaged over queries.
 
     Recall is the share of a query's relevant passages that are found. nDCG is Järvelin & Kekäläinen
-    2002, https://doi.org/10.1145/582415.582418, with the relevance as the gain.
+    2002, https://doi.org/10.1145/582415.582418, with the relevance as the gain. Tied passages count
+    as the mean over all their orders (McSherry & Najork 2008,
+    https://doi.org/10.1007/978-3-540-78646-7_38): a model that tells none apart gets what chance
+    gets, whatever the order of the file.
 
     `ranked` has for each query the relevance of the passages that were found, the first one first,
     and `relevant` that of all its relevant passages.
@@ -293,35 +320,63 @@ def ranking_metrics(
     """
     if not ranked or not all(any(gain > 0 for gain in gains) for gains in relevant):
         raise DataError("no query, or one without a relevant passage", expected="one for each")
-    rows = [
-        (
-            _recall(found, gains, 1),
-            _recall(found, gains, RANKED),
-            _first(found),
-            _ndcg(found, gains),
-        )
-        for found, gains in zip(ranked, relevant, strict=True)
-    ]
+    rows = [query_metrics(*each) for each in zip(ranked, relevant, strict=True)]
     means = (math.fsum(column) / len(rows) for column in zip(*rows, strict=True))
     return dict(zip(RANKING_METRICS, means, strict=True))
 
 
-def _recall(found: Sequence[float], gains: Sequence[float], most: int) -> float:
-    return sum(gain > 0 for gain in found[:most]) / sum(gain > 0 for gain in gains)
+def query_metrics(
+    found: Sequence[float | Tied], gains: Sequence[float]
+) -> tuple[float, float, float, float]:
+    """Compute `RANKING_METRICS` of one query, which has a relevant passage."""
+    blocks = [each if isinstance(each, Tied) else _alone(each) for each in found]
+    hits = _by_rank(blocks, len)
+    many = sum(gain > 0 for gain in gains)
+    ideal = _discounted(sorted(gains, reverse=True))
+    ndcg = _discounted(_by_rank(blocks, math.fsum)) / ideal
+    return math.fsum(hits[:1]) / many, math.fsum(hits) / many, _first(blocks), ndcg
 
 
-def _first(found: Sequence[float]) -> float:
-    return next((1 / rank for rank, gain in enumerate(found[:RANKED], start=1) if gain > 0), 0.0)
+def _alone(gain: float) -> Tied:
+    return Tied(1, (gain,) if gain > 0 else ())
 
 
-def _ndcg(found: Sequence[float], gains: Sequence[float]) -> float:
-    return _gain(found) / _gain(sorted(gains, reverse=True))
+def _by_rank(blocks: Sequence[Tied], total: Callable[[tuple[float, ...]], float]) -> list[float]:
+    """Return what is expected at each of the first ranks: the mean of the block there."""
+    expected: list[float] = []
+    for block in blocks:
+        room = min(block.size, RANKED - len(expected))
+        expected += [total(block.gains) / block.size] * room
+    return expected
 
 
-def _gain(gains: Sequence[float]) -> float:
+def _first(blocks: Sequence[Tied]) -> float:
+    """Return the expected reciprocal rank of the first relevant passage, 0 behind the ranks."""
+    before = 0
+    for block in blocks:
+        many = len(block.gains)
+        if many:
+            orders = math.comb(block.size, many)
+            last = min(block.size - many + 1, RANKED - before)
+            return math.fsum(
+                math.comb(block.size - place, many - 1) / orders / (before + place)
+                for place in range(1, last + 1)
+            )
+        before += block.size
+    return 0.0
+
+
+def _discounted(gains: Sequence[float]) -> float:
     return math.fsum(
         gain / math.log2(rank + 1) for rank, gain in enumerate(gains[:RANKED], start=1)
     )
+
+
+def tied_share(scores: Sequence[float], right: int) -> float:
+    """Return the chance that the right one of some scores is taken, the highest: ties share it."""
+    equal = [round(score, TIE_DIGITS) for score in scores]
+    best = max(equal)
+    return 1 / equal.count(best) if equal[right] == best else 0.0
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,12 +32,13 @@ from adapterhub.data.chat_formats import (
     is_learned,
     may_be_empty,
     messages_of,
+    opening,
     turns_of,
     weight_problem,
     with_beside,
 )
 from adapterhub.data.columns import WANTS, ColumnChoice
-from adapterhub.data.examples import Example, read_rows, refuse, text_problem
+from adapterhub.data.examples import Example, Grouped, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import read_table
 from adapterhub.errors import ConfigError, one_line
@@ -76,7 +77,7 @@ TEMPLATE_HELP = (
 
 
 @dataclass(frozen=True)
-class Chat:
+class Chat(Grouped):
     """A list of messages."""
 
     messages: tuple[Message, ...]
@@ -209,6 +210,10 @@ class CausalLM(Generation, LearnsTokens):
     def shown(self, example: Any) -> list[str]:
         """Return the prompt or the last message."""
         return [example.messages[-1][1] if isinstance(example, Chat) else example.text]
+
+    def group_of(self, example: Any) -> Hashable:
+        """Return the prompt or text; of a chat, its first messages."""
+        return opening(example.messages) if isinstance(example, Chat) else example.text
 
     # Rows
 

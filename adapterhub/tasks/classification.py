@@ -10,7 +10,7 @@ A pair is one input: the model reads both texts together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -84,6 +84,7 @@ class OfTexts(Task):
     """The examples and rows of classification and regression: one row per `Example`."""
 
     numbers: ClassVar[bool] = False
+    groups = "different texts"
     columns = WANTS["classes"]
 
     # Examples
@@ -116,6 +117,10 @@ class OfTexts(Task):
     def shown(self, example: Example) -> list[str]:
         """Return the text or the two texts."""
         return [example.text] if example.pair is None else [example.text, example.pair]
+
+    def group_of(self, example: Any) -> Hashable:
+        """Return the text, or the first one of a pair."""
+        return str(example.text)
 
     # Rows
 

@@ -13,7 +13,7 @@ a larger `train.batch_size` gives more negatives, which `train.gradient_accumula
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
@@ -38,7 +38,15 @@ from adapterhub.tasks._losses import (
     multiple_negatives_loss,
     triplet_loss,
 )
-from adapterhub.tasks._metrics import RANKED, RANKING_METRICS, ranking_metrics, regression_metrics
+from adapterhub.tasks._metrics import (
+    RANKED,
+    RANKING_METRICS,
+    TIE_DIGITS,
+    Tied,
+    query_metrics,
+    ranking_metrics,
+    regression_metrics,
+)
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import Row, Setting, limit_of, pad, rows_from_columns
 from adapterhub.tasks._show import tokens_line
@@ -58,12 +66,40 @@ _AT_ONCE = 256  # queries that are compared with all passages
 TEXTS, SCORES, SKIPPED = f"{OF_LOSS}texts", f"{OF_LOSS}scores", f"{OF_LOSS}skipped"
 
 
+@dataclass(frozen=True)
+class Nearest:
+    """The passages that are most similar to a query.
+
+    Attributes:
+        texts: the passages, the most similar one first.
+        ranked: how many are equally similar, and how many of those are relevant.
+        first: the relevant ones that are as similar as the first.
+    """
+
+    texts: tuple[str, ...]
+    ranked: tuple[Tied, ...] = ()
+    first: frozenset[str] = frozenset()
+
+    def right(self, passage: str) -> float:
+        """Return the chance that a relevant passage is the first: equally similar ones share it."""
+        return 1 / self.ranked[0].size if passage in self.first else 0.0
+
+
 @dataclass(frozen=True, eq=False)
 class Embedded(Prediction):
-    """The vectors of the texts of an example, and the passages that its first text finds."""
+    """The vectors of the texts of an example, and what its first text finds.
+
+    Attributes:
+        vectors: of the texts, (texts, d).
+        nearest: the passages that the first text finds; None: it searched none.
+        right: the chance that the one that belongs to it is found first.
+        scores: the ranking metrics of the first text, by name.
+    """
 
     vectors: Vectors
-    found: tuple[str, ...] = field(default=())
+    nearest: Nearest | None = None
+    right: float = 0.0
+    scores: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def similarity(self) -> float:
@@ -114,6 +150,7 @@ class Embedding(Task):
 
     name = "embedding"
     summary = "one vector per text, similar for texts that belong together"
+    groups = "queries"
     columns = WANTS["scored pairs"]
     printed_fields = ("vector", "similarity")
     cuts_as_trained = True
@@ -264,6 +301,10 @@ class Embedding(Task):
         """Return the text and its partner."""
         return list(example.texts[:2])
 
+    def group_of(self, example: TextPair) -> Hashable:
+        """Return the first text: the query."""
+        return example.text
+
     # Rows
 
     def rows_of(self, example: TextPair, setting: Setting, *, labelled: bool) -> list[Row]:
@@ -275,7 +316,7 @@ class Embedding(Task):
         texts = [own.text(prefix + text) for prefix, text in pairs]
         parts = rows_from_columns(setting.tokenizer(texts, truncation=True, max_length=limit))
         longest = max((part["input_ids"] for part in parts), key=len)
-        row: Row = {"texts": parts, "numbers": list(map(_number, example.texts))}
+        row: Row = {"texts": parts, "numbers": list(map(text_number, example.texts))}
         if not own.pools_prompt:
             row["skipped"] = [own.skipped(each, setting.tokenizer, limit) for each in prefixes]
         row["input_ids"] = longest
@@ -373,11 +414,9 @@ class Embedding(Task):
             cosines = [p.similarity for p in embedded]
             both = regression_metrics([e.label or 0.0 for e in examples], cosines)
             return {name: both[name] for name in self.metric_names(examples)}
-        right: dict[str, set[str]] = {}
-        for example in examples:
-            right.setdefault(example.text, set()).add(str(example.pair))
-        found = {e.text: p.found for e, p in zip(examples, embedded, strict=True)}
-        ranked = [[float(text in right[query]) for text in found[query]] for query in right]
+        right = _partners(examples)
+        found = {e.text: p.nearest for e, p in zip(examples, embedded, strict=True)}
+        ranked = [near.ranked if (near := found[query]) else () for query in right]
         return ranking_metrics(ranked, [[1.0] * len(texts) for texts in right.values()])
 
     def outcome(self, example: TextPair, prediction: Prediction) -> dict[str, Any]:
@@ -386,14 +425,24 @@ class Embedding(Task):
         if self.scored:
             texts = self.shown(example)
             return {"texts": texts, "label": example.label, "prediction": prediction.similarity}
-        best = prediction.found[0] if prediction.found else ""
+        nearest = prediction.nearest.texts if prediction.nearest else ()
         return {
             "texts": [example.text],
             "label": str(example.pair),
-            "prediction": best,
+            "prediction": nearest[0] if nearest else "",
             "score": prediction.similarity,
-            "right": best == example.pair,
+            "right": prediction.right,
+            "query": text_number(example.text),
+            "ranking": dict(prediction.scores),
         }
+
+
+def _partners(examples: Sequence[TextPair]) -> dict[str, set[str]]:
+    """Return what belongs to each first text."""
+    right: dict[str, set[str]] = {}
+    for example in examples:
+        right.setdefault(example.text, set()).add(str(example.pair))
+    return right
 
 
 def refuse_decoder(model: PreTrainedModel) -> None:
@@ -409,7 +458,7 @@ def refuse_decoder(model: PreTrainedModel) -> None:
         )
 
 
-def _number(text: str) -> int:
+def text_number(text: str) -> int:
     """Return a number above 0 that stands for a text."""
     digest = blake2b(text.encode("utf-8", "replace"), digest_size=7).digest()
     return int.from_bytes(digest, "big") + 1
@@ -423,21 +472,33 @@ def _with_passages(examples: Sequence[TextPair], every: Sequence[Vectors]) -> li
         for example, vectors in zip(examples, every, strict=True)
         for text, vector in zip(example.texts[1:], vectors[1:], strict=True)
     }
-    found = nearest_passages(queries, passages)
+    right = _partners(examples)
+    found = nearest_passages(queries, passages, right)
+    scores = {
+        query: dict(zip(RANKING_METRICS, query_metrics(near.ranked, [1.0] * len(right[query])),
+                        strict=True))
+        for query, near in found.items()
+    }  # fmt: skip
     return [
-        Embedded(vectors, tuple(found[example.text]))
+        Embedded(vectors, near, near.right(str(example.pair)), scores[example.text])
         for example, vectors in zip(examples, every, strict=True)
+        for near in [found[example.text]]
     ]
 
 
 def nearest_passages(
-    queries: Mapping[str, Vectors], passages: Mapping[str, Vectors]
-) -> dict[str, list[str]]:
-    """Return the passages that are most similar to each query, the most similar one first.
+    queries: Mapping[str, Vectors],
+    passages: Mapping[str, Vectors],
+    relevant: Mapping[str, Collection[str]] | None = None,
+) -> dict[str, Nearest]:
+    """Return the passages that are most similar to each query.
 
     Similarity is the cosine. A query that is a passage itself does not find itself.
 
-    The vectors, (d,), are by text.
+    Args:
+        queries: their vectors, (d,), by text.
+        passages: their vectors, by text.
+        relevant: the passages that belong to each query.
     """
     import numpy as np
 
@@ -450,9 +511,24 @@ def nearest_passages(
         for text, row in zip(some, scores, strict=True):
             if text in places:
                 row[places[text]] = -np.inf
-            best = np.argsort(-row, kind="stable")[:RANKED]
-            found[text] = [names[i] for i in best if row[i] > -np.inf]
+            own = [places[name] for name in (relevant or {}).get(text, ()) if name in places]
+            found[text] = _nearest(names, row, own)
     return found
+
+
+def _nearest(names: Sequence[str], scores: Vectors, relevant: Sequence[int]) -> Nearest:
+    """Return the passages with the highest of some scores, -inf for none."""
+    import numpy as np
+
+    best = [i for i in np.argsort(-scores, kind="stable")[:RANKED] if scores[i] > -np.inf]
+    if not best:
+        return Nearest(())
+    equal = np.round(scores.astype(np.float64), TIE_DIGITS)
+    levels, sizes = np.unique(equal[equal >= equal[best[-1]]], return_counts=True)
+    hits = [int((equal[relevant] == level).sum()) if relevant else 0 for level in levels]
+    ranked = [Tied(int(n), (1.0,) * k) for n, k in zip(sizes, hits, strict=True)]
+    first = frozenset(names[i] for i in relevant if equal[i] == levels[-1])
+    return Nearest(tuple(names[i] for i in best), tuple(reversed(ranked)), first)
 
 
 def _of_length_1(vectors: Any) -> Any:

@@ -13,7 +13,7 @@ only answers, each token predicted from those before it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -89,6 +89,7 @@ class ImageTextToText(Generation, WritesTexts):
     decodes = True
     input_name = "image"
     pair_name = "question"
+    groups = "pictures"
     columns = WANTS["asked pictures"]
 
     def __post_init__(self) -> None:
@@ -158,6 +159,10 @@ class ImageTextToText(Generation, WritesTexts):
             return [example.name, *[example.question] * bool(example.question)]
         lines = (f"{role}: {' '.join(p or PLACE for p in parts)}" for role, parts in example.turns)
         return [example.name, "\n".join(lines)]
+
+    def group_of(self, example: Any) -> Hashable:
+        """Return the picture, about which there are several questions."""
+        return str(example.pictures[0].sha256)
 
     # Rows
 

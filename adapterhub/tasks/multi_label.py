@@ -20,7 +20,7 @@ from typing import Any
 
 from adapterhub.config.options import option
 from adapterhub.data.columns import WANTS, choose_columns
-from adapterhub.data.examples import read_rows, refuse, sorted_labels, text_problem
+from adapterhub.data.examples import Grouped, read_rows, refuse, sorted_labels, text_problem
 from adapterhub.data.options import SEPARATORS, DataOptions, name_labels
 from adapterhub.data.tables import first_few
 from adapterhub.errors import ConfigError, DataError, counted
@@ -36,7 +36,7 @@ _YES, _NO = {"1", "1.0", "true", "yes"}, {"0", "0.0", "false", "no", ""}
 
 
 @dataclass(frozen=True)
-class LabelledText:
+class LabelledText(Grouped):
     """A text or a pair of texts with its labels, or None."""
 
     text: str

@@ -11,19 +11,20 @@ et al. 2019, section 4.4, https://arxiv.org/abs/1810.04805).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import option
 from adapterhub.data.columns import WANTS, choose_columns
-from adapterhub.data.examples import read_rows, refuse, text_problem
+from adapterhub.data.examples import Grouped, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few
 from adapterhub.errors import DataError
 from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction, Task
 from adapterhub.tasks._forward import Passed
-from adapterhub.tasks._metrics import classification_metrics
+from adapterhub.tasks._metrics import tied_share
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import Row, Setting, limit_of, pad, rows_from_columns
 from adapterhub.tasks._show import tokens_line
@@ -36,7 +37,7 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @dataclass(frozen=True)
-class Choices:
+class Choices(Grouped):
     """A text, the choices, and the index of the right one or None."""
 
     text: str
@@ -60,6 +61,10 @@ class Choice(Prediction):
     def probability(self) -> float:
         """The probability of the choice."""
         return self.scores[self.index]
+
+    def right(self, label: int | None) -> float:
+        """Return 1 if this is the right choice, else 0; equally probable ones share it."""
+        return 0.0 if label is None else tied_share(self.scores, label)
 
     def __str__(self) -> str:
         return " ".join(self.cells())
@@ -146,6 +151,10 @@ class MultipleChoice(Task):
         """Return 0: a text and any number of choices."""
         return 0
 
+    def group_of(self, example: Choices) -> Hashable:
+        """Return the text, in front of whatever choices."""
+        return example.text
+
     # Rows
 
     def rows_of(self, example: Choices, setting: Setting, *, labelled: bool) -> list[Row]:
@@ -193,10 +202,9 @@ class MultipleChoice(Task):
     def metrics(
         self, examples: Sequence[Choices], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
-        """Compute the accuracy."""
-        labels = [-1 if e.label is None else e.label for e in examples]
-        chosen = [p.index for p in predictions if isinstance(p, Choice)]
-        return {"accuracy": classification_metrics(labels, chosen)["accuracy"]}
+        """Compute the accuracy; choices of the same probability share it."""
+        both = zip(examples, (p for p in predictions if isinstance(p, Choice)), strict=True)
+        return {"accuracy": math.fsum(p.right(e.label) for e, p in both) / len(examples)}
 
     def outcome(self, example: Choices, prediction: Prediction) -> dict[str, Any]:
         """Return the right and the predicted choice, and the probability of the latter."""
@@ -208,7 +216,7 @@ class MultipleChoice(Task):
             "label": label,
             "prediction": prediction.text,
             "score": score,
-            "right": prediction.index == example.label,
+            "right": prediction.right(example.label),
         }
 
 

@@ -16,14 +16,14 @@ is lowest, is higher by more than `threshold`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import option
 from adapterhub.config.user_folders import is_file
 from adapterhub.data.columns import WANTS, ColumnChoice, choose_columns
-from adapterhub.data.examples import read_rows, refuse, text_problem
+from adapterhub.data.examples import Grouped, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few, read_text
 from adapterhub.errors import ConfigError, DataError
@@ -45,7 +45,7 @@ Span = tuple[float, int, int]
 
 
 @dataclass(frozen=True)
-class Question:
+class Question(Grouped):
     """A question, its context, and its answers as (text, first character), or None."""
 
     text: str
@@ -99,6 +99,7 @@ class QuestionAnswering(Task):
     main_metric = "f1"
     outcomes = "texts"
     printed_fields = ("answer", "start", "end", "score")
+    groups = "contexts"
     columns = WANTS["answers"]
 
     # Examples
@@ -169,6 +170,10 @@ class QuestionAnswering(Task):
     def shown(self, example: Question) -> list[str]:
         """Return the question without its context, which is long."""
         return [example.text]
+
+    def group_of(self, example: Question) -> Hashable:
+        """Return the context, on which there are several questions."""
+        return example.context
 
     # Rows
 

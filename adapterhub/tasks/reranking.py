@@ -11,8 +11,9 @@ section 3, https://arxiv.org/abs/1901.04085).
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +24,12 @@ from adapterhub.errors import DataError
 from adapterhub.tasks._base import Encoded, Prediction
 from adapterhub.tasks._forward import Passed
 from adapterhub.tasks._losses import Loss, relevance_loss
-from adapterhub.tasks._metrics import RANKING_METRICS, ranking_metrics
+from adapterhub.tasks._metrics import RANKING_METRICS, ranked_gains, ranking_metrics
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks.classification import Number, Regression
+from adapterhub.tasks.embedding import text_number
+
+_MOST = 1e3  # of an output, where its probability is 0 or 1
 
 
 @register_task
@@ -54,6 +58,8 @@ class Reranking(Regression):
     measures = RANKING_METRICS
     lower_is_better = frozenset()
     columns = WANTS["scored pairs"]
+    groups = "queries"
+    ranks_groups = True
 
     # Examples
 
@@ -85,6 +91,13 @@ class Reranking(Regression):
         for value in passed.output.logits.float().squeeze(-1).tolist():
             yield Number((1 + math.tanh(value / 2)) / 2)
 
+    def outcome(self, example: Example, prediction: Prediction) -> dict[str, Any]:
+        """Return the relevance and the probability, and the output that passages are ranked by."""
+        found = super().outcome(example, prediction)
+        output = _logit(float(found["prediction"]))
+        limited = min(max(output, -_MOST), _MOST)
+        return found | {"query": text_number(example.text), "output": limited}
+
     # Metrics
 
     def metrics(
@@ -96,19 +109,27 @@ class Reranking(Regression):
             DataError: no query has a relevant passage.
         """
         values = [p.value for p in predictions if isinstance(p, Number)]
-        ranked = [
-            [relevance for _, relevance in sorted(rows, key=lambda row: -row[0])]
-            for rows in _by_query(examples, values).values()
+        queries = [
+            (values, gains) for values, gains in _by_query(examples, values) if max(gains) > 0
         ]
-        with_relevant = [gains for gains in ranked if max(gains) > 0]
-        return ranking_metrics(with_relevant, with_relevant)
+        ranked = [ranked_gains(*each) for each in queries]
+        return ranking_metrics(ranked, [gains for _, gains in queries])
+
+
+def _logit(value: float) -> float:
+    """Return the output of a probability, which tells apart what is nearly 0 or 1."""
+    with contextlib.suppress(ValueError):
+        return math.log(value) - math.log1p(-value)
+    return math.inf if value > 0 else -math.inf
 
 
 def _by_query(
     examples: Sequence[Example], values: Sequence[float]
-) -> Mapping[str, list[tuple[float, float]]]:
-    """Return the prediction and the relevance of the passages of each query."""
-    queries: dict[str, list[tuple[float, float]]] = {}
+) -> Iterable[tuple[list[float], list[float]]]:
+    """Return the predictions and the relevances of the passages of each query."""
+    queries: dict[str, tuple[list[float], list[float]]] = {}
     for example, value in zip(examples, values, strict=True):
-        queries.setdefault(example.text, []).append((value, float(example.label or 0.0)))
-    return queries
+        predicted, relevance = queries.setdefault(example.text, ([], []))
+        predicted.append(_logit(value))
+        relevance.append(float(example.label or 0.0))
+    return queries.values()

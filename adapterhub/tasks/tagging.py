@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from adapterhub.data.columns import WANTS, choose_columns
-from adapterhub.data.examples import check_labels, read_rows, refuse
+from adapterhub.data.examples import Grouped, check_labels, read_rows, refuse
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Prediction, Task
@@ -35,7 +35,7 @@ _WORDS = re.compile(r"[@#]?\w+(?:[-.'\u2019]\w+)*|[^\w\s]")
 
 
 @dataclass(frozen=True)
-class Sentence:
+class Sentence(Grouped):
     """A text, its tokens in order, and one tag per token or None."""
 
     text: str

@@ -12,7 +12,7 @@ case, and the separator is a backslash and the letter n, since T5's vocabulary h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -112,6 +112,11 @@ class UnifiedQA(Seq2Seq):
             return Example(question_text(question, context or "", listed), None, answer)
 
         return read_rows(source, options, split, names, build)
+
+    def group_of(self, example: Example) -> Hashable:
+        """Return the context, on which there are several questions; without one, the question."""
+        context = example.text.partition(SEPARATOR)[2]
+        return example.text if self._has_choices or not context else context
 
     def _answer(self, value: Any, choices: Sequence[str]) -> str:
         """Return the target text of an answer: the text of a choice, or yes and no for booleans."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from functools import partial
+from itertools import accumulate, islice
 from typing import Any
 
 from adapterhub.backbones.installed import default_backbone
 from adapterhub.data.docstrings import load_docstrings
 from adapterhub.data.examples import Streamed, sample
 from adapterhub.data.notes import classes_in, notes_on, notes_on_scores, notes_on_test
-from adapterhub.data.options import DataOptions, case_note, unnamed_note
+from adapterhub.data.options import NO_GROUPS, DataOptions, case_note, unnamed_note
 from adapterhub.data.row_stream import is_many_files
-from adapterhub.data.split import hold_out, strata_of
+from adapterhub.data.split import SHARE, TooFewGroups, hold_out, strata_of
 from adapterhub.data.tables import has_split, is_on_hub, read_table
 from adapterhub.data.text_stream import TextStream, open_stream
 from adapterhub.errors import ConfigError, unknown
@@ -143,7 +146,8 @@ def _with_backbone(recipe: Recipe, data: RunData) -> RunData:
 def _table_data(recipe: Recipe) -> RunData:
     """Read the examples of a recipe into memory; without evaluation data, hold out some."""
     reader = _Reader(recipe.task, recipe.data)
-    train = sample(reader.read(recipe.data.train, "train"), recipe.data.rows, recipe.seed)
+    read = reader.read(recipe.data.train, "train")
+    train = sample_rows(reader.task, read, recipe.data.rows, recipe.seed)
     total = len(train)
     train, evaluation = _with_evaluation(reader, recipe, train)
     train, test = _with_test(reader, recipe, train, total)
@@ -204,7 +208,7 @@ def _streamed_rows(recipe: Recipe) -> RunData:
     elif is_many_files(str(options.eval)):
         evaluation = _first_rows(str(options.eval), options, task, options.eval_rows)
     else:
-        evaluation = _fewer(task.read(str(options.eval), options, "eval"), recipe, noted)
+        evaluation = _fewer(task, task.read(str(options.eval), options, "eval"), recipe, noted)
     test: list[Any] = []
     if options.test_file and is_many_files(options.test_file):
         test = _first_rows(options.test_file, options, task, None)
@@ -308,13 +312,9 @@ def _with_evaluation(
         evaluation = []
         reader.notes.append(_NOT_EVALUATED)
     else:
-        strata, total = _strata(reader, train), len(train)
-        train, evaluation = hold_out(train, recipe.seed, strata)
-        by = ", in the same shares of each label" if any(strata) else ""
-        reader.notes.append(
-            f"no evaluation data: {len(evaluation):,} of {total:,} rows are held out{by}"
-        )
-    return train, _fewer(evaluation, recipe, reader.notes)
+        train, evaluation, note = divide(reader.task, train, reader.options, recipe.seed)
+        reader.notes.append(f"no evaluation data: {note}")
+    return train, _fewer(reader.task, evaluation, recipe, reader.notes)
 
 
 def _with_test(
@@ -331,9 +331,10 @@ def _with_test(
     options = recipe.data
     if options.test_share:
         rows = max(round(options.test_share * total), 1)
-        flag = "--test"
-        train, test = hold_out(train, recipe.seed, _strata(reader, train), rows=rows, flag=flag)
-        reader.notes.append(f"{len(test):,} of {total:,} rows are held out to test, by data.test")
+        train, test, note = divide(
+            reader.task, train, options, recipe.seed, rows=rows, flag="--test", total=total
+        )
+        reader.notes.append(f"{note} to test, by data.test")
         return train, test
     if not options.test_file:
         return train, []
@@ -353,9 +354,47 @@ def _test_split(options: DataOptions) -> str:
     return "test" if has_test else "eval"
 
 
-def _strata(reader: _Reader, train: list[Any]) -> list[Any]:
-    """Return the groups of examples of which rows are held out in the same shares."""
-    return strata_of(train) if reader.task.labels(train) else [None] * len(train)
+def divide(
+    task: Task,
+    examples: list[Any],
+    options: DataOptions,
+    seed: int,
+    share: float = SHARE,
+    *,
+    rows: int | None = None,
+    flag: str = "--eval",
+    total: int = 0,
+) -> tuple[list[Any], list[Any], str]:
+    """Hold out whole groups: what is left, what is held out, and the sentence about it.
+
+    The groups are those of the data (`data.group`) or of the task, such as queries. Where a task
+    has too few of them, rows of equal content are groups, and the sentence says so.
+
+    Raises:
+        TooFewGroups: there are too few rows; or too few groups, which the data name or whose rows
+            are ranked.
+    """
+    strata = strata_of(examples) if task.labels(examples) else [None] * len(examples)
+    take = partial(hold_out, examples, seed, strata, share, rows=rows, flag=flag)
+    groups, named = task.groups_of(examples), options.group not in (None, NO_GROUPS)
+    name = f"values of {options.group!r}" if named else task.groups
+    count, few = len(set(groups)), ""
+    try:
+        kept, held = take(groups=None if options.group == NO_GROUPS else groups)
+    except TooFewGroups as error:
+        if len(examples) > count and (named or task.ranks_groups):
+            raise TooFewGroups(
+                f"too few {name} to hold some out: {count:,}, in {len(examples):,} rows",
+                expected=f"more {name}, none of them with most of the rows, which stay together",
+                hint=f"{flag} FILE, or --group none: a part of the rows of each is then held out",
+            ) from error
+        kept, held = take()
+        few = f"; {name} are too few ({count:,}) to hold whole ones out: the scores are too good"
+    labels = ", in the same shares of each label" if any(strata) else ""
+    by = f", those of {len(set(task.groups_of(held))):,} of {count:,} {name}"
+    by = by if count < len(examples) and not few and options.group != NO_GROUPS else ""
+    rows_of = f"{len(held):,} of {total or len(examples):,} rows are held out"
+    return kept, held, f"{rows_of}{by}{labels}{few}"
 
 
 def _labels(task: Task, train: list[Any], names: Mapping[str, str]) -> tuple[str, ...]:
@@ -423,13 +462,30 @@ def _evaluation_source(options: DataOptions) -> str | None:
     return train if on_hub else None
 
 
-def _fewer(evaluation: list[Any], recipe: Recipe, notes: list[str]) -> list[Any]:
+def _fewer(task: Task, evaluation: list[Any], recipe: Recipe, notes: list[str]) -> list[Any]:
     """Sample the evaluation rows, if the recipe limits them."""
     most = recipe.data.eval_rows
     if most is None or most >= len(evaluation):
         return evaluation
-    notes.append(f"evaluating on {most:,} of {len(evaluation):,} rows, by data.eval_rows")
-    return sample(evaluation, most, recipe.seed)
+    some = sample_rows(task, evaluation, most, recipe.seed)
+    notes.append(f"evaluating on {len(some):,} of {len(evaluation):,} rows, by data.eval_rows")
+    return some
+
+
+def sample_rows(task: Task, examples: list[Any], most: int | None, seed: int) -> list[Any]:
+    """Draw so many examples; where the rows of a group are ranked, whole groups, at least one.
+
+    Raises:
+        DataError: `most` is less than 1.
+    """
+    if not task.ranks_groups or most is None or not 1 <= most < len(examples):
+        return sample(examples, most, seed)
+    groups = task.groups_of(examples)
+    sizes = Counter(groups)
+    names = random.Random(seed).sample(list(sizes), len(sizes))
+    ends = accumulate(sizes[name] for name in names)
+    kept = {name for name, end in zip(names, ends, strict=True) if end <= most} or {names[0]}
+    return [example for example, group in zip(examples, groups, strict=True) if group in kept]
 
 
 def _check_no_evaluation(recipe: Recipe) -> None:

@@ -15,7 +15,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.text_pairs import TextPair
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import Setting, parse_task
-from adapterhub.tasks.embedding import SCORES, TEXTS, Embedded
+from adapterhub.tasks.embedding import SCORES, TEXTS, Embedded, nearest_passages
 
 PAIRS = [TextPair("the movie", "a film"), TextPair("very bad", "awful", ("good", "the end"))]
 SCORED = [{"sentence1": "a", "sentence2": "b", "score": s} for s in (0.1, 0.9)]
@@ -95,8 +95,16 @@ def test_metrics_of_retrieval_count_each_query_and_each_text_once(loaded):
     task = parse_task("embedding(loss_type=multiple-negatives)")
     east, north = [1.0, 0.0], [0.0, 1.0]
     examples = [TextPair("q", "p1"), TextPair("q", "p2"), TextPair("r", "p3", ("n",))]
-    found = [("p1", "p3", "p2"), ("p1", "p3", "p2"), ("n", "p3")]
-    predictions = [Embedded(np.array([east, north]), f) for f in found]
+    vectors = {"q": [4, 3, 0], "r": [0, 3, 4]}, {"p1": [1, 0, 0], "p2": [0, -1, 1],
+                                                 "p3": [0, 1, 0], "n": [0, 0, 2]}  # fmt: skip
+    queries, passages = ({n: np.array(v, float) for n, v in each.items()} for each in vectors)
+    found = nearest_passages(queries, passages, {"q": {"p1", "p2"}, "r": {"p3"}})
+    chances = [1.0, 0.0, 0.0]
+    predictions = [
+        Embedded(np.array([east, north]), found[e.text], chance)
+        for e, chance in zip(examples, chances, strict=True)
+    ]
+    assert [found[e.text].right(e.pair) for e in examples] == chances
     metrics = task.metrics(examples, predictions)
     assert metrics["recall@1"] == pytest.approx((1 / 2 + 0) / 2)
     assert metrics["recall@10"] == 1

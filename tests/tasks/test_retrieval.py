@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn.metrics import ndcg_score
 
+from adapterhub.data.examples import Example
+from adapterhub.data.text_pairs import Comparison, TextPair
 from adapterhub.errors import DataError
-from adapterhub.tasks._metrics import ranking_metrics
-from adapterhub.tasks.embedding import nearest_passages
+from adapterhub.files.scores import ScoreError
+from adapterhub.pages.predictions import PredictionFile, outcomes_of
+from adapterhub.pages.row_scores import grouped_columns, row_scores
+from adapterhub.pages.score_errors import EvaluatedRows, score_error, score_errors
+from adapterhub.pages.statistics import difference
+from adapterhub.tasks import parse_task
+from adapterhub.tasks._comparisons import Compared
+from adapterhub.tasks._metrics import query_metrics, ranked_gains, ranking_metrics
+from adapterhub.tasks.classification import Number
+from adapterhub.tasks.embedding import _with_passages, nearest_passages
+from adapterhub.tasks.multiple_choice import Choice, Choices
 
 
 def vectors(count: int, seed: int, name: str) -> dict[str, np.ndarray]:
@@ -25,12 +40,12 @@ def test_passages_are_ranked_by_cosine():
             name: vector @ queries[query] / np.linalg.norm(vector)
             for name, vector in passages.items()
         }
-        assert found[query] == sorted(cosine, key=cosine.__getitem__, reverse=True)[:10]
+        assert [*found[query].texts] == sorted(cosine, key=cosine.__getitem__, reverse=True)[:10]
 
 
 def test_a_query_does_not_find_itself():
     passages = vectors(4, 0, "p")
-    found = nearest_passages({"p 2": passages["p 2"]}, passages)["p 2"]
+    found = nearest_passages({"p 2": passages["p 2"]}, passages)["p 2"].texts
     assert sorted(found) == ["p 0", "p 1", "p 3"]
 
 
@@ -44,9 +59,9 @@ def test_the_metrics_are_those_of_sentence_transformers():
     names = [f"p {i}" for i in range(40)]
     relevant = {f"q {i}": set(random.choice(names, 1 + i % 3, False).tolist()) for i in range(25)}
     queries, passages = vectors(25, 5, "q"), vectors(40, 6, "p")
-    found = nearest_passages(queries, passages)
+    found = nearest_passages(queries, passages, relevant)
     metrics = ranking_metrics(
-        [[float(p in relevant[q]) for p in found[q]] for q in relevant],
+        [found[q].ranked for q in relevant],
         [[1.0] * len(texts) for texts in relevant.values()],
     )
     texts = {name: name for name in (*queries, *passages)}
@@ -55,7 +70,7 @@ def test_the_metrics_are_those_of_sentence_transformers():
         mrr_at_k=[10], ndcg_at_k=[10], precision_recall_at_k=[1, 10], accuracy_at_k=[1],
     )  # fmt: skip
     rows = [
-        [{"corpus_id": name, "score": 1.0 - rank / 20} for rank, name in enumerate(found[q])]
+        [{"corpus_id": name, "score": 1.0 - rank / 20} for rank, name in enumerate(found[q].texts)]
         for q in queries
     ]
     expected = peer.compute_metrics(rows)
@@ -82,3 +97,166 @@ def test_graded_relevance_is_the_gain():
 def test_each_query_needs_a_relevant_passage(relevant):
     with pytest.raises(DataError, match="without a relevant passage"):
         ranking_metrics([[1.0] for _ in relevant], relevant)
+
+
+def averaged(scores, gains):
+    """Average the metrics over the orders of all passages that keep the scores in order."""
+    rows = [
+        query_metrics([gains[i] for i in order], gains)
+        for order in itertools.permutations(range(len(scores)))
+        if all(scores[a] >= scores[b] for a, b in itertools.pairwise(order))
+    ]
+    return np.mean(rows, axis=0)
+
+
+@pytest.mark.parametrize(
+    ("scores", "gains"),
+    [
+        ([1, 1, 1, 1], [1, 0, 0, 0]),
+        ([1, 1, 1, 1], [0, 0, 1, 0.5]),
+        ([2, 1, 1, 1, 0], [0, 0, 1, 0, 1]),
+        ([2, 2, 1, 1, 0], [0, 0, 1, 0.5, 0]),
+        ([3, 3, 3, 2, 2, 2], [0, 1, 1, 0, 1, 0]),
+        ([0, 3, 1, 3, 2], [1, 0, 0, 0, 0.5]),
+        ([1, 1 + 1e-9, 1 - 1e-9, 1], [0, 1, 0, 0]),
+    ],
+)
+def test_ties_count_as_the_mean_over_their_orders(scores, gains):
+    rounded = [round(s, 6) for s in scores]
+    assert query_metrics(ranked_gains(scores, gains), gains) == pytest.approx(
+        averaged(rounded, gains)
+    )
+
+
+def test_ties_across_the_last_rank_count_as_the_mean_over_drawn_orders():
+    random = np.random.default_rng(0)
+    scores = np.repeat([3.0, 2.0, 1.0], [4, 15, 5])
+    gains = np.zeros(24)
+    gains[[2, 6, 9, 21]] = [0, 1, 0.5, 1]
+    drawn = []
+    for _ in range(20_000):
+        order = np.lexsort((random.random(24), -scores))
+        drawn.append(query_metrics(gains[order].tolist(), gains.tolist()))
+    found = query_metrics(ranked_gains(scores.tolist(), gains.tolist()), gains.tolist())
+    assert found == pytest.approx(np.mean(drawn, axis=0), abs=0.01)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_model_that_tells_nothing_apart_gets_chance(first):
+    """Wherever the relevant passage is in the file: seven passages, and one in forty texts."""
+    place = 0 if first else 6
+    task = parse_task("reranking")
+    examples = [Example(f"q {i}", f"p {i} {j}", float(j == place)) for i in range(5)
+                for j in range(7)]  # fmt: skip
+    metrics = task.metrics(examples, [Number(0.3)] * len(examples))
+    assert metrics["recall@1"] == pytest.approx(1 / 7)
+    assert metrics["mrr@10"] == pytest.approx(np.mean([1 / r for r in range(1, 8)]))
+    pairs = [TextPair(f"q {i}", f"p {i}") for i in range(40)]
+    one = np.ones(4, np.float32)
+    found = nearest_passages(
+        {e.text: one for e in pairs},
+        {e.pair: one for e in pairs},
+        {e.text: {e.pair} for e in pairs},
+    )
+    ranked = [near.ranked for near in found.values()]
+    assert ranking_metrics(ranked, [[1.0]] * 40)["recall@10"] == pytest.approx(10 / 40)
+    assert [found[e.text].right(e.pair) for e in pairs] == [pytest.approx(1 / 40)] * 40
+
+
+def test_confident_scores_are_no_ties():
+    task = parse_task("reranking")
+    examples = [Example("q", f"p {j}", float(j == 1)) for j in range(3)]
+    confident = [Number((1 + math.tanh(logit / 2)) / 2) for logit in (15.0, 16.0, 14.0)]
+    assert task.metrics(examples, confident)["recall@1"] == 1
+    assert task.metrics(examples, [Number(1.0), Number(1.0), Number(0.0)])["recall@1"] == 0.5
+
+
+@pytest.mark.parametrize("label", [0, 2])
+def test_choices_and_comparisons_that_are_equal_count_as_chance(label):
+    task = parse_task("multiple-choice")
+    examples = [Choices("t", ("a", "b", "c"), label)] * 4
+    even = Choice(0, "a", (1 / 3, 1 / 3, 1 / 3))
+    assert task.metrics(examples, [even] * 4)["accuracy"] == pytest.approx(1 / 3)
+    assert task.outcome(examples[0], even)["right"] == pytest.approx(1 / 3)
+    half = Choice(0, "a", (0.4, 0.2, 0.4))
+    assert task.metrics(examples, [half] * 4)["accuracy"] == pytest.approx(0.5)
+    for name in ("preference", "reward"):
+        task, pairs = parse_task(name), [Comparison("p", "c", "r")] * 4
+        margins = (0.0, 1e-9, 1.0, -1.0)
+        compared = [Compared(margin, 0.0, 0.1) for margin in margins]
+        assert task.metrics(pairs, compared)["accuracy"] == pytest.approx(0.5)
+        rights = [task.outcome(*each)["right"] for each in zip(pairs, compared, strict=True)]
+        assert rights == [0.5, 0.5, 1.0, 0.0]
+
+
+def test_the_interval_of_a_ranking_is_by_queries():
+    """It is that of the queries' own values, and a hundred passages each make it no surer."""
+    random = np.random.default_rng(2)
+    task = parse_task("reranking")
+    examples = [Example(f"q {i}", f"p {i} {j}", float(j == 3)) for i in range(25)
+                for j in range(100)]  # fmt: skip
+    predictions = [Number(p) for p in random.uniform(size=len(examples))]
+    metrics = task.metrics(examples, predictions)
+    file = outcomes_of(task, examples, predictions, (), 0)
+    found = score_errors(metrics, {"": EvaluatedRows(len(examples), file)})
+    for name, place in (("mrr@10", 2), ("ndcg@10", 3)):
+        own = [
+            query_metrics(
+                ranked_gains([p.value for p in predictions[n : n + 100]],
+                             [e.label for e in examples[n : n + 100]]),
+                [1.0],
+            )[place]
+            for n in range(0, 2500, 100)
+        ]  # fmt: skip
+        assert metrics[name] == pytest.approx(np.mean(own))
+        assert (found[name].rows, found[name].groups) == (2500, 25)
+        error = score_error(row_scores("texts")["mean score"], np.stack([own, np.ones(25)], 1))
+        assert found[name].low == pytest.approx(error.low)
+        assert found[name].high == pytest.approx(error.high)
+    assert found["mrr@10"].record()["groups"] == 25
+    assert "n = 2,500 in 25 groups" in str(found["mrr@10"])
+
+
+def test_the_interval_of_an_embedding_is_by_queries():
+    task = parse_task("embedding(loss_type=multiple-negatives)")
+    pairs = [TextPair(f"q {i // 3}", f"p {i}") for i in range(90)]
+    random = np.random.default_rng(4)
+    predictions = _with_passages(pairs, [random.normal(size=(2, 5)) for _ in pairs])
+    metrics = task.metrics(pairs, predictions)
+    file = outcomes_of(task, pairs, predictions, (), 0)
+    found = score_errors(metrics, {"": EvaluatedRows(90, file)})
+    assert [found[name].groups for name in metrics] == [30] * 4
+    assert found["mrr@10"].low < metrics["mrr@10"] < found["mrr@10"].high
+    # An older file has neither queries nor groups.
+    rows = [{k: v for k, v in row.items() if k not in ("query", "ranking", "group")}
+            for row in file.rows]  # fmt: skip
+    older = score_errors(metrics, {"": EvaluatedRows(90, replace(file, rows=rows))})
+    assert older["mrr@10"] == ScoreError(90)
+
+
+def test_rows_of_few_groups_are_less_sure():
+    """Of 200 rows in ten groups that are all right or all wrong, the interval is that of ten."""
+    right = [g % 2 == 0 for g in range(10)]
+    rows = [
+        {"label": "a", "prediction": "a" if right[i % 10] else "b", "score": 1.0}
+        for i in range(200)
+    ]
+    grouped = [row | {"group": i % 10} for i, row in enumerate(rows)]
+    score = row_scores("classes")["accuracy"]
+    alone, few = (score_error(score, grouped_columns(score, each)) for each in (rows, grouped))
+    ten = score_error(score, grouped_columns(score, rows[:10]))
+    assert few.low == pytest.approx(ten.low)
+    assert few.high - few.low > 3 * (alone.high - alone.low)
+
+
+def test_runs_are_compared_by_groups():
+    """A difference on one of ten contexts is no finding, however many questions are on it."""
+
+    def file(wrong):
+        rows = [{"label": "a", "prediction": "b" if i % 10 in wrong else "a", "score": 1.0,
+                 "group": i % 10} for i in range(300)]  # fmt: skip
+        return PredictionFile("classes", "", 0, "d", "accuracy", ("a", "b"), rows)
+
+    found = difference(file({0}), file({1}))
+    assert found.p is None
+    assert found.low < 0 < found.high

@@ -27,7 +27,10 @@ def recipe(backbone: Path, data: tuple[Path, Path], tmp_path: Path):
 def test_without_evaluation_data_rows_are_held_out(recipe) -> None:
     data = read_data(recipe("data.eval=null"))
     assert (len(data.train), len(data.evaluation)) == (52, 12)
-    held_out = "no evaluation data: 12 of 64 rows are held out, in the same shares of each label"
+    held_out = (
+        "no evaluation data: 12 of 64 rows are held out, those of 8 of 42 different texts, "
+        "in the same shares of each label"
+    )
     assert held_out in data.notes
     assert not {e.text for e in data.train} & {e.text for e in data.evaluation}
     assert (
