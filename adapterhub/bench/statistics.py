@@ -32,7 +32,12 @@ import numpy as np
 from adapterhub.errors import ConfigError
 from adapterhub.pages.predictions import PredictionFile
 from adapterhub.pages.row_scores import LARGEST, Numbers, RowScore, grouped_columns
-from adapterhub.pages.score_errors import Uncertainty, influence_of_rows, score_interval
+from adapterhub.pages.score_errors import (
+    Uncertainty,
+    influence_of_rows,
+    rare_interval,
+    score_interval,
+)
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -335,4 +340,14 @@ def _interval(runs: RepeatedRuns, value: float, spread: SeedSpread | None) -> tu
     """Return the 95 % interval of a method's score."""
     over_rows = runs.shared_variance if spread else runs.row_variance
     found = uncertainty(over_rows, runs.rows, [(spread, runs.seeds)] if spread else [])
-    return score_interval(runs.score, value, found, runs.rows)
+    low, high = score_interval(runs.score, value, found, runs.rows)
+    if runs.score.pseudo_rows is None:
+        return low, high
+    # Of rows and seeds: Zou & Donner 2008, https://doi.org/10.1002/sim.3095.
+    ends = np.mean([rare_interval(runs.score, columns) for columns in runs.columns], axis=0)
+    of_seeds = found.quantile**2 * spread.variance / runs.seeds if spread else 0.0
+    below, above = (float(np.sqrt((end - value) ** 2 + of_seeds)) for end in ends)
+    return (
+        max(min(low, value - below), runs.score.low),
+        min(max(high, value + above), runs.score.high),
+    )

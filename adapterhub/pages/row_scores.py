@@ -33,6 +33,8 @@ class RowScore:
         summarize: the score of sums, (..., columns) to (...).
         low: the smallest possible score.
         high: the largest possible score.
+        pseudo_rows: rows that a few real ones may lack, right and wrong, for the interval; each
+            counts by half. None: the rows that are there say enough.
     """
 
     name: str
@@ -40,6 +42,7 @@ class RowScore:
     summarize: Callable[[Numbers], Numbers]
     low: float = 0.0
     high: float = 1.0
+    pseudo_rows: Callable[[Numbers], Numbers] | None = None
 
     @property
     def lower_is_better(self) -> bool:
@@ -166,6 +169,26 @@ def _class_columns(rows: Sequence[Outcome]) -> Numbers:
     return np.concatenate([true * given, true, given], axis=1)
 
 
+def _class_pseudo_rows(sums: Numbers) -> Numbers:
+    """Return a right and a wrong row of each class; wrong ones are given the others' shares."""
+    _, true, given = np.split(sums, 3)
+    count, same = len(true), np.eye(len(true))
+    shares = (1 - same) * (true + given + 1)
+    wrong = shares / np.maximum(shares.sum(1, keepdims=True), 1)
+    right = np.concatenate([same, same, same], axis=1)
+    found: Numbers = np.concatenate(
+        [right, np.concatenate([np.zeros((count, count)), same, wrong], axis=1)]
+    )
+    return found
+
+
+def with_classes(columns: Numbers, count: int) -> Numbers:
+    """Return the columns of a score by class with those of classes that no row has."""
+    parts = np.split(columns, 3, axis=1)
+    more = max(count - parts[0].shape[1], 0)
+    return np.concatenate([np.pad(part, ((0, 0), (0, more))) for part in parts], axis=1)
+
+
 def _numbers(rows: Sequence[Outcome], *names: str) -> Numbers:
     """Return these fields, (rows, fields), at most `LARGEST`, which also stands for NaN."""
     fields = np.array([[row[name] for name in names] for row in rows], dtype=float)
@@ -251,8 +274,8 @@ _RANKING = tuple(
 _SCORES: dict[str, tuple[RowScore, ...]] = {
     "classes": (
         _ACCURACY,
-        RowScore("matthews", _class_columns, _matthews, low=-1.0),
-        RowScore("macro_f1", _class_columns, _macro_f1),
+        RowScore("matthews", _class_columns, _matthews, low=-1.0, pseudo_rows=_class_pseudo_rows),
+        RowScore("macro_f1", _class_columns, _macro_f1, pseudo_rows=_class_pseudo_rows),
     ),
     "choices": (_ACCURACY, *_RANKING),
     "sets": (

@@ -13,9 +13,17 @@ import numpy as np
 
 from adapterhub.files.scores import ScoreError
 from adapterhub.pages.predictions import PredictionFile
-from adapterhub.pages.row_scores import LARGEST, Numbers, RowScore, grouped_columns, row_scores
+from adapterhub.pages.row_scores import (
+    LARGEST,
+    Numbers,
+    RowScore,
+    grouped_columns,
+    row_scores,
+    with_classes,
+)
 
 LEVEL = 0.05
+_PSEUDO = 0.5  # rows of each class that are added, right and wrong, for the variance
 _SAME = 1e-3  # by which a metric and the score of its rows may differ: texts are cut in the file
 
 
@@ -84,8 +92,12 @@ def _wilson(share: float, found: Uncertainty, variance: float, rows: int) -> tup
     if spread > 0 and variance <= 0:
         return share, share
     count = spread / variance if spread > 0 else float(rows)
-    extra = found.quantile**2 / count
-    half = np.sqrt(extra * (spread + extra / 4))
+    return _of_share(share, found.quantile**2 / count)
+
+
+def _of_share(share: float, extra: float) -> tuple[float, float]:
+    """Return Wilson's interval of a share; `extra` is the square of the quantile per row."""
+    half = np.sqrt(extra * (share * (1 - share) + extra / 4))
     ends = (share + extra / 2 - half) / (1 + extra), (share + extra / 2 + half) / (1 + extra)
     return max(float(ends[0]), 0.0), min(float(ends[1]), 1.0)
 
@@ -106,7 +118,34 @@ def score_error(score: RowScore, columns: Numbers) -> ScoreError:
     if not np.isfinite(variance) or (variance <= 0 and not at_bound):
         return ScoreError(rows)
     low, high = score_interval(score, value, Uncertainty(variance, rows - 1.0), rows)
-    return ScoreError(rows, float(low), float(high))
+    more = rare_interval(score, columns)
+    return ScoreError(rows, float(min(low, more[0])), float(max(high, more[1])))
+
+
+def rare_interval(score: RowScore, columns: Numbers) -> tuple[float, float]:
+    """Return the 95 % interval of a score that rare classes decide; else the score twice.
+
+    Of a class with two rows that are both right, the jackknife finds no error at all. So each class
+    has half a right and half a wrong row more, as in the intervals of shares of Agresti & Coull
+    1998 (https://doi.org/10.1080/00031305.1998.10480550), to estimate the variance: the interval is
+    Wilson's with the number of rows that would have it.
+    """
+    value, rows = float(score.summarize(columns.sum(0))), len(columns)
+    if score.pseudo_rows is None or not np.isfinite(score.high):
+        return value, value
+    size = max(columns.sum() / 2 / rows, 1.0) if rows else 1.0
+    pseudo = score.pseudo_rows(columns.sum(0)) * size * _PSEUDO
+    sums = columns.sum(0) + pseudo.sum(0)
+    smooth = float(score.summarize(sums))
+    own, others = (smooth - score.summarize(sums - each) for each in (columns, pseudo))
+    variance = float(own @ own + others @ others / _PSEUDO)
+    width = score.high - score.low
+    share, middle = ((each - score.low) / width for each in (value, smooth))
+    if variance <= 0 or not 0 < middle < 1:
+        return value, value
+    count = middle * (1 - middle) * width**2 / variance
+    low, high = _of_share(share, Uncertainty(variance, rows - 1.0).quantile ** 2 / count)
+    return score.low + width * low, score.low + width * high
 
 
 def score_errors(
@@ -135,6 +174,8 @@ def _error_of(name: str, value: float, part: EvaluatedRows) -> ScoreError:
     except KeyError:  # an older file has not what it is computed from
         return ScoreError(part.count)
     groups = len(columns) if len(columns) < len(file.rows) else None
+    if score.pseudo_rows is not None:
+        columns = with_classes(columns, len(file.labels))
     own = float(score.summarize(columns.sum(0)))
     if not abs(own - value) <= _SAME * max(1.0, abs(value)):
         return ScoreError(part.count, groups=groups)

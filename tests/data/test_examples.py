@@ -109,7 +109,7 @@ def test_an_empty_text_with_a_label_is_refused(
     assert offenders(source, pair="pair") == [f"{FORMATS[name]}: {column!r} is empty"]
     options = DataOptions(pair="pair")
     examples = read_examples(source, options, labelled=False)
-    assert vars(examples[1]) == {"text": "a", "pair": "b", "label": None} | {column: value}
+    assert examples[1] == Example(**{"text": "a", "pair": "b", column: value})
 
 
 def test_all_problems_of_a_row_are_reported(tmp_path: Path) -> None:

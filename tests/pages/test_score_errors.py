@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from run_folders import ROWS, predictions
@@ -101,3 +103,92 @@ def test_a_score_is_written_with_its_error(error, text):
 )
 def test_records_of_strangers_of_another_form_are_left_out(records):
     assert recorded_errors(records) == {}
+
+
+def confusion(shares, right):
+    """Return the probabilities of (true, predicted) classes; errors fall by the others' shares."""
+    true = np.array(shares)
+    wrong = (1 - np.eye(len(true))) * true
+    given = wrong / wrong.sum(1, keepdims=True) * (1 - np.array(right))[:, None]
+    return true[:, None] * (given + np.diag(right))
+
+
+def truth(name, cells):
+    if name == "accuracy":
+        return float(np.trace(cells))
+    columns = np.concatenate([np.diag(cells), cells.sum(1), cells.sum(0)])
+    return float(row_scores("classes")[name].summarize(columns))
+
+
+POPULATIONS = {
+    "two alike": confusion([0.5, 0.5], [0.8, 0.8]),
+    "a rare one": confusion([0.9, 0.1], [0.95, 0.5]),
+    "a rarer one": confusion([0.95, 0.05], [0.98, 0.6]),
+    "three": confusion([0.6, 0.3, 0.1], [0.9, 0.7, 0.5]),
+    "four, good": confusion([0.6, 0.25, 0.1, 0.05], [0.97, 0.95, 0.9, 0.9]),
+    "four, poor": confusion([0.6, 0.25, 0.1, 0.05], [0.9, 0.7, 0.5, 0.3]),
+    "ten alike": confusion([0.1] * 10, [0.8] * 10),
+}
+
+
+@pytest.mark.parametrize("rows", [10, 30, 100])
+@pytest.mark.parametrize("population", POPULATIONS)
+@pytest.mark.parametrize("name", ["accuracy", "macro_f1", "matthews"])
+def test_an_interval_covers_nine_of_ten_truths(name, population, rows):
+    """In 200 samples; of macro F1 with a rare class, 57 to 82 % of the jackknife's alone did."""
+    random, cells = np.random.default_rng(7), POPULATIONS[population]
+    labels, score, right, found = [*map(str, range(len(cells)))], truth(name, cells), 0, 0
+    for _ in range(200):
+        drawn = random.choice(cells.size, size=rows, p=cells.ravel())
+        outcomes = [
+            {"label": labels[i // len(cells)], "prediction": labels[i % len(cells)]} for i in drawn
+        ]
+        own = row_scores("classes")[name]
+        value = float(own.summarize(own.columns(outcomes).sum(0)))
+        file = replace(predictions("classes", outcomes), labels=tuple(labels))
+        (error,) = score_errors({name: value}, {"": EvaluatedRows(rows, file)}).values()
+        if error.low is not None:
+            found, right = found + 1, right + (error.low <= score <= error.high)
+            assert error.low <= value <= error.high
+    assert right >= 0.9 * found
+    assert found > 30
+
+
+@pytest.mark.parametrize("rows", [10, 30, 100])
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.95])
+def test_the_interval_of_a_correlation_covers_nine_of_ten(rows, correlation):
+    random, own, right = np.random.default_rng(3), row_scores("numbers")["pearson"], 0
+    for _ in range(400):
+        x, y = random.normal(size=(2, rows))
+        y = correlation * x + np.sqrt(1 - correlation**2) * y
+        drawn = [{"label": a, "prediction": b} for a, b in zip(x, y, strict=True)]
+        error = score_error(own, own.columns(drawn))
+        right += error.low <= correlation <= error.high
+    assert right >= 0.88 * 400
+
+
+@pytest.mark.parametrize("name", ["exact_match", "micro_f1"])
+@pytest.mark.parametrize("rows", [10, 30, 100])
+def test_the_interval_of_sets_covers_nine_of_ten(name, rows):
+    random, own = np.random.default_rng(5), row_scores("sets")[name]
+
+    def drawn(count):
+        for _ in range(count):
+            true = random.random(4) < [0.5, 0.3, 0.1, 0.05]
+            given = np.where(random.random(4) < 0.8, true, random.random(4) < 0.2)
+            yield {"label": [*np.flatnonzero(true)], "prediction": [*np.flatnonzero(given)]}
+
+    expected = float(own.summarize(own.columns([*drawn(20_000)]).sum(0)))
+    errors = [score_error(own, own.columns([*drawn(rows)])) for _ in range(200)]
+    assert sum(e.low <= expected <= e.high for e in errors) >= 180
+
+
+def test_the_interval_of_a_study_covers_rare_classes_and_seeds():
+    """Two rows of a class that are right say little of it, in each of three seeds."""
+    own = row_scores("classes")["macro_f1"]
+    rows = [{"label": "b" if i < 2 else "a", "prediction": "b" if i < 2 else "a"}
+            for i in range(30)]  # fmt: skip
+    files = [predictions("classes", rows)] * 3
+    (found,) = estimate_all([repeated_runs("lora", files, own)])
+    assert found.value == 1
+    assert found.low < 0.8
