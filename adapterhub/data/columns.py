@@ -183,7 +183,7 @@ class _Chooser:
             if name not in open_ones and isinstance(value := getattr(self.options, name), str)
             for column in self.table.uses(value)
         }
-        taken |= {self.options.group} & set(self.table.columns)
+        taken |= {column for column in self.table.columns if column == self.options.group}
         chosen: dict[str, str | tuple[str, ...]] = {}
         if "text" in open_ones and self.wants.get("pair") == "text":
             chosen |= self._pair(taken, [n for n in ("text", "pair") if n in open_ones])

@@ -125,10 +125,6 @@ def hold_out(
     return sides
 
 
-def _size(unit: list[int]) -> int:
-    return len(unit)
-
-
 def _wanted(units: int, share: float) -> int:
     return max(round(share * units), min(_MIN_HELD_OUT, int(_LARGEST_SHARE * units)), 1)
 
@@ -168,5 +164,5 @@ def _drawn(
         due = max(-usual, min(usual, due))
     if not held:
         able = [unit for unit in units if 2 * len(unit) <= total and not stays(unit)]
-        held.update(min(draw.sample(able, len(able)), key=_size, default=[]))
+        held.update(min(draw.sample(able, len(able)), key=len) if able else ())
     return held
