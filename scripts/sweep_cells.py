@@ -4,7 +4,8 @@ What has to hold, in this order; the first that does not is the cell's result:
 
     attach      the method is attached, or refused with an error of adapterhub
     start       outputs are the backbone's (equal, or near for methods with a random start)
-    gradients   the loss of a forward pass reaches every trained part
+    gradients   the loss of a forward pass reaches every module that is placed where it passes
+    effect      other values of each of these modules change the outputs
     changes     other values of the adapter change the outputs
     cache       a generation step with cached keys, values or states gives the outputs without
     reload      saved and loaded on the same backbone, it gives the same outputs
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,52 +104,92 @@ def _invariants(
 
 
 def _check_gradients(model: PreTrainedModel, adapter: Any, inputs: Inputs) -> None:
-    """Every placed module or unfrozen tensor, but a head that this output does not pass, learns."""
+    """Check that each placed module that the pass reaches learns, and changes the outputs.
+
+    The head is not looked at: it learns whether or not a site does. Of the tensors of the backbone
+    that a method trains, one that learns is enough: some biases cancel.
+    """
     _redraw(adapter)
-    learns = _learns(model, adapter, inputs)
-    if not learns and not _hosts_learn(model, adapter, inputs):
-        raise Unreached
-    if not learns:
-        raise Broken("gradients")
+    learning = _learning(model, adapter, inputs)
+    placed = [each for each in adapter.placed if any(True for _ in each.module.parameters())]
+    silent = [each for each in placed if not _ids(each.module.parameters()) & learning]
+    if silent:
+        reached = _reached(model, adapter, inputs)
+        if missed := [each.site.id for each in silent if each.site.id in reached]:
+            raise Broken(f"gradients at {_some(missed)}")
+    owned = [change.own for change in adapter.changed if change.method is not None]
+    if not _ids([*(p for each in placed for p in each.module.parameters()), *owned]) & learning:
+        if placed or owned:
+            raise Unreached if placed else Broken("gradients")
+        return
+    _check_effects(model, [each for each in placed if each not in silent], inputs)
 
 
-def _learns(model: PreTrainedModel, adapter: Any, inputs: Inputs) -> bool:
-    """Return whether a loss has gradients at an adapter's parameters; as in training, no cache."""
+def _ids(parameters: Iterable[Tensor]) -> set[int]:
+    return set(map(id, parameters))
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def _learning(model: PreTrainedModel, adapter: Any, inputs: Inputs) -> set[int]:
+    """Return the ids of an adapter's parameters at which a loss has gradients, as in training."""
     options = {"use_cache": False} if _has_cache(model) else {}
     adapter.train_mode()
     try:
         loss = _floats(model(**inputs, **options))[0].float().pow(2).sum()
         if not loss.requires_grad:
-            raise Unreached
+            return set()
         loss.backward()
-        return any(p.grad is not None and bool(p.grad.any()) for p in adapter.parameters())
+        return _ids(p for p in adapter.parameters() if p.grad is not None and bool(p.grad.any()))
     finally:
         model.eval().zero_grad()
 
 
-def _hosts_learn(model: PreTrainedModel, adapter: Any, inputs: Inputs) -> bool:
-    """Return whether the backbone's own parameters would learn at the sites of an adapter.
+def _check_effects(model: PreTrainedModel, placed: Sequence[Any], inputs: Inputs) -> None:
+    """Change one module after the other: each has to change the outputs."""
+    before, silent = outputs(model, inputs), []
+    for each in placed:
+        _redraw(each.module)
+        after = outputs(model, inputs)
+        if same(after, before, 0.0):
+            silent.append(each.site.id)
+        before = after
+    if silent:
+        raise Broken(f"no effect at {_some(silent)}")
+
+
+def _reached(model: PreTrainedModel, adapter: Any, inputs: Inputs) -> set[str]:
+    """Return the sites of an adapter at whose hosts the backbone's own parameters would learn.
 
     Where they would not, the backbone does not use what it computes there: MRA's attention is zero
     without its CUDA kernel, for each token and for virtual ones.
     """
-    kinds = {placed.site.kind for placed in adapter.placed}
-    if kinds == {"embed"}:
-        return _tokens_mix(model, inputs)
-    hosts = [model.get_submodule(placed.site.host) for placed in adapter.placed]
-    own = {id(p): p for h in hosts for p in h.parameters()}
-    frozen = [p for p in own.values() if p.is_floating_point() and not p.requires_grad]
-    if not frozen:
-        return True
-    for parameter in frozen:
+    sites = {placed.site.id: placed.site for placed in adapter.placed}
+    of_site = {
+        name: [
+            p
+            for p in model.get_submodule(site.host).parameters()
+            if p.is_floating_point() and not p.requires_grad
+        ]
+        for name, site in sites.items()
+        if site.kind != "embed" or _tokens_mix(model, inputs)
+    }
+    frozen = {id(p): p for parameters in of_site.values() for p in parameters}
+    for parameter in frozen.values():
         parameter.requires_grad_(True)
     try:
         with ah.disabled(model):
-            _floats(model(**inputs))[0].float().pow(2).sum().backward()
-        return any(p.grad is not None and bool(p.grad.any()) for p in frozen)
+            loss = _floats(model(**inputs))[0].float().pow(2).sum()
+            if loss.requires_grad:
+                loss.backward()
+        learning = _ids(p for p in frozen.values() if p.grad is not None and bool(p.grad.any()))
     finally:
-        for parameter in frozen:
+        for parameter in frozen.values():
             parameter.requires_grad_(False).grad = None
+    return {name for name, own in of_site.items() if not own or _ids(own) & learning}
 
 
 def _tokens_mix(model: PreTrainedModel, inputs: Inputs) -> bool:

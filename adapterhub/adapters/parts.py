@@ -21,6 +21,7 @@ from adapterhub.anatomy.sites import CHILD, Anatomy, Site
 from adapterhub.backbones.weights import with_whole_parameters
 from adapterhub.hooks.attention import keyvalue_slot
 from adapterhub.hooks.held_weight import held_weight_slot
+from adapterhub.hooks.keyvalue import follow_padding
 from adapterhub.hooks.layer_mix import mix_slot
 from adapterhub.hooks.layer_output import input_slot, layer_slot
 from adapterhub.hooks.matrix import matrix_slot
@@ -198,7 +199,9 @@ def make_slot(anatomy: Anatomy, placed: PlacedModule) -> Slot:
     """Return the slot of a site's host, of the class that the site needs; create it if missing."""
     site = placed.site
     if site.kind == "keyvalue":
-        return keyvalue_slot(anatomy.model, site, placed.module, anatomy.family.batch_dim)
+        slot = keyvalue_slot(anatomy.model, site, placed.module, anatomy.family.batch_dim)
+        follow_padding(anatomy, site, slot)
+        return slot
     if site.kind == "embed":
         return prompt_slot(anatomy, site)
     if site.kind == "mix":

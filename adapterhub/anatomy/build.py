@@ -20,7 +20,13 @@ from adapterhub.anatomy.forward_source import (
     reads_token_ids,
     reversible_stack,
 )
-from adapterhub.anatomy.module_sites import module_anatomy, sites_by_path
+from adapterhub.anatomy.matrices import WeightMatrix
+from adapterhub.anatomy.module_sites import (
+    module_anatomy,
+    never_called,
+    read_by_owners,
+    sites_by_path,
+)
 from adapterhub.anatomy.own_modules import first_existing, has_path, layer_paths, own_modules
 from adapterhub.anatomy.projections import (
     HeldWeight,
@@ -79,10 +85,13 @@ def build_anatomy(model: PreTrainedModel, family: Family) -> Anatomy:
     base_path = "" if base is model else next(n for n, m in model.named_modules() if m is base)
     sites: dict[str, Site] = {}
     layers: dict[str, tuple[str, ...]] = {}
+    modules = dict(own_modules(model))
+    read = read_by_owners(modules)
+    owners = never_called(modules, read)
     for stack in family.stacks:
         if paths := tuple(join(base_path, path) for path in layer_paths(base, stack.layers)):
             layers[stack.name] = paths
-            for site in _stack_sites(model, base_path, stack, paths):
+            for site in _stack_sites(model, base_path, stack, paths, owners):
                 sites[site.id] = site
     for site in _output_site(model, list(layers)[-1]) if layers else ():
         sites[site.id] = site
@@ -96,7 +105,7 @@ def build_anatomy(model: PreTrainedModel, family: Family) -> Anatomy:
             expected=f"a module list at {', '.join(s.layers for s in family.stacks)}",
         )
     anatomy = Anatomy(model, family, base_path, sites, layers)
-    return replace(anatomy, by_path=sites_by_path(anatomy, unused))
+    return replace(anatomy, by_path=sites_by_path(anatomy, read, unused))
 
 
 def _is_cross(site: Site) -> bool:
@@ -115,14 +124,18 @@ def _check_names(family: Family) -> None:
 
 
 def _stack_sites(
-    model: PreTrainedModel, base_path: str, stack: Stack, layers: tuple[str, ...]
+    model: PreTrainedModel,
+    base_path: str,
+    stack: Stack,
+    layers: tuple[str, ...],
+    owners: Mapping[str, str],
 ) -> Iterator[Site]:
     root = model.get_submodule(host := join(base_path, stack.root))
     first = model.get_submodule(layers[0])
     embeds = isinstance(token_table(model), nn.Embedding) and not reads_token_ids(root, first)
     if embeds and (width := _embedding_width(root)):
         yield Site(f"{stack.name}.embed", stack.name, None, "embed", "embed", host, width, width)
-    sites = list(_sites_of_layers(model, stack, layers))
+    sites = list(_sites_of_layers(model, stack, layers, owners))
     widths = {s.d_out for s in sites if s.kind == "sublayer"}
     one_stream = len(widths) == 1 and not reversible_stack(model, layers[0])
     if one_stream:
@@ -191,7 +204,7 @@ def _embedding_width(root: nn.Module) -> int | None:
 
 
 def _sites_of_layers(
-    model: PreTrainedModel, stack: Stack, layers: tuple[str, ...]
+    model: PreTrainedModel, stack: Stack, layers: tuple[str, ...], owners: Mapping[str, str]
 ) -> Iterator[Site]:
     bias: str | None = None
     for number, prefix in enumerate(layers):
@@ -204,7 +217,7 @@ def _sites_of_layers(
         paths = {role: path for role, path in paths.items() if _has_sublayer(role, paths)}
         if stack.bias and has_path(layer, stack.bias):
             bias = join(prefix, stack.bias.rpartition(".")[0])
-        for role, kind, fields in _layer_sites(model, layer, paths, stack):
+        for role, kind, fields in _layer_sites(model, layer, paths, stack, owners):
             if role == "attn.kv":
                 fields["bias"] = bias
             site_id = f"{stack.name}.{number}.{role}"
@@ -231,11 +244,15 @@ _Fields = dict[str, Any]
 
 
 def _layer_sites(
-    model: PreTrainedModel, layer: nn.Module, paths: _Paths, stack: Stack
+    model: PreTrainedModel,
+    layer: nn.Module,
+    paths: _Paths,
+    stack: Stack,
+    owners: Mapping[str, str],
 ) -> Iterator[tuple[str, Kind, _Fields]]:
     for role, fields in _norms(model, paths):
         yield role, "norm", fields
-    linear = _projections(model, paths, stack)
+    linear = _projections(model, paths, stack, owners)
     for role, fields in linear.items():
         yield role, "linear", fields
     for role, fields in _held_weights(model, paths):
@@ -244,7 +261,7 @@ def _layer_sites(
         if f"{role}.kv" in paths and (own := _keyvalue(model, role, paths, linear)):
             yield f"{role}.kv", "keyvalue", own
         if sublayer := _sublayer(model, layer, role, paths, linear):
-            stream = _stream(model, stack.norms, role, paths, sublayer["input_host"])
+            stream = _stream(model, stack.norms, role, paths, sublayer.get("input_host"))
             yield role, "sublayer", sublayer | {"stream": stream}
 
 
@@ -270,7 +287,13 @@ def _held_weights(model: PreTrainedModel, paths: _Paths) -> Iterator[tuple[str, 
         yield role, {"host": host, "d_in": d_in, "d_out": d_out, "held": held}
 
 
-def _projections(model: PreTrainedModel, paths: _Paths, stack: Stack) -> dict[str, _Fields]:
+def _projections(
+    model: PreTrainedModel, paths: _Paths, stack: Stack, owners: Mapping[str, str]
+) -> dict[str, _Fields]:
+    """Return the fields of the sites of projections, by role.
+
+    The host of one that is never called is the module that reads its weight, of `owners`.
+    """
     linear: dict[str, _Fields] = {}
     for role, (path, *_) in paths.items():
         name = role.rpartition(".")[2]
@@ -283,6 +306,13 @@ def _projections(model: PreTrainedModel, paths: _Paths, stack: Stack) -> dict[st
             continue
         d_out = out_features(module)
         linear[role] = {"host": path, "d_in": in_features(module), "d_out": d_out}
+        if path in owners:
+            host, inside = owners[path], path[len(owners[path]) + 1 :]
+            matrix = WeightMatrix(
+                f"{inside}.weight", f"{inside}.bias", transposed=hasattr(module, "nx")
+            )
+            linear[role] |= {"host": host, "matrix": matrix}
+            continue
         layout = stack.fused.get(role, "blocks")
         if name in FUSED and layout != WHOLE:
             output = paths.get(f"{role.rpartition('.')[0]}.o")
@@ -390,7 +420,10 @@ def _sublayer(
     if not first or last is None:
         return None
     sizes = {"d_in": first["d_in"], "d_out": last["d_out"]}
-    return {"host": last["host"], "input_host": first["host"], **sizes}
+    hosts = first["host"], last["host"]
+    if "matrix" in first or "matrix" in last:  # no call of theirs has the input or the output
+        return {"host": hosts[0], **sizes} if hosts[0] == hosts[1] else None
+    return {"host": hosts[1], "input_host": hosts[0], **sizes}
 
 
 def _own_width(model: PreTrainedModel, path: str) -> int | None:

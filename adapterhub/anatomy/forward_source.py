@@ -1,7 +1,7 @@
 """Read from the source of a module's forward what it calls, in which order, and what it returns.
 
-Also how it attends, through transformers' attention interface or with torch's functions, and
-whether an autograd function of its own computes its layers (Reformer). Nothing is run.
+Also how it attends, through transformers' attention interface or with torch's functions, whether
+it turns queries and keys by their positions, and whether an autograd function of its own computes its layers (Reformer). Nothing is run.
 """
 
 from __future__ import annotations
@@ -185,6 +185,17 @@ def _path(node: ast.expr) -> str | None:
         node = node.value
     from_self = isinstance(node, ast.Name) and node.id == "self"
     return ".".join(reversed(names)) if from_self and names else None
+
+
+def rotates(module: nn.Module) -> bool:
+    """Return whether an attention turns queries and keys by their positions (RoPE)."""
+    return any(
+        "rotary" in name or "rope" in name.split("_")
+        for function in own_methods(module)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call)
+        for name in [getattr(node.func, "attr", getattr(node.func, "id", "")).lower()]
+    )
 
 
 def attends(module: nn.Module) -> Attends | None:

@@ -77,7 +77,7 @@ def module_anatomy(view: ModuleView, head: tuple[str, ...] = ()) -> Anatomy:
             offenders=[f"{name!r}{did_you_mean(name, paths)}" for name in unknown],
             expected="paths of modules",
         )
-    fused, read = set(_fused(paths)), _read_by_owners(paths)
+    fused, read = set(_fused(paths)), read_by_owners(paths)
     layers = _layers(paths)
     roles, sublayers = _roles(paths, fused, read)
     sites: dict[str, Site] = {}
@@ -102,7 +102,9 @@ def module_anatomy(view: ModuleView, head: tuple[str, ...] = ()) -> Anatomy:
     return Anatomy(view, family, "", sites, layers, head)
 
 
-def sites_by_path(anatomy: Anatomy, unused: Collection[str] = ()) -> dict[str, Site]:
+def sites_by_path(
+    anatomy: Anatomy, read: Mapping[str, str], unused: Collection[str] = ()
+) -> dict[str, Site]:
     """Return the sites of a model of transformers that have no role in its family, by their paths.
 
     They are projections, convolutions, embeddings and norms, in layers and outside: of models of
@@ -111,12 +113,12 @@ def sites_by_path(anatomy: Anatomy, unused: Collection[str] = ()) -> dict[str, S
 
     Args:
         anatomy: the sites with roles.
+        read: the modules whose weights others read, as `read_by_owners` maps them.
         unused: the paths of modules that are never called.
     """
     paths = dict(own_modules(anatomy.model))
     base = f"{anatomy.base_path}." if anatomy.base_path else ""
-    hosts = {site.host for site in anatomy.sites.values() if site.kind in _WITH_WEIGHT}
-    read = _read_by_owners(paths)
+    hosts = {site.module for site in anatomy.sites.values() if site.kind in _WITH_WEIGHT}
     without = (*anatomy.head(), *unused, *_fused(paths), *_only_tied(paths))
     sites: dict[str, Site] = {}
     for path, module in paths.items():
@@ -226,7 +228,7 @@ def _fused(paths: Mapping[str, nn.Module]) -> Iterator[str]:
                     yield join(path, name)
 
 
-def _read_by_owners(paths: Mapping[str, nn.Module]) -> dict[str, str]:
+def read_by_owners(paths: Mapping[str, nn.Module]) -> dict[str, str]:
     """Map modules to the modules around them that read their weights themselves, by path.
 
     `F.linear(x, self.qkv.weight)`: no hook of the inner one sees what is computed. torch's own
@@ -241,6 +243,22 @@ def _read_by_owners(paths: Mapping[str, nn.Module]) -> dict[str, str]:
         for name in read.get(type(module), ())
         if join(path, name) in paths
     }
+
+
+def never_called(paths: Mapping[str, nn.Module], read: Mapping[str, str]) -> dict[str, str]:
+    """Return those of `read` that the module around them does not call: WavLM's projections.
+
+    Others are called in some branch of its forward, where hooks see them.
+    """
+    called: dict[type[nn.Module], Collection[str]] = {}
+    found: dict[str, str] = {}
+    for path, owner in read.items():
+        parent, _, name = path.rpartition(".")
+        if (around := type(paths[parent])) not in called:
+            called[around] = call_order(paths[parent])
+        if owner and name not in called[around]:
+            found[path] = owner
+    return found
 
 
 def _of_network(

@@ -181,6 +181,12 @@ class Site:
         return self.matrix is not None and "." in self.matrix.weight
 
     @property
+    def module(self) -> str:
+        """The path of the module whose weight it is: the host, or that inside it."""
+        inside = self.matrix.weight.rpartition(".")[0] if self.matrix else ""
+        return join(self.host, inside)
+
+    @property
     def reads(self) -> str:
         """The stack whose tokens get here: keys of cross-attention are those of the encoder."""
         return "encoder" if self.role in ("cross.k", "cross.v") else self.stack
@@ -272,7 +278,7 @@ class Anatomy:
         """The paths of modules in the base model, by the ids of the sites that are of a whole."""
         base = f"{self.base_path}." if self.base_path else ""
         return {
-            site.id: site.host.removeprefix(base)
+            site.id: site.module.removeprefix(base)
             for site in self.sites.values()
             if site.kind in ("linear", "norm") and site.part is None
         } | {name: name for name in self.by_path}
@@ -376,8 +382,9 @@ class Anatomy:
         """
         for site in self.sites.values():
             named = site.kind in ("linear", "norm") and site.part is None
-            if named and path.startswith(site.host + "."):
-                return site.id + path[len(site.host) :]
+            host = site.module if self.named_head is None else site.host
+            if named and path.startswith(host + "."):
+                return site.id + path[len(host) :]
         if layer := self._layer(path):
             stack, number = layer
             return f"{stack}.{number}.{path[len(self.layers[stack][number]) + 1 :]}"

@@ -11,10 +11,16 @@ By default a prefix has no positions, and its keys no bias. With `positions` it 
 the keys of tokens continue from there: k_j = L + j. With `positions=True` queries do too,
 q_i = L + i, so that the bias between tokens is unchanged; with `positions="keys"` they do not:
 q_i = i.
+
+Where attention turns queries and keys by their positions (RoPE), scores between tokens depend on
+the difference of their positions, but those with a prefix that has none on that of the query. So
+positions start behind padding on the left, as `generate` counts them: a text has one result with
+and without padding.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,12 +28,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.anatomy.sites import CHILD, FeatureSlice
+from adapterhub.anatomy.forward_source import rotates
+from adapterhub.anatomy.sites import CHILD, Anatomy, FeatureSlice, Site
 from adapterhub.backbones.tensor_parallel import TensorParallel
 from adapterhub.backbones.weights import read_bias, reread_weight
 from adapterhub.hooks.composition import BatchPlan, RowOrder
 from adapterhub.hooks.packed import PrefixSpan
-from adapterhub.hooks.slot import Slot
+from adapterhub.errors import SiteError
+from adapterhub.hooks.slot import Mark, Slot
 from adapterhub.methods._site_module import (
     ApartKeyValueModule,
     GatedKeyValueModule,
@@ -37,6 +45,8 @@ from adapterhub.methods._site_module import (
 )
 
 _PAST = "past"
+_BEHIND, _AROUND = "_adapterhub_behind_padding", "_adapterhub_keeps_mask"
+_MASK = "mask"
 
 
 class AttentionCall(NamedTuple):
@@ -99,6 +109,7 @@ class KeyValueSlot(Slot):
         self.batch_dim = 0
         self.bias: RelativeBias | None = None
         self.eager: Callable[..., Any] | None = None
+        self.follows_padding = False
         self.parallel: TensorParallel | None = None
         # Of keys and of values; in a list, so that they are not child modules.
         self.projections: list[tuple[nn.Module, FeatureSlice | None]] = []
@@ -335,3 +346,92 @@ def note_past(host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     past = 0 if cache is None else cache.get_seq_length(host.layer_idx)
     # A static cache counts on in place while the attention runs.
     slot.keep(_PAST, past.clone() if isinstance(past, Tensor) else past)
+
+
+def follow_padding(anatomy: Anatomy, site: Site, slot: KeyValueSlot) -> None:
+    """Let the positions of a stack start behind padding while a slot has a prefix without any.
+
+    Only where attention rotates by positions: learned ones are the backbone's own affair.
+    """
+    family, model = anatomy.family, anatomy.model
+    if slot.follows_padding or family.positions_from_padding or family.positions_follow_mask:
+        return
+    slot.follows_padding = True
+    if not site.role.startswith("attn") or not rotates(model.get_submodule(site.host)):
+        return
+    path = anatomy.path(anatomy.stacks[site.stack].root)
+    root = model.get_submodule(path)
+    names = path.split(".") if path else []
+    for end in range(len(names)):
+        around = model.get_submodule(".".join(names[:end]))
+        if "attention_mask" in inspect.signature(around.forward).parameters:
+            slot.patch.hook(Mark, around, _AROUND, slot)
+            slot.patch.hook(around.register_forward_pre_hook, _keep_mask, with_kwargs=True)
+            slot.patch.hook(around.register_forward_hook, _forget_mask, always_call=True)
+    slot.patch.hook(Mark, root, _BEHIND, slot)
+    slot.patch.hook(root.register_forward_pre_hook, _start_behind_padding, with_kwargs=True)
+
+
+def _given(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    names = inspect.signature(module.forward).parameters
+    return dict(zip(names, args, strict=False)) | kwargs
+
+
+def _first_active(module: nn.Module, mark: str) -> KeyValueSlot | None:
+    """Return the first of the slots of a module's hook that has a prefix without positions."""
+    slots: list[KeyValueSlot] = getattr(module, mark, [])
+    return next((s for s in slots if any(not _positions(s.placed(k)) for k in s.keys)), None)
+
+
+def _keep_mask(around: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Keep the caller's mask, of which a module makes one over pairs: a forward pre-hook."""
+    slot = _first_active(around, _AROUND)
+    if slot is not None and slot.kept(_MASK) is None:
+        mask = _given(around, args, kwargs).get("attention_mask")
+        if isinstance(mask, Tensor) and mask.ndim == 2:
+            slot.keep(_MASK, mask)
+
+
+def _forget_mask(around: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    """Forget the mask of a pass, also of one that failed: a forward hook."""
+    slot = _first_active(around, _AROUND)
+    if slot is not None:
+        slot.take(_MASK)
+
+
+def _start_behind_padding(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Count positions from the first token that is no padding: the pre-hook of a stack.
+
+    Raises:
+        SiteError: the stack counts positions itself, with padding.
+    """
+    slot = _first_active(root, _BEHIND)
+    values = _given(root, args, kwargs)
+    mask = values.get("attention_mask")
+    if slot is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):
+        mask = slot.kept(_MASK)
+    if slot is None or not isinstance(mask, Tensor) or torch.compiler.is_compiling():
+        return None
+    if bool(mask[:, 0].all()):
+        return None
+    if "position_ids" not in inspect.signature(root.forward).parameters:
+        raise SiteError(
+            f"a {type(root).__name__} counts padding on the left in the positions of its tokens, "
+            "and what they read of a prefix would depend on it",
+            expected="texts without padding, or with padding on the right",
+            hint='tokenizer.padding_side = "right"',
+        )
+    source = values.get("input_ids")
+    source = values["inputs_embeds"] if source is None else source
+    tokens, cache = source.shape[1], values.get("past_key_values")
+    past = 0 if cache is None else int(cache.get_seq_length())
+    lead = mask.long().cumsum(1).eq(0).sum(1, keepdim=True).to(source.device)
+    positions = values.get("position_ids")
+    if positions is None:
+        positions = torch.arange(past, past + tokens, device=source.device)[None]
+    positions = positions.expand(*positions.shape[:-2], len(mask), tokens)
+    # Those that the caller, or `generate`, has counted behind padding are right as they are.
+    first = (lead - past).clamp(0, tokens - 1).expand(*positions.shape[:-1], 1)
+    counted = positions.gather(-1, first) == first + past
+    moved = (positions - lead * counted).clamp(min=0)
+    return (), values | {"position_ids": moved}
