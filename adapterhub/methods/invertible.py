@@ -11,6 +11,9 @@ language model scores states against its table of tokens, often that of the embe
 are changed, the same network undoes it. A model without an output layer has the first part alone,
 so a file fits both: an adapter trained on masked tokens is used below a classifier.
 
+`undone=False` leaves the change there, as the library `adapters` does with the model classes of
+transformers (its own, with flexible heads, undo it).
+
 Of two stacks the encoder's embeddings are changed, and the states that the decoder's output layer
 reads. up is zero at first, so the states are unchanged. They are as wide as the embeddings, also
 where layers are wider.
@@ -123,6 +126,7 @@ class Invertible(Method):
 
     reduction: int = option(2, "each network's input width divided by its hidden width", least=1)
     activation: str = option("relu", "activation function, by its transformers name")
+    undone: bool = option(True, "undo the change in front of the output layer")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """Yield the coupling behind the embeddings, and its inverse if there is an output layer.
@@ -133,6 +137,8 @@ class Invertible(Method):
         site = self.site(anatomy)
         coupling = Coupling(site.d_out, self.reduction, self.activation)
         yield Placement(site, CoupledStates(coupling))
+        if not self.undone:
+            return
         for output in (s for s in anatomy.sites.values() if s.role == "output"):
             if output.d_in != site.d_out:
                 raise SiteError(

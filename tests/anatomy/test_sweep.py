@@ -7,6 +7,7 @@ import pytest
 import sweep
 import sweep_cells
 import sweep_page
+import torch.nn.functional as F
 from selection import rotate
 
 import adapterhub as ah
@@ -45,6 +46,9 @@ def test_a_method_that_works_is_ok(model, method):
         ("pp_lcnet", "head"),  # modules without parameters behind the encoder
         ("pvt", "freeze"),  # a number of labels without names
         ("rwkv", "lora"),  # states that are changed in place, unless it trains
+        ("wavlm", "lora"),  # attention that hands its weights to a function
+        ("wavlm", "houlsby"),
+        ("wavlm", "ia3"),
     ],
     3,
 )
@@ -69,10 +73,35 @@ def test_what_a_random_model_does_not_compute_is_no_failure(model_type, cells):
 
 
 def test_a_module_that_gets_no_gradient_is_seen_where_the_backbone_would_learn(model, monkeypatch):
-    monkeypatch.setattr(sweep_cells, "_learns", lambda *rest: False)
+    monkeypatch.setattr(sweep_cells, "_learning", lambda *rest: set())
     inputs = sweep_cells.inputs_for(model)
     for method in ("lora", "prefix", "prompt", "full"):
-        assert sweep_cells.cell(model, method, inputs) == "wrong: gradients"
+        assert sweep_cells.cell(model, method, inputs).startswith("wrong: gradients")
+
+
+def test_each_module_is_looked_at_however_many_others_learn():
+    """One projection is cut off behind its adapter, while the adapter applies."""
+    model = every_type.build("bert", "AutoModelForSequenceClassification", tiny=True)
+    inputs = sweep_cells.inputs_for(model)
+    adapter = ah.attach(model, "lora(sites=['attn.q', 'attn.v'])")
+    host = model.get_submodule("bert.encoder.layer.1.attention.self.query")
+    slot = host._modules["adapterhub"]
+    host.register_forward_hook(lambda host, x, y: y.detach() if slot.keys else y)
+    with pytest.raises(sweep_cells.Broken, match=r"^gradients at encoder\.1\.attn\.q$"):
+        sweep_cells._check_gradients(model, adapter, inputs)
+
+
+def test_a_module_without_an_effect_is_named():
+    model = every_type.build("bert", "AutoModelForSequenceClassification", tiny=True)
+    inputs = sweep_cells.inputs_for(model)
+    adapter = ah.attach(model, "lora(sites=['attn.q', 'attn.v'])")
+    host = model.get_submodule("bert.encoder.layer.1.attention.self.query")
+    slot = host._modules["adapterhub"]
+    host.register_forward_hook(  # the same output for any values of the adapter
+        lambda host, x, y: y - y.detach() + F.linear(*x, host.weight) if slot.keys else y
+    )
+    with pytest.raises(sweep_cells.Broken, match=r"^no effect at encoder\.1\.attn\.q$"):
+        sweep_cells._check_gradients(model, adapter, inputs)
 
 
 def test_a_refusal_has_its_reason(model):
@@ -98,6 +127,7 @@ def test_a_broken_invariant_is_named(model, monkeypatch, broken):
     inputs, real = sweep_cells.inputs_for(model), sweep_cells.outputs
     monkeypatch.setattr(sweep_cells, "outputs", outputs)
     monkeypatch.setattr(sweep_cells, "_check_cache", lambda *rest: None)
+    monkeypatch.setattr(sweep_cells, "_check_effects", lambda *rest: None)
     assert sweep_cells.cell(model, "lora", inputs) == f"wrong: {broken}"
 
 

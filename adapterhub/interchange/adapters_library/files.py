@@ -241,11 +241,19 @@ def _parts(tree: Mapping[str, Any], problems: list[str]) -> Iterator[MethodConfi
         problems += part_problems
         if not part_problems:
             defaults = {name: field.default for name, field in _FIELDS[kind].items()}
-            yield MethodConfig(kind, _as_trained(tree.get("version"), defaults | member))
+            yield MethodConfig(kind, _as_trained(tree, defaults | member))
 
 
-def _as_trained(version: object, options: dict[str, Any]) -> dict[str, Any]:
-    """Adapt options to their meaning in the version that wrote them."""
+def _as_trained(tree: Mapping[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Adapt options to their meaning in the version, and the model class, that wrote them.
+
+    Since `adapters` 0.1, only its own classes (GPT2AdapterModel) undo an invertible adapter in
+    front of the output layer; those of transformers (GPT2LMHeadModel) leave its change there.
+    """
+    version, model_class = tree.get("version"), str(tree.get("model_class") or "AdapterModel")
+    if options.get("inv_adapter"):
+        own = model_class.endswith("AdapterModel")
+        options["inv_adapter_undone"] = own or not str(version).startswith("adapters.")
     if version is None and options.get("non_linearity") in _OLD_ACTIVATIONS:
         options["non_linearity"] = _OLD_ACTIVATIONS[options["non_linearity"]]
     number = str(version).removeprefix("adapters.").split(".")[:2]

@@ -59,7 +59,14 @@ def import_invertible(
         )
     prefix = f"{Invertible().site(translation.anatomy).id}.{method}.coupling"
     translation.tensors |= {f"{prefix}.{name}": tensor for name, tensor in own.items()}
-    translation.methods.append({method: {"reduction": reduction, "activation": activation}})
+    spec: dict[str, Any] = {"reduction": reduction, "activation": activation}
+    if not options["inv_adapter_undone"]:
+        spec["undone"] = False
+        translation.notes.append(
+            "inv_adapter: not undone in front of an output layer, as with the model class that "
+            "wrote the files"
+        )
+    translation.methods.append({method: spec})
 
 
 def import_reft(part: MethodConfig, remaining: RemainingTensors, translation: Translation) -> None:

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from adapters_golden import GOLDEN, backbone, imported
+from adapters_golden import EXPECTED, GOLDEN, backbone, imported, inputs
 from safetensors.torch import load_file, save_file
 
 import adapterhub as ah
@@ -17,17 +17,19 @@ from adapterhub.errors import MismatchError
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
-def load(folder, architecture, case, options=(), without=None, move=("", "")):
+def load(folder, architecture, case, options=(), without=None, move=("", ""), model=None, **tree_):
     """Load a checkpoint with other options, without some tensors, or with some at another place."""
     shutil.copytree(GOLDEN / architecture / case, folder / case)
     path = folder / case / "adapter_config.json"
     tree = json.loads(path.read_text(encoding="utf-8"))
     tree["config"] |= dict(options)
+    tree |= tree_
     path.write_text(json.dumps(tree), encoding="utf-8")
     tensors = load_file(folder / case / "adapter.safetensors")
     kept = {n.replace(*move): t for n, t in tensors.items() if not without or without not in n}
     save_file(kept, folder / case / "adapter.safetensors")
-    return ah.load(backbone(architecture), folder / case, any_backbone=True, head=False)
+    model = backbone(architecture) if model is None else model
+    return ah.load(model, folder / case, any_backbone=True, head=False)
 
 
 def test_the_methods_and_their_options():
@@ -62,6 +64,52 @@ def test_the_unit_of_no_token_is_left_out(tmp_path):
 def test_a_task_adapter_without_an_invertible_one(tmp_path):
     adapter = load(tmp_path, "bert", "madx", without="invertible_adapters")
     assert [method.name for method in adapter.methods] == ["pfeiffer"]
+
+
+LANGUAGE_MODELS = {
+    "bert": ("AutoModelForMaskedLM", "BertForMaskedLM"),
+    "roberta": ("AutoModelForMaskedLM", "RobertaForMaskedLM"),
+    "gpt2": ("AutoModelForCausalLM", "GPT2LMHeadModel"),
+    "llama": ("AutoModelForCausalLM", "LlamaForCausalLM"),
+    "t5": ("AutoModelForSeq2SeqLM", "T5ForConditionalGeneration"),
+    "bart": ("AutoModelForSeq2SeqLM", "BartForConditionalGeneration"),
+}
+
+
+@pytest.mark.parametrize("base", [False, True])
+@pytest.mark.parametrize("architecture", LANGUAGE_MODELS)
+def test_the_class_of_the_files_decides_whether_the_change_is_undone(architecture, base, tmp_path):
+    """`adapters` undoes it in its own classes; in those of transformers the head reads it."""
+    auto, name = LANGUAGE_MODELS[architecture]
+    name = name.partition("For")[0].partition("LM")[0] + "Model" if base else name
+    model, given = backbone(architecture, auto), inputs(architecture)
+    found, head = [], model.get_output_embeddings()
+    mask, expected = given["attention_mask"].bool(), EXPECTED[architecture]["madx.hidden"]
+    for cls in (name, f"{name.partition('For')[0]}AdapterModel"):
+        adapter = load(tmp_path / cls, architecture, "madx", model=model, model_class=cls)
+        states = []
+        hook = head.register_forward_hook(lambda m, x, y, kept=states: kept.append(x[0]))
+        with torch.no_grad():
+            found.append(model(**given).logits)
+        hook.remove()
+        assert adapter.methods[0].undone is (cls != name)
+        if architecture not in ("bert", "roberta"):  # their heads have more layers
+            scale = model.config.d_model**-0.5 if architecture == "t5" else 1.0
+            equal = torch.allclose(states[0][mask], expected[mask] * scale, atol=1e-5)
+            assert equal is (cls == name)
+        adapter.save(tmp_path / f"{cls}-own")
+        adapter.detach()
+        adapter = ah.load(model, tmp_path / f"{cls}-own")
+        with torch.no_grad():
+            assert torch.equal(model(**given).logits, found[-1])
+        adapter.detach()
+    assert (found[0] - found[1]).abs().max() > 0.05
+
+
+def test_older_files_are_undone_in_every_class(tmp_path):
+    model = backbone("gpt2", "AutoModelForCausalLM")
+    cls = {"model_class": "GPT2LMHeadModel", "version": "3.2.1"}
+    assert load(tmp_path, "gpt2", "madx", model=model, **cls).methods[0].undone
 
 
 REFUSED = {
