@@ -340,7 +340,9 @@ def _slug(name: str) -> str:
 
 
 def _refuse_duplicates(adapter: Adapter) -> None:
-    names = [name for _, _, name, _ in adapter.owned()]
+    # Also where their tensors have other names: UniPELT's bottlenecks have gates.
+    names = [f"{placed.site.id}.{placed.method.name}" for placed in adapter.placed]
+    names += [name for _, _, name, _ in adapter.owned()]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise AttachError(
             "two methods of one kind are at the same sites",

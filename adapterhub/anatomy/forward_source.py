@@ -9,12 +9,14 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, Literal
 
 import torch
 from torch import nn
+
+from adapterhub.anatomy.own_modules import join
 
 Attends = Literal["interface", "torch"]
 _WEIGHTS = frozenset({"softmax", "scaled_dot_product_attention"})
@@ -152,39 +154,144 @@ def _used(module: nn.Module) -> Iterator[str]:
 
 
 def _read(module: nn.Module, method: str, followed: frozenset[str]) -> Iterator[str]:
-    """Yield what a method reads from `self`, as dotted paths; methods of its own are followed."""
-    function = definition_of(module, method)
-    if function is None or method in followed:
-        return
-    for statement in function.body:
-        for path in _attributes(statement):
-            if _method(module, path) is not None:
-                yield from _read(module, path, followed | {method})
-            else:
-                yield path
+    """Yield what a method reads from `self`, as dotted paths; functions that get it are followed.
+
+    So are the names of what is read: `q = self.q_proj`, and those of what is passed on.
+    """
+    function = _method(module, method)
+    yield from _read_in(module, function, [("",)], {}, followed)
 
 
-def _attributes(node: ast.AST) -> Iterator[str]:
-    """Yield what is read from `self`, as dotted paths in the order of evaluation."""
-    if isinstance(node, ast.Attribute) and (path := _path(node)):
-        yield path
+# The paths of what a name stands for; "" is the module itself.
+_Names = dict[str, tuple[str, ...]]
+
+
+def _read_in(
+    module: nn.Module,
+    function: Callable[..., Any] | None,
+    places: Sequence[tuple[str, ...]],
+    named: _Names,
+    followed: frozenset[str],
+) -> Iterator[str]:
+    """Yield what a function reads of a module, given what its arguments stand for."""
+    definition = _definition(function)
+    if function is None or definition is None or function.__qualname__ in followed:
         return
-    children = list(ast.iter_child_nodes(node))
+    parameters = [each.arg for each in definition.args.args]
+    names = {n: paths for n, paths in zip(parameters, places, strict=False) if paths} | named
+    reader = _Reader(module, function, names, followed | {function.__qualname__})
+    for statement in definition.body:
+        yield from reader.attributes(statement)
+
+
+class _Reader:
+    """Reads one function: what it uses of a module, in the order of evaluation."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        function: Callable[..., Any],
+        names: _Names,
+        followed: frozenset[str],
+    ) -> None:
+        self.module, self.names, self.followed = module, names, followed
+        self.known = getattr(function, "__globals__", {})
+
+    def attributes(self, node: ast.AST) -> Iterator[str]:
+        """Yield what is read, as dotted paths."""
+        if isinstance(node, ast.Attribute | ast.Name) and (paths := self.paths(node)):
+            for path in paths:
+                if path and _method(self.module, path) is not None:
+                    yield from self._follow(_method(self.module, path), [("",)], {})
+                elif path:
+                    yield path
+            return
+        if isinstance(node, ast.Assign) and self._renames(node):
+            return
+        if isinstance(node, ast.For | ast.comprehension):
+            self._renames_each(node.target, node.iter)
+        if isinstance(node, ast.Call) and (followed := self._followed(node)) is not None:
+            yield from followed
+            return
+        for child in _in_order(node):
+            yield from self.attributes(child)
+
+    def paths(self, node: ast.AST) -> tuple[str, ...]:
+        """Return the paths of what an expression names: `self.q`, a name of it, `getattr`."""
+        names: list[str] = []
+        while isinstance(node, ast.Attribute):
+            names.append(node.attr)
+            node = node.value
+        found: tuple[str, ...] = ()
+        if isinstance(node, ast.Name):
+            found = self.names.get(node.id, ())
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
+            owner, name = node.args[0], node.args[1]
+            if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                found = tuple(join(path, name.value) for path in self.paths(owner))
+        return tuple(join(path, *reversed(names)) for path in found)
+
+    def _renames(self, node: ast.Assign) -> bool:
+        """Note the names that an assignment gives to what is read, if it does nothing else."""
+        (target, *others), value = node.targets, node.value
+        pairs = [(target, value)]
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            pairs = list(zip(target.elts, value.elts, strict=False))
+        found = {t.id: self.paths(v) for t, v in pairs if isinstance(t, ast.Name)}
+        for name in found:
+            self.names.pop(name, None)  # whatever it was before
+        if others or len(found) < len(pairs) or not all(found.values()):
+            return False
+        self.names |= found
+        return True
+
+    def _renames_each(self, target: ast.expr, values: ast.expr) -> None:
+        if isinstance(target, ast.Name) and isinstance(values, ast.Tuple | ast.List):
+            self.names[target.id] = tuple(p for v in values.elts for p in self.paths(v))
+
+    def _followed(self, call: ast.Call) -> Iterator[str] | None:
+        """Return what a function reads that gets the module, or a part of it; None for others."""
+        function, first = call.func, []
+        if isinstance(function, ast.Name):
+            called = self.known.get(function.id)
+            called = called if inspect.isfunction(called) else None
+        else:
+            paths = self.paths(function)
+            called = _method(self.module, paths[0]) if len(paths) == 1 else None
+            first = [("",)]
+        given = [self.paths(a) for a in call.args]
+        named = {k.arg: self.paths(k.value) for k in call.keywords if k.arg}
+        if called is None or _definition(called) is None or not any([*given, *named.values()]):
+            return None
+        return self._read_call(call, called, [*first, *given], named)
+
+    def _read_call(
+        self,
+        call: ast.Call,
+        called: Callable[..., Any],
+        places: Sequence[tuple[str, ...]],
+        named: _Names,
+    ) -> Iterator[str]:
+        for value in (*call.args, *(keyword.value for keyword in call.keywords)):
+            if not self.paths(value):
+                yield from self.attributes(value)
+        yield from self._follow(called, places, {n: p for n, p in named.items() if p})
+
+    def _follow(
+        self, called: Callable[..., Any] | None, places: Sequence[tuple[str, ...]], named: _Names
+    ) -> Iterator[str]:
+        return _read_in(self.module, called, places, named, self.followed)
+
+
+def _in_order(node: ast.AST) -> list[ast.AST]:
+    """Return the parts of a node in the order of evaluation."""
     if isinstance(node, ast.Call):  # it is called when its arguments are known
-        children = [*node.args, *node.keywords, node.func]
+        return [*node.args, *node.keywords, node.func]
     if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
-        children = [node.value] if node.value is not None else []
-    for child in children:
-        yield from _attributes(child)
-
-
-def _path(node: ast.expr) -> str | None:
-    names: list[str] = []
-    while isinstance(node, ast.Attribute):
-        names.append(node.attr)
-        node = node.value
-    from_self = isinstance(node, ast.Name) and node.id == "self"
-    return ".".join(reversed(names)) if from_self and names else None
+        return [node.value] if node.value is not None else []
+    if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp):
+        return [*node.generators, node.elt]
+    return list(ast.iter_child_nodes(node))
 
 
 def rotates(module: nn.Module) -> bool:

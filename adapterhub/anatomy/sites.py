@@ -420,7 +420,7 @@ def matches(pattern: str, site: Site) -> bool:
     Where the id is the path of a module, its last part matches too: `to_q`.
     """
     names: tuple[str, ...] = (site.role, f"{site.stack}.{site.role}", site.id)
-    if site.id == site.host:
+    if site.id == site.module:
         names = (*names, site.id.rpartition(".")[2])
     if not any(wildcard in pattern for wildcard in "*?["):
         return pattern in names

@@ -19,8 +19,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -34,7 +35,7 @@ from adapterhub.backbones.weights import whole
 _SUMS = 509  # of words of 8 bytes: a prime, so that a moved row of a matrix changes the sums
 _REMEMBERED: WeakKeyDictionary[nn.Module, dict[Hashable, tuple[Any, Table]]] = WeakKeyDictionary()
 RUNS, RUN = 16, 256  # of a sampled tensor
-_CHUNK = 1 << 20  # values that one thread holds at a time
+_CHUNK = 1 << 20  # values of a tensor that are held at a time
 _THREADS = 8
 
 
@@ -87,21 +88,57 @@ def digest_table(readers: Iterable[TensorReader], *, sampled: bool) -> dict[str,
     """
     runs_of = sample_of if sampled else chunks
     readers = list(readers)
-
-    def compute(reader: TensorReader) -> Digests:
-        return _digests(reader.read([run]) for run in runs_of(reader))
-
-    def compute_sample(reader: TensorReader) -> Digests:
-        return _digests([reader.read(list(runs_of(reader)))])
-
-    one = compute_sample if sampled else compute
-    values = sum(math.prod(reader.shape) for reader in readers)
-    if sampled or values < _CHUNK:  # faster than the threads start
-        digests = list(map(one, readers))
+    if sampled:
+        digests = [_digests([reader.read(list(runs_of(reader)))]) for reader in readers]
+    elif sum(math.prod(reader.shape) for reader in readers) < _CHUNK:  # faster than threads start
+        digests = [_digests(reader.read([run]) for run in runs_of(reader)) for reader in readers]
     else:
-        with ThreadPoolExecutor(_THREADS) as pool:
-            digests = list(pool.map(one, readers))
+        digests = _digests_together(readers)
     return {_key(r, sampled): d for r, d in zip(readers, digests, strict=True)}
+
+
+def _digests_together(readers: Iterable[TensorReader]) -> list[Digests]:
+    """Digest several tensors at a time, in threads that only hash.
+
+    They run none of torch's functions: each new thread that enters its parallel code sets up
+    torch's pool of threads, and with several at the same time that may fail.
+    """
+    strands = [_Strands(reader) for reader in readers]
+    waiting = iter(strands)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        now = list(islice(waiting, _THREADS))
+        while now:
+            now = [each for each in now if each.hash_next(pool)]
+            now += islice(waiting, _THREADS - len(now))
+    return [each.digests() for each in strands]
+
+
+class _Strands:
+    """The hashes of one tensor, of which a chunk is hashed while others are read."""
+
+    def __init__(self, reader: TensorReader) -> None:
+        self.parts = (reader.read([run]) for run in chunks(reader))
+        self.hashes = hashlib.sha256(), hashlib.sha256()
+        self.hashing: Future[None] | None = None
+
+    def hash_next(self, pool: ThreadPoolExecutor) -> bool:
+        """Read a chunk, and have it hashed behind the one before it; False at the end."""
+        part = next(self.parts, None)
+        rounded = None if part is None else _rounded(part)
+        if self.hashing is not None:
+            self.hashing.result()
+        if rounded is None:
+            return False
+        self.hashing = pool.submit(self._update, rounded)
+        return True
+
+    def _update(self, rounded: tuple[bytes, bytes]) -> None:
+        for strand, part in zip(self.hashes, rounded, strict=True):
+            strand.update(part)
+
+    def digests(self) -> Digests:
+        """Return the digests of all chunks."""
+        return Digests(*(strand.hexdigest() for strand in self.hashes))
 
 
 def _key(reader: TensorReader, sampled: bool) -> str:

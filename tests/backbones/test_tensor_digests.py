@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
@@ -69,6 +72,35 @@ def test_threads_change_nothing(monkeypatch):
     monkeypatch.setattr(tensor_digests, "_CHUNK", 100)
     assert digest_table(readers, sampled=False) == expected
     assert len(expected) == 20
+
+
+def test_threads_run_nothing_of_torch(monkeypatch):
+    """New threads that enter torch's parallel code set up its pool, which failed now and then."""
+    monkeypatch.setattr(tensor_digests, "_CHUNK", 100)
+    of_torch, hashing = set(), set()
+    rounded, update = tensor_digests._rounded, tensor_digests._Strands._update
+
+    def note(values):
+        of_torch.add(threading.get_ident())
+        return rounded(values)
+
+    def note_hashing(strands, parts):
+        hashing.add(threading.get_ident())
+        assert all(type(part) is bytes for part in parts)
+        update(strands, parts)
+
+    def read(runs, tensor):
+        of_torch.add(threading.get_ident())
+        return torch.cat([tensor.flatten()[a : a + n] for a, n in runs])
+
+    monkeypatch.setattr(tensor_digests, "_rounded", note)
+    monkeypatch.setattr(tensor_digests._Strands, "_update", note_hashing)
+    tensors = [torch.randn(30, 40) for _ in range(20)]
+    readers = [TensorReader(str(i), t.shape, partial(read, tensor=t)) for i, t in enumerate(tensors)]
+    digest_table(readers, sampled=False)
+    assert of_torch == {threading.get_ident()}
+    assert hashing
+    assert threading.get_ident() not in hashing
 
 
 def test_integers_are_digested_as_bytes():
