@@ -27,7 +27,13 @@ from adapterhub.anatomy.module_sites import (
     read_by_owners,
     sites_by_path,
 )
-from adapterhub.anatomy.own_modules import first_existing, has_path, layer_paths, own_modules
+from adapterhub.anatomy.own_modules import (
+    first_existing,
+    has_path,
+    layer_paths,
+    own_modules,
+    still_statistics,
+)
 from adapterhub.anatomy.projections import (
     HeldWeight,
     expert_weights,
@@ -67,10 +73,11 @@ def anatomy_of(model: nn.Module, head: Sequence[str] = ()) -> Anatomy:
     that is not of transformers are named by their paths; `head` are its modules that are its head.
     """
     model = as_model(model)
-    if is_view(model):
-        return module_anatomy(model, tuple(head))
-    row = own_family(model) or FAMILIES.get(model.config.model_type)
-    return build_anatomy(model, row or discover(model))
+    with still_statistics(model):
+        if is_view(model):
+            return module_anatomy(model, tuple(head))
+        row = own_family(model) or FAMILIES.get(model.config.model_type)
+        return build_anatomy(model, row or discover(model))
 
 
 def build_anatomy(model: PreTrainedModel, family: Family) -> Anatomy:

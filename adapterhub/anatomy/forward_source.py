@@ -1,7 +1,8 @@
 """Read from the source of a module's forward what it calls, in which order, and what it returns.
 
 Also how it attends, through transformers' attention interface or with torch's functions, whether
-it turns queries and keys by their positions, and whether an autograd function of its own computes its layers (Reformer). Nothing is run.
+it turns queries and keys by their positions, and whether an autograd function of its own computes
+its layers (Reformer). Nothing is run.
 """
 
 from __future__ import annotations

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 
+# Buffers that training changes, by their usual names.
+_STATISTICS = frozenset({"cluster_size", "embed_avg", "embedding_avg", "num_batches_tracked"})
+_AVERAGES = ("running_", "ema_", "moving_")
 CHILD = "adapterhub"  # the name of the one child module that a host has while adapters are attached
 
 
@@ -21,8 +27,29 @@ def own_modules(model: nn.Module, *, every_use: bool = False) -> list[tuple[str,
 
 
 def has_statistics(module: nn.Module) -> bool:
-    """Return whether a module changes buffers while it trains: the averages of a batch norm."""
-    return getattr(module, "running_mean", None) is not None
+    """Return whether a module changes buffers while it trains.
+
+    They are the averages of a batch norm or of a codebook, or the vectors of a spectral norm, which
+    torch keeps in a parametrization, and before that in a hook.
+    """
+    buffers = (name for name, buffer in module._buffers.items() if buffer is not None)
+    if any(name in _STATISTICS or name.startswith(_AVERAGES) for name in buffers):
+        return True
+    hooks = module._forward_pre_hooks.values()
+    return isinstance(module, _SpectralNorm) or any(isinstance(h, SpectralNorm) for h in hooks)
+
+
+@contextmanager
+def still_statistics(model: nn.Module) -> Iterator[None]:
+    """Keep buffers as they are inside: to read a weight with a spectral norm changes them."""
+    training = [m for m in model.modules() if m.training and has_statistics(m)]
+    try:
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def parameter_at(module: nn.Module, path: str) -> nn.Parameter | None:

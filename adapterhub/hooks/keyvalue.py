@@ -32,9 +32,9 @@ from adapterhub.anatomy.forward_source import rotates
 from adapterhub.anatomy.sites import CHILD, Anatomy, FeatureSlice, Site
 from adapterhub.backbones.tensor_parallel import TensorParallel
 from adapterhub.backbones.weights import read_bias, reread_weight
+from adapterhub.errors import SiteError
 from adapterhub.hooks.composition import BatchPlan, RowOrder
 from adapterhub.hooks.packed import PrefixSpan
-from adapterhub.errors import SiteError
 from adapterhub.hooks.slot import Mark, Slot
 from adapterhub.methods._site_module import (
     ApartKeyValueModule,

@@ -8,8 +8,9 @@
 The prefix has no positions, is never masked, and is not in the KV cache. With `positions: true`
 tokens count their positions from after the prefix, as in implementations that cache it. For
 relative positions, `positions: keys` does so only for keys, as in other implementations. With
-padding on the left, pass `position_ids` that start behind it, as `generate` does: the prefix has no
-positions to be moved along, so with rotary positions a row depends on how much padding it has.
+rotary positions, and no positions of its own, the prefix has those of tokens start behind padding
+on the left, as `generate` counts them; a model that counts them itself (RoFormer) refuses that
+padding.
 With `reparametrize` a network computes the prefix during training:
 
     [P_k; P_v] = W_site tanh(W P' + b) + b_site                                  (section 4.3)

@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 from plain_modules import GROUPED, KINDS, Everything, network
 from selection import rotate
 from torch import nn
@@ -481,3 +482,150 @@ def test_a_weight_that_the_module_around_reads(method, tmp_path):
         ah.load(net, tmp_path / name)
         assert torch.equal(net(x), adapted)
         ah.detach(net)
+
+
+class Codebook(nn.Module):
+    """A quantizer that averages its codes while it trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("embed_avg", torch.ones(8))
+        self.register_buffer("cluster_size", torch.ones(1))
+
+    def forward(self, x):
+        if self.training:
+            self.embed_avg.mul_(0.9)
+            self.cluster_size.add_(1)
+        return x + self.embed_avg
+
+
+class Normed(nn.Module):
+    """What has buffers that training passes change, beside two projections."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.q, self.v = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.inner = {
+            "spectral norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
+            "spectral norm in a hook": lambda: nn.utils.spectral_norm(nn.Linear(8, 8)),
+            "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
+            "batch norm": lambda: nn.BatchNorm1d(8),
+            "codebook": Codebook,
+        }[kind]()
+
+    def forward(self, x):
+        return self.q(x) * self.v(x) + self.inner(x)
+
+
+BUFFERS = (
+    "spectral norm", "spectral norm in a hook", "weight norm", "batch norm", "codebook",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+@pytest.mark.parametrize("training", [False, True])
+def test_buffers_of_a_frozen_module_stay_as_they_are(kind, training):
+    model = Normed(kind).train(training)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    adapter = ah.attach(model, ah.LoRA(rank=2, sites=["q", "v"]))
+    for mode in (adapter.train_mode, model.train):
+        mode()
+        model(torch.randn(5, 8)).sum().backward()
+    adapter.detach()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(module.training for module in model.modules())  # as `train` has left it
+
+
+def by_weight(x, layer):
+    return F.linear(x, layer.weight, layer.bias)
+
+
+class Reading(nn.Module):
+    """Projections whose weights others read; they are never called."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        return self.o(self.queries(x) * self.k(x) + self.v(x))
+
+
+class ByLinear(Reading):
+    def queries(self, x):
+        return F.linear(x, self.q.weight, self.q.bias)
+
+
+class ByProduct(Reading):
+    def queries(self, x):
+        return torch.matmul(x, self.q.weight.t()) + self.q.bias
+
+
+class ByName(Reading):
+    def queries(self, x):
+        layer = self.q
+        weight, bias = layer.weight, layer.bias
+        return F.linear(x, weight, bias)
+
+
+class ByFunction(Reading):
+    def queries(self, x):
+        return by_weight(x, self.q)
+
+
+class ByGetattr(Reading):
+    def queries(self, x):
+        return by_weight(x, layer=getattr(self, "q"))  # noqa: B009
+
+
+class ByLoop(Reading):
+    def forward(self, x):
+        q, k, v = [F.linear(x, each.weight, each.bias) for each in (self.q, self.k, self.v)]
+        return self.o(q * k + v)
+
+
+class ByCat(Reading):
+    def forward(self, x):
+        weight = torch.cat([self.q.weight, self.k.weight, self.v.weight])
+        q, k, v = F.linear(x, weight).chunk(3, -1)
+        return self.o(q * k + v)
+
+
+class ByAttention(Reading):
+    def forward(self, x):
+        x = x.transpose(0, 1)
+        bias = torch.cat((self.q.bias, self.k.bias, self.v.bias))
+        y, _ = F.multi_head_attention_forward(
+            x, x, x, 8, 2, None, bias, None, None, False, 0.0, self.o.weight, self.o.bias,
+            self.training, use_separate_proj_weight=True, q_proj_weight=self.q.weight,
+            k_proj_weight=self.k.weight, v_proj_weight=self.v.weight,
+        )  # fmt: skip
+        return y.transpose(0, 1)
+
+
+READING = (ByLinear, ByProduct, ByName, ByFunction, ByGetattr, ByLoop, ByCat, ByAttention)
+
+
+@pytest.mark.parametrize("method", ["lora", "dora", "oft", "ia3"])
+@pytest.mark.parametrize("cls", READING)
+def test_a_weight_that_a_helper_reads_has_its_adapter(cls, method):
+    """Each module has an effect and a gradient, and computes what merged weights compute."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 8), cls()).eval(), torch.randn(2, 5, 4)
+    bare = model(x)
+    spec = {"lora": ah.LoRA(rank=2, sites=["q", "v"]), "ia3": "ia3(sites=['q', 'v'], inputs=[])"}
+    adapter = ah.attach(model, spec.get(method, f"{method}(sites=['q', 'v'])"))
+    assert len(adapter.placed) == 2
+    for placed in adapter.placed:
+        before = model(x)
+        with torch.no_grad():
+            for parameter in placed.module.parameters():
+                parameter.add_(0.3 * torch.randn_like(parameter))
+        assert not torch.equal(model(x), before), placed.site.id
+    model(x).pow(2).sum().backward()
+    for placed in adapter.placed:
+        assert any(p.grad is not None and p.grad.any() for p in placed.module.parameters())
+    adapted = model(x).detach()
+    adapter.detach()
+    assert torch.equal(model(x), bare)
+    assert not torch.allclose(adapted, bare, atol=1e-4)

@@ -96,7 +96,9 @@ def test_threads_run_nothing_of_torch(monkeypatch):
     monkeypatch.setattr(tensor_digests, "_rounded", note)
     monkeypatch.setattr(tensor_digests._Strands, "_update", note_hashing)
     tensors = [torch.randn(30, 40) for _ in range(20)]
-    readers = [TensorReader(str(i), t.shape, partial(read, tensor=t)) for i, t in enumerate(tensors)]
+    readers = [
+        TensorReader(str(i), t.shape, partial(read, tensor=t)) for i, t in enumerate(tensors)
+    ]
     digest_table(readers, sampled=False)
     assert of_torch == {threading.get_ident()}
     assert hashing

@@ -7,10 +7,11 @@ import pytest
 import tiny_models
 import torch
 from one_site import attention_tensors
+from selection import rotate
 
 import adapterhub as ah
 from adapterhub.anatomy.sites import CHILD
-from adapterhub.errors import ConfigError
+from adapterhub.errors import ConfigError, SiteError
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.methods.prefix import Prefix
 from adapterhub.recipe.options import TrainOptions
@@ -135,3 +136,69 @@ def test_a_size_of_zero_is_refused(option):
     with pytest.raises(ConfigError) as error:
         Prefix(**{option: 0})
     assert option in str(error.value)
+
+
+PADDED_METHODS = ("prefix", "llama-adapter", "prompt", "p-tuning")
+PADDED = (
+    "llama", "exaone4_5", "hyperclovax_vision_v2", "moss_transcribe_diarize", "gemma3", "qwen2_vl",
+    "afmoe", "apertus", "aria", "audioflamingo3", "qwen3", "mistral", "gptj", "phi", "t5", "bart",
+)  # fmt: skip
+
+
+def padded(model, ids, side):
+    """Return the outputs of a text with three tokens of padding on a side, without those."""
+    padding, one = torch.ones(1, 3, dtype=torch.long), torch.ones_like(ids)
+    parts = {"left": (padding, ids), "right": (ids, padding), "none": (ids,)}[side]
+    masks = [torch.zeros_like(part) if part is padding else one for part in parts]
+    given = {"input_ids": torch.cat(parts, 1), "attention_mask": torch.cat(masks, 1)}
+    decodes = model.config.is_encoder_decoder
+    with torch.no_grad():
+        scores = model(**given, **({"decoder_input_ids": ids} if decodes else {})).logits
+    return scores if decodes or side != "left" else scores[:, 3:]
+
+
+@rotate(("model_type", "method"), [(t, m) for t in PADDED for m in PADDED_METHODS], 8)
+def test_padding_changes_no_text(model_type, method):
+    """Positions start behind padding: a prefix has none, and what is read of it depends on them."""
+    auto = every_type.autos(model_type, every_type.ADAPTED)[0]
+    model = every_type.build(model_type, auto, tiny=True)
+    ids = torch.arange(6, 13)[None]
+    bare = padded(model, ids, "none")
+    if not torch.allclose(padded(model, ids, "left"), bare, atol=1e-5):
+        pytest.skip("padding on the left changes the bare model: it has learned positions")
+    try:
+        adapter = ah.attach(model, method)
+    except ah.AdapterhubError as error:
+        pytest.skip(error.problem)
+    tiny_models.scramble(adapter, std=0.5)
+    expected = padded(model, ids, "none")
+    assert not torch.allclose(expected, bare, atol=1e-4)
+    for side in ("left", "right"):
+        found = padded(model, ids, side)[:, : expected.shape[1]]
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "exaone4_5"])
+def test_a_padded_batch_generates_what_each_text_does(model_type):
+    auto = every_type.autos(model_type, every_type.ADAPTED)[0]
+    model = every_type.build(model_type, auto, tiny=True)
+    tiny_models.scramble(ah.attach(model, "prefix(length=4)"), std=0.5)
+    ids, options = torch.arange(6, 11)[None], {"max_new_tokens": 4, "do_sample": False}
+    options |= {"eos_token_id": None, "pad_token_id": 1}
+    padding = torch.ones(1, 3, dtype=torch.long)
+    mask = torch.cat([0 * padding, torch.ones_like(ids)], 1)
+    alone = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    behind = model.generate(torch.cat([padding, ids], 1), attention_mask=mask, **options)
+    assert torch.equal(behind[:, 3:], alone)
+
+
+def test_a_stack_that_counts_padding_itself_refuses_it_on_the_left():
+    model = every_type.build("roformer", "AutoModelForMaskedLM", tiny=True)
+    ah.attach(model, "prefix")
+    ids = torch.arange(6, 13)[None]
+    padded(model, ids, "right")
+    with pytest.raises(SiteError, match="counts padding on the left") as error:
+        padded(model, ids, "left")
+    assert "padding_side" in str(error.value)
+    with ah.disabled(model):
+        padded(model, ids, "left")

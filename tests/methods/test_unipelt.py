@@ -11,10 +11,11 @@ import torch
 import transformers
 from one_site import attention_tensors
 from safetensors.torch import load_file
+from selection import rotate
 from transformers import AutoConfig
 
 import adapterhub as ah
-from adapterhub.errors import ConfigError, SiteError
+from adapterhub.errors import AttachError, ConfigError, SiteError
 from adapterhub.methods import METHODS
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "adapters"
@@ -208,3 +209,38 @@ def test_the_weights_of_experts_have_no_gate():
     model = tiny_models.model("mixtral")
     with pytest.raises(SiteError, match="routed experts"):
         ah.attach(model, "unipelt(sites=[ffn.experts.down])")
+
+
+@rotate(("architecture", "other", "first"), [
+    (a, o, f) for a in ("bert", "gpt2", "llama", "t5")
+    for o in ("pfeiffer", "houlsby", "madx", "prefix", "lora", "mam", "unipelt")
+    for f in (True, False)
+], 8)  # fmt: skip
+def test_beside_another_method_it_works_or_is_refused(architecture, other, first):
+    """Two methods of one kind at one site would have one place: the second would hide the first."""
+    model, inputs = tiny_models.model(architecture), tiny_models.batch()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    methods = [METHODS["unipelt"].example(), METHODS[other].example()]
+    try:
+        adapter = ah.attach(model, methods if first else methods[::-1])
+    except AttachError as error:
+        refusal = str(error)
+        adapters = [ah.attach(model, each, name=f"a{n}") for n, each in enumerate(methods)]
+        ah.activate(model, *(each.name for each in adapters))
+    else:
+        adapters, refusal = [adapter], ""
+    assert not refusal or "as two adapters" in refusal
+    for each in adapters:
+        each.train_mode()
+    model(**inputs).logits.pow(2).sum().backward()
+    missing = [
+        name
+        for each in adapters
+        for name, tensor in each.tensors().items()
+        if tensor.requires_grad and tensor.grad is None and not name.startswith("head.")
+    ]
+    assert not missing
+    ah.detach(model)
+    after = model.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in after.items())
