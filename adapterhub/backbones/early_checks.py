@@ -114,7 +114,7 @@ def check_fetched(folder: Path) -> None:
     Raises:
         BackboneError: there are some.
     """
-    pointers = unfetched_files(folder) if folder.is_dir() else []
+    pointers = unfetched_files(folder) if is_folder(folder) else []
     if pointers:
         raise BackboneError(
             f"{folder} has pointers of git-lfs in place of files",
