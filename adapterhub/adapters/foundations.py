@@ -11,13 +11,19 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import torch
+from transformers import PreTrainedModel
+
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.errors import AttachError, MismatchError
+from adapterhub.backbones.pooling import max_positions
+from adapterhub.errors import AttachError, ConfigError, MismatchError
 from adapterhub.files.foundation import Foundation
 from adapterhub.files.heads import without_heads
 from adapterhub.files.manifest import Manifest
 from adapterhub.hooks.composition import Average, Composition, adapter_names
+from adapterhub.methods._site_module import EmbeddingModule
 
+_LEAST_LEFT = 3  # positions: a text between a first and a last special token
 _FRESH = ".fresh."  # in the names of parameters that the checkpoint lacked
 
 
@@ -67,6 +73,39 @@ def adapters_below(adapter: Adapter) -> list[Adapter]:
     """List the adapters below one, the lowest first, each once."""
     chain = [each for below in adapter.on for each in (*adapters_below(below), below)]
     return list(dict.fromkeys(chain))
+
+
+def virtual_tokens(adapter: Adapter) -> int:
+    """Count the positions that an adapter takes in front of each text."""
+    modules = [placed.module for placed in adapter.placed if placed.site.kind == "embed"]
+    with torch.no_grad():
+        return sum(
+            len(module()) + module.skipped_positions
+            for module in modules
+            if isinstance(module, EmbeddingModule)
+        )
+
+
+def text_positions(model: PreTrainedModel, adapters: Iterable[Adapter] = ()) -> int:
+    """Return the positions of a model that are left to a text, and to what is written behind it.
+
+    The virtual tokens of adapters, and of those below them, are in front of it.
+
+    Raises:
+        ConfigError: none is left.
+    """
+    positions = max_positions(model)
+    chain = dict.fromkeys(each for a in adapters for each in (*adapters_below(a), a))
+    taken = {each: count for each in chain if (count := virtual_tokens(each))}
+    left = positions - sum(taken.values())
+    if left < _LEAST_LEFT and taken:
+        raise ConfigError(
+            f"virtual tokens leave {max(left, 0):,} of the {positions:,} positions of the backbone",
+            offenders=[f"{each.name}: {count:,} virtual tokens" for each, count in taken.items()],
+            expected=f"at most {max(positions - _LEAST_LEFT, 0):,}: a text has some tokens, too",
+            hint="--method 'prompt(length=20)'",
+        )
+    return left
 
 
 def frozen_adapters(adapters: Mapping[str, Adapter], names: Iterable[str]) -> tuple[Adapter, ...]:

@@ -152,14 +152,20 @@ def max_positions(model: PreTrainedModel) -> int:
     """Return the longest input that the model has positions for, in tokens."""
     config = text_config(model)
     if not hasattr(model.config, "max_position_embeddings") and config is not model.config:
-        return getattr(config, "max_position_embeddings", None) or 1 << 30
-    most: int = getattr(model.config, "max_position_embeddings", None) or 1 << 30
+        return _recorded_positions(config)
+    most = _recorded_positions(model.config)
     for name, module in model.named_modules():
         # RoBERTa counts positions from the one behind its padding, in a table of as many rows.
         if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
             padding = module.padding_idx
             most = min(most, module.num_embeddings - (0 if padding is None else padding + 1))
     return most
+
+
+def _recorded_positions(config: Any) -> int:
+    """Return the positions of a configuration; a decoder of sound has those of what it writes."""
+    names = ("max_position_embeddings", "max_target_positions")
+    return next((n for name in names if (n := getattr(config, name, None))), 1 << 30)
 
 
 def vector_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:

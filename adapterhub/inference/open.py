@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.foundations import text_positions
 from adapterhub.adapters.load import load_folder
 from adapterhub.adapters.route import activate, only_foundations
 from adapterhub.anatomy.any_module import as_model
@@ -189,6 +190,13 @@ class Predictor:
                 f"{self.model.name_or_path} does not generate: it writes one letter for each sound",
                 expected="an encoder-decoder, or a causal language model",
             )
+        room = self.setting.positions - 1  # a text begins with a token, at least
+        if how.max_new_tokens is not None and how.max_new_tokens > room:
+            raise ConfigError(
+                f"max_new_tokens is {how.max_new_tokens:,}: the model has no room for as many",
+                expected=f"at most {room:,}, with the tokens of the prompt",
+                hint="--max-new-tokens N, or max_new_tokens=N in Python",
+            )
         return replace(self, task=how.applied(self.task))
 
     def streamed(self, examples: Sequence[Any], how: Writing) -> Iterator[str]:
@@ -276,7 +284,7 @@ def open_adapter(
     make_ready(model)
     digest = fetched.digest
     adapter = load_folder(model, folder, sha256=digest, head=head or True, on=fetched.on)
-    return predictor_of(model, adapter.labels, tokenizer, record)
+    return predictor_of(model, adapter.labels, tokenizer, record, [adapter])
 
 
 def predictor_of(
@@ -284,10 +292,14 @@ def predictor_of(
     labels: tuple[str, ...],
     tokenizer: PreTrainedTokenizerBase,
     record: TrainingRecord,
+    adapters: Sequence[Adapter] = (),
 ) -> Predictor:
-    """Return the predictor of a loaded adapter, whose head has these labels."""
+    """Return the predictor of a loaded adapter, whose head has these labels.
+
+    `adapters` are those that apply: the loaded one, in the parts that it was attached in.
+    """
     model = as_model(model)  # of a pipeline: its parts; the pipeline is the processor
-    positions = max_positions(model)
+    positions = text_positions(model, adapters)
     limit = min(record.max_length, positions)
     setting = Setting(tokenizer, limit, labels, record.seed, positions)
     return Predictor(model, record.task.for_model(model), setting, record.data)
@@ -582,6 +594,6 @@ def open_several(
             loaded[key] = pulled.load_model(backbone)
         model, tokenizer = loaded[key]
         adapter = pulled.attach_to(model, f"adapter-{number}")
-        predictors[name] = predictor_of(model, adapter.labels, tokenizer, pulled.record)
+        predictors[name] = predictor_of(model, adapter.labels, tokenizer, pulled.record, [adapter])
         attached[name] = adapter.name
     return OpenedAdapters(predictors, attached)

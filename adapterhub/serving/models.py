@@ -550,7 +550,9 @@ class PlannedAdapter:
             reference=self.pulled.reference,
             digest=self.pulled.digest or "",
             model=self.model,
-            predictor=predictor_of(model, labels, self.model.tokenizer, self.pulled.record),
+            predictor=predictor_of(
+                model, labels, self.model.tokenizer, self.pulled.record, attached
+            ),
             name=self.name,
             row=self.name if on_model else None,
             reason=self.reason,

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from adapterhub.backbones.pooling import max_positions
 from adapterhub.data.chat_formats import messages_of
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.inference.open import Predictor
@@ -99,13 +98,14 @@ def _recorded_limit(task: Generation, bare: bool) -> int:
 
 def _room(predictor: Predictor, served: ServedAdapter, tokens: int, continues: bool) -> int:
     """Return how many tokens may be written behind a prompt."""
-    positions = max_positions(predictor.model)
-    used = tokens + served.virtual
-    room = positions - used if continues else positions
-    if room < 1 or used > positions:
+    positions = predictor.setting.positions
+    room = positions - tokens if continues else positions
+    if room < 1 or tokens > positions:
+        virtual = f", {served.virtual:,} of them for virtual tokens" if served.virtual else ""
         raise DataError(
             f"the prompt has {tokens:,} tokens",
-            expected=f"fewer than {positions - served.virtual:,}, the context of the model",
+            expected=f"fewer than {positions:,}: the model has {positions + served.virtual:,} "
+            f"positions{virtual}",
             hint="a shorter prompt",
         )
     return room

@@ -204,11 +204,13 @@ def generate(
         batch = how.prompt_batch([prompts.rows[i] for i in indices], prompts.setting, side)
         moved = on_device(batch, model, model.device)
         inputs = {k: v for k, v in moved.items() if k != "labels"}
+        first = 0 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
+        room = max(prompts.setting.positions - max(first, 1), 1)
+        most = {"max_new_tokens": min(options["max_new_tokens"], room)}
         with without_gradients():
             ids = model.generate(  # type: ignore[operator]
-                **inputs, **options, **search, use_cache=True, synced_gpus=in_step(),
+                **inputs, **options | most, **search, use_cache=True, synced_gpus=in_step(),
             )  # fmt: skip
-        first = 0 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
         texts = prompts.setting.tokenizer.batch_decode(ids[:, first:], skip_special_tokens=True)
         return [*zip(indices, (Generated(text.strip()) for text in texts), strict=True)]
 

@@ -30,7 +30,8 @@ class Setting:
         max_length: the longest input, in tokens.
         labels: the classes, in the order of the logits.
         seed: the seed of random inputs, such as masks.
-        positions: the number of positions of the model.
+        positions: the positions of the model that are left to a text, and to what is written
+            behind it: `text_positions`.
     """
 
     processor: Any

@@ -247,8 +247,12 @@ class CausalLM(Generation, LearnsTokens):
         return replace(self, pack=False)
 
     def _prompts(self, examples: Sequence[Any], setting: Setting) -> Encoded:
-        """Encode prompts, cut from the left so that `new_tokens` more positions are free."""
-        room = max(min(limit_of(setting), setting.positions - self.new_tokens), 1)
+        """Encode prompts, cut from the left so that `new_tokens` more positions are free.
+
+        Where there are fewer positions than these, half of them are for the prompt.
+        """
+        free = setting.positions - self.new_tokens
+        room = max(min(limit_of(setting), free if free > 0 else setting.positions // 2), 1)
         rows = []
         for example in examples:
             ids = [i for i, _ in self._tokens(example, setting.tokenizer, prompt=True)][-room:]

@@ -145,6 +145,7 @@ class SpeechRecognition(Generation, SoundTask):
                 targets = letter_ids(texts, tokenizer)
             else:
                 targets = target_ids(texts, tokenizer, self.language)
+                _refuse_long(examples, targets, setting.positions)
             for row, ids in zip(rows, targets, strict=True):
                 row["labels"] = ids
         return one_row_each(self, examples, setting, rows)
@@ -242,6 +243,24 @@ class SpeechRecognition(Generation, SoundTask):
         outcome = text_outcome(self.shown(example), str(example.label), prediction)
         wrong, words = word_errors(outcome["label"], outcome["prediction"], exact=self.exact)
         return outcome | {"wrong_words": wrong, "words": words}
+
+
+def _refuse_long(
+    examples: Sequence[MediaFile], targets: Sequence[Sequence[int]], positions: int
+) -> None:
+    """Refuse texts that are longer than what the decoder writes: their end would not be learned.
+
+    Raises:
+        DataError: there are some.
+    """
+    long = [(e, ids) for e, ids in zip(examples, targets, strict=True) if len(ids) > positions]
+    if long:
+        raise DataError(
+            f"{len(long):,} of {len(examples):,} texts are longer than the backbone writes",
+            offenders=first_few([f"{e.name}: a text of {len(ids):,} tokens" for e, ids in long]),
+            expected=f"at most {positions:,} tokens, with those that begin and end a text",
+            hint="split these files, with the text of each part",
+        )
 
 
 def _transcript(cell: object) -> tuple[str | float | None, str]:

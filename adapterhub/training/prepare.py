@@ -9,24 +9,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import attach
 from adapterhub.adapters.build import empty_copies
+from adapterhub.adapters.foundations import text_positions
 from adapterhub.adapters.heads import add_heads, select_head
 from adapterhub.adapters.parts import NamedHead
 from adapterhub.adapters.route import only_foundations
 from adapterhub.backbones.identity import ORIGIN
-from adapterhub.backbones.pooling import max_positions, trained_length
+from adapterhub.backbones.pooling import trained_length
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.data.examples import data_hash
 from adapterhub.errors import ConfigError
 from adapterhub.loop.processes import divided_evaluation, process_count
 from adapterhub.loop.sharding import shard
 from adapterhub.loop.trainee import epochs_needed, waiting_for_plateaus
-from adapterhub.methods._site_module import EmbeddingModule
 from adapterhub.methods._spec import dump_methods
 from adapterhub.recipe.options import RunOptions, run_options
 from adapterhub.recipe.recipe import Recipe
@@ -174,9 +173,8 @@ def _rows(
     processor: Any,
 ) -> FittedRows:
     """Encode the examples; for several tasks, give the adapter a head for each first."""
-    positions = max_positions(adapter.model)
-    reads = max(positions - virtual_tokens(adapter), 1)
-    setting = Setting(processor, reads, adapter.labels, recipe.seed, positions)
+    reads = text_positions(adapter.model, [adapter])
+    setting = Setting(processor, reads, adapter.labels, recipe.seed, reads)
     origin = getattr(adapter.model, ORIGIN, None)  # a pipeline of diffusers has none
     trained = trained_length(Path(origin)) if origin else None
 
@@ -331,15 +329,4 @@ def _check_stages(data: RunData, adapter: Adapter) -> None:
             f"{', '.join(waiting)} begins a stage when evaluations no longer improve, and there is "
             "no evaluation",
             hint="--eval FILE, or stages by epochs",
-        )
-
-
-def virtual_tokens(adapter: Adapter) -> int:
-    """Count the positions that an adapter takes in front of each text."""
-    modules = [placed.module for placed in adapter.placed if placed.site.kind == "embed"]
-    with torch.no_grad():
-        return sum(
-            len(module()) + module.skipped_positions
-            for module in modules
-            if isinstance(module, EmbeddingModule)
         )

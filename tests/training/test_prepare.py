@@ -8,10 +8,12 @@ import pytest
 import tiny_models
 import torch
 
+from adapterhub.adapters.foundations import virtual_tokens
+from adapterhub.backbones.pooling import max_positions
 from adapterhub.errors import ConfigError
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training.loading import make_ready
-from adapterhub.training.prepare import max_positions, prepare, virtual_tokens
+from adapterhub.training.prepare import prepare
 
 
 @pytest.fixture
