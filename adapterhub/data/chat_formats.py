@@ -20,9 +20,9 @@ from typing import Any, TypeAlias
 
 from adapterhub.data.columns import ColumnChoice, choose_columns
 from adapterhub.data.options import DataOptions
-from adapterhub.data.table import Table
+from adapterhub.data.table import UNREAD, Table, first_few, template_columns
 from adapterhub.data.tables import read_table
-from adapterhub.errors import one_line
+from adapterhub.errors import DataError, one_line
 
 Message: TypeAlias = tuple[str, str] | tuple[str, str, str]
 """The role and the text of a message; and its other keys, if it has some, as JSON."""
@@ -79,14 +79,44 @@ class ChatFormat:
 
 
 def recognize_format(table: Table) -> ChatFormat | None:
-    """Return the format of instructions or chats that a table has beyond doubt, or None."""
+    """Return the format of instructions or chats that a table has beyond doubt, or None.
+
+    Raises:
+        DataError: it has bad responses, too, and says which.
+    """
     columns = {name.lower(): name for name in table.columns}
     found = _format_of(table, columns)
+    _refuse_unpaired(table, columns)
     if found is None:
         return None
     beside = tuple(columns_beside(table)) if found.label is None else ()
     unread = (columns[name] for name in _UNREAD if name in columns)
     return replace(found, beside=beside, unread=tuple(n for n in unread if n not in beside))
+
+
+def _refuse_unpaired(table: Table, columns: Mapping[str, str]) -> None:
+    """Refuse responses with a truth value for each, which says whether it is a good one.
+
+    Raises:
+        DataError: there are some.
+    """
+    answers = {"completion", "response", *CHAT_COLUMNS} & columns.keys()
+    judged = [columns[name] for name in ("label", "labels", "desirable") if name in columns]
+    if not answers or (not {"prompt", *CHAT_COLUMNS} & columns.keys()) or len(judged) != 1:
+        return
+    values = {v for v in table.spread(judged[0], 1000) if v is not None}
+    if not values or not values <= {0, 1, "true", "false", "True", "False"}:
+        return
+    answer = columns[sorted(answers)[0]]
+    raise DataError(
+        f"{table.source} has unpaired preferences (KTO): {judged[0]!r} says which of the responses "
+        f"in {answer!r} are good, and the bad ones would be learned, too",
+        offenders=first_few(table.samples()),
+        expected="good responses alone, without that column; or a chosen and a rejected response "
+        "to each prompt",
+        hint=f"keep the rows whose {judged[0]} is true, and delete that column; --task "
+        "preference for pairs, --task classification to learn the column",
+    )
 
 
 def columns_beside(table: Table) -> dict[str, str]:
@@ -183,7 +213,11 @@ def _format_of(table: Table, columns: Mapping[str, str]) -> ChatFormat | None:
     pairs = [(columns[a], columns[b]) for a, b in _PAIRS if a in columns and b in columns]
     if len(pairs) != 1 or not all(_are_texts(table, column) for column in pairs[0]):
         return None
-    return ChatFormat(" and ".join(pairs[0]), *pairs[0])
+    name, text, target = " and ".join(pairs[0]), *pairs[0]
+    template = instruction_template(table.columns) if text.lower() == "instruction" else None
+    if template and all(_are_texts(table, column) for column in template_columns(template)):
+        return ChatFormat("Dolly" if "context" in columns else name, template, target)
+    return ChatFormat(name, text, target)
 
 
 def is_chat(source: str, options: DataOptions, split: str) -> bool:
@@ -235,7 +269,7 @@ def _choice(source: str, options: DataOptions, split: str, found: ChatFormat) ->
         else f"text from {one_line(found.text)!r}, target from {found.label!r}"
     )
     names = ", ".join(map(one_line, found.unread))
-    unread = (f"not read: {names}; write it into the texts or the messages",) if names else ()
+    unread = (f"{UNREAD}{names}; write it into the texts or the messages",) if names else ()
     # An empty input of Alpaca is usual, and no note.
     read = choice.notes[: 1 + len(choice.table.notes if choice.table else ())]
     return replace(choice, notes=(*read, about, *unread))

@@ -64,7 +64,10 @@ PROMPTS = (
     *TEXTS[1:],
 )  # fmt: skip
 TOKENS = (("tokens", "words"), ("text", "sentence"))
-TAGS = (("label", "labels", "nertags", "tags", "ner"), ("bio", "biotags", "iob", "postags"))
+TAGS = (
+    ("label", "labels", "nertags", "tags", "ner"),
+    ("bio", "biotags", "iob", "postags", "upos", "xpos", "pos"),
+)
 QUESTIONS = (("question",), ("text", "query"))
 CONTEXTS = (("context",), ("passage", "paragraph", "document"))
 ANSWERS = (("answers",), ("answer", "label"))
@@ -75,9 +78,9 @@ POSITIVES = (("positive", "pos"), ("passage", "answer", "document", "context", "
                                    "question2", "hypothesis", "string2", "2string", "s2", "sent2",
                                    "evidence", "duplicate", "response", "pair"))  # fmt: skip
 PREFERRED = (("chosen",), ("preferred", "accepted", "better", "win", "chosenresponse",
-                           "responsechosen", "preferredresponse"))  # fmt: skip
+                           "responsechosen", "preferredresponse", "responsej"))  # fmt: skip
 REJECTED = (("rejected",), ("dispreferred", "worse", "lose", "rejectedresponse",
-                            "responserejected", "dispreferredresponse"))  # fmt: skip
+                            "responserejected", "dispreferredresponse", "responsek"))  # fmt: skip
 # Prompts of comparisons: texts, or the beginnings of chats.
 ASKINGS = (
     ("prompt",),
@@ -88,10 +91,16 @@ ASKINGS = (
 )  # fmt: skip
 SYSTEMS = ("system", "systemprompt", "systemmessage")
 NEGATIVE = r"(hard)?neg(ative)?s?\d*"
-STEMS = (("text",), ("question", "context", "prompt", "ctx", "sentence", "premise", "startphrase",
-                     "sent1", "query"))  # fmt: skip
+STEMS = (
+    ("text",),
+    ("ctx", "startphrase", "goal", "questionstem"),
+    ("question", "context", "prompt", "sentence", "premise", "sent1", "query"),
+)
 CHOSEN = (("label",), ("answer", "answerkey", "correct", "target", "gold", "correctanswer",
-                       "answeridx"))  # fmt: skip
+                       "answeridx", "cop", "correctoption", "correctchoice"))  # fmt: skip
+# What a question with choices is about, which is read in front of it.
+ABOUT = ("context", "passage", "article", "paragraph", "premise", "story", "document")
+CHOICE_COLUMNS = ("choice", "option", "ending", "answer", "sol", "op", "opt", "candidate")
 CHOICES = (("choices",), ("options", "endings", "answers", "candidates"))
 PAIRS = (
     ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"),
@@ -126,4 +135,4 @@ def plain_name(name: str) -> str:
 def numbers_rows(name: str) -> bool:
     """Return whether a column of this name numbers, dates or locates rows."""
     plain = plain_name(name)
-    return not plain or plain in NEVER or bool(re.search(r"(^|[\W_])id$|Id$|ID$", name))
+    return not plain or plain in NEVER or bool(re.search(r"(^|[\W_])(id|idx)$|Id$|ID$", name))

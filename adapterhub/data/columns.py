@@ -98,7 +98,7 @@ _KINDS = {
     "context": _Kind(names.CONTEXTS, lambda p: p.is_string, _never, "the context"),
     "answers": _Kind(names.ANSWERS, lambda p: p.is_answers, lambda p: p.is_answers, "the answers"),
     "stem": _Kind(names.STEMS, lambda p: p.is_string, _never, "the text"),
-    "choices": _Kind(names.CHOICES, lambda p: p.is_words, lambda p: p.is_words, "the choices"),
+    "choices": _Kind(names.CHOICES, lambda p: p.is_choices, lambda p: p.is_choices, "the choices"),
     "anchor": _Kind(names.ANCHORS, lambda p: p.is_string, lambda p: p.is_text, "the first text"),
     "positive": _Kind(names.POSITIVES, lambda p: p.is_string, lambda p: p.is_text,
                       "the text that belongs to it"),
@@ -215,6 +215,8 @@ class _Chooser:
     def _column(self, name: str, free: Sequence[str]) -> str | None:
         """Return the column of an option by its name, or else by its cells."""
         kind = _KINDS[self.wants[name]]
+        if self.wants[name] == "stem" and (both := self._about(free)):
+            return both
         usual = _USUAL.get(name, "")
         if usual in free and self.wants[name] not in {*FILES, *_BY_NAME}:
             return None if self._is_no_class(str(usual)) and self.wants[name] == "class" else usual
@@ -256,6 +258,13 @@ class _Chooser:
         others = [c for c in free if plain_name(c) in names.TEXTS[1] and self.profile(c).is_text]
         return column if set(others) <= {column} or plain_name(column) == "text" else None
 
+    def _about(self, free: Sequence[str]) -> str | None:
+        """Return a template of a question and what it is about, if there is one of each."""
+        plain = {plain_name(c): c for c in free if self.profile(c).is_string}
+        asked = [plain[n] for n in ("question", "query") if n in plain]
+        about = [plain[n] for n in names.ABOUT if n in plain]
+        return f"{{{about[0]}}}\n\n{{{asked[0]}}}" if len(asked) == len(about) == 1 else None
+
     def _in_order(self, name: str, free: Sequence[str]) -> str | None:
         """Return text and target of a table without names that has just these two columns."""
         strings = [c for c in self.table.columns if self.profile(c).is_string]
@@ -280,12 +289,7 @@ class _Chooser:
 
     def _choices(self, free: Sequence[str]) -> tuple[str, ...] | str | None:
         """Return the column with lists of choices, or the columns with one choice each."""
-        families: dict[str, list[str]] = {}
-        for column in free:
-            plain = plain_name(column)
-            if plain[:-1] in ("choice", "option", "ending", "answer", "") and plain[-1:].isalnum():
-                families.setdefault(plain[:-1], []).append(column)
-        several = [tuple(f) for f in families.values() if len(f) > 1]
+        several = choice_families(free)
         return several[0] if len(several) == 1 else self._column("choices", free)
 
     def notes(self, chosen: Mapping[str, str | tuple[str, ...]]) -> tuple[str, ...]:
@@ -386,6 +390,16 @@ class _Chooser:
         return likely
 
 
+def choice_families(columns: Iterable[str]) -> list[tuple[str, ...]]:
+    """List the columns with one choice each, such as ending0, ending1 and ending2."""
+    families: dict[str, list[str]] = {}
+    for column in columns:
+        plain = plain_name(column)
+        if plain[:-1] in (*names.CHOICE_COLUMNS, "") and plain[-1:].isalnum():
+            families.setdefault(plain[:-1], []).append(column)
+    return [tuple(family) for family in families.values() if len(family) > 1]
+
+
 def switches(profiles: Iterable[ColumnProfile]) -> list[str]:
     """List the columns of 1 and 0, of true and false or of yes and no, that may be labels."""
     return [p.name for p in profiles if p.is_switch and "," not in p.name]
@@ -408,7 +422,8 @@ def _typed(name: str, column: str | tuple[str, ...]) -> str:
     """Write a choice as it is typed."""
     if not isinstance(column, str):
         return f"'data.{name}=[{', '.join(column)}]'"
-    quoted = column if re.fullmatch(r"[\w-]+", column) else f"'{column}'"
+    shown = column.replace("\n", "\\n")
+    quoted = column if re.fullmatch(r"[\w-]+", column) else f"'{shown}'"
     return f"data.{name}={quoted}" if name == "choices" else f"--{name} {quoted}"
 
 
@@ -535,6 +550,21 @@ class ColumnProfile:
     def is_words(self) -> bool:
         """Whether the cells are lists of texts."""
         return self.is_list and all(isinstance(item, str) for v in self.values for item in v)
+
+    @property
+    def is_labels(self) -> bool:
+        """Whether the cells are lists of names or numbers."""
+        return self.is_list and all(isinstance(i, str | int) for v in self.values for i in v)
+
+    @property
+    def is_choices(self) -> bool:
+        """Whether the cells are lists of choices: texts, perhaps with marks such as letters."""
+        return self.is_words or (bool(self.values) and all(
+            (isinstance(v, dict) and isinstance(v.get("text"), list) and "label" in v)
+            or (isinstance(v, list) and v and all(
+                isinstance(i, dict) and {"text", "label"} <= i.keys() for i in v))
+            for v in self.values
+        ))  # fmt: skip
 
     @property
     def is_files(self) -> bool:

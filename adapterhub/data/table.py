@@ -8,16 +8,18 @@ indices or formats. "{{" and "}}" stand for braces.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from adapterhub.config.user_folders import is_file
-from adapterhub.errors import DataError, did_you_mean
+from adapterhub.errors import DataError, did_you_mean, one_line
 
 _MOST_LISTED = 10  # offenders of one error; the rest are counted
 _MOST_NAMED = 8  # columns in a note
+_MOST_UNUSED = 20
+UNREAD = "not read: "
 _LONGEST_SAMPLE = 40  # characters of a cell in an error
 _PARTS = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
 _LOOKED_AT = 100  # rows: what is inside their objects are columns, too
@@ -40,6 +42,8 @@ class Table:
         decimal_comma: whether numbers may have a comma, as in files with semicolons.
         notes: what else the user should know about how the source was read.
         inner: the columns that are inside objects of others, such as doc.text.
+        costly: whether a column is read from a file when it is used, and not before.
+        used: the columns that examples were read from so far.
     """
 
     source: str
@@ -52,6 +56,8 @@ class Table:
     decimal_comma: bool = False
     notes: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
+    costly: bool = False
+    used: set[str] = field(default_factory=set, compare=False, repr=False)
 
     def take(self, names: Sequence[str]) -> list[Iterable[object]]:
         """Read the columns of these names; a template such as "{title}. {body}" is filled in.
@@ -60,6 +66,7 @@ class Table:
             DataError: a column is missing, or its name is not unique.
         """
         self.check(names)
+        self.used.update(column for name in names for column in self.uses(name))
         named = map(self.named, names)
         return [self.column(n) if n in self.columns else self._filled(n) for n in named]
 
@@ -107,6 +114,31 @@ class Table:
         """Tell how to read a first line as data that was taken to name the columns."""
         return "; data.header=false if the first line is data" if self.header else ""
 
+    def unused_note(self, notes: Iterable[str] = (), rows: str = "rows") -> tuple[str, ...]:
+        """Return a line with the columns that no example was read from, and their numbers of cells.
+
+        An object is used if something inside it is. Columns without a cell are left out, and those
+        that `notes` name already: "not read: a, b; why".
+        """
+        lines = (note.removeprefix(UNREAD) for note in notes if note.startswith(UNREAD))
+        told = {name for line in lines for name in line.partition(";")[0].split(", ")}
+        used = {part for name in self.used for part in _within(name)} | self.used
+        copies = self.unit == "sentence at line"  # the first and the last column have two names
+        known = [list(self.column(name)) for name in self.used] if copies else []
+        unused = []
+        for name in dict.fromkeys(self.columns):
+            if name in used or {*_within(name)} & ({*self.columns} - used | self.used):
+                continue
+            if name in told or (copies and list(self.column(name)) in known):
+                continue
+            count = len(self.lines)
+            if not self.costly:
+                count = sum(value is not None and value != "" for value in self.column(name))
+            unused += [f"{name} ({count:,} {rows})"] * bool(count)
+        more = len(unused) - _MOST_UNUSED
+        names = ", ".join([*unused[:_MOST_UNUSED], *[f"and {more} more"] * (more > 0)])
+        return (f"columns not used: {one_line(names, _LONGEST)}",) if unused else ()
+
     @property
     def shown_source(self) -> str:
         """The name of the file without its folder, or the id of the dataset."""
@@ -135,6 +167,13 @@ class Table:
         more = f" and {rest} more" if rest else ""
         parts = [self.form, f"{len(self.lines):,} rows"]
         return f"{', '.join(filter(None, parts))}; columns: {', '.join(named)}{more}"
+
+
+def _within(name: str) -> Iterator[str]:
+    """Yield the objects that a column may be inside: a.b and a, of a.b.c."""
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
 
 
 def inner_columns(name: str, value: object) -> dict[str, tuple[str, ...]]:

@@ -309,7 +309,7 @@ def _read_parquet(source: str) -> Table:
         except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
             raise DataError(f"{source}: cannot read column {name!r}: {error}") from error
 
-    return Table(source, "row", names, lines, column)
+    return Table(source, "row", names, lines, column, costly=True)
 
 
 def _is_saved(source: str) -> bool:
@@ -348,7 +348,8 @@ def _read_hub(name: str, subset: str | None, split: str) -> Table:
         with reading_hub(name, split, "loaded as a Hub dataset"):
             data = datasets.load_dataset(name, subset, split=split)
     lines = range(1, data.num_rows + 1)
-    return Table(name, "row", tuple(data.column_names), lines, lambda n: _hub_column(data, n))
+    names = tuple(data.column_names)
+    return Table(name, "row", names, lines, lambda n: _hub_column(data, n), costly=True)
 
 
 def _hub_column(data: Any, name: str) -> list[object]:

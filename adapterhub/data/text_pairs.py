@@ -26,7 +26,7 @@ from adapterhub.data.dialogues import Dialogue, Messages, begins_with, behind, d
 from adapterhub.data.examples import Grouped, parse_label, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.table import Table
-from adapterhub.data.tables import read_table
+from adapterhub.data.tables import keep_table, read_table
 
 
 @dataclass(frozen=True)
@@ -150,11 +150,13 @@ def comparison_columns(
         choice = choose_columns(source, options, split, responses)
         table = choice.table
         assert table is not None
-        if _has_prompts(table, choice.options):
-            return replace(choice, options=replace(choice.options, text=choice.options.label))
-        if template := instruction_template(table.columns):
-            read = replace(choice.options, text=template)
-            return replace(choice, options=read, notes=(*choice.notes, f"prompt: {template!r}"))
+        in_front = _has_prompts(table, choice.options)
+        template = None if in_front else instruction_template(table.columns)
+        if in_front or template:
+            read = replace(choice.options, text=template or choice.options.label)
+            keep_table(table, source, read, split)
+            notes = (*choice.notes, *[f"prompts from {template!r}"] * bool(template))
+            return replace(choice, options=read, notes=notes)
     return choose_columns(source, options, split, wants, labelled=labelled)
 
 

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from adapterhub.data import column_names as names
-from adapterhub.data.chat_formats import recognize_format
+from adapterhub.data.chat_formats import CHAT_COLUMNS, recognize_format
 from adapterhub.data.column_names import plain_name
-from adapterhub.data.columns import ColumnProfile, profile_of, switches
+from adapterhub.data.columns import ColumnProfile, choice_families, profile_of, switches
 from adapterhub.data.media_formats import PICTURE_SUFFIXES, SOUND_SUFFIXES
 from adapterhub.data.options import DataOptions, separator_of
-from adapterhub.data.table import Table
+from adapterhub.data.table import Table, first_few
+from adapterhub.errors import DataError
 
 DEFAULT = "classification"
 Profiles = Mapping[str, ColumnProfile]
@@ -40,9 +41,14 @@ _LABELLED = ("multi-label", "tagging", "image-classification", "audio-classifica
 
 def _tasks(table: Table, profiles: Profiles, options: DataOptions) -> Iterator[tuple[str, str]]:
     """Yield each task whose rule fits, with its reason."""
+    _refuse_known(table, profiles)
     better, worse = _named(profiles, names.PREFERRED), _named(profiles, names.REJECTED)
     if better and worse:
         yield "preference", f"{better.name!r} beside {worse.name!r}"
+    pictures = [p for p in profiles.values() if p.is_files and _ends(p) <= {*PICTURE_SUFFIXES}]
+    talked = [name for name in CHAT_COLUMNS if name in profiles and profiles[name].is_list]
+    if pictures and talked:
+        yield "image-text-to-text", f"pictures in {pictures[0].name!r} beside chats"
     chats = recognize_format(table) if options.text is None and options.label is None else None
     if chats is not None:
         yield "causal-lm", chats.name
@@ -57,19 +63,26 @@ def _tasks(table: Table, profiles: Profiles, options: DataOptions) -> Iterator[t
     if tokens and tags and tokens is not tags and tokens.is_words and tags.is_list:
         yield "tagging", f"a list of words in {tokens.name!r} and of tags in {tags.name!r}"
     choices = _named(profiles, names.CHOICES)
-    if choices and choices.is_words and _named(profiles, names.CHOSEN):
+    chosen = _named(profiles, names.CHOSEN)
+    if choices and choices.is_choices and chosen:
         yield "multiple-choice", f"lists of choices in {choices.name!r}"
+    beside = [f for f in choice_families(p.name for p in profiles.values()) if _are_choices(f)]
+    if len(beside) == 1 and chosen and chosen.name not in beside[0]:
+        yield "multiple-choice", f"choices in {', '.join(beside[0])}"
+    if _named(profiles, (("positive", "pos"),)) and _named(profiles, names.ANCHORS):
+        yield "embedding", "texts beside others that belong to them"
     yield from _files(profiles)
+    _refuse_answers(table, profiles)
     usual = plain_name(options.label or "label")
     several = [] if usual in profiles else switches(profiles.values())
     if len(several) > 1:  # `toxic` is one of them, not the label
         profiles = {name: p for name, p in profiles.items() if p.name not in several}
     label = _named(profiles, ((usual,), ("tags", "topics"), *names.CLASSES))
-    if len(several) > 1 and (label is None or not (label.is_words or label.could_be_class)):
+    if len(several) > 1 and (label is None or not (label.is_labels or label.could_be_class)):
         yield "multi-label", f"columns of 1 and 0: {', '.join(several)}"
     joined = [p for p in profiles.values() if p.is_joined]
     label = label or (joined[0] if len(joined) == 1 else None)
-    if label and label.is_words:
+    if label and label.is_labels:
         yield "multi-label", f"lists of labels in {label.name!r}"
     if label and (mark := separator_of(label.texts)):
         yield "multi-label", f"labels joined by {mark!r} in {label.name!r}"
@@ -77,8 +90,10 @@ def _tasks(table: Table, profiles: Profiles, options: DataOptions) -> Iterator[t
 
 def _files(profiles: Profiles) -> Iterator[tuple[str, str]]:
     for profile in (p for p in profiles.values() if p.is_files):
-        paths = (v["path"] if isinstance(v, dict) else v for v in profile.values)
-        ends = {Path(str(path)).suffix.lower() for path in paths}
+        ends = _ends(profile)
+        answers = _named(profiles, (("answer",),)) if "question" in profiles else None
+        if ends <= {*PICTURE_SUFFIXES} and answers and answers.texts:
+            yield "image-text-to-text", f"pictures in {profile.name!r} with questions and answers"
         if ends <= {*PICTURE_SUFFIXES}:
             yield "image-classification", f"pictures in {profile.name!r}"
         if ends <= {*SOUND_SUFFIXES}:
@@ -86,6 +101,119 @@ def _files(profiles: Profiles) -> Iterator[tuple[str, str]]:
             words = spoken is not None and spoken.is_text
             task = "speech-recognition" if words else "audio-classification"
             yield task, f"sounds in {profile.name!r}"
+
+
+def _ends(profile: ColumnProfile) -> set[str]:
+    """Return what the names of files end in."""
+    paths = (v["path"] if isinstance(v, dict) else v for v in profile.values)
+    return {Path(str(path)).suffix.lower() for path in paths}
+
+
+def _are_choices(columns: tuple[str, ...]) -> bool:
+    """Return whether columns are choices by their names: not A and B alone, or answer1."""
+    return len(columns) > 3 or all(len(plain_name(column)) > 1 for column in columns)
+
+
+# Public data sets of forms that no task reads: what they are called, and what is read instead.
+_COMPARE = "--task preference, with the columns prompt, chosen and rejected"
+_KNOWN: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (("history", "humanrefa", "humanrefb", "labels"), "SHP: labels say which of two answers is "
+     "better", f"{_COMPARE}: human_ref_A is the chosen one where labels is 1"),
+    (("info", "summaries", "choice"), "comparisons of summaries: choice says which is better",
+     f"{_COMPARE}: summaries[choice] is the chosen one"),
+    (("conversationa", "conversationb", "winner"), "battles of models: winner says which is better",
+     f"{_COMPARE}, of the rows that are no tie"),
+    (("instruction", "completions"), "UltraFeedback: several completions with scores",
+     f"{_COMPARE}: the completion of the highest score, and another one"),
+    (("messageid", "parentid", "text", "role"), "the messages of trees of chats (OASST)",
+     "join each path of a tree to a list: messages, each with role and content"),
+    (("query", "passages", "answers"), "MS MARCO: passages, some of which are selected",
+     "--task embedding with the columns query, positive and negative; or --task reranking"),
+    (("queryid", "corpusid", "score"), "judgments of relevance (qrels) without texts",
+     "join them with the queries and the corpus: query, positive"),
+    (("translation",), "translations as objects of languages",
+     "--task seq2seq --text translation.en --label translation.de, with your languages"),
+    (("question", "entitypages", "searchresults"), "TriviaQA: evidence in other files",
+     "--task causal-lm --text question --label answer.value"),
+    (("story", "questions", "answers"), "CoQA: several questions about a story in a row",
+     "one row for each question: question, context, answers"),
+    (("passage", "question", "answersspans"), "DROP: answers without their places",
+     "--task unified-qa with the columns question, context and answer"),
+    (("passage", "query", "entities", "answers"), "ReCoRD: entities that fill a place",
+     "--task multiple-choice with the columns text, choices and label"),
+    (("question", "mc1targets"), "TruthfulQA: choices with several marks",
+     "--task multiple-choice with the columns question, choices and label"),
+    (("dialog", "act", "emotion"), "DailyDialog: a label for each turn",
+     "one row for each turn: text, label"),
+    (("inputspretokenized", "targetspretokenized"), "P3: texts beside their tokens",
+     "--task seq2seq --text inputs_pretokenized --label targets_pretokenized"),
+    (("text", "entities"), "texts with the places of entities",
+     "split the texts into words with a tag each: tokens, tags"),
+)  # fmt: skip
+
+
+_OBJECTS = ("translation", "entities", "completions", "passages")  # columns that are no texts
+
+
+def _refuse_known(table: Table, profiles: Profiles) -> None:
+    """Refuse the data sets that would be read as something else.
+
+    Raises:
+        DataError: it is one of them.
+    """
+    for columns, what, instead in _KNOWN:
+        objects = [profiles[name] for name in columns if name in _OBJECTS and name in profiles]
+        if {*columns} <= profiles.keys() and not any(profile.texts for profile in objects):
+            raise DataError(
+                f"{table.source} has {what}",
+                offenders=first_few(table.samples()),
+                expected="data that one task reads; no task is guessed for these",
+                hint=instead,
+            )
+
+
+def _refuse_answers(table: Table, profiles: Profiles) -> None:
+    """Refuse answers to questions, which are texts and no classes.
+
+    Raises:
+        DataError: answers have no places in their contexts, or each question has a list of them.
+    """
+    asked, about = _named(profiles, names.QUESTIONS[:1]), _named(profiles, names.CONTEXTS)
+    answers = _named(profiles, names.ANSWERS[:1]) or _named(profiles, (("answer",),))
+    if asked is None or answers is None:
+        return
+    listed = [*map(_listed, answers.values)]
+    if about is not None and all(isinstance(context, str) for context in about.values):
+        contexts = zip(*(table.spread(p.name, 200) for p in (about, answers)), strict=False)
+        told = [
+            any(text.strip() and text.strip() in str(context) for text in _listed(cell))
+            for context, cell in contexts
+        ]
+        if sum(told) > 0.5 * len(told):
+            raise DataError(
+                f"{table.source} has answers without their places in {about.name!r}",
+                offenders=first_few(table.samples()),
+                expected='answers as in SQuAD, {"text": ["Ada"], "answer_start": [0]}, for --task '
+                "question-answering",
+                hint=f"--task unified-qa --text {asked.name} --pair {about.name} --label "
+                f"{answers.name} writes answers; --task classification if they are classes",
+            )
+    if all(isinstance(value, list) for value in answers.values) and all(listed):
+        raise DataError(
+            f"{table.source} has lists of answers in {answers.name!r}, which are no labels",
+            offenders=first_few(table.samples()),
+            expected="one answer for each question, as a text",
+            hint=f"--task seq2seq or causal-lm --text {asked.name} --label COLUMN; --task "
+            "multi-label if they are labels",
+        )
+
+
+def _listed(answers: object) -> list[str]:
+    """Return the texts of answers: one, a list of them, or {text: ...}."""
+    if isinstance(answers, Mapping):
+        answers = answers.get("text")
+    several = answers if isinstance(answers, list) else [answers]
+    return [text for text in several if isinstance(text, str)]
 
 
 def _named(profiles: Profiles, tiers: Iterable[Iterable[str]]) -> ColumnProfile | None:

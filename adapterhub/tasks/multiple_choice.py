@@ -12,7 +12,7 @@ et al. 2019, section 4.4, https://arxiv.org/abs/1810.04805).
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -90,8 +90,9 @@ class MultipleChoice(Task):
         {"text": "He lit the candle, and", "choices": ["it burned.", "it barked."], "label": "A"}
         {"text": "She opened the umbrella, as", "choices": ["it sang.", "it rained."], "label": 1}
 
-    The label is the text of the choice, its index from 0, or its letter. All rows have the same
-    number of choices.
+    The label is the text of the choice, its index from 0 (from 1 where the last one is numbered
+    so), or its letter. Choices may have marks, which labels name, as in ARC: {"text": [...],
+    "label": [...]}. All rows have the same number of choices.
 
     `predict` prints the choice and its probability:
 
@@ -120,17 +121,21 @@ class MultipleChoice(Task):
         The label is the text of a choice, its index from 0, or its letter from A.
         """
         choice = choose_columns(source, options, split, self.columns, labelled=labelled)
-        options = choice.options
+        options, table = choice.options, choice.table
         in_columns = not isinstance(options.choices, str)
         names = [*options.choices] if in_columns else [str(options.choices)]
+        first = 0
+        if labelled and table is not None and options.label_column in table.columns:
+            first = first_number(table.column(options.label_column), len(names) * in_columns)
 
         def build(text: Any, *values: Any) -> Choices:
-            choices = list(values[: len(names)]) if in_columns else values[0]
+            given = list(values[: len(names)]) if in_columns else values[0]
+            choices, marks = listed_choices(given)
             refuse(
                 text_problem(text, options.text_column, allow_empty=not labelled),
                 choices_problem(choices, names, allow_empty=not labelled),
             )
-            label = choice_index(values[-1], choices) if labelled else None
+            label = choice_index(values[-1], choices, marks, first) if labelled else None
             return Choices(text, tuple(choices), label)
 
         columns = [options.text_column, *names, *[options.label_column] * labelled]
@@ -229,17 +234,48 @@ def choices_problem(choices: object, names: Sequence[str], *, allow_empty: bool)
     return "" if len(choices) > 1 else "fewer than two choices"
 
 
-def choice_index(value: object, choices: Sequence[str]) -> int:
-    """Return the index of a choice that is named by its text, its index from 0 or its letter.
+def listed_choices(value: object) -> tuple[Any, list[str]]:
+    """Return the texts of choices, and their marks, if they have some.
+
+    With marks, they are {text: [...], label: [...]} or a list of {text: ..., label: ...}.
+    """
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(v, dict) and "text" in v for v in value)
+    ):
+        value = {"text": [v["text"] for v in value], "label": [v.get("label") for v in value]}
+    if not isinstance(value, dict) or not isinstance(value.get("text"), list):
+        return value, []
+    marks = value.get("label")
+    return value["text"], [*map(str, marks)] if isinstance(marks, list) else []
+
+
+def first_number(labels: Iterable[object], choices: int) -> int:
+    """Return the number of the first of some choices: 1 if labels have the last one, and no 0."""
+    numbers = {str(label).strip() for label in labels}
+    return int(str(choices) in numbers and "0" not in numbers and choices > 0)
+
+
+def choice_index(
+    value: object, choices: Sequence[str], marks: Sequence[str] = (), first: int = 0
+) -> int:
+    """Return the index of a choice that is named by its text, mark, number or letter.
+
+    Numbers count from `first`; a mark is what stands beside a choice.
 
     Raises:
         ValueError: it is none of these.
     """
     text = str(value).strip()
+    if marks:
+        if marks.count(text) != 1:
+            raise ValueError(f"the label {text[:40]!r} is none of {', '.join(marks)}")
+        return marks.index(text)
     if choices.count(text) == 1:
         return choices.index(text)
     index = _LETTERS.find(text) if len(text) == 1 and text.isalpha() else -1
-    index = int(text) if text.isdecimal() else index
+    index = int(text) - first if text.isdecimal() else index
     if not 0 <= index < len(choices):
         raise ValueError(f"the label {text[:40]!r} is not a choice, an index from 0 or a letter")
     return index

@@ -23,7 +23,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.tasks._base import Task
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks.multiple_choice import choice_index, choices_problem
+from adapterhub.tasks.multiple_choice import choice_index, choices_problem, listed_choices
 from adapterhub.tasks.seq2seq import Seq2Seq
 
 Form = Literal["extractive", "abstractive", "multiple-choice", "yes-no"]
@@ -104,11 +104,13 @@ class UnifiedQA(Seq2Seq):
                 text_problem(context, str(options.pair), allow_empty=True),
             )
             listed: Sequence[str] = ()
+            marks: Sequence[str] = ()
             if self._has_choices:
-                listed = [values[c] for c in choices] if in_columns else values[choices[0]]
+                given = [values[c] for c in choices] if in_columns else values[choices[0]]
+                listed, marks = listed_choices(given)
                 refuse(choices_problem(listed, choices, allow_empty=not labelled))
                 refuse(*_too_many(listed))
-            answer = self._answer(values[options.label_column], listed) if labelled else None
+            answer = self._answer(values[options.label_column], listed, marks) if labelled else None
             return Example(question_text(question, context or "", listed), None, answer)
 
         return read_rows(source, options, split, names, build)
@@ -118,10 +120,10 @@ class UnifiedQA(Seq2Seq):
         context = example.text.partition(SEPARATOR)[2]
         return example.text if self._has_choices or not context else context
 
-    def _answer(self, value: Any, choices: Sequence[str]) -> str:
+    def _answer(self, value: Any, choices: Sequence[str], marks: Sequence[str]) -> str:
         """Return the target text of an answer: the text of a choice, or yes and no for booleans."""
         if choices:
-            value = choices[choice_index(value, choices)]
+            value = choices[choice_index(value, choices, marks)]
         elif self.form == "yes-no":
             value = _YES_NO.get(str(value).strip().lower(), value)
         elif isinstance(value, (list, tuple)) and value:

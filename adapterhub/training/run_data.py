@@ -443,6 +443,8 @@ class _Reader:
         self.options = choice.options
         examples = self.task.read(source, choice.options, split)
         self.notes += [note for note in choice.notes if note not in self.notes]
+        if choice.table is not None and split == "train":
+            self.notes += choice.table.unused_note(choice.notes)
         if choice.table is not None and (skipped := len(choice.table.lines) - len(examples)) > 0:
             rows = f"{skipped:,} of {len(choice.table.lines):,} rows"
             self.notes.append(f"{rows} with an empty text or label are skipped")

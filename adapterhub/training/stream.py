@@ -13,6 +13,7 @@ batches taken of it: all of that is in the checkpoint, and nothing else is neede
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -136,6 +137,9 @@ def open_examples(
     keep_table(first.table, location, options, "train")
     task, choice = task.fitted(location, options, "train")
     guessed = choice.notes[1:]  # the first one counts the rows, which are only the first ones here
+    with contextlib.suppress(DataError):  # which the run itself raises
+        task.read(location, choice.options, "train")
+        guessed += first.table.unused_note(guessed, "of the first rows")
     shards = f"{len(source.shards):,} shard{'s' * (len(source.shards) > 1)}"
     note = f"{location}: streamed from {shards}; columns: {', '.join(source.columns)}"
     return ExampleStream(source, task, choice.options), (note, *guessed)

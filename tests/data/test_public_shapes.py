@@ -1,0 +1,159 @@
+"""Public data sets by their columns: the task that each means, what is read, and what is not.
+
+Each line of public_shapes.jsonl is a form of data: a row, and the task, the columns that are read,
+and those that are named as not used; or the beginning of the refusal. In rows, {s0} to {s9} are
+sentences, {h0} to {h9} their beginnings, {w0} to {w7} words, {i} is the number of the row, and
+{"$": [...]} are values in turn.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import wave
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures import write_json_lines
+from PIL import Image
+
+from adapterhub.data.options import DataOptions
+from adapterhub.errors import DataError
+from adapterhub.recipe.recipe import Recipe
+from adapterhub.training.run_data import RunData, read_data
+
+ROWS = 24
+NOUNS = [
+    "river", "mountain", "teacher", "doctor", "kitchen", "market", "garden", "window", "bridge",
+    "train", "letter", "winter", "engine", "painter", "soldier", "village", "island", "forest",
+    "castle", "library",
+]  # fmt: skip
+VERBS = ["crosses", "paints", "builds", "follows", "watches", "opens", "repairs", "carries"]
+LINES = (Path(__file__).parent / "public_shapes.jsonl").read_text().splitlines()
+SHAPES = {shape["shape"]: shape for shape in map(json.loads, LINES)}
+
+
+def sentence(row: int, number: int) -> str:
+    draw = random.Random(row * 31 + number).choice
+    begin = f"the {draw(NOUNS)} {draw(VERBS)} the {draw(NOUNS)}"
+    return f"{begin} near the {draw(NOUNS)} number {row * 7 + number}"
+
+
+def filled(value: Any, row: int) -> Any:
+    """Return the value of a row."""
+    if isinstance(value, str):
+        value = value.replace("{i}", str(row))
+        for n in range(10):
+            value = value.replace(f"{{s{n}}}", sentence(row, n))
+            value = value.replace(f"{{h{n}}}", sentence(row, n).split(" near")[0])
+            value = value.replace(f"{{w{n}}}", random.Random(row * 17 + n + 5).choice(NOUNS))
+        return value
+    if isinstance(value, list):
+        return [filled(item, row) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$words" in value:
+        return filled(value["$words"], row).split()
+    if "$" in value:
+        return row if value["$"] == "i" else value["$"][row % len(value["$"])]
+    return {name: filled(item, row) for name, item in value.items()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("shapes")
+    for row in range(ROWS):
+        Image.new("RGB", (8, 8), (row, 0, 0)).save(made / f"i{row}.png")
+        with wave.open(str(made / f"a{row}.wav"), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(16000)
+            file.writeframes(bytes([row, 0]) * 1600)
+    return made
+
+
+def run_data(folder: Path, shape: str, task: str | None = None) -> RunData:
+    rows = [filled(SHAPES[shape]["row"], row) for row in range(ROWS)]
+    file = write_json_lines(folder / "rows.jsonl", rows)
+    data = DataOptions(train=str(file), eval="none")
+    return read_data(Recipe(backbone="b", task=task, output="o", data=data))
+
+
+def outcome(folder: Path, shape: str) -> dict[str, Any]:
+    """Return what a form of data becomes, as its line has it."""
+    try:
+        data = run_data(folder, shape)
+    except DataError as error:
+        return {"refused": str(error).splitlines()[0].replace(str(folder / "rows.jsonl"), "")}
+    names = {n: getattr(data.options, n) for n in ("text", "pair", "label", "choices")}
+    if data.spec != "multiple-choice":
+        del names["choices"]
+    unused = [note.partition(": ")[2] for note in data.notes if note.startswith("columns not used")]
+    columns = "".join(unused).replace(f" ({ROWS} rows)", "")
+    return {"task": data.spec, "read": {n: v for n, v in names.items() if v}, "unused": columns}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_public_form_of_data_is_read_whole_or_refused(folder: Path, shape: str) -> None:
+    known = {name: value for name, value in SHAPES[shape].items() if name not in ("shape", "row")}
+    found = outcome(folder, shape)
+    assert json.loads(json.dumps(found)) == known
+
+
+@pytest.mark.parametrize("shape", [n for n, shape in SHAPES.items() if "task" in shape])
+def test_every_column_is_read_or_named_once(folder: Path, shape: str) -> None:
+    data = run_data(folder, shape)
+    row = filled(SHAPES[shape]["row"], 0)
+    (first, *_) = data.train
+    lines = [note for note in data.notes if note.startswith("columns not used: ")]
+    told = "".join(lines)
+    assert len(lines) <= 1
+    for name, value in row.items():
+        texts = _texts(value)
+        used = bool(texts) and all(text in repr(first) for text in texts)
+        if not used and texts:
+            named = f"{name} (" in told or f"{name}." in told
+            assert named or name in _NAMES_ALONE, name
+
+
+# Files, which are read and known by their content; numbers of tags, and marks of choices.
+_NAMES_ALONE = {"img", "image", "audio", "choices", "answerKey", "answers", "conversations"}
+
+
+def _texts(value: Any) -> list[str]:
+    """Return the sentences in a value."""
+    if isinstance(value, dict):
+        return [text for item in value.values() for text in _texts(item)]
+    if isinstance(value, list):
+        return [text for item in value for text in _texts(item)]
+    return (
+        [value] if isinstance(value, str) and len(value.split()) > 3 and "\n" not in value else []
+    )
+
+
+def test_choices_with_marks_are_those_of_the_key(folder: Path) -> None:
+    for shape in ("arc", "arc numbers", "openbookqa", "commonsense_qa"):
+        for row, example in enumerate(run_data(folder, shape).train):
+            given = filled(SHAPES[shape]["row"], row)
+            choices = dict(zip(given["choices"]["label"], given["choices"]["text"], strict=True))
+            assert example.choices[example.label] == choices[given["answerKey"]]
+
+
+@pytest.mark.parametrize(("shape", "first"), [("winogrande", 1), ("social_iqa", 1), ("swag", 0)])
+def test_choices_are_counted_from_what_the_labels_have(
+    folder: Path, shape: str, first: int
+) -> None:
+    for row, example in enumerate(run_data(folder, shape).train):
+        given = filled(SHAPES[shape]["row"], row)
+        assert example.label == int(given.get("label", given.get("answer"))) - first
+
+
+def test_an_answer_that_was_judged_bad_is_not_learned(folder: Path) -> None:
+    for task in (None, "causal-lm", "seq2seq"):
+        with pytest.raises(DataError, match=r"unpaired preferences \(KTO\)"):
+            run_data(folder, "kto", task)
+    file = str(folder / "rows.jsonl")
+    named = DataOptions(train=file, eval="none", text="prompt", label="completion")
+    data = read_data(Recipe(backbone="b", task="causal-lm", output="o", data=named))
+    assert "columns not used: label (24 rows)" in data.notes
