@@ -9,17 +9,31 @@ from statistics import median
 from typing import NamedTuple
 
 from adapterhub.bench.paired import PairedComparison, compare_all_pairs, compare_with
-from adapterhub.bench.statistics import FEWEST_ROWS, Estimate, RepeatedRuns, estimate_all
+from adapterhub.bench.statistics import (
+    FEWEST_ROWS,
+    FEWEST_SEEDS,
+    Estimate,
+    RepeatedRuns,
+    estimate_all,
+)
 from adapterhub.bench.wording import difference_text, numbers_text, points_text, time_words
 
+_MARGIN = 0.01  # by which what has no adapter may be worse: of a score of 1, else of the score
 _NEAR = 1.25  # times the least time: another run may turn nearer ones around
 
 
+_SEEDS = {3: "three"}[FEWEST_SEEDS]
+
+
 class Cost(NamedTuple):
-    """What a method costs: its trained parameters, none if it is not trained, and seconds."""
+    """What a method costs: its trained parameters, none if it is not trained, and seconds.
+
+    `is_adapter` is false of what trains nothing but the task head.
+    """
 
     trained: float = math.inf
     seconds: float = math.inf
+    is_adapter: bool = True
 
 
 @dataclass(frozen=True)
@@ -75,10 +89,11 @@ def recommend(
         ConfigError: the methods were scored differently, or on different rows.
     """
     estimates = {found.method: found for found in estimate_all(study)}
-    tested = [r for r in study if estimates[r.method].covers_seeds]
+    tested = [r for r in study if estimates[r.method].covers_seeds and r.is_comparable]
     own = [runs for runs in tested if runs.method not in recorded]
     if not own:
         return Recommendation(None, None, (_nothing_tested(estimates),))
+    untested = [estimates[r.method] for r in study if r not in tested]
     pairs = _both_ways(compare_all_pairs(own))
     best = _best(own)
     able = within_best(own, best, pairs)
@@ -86,6 +101,10 @@ def recommend(
     if short is not None:
         return Recommendation(None, best.method, (_too_short(short),), candidate=chosen.method)
     untrained = [r.method for r in own if costs.get(r.method, Cost()).trained == 0]
+    levels = {runs.method: float(runs.scores.mean()) for runs in own}
+    if doubt := _not_shown(chosen.method, pairs, costs, levels):
+        doubts = (doubt, *_not_tested(untested))
+        return Recommendation(None, best.method, doubts, candidate=chosen.method)
     below = [] if chosen.method in untrained else untrained
     beside = [pairs[name, chosen.method] for name in below]
     unproven = [pair for pair in beside if pair.verdict != "better"]
@@ -95,11 +114,47 @@ def recommend(
         *_why(chosen.method, best.method, len(able), pairs, untrained),
         *map(_not_better, unproven),
         *_recorded_better(compare_with(chosen, others)),
-        *_not_tested([found for found in estimates.values() if not found.covers_seeds]),
+        *_not_tested(untested),
         *_resolution([pair for (first, _), pair in pairs.items() if first == best.method]),
     ]
     beyond = tuple(pair.baseline for pair in unproven)
     return Recommendation(chosen.method, best.method, tuple(reasons), beyond)
+
+
+def _not_shown(
+    method: str, pairs: Pairs, costs: Mapping[str, Cost], levels: Mapping[str, float]
+) -> str:
+    """Return why a method without an adapter cannot be taken yet; "" if it can.
+
+    That no adapter is needed must be shown: that it is no worse than each adapter, by a margin of
+    one point, or of a hundredth of a score that has no points (a test of non-inferiority).
+    """
+    if costs.get(method, Cost()).is_adapter and costs.get(method, Cost()).trained > 0:
+        return ""
+    doubts = [
+        pair
+        for (adapter, other), pair in pairs.items()
+        if other == method
+        and costs.get(adapter, Cost()).is_adapter
+        and costs.get(adapter, Cost()).trained > 0
+        and _behind(pair) < -_MARGIN * (1.0 if pair.points > 1 else abs(levels[adapter]))
+    ]
+    if not doubts:
+        return ""
+    worst = min(doubts, key=_behind)
+    unit = "1 point" if worst.points > 1 else f"{_MARGIN:.0%} of the {worst.score}"
+    return (
+        f"Cannot tell yet whether {method} is enough: it was not shown to be no more than {unit} "
+        f"worse than {worst.baseline} ({numbers_text(worst)}). More test rows and seeds would tell."
+    )
+
+
+def _behind(pair: PairedComparison) -> float:
+    """Return the worse end of the interval, negative where the method may be worse."""
+    end = pair.high if pair.lower_is_better else pair.low
+    if end is None:
+        return -math.inf
+    return -end if pair.lower_is_better else end
 
 
 def within_best(
@@ -148,7 +203,7 @@ def _nothing_tested(estimates: Mapping[str, Estimate]) -> str:
     rows = max((found.rows for found in estimates.values()), default=0)
     if 0 < rows < FEWEST_ROWS:
         return f"Cannot tell yet: {rows} test rows are too few, at least {FEWEST_ROWS} are needed."
-    return "Cannot tell yet: no method has two finished seeds."
+    return f"Cannot tell yet: no method has {_SEEDS} finished seeds."
 
 
 def _too_short(short: ShortRuns) -> str:
@@ -199,7 +254,7 @@ def _recorded_better(pairs: Sequence[PairedComparison]) -> list[str]:
 
 def _not_tested(left_out: Sequence[Estimate]) -> list[str]:
     names = ", ".join(found.method for found in left_out)
-    return [f"Not tested, without two finished seeds: {names}."] if names else []
+    return [f"Not tested, without {_SEEDS} finished seeds: {names}."] if names else []
 
 
 def _resolution(pairs: Sequence[PairedComparison]) -> list[str]:

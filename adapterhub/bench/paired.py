@@ -171,7 +171,7 @@ def _difference(
     value = float(other.scores.mean() - baseline.scores.mean())
     if found.rows < FEWEST_ROWS:
         return replace(found, value=value)
-    covers = all(side.is_repeated or side.deterministic for side in sides)
+    covers = all(side.is_comparable for side in sides)
     return _tested(replace(found, value=value, covers_seeds=covers), sides, spreads)
 
 

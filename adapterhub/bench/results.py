@@ -282,7 +282,8 @@ def _compared(
 def _cost(result: MethodResult) -> Cost:
     if result.costs is None:
         return Cost() if result.trials or result.finals else Cost(0, 0.0)
-    return Cost(result.costs.all_trained, result.costs.train_seconds)
+    costs = result.costs
+    return Cost(costs.all_trained, costs.train_seconds, is_adapter=costs.trained > 0)
 
 
 def median_costs(costs: Sequence[Costs]) -> Costs | None:

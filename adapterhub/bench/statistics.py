@@ -42,6 +42,7 @@ from adapterhub.pages.score_errors import (
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 FEWEST_ROWS = 20  # with fewer, neither a normal distribution nor a jackknife can be relied on
+FEWEST_SEEDS = 3  # with fewer, nothing is said about a difference of methods
 _OWN_SPREAD = 0.10  # the level of the F test that lets a method keep its own spread
 _UNSTEADY = 1e-6  # the level at which its spread is not pooled with that of the others
 _MOST_UNSTEADY = 0.25  # of the methods
@@ -84,6 +85,14 @@ class RepeatedRuns:
     def is_repeated(self) -> bool:
         """Whether the seeds say how much a score depends on the seed."""
         return self.seeds > 1 and not self.deterministic
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether there are seeds enough to compare the method with another.
+
+        Of two, the spread is often estimated far too small: one in ten findings was false.
+        """
+        return self.seeds >= FEWEST_SEEDS or (self.deterministic and self.seeds > 0)
 
     @cached_property
     def scores(self) -> Numbers:

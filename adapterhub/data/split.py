@@ -164,5 +164,7 @@ def _drawn(
         due = max(-usual, min(usual, due))
     if not held:
         able = [unit for unit in units if 2 * len(unit) <= total and not stays(unit)]
-        held.update(min(draw.sample(able, len(able)), key=len) if able else ())
+        if able:
+            smallest = min(draw.sample(able, len(able)), key=len)
+            held.update(smallest)
     return held

@@ -118,11 +118,13 @@ def test_a_lower_loss_is_better():
 
 def test_failed_seeds_are_counted_and_a_method_without_a_score_is_unknown():
     study = small_study()
-    some = replace(study[1], columns=study[1].columns[:2], failed=1)
+    some = replace(study[1], failed=1)
     none = RepeatedRuns("none", ACCURACY, (), failed=3)
     found = compare_with(study[0], [some, none])
     assert (found[1].verdict, found[1].value) == ("unknown", None)
     assert found[0].comparisons == 1
+    two = replace(study[1], columns=study[1].columns[:2], failed=1)
+    assert compare_with(study[0], [two])[0].verdict == "unknown"
     assert [f.verdict for f in compare_with(none, study)] == ["unknown"] * 3
 
 

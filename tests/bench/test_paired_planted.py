@@ -43,7 +43,7 @@ GRID = {
 SPECIAL = {
     "two methods": equal("accuracy", 0.85, methods=2),
     "twenty methods": equal("accuracy", 0.85, methods=20),
-    "two seeds": equal("accuracy", 0.85, seeds=2),
+    "four seeds": equal("accuracy", 0.85, seeds=4),
     "20 rows": equal("accuracy", 0.8, rows=20),
     "50 rows, loss": equal("loss", 0.5, rows=50),
     "three of twenty are unsteady": equal("accuracy", 0.85, methods=20, rows=800, sd=UNSTEADY),
