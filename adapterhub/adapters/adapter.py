@@ -42,6 +42,7 @@ from adapterhub.backbones.task_models import task_kind
 from adapterhub.backbones.tokenizer import TokenizerSnapshot, tokenizer_snapshot
 from adapterhub.backbones.weights import dtype_and_quantization, is_sharded, whole
 from adapterhub.errors import AttachError, ConfigError, OutputError, one_line
+from adapterhub.files.atomic import write_files
 from adapterhub.files.card import export_card
 from adapterhub.files.foundation import Foundation, write_copies
 from adapterhub.files.manifest import (
@@ -52,7 +53,7 @@ from adapterhub.files.manifest import (
     Manifest,
     TaskHead,
 )
-from adapterhub.files.native import check_writable, write_adapter
+from adapterhub.files.native import adapter_files, check_writable, write_adapter
 from adapterhub.files.schema import shorten
 from adapterhub.hooks.composition import Composition, adapter_names
 from adapterhub.hooks.forward_pass import ModelScope
@@ -440,6 +441,20 @@ class Adapter:
         finally:
             if sharded:
                 dist.barrier()
+
+    def write_into(self, folder: Path) -> None:
+        """Write the adapter's files into a new folder, which is a part of another one.
+
+        That is put in place, and its files are checked, by the caller.
+
+        Raises:
+            OutputError: the adapter is not representable.
+        """
+        manifest, tensors = self.manifest(), self.saved_tensors()
+        folder.mkdir()
+        write_files(folder, adapter_files(manifest, tensors, self.metadata.card))
+        write_copies(folder, self.foundations())
+        remember_backbone(self.model, manifest.backbone.id)
 
     def check_savable(self) -> None:
         """Check that `save` can write the adapter, and `load` read it, before it is trained.

@@ -11,6 +11,7 @@ from adapterhub.errors import FileError
 from adapterhub.files.manifest import Manifest
 
 RECIPE_FILE = "recipe.yaml"
+CHECKPOINTS = "checkpoints"
 _MOST_LISTED = 8  # names in the description of a folder
 
 
@@ -24,6 +25,13 @@ def no_adapter(folder: Path) -> FileError:
     names = names_in(folder)
     more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
     is_run = (folder / RECIPE_FILE).is_file()
+    if is_run and (checkpoint := _checkpoint_in(folder)):
+        return FileError(
+            f"the run in {folder} is not finished: it has no adapter yet",
+            expected=f"{expected}, or a checkpoint",
+            hint=f"{checkpoint} in place of {folder}; or adapterhub train {folder / RECIPE_FILE} "
+            "--resume",
+        )
     return FileError(
         f"the folder {folder} has no adapter",
         expected=expected,
@@ -32,6 +40,12 @@ def no_adapter(folder: Path) -> FileError:
         if is_run
         else "",
     )
+
+
+def _checkpoint_in(folder: Path) -> Path | None:
+    """Return the best checkpoint of a run, or the last one, if it is the folder of an adapter."""
+    places = (folder / CHECKPOINTS / name for name in ("best", "last"))
+    return next((p for p in places if (p / "adapter" / "adapter.json").is_file()), None)
 
 
 def names_in(folder: Path) -> list[str]:
@@ -75,7 +89,10 @@ def backbone_of_run(files: Path) -> str | None:
     to read as data: checkpoints run no code, and the fingerprint check still applies. Network paths
     are not opened, because opening one already contacts a server.
     """
-    recipe = files.parent / RECIPE_FILE
+    run = files.parent
+    if run.parent.name == CHECKPOINTS:  # the adapter of a checkpoint
+        run = run.parent.parent
+    recipe = run / RECIPE_FILE
     if not recipe.is_file() or recipe.is_symlink():
         return None
     backbone = str(load_yaml(recipe).get("backbone", ""))

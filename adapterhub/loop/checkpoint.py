@@ -7,6 +7,9 @@ A checkpoint is a folder: `tensors.safetensors`, `progress.json` and, in `last`,
 (optimizer, schedule and random states; read with `weights_only=True`). Folders are replaced
 atomically (files/atomic.py): a kill leaves the old checkpoint or the new one.
 
+The checkpoint of an adapter is an adapter folder too, for all commands that take one: its files are
+in `adapter`. `tensors.safetensors` then has only what those files lack, which training needs.
+
 With sharded parameters, each process writes its part of the tensors and of the optimizer's state
 (sharding.py) into the folder, which all processes must see; the first one writes the rest. Such
 a checkpoint is read by another number of processes too, and by one that has whole tensors.
@@ -23,7 +26,7 @@ import io
 import json
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -48,6 +51,8 @@ from adapterhub.files.atomic import (
     staging,
     sync_files,
 )
+from adapterhub.files.tensor_file import TENSORS_FILE
+from adapterhub.files.tensors import is_same_tensor
 from adapterhub.loop.processes import (
     everyone_s,
     from_main,
@@ -67,9 +72,10 @@ from adapterhub.loop.sharding import (
 )
 from adapterhub.recipe.output_folder import writing
 
-FORMAT = 2  # 1 had no digests
+FORMAT = 3  # 1 had no digests, 2 no adapter
 MAX_PROGRESS_BYTES = 256 << 20  # the metrics of a million evaluations
 TENSORS, TRAINING, PROGRESS = "tensors.safetensors", "training.pt", "progress.json"
+ADAPTER = "adapter"  # where `find_adapter` looks
 BROKEN = (*BROKEN_WEIGHTS, UnreadableError)
 _NEUTRAL = (None, "null", "false")  # values of a new option that change nothing
 
@@ -81,7 +87,7 @@ class State:
     `training` may hold only tensors and plain containers, since it is read with
     `weights_only=True`. `reports` has the digest of each file of the reporters, as it was written
     up to this checkpoint. `shards` is the folder of the tensors if they are sharded: `restore` and
-    `restored_training` read them from there.
+    `restored_training` read them from there. `save_adapter` writes the folder of an adapter.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -90,6 +96,7 @@ class State:
     training: dict[str, Any] | None = None
     reports: Mapping[str, FileDigest] = field(default_factory=dict)
     shards: Path | None = None
+    save_adapter: Callable[[Path], object] | None = None
 
 
 def folder_of(output: Path, name: str) -> Path:
@@ -116,8 +123,13 @@ def save(folder: Path, state: State) -> None:
             _save_shards(folder, state)
     elif is_main():
         with writing(folder), staging(folder) as staged:
-            _write_tensors(staged / TENSORS, state.tensors)
-            _write(staged, state)
+            stored: set[str] = set()
+            if state.save_adapter is not None:
+                state.save_adapter(staged / ADAPTER)  # a new folder
+                stored = _stored(staged / ADAPTER / TENSORS_FILE, state.tensors)
+            others = {n: t for n, t in state.tensors.items() if n not in stored}
+            _write_tensors(staged / TENSORS, others)
+            _write(staged, state, stored=stored)
             put_in_place(staged, folder, overwrite=True)
     wait_for_everyone()
 
@@ -153,6 +165,9 @@ def load_checkpoint(folder: Path) -> State:
             _check_digest(folder / name, FileDigest(**expected))
         name = TENSORS
         tensors = {} if sharded else load_file(folder / TENSORS)
+        if stored := record["stored"]:
+            adapter = load_file(folder / ADAPTER / TENSORS_FILE)
+            tensors |= {each: adapter[each] for each in stored}
         name = TRAINING
         training = _load_training(folder / TRAINING) if TRAINING in record["files"] else None
         reports = {n: FileDigest(**digest) for n, digest in record["reports"].items()}
@@ -271,8 +286,22 @@ def _write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         raise OSError(str(error)) from error
 
 
-def _write(folder: Path, state: State, digests: Mapping[str, Any] = MappingProxyType({})) -> None:
-    """Write what is no tensor, and the record; `digests` are those of files that are there."""
+def _stored(file: Path, tensors: Mapping[str, torch.Tensor]) -> set[str]:
+    """Return the names of the tensors that the file of an adapter has, to the byte."""
+    saved = load_file(file)
+    return {n for n, tensor in tensors.items() if n in saved and is_same_tensor(saved[n], tensor)}
+
+
+def _write(
+    folder: Path,
+    state: State,
+    digests: Mapping[str, Any] = MappingProxyType({}),
+    stored: Iterable[str] = (),
+) -> None:
+    """Write what is no tensor, and the record.
+
+    `digests` are those of files that are there, `stored` names the tensors in the adapter's file.
+    """
     if state.training is not None:
         _write_training(folder / TRAINING, state.training)
     record = {
@@ -280,13 +309,18 @@ def _write(folder: Path, state: State, digests: Mapping[str, Any] = MappingProxy
         "run": state.run,
         "progress": state.progress,
         "files": {
-            path.name: digests.get(path.name) or asdict(file_digest(path))
-            for path in sorted(folder.iterdir())
+            name: digests.get(name) or asdict(file_digest(folder / name))
+            for name in sorted(p.relative_to(folder).as_posix() for p in _files(folder))
         },
+        "stored": sorted(stored),
         "reports": {name: asdict(digest) for name, digest in state.reports.items()},
     }
     (folder / PROGRESS).write_bytes(_record_bytes(record))
     sync_files(folder)
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def _write_training(path: Path, training: dict[str, Any]) -> None:

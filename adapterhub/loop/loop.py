@@ -14,14 +14,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import set_seed
 
-from adapterhub.errors import ConfigError, OutputError, TrainingError, did_you_mean
+from adapterhub.errors import ConfigError, FileError, OutputError, TrainingError, did_you_mean
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.loop import checkpoint
 from adapterhub.loop.batching import BatchList, StatefulBatches
@@ -112,6 +112,8 @@ class TrainingSession:
         checked: called when all checks have passed, before anything is written.
         speedups: faster ways to compute the same, chosen anew when other tensors train.
         errors: returns how sure the scores of the latest evaluation are; called for the best ones.
+        save_adapter: writes the folder of the adapter as it is now, with what is known of the run;
+            None: what trains is no adapter.
     """
 
     stop: StopRequest
@@ -137,10 +139,12 @@ class TrainingSession:
         checked: Callable[[], None] = lambda: None,
         speedups: Speedups | None = None,
         errors: Callable[[Mapping[str, float]], dict[str, dict[str, float]]] = lambda metrics: {},
+        save_adapter: Callable[[Path, RunProgress, Sequence[Mapping[str, Any]]], object]
+        | None = None,
     ) -> None:
         self.engine, self.trainee, self.options = engine, engine.trainee, engine.options
         self.batches, self.evaluate, self.errors = batches, evaluate, errors
-        self.seed, self.resume = seed, resume
+        self.seed, self.resume, self.save_adapter = seed, resume, save_adapter
         self.checked, self.speedups = checked, speedups or Speedups()
         options = dataclasses.asdict(self.options)
         self.run = {**run, "train": options, "seed": seed, "processes": engine.world}
@@ -219,6 +223,14 @@ class TrainingSession:
             )
         return best
 
+    def _has_best(self) -> bool:
+        """Return whether the best checkpoint is that of the best evaluation."""
+        try:
+            self._load_best()
+        except FileError:
+            return False
+        return True
+
     def _begin(self, epoch: BatchList, saved: checkpoint.State | None) -> None:
         """Start or resume; all epochs are as long as `epoch`."""
         if len(epoch) == 0:
@@ -262,7 +274,7 @@ class TrainingSession:
         if training is None:
             self.reporter.note(self.engine.schedule_text(self.total))
         else:
-            if self.progress.best_step == self.progress.step:
+            if self.progress.best_step == self.progress.step and not self._has_best():
                 # A kill may have come after `last` was written, and before its copy as `best`.
                 self._save_best()
             self._restore_random(training["random"])
@@ -477,12 +489,20 @@ class TrainingSession:
             training["stream"] = everyone_s(place) if world > 1 else [place]
         progress, reports = dataclasses.asdict(self.progress), self.reporter.written()
         state = checkpoint.State(tensors, progress, self.run, training, reports)
-        checkpoint.save(self.last, state)
+        checkpoint.save(self.last, replace(state, save_adapter=self._adapter_writer()))
         self.clock.add_other("save")
 
     def _save_best(self) -> None:
         record = self.progress.evaluation(self.progress.best_step)
-        checkpoint.save(self.best, checkpoint.State(self.trainee.tensors(), record, self.run))
+        state = checkpoint.State(self.trainee.tensors(), record, self.run)
+        checkpoint.save(self.best, replace(state, save_adapter=self._adapter_writer()))
+
+    def _adapter_writer(self) -> Callable[[Path], object] | None:
+        """Return what writes the folder of the adapter, if one trains."""
+        save, stretches = self.save_adapter, self.run.get(STRETCHES, [])
+        if save is None:
+            return None
+        return lambda folder: save(folder, self.progress, stretches)
 
     def finish(self) -> TrainingResult:
         """Restore the best tensors, and set the model to evaluation mode."""

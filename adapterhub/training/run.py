@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,7 @@ from adapterhub.loop.processes import (
     readers,
     wait_for_everyone,
 )
-from adapterhub.loop.progress import DATA, STRETCHES
+from adapterhub.loop.progress import DATA, STRETCHES, RunProgress
 from adapterhub.loop.report import Reporter, Several
 from adapterhub.loop.speedups import Speedups, Trial, with_and_without_padding
 from adapterhub.loop.stop_signals import Stopped, catch_stop_signals
@@ -280,6 +281,7 @@ def training_session(
         found = calibrate_run(prepared.adapter, first, init, loss, checkpointing=recomputed)
         reporter.note(str(found))
     stream, items = drawn_batches(prepared), data.task.loss_items(prepared.train)
+    divided = prepared.options.shard or prepared.options.tensor_parallel
     return loop.TrainingSession(
         Engine(trainee, prepared.options, loss, items),
         lambda epoch: stream or epoch_batches(prepared, epoch),
@@ -293,6 +295,7 @@ def training_session(
         checked=checked,
         speedups=_speedups(prepared, reporter.note),
         errors=partial(_error_records, latest),
+        save_adapter=None if divided else partial(_save_checkpoint, prepared),
     )
 
 
@@ -428,6 +431,21 @@ def _describe(
         **_stops(prepared),
         "backbone_parameters": sum(map(size_of, adapter.anatomy.parameters().values())),
     }
+
+
+def _save_checkpoint(
+    prepared: PreparedRun,
+    folder: Path,
+    progress: RunProgress,
+    stretches: Sequence[Mapping[str, Any]],
+) -> None:
+    """Write the folder of the adapter as it is after a step, with the metrics of that step."""
+    evaluated = bool(progress.history) and progress.history[-1]["step"] == progress.step
+    metrics = progress.metrics(progress.step) if evaluated else {}
+    metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    best = evaluated and progress.best_step == progress.step
+    _describe(prepared, progress.step, metrics, progress.errors if best else {}, stretches)
+    prepared.adapter.write_into(folder)
 
 
 def _check_savable(prepared: PreparedRun) -> None:

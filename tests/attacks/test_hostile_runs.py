@@ -250,7 +250,7 @@ REFUSED: dict[str, tuple[Callable[[Recipe], Recipe], bool, str]] = {
     "another method": (lambda r: dataclasses.replace(r, method="ia3"), True, "another run"),
     "another seed": (lambda r: dataclasses.replace(r, seed=9), True, "another run"),
     "other data": (other_data, True, "would have no effect"),
-    "broken tensors": (damaged("checkpoints/last/tensors.safetensors"), True, "is broken"),
+    "broken tensors": (damaged("checkpoints/last/adapter/adapter.safetensors"), True, "is broken"),
     "broken progress": (damaged("checkpoints/last/progress.json"), True, "is broken"),
     "no progress": (without("checkpoints/last/progress.json"), True, "progress.json: missing"),
     "an empty checkpoint": (

@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from selection import rotate
 
+import adapterhub as ah
 from adapterhub.config.options import from_dict, resumed_as, to_dict
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
@@ -201,3 +204,70 @@ def test_a_lower_rate_after_a_divergence_continues_from_the_last_checkpoint(
     lower = with_words(recipe, train__learning_rate=1e-4)
     assert run(lower, Reporter(), resume=True).result.steps == 6
     assert [each["step"] for each in stretches(lower)] == [4]
+
+
+def taking(which: str, place: Path, recipe: Recipe, out: Path) -> tuple[object, ...]:
+    """Return a command that takes the folder of an adapter."""
+    return {
+        "predict": ("predict", place, "the movie was good"),
+        "predict a table": ("predict", place, recipe.data.eval, "--output", out / "table.csv"),
+        "eval": ("eval", place, "--data", recipe.data.eval),
+        "publish": ("publish", place, "--name", "mine", "--registry", out / "registry"),
+        "export": ("export", place, "--output", out / "peft"),
+        "merge": ("merge", place, "--output", out / "merged"),
+        "show": ("show", place),
+        "from": ("train", recipe.data.train, "--from", place, "--backbone", recipe.backbone,
+                 "train.max_steps=1", "--output", out / "next", "--quiet"),
+    }[which]  # fmt: skip
+
+
+COMMANDS = ("predict", "predict a table", "eval", "publish", "export", "merge", "show", "from")
+
+
+@pytest.mark.parametrize("checkpoint", ["best", "last"])
+@pytest.mark.parametrize("which", COMMANDS)
+def test_each_command_takes_a_checkpoint_as_an_adapter(
+    stopped: Recipe, tmp_path: Path, adapterhub: Any, which: str, checkpoint: str
+) -> None:
+    place = Path(stopped.output) / "checkpoints" / checkpoint
+    code, _, err = adapterhub(*taking(which, place, stopped, tmp_path))
+    assert code == 0, err
+
+
+@pytest.mark.parametrize("which", COMMANDS)
+def test_a_run_that_has_stopped_names_its_checkpoint(
+    stopped: Recipe, tmp_path: Path, adapterhub: Any, which: str
+) -> None:
+    run_folder = Path(stopped.output)
+    code, _, err = adapterhub(*taking(which, run_folder, stopped, tmp_path))
+    assert code == 2
+    assert "is not finished" in err
+    assert str(run_folder / "checkpoints" / "best") in " ".join(err.split())
+
+
+def test_python_takes_a_checkpoint_as_an_adapter(stopped: Recipe) -> None:
+    best = Path(stopped.output) / "checkpoints" / "best"
+    assert len(ah.open(best).predict(["the movie was good"])) == 1
+    model, _ = ah.load_backbone(
+        stopped.backbone, task="classification", labels=["negative", "positive"]
+    )
+    adapter = ah.load(model, best)
+    assert adapter.metadata.training["steps"] == 4
+    assert adapter.metadata.metrics.keys() >= {"accuracy"}
+
+
+@rotate("method", ("lora", "prefix(reparametrize=true)", "adalora", "p-tuning", "mam", "full"), 2)
+def test_a_checkpoint_stores_each_tensor_once(stopped: Recipe, tmp_path: Path, method: str) -> None:
+    recipe = with_words(stopped, method=method, output=str(tmp_path / "run"))
+    with pytest.raises(Stopped):
+        run(recipe, Interrupted())
+    last = tmp_path / "run" / "checkpoints" / "last"
+    own = load_file(last / "tensors.safetensors")
+    adapter = load_file(last / "adapter" / "adapter.safetensors")
+    both = own.keys() & adapter.keys()
+    assert not [name for name in both if torch.equal(own[name], adapter[name])]
+    assert bool(own) == (method in ("prefix(reparametrize=true)", "adalora", "p-tuning"))
+    whole = replace(recipe, output=str(tmp_path / "whole"))
+    run(whole, Reporter())
+    run(recipe, Reporter(), resume=True)
+    assert tensors(recipe.output) == tensors(whole.output)

@@ -214,7 +214,7 @@ def test_two_launched_processes_share_the_rows_and_resume(
     both = launch("cut", "--output", str(tmp_path / "cut"), "--steps", "10", "--resume")
     assert both == whole
     tensors = [
-        load_file(tmp_path / name / "checkpoints/last/tensors.safetensors")
+        load_file(tmp_path / name / "checkpoints/last/adapter/adapter.safetensors")
         for name in ("cut", "whole")
     ]
     torch.testing.assert_close(tensors[0], tensors[1], atol=1e-7, rtol=1e-6)
