@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib.metadata
+import json
 import pkgutil
 import re
 import warnings
@@ -25,7 +26,7 @@ from torch import nn
 from transformers import AutoModel
 
 import adapterhub as ah
-from adapterhub.errors import AdapterhubError, FileError, MismatchError
+from adapterhub.errors import AdapterhubError, FileError, MismatchError, SiteError
 from adapterhub.methods import METHODS
 from adapterhub.methods._spec import parse_methods
 from adapterhub.recipe.options import Init
@@ -123,6 +124,29 @@ def test_all_of_peft_and_adapters():
     others = {h.what for table in (peers.PEFT, peers.ADAPTERS) for h in table.values()}
     assert len(alone - others) > 10
     assert peers.written(PAGE) == PAGE
+
+
+MISSING = {  # of a LoRA of peft: what its configuration has
+    "Arrow": {"arrow_config": {"top_k": 2}},
+    "DoraEmbedding": None,
+    "LoraRuntime": None,  # of memory: nothing to import
+    "Monteclora": {"monteclora_config": {"monteclora_n": 2}},
+    "QALora": {"use_qalora": True},
+}
+
+
+def test_missing_variants_of_lora(theirs):
+    """What the table of LoRA calls missing is refused by name; at an embedding there is no DoRA."""
+    assert {name for name, held in peers.LORA.items() if not held.what} == MISSING.keys()
+    with pytest.raises(SiteError, match="only what adds to the table"):
+        ah.attach(bert(), "dora(sites=['word_embeddings'])")
+    file = theirs / "adapter_config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    for fields in filter(None, MISSING.values()):
+        file.write_text(json.dumps(config | fields), encoding="utf-8")
+        with pytest.raises(FileError) as error:
+            ah.load(bert(), theirs, any_backbone=True)
+        assert all(any(name in line for line in error.value.offenders) for name in fields)
 
 
 def test_a_model_without_a_table():

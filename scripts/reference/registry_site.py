@@ -1,4 +1,4 @@
-"""The reference registry as pages: `adapterhub registry site`, with the study of five tasks.
+"""The reference registry as pages: `adapterhub registry site`, with the study of tasks of GLUE.
 
 They are files of the site, below registry/, and not pages of mkdocs.
 """

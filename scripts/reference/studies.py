@@ -29,7 +29,7 @@ _TITLES = {
     "transfer": "From one task to the next",
     "transfer-stsb": "From one task to STS-B",
     "domain": "The text of the domain first",
-    "recent": "Five recent methods beside the peers",
+    "recent": "Recent methods beside the peers",
     "recent-eva": "LoRA that starts from the data",
 }
 _CLAIMS_INTRO = """\
