@@ -60,7 +60,8 @@ DENIALS = re.compile(
     r"|\bthere (?:is|are) no\b|\bno effect\b|\b(?:does|do) not work\b|\b(?:is|are) not read\b"
     r"|\bonly works?\b|\bworks? only\b|\bonly with\b|\b(?:im|ex)ported only\b"
     r"|^\W*only (?:methods|the)\b"
-    r"|\b(?:is|are) no (?:sites?|parts)\b"
+    r"|\b(?:is|are) no (?:sites?|parts)\b|\bno (?-i:[A-Z]\w+)"
+    r"|\bno (?:export|index|option|support)\b"
     r"|\bneeds? (?:an?|the)\b|^\| [^|]+ \| no \|",
     re.IGNORECASE,
 )
