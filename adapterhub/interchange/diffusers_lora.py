@@ -37,6 +37,7 @@ from adapterhub.files import schema
 from adapterhub.files.atomic import explained, replace_file
 from adapterhub.files.schema import shorten
 from adapterhub.interchange.checkpoint_files import most_bytes, read_tensor_file
+from adapterhub.interchange.kohya_lora import is_of_scripts, read_scripts
 from adapterhub.interchange.peft.export_types import ExportSource
 from adapterhub.interchange.peft.exporter import try_peft
 from adapterhub.interchange.peft.files import (
@@ -77,7 +78,13 @@ _FLUX = {
         "proj_out": ("linear2", 0),
     },
 }
+_BY_AUTHORS = {  # names that diffusers reads in no other form
+    "unet.add_embedding.linear_1": "label_emb.0.0",
+    "unet.add_embedding.linear_2": "label_emb.0.2",
+}
+_PROJECTION = "text_projection"
 _KEY = re.compile(r"(?P<path>.+)\.lora_(?P<what>A|B)\.weight")
+_OF_LORA = re.compile(r".+\.lora_((A|B)\.weight|magnitude_vector)")
 _OLD = re.compile(  # before diffusers used peft: ....attn1.processor.to_q_lora.down.weight
     r"(?P<path>.+?)(?:\.processor)?(?:\.(?P<projection>to_[qkv]|to_out))?"
     r"[._]lora(?:_linear_layer)?\.(?P<what>down|up)\.weight"
@@ -135,6 +142,22 @@ def _converted(
         raise MismatchError(
             f"{file} cannot be read: diffusers has no LoRA files of a {parts.kind.__name__}",
             expected="a folder that adapter.save(FOLDER) wrote",
+        )
+    if is_of_scripts(stored, parts):
+        return read_scripts(stored, parts, file)
+    return _by_diffusers(stored, parts, file)
+
+
+def _by_diffusers(
+    stored: Mapping[str, Tensor], parts: PipelineParts, file: str
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Return what diffusers' own conversion makes of a file, as `_converted`."""
+    if scales := sorted(name for name in stored if name.endswith(".dora_scale")):
+        raise MismatchError(
+            f"{file} has magnitudes of DoRA, which the conversion of diffusers leaves out",
+            offenders=shorten(scales),
+            expected=f"a LoRA of a {parts.kind.__name__}",
+            hint="merge it with the program that wrote it",
         )
     if lost := _lost_alphas(stored):
         raise MismatchError(
@@ -301,6 +324,7 @@ def write_diffusers(
         MismatchError: the adapter is not of a pipeline, or such a file cannot express it.
         OutputError: the file exists (unless `overwrite`), or cannot be written.
     """
+    hint = "adapterhub convert ADAPTER --output FOLDER, and export that: it is a LoRA"
     files, problems = try_peft(source)
     parts = own_module(source.anatomy.model)
     if not isinstance(parts, PipelineParts):
@@ -315,18 +339,26 @@ def write_diffusers(
             for part in unread
             if part not in read
         ]
-    kind = "DORA" if files.config.get("use_dora") else files.kind
-    if kind != "LORA":
-        problems.append(f"{kind}: these files contain LoRAs")
+    if files.kind != "LORA":
+        problems.append(f"{files.kind}: these files contain LoRAs")
+    elif style == "kohya" and files.config.get("use_dora"):
+        problems.append("DORA: diffusers leaves the magnitudes out of kohya's files")
+        hint = 'adapter.export(FOLDER, format="diffusers"), which has them'
     else:
-        others = [name for name in files.tensors if not _KEY.fullmatch(name)]
+        problems += [
+            f"{name.removesuffix('.lora_magnitude_vector')}: diffusers leaves the magnitudes of "
+            "DoRA out at text encoders"
+            for name in files.tensors
+            if name.startswith("text_encoder") and name.endswith("_vector")
+        ]
+        others = [name for name in files.tensors if not _OF_LORA.fullmatch(name)]
         problems += [f"{name}: no update of a projection or convolution" for name in others]
     if problems:
         raise MismatchError(
             f"the adapter cannot be exported to {style}",
             offenders=shorten(problems),
             expected="a LoRA on a pipeline of diffusers",
-            hint="adapterhub convert ADAPTER --output FOLDER, and export that: it is a LoRA",
+            hint=hint,
         )
     file = folder / FILE
     if file.exists() and not overwrite:
@@ -355,7 +387,24 @@ def _as_diffusers(files: PeftFiles) -> tuple[dict[str, Tensor], dict[str, str]]:
             }
         own["target_modules"] = inside
         recorded |= {f"{part}.{name}": value for name, value in own.items()}
-    return dict(files.tensors), {"format": "pt", _METADATA: json.dumps(recorded)}
+    tensors = {_known_form(name, targets): tensor for name, tensor in files.tensors.items()}
+    return tensors, {"format": "pt", _METADATA: json.dumps(recorded)}
+
+
+def _known_form(name: str, targets: list[str]) -> str:
+    """Return a tensor's name in a form that diffusers knows.
+
+    It tells the form of a text encoder's tensors by those of its attention. Where there are none,
+    the older names are the ones that it reads.
+    """
+    part = name.partition(".")[0]
+    if not part.startswith("text_encoder") or (match := _KEY.fullmatch(name)) is None:
+        return name
+    own = [path for path in targets if path.startswith(f"{part}.")]
+    if any(path.endswith(tuple(_OF_CLIP.values())) for path in own):
+        return name
+    way = "down" if match["what"] == "A" else "up"
+    return f"{match['path']}.lora_linear_layer.{way}.weight"
 
 
 def _as_kohya(files: PeftFiles, parts: PipelineParts) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -368,6 +417,7 @@ def _as_kohya(files: PeftFiles, parts: PipelineParts) -> tuple[dict[str, Tensor]
     Raises:
         MismatchError: diffusers would not read all of them.
     """
+    files = replace(files, tensors={**files.tensors, **_told(files)})
     paths = list(dict.fromkeys(_paths(files)))
     rank = max(len(files.tensors[f"{path}.lora_A.weight"]) for path in paths)
     scales = {path: _scale(files.config, path) for path in paths}
@@ -392,6 +442,22 @@ def _as_kohya(files: PeftFiles, parts: PipelineParts) -> tuple[dict[str, Tensor]
     return tensors, {"format": "pt"}
 
 
+def _told(files: PeftFiles) -> dict[str, Tensor]:
+    """Return zeros by which diffusers tells the form of a text encoder's attention.
+
+    It looks for an update of an output projection, without which it reads none of the others.
+    """
+    tensors: dict[str, Tensor] = {}
+    paths = list(dict.fromkeys(_paths(files)))
+    for part in ("text_encoder", "text_encoder_2"):
+        own = [path for path in paths if path.startswith(f"{part}.") and "self_attn." in path]
+        if own and not any(path.endswith(".out_proj") for path in own):
+            low, high = (files.tensors[f"{own[0]}.lora_{side}.weight"] for side in "AB")
+            path = f"{own[0].rpartition('.')[0]}.out_proj"
+            tensors |= {f"{path}.lora_A.weight": low * 0, f"{path}.lora_B.weight": high * 0}
+    return tensors
+
+
 def _kohya_name(path: str, parts: PipelineParts) -> tuple[str, int, dict[int, int]]:
     """Return kohya's name of a module, its place in it, and the sizes of all that have the name."""
     part, _, inside = path.partition(".")
@@ -407,7 +473,8 @@ def _kohya_name(path: str, parts: PipelineParts) -> tuple[str, int, dict[int, in
                 if whole == name
             }
             return f"lora_unet_{kind}_{block[2]}_{name}", place, sizes
-    if part.startswith("text_encoder") and not inside.startswith("text_model."):
+    inside = _BY_AUTHORS.get(path, inside)
+    if part.startswith("text_encoder") and not inside.startswith(("text_model.", _PROJECTION)):
         inside = f"text_model.{inside}"  # as CLIP was built when the names were chosen
     several = "unet" not in parts or "text_encoder_2" in parts
     short = {"text_encoder": "te1" if several else "te", **_KOHYA}.get(part, part)
@@ -433,7 +500,7 @@ def _check_read(tensors: Mapping[str, Tensor], paths: list[str], parts: Pipeline
     """Refuse tensors that diffusers' own conversion would not read."""
     copies = {name: tensor.clone() for name, tensor in tensors.items()}  # it scales some in place
     try:
-        converted, _ = _converted(copies, parts, "the file")
+        converted, _ = _by_diffusers(copies, parts, "the file")
     except FileError as error:
         problems = [str(error)]
     except MismatchError as error:
@@ -441,6 +508,7 @@ def _check_read(tensors: Mapping[str, Tensor], paths: list[str], parts: Pipeline
     else:
         read = {match["path"] for name in converted if (match := _KEY.fullmatch(name))}
         problems = [path for path in paths if path not in read]
+        problems += _unknown_forms(tensors, parts)
     if problems:
         raise MismatchError(
             f"diffusers would not read kohya's names of a {parts.kind.__name__}",
@@ -448,6 +516,30 @@ def _check_read(tensors: Mapping[str, Tensor], paths: list[str], parts: Pipeline
             expected="modules whose names its conversion has",
             hint='adapter.export(FOLDER, format="diffusers")',
         )
+
+
+def _unknown_forms(tensors: Mapping[str, Tensor], parts: PipelineParts) -> list[str]:
+    """Return the parts whose tensors diffusers cannot tell the form of.
+
+    For a text encoder, it infers that from the names, those of its attention above all.
+    """
+    from diffusers.utils import state_dict_utils
+
+    forms: Any = state_dict_utils
+    problems = []
+    options = {"unet_config": parts["unet"].config} if "unet" in parts else {}
+    copies = {name: tensor.clone() for name, tensor in tensors.items()}  # it scales some in place
+    found = parts.kind.lora_state_dict(copies, return_alphas=True, **options)
+    state = found[0] if isinstance(found, tuple) else found
+    for part in ("text_encoder", "text_encoder_2"):
+        own = {name: t for name, t in state.items() if name.startswith(f"{part}.")}
+        try:
+            named = forms.convert_state_dict_to_diffusers(own) if own else {}
+            named = forms.convert_state_dict_to_peft(named) if own else {}
+            problems += [name for name in named if not _KEY.fullmatch(name)]
+        except ValueError as error:
+            problems.append(f"{part}: {error}")
+    return problems
 
 
 def _scale(config: Mapping[str, Any], path: str) -> float:
