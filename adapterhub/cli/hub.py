@@ -185,20 +185,20 @@ def mirror(
 @_place
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option("--admin", is_flag=True, help="Let them change everything on this hub.")
-@click.option("--promote", "change", flag_value="promote", help="Make users administrators.")
-@click.option("--demote", "change", flag_value="demote", help="Make administrators users.")
-@click.option("--disable", "change", flag_value="disable", help="Admit none of their tokens.")
-@click.option("--enable", "change", flag_value="enable", help="Admit their tokens again.")
-@click.option("--remove", "change", flag_value="remove", help="Remove users and their tokens.")
+@click.option("--promote", is_flag=True, help="Make users administrators.")
+@click.option("--demote", is_flag=True, help="Make administrators users.")
+@click.option("--disable", is_flag=True, help="Admit none of their tokens.")
+@click.option("--enable", is_flag=True, help="Admit their tokens again.")
+@click.option("--remove", is_flag=True, help="Remove users and their tokens.")
 @_blobs
 @as_json_option
 def user(
     place: HubPlace,
     names: tuple[str, ...],
     admin: bool,
-    change: str | None,
     blobs: str | None,
     as_json: bool,
+    **changes: bool,
 ) -> None:
     """Create users, change them, or list all.
 
@@ -207,9 +207,12 @@ def user(
     from adapterhub.hub.accounts import create_namespace, owners_of_kind, remove_user, set_user
     from adapterhub.hub.state import create_hub
 
-    if change and (admin or not names):
+    chosen = [name for name, given in changes.items() if given]
+    change = chosen[0] if chosen else None
+    if change and (admin or not names or len(chosen) > 1):
         raise ConfigError(
-            f"--{change} changes users that exist", expected=f"DIR NAME... --{change}"
+            f"--{change} changes users that exist, and stands alone",
+            expected=f"DIR NAME... --{change}",
         )
     if names and not change:
         create_hub(place, blobs)
