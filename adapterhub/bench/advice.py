@@ -91,7 +91,8 @@ def recommend(
     estimates = {found.method: found for found in estimate_all(study)}
     tested = [r for r in study if estimates[r.method].covers_seeds and r.is_comparable]
     own = [runs for runs in tested if runs.method not in recorded]
-    if not own:
+    adapters = [r.method for r in study if _is_adapter(costs.get(r.method, Cost()))]
+    if not own or (adapters and not any(r.method in adapters for r in own)):
         return Recommendation(None, None, (_nothing_tested(estimates),))
     untested = [estimates[r.method] for r in study if r not in tested]
     pairs = _both_ways(compare_all_pairs(own))
@@ -129,14 +130,13 @@ def _not_shown(
     That no adapter is needed must be shown: that it is no worse than each adapter, by a margin of
     one point, or of a hundredth of a score that has no points (a test of non-inferiority).
     """
-    if costs.get(method, Cost()).is_adapter and costs.get(method, Cost()).trained > 0:
+    if _is_adapter(costs.get(method, Cost())):
         return ""
     doubts = [
         pair
         for (adapter, other), pair in pairs.items()
         if other == method
-        and costs.get(adapter, Cost()).is_adapter
-        and costs.get(adapter, Cost()).trained > 0
+        and _is_adapter(costs.get(adapter, Cost()))
         and _behind(pair) < -_MARGIN * (1.0 if pair.points > 1 else abs(levels[adapter]))
     ]
     if not doubts:
@@ -147,6 +147,10 @@ def _not_shown(
         f"Cannot tell yet whether {method} is enough: it was not shown to be no more than {unit} "
         f"worse than {worst.baseline} ({numbers_text(worst)}). More test rows and seeds would tell."
     )
+
+
+def _is_adapter(cost: Cost) -> bool:
+    return cost.is_adapter and cost.trained > 0
 
 
 def _behind(pair: PairedComparison) -> float:

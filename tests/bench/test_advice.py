@@ -280,3 +280,10 @@ def test_equal_methods_differ_in_no_more_than_one_study_of_twenty(seeds, methods
         assert seeds > 2 or verdicts == {"unknown"}
         found += bool(verdicts & {"better", "worse"})
     assert found <= 18
+
+
+def test_a_constant_is_not_taken_where_no_method_was_tested():
+    two = [replace(runs, columns=runs.columns[:2]) for runs in study_of((0.5, 0.5, 0.5, 0.5))]
+    found = recommend([majority(0.61), *two], {**BASE, "majority": Cost(0, 0.0)})
+    assert found.method is None
+    assert found.reasons == ("Cannot tell yet: no method has three finished seeds.",)
