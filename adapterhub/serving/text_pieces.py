@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adapterhub.serving.generation import GeneratedToken, Piece
+from adapterhub.tasks._writing import INCOMPLETE, WrittenPieces, cleans_up, written_text
 
 _BEFORE = 5  # tokens of the prompt that are decoded with the first ones: a space may depend on them
-_INCOMPLETE = "\ufffd"  # what a decoder writes for bytes that are no character yet
 
 
 @dataclass
@@ -38,28 +38,33 @@ class TextPieces:
     _waiting: list[tuple[int, GeneratedToken]] = field(default_factory=list)  # by where each ends
     _begin: int = 0
     _read: int = 0
+    _whole: WrittenPieces | None = None
 
     def __post_init__(self) -> None:
         self.ids = list(self.ids[-_BEFORE:])
         self._read = len(self.ids)
+        if cleans_up(self.tokenizer):  # what a token adds may change the text before it
+            self._whole = WrittenPieces(self.tokenizer)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, without special ones."""
-        return str(
-            self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        )
+        return written_text(self.tokenizer, ids)
 
     def next_text(self, token: int) -> str:
         """Return what a token adds to the text; "" if it ends within a character."""
+        if self._whole is not None:
+            return self._whole.add([token])
         self.ids.append(token)
         added = self._undecoded()
-        if not added or added.endswith(_INCOMPLETE):
+        if not added or added.endswith(INCOMPLETE):
             return ""
         self._begin, self._read = self._read, len(self.ids)
         return added
 
     def _undecoded(self) -> str:
         """Return the text of the tokens that were not given out; those before them are read too."""
+        if self._whole is not None:
+            return self._whole.end()
         before = self.decode(self.ids[self._begin : self._read])
         return self.decode(self.ids[self._begin :])[len(before) :]
 

@@ -30,7 +30,7 @@ from adapterhub.tasks._losses import model_inputs, next_token_loss
 from adapterhub.tasks._metrics import GENERATION_METRICS, answer_metrics, generation_metrics
 from adapterhub.tasks._rows import IGNORED, Row, Setting, in_order, pad
 from adapterhub.tasks._show import tokens_line
-from adapterhub.tasks._writing import chosen_search
+from adapterhub.tasks._writing import chosen_search, written_text
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -211,7 +211,7 @@ def generate(
             ids = model.generate(  # type: ignore[operator]
                 **inputs, **options | most, **search, use_cache=True, synced_gpus=in_step(),
             )  # fmt: skip
-        texts = prompts.setting.tokenizer.batch_decode(ids[:, first:], skip_special_tokens=True)
+        texts = [written_text(prompts.setting.tokenizer, row) for row in ids[:, first:].tolist()]
         return [*zip(indices, (Generated(text.strip()) for text in texts), strict=True)]
 
     model.eval()

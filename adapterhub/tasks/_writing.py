@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, fields, replace
+from queue import Queue
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from adapterhub.status import Display, showing
 from adapterhub.tasks._base import Task
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
 _SEARCH: ContextVar[Mapping[str, Any] | None] = ContextVar("search", default=None)
@@ -81,6 +83,92 @@ def chosen_search() -> Mapping[str, Any]:
     return _SEARCH.get() or {}
 
 
+INCOMPLETE = "\ufffd"  # what a decoder writes for bytes that are no character yet
+_LOSSY = ("WordPiece", "NoneType")  # decoders that put a space between words, and had others
+_UNSETTLED = 8  # characters that a later token may still change where spaces are cleaned up
+
+
+def cleans_up(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether spaces before punctuation are taken out of decoded texts.
+
+    A tokenizer whose tokens lost the spaces of the text puts one between all of them, and takes
+    some out again if its configuration says so. One whose tokens have their spaces, of bytes or of
+    pieces of sentences, returns the text as it is, whatever its configuration says: it would
+    otherwise change what was written.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    loses = backend is not None and type(backend.decoder).__name__ in _LOSSY
+    return loses and bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
+
+
+def written_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """Return the text of tokens that a model wrote, without special tokens.
+
+    All texts are decoded here: of evaluations, predictions, streams and servers.
+    """
+    return str(
+        tokenizer.decode(
+            list(ids),
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=cleans_up(tokenizer),
+        )
+    )
+
+
+class WrittenPieces:
+    """The pieces of a text, token by token; together they are the text.
+
+    A piece ends where a later token changes nothing any more: a token may end within a character.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer, self.ids, self.given = tokenizer, list[int](), 0
+
+    def add(self, ids: Sequence[int]) -> str:
+        """Return what tokens add."""
+        self.ids += ids
+        text = written_text(self.tokenizer, self.ids)
+        settled = text.rstrip(INCOMPLETE)
+        if cleans_up(self.tokenizer):
+            settled = settled[:-_UNSETTLED]
+        return self._piece(settled)
+
+    def end(self) -> str:
+        """Return what was held back."""
+        return self._piece(written_text(self.tokenizer, self.ids))
+
+    def _piece(self, text: str) -> str:
+        piece = text[self.given :]
+        self.given += len(piece)
+        return piece
+
+
+class _Streamer:
+    """Gives out the pieces of one text, which `generate` writes in another thread."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, skip: bool) -> None:
+        self.text, self.skip = WrittenPieces(tokenizer), skip
+        self.queue: Queue[str | None] = Queue()
+
+    def put(self, ids: Tensor) -> None:
+        """Take tokens; the first are those of the prompt, if there is one."""
+        if self.skip:
+            self.skip = False
+        else:
+            self.queue.put(self.text.add(ids.flatten().tolist()))
+
+    def end(self) -> None:
+        """Give out the rest."""
+        self.queue.put(self.text.end())
+
+    def close(self) -> None:
+        """Let the reader end."""
+        self.queue.put(None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.queue.get, None)
+
+
 def streamed(
     write: Callable[[], object], tokenizer: PreTrainedTokenizerBase, how: Writing, *, prompt: bool
 ) -> Iterator[str]:
@@ -92,9 +180,9 @@ def streamed(
     Raises:
         Exception: what `write` raises.
     """
-    from transformers import StoppingCriteriaList, TextIteratorStreamer
+    from transformers import StoppingCriteriaList
 
-    pieces = TextIteratorStreamer(tokenizer, skip_prompt=prompt, skip_special_tokens=True)
+    pieces = _Streamer(tokenizer, prompt)
     unwanted, raised = Event(), list[Exception]()
     ends = StoppingCriteriaList([lambda ids, scores, **_: unwanted.is_set()])
 
@@ -106,7 +194,7 @@ def streamed(
         except Exception as error:
             raised.append(error)
         finally:
-            pieces.end()
+            pieces.close()
 
     thread = Thread(target=copy_context().run, args=(work,), daemon=True)
     thread.start()

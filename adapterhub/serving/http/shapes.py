@@ -18,6 +18,7 @@ from adapterhub.serving.adapters import BareBackbone
 from adapterhub.serving.http.call import AdapterFacts, Call
 from adapterhub.serving.http.errors import RequestError, WrongShapeError
 from adapterhub.serving.http.openapi import shown_path
+from adapterhub.tasks._writing import written_text
 
 Texts = str | list[str]
 TextsOrTokens = str | list[str] | list[int] | list[list[int]]
@@ -228,7 +229,7 @@ def _text_of(given: Any, facts: AdapterFacts, parameter: str) -> str:
     """Return the text of tokens, if these are its tokens: others would silently mean another."""
     tokenizer = facts.tokenizer
     if all(0 <= each < len(tokenizer) for each in given):
-        text = str(tokenizer.decode(given, skip_special_tokens=True))
+        text = written_text(tokenizer, given)
         around = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
         kept = [each for each in given if each not in around]
         if kept and tokenizer(text, add_special_tokens=False)["input_ids"] == kept:
