@@ -41,16 +41,24 @@ def with_bias(weight: Tensor, bias: Tensor | None) -> Tensor:
     return weight if bias is None else torch.cat([weight, bias.detach().to(weight)[:, None]], 1)
 
 
-def clustered(weight: Tensor, components: int, clusters: int, seed: int = 0) -> Tensor:
+def clustered(
+    weight: Tensor, components: int, clusters: int, seed: int = 0
+) -> tuple[Tensor, Tensor]:
     """Return the number of the cluster of each row of [W, b], as the authors compute it: (d_out,).
 
-    The SVD is a randomized one, so that the clusters are those of peft.
+    The SVD is a randomized one, so that the clusters are those of peft on this processor: others
+    round otherwise, and get other components and clusters. The components, (k, width), tell which.
     """
-    from sklearn.cluster import KMeans  # slow to import
-
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        u, _, _ = torch.svd_lowrank(weight.cpu(), q=components, niter=2)
+        u, _, v = torch.svd_lowrank(weight.cpu(), q=components, niter=2)
+    return clusters_of_rows(u, clusters), v.T
+
+
+def clusters_of_rows(u: Tensor, clusters: int) -> Tensor:
+    """Return the number of the cluster of each row, (d_out,), by the k-means of the authors."""
+    from sklearn.cluster import KMeans  # slow to import
+
     means = KMeans(clusters, init="random", n_init=1, max_iter=10, random_state=123456789)
     return torch.from_numpy(means.fit_predict(u.numpy())).long()
 
@@ -135,7 +143,7 @@ class AdaMSS(RankMethod):
         if not (weight.is_meta or (self.stored and init_is_skipped())):
             u, _, module.V = decomposed(weight, count)
             if not init_is_skipped():
-                module.begin(clustered(weight, count, clusters), u)
+                module.begin(clustered(weight, count, clusters)[0], u)
         return module
 
     def size(self, site: Site, rank: int) -> int:

@@ -37,7 +37,13 @@ from adapterhub.interchange.translation import Translation, size_options
 from adapterhub.methods._base import Method
 from adapterhub.methods._rotations import skew
 from adapterhub.methods.adalora import AdaLoRA, SingularUpdate
-from adapterhub.methods.adamss import AdaMSS, ClusteredUpdate, clustered, with_bias
+from adapterhub.methods.adamss import (
+    AdaMSS,
+    ClusteredUpdate,
+    clustered,
+    clusters_of_rows,
+    with_bias,
+)
 from adapterhub.methods.beft import BEFT, AddedBias, LoneBias
 from adapterhub.methods.boft import BOFT, ButterflyRotation
 from adapterhub.methods.c3a import C3A, CirculantUpdate
@@ -469,6 +475,9 @@ def _export_unilora(part: ExportedModule) -> tuple[Values, Tensors]:
     return {"save_indices": True}, tensors
 
 
+_SAME_COMPONENTS = 1e-4  # of the cosine of two components that are the same
+
+
 def _import_adamss(update: PlainUpdate) -> str:
     config, theirs, ours = update.config, update.theirs, update.ours
     site, count = update.site, len(ours["V"])
@@ -476,7 +485,13 @@ def _import_adamss(update: PlainUpdate) -> str:
     if count > min(site.d_in, d_out):
         return f"{count} components of a weight with {site.d_in} inputs"
     weight = with_bias(read_weight(update.host).detach(), read_bias(update.host))
-    places = clustered(weight, count, clusters, config["random_seed"])
+    places, components = clustered(weight, count, clusters, config["random_seed"])
+    if not _same_clusters(weight, places, components, ours["V"], clusters):
+        return (
+            "adamss_newB has other components than this processor computes of these weights, so "
+            "that the clusters, which the file does not hold, cannot be known: import it on the "
+            "machine that trained it, and save it"
+        )
     rank = max(len(theirs[f"adamss_A.{number}"]) for number in range(clusters))
     ours |= {"A": torch.zeros(clusters, rank, count), "B": torch.zeros(d_out, rank)}
     for number in range(clusters):
@@ -492,6 +507,23 @@ def _import_adamss(update: PlainUpdate) -> str:
     return ""
 
 
+def _same_clusters(
+    weight: Tensor, places: Tensor, components: Tensor, stored: Tensor, clusters: int
+) -> bool:
+    """Return whether the clusters of a file are those that were computed here.
+
+    They are those of the rows of U, whose columns belong to the components of the file. Where these
+    are the same, up to signs, so are the clusters; else those of the rows of W V must agree.
+    """
+    stored, weight = stored.detach().float().cpu(), weight.float().cpu()
+    cosines = (stored * components.float()).sum(1).abs()
+    if bool((cosines - 1).abs().max() < _SAME_COMPONENTS):
+        return True
+    rows = weight @ stored.T
+    rows = rows / rows.norm(dim=0).clamp(min=torch.finfo(torch.float32).tiny)
+    return torch.equal(clusters_of_rows(rows, clusters), places)
+
+
 def _export_adamss(part: ExportedModule) -> tuple[Values, Tensors]:
     module, method = part.module, part.method
     assert isinstance(module, ClusteredUpdate)
@@ -503,7 +535,7 @@ def _export_adamss(part: ExportedModule) -> tuple[Values, Tensors]:
     if part.site.part is not None or module.V.is_meta:
         return options, {}
     places = module.places.cpu()
-    if not torch.equal(clustered(weight, count, clusters), places):
+    if not torch.equal(clustered(weight, count, clusters)[0], places):
         return options | {"clusters of these weights": None}, {}
     tensors = {"V": module.V.detach()}
     for number in range(clusters):

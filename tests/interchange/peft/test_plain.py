@@ -18,7 +18,7 @@ from peft_differential import (  # noqa: E402
 from selection import rotate  # noqa: E402
 
 import adapterhub as ah  # noqa: E402
-from adapterhub.errors import AdapterhubError  # noqa: E402
+from adapterhub.errors import AdapterhubError, MismatchError  # noqa: E402
 from adapterhub.interchange.peft.plain import PLAIN  # noqa: E402
 
 pytestmark = [
@@ -78,3 +78,27 @@ def test_a_damaged_checkpoint_is_read_or_refused_and_raises_nothing_else(tmp_pat
             except AdapterhubError:
                 refused += 1
     assert refused
+
+
+def test_clusters_of_another_processor_are_refused(tmp_path, monkeypatch):
+    """AdaMSS files do not hold their clusters: a file of other components is not guessed at."""
+    case = Differential("adamss", "bert", "classification", tmp_path)
+    case._reference()
+    exact = torch.svd_lowrank
+
+    def elsewhere(weight, q, niter):
+        u, s, v = exact(weight, q=q, niter=niter)
+        turn = torch.linalg.qr(torch.randn(q, q, generator=torch.Generator().manual_seed(1)))[0]
+        return u @ turn, s, v @ turn
+
+    def turned(weight, q, niter):
+        return tuple(-each for each in exact(weight, q=q, niter=niter))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "svd_lowrank", elsewhere)
+        with pytest.raises(MismatchError) as error:
+            ah.load(case._new(), tmp_path / "theirs")
+    assert "the clusters, which the file does not hold, cannot be known" in str(error.value)
+    with monkeypatch.context() as patched:  # signs are those of no component
+        patched.setattr(torch, "svd_lowrank", turned)
+        ah.load(case._new(), tmp_path / "theirs")
