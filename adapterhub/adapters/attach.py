@@ -6,7 +6,8 @@ parameters are frozen while an adapter is attached; only what the adapter declar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from adapterhub.backbones.tokenizer import (
     tokenizer_snapshot,
 )
 from adapterhub.errors import AttachError, did_you_mean
-from adapterhub.files.manifest import Manifest
+from adapterhub.files.manifest import UNNAMED, Manifest
 from adapterhub.files.native import adapter_folder, find_adapter, read_manifest, read_tensors
 from adapterhub.hooks.pooling import default_pooling
 from adapterhub.methods._base import METHODS, Method, TrainedSource
@@ -46,7 +47,7 @@ def attach(
     model: nn.Module,
     method: Spec,
     *,
-    name: str = "default",
+    name: str | None = None,
     head: Sequence[str] = (),
     tokenizer: PreTrainedTokenizerBase | None = None,
     pooling: str | None = None,
@@ -62,7 +63,7 @@ def attach(
         model: the backbone, of transformers or any other module; other adapters may be attached.
         method: a spec (`"lora"`, `"lora(rank=16)"`, a mapping), a method object such as
             `adapterhub.LoRA(rank=16)`, or a list of these.
-        name: the adapter's name.
+        name: the adapter's name; without one "default", and of further ones "default-2", ...
         head: the paths of the modules that are the head, trained and saved as a whole; of a model
             of transformers, it is known.
         tokenizer: the tokenizer, unless `load_backbone` loaded it with the model. Tokens that were
@@ -95,12 +96,19 @@ def attach(
         below = frozen_adapters(state.adapters, on)
         if partial:
             methods = with_found_sites(methods, state.anatomy)
+        name = free_name(UNNAMED, state.adapters) if name is None else name
         adapter = build(state, methods, name, tokenizer=snapshot, pooling=how)
         adapter.on = below
         if adapter.placed or adapter.changed:  # a head alone needs no gradient of the backbone
             check_gradients(model)
         state.add(adapter)
     return adapter
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """Return a name, or the first of NAME-2, NAME-3 and so on that is not taken."""
+    numbered = (f"{name}-{number}" for number in itertools.count(2))
+    return next(each for each in itertools.chain([name], numbered) if each not in taken)
 
 
 def detach(model: nn.Module, name: str | None = None) -> None:

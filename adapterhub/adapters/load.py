@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import PUBLICATION_FIELDS, Adapter, AdapterMetadata
-from adapterhub.adapters.attach import snapshot_for
+from adapterhub.adapters.attach import free_name, snapshot_for
 from adapterhub.adapters.build import build_adapter
 from adapterhub.adapters.compatibility import (
     check_backbone,
@@ -93,6 +93,8 @@ def load_folder(
     with STRUCTURE_LOCK, family, brought as below, _bare(model, manifest) as state, skip_init():
         if not any_backbone:
             check_backbone(manifest, state)
+        if name is None and part.is_unnamed:
+            name = free_name(part.name, state.adapters)
         adapter = _built(state, part, name or part.name, snapshot, any_backbone)
         adapter.metadata = _metadata(manifest if foundation else part)
         if foundation:

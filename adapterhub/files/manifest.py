@@ -31,6 +31,7 @@ SCHEMA_VERSION = 1
 LOWER_IS_BETTER = frozenset({"loss", "mse", "rmse", "mae", "perplexity", "wer", "cer"})
 """Metrics for which smaller values are better."""
 REQUIRES = "0.1.0"  # the oldest adapterhub that reads what this one writes
+UNNAMED = "default"  # the name of an adapter that was given none
 FAMILY = "family"  # in `training`: the row of sites, if it is not that of the backbone's type
 HEAD_MODULES = "head_modules"  # in `training`: those that the caller named as a module's head
 MAX_MANIFEST_BYTES = 1 << 20
@@ -280,6 +281,11 @@ class Manifest:
     license: Word | None = None
     language: Annotated[tuple[Language, ...], schema.items(0, 200)] = ()
     tags: Annotated[tuple[Tag, ...], schema.items(0, 100)] = ()
+
+    @property
+    def is_unnamed(self) -> bool:
+        """Whether the adapter was given no name: it has that of `attach`, perhaps with a number."""
+        return re.fullmatch(rf"{UNNAMED}(-\d+)?", self.name) is not None
 
     @property
     def parameters(self) -> int:

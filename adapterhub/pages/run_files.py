@@ -20,7 +20,6 @@ from adapterhub.pages.predictions import MOST_BYTES, PredictionFile, read_predic
 from adapterhub.pages.score_errors import EvaluatedRows, score_errors
 
 Line = dict[str, Any]
-DEFAULT_NAME = "default"  # of an adapter that was given none
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class RunFiles:
     @property
     def name(self) -> str:
         """The adapter's name, or that of the folder if it has none of its own."""
-        named = self.manifest and self.manifest.name != DEFAULT_NAME
+        named = self.manifest and not self.manifest.is_unnamed
         return self.manifest.name if self.manifest and named else self.folder.resolve().name
 
     @property

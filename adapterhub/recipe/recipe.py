@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -78,7 +79,9 @@ class Recipe:
         "the share of the steps of each of `tasks`: size, equal, temperature(t=2) (null: size)",
         resumed="recorded",
     )
-    name: str = option("default", "the adapter's name", resumed="same")
+    name: str | None = option(
+        None, "the adapter's name (null: that of the output folder)", resumed="same"
+    )
     output: str = option(
         "", "folder of the run: adapter, recipe, metrics, checkpoints", resumed="same"
     )
@@ -117,6 +120,17 @@ class Recipe:
                 expected="the data of each task: tasks.NAME.data.train; other options of `data` "
                 "hold for all tasks",
             )
+
+    @property
+    def adapter_name(self) -> str:
+        """The adapter's name, or that of the output folder, of characters that all programs take.
+
+        A registry, a server's URL and `vllm serve --lora-modules NAME=FOLDER` are such programs.
+        """
+        if self.name is not None:
+            return self.name
+        plain = re.sub(r"[^\w.-]+|\.{2,}", "-", Path(self.output).absolute().name)
+        return plain.strip("-._")[:96] or "adapter"
 
     def of_task(self, name: str) -> Recipe:
         """Return the recipe of one of `tasks` alone, without what watches the mean of all."""

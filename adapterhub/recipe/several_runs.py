@@ -76,6 +76,8 @@ def read_staged(
     for name, own in named.items():
         resolved, starts[name] = _resolved(layered([common, own, given]), stages, output)
         place = {"output": str(Path(output) / name)}
+        if name == [*named][-1] and resolved.get("name") is None:  # whose adapter is the run's
+            place["name"] = Recipe(output=output).adapter_name
         try:
             stages[name] = read_layers([resolved, place])
         except ConfigError as error:

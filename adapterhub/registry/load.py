@@ -17,7 +17,7 @@ from adapterhub.adapters.state import find_state, new_state
 from adapterhub.errors import FileError, RegistryError
 from adapterhub.files.foundation import Foundation
 from adapterhub.files.native import read_manifest
-from adapterhub.registry.published_files import UNNAMED, digest_of
+from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import Fetched, foundation_of, pull_verified
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.registry import Registry
@@ -101,7 +101,7 @@ def _published_name(reference: Reference, folder: Path, digest: str | None) -> s
     """Return the name that an adapter which was trained without one was published by, or None."""
     if reference.kind == "folder" or digest is None:
         return None
-    is_unnamed = read_manifest(folder, digest).name == UNNAMED
+    is_unnamed = read_manifest(folder, digest).is_unnamed
     return reference.name.rpartition("/")[2] if is_unnamed else None
 
 

@@ -51,7 +51,6 @@ PUBLISHED = (CARD_FILE, MANIFEST_FILE, TENSORS_FILE, SIGNATURE_FILE)
 YANKED_FILE = "yanked.json"
 SIGNATURES_FOLDER = "signatures"
 MAX_YANKED_BYTES = 1 << 20
-UNNAMED = "default"  # the name of an adapter that was given none
 MAX_DATE_BYTES = 64
 
 
@@ -143,7 +142,7 @@ def name_to_publish(folder: Path, manifest: Manifest) -> str:
     """Return an adapter's name to publish it by: its own, or that of its run if it has none."""
     path = folder.resolve()
     run = path.parent.name if path.name == "adapter" else path.name
-    return run if manifest.name == UNNAMED and is_name(run) else manifest.name
+    return run if manifest.is_unnamed and is_name(run) else manifest.name
 
 
 def manifest_bytes(folder: Path) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.adapters.attach import attach
+from adapterhub.adapters.attach import attach, free_name
 from adapterhub.adapters.build import empty_copies
 from adapterhub.adapters.foundations import text_positions
 from adapterhub.adapters.heads import add_heads, select_head
@@ -134,8 +134,9 @@ def prepare(
     model, kernels = loaded.model, loaded.kernels
     data = _for_model(data, model)
     below = origins.attach(model)
+    name = recipe.name or free_name(recipe.adapter_name, below)
     with empty_copies(bool(recipe.train.shard) and start is None):
-        adapter = attach(model, methods, name=recipe.name, on=below, partial=recipe.partial)
+        adapter = attach(model, methods, name=name, on=below, partial=recipe.partial)
     started = start.give(adapter) if start else ""
     _check_packing(data.task, adapter)
     _check_stages(data, adapter)

@@ -388,6 +388,8 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
         fields["mixing"] = dump_mixing(parse_mixing(recipe.mixing))
     else:
         del fields["tasks"], fields["mixing"]
+    if recipe.name is None:  # that of a folder, which may be moved
+        del fields["name"]
     if recipe.family is None:
         del fields["family"]
     if recipe.attention is None:
