@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from adapterhub.hooks.composition import Average as Average
     from adapterhub.inference.embed import embed as embed
     from adapterhub.inference.open import open_adapter
+    from adapterhub.inference.train import train as train
     from adapterhub.merging.combine import combine as combine
     from adapterhub.merging.combine import to_lora as to_lora
     from adapterhub.merging.merge import merge as merge
@@ -167,6 +168,7 @@ _LAZY = {
     "open": "inference.open:open_adapter",
     "merge": "merging.merge",
     "to_lora": "merging.combine",
+    "train": "inference.train",
     "unmerge": "merging.merge",
     "route": "adapters.route",
 }

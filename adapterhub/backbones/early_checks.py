@@ -47,6 +47,29 @@ def check_vector_pooling(text: str) -> str:
     return text
 
 
+_DTYPES = {
+    **{name: name for name in DTYPE_NAMES},
+    **{"float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"},
+}
+_LEFT_OPEN = ("auto", "none", "null", "")
+
+
+def dtype_name(dtype: object) -> str | None:
+    """Return our name of a dtype: `torch.bfloat16`, "torch.bfloat16", "bfloat16", "bf16".
+
+    None is the default, which "auto" means, too.
+
+    Raises:
+        ConfigError: it is another one.
+    """
+    name = str(dtype).lower().removeprefix("torch.") if dtype is not None else "auto"
+    if name in _LEFT_OPEN:
+        return None
+    if name not in _DTYPES:
+        raise unknown("dtype", str(dtype)[:80], DTYPE_NAMES)
+    return _DTYPES[name]
+
+
 def is_hub_id(name: str) -> bool:
     """Return whether a name has the form of a Hub id: `name` or `owner/name`."""
     return _HUB_ID.fullmatch(name) is not None
@@ -102,8 +125,7 @@ def check_backbone_options(
             expected="a transformers checkpoint: config.json, weights and tokenizer",
             hint=_inner_hint(folder),
         )
-    if dtype is not None and dtype not in DTYPE_NAMES:
-        raise unknown("dtype", dtype, DTYPE_NAMES)
+    dtype_name(dtype)
     if quantize is not None:
         check_quantization(quantize)
 

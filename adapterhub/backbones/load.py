@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 from adapterhub.anatomy.family_file import FamilySource, read_family, use_family
 from adapterhub.backbones.checkpoint import BROKEN
 from adapterhub.backbones.denoising import load_pipeline
+from adapterhub.backbones.early_checks import dtype_name
 from adapterhub.backbones.find import PACKAGED, find_backbone, is_local_name, not_found
 from adapterhub.backbones.gguf import is_gguf
 from adapterhub.backbones.hub_guard import guarded_hub
@@ -58,12 +60,12 @@ from adapterhub.status import quiet_loading
 
 
 def load_backbone(
-    backbone: str,
+    backbone: str | Path,
     *,
     task: str = "features",
-    labels: Sequence[str] = (),
+    labels: Sequence[str] | int = (),
     revision: str | None = None,
-    dtype: str | None = None,
+    dtype: str | torch.dtype | None = None,
     quantize: str | None = None,
     device_map: str | dict[str, Any] | None = None,
     attention: str | None = None,
@@ -71,6 +73,8 @@ def load_backbone(
     pooling: str | None = None,
     family: FamilySource | None = None,
     tensor_parallel: bool = False,
+    num_labels: int | None = None,
+    device: str | int | torch.device | None = None,
 ) -> tuple[PreTrainedModel, Any]:
     """Load a pre-trained model with the head of a task, and its tokenizer or processor.
 
@@ -80,9 +84,11 @@ def load_backbone(
             tagging, question-answering, multiple-choice, seq2seq, masked-lm, causal-lm,
             image-classification, image-text-to-text, audio-classification, speech-recognition, or
             text-to-image: a pipeline of diffusers.
-        labels: the names of the classes, in the order of the logits; an adapter brings its own.
+        labels: the names of the classes, in the order of the logits, or how many there are, which
+            are then LABEL_0, LABEL_1, ...; an adapter brings its own.
         revision: a branch, tag or commit on the Hub.
-        dtype: fp32, bf16 or fp16; by default fp32, or bf16 if quantized and not slow in bf16 here.
+        dtype: fp32, bf16 or fp16, or a dtype of torch; by default fp32, or bf16 if quantized and
+            not slow in bf16 here.
         quantize: nf4, fp4, int8, int8-weight or fp8-weight. A quantized checkpoint is loaded as it
             is, or decoded with quantize="dequantize".
         device_map: as in transformers.
@@ -92,16 +98,21 @@ def load_backbone(
             the class does; by default as sentence-transformers trained the backbone.
         family: a row in place of that of its type: a `Family`, its fields, or a YAML file.
         tensor_parallel: divide projections over the processes of `torchrun` by transformers' plan.
+        num_labels: how many classes there are, in place of `labels`.
+        device: the device that the model is moved to: "cuda", 0, a `torch.device`.
 
     Raises:
         BackboneError: the backbone was not found, cannot be loaded, or does not fit an option.
         ConfigError: an option is unknown, or does not fit the model, or a library is missing.
     """
+    backbone, dtype = _named(backbone), dtype_name(dtype)
+    place, labels = _device(device, device_map), _labels(labels, num_labels)
     kind, family = task_model(task), family and read_family(family)
     pooling = pooling and check_pooling(pooling)
     if task == TEXT_TO_IMAGE:
         given = {"quantize": quantize, "attention": attention, "new_tokens": new_tokens}
-        return _pipeline(backbone, revision, dtype, given | {"family": family})
+        pipeline, processor = _pipeline(backbone, revision, dtype, given | {"family": family})
+        return pipeline if place is None else pipeline.to(place), processor
     folder, commit = find_backbone(backbone, revision)
     quantize = remaining_quantization(quantize, folder)
     options = label_options(task, labels) | {"dtype": _dtype(dtype, bool(quantize), folder)}
@@ -116,7 +127,67 @@ def load_backbone(
     setattr(model, NEWLY_INITIALIZED, frozenset(info["missing_keys"]))
     if kind.pools:
         remember_pooling(model, pooling, folder)
+    if place is not None:
+        model.to(place)
     return _prepared(model, processor, new_tokens, family, backbone, task)
+
+
+def _named(backbone: object) -> str:
+    """Return the name or folder of a backbone; refuse a model, which is loaded already.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if isinstance(backbone, (str, os.PathLike)):
+        return os.fspath(backbone)
+    is_model = isinstance(backbone, torch.nn.Module)
+    raise ConfigError(
+        f"the backbone is {'a loaded ' * is_model}{type(backbone).__name__}",
+        expected="a Hub id or a folder",
+        hint="ah.attach(model, METHOD) for a new adapter, ah.load(model, ADAPTER) for a trained one"
+        if is_model
+        else "load_backbone(ID)",
+    )
+
+
+def _labels(labels: Sequence[str] | int, count: int | None) -> Sequence[str]:
+    """Return the names of classes that are given as such, or by their number.
+
+    Raises:
+        ConfigError: both are given and differ, or the number is below one.
+    """
+    number = labels if isinstance(labels, int) and not isinstance(labels, bool) else count
+    names = () if isinstance(labels, int) else labels
+    if isinstance(names, str) or (number is not None and number < 1):
+        raise ConfigError(
+            f"labels={labels!r}" if number is None else f"{number} labels",
+            expected="a list of names, or their number",
+            hint='labels=["no", "yes"], or labels=2',
+        )
+    if names and number not in (None, len(names)):
+        raise ConfigError(f"num_labels={number}, and {len(names)} labels", hint="leave out one")
+    return names or [f"LABEL_{n}" for n in range(number or 0)]
+
+
+def _device(device: str | int | torch.device | None, device_map: object) -> torch.device | None:
+    """Return the device that a model is moved to, if one is named.
+
+    Raises:
+        ConfigError: it is none that is here, or there is a `device_map`.
+    """
+    if device is None or device == "auto":
+        return None
+    if device_map is not None:
+        raise ConfigError("device beside device_map", hint="leave out one")
+    try:
+        found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ConfigError(
+            f"the device {device!r} cannot be used: {str(error).splitlines()[0][:200]}",
+            expected='"cuda", "cuda:0", "mps" or "cpu"',
+        ) from None
+    return found
 
 
 def _prepared(

@@ -261,6 +261,117 @@ SEE_ALSO = {
 }
 """Where a help text says to go on."""
 ALIASES = {"search": "list"}
+OTHER_WORDS = {
+    **dict.fromkeys(
+        ("sft", "finetune", "fine-tune", "fit", "pretrain", "pt", "cpt", "learn", "fine_tune"),
+        "adapterhub train DATA; --task causal-lm for prompts and answers",
+    ),
+    **dict.fromkeys(
+        ("dpo", "orpo", "kto", "simpo", "ipo"),
+        "adapterhub train DATA --task preference; adapterhub options preference lists the losses",
+    ),
+    **dict.fromkeys(("reward", "rm-train", "reward-model"), "adapterhub train DATA --task reward"),
+    **dict.fromkeys(
+        ("grpo", "ppo", "rlhf", "rloo", "online-dpo"),
+        "there is no reinforcement learning here; adapterhub train DATA --task preference learns "
+        "from pairs of answers",
+    ),
+    **dict.fromkeys(
+        ("distillation", "distill", "kd", "gkd"),
+        "there is no distillation here; adapterhub predict writes a teacher's answers to a file, "
+        "and adapterhub train learns them",
+    ),
+    **dict.fromkeys(
+        ("api", "server", "start", "deploy", "vllm", "launch"),
+        "adapterhub serve ADAPTER, with the API of OpenAI; adapterhub export for vLLM",
+    ),
+    **dict.fromkeys(
+        ("chat", "talk", "ask", "generate", "infer", "inference", "complete", "cli", "try"),
+        "adapterhub predict ADAPTER, which answers the lines that you type",
+    ),
+    **dict.fromkeys(
+        ("webui", "ui", "webchat", "gui", "board", "dashboard", "web", "demo", "studio", "app"),
+        "there is no form to train in; adapterhub serve ADAPTER has a page to try it, and "
+        "adapterhub report RUN the page of a run",
+    ),
+    **dict.fromkeys(
+        ("upload", "push-to-hub", "push_to_hub", "share"),
+        "adapterhub push RUN hf:OWNER/NAME for a hub, or adapterhub publish RUN for a registry",
+    ),
+    **dict.fromkeys(
+        ("download", "fetch", "get", "install", "add", "clone"), "adapterhub pull ADAPTER"
+    ),
+    **dict.fromkeys(
+        ("evaluate", "evaluation", "test", "score", "validate", "lm-eval", "lm_eval"),
+        "adapterhub eval ADAPTER --data FILE",
+    ),
+    **dict.fromkeys(
+        ("classify", "label", "tag-texts", "embed", "encode"),
+        "adapterhub predict ADAPTER TEXT; ah.embed has the vectors of a backbone",
+    ),
+    **dict.fromkeys(
+        ("init", "new", "create", "config", "configure", "template", "example", "setup"),
+        "adapterhub recipe --save my.yaml, or adapterhub quickstart",
+    ),
+    **dict.fromkeys(("run", "runs", "go"), "adapterhub train DATA, or a recipe"),
+    **dict.fromkeys(("resume", "continue"), "adapterhub train --resume --output RUN"),
+    **dict.fromkeys(
+        ("sweep", "tune", "search-parameters", "hpo", "optimize", "compare-methods"),
+        "adapterhub bench --train FILE, or adapterhub train FILE --sweep KEY=V,V",
+    ),
+    **dict.fromkeys(("benchmark", "experiment"), "adapterhub bench --train FILE"),
+    **dict.fromkeys(("models", "model", "bases"), "adapterhub backbones"),
+    **dict.fromkeys(
+        ("adapters", "ls", "catalog", "catalogue", "browse", "find", "history"), "adapterhub list"
+    ),
+    **dict.fromkeys(
+        ("datasets", "dataset", "data", "prepare", "preprocess", "tokenize"),
+        "adapterhub train DATA --show 3, which prints rows as the model gets them",
+    ),
+    **dict.fromkeys(("info", "describe", "card", "view", "cat"), "adapterhub show ADAPTER"),
+    **dict.fromkeys(
+        ("rm", "remove", "unpublish", "del", "uninstall"),
+        "adapterhub delete NAME@VERSION, or adapterhub yank to withdraw one",
+    ),
+    **dict.fromkeys(
+        ("fuse", "merge-lora", "merge_lora", "merge-and-unload", "bake"),
+        "adapterhub merge ADAPTER --output DIR",
+    ),
+    **dict.fromkeys(
+        ("soup", "mix", "average", "ties", "dare", "mergekit"),
+        "adapterhub combine A B --output DIR",
+    ),
+    **dict.fromkeys(
+        ("quantize", "quant"),
+        "adapterhub train --quantize nf4 for training; merged "
+        "checkpoints are quantized by other programs",
+    ),
+    **dict.fromkeys(
+        ("gguf", "ollama", "llamacpp", "llama.cpp", "convert-gguf"),
+        "adapterhub export ADAPTER --to gguf",
+    ),
+    **dict.fromkeys(("help", "commands", "man"), "adapterhub --help --all"),
+    **dict.fromkeys(("whoami", "auth", "signin"), "adapterhub login URL; hf auth whoami"),
+    **dict.fromkeys(("env", "doctor", "version", "versions"), "adapterhub --version"),
+    **dict.fromkeys(("plot", "log", "logs", "tensorboard", "monitor"), "adapterhub report RUN"),
+}
+"""Words of other programs, each with what is here for it, or that there is nothing."""
+_GPU = "CUDA_VISIBLE_DEVICES=0 before the command; without it, a GPU that is there is used"
+OTHER_FLAGS = {
+    **dict.fromkeys(("gpu", "gpus", "device", "devices", "cuda", "use-gpu", "gpu-id"), _GPU),
+    **dict.fromkeys(("cpu", "no-cuda", "use-cpu"), "CUDA_VISIBLE_DEVICES= before the command"),
+    **dict.fromkeys(("version", "revision", "tag"), "NAME@v3 in place of the name"),
+    **dict.fromkeys(("model", "base", "base-model", "model-name-or-path"), "--backbone ID"),
+    **dict.fromkeys(("adapter", "adapter-name-or-path", "lora", "peft"), "the adapter as a word"),
+    **dict.fromkeys(("out", "out-dir", "output-dir", "save-dir", "dest"), "--output DIR"),
+    **dict.fromkeys(
+        ("file", "dataset", "test-file", "eval", "input-file"), "--data FILE, or the file as a word"
+    ),
+    **dict.fromkeys(("batch", "bs", "per-device-eval-batch-size"), "--batch-size N"),
+    **dict.fromkeys(("verbose", "debug", "v"), "no flag: what matters is printed"),
+    **dict.fromkeys(("yes", "y", "force", "f"), "--overwrite where a command has it"),
+}
+"""Flags of other programs, each with what to type here; those of recipes are in their names."""
 _FIRST = ("Train and use", "Look up")
 _ALL = "adapterhub.all_commands"
 
@@ -288,9 +399,9 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Resolve a subcommand as click does, but suggest the nearest name for a mistyped one."""
         if args and not args[0].startswith("-") and args[0] not in {*COMMANDS, *ALIASES}:
-            meant = "; type adapterhub --version" if args[0] == "version" else ""
-            meant = meant or did_you_mean(args[0], COMMANDS)
-            raise click.UsageError(f"unknown command {args[0]!r}{meant}")
+            meant = OTHER_WORDS.get(args[0].lower(), "")
+            near = f"; try {meant}" if meant else did_you_mean(args[0], COMMANDS)
+            raise click.UsageError(f"unknown command {args[0]!r}{near}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
@@ -298,6 +409,14 @@ class LazyGroup(click.Group):
         try:
             with showing(display_for_terminal(stages=False)):
                 return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            flag = error.option_name
+            meant = OTHER_FLAGS.get(flag.lstrip("-").replace("_", "-"), "")
+            command = error.ctx.command if error.ctx else self
+            own = {name for each in command.params for name in each.opts}
+            if not meant or (meant.startswith("--") and meant.split()[0] not in own):
+                raise
+            raise click.UsageError(f"no such flag: {flag}; try {meant}", error.ctx) from error
         except click.ClickException as error:
             quoted = printable(error.message).replace("\n", "\n    ")
             vars(error)["message"] = quoted  # final by its annotation

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -57,7 +56,6 @@ PARAMETERS = {s: tuple(f.replace("-", "_") for f in flags) for s, flags in SECTI
 _STUDIES = ("stages", "bench")
 _OF_RECIPES = {"backbone", "method", "task", "tasks", "data", "train", "from", "output", *_STUDIES}
 _LISTS = {"method", "new_tokens", "on", "stages"}
-_OUTPUTS = ("output", "output_dir")
 _LARGEST_RECIPE = 1 << 16  # bytes; data of this size may be a recipe, too
 _OPTIONS = {
     f"{group}{o.name}": o
@@ -198,33 +196,6 @@ def is_recipe(file: str) -> bool:
     known = all(name in _STUDIES or NAMES.own_name(name) for name in options)
     lists = {name for name, value in options.items() if isinstance(value, list)}
     return known and bool(options.keys() & _OF_RECIPES) and lists <= _LISTS
-
-
-def new_output(
-    file: str | None,
-    words: Sequence[str],
-    train: str | None,
-    *,
-    above: str = "runs",
-    resume: bool = False,
-) -> str | None:
-    """Return a new folder for what is trained on some data, or the newest one to resume.
-
-    None if a recipe or an override names one, or if there is nothing to call it by.
-    """
-    typed = {name.strip(): value for name, _, value in (word.partition("=") for word in words)}
-    recipe = load_yaml(file) if file else {}
-    data = recipe.get("data")
-    written = data.get("train") if isinstance(data, Mapping) else data
-    source = typed.get("data.train") or typed.get("data") or train or written or file
-    stem = Path(str(source or "").rstrip("/").removesuffix(".gz")).stem.replace(":", "-")
-    if not stem or any(name in recipe or name in typed for name in _OUTPUTS):
-        return None
-    names = (f"{above}/{stem}{f'-{n}' * (n > 1)}" for n in itertools.count(1))
-    used = list(itertools.takewhile(is_there, names))
-    if resume and used:
-        return used[-1]
-    return f"{above}/{stem}{f'-{len(used) + 1}' * bool(used)}"
 
 
 def nested_flags(flags: dict[str, Any]) -> dict[str, Any]:

@@ -14,12 +14,12 @@ from adapterhub.cli._options import check_engine, quiet_option
 from adapterhub.cli._recipe_flags import (
     RecipeCommand,
     nested_flags,
-    new_output,
     recipe_flags,
     recipe_words,
 )
 from adapterhub.config.user_folders import is_file
 from adapterhub.errors import ConfigError
+from adapterhub.recipe.output_folder import new_output
 from adapterhub.status import Display, display_for_terminal, doing, showing
 
 if TYPE_CHECKING:

@@ -28,7 +28,6 @@ from adapterhub.cli._options import quiet_option
 from adapterhub.cli._recipe_flags import (
     RecipeCommand,
     nested_flags,
-    new_output,
     recipe_flags,
     recipe_words,
 )
@@ -38,6 +37,7 @@ from adapterhub.errors import ConfigError, TrainingError, one_line
 from adapterhub.files.scores import TEST
 from adapterhub.files.shown_table import ShownTable
 from adapterhub.loop.processes import is_main, restarted
+from adapterhub.recipe.output_folder import new_output
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.recipe.several_runs import StagedRecipe, parse_sweep, read_staged
 from adapterhub.status import Display, display_for_terminal, doing, showing

@@ -77,7 +77,7 @@ def examples_of(given: Any, task: Task, options: DataOptions) -> tuple[list[Any]
         DataError: it is of another form, or rows lack the columns of the training data.
     """
     single = isinstance(given, str | os.PathLike | tuple | Mapping) or is_dataclass(given)
-    items = [given] if single else _items(given)
+    items = [given] if single else items_of(given)
     if not single and messages_of(items) is not None and _is_message(items[0]):
         single, items = True, [items]
     rows = [isinstance(item, Mapping) for item in items]
@@ -96,7 +96,7 @@ def _is_message(item: Mapping[str, Any]) -> bool:
     return item.keys() >= {"role", "content"} or item.keys() >= {"from", "value"}
 
 
-def _items(given: Any) -> list[Any]:
+def items_of(given: Any, what: str = "predict on", expected: str = _FORMS) -> list[Any]:
     """Return the items of a list, or the rows of a table: pandas, polars, pyarrow, datasets."""
     for rows in ("to_pylist", "to_dicts"):
         if hasattr(given, rows):
@@ -107,12 +107,12 @@ def _items(given: Any) -> list[Any]:
         return list(given.to_list())  # of datasets: files are not decoded
     if isinstance(given, Iterable) and not isinstance(given, bytes):
         return list(given)
-    raise DataError(f"cannot predict on {type(given).__name__}", expected=_FORMS)
+    raise DataError(f"cannot {what} {type(given).__name__}", expected=expected)
 
 
 def _read_rows(rows: Sequence[Mapping[Any, Any]], task: Task, options: DataOptions) -> list[Any]:
     """Read rows as those of a table with the columns of the training data."""
-    plain = [{str(name): _cell(value) for name, value in row.items()} for row in rows]
+    plain = [{str(name): plain_cell(value) for name, value in row.items()} for row in rows]
     table = table_of_objects(_ROWS, "row", dict(enumerate(plain)))
     with _reading:
         # A format keeps rows from being taken for a file of the name.
@@ -121,8 +121,9 @@ def _read_rows(rows: Sequence[Mapping[Any, Any]], task: Task, options: DataOptio
         return read_inputs(task, _ROWS, options)[0]
 
 
-def _cell(value: Any) -> Any:
-    return None if isinstance(value, float) and value != value else value  # pandas: no value
+def plain_cell(value: Any) -> Any:
+    """Return a cell of a row; None for the NaN by which pandas marks an empty one."""
+    return None if isinstance(value, float) and value != value else value
 
 
 def _example(item: Any, task: Task, options: DataOptions) -> Any:

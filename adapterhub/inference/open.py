@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.foundations import text_positions
 from adapterhub.adapters.load import load_folder
 from adapterhub.adapters.route import activate, only_foundations
+from adapterhub.adapters.state import find_state
 from adapterhub.anatomy.any_module import as_model
-from adapterhub.backbones.early_checks import DEQUANTIZE
+from adapterhub.backbones.early_checks import DEQUANTIZE, dtype_name
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.layer_timing import times_in_bf16, without_slow_bf16
 from adapterhub.backbones.load import load_backbone
@@ -22,7 +25,7 @@ from adapterhub.backbones.pooling import max_positions, vector_length
 from adapterhub.backbones.quantized import DECODED, stored_quantization
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import ConfigError, MergeError, MismatchError, warn_user
+from adapterhub.errors import ConfigError, MergeError, MismatchError, one_line, warn_user
 from adapterhub.files.heads import with_head
 from adapterhub.files.manifest import FAMILY, Manifest
 from adapterhub.files.native import read_manifest
@@ -63,6 +66,14 @@ class Predictor:
     task: Task
     setting: Setting
     data: DataOptions = field(default_factory=DataOptions)
+
+    def __repr__(self) -> str:
+        state = find_state(self.model)
+        active = ", ".join(map(repr, state.adapters)) if state else "no adapter"
+        few = ", ".join(self.labels) if 0 < len(self.labels) < 5 else f"{len(self.labels)} labels"
+        labels = f", {few}" if self.labels else ""
+        about = f"{active} on {Path(self.backbone).name}, {self.task.name}{labels}"
+        return one_line(f"<Predictor {about}, at most {self.max_length} tokens>", 300)
 
     @property
     def backbone(self) -> str:
@@ -253,11 +264,13 @@ class Predictor:
 
 def open_adapter(
     reference: str | Path,
-    backbone: str | None = None,
+    backbone: str | Path | None = None,
     *,
     registry: str | Path | None = None,
     head: str | None = None,
     task: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    device: str | int | torch.device | None = None,
 ) -> Predictor:
     """Load an adapter on its backbone: one object that predicts.
 
@@ -268,20 +281,31 @@ def open_adapter(
         registry: the registry, if not the user's own.
         head: which head, of an adapter with several.
         task: the task, for an adapter that records none.
+        dtype: fp32, bf16 or fp16, or a dtype of torch, if not that of training.
+        device: "cuda", 0 or a `torch.device`, if not the fastest one here.
 
     Raises:
-        ConfigError: the reference is malformed, several heads and none is named, no task, or one
-            for another kind of model.
+        ConfigError: the reference is malformed or a model, several heads and none is named, no
+            task, or one for another kind of model.
         RegistryError: the reference cannot be resolved.
         FileError: the folder has no adapter, or its files are broken.
         BackboneError: the backbone cannot be loaded.
         MismatchError: the adapter belongs to another backbone or tokenizer.
     """
+    if isinstance(reference, torch.nn.Module):
+        raise ConfigError(
+            f"{type(reference).__name__} is a loaded model, and not the name of an adapter",
+            expected="a published adapter, or the folder of an adapter or a run",
+            hint='ah.open("runs/x"), which loads the backbone; or ah.load(model, "runs/x")',
+        )
+    backbone = None if backbone is None else os.fspath(backbone)
     fetched = pull_verified(reference, registry=registry)
     folder = fetched.folder
     record = training_record(with_head(read_manifest(folder), head), task)
-    model, tokenizer = load_bare_backbone(folder, backbone, head=head, task=task)
-    make_ready(model)
+    model, tokenizer = load_bare_backbone(
+        folder, backbone, dtype_name(dtype), head=head, task=task, device=device
+    )
+    make_ready(model, move=device is None)
     digest = fetched.digest
     adapter = load_folder(model, folder, sha256=digest, head=head or True, on=fetched.on)
     return predictor_of(model, adapter.labels, tokenizer, record, [adapter])
@@ -374,6 +398,7 @@ def load_bare_backbone(
     head: str | None = None,
     task: str | None = None,
     kind: str | None = None,
+    device: str | int | torch.device | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the backbone of an adapter, for its task but without the adapter, and its tokenizer.
 
@@ -405,6 +430,7 @@ def load_bare_backbone(
             revision=revision,
             dtype=dtype or trained,
             quantize=quantize or recipe.get("quantize"),
+            device=device,
         )
 
 

@@ -19,7 +19,7 @@ from adapterhub.methods._base import METHODS, Method, method_class
 from adapterhub.methods._other_names import option_names, read_method_options
 
 EXAMPLES = "lora, lora(rank=16), {lora: {rank: 16}}, or a list of these"
-Spec = str | Method | Mapping[str, Any] | Sequence[Any]
+Spec = str | Method | type[Method] | Mapping[str, Any] | Sequence[Any]
 """A method with options: `"lora"`, `"lora(rank=16)"`, `{"lora": {"rank": 16}}`, `LoRA(rank=16)`.
 
 A list of these composes them.
@@ -46,6 +46,10 @@ def method_calls(spec: Spec) -> list[Method | tuple[str, Any]]:
     """
     if isinstance(spec, Method):
         return [spec]
+    if isinstance(spec, type) and issubclass(spec, Method):
+        return [spec()]
+    if hasattr(spec, "peft_type"):
+        raise _of_peft(spec)
     if isinstance(spec, str):
         return [*parse_calls(spec, "method", EXAMPLES)]
     if isinstance(spec, Mapping) and spec:
@@ -69,6 +73,26 @@ def build_method(name: str, options: Mapping[str, Any]) -> Method:
             f"options of {name} are {options!r}", expected="a mapping of option to value"
         )
     return read_method_options(cls, name, options)
+
+
+_PEFT_OPTIONS = {"r": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout"}
+
+
+def _of_peft(config: Any) -> ConfigError:
+    """Build the error for a configuration of peft: what to type in its place."""
+    kind = str(getattr(config.peft_type, "value", config.peft_type)).lower()
+    name = "dora" if getattr(config, "use_dora", False) else kind.replace("_tuning", "")
+    hint = "adapterhub methods lists ours; a saved adapter of peft is read by adapterhub import"
+    if name in METHODS:
+        fields = {option.name for option in options_of(METHODS[name])}
+        given = {ours: getattr(config, own, None) for own, ours in _PEFT_OPTIONS.items()}
+        used = {n: v for n, v in given.items() if n in fields and v is not None}
+        hint = f"attach(model, {call_text(name, used)!r})"
+        if getattr(config, "target_modules", None):
+            hint += ", with sites=[attn.q, attn.v] for target_modules"
+    return ConfigError(
+        f"{type(config).__name__} is a configuration of peft", expected=EXAMPLES, hint=hint
+    )
 
 
 def with_options(spec: Spec, options: Mapping[str, Any]) -> tuple[Method, ...]:

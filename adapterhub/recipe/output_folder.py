@@ -7,6 +7,7 @@
 <output>/predictions.jsonl, report.html
                           the predictions of the best step on the evaluation data, and the report
 <output>/trackers.json    the ids of the run in experiment trackers
+<output>/rows/            the data, if they were given as objects of Python
 <output>/checkpoints/     last and best
 <output>/adapter/         the trained adapter
 """
@@ -15,14 +16,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from adapterhub.config.user_folders import is_folder, is_there
+from adapterhub.config.yaml import load_yaml
 from adapterhub.errors import OutputError
 from adapterhub.files.atomic import check_place, finished_names, remove_unfinished
 from adapterhub.files.native import replaceable
@@ -31,6 +34,8 @@ from adapterhub.pages.predictions import PREDICTIONS
 
 LOCK, RECIPE, SCHEMA = ".lock", "recipe.yaml", "recipe.schema.json"
 TRACKED = "trackers.json"
+_OUTPUTS = ("output", "output_dir")
+ROWS = "rows"  # a folder with the data of a run that were given as objects
 WAIT = 0.5  # seconds; `check_output` of another process holds the lock for less than one thousandth
 # What a run has written before its first checkpoint.
 _BEFORE_CHECKPOINT = frozenset(
@@ -44,6 +49,7 @@ _BEFORE_CHECKPOINT = frozenset(
         PREDICTIONS,
         PAGE,
         TRACKED,
+        ROWS,
     }
 )
 
@@ -64,6 +70,33 @@ def resumed_by(command: str) -> Iterator[None]:
 def how_to_resume() -> str:
     """Return what continues a run that was stopped."""
     return _RESUMED_BY.get()
+
+
+def new_output(
+    file: str | None,
+    words: Sequence[str],
+    train: str | None,
+    *,
+    above: str = "runs",
+    resume: bool = False,
+) -> str | None:
+    """Return a new folder for what is trained on some data, or the newest one to resume.
+
+    None if a recipe or an override names one, or if there is nothing to call it by.
+    """
+    typed = {name.strip(): value for name, _, value in (word.partition("=") for word in words)}
+    recipe = load_yaml(file) if file else {}
+    data = recipe.get("data")
+    written = data.get("train") if isinstance(data, Mapping) else data
+    source = typed.get("data.train") or typed.get("data") or train or written or file
+    stem = Path(str(source or "").rstrip("/").removesuffix(".gz")).stem.replace(":", "-")
+    if not stem or any(name in recipe or name in typed for name in _OUTPUTS):
+        return None
+    names = (f"{above}/{stem}{f'-{n}' * (n > 1)}" for n in itertools.count(1))
+    used = list(itertools.takewhile(is_there, names))
+    if resume and used:
+        return used[-1]
+    return f"{above}/{stem}{f'-{len(used) + 1}' * bool(used)}"
 
 
 @contextlib.contextmanager
@@ -134,7 +167,7 @@ def hold_output(output: Path, resume: bool) -> Iterator[None]:
 
 
 def _check_content(output: Path, resume: bool) -> None:
-    names = {*finished_names(output)} - {LOCK} if is_folder(output) else set()
+    names = {*finished_names(output)} - {LOCK, ROWS} if is_folder(output) else set()
     if names and not resume:
         raise OutputError(
             f"the output folder {output} exists",

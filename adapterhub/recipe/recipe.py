@@ -9,6 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from adapterhub.backbones.early_checks import dtype_name
 from adapterhub.config.option_names import OptionNames
 from adapterhub.config.options import from_dict, option, to_dict
 from adapterhub.config.yaml import dump_yaml, load_yaml, merge_options, parse_overrides
@@ -95,6 +96,7 @@ class Recipe:
                 "method is null, and there is no adapter in `from`",
                 hint="--method lora, or --from ADAPTER",
             )
+        object.__setattr__(self, "dtype", dtype_name(self.dtype))
         parse_mixing(self.mixing)
         if isinstance(self.family, str):  # the run's own recipe has the content
             object.__setattr__(self, "family", load_yaml(self.family))
@@ -228,7 +230,26 @@ MEANINGS = {
     "dev": "data.eval=FILE",
     "dataset": "data.train=FILE",
     "dataset_name": "data.train=ID, and data.subset=NAME",
-    "device": "CUDA_VISIBLE_DEVICES=0 before the command",
+    **dict.fromkeys(
+        ("device", "gpu", "gpus", "gpu_id", "cuda", "use_gpu", "num_gpus"),
+        "CUDA_VISIBLE_DEVICES=0 before the command: a GPU that is there is used",
+    ),
+    **dict.fromkeys(("cpu", "use_cpu", "no_cuda"), "CUDA_VISIBLE_DEVICES= before the command"),
+    **dict.fromkeys(("stage", "finetuning_type", "method_name"), "task=causal-lm, method=lora"),
+    "num_labels": "data.labels=[no, yes]; without it they are those of the data",
+    "cutoff_len": "train.max_length=512",
+    "learning_rates": "--sweep lr=1e-4,1e-3",
+    "sweep": "--sweep KEY=V,V",
+    "do_train": "nothing: a run trains",
+    "do_eval": "data.eval=FILE",
+    "report_to": "train.tracker=wandb",
+    "push_to_hub": "adapterhub push RUN hf:OWNER/NAME, after training",
+    "deepspeed": "train.shard=true",
+    "fsdp": "train.shard=true",
+    "verbose": "nothing: what matters is printed",
+    "val_set_size": "data.eval=FILE; without it some rows are held out",
+    "test_size": "data.test=0.1",
+    "val_size": "data.eval=FILE; without it some rows are held out",
     "resume": "--resume",
     "resume_from_checkpoint": "--resume",
     "overwrite_output_dir": "--output with a new folder, or --resume",

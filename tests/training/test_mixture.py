@@ -100,7 +100,7 @@ def test_the_heads_share_all_other_tensors_and_a_weight_counts(
     model, _ = load_backbone(recipe.backbone, task="classification", labels=("a", "b"))
     first = load_folder(model, outcome.folder, head="mood")
     second = load_folder(model, outcome.folder, head="length")
-    assert (first.name, second.name) == ("default-mood", "default-length")
+    assert (first.name, second.name) == ("run-mood", "run-length")
     shared = [n for n in first.tensors() if not n.startswith("head.")]
     assert shared
     assert all(torch.equal(first.tensors()[n], second.tensors()[n]) for n in shared)
@@ -245,7 +245,7 @@ def test_a_run_may_start_from_an_adapter_with_several_heads(
     second = run(replace(recipe, **words), Reporter())
     (manifest, tensors), before = read_adapter(second.folder), read_adapter(first.folder)[1]
     assert set(tensors) == set(before)
-    assert manifest.training["from"]["name"] == "default"
+    assert manifest.training["from"]["name"] == "run"
     alone = replace(recipe.of_task("mood"), output=str(tmp_path / "alone"),
                     from_=str(first.folder), method=None)  # fmt: skip
     assert read_adapter(run(alone, Reporter()).folder)[0].heads == {}

@@ -1,0 +1,195 @@
+"""`ah.train` is the command of the same name, on files or on rows that are in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pandas
+import pytest
+import torch
+
+import adapterhub as ah
+from adapterhub.config.yaml import load_yaml
+from adapterhub.errors import AdapterhubError, ConfigError, DataError, OutputError
+from adapterhub.files.native import read_manifest
+
+WORDS = ["the", "film", "plot", "cast", "end", "music", "scene", "story", "pace", "joke"]
+ROWS = [
+    {
+        "text": f"{'good' if n % 2 else 'bad'} {WORDS[n % 10]} {n}",
+        "label": "pos" if n % 2 else "neg",
+    }
+    for n in range(40)
+]
+FORMS: dict[str, Any] = {
+    "list": ROWS,
+    "generator": ROWS,
+    "columns": {name: [row[name] for row in ROWS] for name in ("text", "label")},
+    "tuples": [(row["text"], row["label"]) for row in ROWS],
+    "pandas": pandas.DataFrame(ROWS),
+    "dataset": datasets.Dataset.from_list(ROWS),
+    "splits": {"train": ROWS},
+    "dataset dict": datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS)),
+    "arrow": datasets.Dataset.from_list(ROWS).data.table,
+}
+
+
+def trained(backbone: Path, output: Path, **options: Any) -> ah.Adapter:
+    given = {"data": ROWS, "steps": 2, "quiet": True} | options
+    return ah.train(backbone, output=output, **given)
+
+
+def tensors_of(output: Path) -> bytes:
+    return (output / "adapter" / "adapter.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def of_a_file(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("file")
+    pandas.DataFrame(ROWS).to_json(folder / "rows.jsonl", orient="records", lines=True)
+    trained(backbone, folder / "run", data=folder / "rows.jsonl")
+    return tensors_of(folder / "run")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_in_memory_train_as_those_of_a_file(
+    backbone: Path, of_a_file: bytes, tmp_path: Path, form: str
+) -> None:
+    data = iter(FORMS[form]) if form == "generator" else FORMS[form]
+    opened = trained(backbone, tmp_path / "mine", data=data)
+    assert tensors_of(tmp_path / "mine") == of_a_file
+    assert str(opened.predict("a good film").label) in opened.labels == ("neg", "pos")
+    assert len(repr(opened).splitlines()) == 1
+    assert "'mine'" in repr(opened)
+    source = load_yaml(tmp_path / "mine" / "recipe.yaml")["data"]["train"]
+    assert Path(source).exists()  # so that the run can be repeated
+
+
+def test_an_empty_cell_of_pandas_is_none(backbone: Path, tmp_path: Path) -> None:
+    rows = pandas.DataFrame([*ROWS, {"text": "no label", "label": None}])
+    with pytest.raises(DataError, match="label"):
+        trained(backbone, tmp_path / "a", data=rows)
+    assert not (tmp_path / "a").exists()
+    trained(backbone, tmp_path / "a", data=rows, skip_empty=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "lora(rank=2)"}, {"method": ah.LoRA(rank=2)}, {"method": ah.LoRA},
+        {"method": ["lora(rank=2)", "prefix(length=2)"]}, {"dtype": torch.float32},
+        {"dtype": "float32"}, {"dtype": "auto"}, {"train.schedule": "cosine"},
+        {"train__schedule": "cosine"}, {"train": {"schedule": "cosine"}}, {"epochs": 1, "steps": None},
+        {"lr": 1e-3, "batch_size": 8, "max_length": 9}, {"per_device_train_batch_size": 8},
+        {"eval": ROWS[:6], "test": ROWS[6:9]}, {"eval": "none"}, {"label": "label", "text": "text"},
+        {"labels": ["neg", "pos"]}, {"seed": 3, "name": "other"}, {"task": "classification"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_words_of_the_command_are_arguments(
+    backbone: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    opened = trained(backbone, tmp_path / "run", **options)
+    assert opened.predict("a good film").label in ("neg", "pos")
+    name = options.get("name", "run")
+    assert read_manifest(tmp_path / "run" / "adapter").name == name
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"epoch": 1}, "did you mean 'train.epochs'"),
+        ({"learning_rte": 1}, "train.learning_rate"),
+        ({"rank": 8}, r"method='lora\(rank=8\)'"),
+        ({"method": "lroa"}, "lora"),
+        ({"task": "clasification"}, "classification"),
+        ({"device": "cuda"}, "CUDA_VISIBLE_DEVICES"),
+        ({"dtype": "float8"}, "bf16"),
+        ({"data": []}, "no rows"),
+        ({"data": [1, 2]}, "row 0: int"),
+        ({"data": None}, "data is missing"),
+        ({"data": {"text": ["a"], "label": []}}, "the columns have"),
+        ({"data": [{"text": object(), "label": "a"}]}, "row 0"),
+        ({"train": ROWS}, "given twice"),
+    ],
+    ids=str,
+)
+def test_a_wrong_argument_names_the_right_one(
+    backbone: Path, tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(AdapterhubError, match=words):
+        trained(backbone, tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_is_no_name_of_a_backbone(backbone: Path, tmp_path: Path) -> None:
+    model, _ = ah.load_backbone(backbone)
+    with pytest.raises(ConfigError, match=r"(?s)backbone is .*ah\.attach"):
+        ah.train(model, ROWS, output=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"(?s)loaded model.*ah\.load"):
+        ah.open(model)
+
+
+def test_an_output_that_exists_is_continued_or_refused(backbone: Path, tmp_path: Path) -> None:
+    constant = {"train.schedule": "constant", "train.save_every": 2}
+    trained(backbone, tmp_path / "run", **constant)
+    with pytest.raises(OutputError, match="resume=True"):
+        trained(backbone, tmp_path / "run", **constant)
+    trained(backbone, tmp_path / "run", **constant | {"steps": 4}, resume=True)
+    trained(backbone, tmp_path / "once", **constant | {"steps": 4})
+    assert tensors_of(tmp_path / "run") == tensors_of(tmp_path / "once")
+
+
+def test_two_runs_are_loaded_at_once(backbone: Path, tmp_path: Path) -> None:
+    for name in ("first run", "lora,rank=2"):
+        trained(backbone, tmp_path / name)
+    model, _ = ah.load_backbone(backbone, task="classification", labels=2)
+    names = [ah.load(model, path).name for path in sorted(tmp_path.glob("*/adapter"))]
+    assert names == ["first-run", "lora-rank-2"]
+
+
+def test_two_attachments_without_a_name_are_two(backbone: Path, tmp_path: Path) -> None:
+    model, _ = ah.load_backbone(backbone, task="classification", num_labels=3, device="cpu")
+    names = [ah.attach(model, method).name for method in ("lora", ah.LoRA, {"lora": {"rank": 2}})]
+    assert names == ["default", "default-2", "default-3"]
+    ah.adapters(model)["default-2"].save(tmp_path / "a")  # as old runs are called
+    assert ah.load(model, tmp_path / "a").name == "default-2-2"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, "torch.bfloat16", "bfloat16", "bf16", "BF16"])
+def test_a_dtype_as_people_write_it(backbone: Path, dtype: Any) -> None:
+    model, _ = ah.load_backbone(backbone, dtype=dtype)
+    assert model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"labels": "yes"}, {"labels": ["a", "b"], "num_labels": 3}, {"labels": 0},
+     {"device": "gpu"}, {"device": 99}, {"dtype": "int3"}],
+    ids=str,
+)  # fmt: skip
+def test_what_is_unclear_is_refused_in_a_sentence(backbone: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        ah.load_backbone(backbone, task="classification", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"r": 4, "lora_alpha": 8}, r"lora\(rank=4, alpha=8"),
+        ({"r": 4, "use_dora": True}, r"dora\(rank=4"),
+        ({"target_modules": ["query"]}, "sites="),
+    ],
+)
+def test_a_configuration_of_peft_names_ours(
+    backbone: Path, options: dict[str, Any], words: str
+) -> None:
+    peft = pytest.importorskip("peft")
+    model, _ = ah.load_backbone(backbone)
+    with pytest.raises(ConfigError, match=words):
+        ah.attach(model, peft.LoraConfig(**options))
+    for config in (peft.IA3Config(), peft.PrefixTuningConfig(), peft.VeraConfig()):
+        with pytest.raises(ConfigError, match="configuration of peft"):
+            ah.attach(model, config)
