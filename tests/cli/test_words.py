@@ -11,7 +11,7 @@ from fixtures import sentences, write_tsv
 from transformers import BertModel
 
 import adapterhub as ah
-from adapterhub.cli import COMMANDS, HEADINGS, group
+from adapterhub.cli import ALIASES, COMMANDS, HEADINGS, OTHER_FLAGS, OTHER_WORDS, group
 from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
 from adapterhub.methods._described import spec_options
@@ -118,3 +118,31 @@ def test_a_flag_in_another_case_has_a_hint(flag, own, adapterhub, tmp_path):
     code, _, err = adapterhub("train", str(tmp_path / "data.tsv"), flag, "1")
     assert code == 2
     assert own in err
+
+
+def test_words_of_other_programs_name_a_command_or_its_absence(adapterhub, subtests):
+    assert not OTHER_WORDS.keys() & {*COMMANDS, *ALIASES}
+    for word, meant in OTHER_WORDS.items():
+        with subtests.test(word):
+            code, _, err = adapterhub(word)
+            assert code == 2
+            assert meant in err
+            named = re.findall(r"adapterhub ([a-z]+)", meant)
+            assert set(named) <= COMMANDS.keys()
+            assert named or meant == "adapterhub --version" or meant == "adapterhub --help --all"
+
+
+@pytest.mark.parametrize("command", ["predict", "serve", "merge", "eval", "pull", "train"])
+def test_flags_of_other_programs_have_a_hint(adapterhub, subtests, command):
+    own = group.get_command(click.Context(group), command)
+    flags = {name for option in own.params for name in option.opts}
+    for flag, meant in OTHER_FLAGS.items():
+        fits = not meant.startswith("--") or meant.split()[0] in flags
+        if len(flag) > 1 and f"--{flag}" not in flags and fits and command != "train":
+            with subtests.test(flag):
+                code, _, err = adapterhub(command, "x", f"--{flag}", "1")
+                assert code == 2
+                assert meant in " ".join(err.split())
+    code, _, err = adapterhub(command, "x", "--gpu", "0")
+    assert code == 2
+    assert "CUDA_VISIBLE_DEVICES" in err
