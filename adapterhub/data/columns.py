@@ -80,6 +80,8 @@ def _never(profile: ColumnProfile) -> bool:
     return False
 
 
+_ASKED = ("question", "prompt", "instruction", "query", "input", "user")
+_WRITTEN = ("answer", "answers", "response", "output", "completion", "reply", "assistant")
 _KINDS = {
     "text": _Kind(names.TEXTS, lambda p: p.is_string, lambda p: p.is_text, "the text"),
     "class": _Kind(names.CLASSES, lambda p: p.could_be_class, lambda p: p.is_class, "the label"),
@@ -342,8 +344,23 @@ class _Chooser:
             f"cannot tell which columns of {self.table.source} to use",
             offenders=first_few(self.table.samples()),
             expected=f"the column with {' and '.join(wanted)}{self._unfit(missing)}",
-            hint=f"{typed}{self.table.header_hint()}",
+            hint=f"{self._other_task(missing)}{typed}{self.table.header_hint()}",
         )
+
+    def _other_task(self, missing: Sequence[str]) -> str:
+        """Return the task that fits a table without a column of classes, as it is typed, or ""."""
+        if "label" not in missing or self.wants["label"] != "class":
+            return ""
+        plain = {plain_name(column): column for column in self.table.columns}
+        asked = [plain[n] for n in _ASKED if n in plain]
+        written = [plain[n] for n in _WRITTEN if n in plain]
+        if asked and written:
+            columns = f"{_typed('text', asked[0])} {_typed('label', written[0])}"
+            return f"--task causal-lm {columns}, for a model that writes; or "
+        profiles = map(self.profile, self.table.columns)
+        if numbers := [p.name for p in profiles if p.is_number and not p.could_be_class]:
+            return f"--task regression {_typed('label', numbers[-1])}; or "
+        return ""
 
     def _task_of_files(self) -> str | None:
         """Return the task for the files in a column; None if there are none, or they are read."""

@@ -229,13 +229,47 @@ def file_bytes(source: str) -> bytes:
         raise DataError(f"{source} is not a complete gzip file: {error}") from error
 
 
+_PICTURE = "--task image-classification, and a folder or a table with the names of pictures"
+_BINARY = {
+    b"\x89PNG": ("a PNG picture", _PICTURE),
+    b"\xff\xd8\xff": ("a JPEG picture", _PICTURE),
+    b"GIF89a": ("a GIF picture", _PICTURE),
+    b"PK\x03\x04": ("a zip archive", "unzip it, and give a file in it"),
+    b"\xd0\xcf\x11\xe0": ("an Office file", "save the sheet as CSV (UTF-8), and give that file"),
+    b"%PDF": ("a PDF file", "the text of it, as .txt"),
+    b"\x80\x04": ("a pickle", "a DataFrame in it: df.to_parquet('rows.parquet')"),
+    b"PAR1": ("a Parquet file", "data.format=parquet, or a name that ends in .parquet"),
+    b"ARROW1": ("an Arrow file", "a Parquet file"),
+    b"SQLite": ("a database", "a table of it as CSV"),
+    b"\x93NUMPY": ("an array of numpy", "a table of texts"),
+}
+
+
+def check_is_text(data: bytes, source: str) -> None:
+    """Refuse bytes that begin as those of a format that is no text, whatever the file is called.
+
+    Raises:
+        DataError: they do, or they are tensors.
+    """
+    begins = (found for start, found in _BINARY.items() if data.startswith(start))
+    what, hint = next(begins, ("", ""))
+    if data[:4] == b"RIFF" and data[8:12] in (b"WAVE", b"WEBP"):
+        what, hint = "a sound or a picture", "a folder or a table with the names of files"
+    if data[8:10] == b'{"' and len(data) > 10 and b"\0" in data[:8]:
+        what, hint = "a file of tensors", "a file of data; --backbone FOLDER for a model"
+    if what:
+        raise DataError(f"{source} is {what}, and no text", expected="rows of data", hint=hint)
+
+
 def file_text(source: str, encoding: str | None = None) -> DecodedText:
     """Read a text file in a given encoding, or in the one that it seems to have.
 
     Raises:
         DataError: the file cannot be read, is empty or cannot be decoded.
     """
-    decoded = decode_file(file_bytes(source), source, encoding)
+    data = file_bytes(source)
+    check_is_text(data, source)
+    decoded = decode_file(data, source, encoding)
     if not decoded.text.strip():
         raise DataError(f"{source} is empty")
     return decoded

@@ -117,7 +117,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def _remedy(code: int | None) -> str:
-    if code in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL):
+    if code in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ENOENT, errno.ENODEV):
         return "another --output"
     writable = code in (errno.EACCES, errno.EPERM, errno.EROFS)
     first = "make the folder writable" if writable else "free some space"

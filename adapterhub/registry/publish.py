@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from adapterhub.config.user_folders import expanded
-from adapterhub.errors import ConfigError, RegistryError
+from adapterhub.errors import ConfigError, RegistryError, warn_user
 from adapterhub.files import native
 from adapterhub.files.atomic import read_file
 from adapterhub.files.card import InPeft, card
@@ -120,7 +120,14 @@ def publish(
     on = published_foundations(source, manifest, store, Reference("local", name))
     publication = Publication(name, version, tuple(tags), allowed=tuple(allow_findings))
     with prepared_folder(source, listing or PublicationInfo(), name, on=on) as prepared:
-        return put_signed(store, prepared, publication, source, sign)
+        entry = put_signed(store, prepared, publication, source, sign)
+        if version and version.lstrip("v") != entry.version.lstrip("v"):
+            warn_user(
+                f"no new version {version}: these bytes are {entry.reference} already; "
+                f"adapterhub tag {entry.reference} NAME gives it another name",
+                stacklevel=2,
+            )
+        return entry
 
 
 def push(

@@ -20,6 +20,7 @@ from adapterhub.errors import (
     NotPublishedError,
     RegistryError,
     YankedError,
+    one_line,
     spelled_like,
 )
 from adapterhub.files.manifest import LOWER_IS_BETTER
@@ -58,6 +59,12 @@ class Entry:
         evaluation: the sha256 of the rows of its scores; older adapters do not have it.
         test: that of the rows of the scores that begin with `test_`.
     """
+
+    def __repr__(self) -> str:
+        scores = "".join(f", {n} {v:.4g}" for n, v in [*self.metrics.items()][:2])
+        tags = f" ({', '.join(self.tags)})" if self.tags else ""
+        what = f"{' + '.join(self.methods)} for {self.backbone}, {self.task or 'no head'}"
+        return one_line(f"<Entry {self.reference}{tags}: {what}{scores}>", 240)
 
     reference: str
     name: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 
 import pytest
@@ -169,3 +170,66 @@ def test_quiet_hides_progress_only(train, adapterhub, tmp_path):
     assert not {*notes} - {*err.splitlines()}
     assert "step 2" in shown
     assert "step 2" not in err
+
+
+_TEXTS = [f"{'good' if n % 2 else 'bad'} film number {n}, seen twice" for n in range(40)]
+_COLUMNS = {
+    "numbers": ([round(n * 0.37 % 5, 2) for n in range(40)], "--task regression --label KEY"),
+    "ids": ([*range(40)], "--label COLUMN"),
+    "dates": ([f"2024-01-{1 + n % 28:02d}" for n in range(40)], "--label COLUMN"),
+    "hex": ([f"{n * 7919:08x}-{n:04x}" for n in range(40)], "--label COLUMN"),
+    "answers": ([f"it is {text}" for text in _TEXTS], "--task causal-lm --text KEY --label KEY"),
+}
+_NAMED = {
+    "numbers": [("text", "score"), ("text", "price"), ("review", "label"), ("text", "stars")],
+    "ids": [("text", "id"), ("text", "idx"), ("review", "row_id")],
+    "dates": [("text", "date"), ("text", "created_at")],
+    "hex": [("text", "uuid"), ("review", "guid")],
+    "answers": [("question", "answer"), ("prompt", "response"), ("instruction", "output")],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns"), [(kind, each) for kind in _NAMED for each in _NAMED[kind]], ids=str
+)
+def test_a_table_without_classes_names_the_task_that_fits(
+    adapterhub, tmp_path, monkeypatch, kind, columns
+):
+    monkeypatch.chdir(tmp_path)
+    values, words = _COLUMNS[kind]
+    rows = [",".join(columns), *(f'"{t}",{v}' if kind != "answers" else f'"{t}","{v}"'
+                                 for t, v in zip(_TEXTS, values, strict=True))]  # fmt: skip
+    (tmp_path / "rows.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    code, _, err = adapterhub("train", "rows.csv")
+    assert code == 2
+    hint = err[err.index("try: ") :]
+    assert re.search(re.escape(words).replace("KEY", r"\S+"), hint), hint
+    assert not re.search(r"--label (id|idx|row_id|date|created_at|uuid|guid)\b", hint)
+
+
+_STARTS = {"a PNG": b"\x89PNG\r\n\x1a\n\0\0", "a JPEG": b"\xff\xd8\xff\xe0\0",
+           "a GIF": b"GIF89a\1\0",
+           "a sound": b"RIFF\0\0\0\0WAVEfmt ", "a zip": b"PK\x03\x04\0", "a PDF": b"%PDF-1.7\n",
+           "a pickle": b"\x80\x04\x95\0", "tensors": b"\x10\0\0\0\0\0\0\0{\"a\": {}}",
+           "a database": b"SQLite format 3\0"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.tsv", "rows.jsonl", "rows.txt", "rows"])
+@pytest.mark.parametrize("what", _STARTS)
+def test_bytes_that_are_no_text_are_named(adapterhub, tmp_path, monkeypatch, what, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_bytes(_STARTS[what] + bytes(range(256)))
+    code, _, err = adapterhub("train", name)
+    assert code == 2
+    assert what in err
+    assert "iconv" not in err
+
+
+@pytest.mark.parametrize("output", ["/proc/x", "/proc/x/y", "/sys/x", "/dev/null/x"])
+def test_an_output_where_nothing_can_be_written(adapterhub, tmp_path, monkeypatch, output):
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"{text},{n % 2}\n" for n, text in enumerate(_TEXTS)).replace(", seen", " seen")
+    (tmp_path / "rows.csv").write_text(f"text,label\n{rows}", encoding="utf-8")
+    code, _, err = adapterhub("train", "rows.csv", "--output", output, "--steps", "1")
+    assert code == 2
+    assert "another --output" in err or "writable" in err
