@@ -185,7 +185,7 @@ _NAMED = {
     "ids": [("text", "id"), ("text", "idx"), ("review", "row_id")],
     "dates": [("text", "date"), ("text", "created_at")],
     "hex": [("text", "uuid"), ("review", "guid")],
-    "answers": [("question", "answer"), ("prompt", "response"), ("instruction", "output")],
+    "answers": [("question", "answer"), ("query", "answer"), ("Question", "Reply")],
 }
 
 
