@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from adapterhub.hooks.composition import Average as Average
     from adapterhub.inference.embed import embed as embed
     from adapterhub.inference.open import open_adapter
-    from adapterhub.inference.train import train as train
+    from adapterhub.inference.train import train_adapter
     from adapterhub.merging.combine import combine as combine
     from adapterhub.merging.combine import to_lora as to_lora
     from adapterhub.merging.merge import merge as merge
@@ -131,6 +131,7 @@ if TYPE_CHECKING:
 
     Listing = PublicationInfo
     open = open_adapter
+    train = train_adapter
 
 # Name -> module, or module:attribute if the attribute has another name. These modules need torch.
 # They are imported on first access, which keeps `import adapterhub` fast.
@@ -168,7 +169,7 @@ _LAZY = {
     "open": "inference.open:open_adapter",
     "merge": "merging.merge",
     "to_lora": "merging.combine",
-    "train": "inference.train",
+    "train": "inference.train:train_adapter",
     "unmerge": "merging.merge",
     "route": "adapters.route",
 }

@@ -93,9 +93,7 @@ def load_folder(
     with STRUCTURE_LOCK, family, brought as below, _bare(model, manifest) as state, skip_init():
         if not any_backbone:
             check_backbone(manifest, state)
-        if name is None and part.is_unnamed:
-            name = free_name(part.name, state.adapters)
-        adapter = _built(state, part, name or part.name, snapshot, any_backbone)
+        adapter = _built(state, part, name, snapshot, any_backbone)
         adapter.metadata = _metadata(manifest if foundation else part)
         if foundation:
             freeze(adapter, foundation)
@@ -134,11 +132,13 @@ def _tensors_of(
 def _built(
     state: ModelState,
     part: Manifest,
-    name: str,
+    name: str | None,
     snapshot: TokenizerSnapshot | None,
     any_backbone: bool,
 ) -> Adapter:
     """Build an adapter of a size that fits, without its values."""
+    if name is None:
+        name = free_name(part.name, state.adapters) if part.is_unnamed else part.name
     methods = restore_methods(part.methods, f"the adapter {part.name!r}")
     check_size(part, methods, state)
     pooling = part.head.pooling if part.head else None

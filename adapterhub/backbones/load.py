@@ -84,35 +84,29 @@ def load_backbone(
             tagging, question-answering, multiple-choice, seq2seq, masked-lm, causal-lm,
             image-classification, image-text-to-text, audio-classification, speech-recognition, or
             text-to-image: a pipeline of diffusers.
-        labels: the names of the classes, in the order of the logits, or how many there are, which
-            are then LABEL_0, LABEL_1, ...; an adapter brings its own.
+        labels: the names of the classes, in the order of the logits, or their number.
         revision: a branch, tag or commit on the Hub.
-        dtype: fp32, bf16 or fp16, or a dtype of torch; by default fp32, or bf16 if quantized and
-            not slow in bf16 here.
-        quantize: nf4, fp4, int8, int8-weight or fp8-weight. A quantized checkpoint is loaded as it
-            is, or decoded with quantize="dequantize".
+        dtype: fp32, bf16, fp16 or one of torch; by default fp32, or bf16 if quantized and fast.
+        quantize: nf4, fp4, int8, int8-weight, fp8-weight; "dequantize" decodes a quantized one.
         device_map: as in transformers.
         attention: the attention implementation, as `attn_implementation` in transformers.
         new_tokens: tokens to add to the tokenizer; their embeddings belong to the adapters.
-        pooling: what the heads of adapters read of each text: cls, mean, last, max, or "model", as
-            the class does; by default as sentence-transformers trained the backbone.
+        pooling: what heads read of a text: cls, mean, last, max, "model"; by default as trained.
         family: a row in place of that of its type: a `Family`, its fields, or a YAML file.
         tensor_parallel: divide projections over the processes of `torchrun` by transformers' plan.
         num_labels: how many classes there are, in place of `labels`.
-        device: the device that the model is moved to: "cuda", 0, a `torch.device`.
+        device: where the model is moved to: "cuda", 0, a `torch.device`.
 
     Raises:
         BackboneError: the backbone was not found, cannot be loaded, or does not fit an option.
         ConfigError: an option is unknown, or does not fit the model, or a library is missing.
     """
-    backbone, dtype = _named(backbone), dtype_name(dtype)
-    place, labels = _device(device, device_map), _labels(labels, num_labels)
+    backbone, dtype, labels = _named(backbone), dtype_name(dtype), _labels(labels, num_labels)
     kind, family = task_model(task), family and read_family(family)
-    pooling = pooling and check_pooling(pooling)
+    pooling, place = pooling and check_pooling(pooling), _device(device, device_map)
     if task == TEXT_TO_IMAGE:
         given = {"quantize": quantize, "attention": attention, "new_tokens": new_tokens}
-        pipeline, processor = _pipeline(backbone, revision, dtype, given | {"family": family})
-        return pipeline if place is None else pipeline.to(place), processor
+        return _pipeline(backbone, revision, dtype, given | {"family": family, "device": place})
     folder, commit = find_backbone(backbone, revision)
     quantize = remaining_quantization(quantize, folder)
     options = label_options(task, labels) | {"dtype": _dtype(dtype, bool(quantize), folder)}
@@ -120,16 +114,16 @@ def load_backbone(
     with quiet_loading():
         options |= _init_options(folder, task, backbone)
         options |= loading_by_plan(folder) if tensor_parallel else {}
-        options = loading_options(auto := _auto(kind, folder), folder, options, quantize)
-        model, info = _load_weights(auto, folder, options, backbone)
+        model = _load_weights(kind, folder, options, quantize, backbone, place)
         processor = _load_processor(kind, folder, backbone)
     _remember_origin(model, folder, backbone, commit)
-    setattr(model, NEWLY_INITIALIZED, frozenset(info["missing_keys"]))
-    if kind.pools:
-        remember_pooling(model, pooling, folder)
-    if place is not None:
-        model.to(place)
+    _remember_pooling(model, pooling, folder if kind.pools else None)
     return _prepared(model, processor, new_tokens, family, backbone, task)
+
+
+def _remember_pooling(model: PreTrainedModel, pooling: str | None, folder: Path | None) -> None:
+    if folder is not None:
+        remember_pooling(model, pooling, folder)
 
 
 def _named(backbone: object) -> str:
@@ -214,6 +208,7 @@ def _pipeline(
     Raises:
         ConfigError: options are given that it does not have.
     """
+    place = given.pop("device")
     if wrong := [name for name, value in given.items() if value]:
         raise ConfigError(
             f"{', '.join(wrong)} with a pipeline of diffusers",
@@ -221,6 +216,7 @@ def _pipeline(
             hint="leave it out; ah.attach(pipe, ...) takes a pipeline that you loaded yourself",
         )
     pipeline = load_pipeline(backbone, revision, dtype)
+    pipeline = pipeline if place is None else pipeline.to(place)
     return pipeline, pipeline
 
 
@@ -289,12 +285,22 @@ def _auto(kind: TaskModel, folder: Path) -> Any:
     return getattr(transformers, kind.auto_name(type(config)))
 
 
-def _load_weights(auto: Any, folder: Path, options: dict[str, Any], backbone: str) -> Any:
-    """Return a model and what transformers says of its keys."""
+def _load_weights(
+    kind: TaskModel,
+    folder: Path,
+    options: dict[str, Any],
+    quantize: str | None,
+    backbone: str,
+    place: torch.device | None,
+) -> Any:
+    """Return a model, which knows the names of its new weights."""
+    options = loading_options(auto := _auto(kind, folder), folder, options, quantize)
     model, info = _load(auto, folder, options | {"output_loading_info": True}, backbone)
     settle_decoded(model, folder, options["dtype"])
     keep_4bit_layout(model, Patch())
-    return model, info
+    model = model if place is None else model.to(place)
+    setattr(model, NEWLY_INITIALIZED, frozenset(info["missing_keys"]))
+    return model
 
 
 def _load(auto: Any, folder: Path, options: dict[str, Any], backbone: str) -> Any:

@@ -42,7 +42,7 @@ _SPLITS = {"validation": "eval", "valid": "eval", "val": "eval", "dev": "eval"}
 _SOURCES = ("train", "eval", "test")
 
 
-def train(
+def train_adapter(
     backbone: str | Path | None = None,
     data: Any = None,
     *,
