@@ -117,8 +117,8 @@ def page(found: Findings) -> str:
             "minutes: every model type that can be built",
             "from the defaults of its configuration, tiny and with random weights, in the first "
             "class that people adapt. ✓ works:",
-            "attached, it starts as it should, its parts get gradients and change the outputs, a "
-            "step with a cache equals one",
+            "attached, it starts as it should, each module placed where the pass goes gets "
+            "gradients and changes the outputs, a step with a cache equals one",
             "without, it is saved and loaded, and detaching gives the backbone's outputs to the "
             "bit (where nothing is known that",
             "the model runs on, it is attached and detached only). - is refused with an error "
