@@ -93,7 +93,7 @@ def check_name_of_file(path: object, rules: NamespaceRules) -> None:
         HubRefusal: the path is not valid, or the rules do not allow such a file.
     """
     if problem := path_problem_of(path):
-        raise HubRefusal(f"{one_line(str(path), 200)!a} cannot be the path of a file: {problem}")
+        raise HubRefusal(f"{str(path)[:200]!a} cannot be the path of a file: {problem}")
     name = str(path)
     if _PICKLES.search(name):
         _refuse(name, "pickle", rules)

@@ -134,6 +134,8 @@ class HubApp:
             if call.found and call.found.is_mirrored:
                 await self.mirror.follow(call.found, call.values.get("rev", MAIN))
                 call.visitor, call.found = await self._admit(call)  # it may be another one by now
+        if moved := _moved(call):
+            return moved
         if route.reads_itself:
             response: Response = await route.answer(call)
             return response
@@ -180,6 +182,7 @@ class HubApp:
                 visitor,
                 READ if needs == TOKEN else needs,
                 open_reading=self.hub.options.open_reading,
+                was_named=True,
             )
 
     def _check_visitor(self, call: HubCall) -> None:
@@ -277,6 +280,21 @@ class HubApp:
             with self.hub.database.writing() as connection:
                 note_use(connection, used)
                 self.mirror.note_use(connection)
+
+
+def _moved(call: HubCall) -> Response | None:
+    """Return the redirect to a repository that has another name by now, where one is followed."""
+    name = f"{call.values.get('owner')}/{call.values.get('name')}"
+    if call.found is None or call.found.name.casefold() == name.casefold():
+        return None
+    if call.request.method not in ("GET", "HEAD"):
+        return None  # it is answered for the repository: a body is not sent again
+    start, is_there, rest = call.path.partition(name)
+    if not is_there:
+        return None
+    query = f"?{call.request.url.query}" if call.request.url.query else ""
+    prefix = "/".join(["", *call.base.split("/")[3:]]).rstrip("/")
+    return Response(b"", 307, {"location": f"{prefix}{start}{call.found.name}{rest}{query}"})
 
 
 def raise_if_writing(call: HubCall) -> None:

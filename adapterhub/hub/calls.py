@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 from starlette.requests import Request
 from starlette.responses import Response
 
+from adapterhub.errors import one_line
 from adapterhub.files.schema import json_depth
 from adapterhub.hub.accepted import NamespaceRules, parse_rules
 from adapterhub.hub.accounts import Visitor, namespace_of
@@ -255,12 +256,17 @@ def match_route(
     is_path = False
     for route in routes:
         found = route.pattern.fullmatch(path)
-        if found is not None:
+        if found is not None and path.startswith("/api/") == route.path.startswith("/api/"):
             if method in route.methods.split():
                 return route, {name: unquoted(text) for name, text in found.groupdict().items()}
             is_path = True
     if is_path:
         raise HubRefusal(f"this path is not asked by {method}", status=405)
+    is_own = re.match(r"/api/(?!models|datasets|spaces)", path)
+    if is_own or re.match(r"/api/(models|datasets|spaces)/[^/]+/[^/]+/.", path):
+        raise HubRefusal(
+            f"not supported here: this hub has no {method} {one_line(path, 100)}", status=501
+        )
     if re.match(r"/api/(models|datasets|spaces)/[^/]+|.*/resolve/", path):
         raise MissingRepositoryError(
             "a repository has the form OWNER/NAME on this hub, as openai-community/gpt2 for gpt2; "

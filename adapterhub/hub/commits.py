@@ -8,7 +8,8 @@ since its answer was lost, gets the head that it had made.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -27,6 +28,7 @@ from adapterhub.hub.tables import blobs, commits, grants, refs, repositories
 from adapterhub.hub.times import now_precisely, now_text
 from adapterhub.hub.trees import Tree, check_paths, keep_tree, oid_of_tree, read_tree
 
+MOST_WALKED = 2_000  # commits, to find the last ones that changed some paths
 BRANCH, TAG = "branch", "tag"
 MAIN = "main"
 
@@ -297,6 +299,14 @@ def commit_at(connection: Connection, repository: int, revision: str) -> CommitR
         .order_by(refs.c.kind)
         .limit(1)
     ).first()
+    if found is None and re.fullmatch("[0-9a-f]{7,39}", name):
+        starting = select(commits).where(
+            commits.c.repository == repository,
+            commits.c.oid.startswith(name),
+            commits.c.is_removed.is_(False),
+        )
+        short = connection.execute(starting.limit(2)).all()
+        found = short[0] if len(short) == 1 else None
     if found is None:
         raise MissingRevisionError(revision)
     return _record(found)
@@ -326,6 +336,30 @@ def history(
             ).one()
             parent, here = row.parent, None if row.is_removed else _record(row)
     return found
+
+
+def last_commits(
+    connection: Connection, repository: int, start: CommitRecord, paths: Collection[str]
+) -> dict[str, CommitRecord]:
+    """Return the last commit that changed each file, or anything in each folder.
+
+    Of what was changed more than `MOST_WALKED` commits ago, the oldest commit that was read.
+    """
+    found: dict[str, CommitRecord] = {}
+    walked = history(connection, repository, start, MOST_WALKED)
+    for here, parent in zip(walked, [*walked[1:], None], strict=True):
+        new = read_tree(connection, here.tree)
+        old: Tree = read_tree(connection, parent.tree) if parent else {}
+        changed = {path for path in {*new, *old} if new.get(path) != old.get(path)}
+        changed |= {path[:end] for path in changed for end in _folder_ends(path)}
+        found |= {path: here for path in paths if path in changed and path not in found}
+        if len(found) == len({*paths}):
+            break
+    return {path: found.get(path, walked[-1]) for path in paths}
+
+
+def _folder_ends(path: str) -> list[int]:
+    return [place for place, character in enumerate(path) if character == "/"]
 
 
 def refs_of(connection: Connection, repository: int) -> dict[str, dict[str, str]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from html import escape
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -22,7 +23,16 @@ from adapterhub.hub.calls import (
     listed_answer,
     part_of_list,
 )
-from adapterhub.hub.commits import BRANCH, MAIN, TAG, CommitRecord, commit_at, history, refs_of
+from adapterhub.hub.commits import (
+    BRANCH,
+    MAIN,
+    TAG,
+    CommitRecord,
+    commit_at,
+    history,
+    last_commits,
+    refs_of,
+)
 from adapterhub.hub.copies import kept_tree, sum_of_sizes
 from adapterhub.hub.described import (
     MOST_METADATA,
@@ -131,12 +141,13 @@ def list_tree(call: HubCall) -> Response:
     folder = call.values.get("rest", "").strip("/")
     with call.hub.database.reading() as connection:
         commit, tree = _commit_and_tree(call, connection)
-    entries = entries_below(tree, folder, recursive=call.is_asked("recursive"))
-    if entries is None:
-        raise MissingEntryError(f"there is no folder {folder[:200]!r} in this revision")
-    expand = commit if call.is_asked("expand") else None
-    shown = [_entry(path, info, expand) for path, info in entries[offset : offset + limit + 1]]
-    return listed_answer(call, shown, offset, limit)
+        entries = entries_below(tree, folder, recursive=call.is_asked("recursive"))
+        if entries is None:
+            raise MissingEntryError(f"there is no folder {folder[:200]!r} in this revision")
+        shown = entries[offset : offset + limit + 1]
+        last = _last(call, connection, commit, [path for path, _ in shown], call.is_asked("expand"))
+    items = [_entry(path, info, last.get(path)) for path, info in shown]
+    return listed_answer(call, items, offset, limit)
 
 
 def paths_info(call: HubCall) -> Response:
@@ -151,14 +162,15 @@ def paths_info(call: HubCall) -> Response:
         raise HubRefusal("the body has no list of paths")
     with call.hub.database.reading() as connection:
         commit, tree = _commit_and_tree(call, connection)
-    expand = commit if is_expanded else None
+        named = [path.strip("/") for path in paths if isinstance(path, str)]
+        last = _last(call, connection, commit, named, is_expanded)
     found = []
-    for path in (path for path in paths if isinstance(path, str)):
-        path = path.strip("/")
+    for path in named:
         if path in tree:
-            found.append(_entry(path, tree[path], expand))
+            found.append(_entry(path, tree[path], last.get(path)))
         elif path and entries_below(tree, path, recursive=False):
-            found.append(_entry(path, FolderInfo(path, oid_of_folder(tree, path)), expand))
+            folder = FolderInfo(path, oid_of_folder(tree, path))
+            found.append(_entry(path, folder, last.get(path)))
     return json_answer(found)
 
 
@@ -197,6 +209,7 @@ def list_commits(call: HubCall) -> Response:
             "message": each.message,
             "date": each.created,
             "authors": [{"user": each.author, "avatar": ""}],
+            **(_formatted(each) if "formatted" in call.request.query_params.values() else {}),
         }
         for each in found
     ]
@@ -231,6 +244,22 @@ def no_harnesses(call: HubCall) -> Response:
 def nothing(call: HubCall) -> Response:
     """Receive telemetry and keep none of it."""
     return json_answer({})
+
+
+def _formatted(commit: CommitRecord) -> dict[str, Any]:
+    """Return the texts of a commit in HTML."""
+    return {"formatted": {"title": escape(commit.title), "message": escape(commit.message)}}
+
+
+def _last(
+    call: HubCall,
+    connection: Connection,
+    commit: CommitRecord,
+    paths: Sequence[str],
+    is_expanded: bool,
+) -> dict[str, CommitRecord]:
+    """Return the last commit that changed each path, where the client requests it."""
+    return last_commits(connection, call.repository.id, commit, paths) if is_expanded else {}
 
 
 def _commit_and_tree(call: HubCall, connection: Connection) -> tuple[CommitRecord, Tree]:

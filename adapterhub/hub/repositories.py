@@ -28,7 +28,7 @@ from adapterhub.hub.refusals import (
     MissingRepositoryError,
     TakenError,
 )
-from adapterhub.hub.tables import listings, namespaces, repositories, retired
+from adapterhub.hub.tables import listings, namespaces, renamed, repositories, retired
 from adapterhub.hub.times import now_precisely
 from adapterhub.registry.reference import NAME_RULE, is_name
 
@@ -85,14 +85,19 @@ def visible_repository(
     needed: str = READ,
     *,
     open_reading: bool = False,
+    was_named: bool = False,
 ) -> HubRepository:
     """Return a repository that a visitor may see, and use as much as is needed.
+
+    With `was_named`, the name may be one that the repository had before it was moved.
 
     Raises:
         MissingRepositoryError: there is none, or it may not be seen.
         DeniedError: it may be seen, but no more.
     """
     found = find_repository(connection, type, name)
+    if found is None and was_named:
+        found = repository_named_before(connection, type, name)
     if found is None or not _may_read(found, visitor, open_reading):
         raise missing(name, visitor)
     if needed != READ and found.is_mirrored:
@@ -182,6 +187,7 @@ def create_repository(
         "modified": now,
         "highest": _highest_before(connection, type, full),
     }
+    _forget_earlier_name(connection, type, full)
     made = connection.execute(insert(repositories).values(folded=full.casefold(), **values))
     fields = {**values, "is_mirrored": owner.kind == MIRROR}
     return HubRepository(id=inserted_id(made), **fields)  # type: ignore[arg-type]
@@ -211,6 +217,15 @@ def move_repository(
     if known is not None and known.id != repository.id:
         raise TakenError(f"{known.name} exists already")
     _retire(connection, repository)
+    _forget_earlier_name(connection, repository.type, full)
+    if full.casefold() != repository.name.casefold():
+        connection.execute(
+            insert(renamed).values(
+                type=repository.type,
+                folded=repository.name.casefold(),
+                repository=repository.id,
+            )
+        )
     highest = max(repository.highest, _highest_before(connection, repository.type, full))
     connection.execute(
         update(repositories)
@@ -220,6 +235,21 @@ def move_repository(
     moved = find_repository(connection, repository.type, full)
     assert moved is not None
     return moved
+
+
+def repository_named_before(connection: Connection, type: str, name: str) -> HubRepository | None:
+    """Return the repository that had a name before it was moved."""
+    earlier = select(renamed.c.repository).where(
+        renamed.c.type == type, renamed.c.folded == name.casefold()
+    )
+    return _found(connection, repositories.c.id == earlier.scalar_subquery())
+
+
+def _forget_earlier_name(connection: Connection, type: str, name: str) -> None:
+    """Let a name lead to no moved repository any more: it is that of another one."""
+    connection.execute(
+        delete(renamed).where(renamed.c.type == type, renamed.c.folded == name.casefold())
+    )
 
 
 def set_private(connection: Connection, repository: HubRepository, is_private: bool) -> None:

@@ -142,6 +142,14 @@ retired = Table(
     Column("highest", Integer, nullable=False),  # of the versions of a repository that is gone
 )
 
+renamed = Table(
+    "renamed",
+    metadata,
+    Column("type", _words(8), primary_key=True),
+    Column("folded", _words(200), primary_key=True),  # a name that the repository had
+    _owned_by("repository", "repositories.id", nullable=False, index=True),
+)
+
 trees = Table(
     "trees",
     metadata,

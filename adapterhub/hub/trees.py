@@ -51,7 +51,7 @@ def path_problem_of(path: object) -> str:
         return f"it has more than {_MOST_PATH} bytes"
     if unicodedata.normalize("NFC", path) != path:
         return "it is not in Unicode's form NFC"
-    if any(ord(c) < 32 or ord(c) == 127 or c in '\\:*?"<>|' for c in path):
+    if any(ord(c) < 32 or ord(c) == 127 or c in '\\:*"<>|' for c in path):
         return "it has a character that some systems cannot have in a name"
     if printable(path) != path:
         return "it has an invisible character, or one that changes the direction of text"

@@ -39,7 +39,19 @@ def batch(call: HubCall) -> Response:
         raise HubRefusal("files are downloaded at /OWNER/NAME/resolve/REVISION/PATH")
     if not isinstance(objects, list) or len(objects) > _MOST_OBJECTS:
         raise HubRefusal(f"the body has no list of at most {_MOST_OBJECTS} objects")
-    wanted = [_object(each) for each in objects]
+    wanted, refused = [], []
+    for each in objects:
+        try:
+            oid, size = _object(each)
+        except HubRefusal as error:
+            refused.append(_refused_object(each, 422, str(error.problem)))
+            continue
+        most = call.hub.options.max_file
+        if size > most:
+            said = f"the file has {size:,} bytes; this hub takes at most {most:,} (--max-file)"
+            refused.append(_refused_object(each, 413, said))
+        else:
+            wanted.append((oid, size))
     with call.hub.database.reading() as connection:
         known = granted(connection, call.repository.id, [oid for oid, _ in wanted])
         absent = sum(size for oid, size in wanted if oid not in known)
@@ -58,17 +70,14 @@ def batch(call: HubCall) -> Response:
         }
         for oid, size in wanted
     ]
-    answer = {"transfer": "multipart" if in_parts else "basic", "objects": found}
+    objects = [*found, *refused]
+    answer = {"transfer": "multipart" if in_parts else "basic", "objects": objects}
     return json_answer(answer, headers={"content-type": "application/vnd.git-lfs+json"})
 
 
 def _actions(
     call: HubCall, oid: str, size: int, new: dict[str, int], in_parts: bool
 ) -> dict[str, Any]:
-    most = call.hub.options.max_file
-    if size > most:
-        said = f"the file has {size:,} bytes; this hub takes at most {most:,} (--max-file)"
-        return {"error": {"code": 413, "message": said}}
     if oid not in new:
         return {}
     secret, parts = (
@@ -199,6 +208,13 @@ def _check_key(call: HubCall, connection: Connection) -> tuple[int, str, int]:
             "not write there any more; request it again"
         )
     return repository.id, parts[1], int(parts[2])
+
+
+def _refused_object(value: object, code: int, message: str) -> dict[str, Any]:
+    """Return the answer for one object of a batch that is not taken."""
+    fields = value if isinstance(value, dict) else {}
+    named = {name: fields[name] for name in ("oid", "size") if name in fields}
+    return {**named, "error": {"code": code, "message": message}}
 
 
 def _object(value: object) -> tuple[str, int]:

@@ -35,6 +35,7 @@ def make_first(connection: Connection) -> None:
     """Give a hub the tables of the first release."""
     for statement in (
         "DROP TABLE sessions",
+        "DROP TABLE renamed",
         "ALTER TABLE namespaces DROP COLUMN is_disabled",
         "DELETE FROM settings WHERE key LIKE 'highest id of %'",
         "UPDATE alembic_version SET version_num = '0001'",

@@ -198,11 +198,131 @@ def test_the_file_system_reads_and_writes(hub):
 def test_repositories_move_and_end(api):
     api.create_repo("ada/one")
     api.move_repo("ada/one", "acme/two")
-    assert not api.repo_exists("ada/one")
+    assert api.model_info("ada/one").id == "acme/two"
     api.update_repo_settings("acme/two", private=True)
     assert api.model_info("acme/two").private
     api.delete_repo("acme/two")
     assert not api.repo_exists("acme/two")
+    assert not api.repo_exists("ada/one")
+
+
+def test_each_path_has_the_last_commit_that_changed_it(api):
+    name = "acme/last"
+    api.create_repo(name)
+
+    def change(title, *operations):
+        return api.create_commit(name, [*operations], commit_message=title).oid
+
+    def add(path, data):
+        return CommitOperationAdd(path, data)
+
+    first = change("<one> & two", add("a.md", b"1"), add("in/b.md", b"1"), add("in/c.md", b"1"))
+    second = change("second", add("in/b.md", b"2"))
+    third = change("third", add("a.md", b"3"), add("d.md", b"3"))
+    fourth = change("fourth", CommitOperationDelete("d.md"))
+    expected = {"a.md": third, "in/b.md": second, "in/c.md": first, "in": second}
+    listed = {e.path: e for e in api.list_repo_tree(name, expand=True, recursive=True)}
+    listed |= {e.path: e for e in api.list_repo_tree(name, expand=True)}
+    assert {path: listed[path].last_commit.oid for path in expected} == expected
+    infos = api.get_paths_info(name, [*expected], expand=True)
+    assert {each.path: each.last_commit.oid for each in infos} == expected
+    at_second = api.get_paths_info(name, ["a.md"], expand=True, revision=second)
+    assert at_second[0].last_commit.oid == first
+    commits = {each.commit_id: each for each in api.list_repo_commits(name, formatted=True)}
+    assert commits[first].formatted_title == "&lt;one&gt; &amp; two"
+    assert api.list_repo_commits(name)[0].formatted_title is None
+    for length in (7, 12, 39):
+        assert api.model_info(name, revision=fourth[:length]).sha == fourth
+    for revision in (fourth[:6], "f" * 12):
+        with pytest.raises(RevisionNotFoundError):
+            api.model_info(name, revision=revision)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["a#b.md", "a?b.md", "100%.md", "a b.md", "ä ö.md", "in #1/b&c=d+e.md", "%23.md", "日本.md"],
+)
+def test_names_of_files_are_not_read_as_addresses(hub, api, path, tmp_path):
+    name = "acme/odd-names"
+    api.create_repo(name, exist_ok=True)
+    api.upload_file(path_or_fileobj=path.encode(), path_in_repo=path, repo_id=name)
+    assert path in api.list_repo_files(name)
+    assert [each.path for each in api.get_paths_info(name, [path])] == [path]
+    got = api.hf_hub_download(name, path, local_dir=tmp_path)
+    assert Path(got).read_bytes() == path.encode()
+    api.delete_file(path, name)
+    assert path not in api.list_repo_files(name)
+
+
+def test_a_renamed_repository_is_found_by_its_earlier_name(hub, api, tmp_path):
+    api.create_repo("acme/before", private=True)
+    api.upload_file(path_or_fileobj=b"1", path_in_repo="a.md", repo_id="acme/before")
+    api.move_repo("acme/before", "acme/between")
+    api.move_repo("acme/between", "acme/after")
+    for old in ("acme/before", "acme/between"):
+        assert api.model_info(old).id == "acme/after"
+        assert api.list_repo_files(old)[:2] == [".gitattributes", "a.md"]
+        got = api.hf_hub_download(old, "a.md", local_dir=tmp_path / old)
+        assert Path(got).read_bytes() == b"1"
+        api.upload_file(path_or_fileobj=old.encode(), path_in_repo="b.md", repo_id=old)
+        with pytest.raises(RepositoryNotFoundError):
+            api.delete_repo(old)
+    with hub.client() as stranger:
+        answers = [stranger.get(f"/api/models/acme/{own}") for own in ("before", "nothing")]
+        assert {answer.status_code for answer in answers} == {401}
+    with hub.client("ada") as client:
+        answer = client.get("/api/models/acme/before?blobs=true", follow_redirects=False)
+        assert answer.status_code == 307
+        assert answer.headers["location"].endswith("/api/models/acme/after?blobs=true")
+    api.create_repo("acme/before")
+    assert api.model_info("acme/before").id == "acme/before"
+    api.delete_repo("acme/after")
+    with pytest.raises(RepositoryNotFoundError):
+        api.model_info("acme/between")
+
+
+def test_what_this_hub_lacks_is_not_called_missing(api):
+    name = "acme/lacks"
+    api.create_repo(name)
+    lacking = (
+        lambda: api.super_squash_history(name),
+        lambda: [*api.list_pending_access_requests(name)],
+        lambda: api.list_webhooks(),
+        lambda: [*api.list_collections(owner="acme")],
+        lambda: api.get_user_overview("ada"),
+        lambda: api.get_organization_overview("acme"),
+        lambda: [*api.list_papers(query="x")],
+        lambda: api.get_space_runtime(name),
+    )
+    for call in lacking:
+        with pytest.raises(HfHubHTTPError, match="not supported here") as caught:
+            call()
+        assert not isinstance(caught.value, RepositoryNotFoundError)
+
+
+def test_metadata_that_cannot_be_read_is_refused_in_the_clients_words(api):
+    name = "acme/card"
+    api.create_repo(name)
+    for text in ("---\ntags: [a\n---\n", "---\na: 1\n b: 2\n---\n", "---\n- a\n---\n"):
+        with pytest.raises(ValueError, match=r"Invalid metadata in README.md"):
+            api.upload_file(path_or_fileobj=text.encode(), path_in_repo="README.md", repo_id=name)
+
+
+def test_one_object_of_a_batch_does_not_refuse_the_others(hub):
+    good = {"oid": "a" * 64, "size": 3}
+    wrong = [
+        {"oid": "a", "size": 3}, {"oid": "b" * 64}, {"oid": "c" * 64, "size": -1},
+        {"oid": "d" * 64, "size": 10**18}, {"oid": "e" * 64, "size": "3"}, "f", {},
+    ]  # fmt: skip
+    with hub.client("ada") as client:
+        client.post("/api/repos/create", json={"name": "batch", "organization": "acme"})
+        body = {"operation": "upload", "objects": [*wrong, good]}
+        answer = client.post("/acme/batch.git/info/lfs/objects/batch", json=body)
+    assert answer.status_code == 200, answer.text
+    found = answer.json()["objects"]
+    assert len(found) == len(wrong) + 1
+    assert [each.get("oid") for each in found if "actions" in each] == [good["oid"]]
+    assert {each["error"]["code"] for each in found if "error" in each} == {413, 422}
 
 
 def test_the_command_line_of_the_hub(hub, tmp_path):

@@ -1,4 +1,6 @@
-"""Sessions that end on the server, and users who are disabled."""
+"""Sessions that end on the server, users who are disabled, and earlier names of repositories."""
+
+from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,19 +10,33 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """Add the table of sessions, and the mark of a disabled user."""
-    words = sa.String(64).with_variant(sa.Text(collation="C"), "postgresql")
-    time = sa.String(20).with_variant(sa.Text(collation="C"), "postgresql")
+    """Add the tables of sessions and of earlier names, and the mark of a disabled user."""
+
+    def words(length: int) -> Any:
+        return sa.String(length).with_variant(sa.Text(collation="C"), "postgresql")
+
     op.add_column(
         "namespaces",
         sa.Column("is_disabled", sa.Boolean(), nullable=False, server_default=sa.false()),
     )
     op.create_table(
         "sessions",
-        sa.Column("sha256", words, primary_key=True),
+        sa.Column("sha256", words(64), primary_key=True),
         sa.Column(
             "token", sa.Integer(), sa.ForeignKey("tokens.id", ondelete="CASCADE"), nullable=False
         ),
-        sa.Column("expires", time, nullable=False),
+        sa.Column("expires", words(20), nullable=False),
     )
     op.create_index("ix_sessions_token", "sessions", ["token"])
+    op.create_table(
+        "renamed",
+        sa.Column("type", words(8), primary_key=True),
+        sa.Column("folded", words(200), primary_key=True),
+        sa.Column(
+            "repository",
+            sa.Integer(),
+            sa.ForeignKey("repositories.id", ondelete="CASCADE"),
+            nullable=False,
+        ),
+    )
+    op.create_index("ix_renamed_repository", "renamed", ["repository"])
